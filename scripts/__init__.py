@@ -1,0 +1,1 @@
+"""The programs: flags, gin and one call each. Installed as `tflearn_scripts`: `python -m tflearn_scripts.train`."""

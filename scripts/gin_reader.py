@@ -1,0 +1,206 @@
+"""Reads a run's gin file: its statements in order, includes spliced in, each with the place where it was written.
+
+Names are not looked up and nothing is imported here; that is what gin_names.py does.
+"""
+
+import dataclasses
+import pathlib
+import tokenize
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from gin import config_parser
+
+from . import gin_files
+
+FLAG = '--gin_bindings'
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """`@scope/selector` or, evaluated, `@scope/selector()`."""
+
+    scope: str
+    selector: str
+    evaluate: bool
+
+    def __repr__(self) -> str:
+        return f'@{join_scope(self.scope, self.selector)}{"()" if self.evaluate else ""}'
+
+
+@dataclasses.dataclass(frozen=True)
+class Macro:
+    """`%name`."""
+
+    name: str
+
+    def __repr__(self) -> str:
+        return f'%{self.name}'
+
+
+@dataclasses.dataclass(frozen=True)
+class Import:
+    """An import statement: `name` stands for the module `symbol` once `module` is imported."""
+
+    name: str
+    module: str
+    symbol: str
+    place: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Binding:
+    """`scope/selector.parameter = value`, or the definition of the macro `selector` when there is no parameter.
+
+    Attributes:
+      value: a Python value that may hold References and Macros.
+      place: file and line, or FLAG.
+      imports: those of the file it is in; for FLAG, those of all files.
+    """
+
+    scope: str
+    selector: str
+    parameter: str
+    value: Any
+    place: str
+    imports: Sequence[Import]
+
+    @property
+    def written(self) -> str:
+        """The name as the user wrote it."""
+        return join_scope(self.scope, f'{self.selector}.{self.parameter}' if self.parameter else self.selector)
+
+
+@dataclasses.dataclass
+class Statements:
+    """What a run's files and flags say."""
+
+    bindings: list[Binding] = dataclasses.field(default_factory=list)
+    imports: list[Import] = dataclasses.field(default_factory=list)
+
+
+def read(gin_file: pathlib.Path, flag_bindings: Sequence[str] = ()) -> Statements:
+    """Reads a gin file, all that it includes, and the bindings of the command line, which come last.
+
+    Args:
+      gin_file: the run's file.
+      flag_bindings: gin statements; their names may be those of any file's imports.
+
+    Raises:
+      ValueError: for a file that is missing or holds something else than gin, naming file and line.
+    """
+    statements = Statements()
+    _read_file(gin_file, statements, ())
+    for text in flag_bindings:
+        _read_text(text, None, statements, (), statements.imports)
+    return statements
+
+
+def read_text(text: str) -> Statements:
+    """Reads gin statements that are in no file, such as those that gin itself writes.
+
+    Raises:
+      ValueError: if they are not gin.
+    """
+    statements = Statements()
+    _read_text(text, None, statements, (), statements.imports)
+    return statements
+
+
+def join_scope(scope: str, name: str) -> str:
+    return f'{scope}/{name}' if scope else name
+
+
+def leaves(value: Any) -> Iterator[Reference | Macro]:
+    """Yields the references and macros in a value, however deep."""
+    if isinstance(value, (Reference, Macro)):
+        yield value
+    elif isinstance(value, dict):
+        yield from leaves([*value.keys(), *value.values()])
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from leaves(item)
+
+
+class _Delegate(config_parser.ParserDelegate):
+    def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Reference:
+        scope, _, selector = scoped_configurable_name.rpartition('/')
+        return Reference(scope, selector, evaluate)
+
+    def macro(self, macro_name: str) -> Macro:
+        return Macro(macro_name)
+
+
+def _read_file(path: pathlib.Path, statements: Statements, including: tuple[pathlib.Path, ...]) -> None:
+    if path.resolve() in including:
+        raise ValueError(f'got {path}, which includes itself through {including[-1]}; remove one of the includes')
+    try:
+        text = path.read_text(encoding='utf-8')
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f'got the gin file {path}, which cannot be read ({error}); need a text file') from error
+    _read_text(text, path, statements, (*including, path.resolve()), [])
+
+
+def _read_text(
+    text: str,
+    path: pathlib.Path | None,
+    statements: Statements,
+    including: tuple[pathlib.Path, ...],
+    imports: list[Import],
+) -> None:
+    """Appends to `statements` what `text` says; `imports` are those that its names may refer to."""
+    for statement in _parsed(text, path):
+        place = f'{path}:{statement.location.line_num}' if path else FLAG
+        if isinstance(statement, config_parser.BindingStatement):
+            scope, selector, parameter, value, _ = statement
+            statements.bindings.append(Binding(scope, selector, parameter, value, place, imports))
+        elif isinstance(statement, config_parser.ImportStatement):
+            if statement.module != '__gin__.dynamic_registration':
+                imported = _import(statement, place)
+                imports.append(imported)
+                if imports is not statements.imports:
+                    statements.imports.append(imported)
+        elif isinstance(statement, config_parser.IncludeStatement):
+            _read_file(_included(statement.filename, path, place), statements, including)
+
+
+def _parsed(text: str, path: pathlib.Path | None) -> Iterator[Any]:
+    """Yields gin's statements."""
+    try:
+        parser = config_parser.ConfigParser(text, _Delegate())
+        while statement := parser.parse_statement():
+            yield statement
+    except (SyntaxError, ValueError, tokenize.TokenError, StopIteration) as error:
+        line_number, message = _where_and_why(error)
+        lines = text.rstrip().splitlines() or ['']
+        line_number = min(line_number or len(lines), len(lines))  # An end that comes too early is behind the last line.
+        line = lines[line_number - 1].strip()
+        raise ValueError(
+            f'got {line!r} in {f"{path}:{line_number}" if path else FLAG}, which is no gin statement ({message}); need '
+            'one like module.function.parameter = value, with text values in quotes'
+        ) from error
+
+
+def _where_and_why(error: Exception) -> tuple[int, str]:
+    """Returns the line number, 0 if unknown, and the last line of the message: what gin made of Python's message."""
+    if isinstance(error, SyntaxError):
+        return error.lineno or 0, str(error.msg).splitlines()[-1].strip().rstrip('.')
+    if isinstance(error, tokenize.TokenError):
+        return error.args[1][0], str(error.args[0])
+    return 0, str(error).partition('\n')[0] or 'it ends too early'
+
+
+def _import(statement: config_parser.ImportStatement, place: str) -> Import:
+    renamed = statement.is_from or statement.alias
+    symbol = statement.module if renamed else statement.module.partition('.')[0]
+    return Import(statement.bound_name(), statement.module, symbol, place)
+
+
+def _included(name: str, path: pathlib.Path | None, place: str) -> pathlib.Path:
+    """Returns the included file: next to the file that includes it, or wherever a run's file would be found."""
+    if path and (path.parent / name).is_file():
+        return path.parent / name
+    try:
+        return gin_files.resolve(name)
+    except ValueError as error:
+        raise ValueError(f'{error} (it is included in {place})') from error

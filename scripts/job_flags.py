@@ -1,0 +1,117 @@
+"""The flags that all jobs have: their definitions, their help and their checks."""
+
+import re
+import textwrap
+from collections.abc import Sequence
+
+from absl import flags, logging
+
+from . import gin_files
+
+DEFAULT_REPLAY_ADDRESS = 'localhost:8008'
+
+_WIDTH = 118
+
+# absl adds this to the help of flags that may be repeated.
+_REPEATED = re.compile(r';\s*repeat this option to specify a list of values$')
+
+_GIN_BINDINGS_HELP = """\
+A gin statement on top of the gin file, which it overrides; may be given many times, each in quotes:
+  'train.train.num_train_steps=1000'             names as in the gin files: module.function.argument
+  'train.num_train_steps=1000'                   without the module, where one function of the run has that name
+  'tflearn.jobs.train.train.num_train_steps=1000'  or with the whole path
+  'gymnasium_env.make.name="CartPole-v1"'        text has quotes of its own
+  'make_agent=@dqn.make_agent'                   a macro
+  'from tflearn.agents import schedules'         for names of modules that no gin file of the run imports"""
+
+
+def define(name_flag: tuple[str, str] | None = None) -> None:
+    """Defines the flags.
+
+    Args:
+      name_flag: name and default of the flag for the job's own name, where a run may have several such jobs.
+    """
+    flags.DEFINE_string('root_dir', None, 'Directory of the run; it is created. The same for all its jobs. Needed.')
+    flags.DEFINE_string(
+        'gin_file', None, "The run's gin file: a path, or the name of a packaged one (dqn_cartpole). Needed."
+    )
+    flags.DEFINE_multi_string('gin_bindings', [], _GIN_BINDINGS_HELP)
+    flags.DEFINE_string(
+        'replay_address',
+        DEFAULT_REPLAY_ADDRESS,
+        'HOST:PORT of the replay server: where replay_server listens, where collect and train look for it.',
+    )
+    flags.DEFINE_float(
+        'connect_timeout_secs', 300.0, 'How long a job waits for another one before it gives up [s].', lower_bound=0.0
+    )
+    flags.DEFINE_float(
+        'stop_timeout_secs', 30.0, 'How long a job may take to end after SIGINT or SIGTERM [s].', lower_bound=0.0
+    )
+    if name_flag:
+        flags.DEFINE_string(*name_flag, 'Name of this job among those of its kind; its status and its log go by it.')
+        flags.register_validator(
+            name_flag[0], lambda name: re.fullmatch(r'[\w-]+', name), 'need letters, digits, _ and -, and nothing else'
+        )
+    flags.DEFINE_bool('help', False, 'Shows these flags.')
+    flags.DEFINE_bool('helpfull', False, 'Shows these flags and those of the libraries.')
+
+
+def parse(argv: Sequence[str]) -> None:
+    """Parses the command line and checks what can be checked without the gin file.
+
+    Raises:
+      ValueError: in the words of the command line.
+    """
+    try:
+        rest = flags.FLAGS(list(argv))[1:]
+    except flags.Error as error:
+        raise ValueError(f'got a wrong flag: {" ".join(str(error).split())}; see --help') from error
+    if flags.FLAGS.help or flags.FLAGS.helpfull:
+        return
+    if flags.FLAGS['verbosity'].using_default_value:
+        logging.set_verbosity(logging.INFO)
+    if rest:
+        raise ValueError(f'got the argument {rest[0]!r}; need flags only, such as --root_dir=DIR')
+    if not flags.FLAGS.root_dir:
+        raise ValueError('got no --root_dir; need a directory for the files of the run, such as --root_dir=/tmp/run')
+    if not flags.FLAGS.gin_file:
+        runs = ', '.join(name for name in gin_files.names() if '/' not in name and name != 'jobs')
+        raise ValueError(f'got no --gin_file; need the path of one, or one of {runs}')
+    check_address(flags.FLAGS.replay_address)
+
+
+def check_address(address: str) -> None:
+    """Checks that --replay_address is HOST:PORT.
+
+    Raises:
+      ValueError: if it is not.
+    """
+    match = re.fullmatch(r'([\w.-]+|\[[\da-fA-F:]+\]):(\d{1,5})', address, re.ASCII)
+    if not match or not 1 <= int(match[2]) <= 65535:
+        raise ValueError(f'got --replay_address={address}; need HOST:PORT with a port from 1 to 65535')
+
+
+def help_text(program: str, description: str, full: bool) -> str:
+    """Returns what --help prints.
+
+    Args:
+      program: the program's name.
+      description: what the job does: the docstring of its module.
+      full: whether to add the flags of the libraries.
+    """
+    modules = flags.FLAGS.flags_by_module_dict()
+    ours = [flag for module, items in modules.items() if not module.startswith('absl') for flag in items]
+    about = [textwrap.fill(paragraph, _WIDTH) for paragraph in f'{program}: {description.strip()}'.split('\n\n')]
+    parts = [*about, f'Example: {program} --root_dir=/tmp/run --gin_file=dqn_cartpole']
+    parts += ['Flags:', *map(_flag_help, ours)]
+    if full:
+        theirs = [flag for module, items in modules.items() if module.startswith('absl') for flag in items]
+        parts += ['Flags of the logging library:', *map(_flag_help, theirs)]
+    return '\n\n'.join(parts)
+
+
+def _flag_help(flag: flags.Flag) -> str:
+    default = '' if flag.default in (None, [], False) else f' [{flag.default}]'
+    lines = _REPEATED.sub('', flag.help or '').splitlines()
+    text = '\n'.join(line if line.startswith(' ') else textwrap.fill(line, _WIDTH - 6) for line in lines)
+    return f'  --{flag.name}\n{textwrap.indent(text + default, "      ")}'

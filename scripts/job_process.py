@@ -1,0 +1,161 @@
+"""A job's process: runs the job beside the main thread, stops it on signals, tells how it ended."""
+
+import dis
+import faulthandler
+import logging as standard_logging
+import multiprocessing
+import os
+import re
+import signal
+import sys
+import threading
+import time
+import types
+from collections.abc import Callable
+from typing import NoReturn
+
+from absl import logging
+
+from tflearn.waiting import Stopped
+
+from . import gin_config
+
+# What a user's mistake raises, when it is raised in one of these packages; in gin: when nothing binds a value.
+_MISTAKES = (ValueError, TypeError, TimeoutError, OSError, ImportError)
+_OURS = ('tflearn', __name__.partition('.')[0], 'gin')
+
+# Libraries that log each SavedModel they write, each port they return and what tf_agents calls that is deprecated.
+_CHATTY = re.compile(r'/(site|dist)-packages/(tensorflow|keras|tf_agents|portpicker)\b')
+
+# Held for the case that stderr's own descriptor is redirected while something hangs.
+_STDERR = os.dup(2)
+
+
+def set_up_logging(job: str) -> None:
+    """Logs to stderr with time stamps and the job's name, and prints all stacks on a crash and on SIGUSR1."""
+    logging.use_absl_handler()
+    handler = logging.get_absl_handler()
+    handler.setFormatter(
+        standard_logging.Formatter(f'%(levelname).1s %(asctime)s {job} %(filename)s:%(lineno)d] %(message)s')
+    )
+    handler.addFilter(_is_news)
+    faulthandler.enable(_STDERR)
+    faulthandler.register(signal.SIGUSR1, _STDERR)
+
+
+def run(program: str, work: Callable[[threading.Event], None], stop_timeout_secs: float) -> NoReturn:
+    """Runs `work(stop)` in a thread until it ends, then ends the process.
+
+    The main thread only waits: Python's signal handlers run in it, and would wait for TensorFlow if TensorFlow ran
+    there. SIGINT and SIGTERM set `stop`; see `_Stopper`.
+
+    Exit codes: 0 done; 2 the user's mistake; 1 any other error; 128 + signal when stopped by one.
+
+    Args:
+      program: name for the error line, which is the last one.
+      work: returns when it is done or soon after `stop` is set.
+      stop_timeout_secs: how long a stopped job may take to end.
+    """
+    stopper = _Stopper(program, stop_timeout_secs)
+    codes: list[int] = []
+    worker = threading.Thread(
+        target=lambda: codes.append(_attempt(program, work, stopper.stop)), name='job', daemon=True
+    )
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stopper.on_signal)
+    os.register_at_fork(after_in_child=_forget_signals)  # A forked child has no job to stop.
+    worker.start()
+    worker.join()
+    _exit(128 + stopper.signal if stopper.signal and codes == [0] else codes[0])
+
+
+def report(program: str, error: BaseException) -> int:
+    """Writes the error line, after a traceback unless the error is the user's mistake. Returns the exit code."""
+    mistake = is_users_mistake(error)
+    if not mistake:
+        logging.error('the job failed', exc_info=error)
+    text = gin_config.plain_message(error)
+    logging.flush()
+    print(f'{program}: error: {text if mistake else f"{type(error).__name__}: {text}"}', file=sys.stderr, flush=True)
+    return 2 if mistake else 1
+
+
+def is_users_mistake(error: BaseException) -> bool:
+    """Says whether this package, or gin, raised `error` to tell the user of a mistake.
+
+    A TypeError or ValueError of ours counts only when a `raise` statement raised it; else it is a defect of the code,
+    whose traceback is wanted.
+    """
+    traceback = error.__traceback__
+    if traceback is None or not isinstance(error, _MISTAKES):
+        return False
+    while traceback.tb_next:
+        traceback = traceback.tb_next
+    package = str(traceback.tb_frame.f_globals.get('__package__') or '').partition('.')[0]
+    raised = dis.opname[traceback.tb_frame.f_code.co_code[traceback.tb_lasti]] == 'RAISE_VARARGS'
+    return package in _OURS and (raised or package == 'gin' or not isinstance(error, (TypeError, ValueError)))
+
+
+def _is_news(record: standard_logging.LogRecord) -> bool:
+    """Says whether a log record is for the user: not what libraries tell of their own doings."""
+    if not _CHATTY.search(record.pathname):
+        return True
+    return record.levelno > standard_logging.INFO and not record.pathname.endswith('deprecation.py')
+
+
+def _attempt(program: str, work: Callable[[threading.Event], None], stop: threading.Event) -> int:
+    """Returns the exit code of `work(stop)`."""
+    try:
+        work(stop)
+    except BaseException as error:
+        if isinstance(error, Stopped) and stop.is_set():
+            return 0
+        return report(program, error)
+    return 0
+
+
+def _forget_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+
+class _Stopper:
+    """Sets `stop` on a signal; ends the process when that does not help."""
+
+    def __init__(self, program: str, timeout_secs: float):
+        self.stop = threading.Event()
+        self.signal = 0
+        self._program, self._timeout_secs = program, timeout_secs
+        self._stopped_at = 0.0
+
+    def on_signal(self, number: int, frame: types.FrameType | None) -> None:
+        """A signal handler. A second signal, or a job that does not end in time, ends the process at once."""
+        del frame
+        name = signal.Signals(number).name
+        if self.signal:
+            # Within a second it is the same Ctrl-C, passed on by the terminal and by whoever started this process.
+            if time.monotonic() - self._stopped_at > 1.0:
+                self._give_up(f'{name} while it was stopping')
+            return
+        self.signal, self._stopped_at = number, time.monotonic()
+        self.stop.set()
+        late = f'no end of the job within {self._timeout_secs:g} s after {name} (--stop_timeout_secs)'
+        timer = threading.Timer(self._timeout_secs, self._give_up, (late,))
+        timer.daemon = True
+        timer.start()
+        logging.info('got %s; stopping (another one ends the process at once)', name)
+
+    def _give_up(self, why: str) -> NoReturn:
+        faulthandler.dump_traceback(_STDERR, all_threads=True)
+        os.write(_STDERR, f'{self._program}: error: got {why}; where its threads were is above\n'.encode())
+        os._exit(128 + self.signal)
+
+
+def _exit(code: int) -> NoReturn:
+    """Ends the process without Python's own way out, which may hang: TensorFlow and Reverb leave threads behind."""
+    for child in multiprocessing.active_children():
+        child.kill()
+    logging.flush()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,119 @@
+"""What all job programs share, from the command line to the exit code: `main` is the whole of a program but its job."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import sys
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from . import preflight  # What the others need may be missing, which preflight tells; so they are imported after it.
+
+if TYPE_CHECKING:
+    from tflearn.run_dir import RunDir
+
+    from . import gin_config
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """What a job's program knows from its command line.
+
+    Attributes:
+      name: the job's name in this run.
+      run_dir: the run's directory, which exists and can be written to.
+      gin_file: the run's gin file.
+      gin_bindings: gin statements that come after it.
+      replay_address: 'host:port' of the replay server.
+      connect_timeout_secs: how long to wait for other jobs.
+      stop: set when the job is to end.
+    """
+
+    name: str
+    run_dir: RunDir
+    gin_file: pathlib.Path
+    gin_bindings: list[str]
+    replay_address: str
+    connect_timeout_secs: float
+    stop: threading.Event
+
+    def configure(self, job: Callable[..., None], **arguments: Any) -> gin_config.ConfiguredJob:
+        """Binds, from the run's gin file, those of the job's arguments that the program does not give.
+
+        Args:
+          job: the job's function.
+          **arguments: those that the program gives.
+
+        Raises:
+          ValueError: if the gin file or a binding is wrong.
+        """
+        from . import gin_config
+
+        return gin_config.configure(job, arguments, self.gin_file, self.gin_bindings)
+
+    def run(self, configured: gin_config.ConfiguredJob) -> None:
+        """Runs the job, and then tells which bindings had no effect in it."""
+        from absl import logging
+
+        was_done = self.run_dir.done.exists()
+        configured.run()
+        if not self.stop.is_set() and not was_done and (unused := configured.inoperative()):
+            logging.info('bindings that had no effect in this job: %s', ', '.join(unused))
+
+
+def main(job: str, description: str | None, run: Callable[[Setup], None], name_flag: str | None = None) -> None:
+    """Runs a job's program; does not return but for --help.
+
+    Args:
+      job: the job's name; its program is tflearn-<job>.
+      description: what --help begins with.
+      run: configures the job and runs it, until it is done or soon after `Setup.stop` is set.
+      name_flag: the flag by which one of several such jobs gets its name; None if a run has one only.
+    """
+    program = f'tflearn-{job.replace("_", "-")}'
+    try:
+        preflight.check()
+    except ImportError as error:
+        print(f'{program}: error: {error}', file=sys.stderr)
+        sys.exit(2)
+    from absl import flags
+
+    from . import job_flags, job_process
+
+    job_flags.define((name_flag, f'{job}_0') if name_flag else None)
+    try:
+        job_flags.parse(sys.argv)
+    except ValueError as error:
+        sys.exit(job_process.report(program, error))
+    if flags.FLAGS.help or flags.FLAGS.helpfull:
+        print(job_flags.help_text(program, description or '', full=flags.FLAGS.helpfull))
+        return
+    name = str(flags.FLAGS[name_flag].value) if name_flag else job
+    job_process.set_up_logging(name)
+    job_process.run(program, lambda stop: run(_setup(name, stop)), flags.FLAGS.stop_timeout_secs)
+
+
+def _setup(name: str, stop: threading.Event) -> Setup:
+    """Checks what can be checked within a second, then imports TensorFlow, which takes several."""
+    from absl import flags
+
+    from tflearn.run_dir import RunDir
+
+    from . import gin_files, gin_reader
+
+    run_dir = RunDir(flags.FLAGS.root_dir)
+    run_dir.make()
+    gin_file = gin_files.resolve(flags.FLAGS.gin_file)
+    gin_reader.read(gin_file, flags.FLAGS.gin_bindings)
+    preflight.import_quietly('tensorflow', 'gym')
+    return Setup(
+        name=name,
+        run_dir=run_dir,
+        gin_file=gin_file,
+        gin_bindings=flags.FLAGS.gin_bindings,
+        replay_address=flags.FLAGS.replay_address,
+        connect_timeout_secs=flags.FLAGS.connect_timeout_secs,
+        stop=stop,
+    )

@@ -1,0 +1,37 @@
+"""The configuration that is kept with a run's results."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tflearn.run_dir import RunDir
+
+
+def save(run_dir: RunDir, text: str) -> None:
+    """Writes config.gin. One that differs is kept as config-1.gin, config-2.gin, ..., and the difference is logged.
+
+    A run that has reached its end keeps what it has.
+
+    Args:
+      run_dir: the run's directory.
+      text: the run's configuration, as a gin file.
+    """
+    from absl import logging
+
+    from tflearn.run_dir import write_whole
+
+    path = run_dir.config
+    old = path.read_text(encoding='utf-8') if path.exists() else None
+    if old == text or run_dir.done.exists():
+        return
+    if old is not None:
+        kept = next(
+            older for n in itertools.count(1) if not (older := path.with_name(f'{path.stem}-{n}{path.suffix}')).exists()
+        )
+        write_whole(kept, old)
+        lines = difflib.unified_diff(old.splitlines(), text.splitlines(), kept.name, path.name, lineterm='', n=0)
+        logging.info('goes on with another configuration than before:\n%s', '\n'.join(lines))
+    write_whole(path, text)

@@ -1,0 +1,91 @@
+# shellcheck shell=bash
+# Sourced by scripts/quickstart and scripts/test. Offers make_venv, after which $venv holds what requirements/lock.txt
+# says and the checkout itself.
+
+checkout=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+venv=${TFLEARN_VENV:-$checkout/.venv}
+[[ "$venv" == /* ]] || venv=$PWD/$venv
+lock=$checkout/requirements/lock.txt
+stamp=$venv/tflearn-stamp # What is installed: written first as `incomplete`, last as the real thing.
+
+say() { echo "scripts/$(basename "$0"): $*" >&2; }
+fail() { say "error: $*"; exit 2; }
+
+# Prints a Python 3.11 or 3.10 that can make environments. One on the PATH may be a shim without a Python behind it, so
+# each is tried. TFLEARN_PYTHON=FILE names the one to take.
+find_python() {
+  local candidate without_venv=
+  while read -r candidate; do
+    "$candidate" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 12))' 2>/dev/null || continue
+    "$candidate" -c 'import ensurepip, venv' 2>/dev/null && echo "$candidate" && return
+    without_venv=$candidate
+  done < <(
+    [[ -n "${TFLEARN_PYTHON:-}" ]] && echo "$TFLEARN_PYTHON" && exit
+    type -aP python3.11 python3.10 python3 python || true
+    ls -dr "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.1[01].*/bin/python 2>/dev/null
+  )
+  if [[ -n "$without_venv" ]]; then
+    fail "got $without_venv, which cannot make virtual environments; need its venv module; install it (Debian:" \
+      'apt-get install python3-venv)'
+  fi
+  fail "got no Python 3.11 or 3.10${TFLEARN_PYTHON:+ in TFLEARN_PYTHON=$TFLEARN_PYTHON}; need one of them; install it" \
+    'or set TFLEARN_PYTHON=FILE'
+}
+
+# What the environment must hold: a digest of all that it is made from, and the Python that runs in it now.
+wanted_stamp() {
+  { cat "$lock" "$checkout/setup.py"; echo "$checkout $venv ${TFLEARN_PYTHON:-}"; } | sha256sum
+  "$venv/bin/python" -IS -c 'import sys; print(sys.version_info[:2])' 2>/dev/null || echo 'no Python'
+}
+
+venv_is_ready() { [[ -f "$stamp" && "$(<"$stamp")" == "$(wanted_stamp)" ]]; }
+
+# pip in the environment: says now and then how far it is; the log has it all.
+pip_install() {
+  local log=$venv/install.log total fetched=0 line
+  total=$(grep -c '==' "$lock")
+  "$venv/bin/python" -m pip --disable-pip-version-check --no-input install --no-deps "$@" 2>&1 |
+    while read -r line; do
+      echo "$line" >>"$log"
+      case "$line" in
+        Collecting* | Processing*) ((++fetched % 10)) || say "fetched $fetched of about $total packages" ;;
+        'Installing collected'*) ((fetched < 10)) || say 'unpacking them; half a minute' ;;
+      esac
+    done || fail "got an error from pip; need the packages of $lock; the end of $log says"$'\n'"$(tail -n 5 "$log")"
+}
+
+install_venv() {
+  local python
+  python=$(find_python)
+  say "installing into $venv with $("$python" --version), once; a minute or two"
+  echo incomplete >"$stamp"
+  find "$venv" -mindepth 1 -maxdepth 1 ! -name "$(basename "$stamp")" -exec rm -rf {} +
+  "$python" -m venv "$venv" || fail "got no environment from $python -m venv; see above"
+  # What builds comes first, in the lock's version: otherwise pip would fetch the newest to build with.
+  grep -E '^(setuptools|wheel)==' "$lock" >"$venv/build.txt"
+  pip_install -r "$venv/build.txt"
+  pip_install --no-build-isolation -r "$lock"
+  # Metadata are written into the checkout, where another environment may be at it too.
+  (flock -w 600 9 && pip_install --no-build-isolation --editable "$checkout") 9<"$checkout" ||
+    fail "got no installation of $checkout; see above"
+  wanted_stamp >"$stamp.new"
+  mv "$stamp.new" "$stamp"
+  say 'installed'
+}
+
+# Makes $venv, or makes it anew when it does not fit. An interrupted call leaves no stamp that fits; of two calls at
+# once the second waits for the first.
+make_venv() {
+  if venv_is_ready; then return; fi
+  mkdir -p "$venv" 2>/dev/null || true
+  [[ -w "$venv" ]] || fail "got $venv, which cannot be written to; need a place for the environment; set TFLEARN_VENV=DIR"
+  [[ -f "$stamp" || -z "$(ls -A "$venv")" ]] ||
+    fail "got $venv, which holds something else; need a place for the environment; remove it or set TFLEARN_VENV=DIR"
+  exec 8<"$venv" # The lock is the directory itself, which stays when it is made anew.
+  if ! flock -n 8; then
+    say "waiting for another command that installs into $venv"
+    flock -w 1800 8 || fail 'waited half an hour in vain for another command that installs'
+  fi
+  venv_is_ready || install_venv
+  exec 8<&-
+}

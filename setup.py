@@ -1,0 +1,50 @@
+"""Metadata, dependencies and console commands of tflearn-agents. The exact versions are in requirements/."""
+
+import pathlib
+import re
+import sys
+
+if not (3, 10) <= sys.version_info[:2] < (3, 12):
+    sys.exit('tflearn-agents: error: got Python {}.{}; need 3.10 or 3.11; use one of these'.format(*sys.version_info))
+
+import setuptools  # After the check: an unfit Python may have none.
+
+ROOT = pathlib.Path(__file__).resolve().parent
+VERSION = re.search(r"^__version__ = '(.+)'$", (ROOT / 'tflearn' / '__init__.py').read_text(encoding='utf-8'), re.M)
+JOBS = ('replay_server', 'collect', 'train', 'evaluate', 'launch')
+
+setuptools.setup(
+    name='tflearn-agents',
+    version=VERSION.group(1),
+    description='A learner system for TensorFlow agents, fed by datasets',
+    license='Apache-2.0',
+    python_requires='>=3.10,<3.12',
+    packages=[*setuptools.find_packages(include=['tflearn', 'tflearn.*']), 'tflearn_scripts', 'tflearn_gin'],
+    package_dir={'tflearn_scripts': 'scripts', 'tflearn_gin': 'gin'},
+    package_data={'tflearn_gin': ['**/*.gin']},
+    entry_points={
+        'console_scripts': [f'tflearn-{job.replace("_", "-")} = tflearn_scripts.{job}:main' for job in JOBS],
+    },
+    # docs/dependencies.md says what each is for.
+    install_requires=[
+        'absl-py>=1.4,<3',
+        'dm-reverb==0.14.*',
+        'gin-config>=0.5,<0.6',
+        'gymnasium>=1.1,<2',
+        'matplotlib>=3.8,<4',
+        'numpy>=1.23.5,<2',
+        'rich>=13.7,<16',
+        'setuptools>=68,<80',
+        'tensorflow>=2.15,<2.16',
+        'tf-agents==0.19.*',
+    ],
+    extras_require={
+        'mujoco': ['gymnasium[mujoco]', 'mujoco>=3,<4'],
+        'atari': ['ale-py>=0.10'],
+        'envpool': ['envpool>=0.8.4,<1'],
+        'dm_control': ['dm-control>=1.0.14,<2', 'mujoco>=3,<4'],
+        'serving': ['tensorflow-serving-api>=2.15,<2.16'],
+        'ray': ['ray>=2.9'],
+        'dev': ['mypy>=1.10', 'pytest>=9', 'ruff>=0.9', 'wheel'],
+    },
+)

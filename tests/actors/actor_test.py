@@ -1,0 +1,86 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+from tf_agents.policies import random_tf_policy
+from tf_agents.trajectories import trajectory
+
+from tests import fakes
+from tflearn import specs
+from tflearn.actors.actor import Actor
+
+LENGTHS = (2, 3)
+
+
+def _actor(observers=(), **kwargs):
+    environment = fakes.CheckedEnvironment(LENGTHS, **kwargs)
+    return environment, Actor(environment, fakes.CountingPolicy(environment.specs), observers)
+
+
+def test_trajectories_of_known_episodes():
+    rows = []
+    environment, actor = _actor([rows.append], truncated=(False, True))
+    actor.run(5)
+    spec = fakes.CountingPolicy(environment.specs).trajectory_spec
+    for row in rows:
+        assert all(isinstance(leaf, np.ndarray) for leaf in tf.nest.flatten(row))
+        specs.check_batch(row, spec, 2, 'trajectory')
+    columns = trajectory.Trajectory(*(np.stack(column) for column in zip(*rows, strict=True)))
+    np.testing.assert_array_equal(columns.step_type, [[0, 0], [1, 1], [2, 1], [0, 2], [1, 0]])
+    np.testing.assert_array_equal(columns.next_step_type, [[1, 1], [2, 1], [0, 2], [1, 0], [2, 1]])
+    np.testing.assert_array_equal(columns.observation[:, :, 1], [[0, 0], [1, 1], [2, 2], [0, 3], [1, 0]])
+    np.testing.assert_array_equal(columns.policy_info, [[0, 0], [1, 1], [2, 2], [0, 3], [1, 0]])
+    np.testing.assert_array_equal(columns.action, columns.policy_info % 2)
+    np.testing.assert_array_equal(columns.reward, [[0, 0], [1, 1], [0, 0], [0, 0], [1, 0]])
+    np.testing.assert_array_equal(columns.discount, [[1, 1], [0, 1], [1, 1], [1, 1], [0, 1]])
+    # Five batched steps of two environments, but for the two boundary rows.
+    assert actor.env_steps == 8
+
+
+def test_run_goes_on_where_it_left_off():
+    in_one, in_parts = [], []
+    _actor([in_one.append])[1].run(7)
+    environment, actor = _actor([in_parts.append])
+    for num_steps in (3, 0, 4):
+        actor.run(num_steps)
+    assert environment.num_resets == 1
+    for one, other in zip(in_one, in_parts, strict=True):
+        tf.nest.map_structure(np.testing.assert_array_equal, one, other)
+
+
+def test_observers_are_called_in_order():
+    calls = []
+    _, actor = _actor([lambda _: calls.append('writer'), lambda _: calls.append('metrics')])
+    actor.run(2)
+    assert calls == ['writer', 'metrics'] * 2
+
+
+def test_an_exception_of_an_observer_passes_and_the_step_counts():
+    rows = []
+
+    def observer(row):
+        rows.append(row)
+        if len(rows) == 2:
+            raise TimeoutError('the replay server is gone')
+
+    _, actor = _actor([observer])
+    with pytest.raises(TimeoutError):
+        actor.run(5)
+    assert actor.env_steps == 4
+    actor.run(1)
+    np.testing.assert_array_equal(rows[-1].observation[:, 1], [2, 2])
+
+
+def test_random_policy():
+    environment = fakes.make_environment(4, seed=None)
+    rows = []
+    policy = random_tf_policy.RandomTFPolicy(environment.specs.time_step, environment.specs.action)
+    Actor(environment, policy, [rows.append]).run(20)
+    assert {action for row in rows for action in row.action.tolist()} == {0, 1}
+    assert rows[0].policy_info == ()
+
+
+def test_policy_of_another_environment():
+    environment = fakes.CheckedEnvironment()
+    other = specs.EnvironmentSpecs(tf.TensorSpec((3,), tf.float32, 'observation'), fakes.ACTION_SPEC)
+    with pytest.raises(ValueError, match=r'got time step observation with shape \(2, 2\), float32; need \(2, 3\)'):
+        Actor(environment, fakes.CountingPolicy(other)).run(1)

@@ -1,0 +1,86 @@
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from tf_agents.trajectories import trajectory
+
+from tests import fakes
+from tflearn.actors.actor import Actor
+from tflearn.actors.episode_metrics import EpisodeMetrics
+
+
+def _row(step_types, next_step_types, rewards, discounts=None):
+    return trajectory.Trajectory(
+        step_type=np.array(step_types, np.int32),
+        observation=(),
+        action=(),
+        policy_info=(),
+        next_step_type=np.array(next_step_types, np.int32),
+        reward=np.array(rewards, np.float32),
+        discount=np.array(discounts or [1.0] * len(rewards), np.float32),
+    )
+
+
+def test_known_episodes():
+    metrics = EpisodeMetrics(2, gamma=0.5)
+    assert metrics.mean_return is None
+    assert metrics.mean_length is None
+    assert metrics.mean_discounted_return is None
+    metrics(_row([0, 0], [1, 1], [1, 10]))
+    metrics(_row([1, 1], [2, 1], [2, 10], [0, 1]))  # terminated
+    assert (metrics.episodes, metrics.env_steps) == (1, 4)
+    assert (metrics.mean_return, metrics.mean_length, metrics.mean_discounted_return) == (3, 2, 2)
+    metrics(_row([2, 1], [0, 2], [0, 10]))  # a boundary; truncated
+    assert (metrics.episodes, metrics.env_steps) == (2, 5)
+    assert (metrics.mean_return, metrics.mean_length, metrics.mean_discounted_return) == (16.5, 2.5, (2 + 17.5) / 2)
+    metrics(_row([0, 2], [2, 0], [7, 0], [0, 1]))  # an episode of one step
+    assert metrics.drain() == [(3, 2), (30, 3), (7, 1)]
+    assert metrics.drain() == []
+    assert metrics.episodes == 3
+
+
+def test_an_episode_that_was_cut_off_is_forgotten():
+    metrics = EpisodeMetrics(1)
+    metrics(_row([0], [1], [5]))
+    metrics(_row([0], [2], [1]))
+    assert metrics.drain() == [(1, 1)]
+    assert metrics.env_steps == 2
+
+
+@pytest.mark.parametrize(('num_environments', 'newest'), [(1, [3, 4]), (3, [2, 3, 4])])
+def test_means_are_over_the_newest_episodes(num_environments, newest):
+    metrics = EpisodeMetrics(num_environments, buffer_size=2)
+    for episode_return in (1, 2, 3, 4):
+        rest = num_environments - 1
+        metrics(_row([0] + [1] * rest, [2] + [1] * rest, [episode_return] + [0] * rest))
+    assert metrics.mean_return == np.mean(newest)
+
+
+def test_rate_is_over_the_last_seconds():
+    now = 0.0
+    metrics = EpisodeMetrics(2, clock=lambda: now)
+    assert metrics.env_steps_per_sec == 0.0
+    for _ in range(100):  # 20 environment steps per second
+        now += 0.1
+        metrics(_row([1, 1], [1, 1], [0, 0]))
+    assert metrics.env_steps_per_sec == pytest.approx(20, rel=0.05)
+    for _ in range(200):  # 4 per second
+        now += 0.5
+        metrics(_row([1, 1], [1, 1], [0, 0]))
+    assert metrics.env_steps_per_sec == pytest.approx(4, rel=0.05)
+
+
+def test_as_observer_of_an_actor():
+    environment = fakes.CheckedEnvironment(lengths=(2, 3), truncated=(False, True))
+    metrics = EpisodeMetrics(2)
+    actor = Actor(environment, fakes.CountingPolicy(environment.specs), [metrics])
+    actor.run(12)
+    # Actions, and so rewards, are 0, 1, 0, ... : each episode earns 1. One takes 3 rows and the other 4.
+    assert metrics.env_steps == actor.env_steps == 12 // 3 * 2 + 12 // 4 * 3
+    assert sorted(metrics.drain()) == [(1, 2)] * 4 + [(1, 3)] * 3
+
+
+def test_needs_no_tensorflow():
+    program = "import sys, tflearn.actors.episode_metrics; sys.exit('tensorflow' in sys.modules)"
+    subprocess.run([sys.executable, '-c', program], check=True, timeout=60)

@@ -1,0 +1,57 @@
+"""The record has whole lines only, and knows one training from the next."""
+
+import json
+
+import pytest
+
+from tflearn.actors.evaluation_record import EvaluationRecord
+
+
+def entry(train_step, exported_at=0.0, mean_return=1.0):
+    return {'train_step': train_step, 'exported_at': exported_at, 'mean_return': mean_return}
+
+
+def test_what_is_appended_is_there_the_next_time(tmp_path):
+    path = tmp_path / 'run' / 'evaluations.jsonl'
+    record = EvaluationRecord(path)
+    assert record.evaluations == []
+    assert record.best_mean_return is None
+    record.append(entry(1, mean_return=-3.0))
+    record.append(entry(2, mean_return=-5.0))
+    again = EvaluationRecord(path)
+    assert again.evaluations == record.evaluations == [entry(1, mean_return=-3.0), entry(2, mean_return=-5.0)]
+    assert again.best_mean_return == -3.0
+
+
+@pytest.mark.parametrize('torn', ['{"train_step": 3, "mean', '{', '\udcff'])
+def test_an_unfinished_last_line_is_dropped(tmp_path, torn):
+    path = tmp_path / 'evaluations.jsonl'
+    EvaluationRecord(path).append(entry(1))
+    with path.open('ab') as file:
+        file.write(torn.encode(errors='surrogateescape'))
+    record = EvaluationRecord(path)
+    record.append(entry(2))
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [entry(1), entry(2)]
+
+
+def test_an_unfinished_first_line_is_dropped(tmp_path):
+    path = tmp_path / 'evaluations.jsonl'
+    path.write_text('{"train')
+    assert EvaluationRecord(path).evaluations == []
+    assert path.read_text() == ''
+
+
+def test_a_damaged_line_is_told(tmp_path):
+    path = tmp_path / 'evaluations.jsonl'
+    path.write_text('{"train_step": 1}\n\n{"train_step": 2}\n')
+    with pytest.raises(ValueError, match='line 2'):
+        EvaluationRecord(path)
+
+
+def test_training_done_again_is_another_policy(tmp_path):
+    record = EvaluationRecord(tmp_path / 'evaluations.jsonl')
+    record.append(entry(9, exported_at=1.0, mean_return=3.0))
+    record.append(entry(9, exported_at=1.0, mean_return=4.0))
+    assert record.find({'train_step': 9, 'exported_at': 1.0, 'env_steps': 5})['mean_return'] == 4.0
+    assert record.find({'train_step': 9, 'exported_at': 2.0}) is None
+    assert record.find({'train_step': 8, 'exported_at': 1.0}) is None

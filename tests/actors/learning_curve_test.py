@@ -1,0 +1,73 @@
+"""The picture is whole, is of the right size, and shows what the last life of a run has."""
+
+import struct
+import subprocess
+import sys
+
+import numpy as np
+
+from tflearn.actors import learning_curve
+
+
+def evaluations(count, seed=0):
+    rng = np.random.default_rng(seed)
+    entries = []
+    for index in range(count):
+        returns = np.clip(rng.normal(500 * (index + 1) / count, 40, size=20), 9, 500)
+        entries.append(
+            {
+                'train_step': 1000 * index,
+                'env_steps': 1000 + 2000 * index,
+                'mean_return': float(returns.mean()),
+                'num_episodes': 20,
+                'returns': returns.tolist(),
+            }
+        )
+    return entries
+
+
+def size(path):
+    header = path.read_bytes()[:24]
+    assert header[:8] == b'\x89PNG\r\n\x1a\n'
+    return struct.unpack('>II', header[16:24])
+
+
+def test_a_run_is_drawn_in_place_of_the_old_picture(tmp_path):
+    path = tmp_path / 'new' / 'learning_curve.png'
+    for count in (1, 2, 30):
+        learning_curve.draw(path, {'mean return': evaluations(count)}, 'CartPole-v1', target_return=475)
+        assert size(path) == (960, 600)
+    assert [file.name for file in path.parent.iterdir()] == ['learning_curve.png']
+
+
+def test_several_seeds_are_drawn_together(tmp_path):
+    path = tmp_path / 'curve.png'
+    learning_curve.draw(path, {f'seed {seed}': evaluations(20, seed) for seed in range(5)}, 'five seeds')
+    assert size(path) == (960, 600)
+
+
+def test_unknown_environment_steps_give_train_steps(tmp_path):
+    path = tmp_path / 'curve.png'
+    learning_curve.draw(path, {'a': [{**entry, 'env_steps': None} for entry in evaluations(3)]})
+    assert size(path) == (960, 600)
+
+
+def test_nothing_is_drawn_of_nothing(tmp_path):
+    learning_curve.draw(tmp_path / 'curve.png', {'a': []})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_training_that_was_done_again_replaces_what_was_there():
+    def steps(*train_steps):
+        kept = learning_curve.current([{'train_step': step, 'at': at} for at, step in enumerate(train_steps)])
+        return [(entry['train_step'], entry['at']) for entry in kept]
+
+    assert steps(1, 2, 3) == [(1, 0), (2, 1), (3, 2)]
+    assert steps(8, 9, 10, 9, 11) == [(8, 0), (9, 3), (11, 4)]
+    assert steps(1, 2, 2) == [(1, 0), (2, 2)]
+    assert steps() == []
+
+
+def test_matplotlib_is_not_imported_before_it_is_needed():
+    program = "import sys, tflearn.actors.learning_curve; sys.exit('matplotlib' in sys.modules)"
+    subprocess.run([sys.executable, '-c', program], check=True, timeout=60)

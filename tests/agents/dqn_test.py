@@ -1,0 +1,117 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+from tf_agents.agents.dqn import dqn_agent
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import time_step as ts
+from tf_agents.trajectories import trajectory
+
+from tflearn.agents import dqn, schedules
+from tflearn.experience import Experience
+from tflearn.specs import EnvironmentSpecs
+from tflearn.steps import create_train_step
+
+SPECS = EnvironmentSpecs(
+    tensor_spec.BoundedTensorSpec((2,), tf.float32, -1.0, 1.0, 'observation'),
+    tensor_spec.BoundedTensorSpec((), tf.int64, 0, 1, 'action'),
+)
+
+
+def _sequence(discounts, rewards):
+    """One item [1, T] whose actions are all 0 and whose observation is its place in the sequence."""
+    length = len(discounts)
+    steps = np.arange(length, dtype=np.float32)
+    return tf.nest.map_structure(
+        lambda value: tf.constant(value)[tf.newaxis],
+        trajectory.Trajectory(
+            step_type=np.full(length, ts.StepType.MID, np.int32),
+            observation=np.stack([steps, steps], axis=1),
+            action=np.zeros(length, np.int64),
+            policy_info=(),
+            next_step_type=np.full(length, ts.StepType.MID, np.int32),
+            reward=np.array(rewards, np.float32),
+            discount=np.array(discounts, np.float32),
+        ),
+    )
+
+
+def _agent(sequence_length, **changes):
+    changes = {'fc_layer_params': (5,), 'gamma': 0.5, 'huber': False} | changes
+    return dqn.make_agent(SPECS, create_train_step(), Experience(sequence_length=sequence_length), **changes)
+
+
+def _q(network, place):
+    return network(tf.constant([[place, place]], tf.float32))[0].numpy()[0]
+
+
+@pytest.mark.parametrize(
+    ('discounts', 'rewards', 'expected_reward', 'bootstrap'),
+    [
+        ([1.0, 1.0], [2.0, 9.0], 2.0, 0.5),
+        ([0.0, 1.0], [2.0, 9.0], 2.0, 0.0),
+        ([1.0, 1.0, 1.0, 1.0], [1.0, 2.0, 4.0, 9.0], 1.0 + 0.5 * 2 + 0.25 * 4, 0.125),
+        # Termination inside of the window, then the repeated boundary row as the replay writer fills it up.
+        ([1.0, 0.0, 1.0, 1.0], [1.0, 2.0, 0.0, 0.0], 1.0 + 0.5 * 2, 0.0),
+    ],
+)
+@pytest.mark.parametrize('double', [True, False])
+def test_the_target_is_the_n_step_return(discounts, rewards, expected_reward, bootstrap, double):
+    agent = _agent(len(discounts), double=double)
+    agent.initialize()
+    last = len(discounts) - 1
+    target = expected_reward + bootstrap * _q(agent._target_q_network, last).max()
+    expected = (target - _q(agent._q_network, 0)[0]) ** 2
+    # Not agent.loss(): TF-Agents' leaves gamma out there.
+    assert float(agent.train(_sequence(discounts, rewards)).loss) == pytest.approx(expected, rel=1e-4)
+
+
+def test_double_chooses_with_the_online_network():
+    agent = _agent(2, double=True)
+    assert isinstance(agent, dqn_agent.DdqnAgent)
+    agent.initialize()
+    # The online network prefers one action, the target network values the other.
+    for network, bias in ((agent._q_network, [1.0, 0.0]), (agent._target_q_network, [0.0, 7.0])):
+        for variable in network.variables:
+            variable.assign(tf.zeros_like(variable))
+        network.variables[-1].assign(bias)
+    loss = float(agent.train(_sequence([1.0, 1.0], [0.0, 0.0])).loss)
+    assert loss == pytest.approx((0.5 * 0.0 - 1.0) ** 2)
+
+
+def test_epsilon_follows_the_train_step():
+    train_step = create_train_step()
+    agent = dqn.make_agent(SPECS, train_step, Experience(), epsilon=schedules.linear(1.0, 0.0, 100))
+    agent.initialize()
+    zeros = tensor_spec.zero_spec_nest(SPECS.time_step, outer_dims=(4000,))
+    train_step.assign(100)
+    greedy = agent.policy.action(zeros).action.numpy()
+    assert (agent.collect_policy.action(zeros).action.numpy() == greedy).all()
+    train_step.assign(50)
+    # Half are random, and half of those are the other action.
+    different = (agent.collect_policy.action(zeros).action.numpy() != greedy).mean()
+    assert different == pytest.approx(0.25, abs=0.05)
+
+
+def test_it_learns_a_bandit():
+    agent = _agent(2, learning_rate=5e-2)
+    agent.initialize()
+    train = tf.function(agent.train)
+    for _ in range(300):
+        train(_sequence([0.0, 1.0], [3.0, 0.0]))
+    assert _q(agent._q_network, 0)[0] == pytest.approx(3.0, abs=0.1)
+    assert int(agent.train_step_counter) == 300
+
+
+@pytest.mark.parametrize(
+    ('action', 'experience', 'message'),
+    [
+        (tensor_spec.BoundedTensorSpec((3,), tf.float32, -1.0, 1.0), Experience(), 'needs one discrete action'),
+        (tensor_spec.BoundedTensorSpec((2,), tf.int64, 0, 1), Experience(), 'needs one discrete action'),
+        (SPECS.action, Experience(sequence_length=1), 'sequence_length = n \\+ 1'),
+        (SPECS.action, Experience(order='queue'), 'uniform order'),
+        (SPECS.action, Experience(order='prioritized'), 'uniform order'),
+    ],
+)
+def test_what_it_cannot_learn(action, experience, message):
+    with pytest.raises(ValueError, match=message):
+        dqn.make_agent(EnvironmentSpecs(SPECS.observation, action), create_train_step(), experience)

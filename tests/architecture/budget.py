@@ -1,0 +1,140 @@
+"""How large things may be, and how they may not be called. A rule takes the files and returns what breaks it."""
+
+import ast
+import math
+import re
+from collections.abc import Iterator, Sequence
+
+from tests.architecture.source_tree import SourceFile, functions
+
+MAX_FILE_LINES = 300
+MAX_FUNCTION_LINES = 60
+MAX_FUNCTION_LINES_AT_90_PERCENT = 40
+MAX_CONSTRUCTOR_ARGUMENTS = 8
+MAX_BINARY_LINES = 40
+FORBIDDEN_WORDS = {'util', 'utils', 'common', 'helper', 'helpers', 'misc'}
+
+
+def file_lines(files: Sequence[SourceFile]) -> list[str]:
+    """Checks that no file is too long."""
+    return [
+        f'{file.path}: got {lines} lines; need at most {MAX_FILE_LINES}; divide it by idea'
+        for file in files
+        if (lines := len(file.text.splitlines())) > MAX_FILE_LINES
+    ]
+
+
+def binary_lines(files: Sequence[SourceFile]) -> list[str]:
+    """Checks that a program in scripts/ is flags and one call: its code lines, without docstrings and blank ones."""
+    return [
+        f'{file.path}: got {lines} lines of code; need at most {MAX_BINARY_LINES}; a job belongs into tflearn/jobs/, '
+        'what programs share into a module of scripts/ that is none'
+        for file in files
+        if file.parts[0] == 'scripts' and "__name__ == '__main__'" in file.text
+        if (lines := _code_lines(file)) > MAX_BINARY_LINES
+    ]
+
+
+def function_lines(files: Sequence[SourceFile]) -> list[str]:
+    """Checks the longest functions, and in the package the 90th percentile too."""
+    problems = [
+        f'{file.at(node.lineno)}: got {lines} lines in {node.name}; need at most {MAX_FUNCTION_LINES}; divide it'
+        for file in files
+        for node in functions(file)
+        if (lines := _lines(node)) > MAX_FUNCTION_LINES
+    ]
+    in_package = [file for file in files if file.parts[0] in ('tflearn', 'scripts')]
+    by_length = sorted((_lines(node), file.at(node.lineno)) for file in in_package for node in functions(file))
+    if by_length and (lines := by_length[math.ceil(0.9 * len(by_length)) - 1][0]) > MAX_FUNCTION_LINES_AT_90_PERCENT:
+        longest = ', '.join(f'{place} ({lines})' for lines, place in by_length[-5:])
+        problems.append(
+            f'got {lines} lines at the 90th percentile of functions; need at most {MAX_FUNCTION_LINES_AT_90_PERCENT}; '
+            f'divide the longest: {longest}'
+        )
+    return problems
+
+
+def constructor_arguments(files: Sequence[SourceFile]) -> list[str]:
+    """Checks that a class is not told too much. (A dataclass has no constructor of its own to count.)"""
+    return [
+        f'{file.at(node.lineno)}: got {count} arguments of a constructor; need at most {MAX_CONSTRUCTOR_ARGUMENTS}; '
+        'put those that belong together into a frozen dataclass, or make two classes'
+        for file in files
+        for node in functions(file)
+        if node.name == '__init__' and (count := len(_arguments(node)) - 1) > MAX_CONSTRUCTOR_ARGUMENTS
+    ]
+
+
+def hints(files: Sequence[SourceFile]) -> list[str]:
+    """Checks that every argument and every result in the package has a type hint."""
+    problems = []
+    for file in files:
+        if file.parts[0] not in ('tflearn', 'scripts'):
+            continue
+        for node in functions(file):
+            missing = [
+                argument.arg
+                for argument in _arguments(node)
+                if argument.annotation is None and argument.arg not in ('self', 'cls')
+            ]
+            if node.returns is None and node.name != '__init__':
+                missing.append('the result')
+            if missing:
+                problems.append(f'{file.at(node.lineno)}: got no type of {", ".join(missing)} of {node.name}; add it')
+    return problems
+
+
+def depth(files: Sequence[SourceFile]) -> list[str]:
+    """Checks that the package is never deeper than tflearn/<room>/<file>.py."""
+    return [
+        f'{file.path}: got a folder within a room; need tflearn/<room>/<file>.py; move it up'
+        for file in files
+        if file.parts[0] == 'tflearn' and len(file.parts) > 3
+    ]
+
+
+def names(files: Sequence[SourceFile]) -> list[str]:
+    """Checks that no file, folder, function or class is named after not knowing what it is."""
+    problems = []
+    for file in files:
+        for line, name in [(1, part) for part in file.parts] + list(_defined(file)):
+            if found := FORBIDDEN_WORDS.intersection(_words(name)):
+                problems.append(
+                    f'{file.at(line)}: got {", ".join(found)} in the name {name}; need a noun of the domain or a verb; '
+                    'say what it is'
+                )
+    return problems
+
+
+def _defined(file: SourceFile) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(file.syntax):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.lineno, node.name
+
+
+def _words(name: str) -> set[str]:
+    """Returns the words of a snake_case or CamelCase name, in lower case."""
+    return set(re.sub(r'(?<=[a-z0-9])(?=[A-Z])', '_', name).lower().split('_'))
+
+
+def _arguments(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.arg]:
+    arguments = node.args
+    variadic = [argument for argument in (arguments.vararg, arguments.kwarg) if argument]
+    return [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *variadic]
+
+
+def _docstring_lines(node: ast.AST) -> int:
+    if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        return 0
+    if ast.get_docstring(node, clean=False) is None:
+        return 0
+    return node.body[0].end_lineno - node.body[0].lineno + 1
+
+
+def _lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    return node.end_lineno - node.lineno + 1 - _docstring_lines(node)
+
+
+def _code_lines(file: SourceFile) -> int:
+    docstrings = sum(_docstring_lines(node) for node in ast.walk(file.syntax))
+    return sum(1 for line in file.text.splitlines() if line.strip()) - docstrings

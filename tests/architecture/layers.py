@@ -1,0 +1,159 @@
+"""Who may know whom: docs/architecture.md as code. A rule takes the files and returns a line for each breach."""
+
+import ast
+import re
+import sys
+from collections.abc import Sequence
+
+from tests.architecture.source_tree import SourceFile, dotted_name, is_within
+
+VOCABULARY = ('steps', 'waiting', 'run_dir', 'specs', 'experience')
+ROOMS = (
+    *('environments', 'agents', 'replay', 'variables', 'policies', 'actors', 'learner', 'offline', 'transforms'),
+    *('launch', 'jobs'),
+)
+JOBS = ('replay_server', 'collect', 'train', 'train_offline', 'evaluate', 'serve')
+VOCABULARY_LIBRARIES = (
+    *('absl.logging', 'numpy', 'tensorflow', 'tf_agents.specs', 'tf_agents.trajectories', 'tf_agents.typing'),
+    *sys.stdlib_module_names,
+)
+LAUNCH_NEVER = ('tensorflow', 'tf_agents', 'numpy', 'gin', 'reverb')
+
+# What may be used where. A name stands for all that is in it; what nobody may use has no place.
+DOORS = {
+    'reverb': ('tflearn/replay/', 'tflearn/variables/'),
+    'gymnasium': ('tflearn/environments/',),
+    'envpool': ('tflearn/environments/',),
+    'dm_env': ('tflearn/environments/',),
+    'dm_control': ('tflearn/environments/',),
+    'ale_py': ('tflearn/environments/',),
+    'absl.flags': ('scripts/',),
+    'absl.app': ('scripts/',),
+    'gin': ('scripts/',),
+    'subprocess': ('tflearn/launch/',),
+    'yaml': ('tflearn/launch/',),
+    'ray': ('tflearn/launch/',),
+    'kubernetes': ('tflearn/launch/',),
+    'tf_agents.agents': ('tflearn/agents/',),
+    'tensorflow.function': ('tflearn/learner/', 'tflearn/policies/', 'tflearn/actors/'),
+    'tensorflow.tpu': ('tflearn/learner/strategies.py',),
+    'tensorflow.distribute.cluster_resolver': ('tflearn/learner/strategies.py',),
+    'tensorflow.config.experimental_connect_to_cluster': ('tflearn/learner/strategies.py',),
+    'tensorflow.config.experimental_connect_to_host': ('tflearn/learner/strategies.py',),
+    'tensorflow.python': (),
+    'time.sleep': (),
+}
+
+
+def layers(files: Sequence[SourceFile]) -> list[str]:
+    """Checks that every file of tflearn/ and scripts/ imports only what its layer may."""
+    job_parts = ['.'.join(file.parts) for file in files if file.path.startswith('tflearn/jobs/')]
+    job_parts = [name for name in job_parts if name.rpartition('.')[2] not in JOBS]
+    problems = set()
+    for file in files:
+        if file.parts[0] not in ('tflearn', 'scripts'):
+            continue
+        may_import = _may_import(file, job_parts)
+        for name, line in file.references:
+            if is_within(name, ('tflearn', 'scripts', 'tests', 'benchmarks')) and not is_within(name, may_import):
+                if name in ('tflearn', 'tflearn.__version__'):
+                    continue
+                allowed = ', '.join(may_import) or 'nothing of the project'
+                problems.add(
+                    f'{file.at(line)}: got {name}; need one of: {allowed}; hand it over as an argument in '
+                    'tflearn/jobs/, or move it to the room that uses it'
+                )
+    return sorted(problems)
+
+
+def _may_import(file: SourceFile, job_parts: Sequence[str]) -> tuple[str, ...]:
+    """Returns the names of the project that `file` may use; `job_parts` are the modules in jobs/ that are no jobs."""
+    vocabulary = tuple(f'tflearn.{name}' for name in VOCABULARY)
+    if file.parts[0] == 'scripts':
+        return ('scripts', 'tflearn.jobs', 'tflearn.launch', *vocabulary)
+    place = file.parts[1]
+    if place in VOCABULARY:
+        return vocabulary[: VOCABULARY.index(place)]
+    if place == 'launch':
+        return ('tflearn.run_dir', 'tflearn.launch')
+    if place == 'jobs':
+        return (*vocabulary, *(f'tflearn.{room}' for room in ROOMS if room not in ('launch', 'jobs')), *job_parts)
+    return (*vocabulary, f'tflearn.{place}') if place in ROOMS else ()
+
+
+def libraries(files: Sequence[SourceFile]) -> list[str]:
+    """Checks the outside libraries of the layers that are to stay light: the vocabulary and launch/."""
+    problems = []
+    for file in files:
+        if file.parts[0] != 'tflearn':
+            continue
+        for name, line in file.imports:
+            if file.parts[1] in VOCABULARY and not is_within(name, ('tflearn', *VOCABULARY_LIBRARIES)):
+                problems.append(
+                    f'{file.at(line)}: got an import of {name} in the vocabulary; need Python, numpy, TensorFlow or '
+                    'tf_agents.{specs,trajectories,typing}; move what needs it to a room'
+                )
+            if file.parts[1] == 'launch' and is_within(name, LAUNCH_NEVER):
+                problems.append(f'{file.at(line)}: got an import of {name} in launch/, which starts jobs and is none')
+    return problems
+
+
+def doors(files: Sequence[SourceFile]) -> list[str]:
+    """Checks that an outside library is used only in the rooms that are its door."""
+    problems = set()
+    for file in files:
+        if file.parts[0] not in ('tflearn', 'scripts'):
+            continue
+        for name, line in file.references:
+            for door, places in DOORS.items():
+                if is_within(name, [door]) and not file.path.startswith(places):
+                    where = f'only {", ".join(places)} may use it' if places else 'nobody may use it'
+                    problems.add(f'{file.at(line)}: got {door}; {where}; ask that room, or take a callable')
+    return sorted(problems)
+
+
+def gin_folder(files: Sequence[SourceFile]) -> list[str]:
+    """Checks that gin/ holds no Python, which would shadow the gin library for whoever stands in the checkout."""
+    return [
+        f'{file.path}: got Python under gin/; need gin files only; move it' for file in files if file.parts[0] == 'gin'
+    ]
+
+
+def run_dir_paths(files: Sequence[SourceFile]) -> list[str]:
+    """Checks that no file of tflearn/ but run_dir.py spells a path of the run directory.
+
+    The names are those that run_dir.py joins with `/`. One with a dot in it is a path wherever it stands; the others
+    are ordinary words, so they count only where they are joined to a path.
+    """
+    names = {
+        name for file in files if file.path == 'tflearn/run_dir.py' for name, _ in _joined(file) if not name.isspace()
+    }
+    problems = []
+    for file in files:
+        if file.parts[0] not in ('tflearn', 'scripts') or file.path == 'tflearn/run_dir.py':
+            continue
+        with_dot = [
+            (node.value, node.lineno)
+            for node in ast.walk(file.syntax)
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r'\S*\.\S*', node.value)
+        ]
+        for text, line in sorted({*_joined(file), *with_dot}, key=lambda found: found[1]):
+            if names.intersection(text.split('/')):
+                problems.append(
+                    f'{file.at(line)}: got the path {text!r} of the run directory; need a property of RunDir; add one '
+                    'in tflearn/run_dir.py'
+                )
+    return problems
+
+
+def _joined(file: SourceFile) -> list[tuple[str, int]]:
+    """Returns the string literals that `file` joins to a path, each with its line."""
+    literals: list[ast.expr] = []
+    for node in ast.walk(file.syntax):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+            literals += [node.left, node.right]
+        elif isinstance(node, ast.Call) and dotted_name(node.func).split('.')[-1] in ('join', 'joinpath', 'Path'):
+            literals += node.args
+    return [
+        (node.value, node.lineno) for node in literals if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]

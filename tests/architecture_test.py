@@ -1,0 +1,160 @@
+"""The house keeps its order: layers, doors, sizes, names, BUILD files. Each rule is shown to be able to fail."""
+
+import difflib
+import pathlib
+
+import pytest
+
+from tests.architecture import budget, build_files, layers, source_tree
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+FILES = source_tree.read(ROOT)
+WRITE_BUILD = 'run `python -m tests.architecture.build_files` in the checkout and read what it changed'
+
+# Every rule with files that break it, and what it then says.
+RULES = {
+    layers.layers: [
+        (
+            {'tflearn/replay/tables.py': 'from tflearn.agents import dqn'},
+            'tflearn/replay/tables.py:1: got tflearn.agents.dqn; need',
+        ),
+        (
+            {'tflearn/replay/tables.py': 'def f():\n  import tflearn.jobs.train'},
+            'tables.py:2: got tflearn.jobs',
+        ),
+        ({'tflearn/replay/tables.py': 'from .. import agents'}, 'got tflearn.agents'),
+        ({'tflearn/steps.py': 'from tflearn import specs'}, 'got tflearn.specs'),
+        ({'tflearn/specs.py': 'from tflearn.experience import Experience'}, 'got tflearn.experience'),
+        ({'tflearn/launch/local.py': 'from tflearn.waiting import wait_until'}, 'need one of: tflearn.run_dir'),
+        ({'tflearn/jobs/train.py': 'from tflearn.jobs import collect'}, 'got tflearn.jobs.collect'),
+        ({'tflearn/jobs/train.py': 'from tflearn.launch import local'}, 'got tflearn.launch.local'),
+        ({'tflearn/replay/tables.py': 'import tflearn\ntflearn.Learner()'}, 'tables.py:2: got tflearn.Learner'),
+        ({'tflearn/attic/old.py': 'from tflearn import steps'}, 'nothing of the project'),
+        ({'scripts/train.py': 'from tflearn.learner import learner'}, 'got tflearn.learner'),
+        ({'tflearn/jobs/train.py': 'from tests import fakes'}, 'got tests.fakes'),
+    ],
+    layers.libraries: [
+        ({'tflearn/steps.py': 'import reverb'}, 'got an import of reverb in the vocabulary'),
+        ({'tflearn/specs.py': 'from tf_agents.agents import dqn'}, 'tf_agents.agents.dqn in the vocabulary'),
+        ({'tflearn/launch/local.py': 'import tensorflow as tf'}, 'got an import of tensorflow in launch/'),
+    ],
+    layers.doors: [
+        ({'tflearn/learner/learner.py': 'import reverb'}, 'learner.py:1: got reverb; only tflearn/replay/'),
+        ({'tflearn/jobs/train.py': 'from gymnasium import spaces'}, 'only tflearn/environments/ may use it'),
+        ({'tflearn/jobs/train.py': 'import gin'}, 'only scripts/ may use it'),
+        ({'tflearn/jobs/train.py': 'from absl import flags'}, 'got absl.flags'),
+        ({'scripts/launch.py': 'import subprocess'}, 'only tflearn/launch/ may use it'),
+        ({'tflearn/jobs/train.py': 'import tf_agents\nx = tf_agents.agents.dqn'}, 'train.py:2: got tf_agents.agents'),
+        ({'tflearn/replay/rows.py': 'import tensorflow as tf\n@tf.function\ndef f(): pass'}, 'got tensorflow.function'),
+        ({'tflearn/learner/learner.py': 'import tensorflow as tf\ntf.tpu.experimental'}, 'only tflearn/learner/strat'),
+        ({'tflearn/learner/learner.py': 'from tensorflow.python.eager import context'}, 'nobody may use it'),
+        ({'tflearn/learner/learner.py': 'import time\ntime.sleep(1)'}, 'got time.sleep'),
+    ],
+    layers.gin_folder: [({'gin/algorithms/__init__.py': ''}, 'gin/algorithms/__init__.py: got Python under gin/')],
+    layers.run_dir_paths: [
+        (
+            {
+                'tflearn/run_dir.py': "class RunDir:\n  p = root / 'train' / 'checkpoints'\n  d = root / 'a.jsonl'",
+                'tflearn/jobs/train.py': "job = 'train'\nx = root / 'checkpoints'\ny = open('a.jsonl')",
+            },
+            "tflearn/jobs/train.py:2: got the path 'checkpoints'",
+        ),
+        (
+            {
+                'tflearn/run_dir.py': "class RunDir:\n  d = root / 'a.jsonl'",
+                'tflearn/jobs/evaluate.py': "\nopen('results/a.jsonl')",
+            },
+            "tflearn/jobs/evaluate.py:2: got the path 'results/a.jsonl'",
+        ),
+    ],
+    budget.file_lines: [({'tests/long_test.py': 'x = 1\n' * 301}, 'got 301 lines')],
+    budget.binary_lines: [
+        ({'scripts/train.py': 'x = 1\n' * 50 + "if __name__ == '__main__':\n  main()"}, 'got 52 lines of code'),
+    ],
+    budget.function_lines: [
+        ({'tests/a_test.py': 'def f():\n' + '  x = 1\n' * 60}, 'a_test.py:1: got 61 lines in f'),
+        ({'tflearn/a.py': 'def f():\n' + '  x = 1\n' * 45}, 'got 46 lines at the 90th percentile'),
+    ],
+    budget.constructor_arguments: [
+        (
+            {'tflearn/a.py': 'class A:\n  def __init__(self, a, b, c, d, e, *, f, g, h, i): pass'},
+            'a.py:2: got 9 arguments',
+        ),
+    ],
+    budget.hints: [
+        ({'tflearn/a.py': 'def f(a: int, *b) -> int: pass'}, 'got no type of b of f'),
+        ({'scripts/a.py': 'class A:\n  def f(self): pass'}, 'a.py:2: got no type of the result of f'),
+    ],
+    budget.depth: [({'tflearn/replay/writers/rows.py': ''}, 'got a folder within a room')],
+    budget.names: [
+        ({'tflearn/replay/io_utils.py': ''}, 'got utils in the name io_utils'),
+        ({'tests/helpers/a.py': ''}, 'got helpers in the name helpers'),
+        ({'tflearn/a.py': 'class CommonReplay: pass'}, 'got common in the name CommonReplay'),
+        ({'tflearn/a.py': 'def misc_things(): pass'}, 'got misc in the name misc_things'),
+    ],
+}
+BAD_TREES = [(rule, tree, message) for rule, cases in RULES.items() for tree, message in cases]
+
+
+def write(root: pathlib.Path, tree: dict[str, str]) -> None:
+    for path, text in tree.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text, encoding='utf-8')
+
+
+@pytest.mark.parametrize('rule', RULES, ids=lambda rule: rule.__name__)
+def test_the_checkout_keeps(rule):
+    problems = rule(FILES)
+    assert not problems, '\n' + '\n'.join(problems)
+
+
+@pytest.mark.parametrize(('rule', 'tree', 'message'), BAD_TREES, ids=lambda value: getattr(value, '__name__', ''))
+def test_a_bad_tree_is_told(tmp_path, rule, tree, message):
+    write(tmp_path, tree)
+    problems = rule(source_tree.read(tmp_path))
+    assert any(message in problem for problem in problems), problems
+
+
+def test_a_good_tree_is_not_told(tmp_path):
+    write(
+        tmp_path,
+        {
+            'tflearn/run_dir.py': "class RunDir:\n  p = root / 'train'",
+            'tflearn/replay/tables.py': 'import reverb\nfrom tflearn import specs\nfrom tflearn.replay import rows',
+            'tflearn/jobs/train.py': "from tflearn.replay import tables\nJOB = 'train'",
+            'scripts/train.py': 'import gin\nfrom absl import flags\nfrom tflearn.jobs import train\nfrom . import x',
+            'tests/replay/tables_test.py': 'import subprocess\nimport gin\nfrom tflearn.replay import tables',
+        },
+    )
+    assert [rule(source_tree.read(tmp_path)) for rule in RULES] == [[] for _ in RULES]
+
+
+def test_build_files_are_what_the_imports_say():
+    difference = []
+    for path, text in build_files.expected(ROOT).items():
+        found = (ROOT / path).read_text(encoding='utf-8') if (ROOT / path).exists() else ''
+        difference += difflib.unified_diff(
+            found.splitlines(), text.splitlines(), f'{path} (got)', f'{path} (need)', lineterm='', n=2
+        )
+    assert not difference, '\n'.join(['', *difference, WRITE_BUILD])
+
+
+def test_build_files_follow_the_imports(tmp_path):
+    write(
+        tmp_path,
+        {
+            'gin/dqn.gin': 'from __gin__ import dynamic_registration\nfrom tflearn.agents import dqn\n',
+            'tflearn/__init__.py': '',
+            'tflearn/specs.py': '',
+            'tflearn/agents/__init__.py': '',
+            'tflearn/agents/dqn.py': 'from tflearn.specs import EnvironmentSpecs',
+            'tests/agents/dqn_test.py': 'import pytest\nfrom tflearn.agents import dqn\nfrom tests import fakes',
+            'tests/fakes.py': 'import numpy',
+        },
+    )
+    texts = build_files.expected(tmp_path)
+    assert list(texts) == ['tests/BUILD', 'tflearn/BUILD', 'BUILD']
+    assert "deps = ['//tflearn:agents']" in texts['BUILD']
+    assert "name = 'agents',\n    srcs = glob(['agents/*.py']),\n" in texts['tflearn/BUILD']
+    assert "srcs = [\n        '__init__.py',\n        'specs.py',\n    ]," in texts['tflearn/BUILD']
+    assert "deps = [\n        ':fakes',\n        '//tflearn:agents',\n    ]," in texts['tests/BUILD']

@@ -1,0 +1,137 @@
+"""What every environment factory has to fulfil: call `check` from its test."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tf_agents.trajectories import time_step as ts
+
+from tflearn import specs
+
+FIRST, MID, LAST = (int(step_type) for step_type in (ts.StepType.FIRST, ts.StepType.MID, ts.StepType.LAST))
+NUM_ENVIRONMENTS = 3
+
+
+def check(factory: specs.EnvironmentFactory, num_steps: int = 300, seeded: bool = True) -> None:
+    """Checks that `factory` makes environments as `specs.BatchedEnvironment` describes them.
+
+    Args:
+      factory: called with (num_environments=, seed=).
+      num_steps: batched steps of a rollout; some episode should end within them.
+      seeded: whether the episodes depend on the seed.
+    """
+    time_steps = rollout(factory, seed=7, num_steps=num_steps)
+    environment = factory(num_environments=NUM_ENVIRONMENTS, seed=7)
+    try:
+        check_specs(environment)
+        check_time_steps(environment, time_steps)
+        check_wrong_actions(environment)
+    finally:
+        environment.close()
+        environment.close()
+    # The ignored actions are other ones in the second rollout.
+    assert_equal(time_steps, rollout(factory, seed=7, num_steps=num_steps, ignored_seed=1))
+    if seeded:
+        check_seeds(factory, time_steps)
+
+
+def check_specs(environment: specs.BatchedEnvironment) -> None:
+    assert environment.num_environments == NUM_ENVIRONMENTS
+    for spec in tf.nest.flatten(environment.specs.action):
+        assert np.all(spec.minimum <= spec.maximum), spec
+    for name in ('observation', 'action'):
+        for spec in tf.nest.flatten(getattr(environment.specs, name)):
+            assert spec.name.split('/')[0] == name, spec
+
+
+def check_time_steps(environment: specs.BatchedEnvironment, time_steps: list[ts.TimeStep]) -> None:
+    for time_step in time_steps:
+        specs.check_batch(time_step, environment.specs.time_step, NUM_ENVIRONMENTS, 'time step')
+        assert all(isinstance(leaf, np.ndarray) for leaf in tf.nest.flatten(time_step))
+        assert np.isin(time_step.discount[time_step.step_type == LAST], (0, 1)).all()
+        assert (time_step.discount[time_step.step_type != LAST] == 1).all()
+        assert (time_step.reward[time_step.step_type == FIRST] == 0).all()
+        for leaf, spec in zip(
+            tf.nest.flatten(time_step.observation), tf.nest.flatten(environment.specs.observation), strict=True
+        ):
+            assert ((leaf >= spec.minimum) & (leaf <= spec.maximum)).all(), (spec, leaf)
+    step_types = np.stack([time_step.step_type for time_step in time_steps])
+    assert (step_types[0] == FIRST).all()
+    assert np.array_equal(step_types[1:] == FIRST, step_types[:-1] == LAST)
+    assert (step_types == LAST).any(), 'no episode ended; give more steps'
+
+
+def check_wrong_actions(environment: specs.BatchedEnvironment) -> None:
+    action = next(actions(environment, np.random.default_rng(0)))
+    leaf, *rest = tf.nest.flatten(action)
+    spec = tf.nest.flatten(environment.specs.action)[0]
+    above = leaf + np.asarray(spec.maximum - spec.minimum + 1, leaf.dtype)
+    for wrong in (leaf[:-1], leaf.astype(np.float16), above):
+        environment.reset()
+        try:
+            environment.step(tf.nest.pack_sequence_as(action, [wrong, *rest]))
+        except ValueError as error:
+            assert 'got ' in str(error) and 'need ' in str(error), error
+        else:
+            raise AssertionError(f'the action {wrong} was taken; need {spec}')
+
+
+def check_seeds(factory: specs.EnvironmentFactory, time_steps: list[ts.TimeStep]) -> None:
+    first = tf.nest.flatten(time_steps[0].observation)
+    for i in range(1, NUM_ENVIRONMENTS):
+        assert any(not np.array_equal(leaf[0], leaf[i]) for leaf in first), f'environments 0 and {i} are alike'
+    other = tf.nest.flatten(rollout(factory, seed=1000, num_steps=1)[0].observation)
+    assert any(not np.array_equal(a, b) for a, b in zip(first, other, strict=True)), 'two seeds gave the same'
+    next_one = tf.nest.flatten(rollout(factory, seed=8, num_steps=1)[0].observation)
+    for a, b in zip(first, next_one, strict=True):
+        assert np.array_equal(a[1], b[0]), 'environment i has to be seeded with seed + i'
+
+
+def rollout(
+    factory: specs.EnvironmentFactory, seed: int | None, num_steps: int, ignored_seed: int = 0
+) -> list[ts.TimeStep]:
+    """Returns num_steps + 1 time steps of random actions; those at LAST are drawn with `ignored_seed`.
+
+    They are checked to be still as they were when they were returned.
+    """
+    environment = factory(num_environments=NUM_ENVIRONMENTS, seed=seed)
+    try:
+        drawn = actions(environment, np.random.default_rng(0))
+        ignored = actions(environment, np.random.default_rng(ignored_seed))
+        time_steps = [environment.reset()]
+        copies = [tf.nest.map_structure(np.copy, time_steps[0])]
+        for _ in range(num_steps):
+            last = time_steps[-1].step_type == LAST
+            action = tf.nest.map_structure(
+                lambda a, b, last=last: np.where(last.reshape(-1, *[1] * (a.ndim - 1)), b, a),
+                next(drawn),
+                next(ignored),
+            )
+            time_steps.append(environment.step(action))
+            copies.append(tf.nest.map_structure(np.copy, time_steps[-1]))
+    finally:
+        environment.close()
+    assert_equal(time_steps, copies)
+    return time_steps
+
+
+def actions(environment: specs.BatchedEnvironment, rng: np.random.Generator) -> Iterator[Any]:
+    """Yields random actions [B, ...] within the bounds (an unbounded side counts as 1)."""
+
+    def draw(spec: Any) -> np.ndarray:
+        dtype = spec.dtype.as_numpy_dtype
+        low, high = np.maximum(spec.minimum, -1) if not spec.dtype.is_integer else spec.minimum, spec.maximum
+        shape = (NUM_ENVIRONMENTS, *spec.shape)
+        if spec.dtype.is_integer:
+            return rng.integers(low, high, shape, dtype, endpoint=True)
+        return rng.uniform(low, np.minimum(high, low + 2), shape).astype(dtype)
+
+    while True:
+        yield tf.nest.map_structure(draw, environment.specs.action)
+
+
+def assert_equal(some: list[ts.TimeStep], others: list[ts.TimeStep]) -> None:
+    for i, (one, other) in enumerate(zip(some, others, strict=True)):
+        for a, b in zip(tf.nest.flatten(one), tf.nest.flatten(other), strict=True):
+            assert np.array_equal(a, b), f'time step {i} differs: {a} and {b}'

@@ -1,0 +1,105 @@
+"""gymnasium environments of known behaviour. Free of TensorFlow, since worker processes import them."""
+
+import multiprocessing
+import os
+import sys
+import threading
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+gymnasium.register('tflearn_tests/TwoStates-v0', 'tests.environments.example_environments:TwoStates')
+gymnasium.register('tflearn_tests/Rover-v0', 'tests.environments.example_environments:Rover')
+
+
+class TwoStates(gymnasium.Env):
+    """States 0 and 1; action 1 changes the state and earns 1. Step `length` terminates in state 1, else truncates."""
+
+    observation_space = spaces.Discrete(2)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, length: int = 3):
+        self._length = length
+        self._state = self._steps = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict]:
+        super().reset(seed=seed)
+        self._state = self._steps = 0
+        return self._state, {}
+
+    def step(self, action: int) -> tuple[int, float, bool, bool, dict]:
+        self._steps += 1
+        self._state = (self._state + int(action)) % 2
+        ended = self._steps == self._length
+        return self._state, float(action), ended and self._state == 1, ended, {}
+
+
+class Rover(gymnasium.Env):
+    """Nests on both sides, discrete spaces that do not start at 0, and float64.
+
+    Any step ends the episode with probability 1/8. The place moves by the action's `move`, to be seen one step later.
+    """
+
+    observation_space = spaces.Dict(
+        {
+            'place': spaces.Box(-100.0, 100.0, (2,), np.float64),
+            'wheels': spaces.Tuple((spaces.MultiBinary(2), spaces.Discrete(3, start=-1))),
+            'camera': spaces.Box(0, 255, (4, 4, 1), np.uint8),
+        }
+    )
+    action_space = spaces.Dict(
+        {
+            'gear': spaces.Discrete(3, start=5),
+            'lamps': spaces.MultiBinary(2),
+            'move': spaces.Box(-0.1, 0.1, (2,), np.float64),
+            'speeds': spaces.MultiDiscrete([2, 3], start=[1, 0]),
+        }
+    )
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict, dict]:
+        super().reset(seed=seed)
+        self._place = self.np_random.uniform(-1.0, 1.0, 2)
+        self._gear, self._lamps = 6, np.zeros(2, np.int8)
+        return self._observation(), {}
+
+    def step(self, action: dict[str, Any]) -> tuple[dict, float, bool, bool, dict]:
+        if not self.action_space.contains(action):
+            raise ValueError(f'got {action}; need one of {self.action_space}')
+        self._place = self._place + action['move']
+        self._gear, self._lamps = int(action['gear']), action['lamps']
+        reward = float(action['speeds'][0] * 10 + action['speeds'][1])
+        return self._observation(), reward, bool(self.np_random.random() < 0.125), False, {'not': 'used'}
+
+    def _observation(self) -> dict[str, Any]:
+        camera = self.np_random.integers(0, 256, (4, 4, 1), np.uint8)
+        return {'place': self._place, 'wheels': (self._lamps, self._gear - 6), 'camera': camera}
+
+
+class Troubled(TwoStates):
+    """In state 1 it has its trouble: 'raise', 'exit' or 'hang'; 'make' has it at once."""
+
+    def __init__(self, trouble: str):
+        super().__init__(length=1000)
+        # Making one in the parent works: it is asked for its spaces there.
+        if trouble == 'make' and multiprocessing.parent_process():
+            raise OSError('no licence for a second simulator')
+        self._trouble = trouble
+
+    def step(self, action: int) -> tuple[int, float, bool, bool, dict]:
+        result = super().step(action)
+        if self._state == 1 and self._trouble == 'raise':
+            raise ZeroDivisionError('the physics broke')
+        if self._state == 1 and self._trouble == 'exit':
+            os._exit(7)
+        if self._state == 1 and self._trouble == 'hang':
+            threading.Event().wait(120.0)
+        return result
+
+
+class Modules(TwoStates):
+    """Is in state 1 where TensorFlow is imported."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict]:
+        return int('tensorflow' in sys.modules), {}

@@ -1,0 +1,125 @@
+import functools
+import importlib.util
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.environments import conformance
+from tflearn.environments import gymnasium_env
+
+BOTH = pytest.mark.parametrize('vectorization', ['in_process', 'worker_processes'])
+
+
+@BOTH
+@pytest.mark.parametrize('name', ['CartPole-v1', 'Acrobot-v1', 'Pendulum-v1'])
+def test_conforms(name, vectorization):
+    conformance.check(
+        functools.partial(gymnasium_env.make, name, vectorization=vectorization, max_episode_steps=50), num_steps=120
+    )
+
+
+def test_both_vectorizations_play_the_same_episodes():
+    some, others = (
+        conformance.rollout(
+            functools.partial(gymnasium_env.make, 'CartPole-v1', vectorization=vectorization), seed=5, num_steps=100
+        )
+        for vectorization in ('in_process', 'worker_processes')
+    )
+    conformance.assert_equal(some, others)
+
+
+def test_specs_of_cartpole():
+    environment = gymnasium_env.make('CartPole-v1', 1, seed=0)
+    environment.close()
+    assert environment.specs.observation.shape == (4,)
+    assert environment.specs.observation.dtype == tf.float32
+    assert environment.specs.action.dtype == tf.int64
+    assert (environment.specs.action.minimum, environment.specs.action.maximum) == (0, 1)
+
+
+def test_max_episode_steps_truncates():
+    environment = gymnasium_env.make('Pendulum-v1', 2, seed=0, max_episode_steps=2)
+    environment.reset()
+    time_steps = [environment.step(np.zeros((2, 1), np.float32)) for _ in range(3)]
+    environment.close()
+    np.testing.assert_array_equal([t.step_type for t in time_steps], [[1, 1], [2, 2], [0, 0]])
+    assert (time_steps[1].discount == 1).all()
+
+
+def test_kwargs_reach_the_environment():
+    make = functools.partial(gymnasium_env.make, 'tests.environments.example_environments:tflearn_tests/TwoStates-v0')
+    environment = make(1, seed=0, kwargs={'length': 1})
+    environment.reset()
+    time_step = environment.step(np.ones(1, np.int64))
+    environment.close()
+    assert time_step.step_type == conformance.LAST
+    assert time_step.discount == 0
+
+
+@BOTH
+def test_names_with_a_module_work_in_workers(vectorization):
+    name = 'tests.environments.example_environments:tflearn_tests/Rover-v0'
+    environment = gymnasium_env.make(name, 2, seed=0, vectorization=vectorization)
+    time_step = environment.reset()
+    environment.close()
+    assert time_step.observation['camera'].shape == (2, 4, 4, 1)
+
+
+@pytest.mark.parametrize(
+    ('name', 'message'),
+    [
+        ('CartPol-v1', "got name='CartPol-v1'; need a registered gymnasium environment; nearest: CartPole-v1, "),
+        ('CartPole-v9', 'nearest: CartPole-v1, '),
+        ('CartPole', 'nearest: CartPole-v1, '),
+        ('%$', 'nearest: none'),
+        ('no_such_module:Foo-v0', "got name='no_such_module:Foo-v0', which needs no_such_module; need that installed"),
+    ],
+)
+def test_unknown_name(name, message):
+    with pytest.raises(ValueError) as raised:
+        gymnasium_env.make(name, 1, seed=0)
+    assert message in str(raised.value)
+    assert '\n' not in str(raised.value)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ('name', 'module', 'remedy'),
+    [
+        ('HalfCheetah-v5', 'mujoco', 'pip install "tflearn-agents[mujoco]"'),
+        ('ALE/Pong-v5', 'ale_py', 'pip install "tflearn-agents[atari]"'),
+        ('LunarLander-v3', 'Box2D', 'install it (Box2D is not installed'),
+    ],
+)
+def test_missing_package(name, module, remedy, vectorization):
+    if importlib.util.find_spec(module):
+        pytest.skip(f'{module} is installed')
+    with pytest.raises(ValueError) as raised:
+        gymnasium_env.make(name, 1, seed=0, vectorization=vectorization)
+    assert f"got name='{name}', which needs {module}; need that installed; {remedy}" in str(raised.value)
+    assert '\n' not in str(raised.value)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        ({'num_environments': 0}, 'got num_environments=0; need at least 1'),
+        ({'seed': -1}, 'got seed=-1; need 0 or more'),
+        ({'max_episode_steps': 0}, 'got max_episode_steps=0; need at least 1'),
+        ({'kwargs': {'gravitas': 9.81}}, "unexpected keyword argument 'gravitas'"),
+        ({'kwargs': {'max_episode_steps': 9}}, "multiple values for keyword argument 'max_episode_steps'"),
+    ],
+)
+def test_unfit_arguments(arguments, message, vectorization):
+    with pytest.raises(ValueError) as raised:
+        gymnasium_env.make(
+            'CartPole-v1', **{'num_environments': 1, 'seed': 0, 'vectorization': vectorization} | arguments
+        )
+    assert message in str(raised.value)
+
+
+def test_unknown_vectorization():
+    with pytest.raises(ValueError, match="got vectorization='threads'; need one of in_process, worker_processes"):
+        gymnasium_env.make('CartPole-v1', 1, seed=0, vectorization='threads')

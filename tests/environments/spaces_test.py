@@ -1,0 +1,102 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+from gymnasium import spaces as gym_spaces
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+from tf_agents.specs import tensor_spec
+
+from tests.environments import example_environments
+from tflearn.environments import spaces
+
+Rover = example_environments.Rover
+
+
+def _batch(space, elements):
+    return concatenate(space, elements, create_empty_array(space, len(elements)))
+
+
+@pytest.mark.parametrize(
+    ('space', 'shape', 'dtype', 'minimum', 'maximum'),
+    [
+        (gym_spaces.Discrete(4), (), tf.int64, 0, 3),
+        (gym_spaces.Discrete(4, start=-2), (), tf.int64, 0, 3),
+        (gym_spaces.MultiDiscrete([2, 5], start=[1, 1]), (2,), tf.int64, 0, [1, 4]),
+        (gym_spaces.MultiBinary((2, 3)), (2, 3), tf.int64, 0, 1),
+        (gym_spaces.Box(-1.0, 2.0, (3,), np.float32), (3,), tf.float32, -1, 2),
+        (gym_spaces.Box(np.array([0.0, -np.inf]), np.array([1e300, 5.0]), dtype=np.float64), (2,), tf.float32,
+         [0, -np.inf], [np.inf, 5]),
+        (gym_spaces.Box(0, 255, (84, 84, 1), np.uint8), (84, 84, 1), tf.uint8, 0, 255),
+    ],
+)  # fmt: skip
+def test_spec(space, shape, dtype, minimum, maximum):
+    spec = spaces.to_spec(space, 'observation')
+    assert spec == tensor_spec.BoundedTensorSpec(shape, dtype, minimum, maximum, 'observation')
+    assert spec.name == 'observation'
+
+
+def test_equal_bounds_are_one_number():
+    assert spaces.to_spec(gym_spaces.Box(0, 255, (84, 84, 4), np.uint8), 'observation').maximum.shape == ()
+
+
+def test_nested_spec():
+    spec = spaces.to_spec(Rover.observation_space, 'observation')
+    assert set(spec) == {'place', 'wheels', 'camera'}
+    assert spec['place'].dtype == tf.float32
+    assert isinstance(spec['wheels'], tuple)
+    assert [leaf.name for leaf in spec['wheels']] == ['observation/wheels/0', 'observation/wheels/1']
+
+
+@pytest.mark.parametrize(
+    'space', [gym_spaces.Text(5), gym_spaces.Dict(words=gym_spaces.Sequence(gym_spaces.Discrete(3)))]
+)
+def test_unsupported_space(space):
+    with pytest.raises(ValueError, match=r'got the observation\S* space .*; need a Box .*; wrap the environment'):
+        spaces.to_spec(space, 'observation')
+
+
+def test_read_shifts_and_casts_into_new_arrays():
+    space = Rover.observation_space
+    place = np.array([0.25, 0.5])
+    wheels = (np.array([1, 0], np.int8), -1)
+    batch = _batch(space, [{'place': place, 'wheels': wheels, 'camera': np.full((4, 4, 1), 9, np.uint8)}] * 2)
+    read = spaces.reader(space)(batch)
+    for leaf in tf.nest.flatten(batch):
+        leaf[...] = 0
+    np.testing.assert_array_equal(read['place'], np.array([place, place], np.float32))
+    np.testing.assert_array_equal(read['wheels'][0], [[1, 0], [1, 0]])
+    np.testing.assert_array_equal(read['wheels'][1], [0, 0])
+    assert (read['camera'] == 9).all()
+    spec = spaces.to_spec(space, 'observation')
+    assert [leaf.dtype for leaf in tf.nest.flatten(read)] == [
+        leaf.dtype.as_numpy_dtype for leaf in tf.nest.flatten(spec)
+    ]
+
+
+def test_written_actions_are_in_the_space():
+    space = Rover.action_space
+    spec = spaces.to_spec(space, 'action')
+    write = spaces.writer(space, 2)
+    for bound in ('minimum', 'maximum'):
+        action = tf.nest.map_structure(
+            lambda leaf, bound=bound: np.full((2, *leaf.shape), getattr(leaf, bound), leaf.dtype.as_numpy_dtype), spec
+        )
+        spaces.check_bounds(action, spec)
+        written = list(iterate(batch_space(space, 2), write(action)))
+        assert len(written) == 2
+        assert all(space.contains(one) for one in written), written
+    assert written[0]['gear'] == 7
+    np.testing.assert_array_equal(written[0]['speeds'], [2, 2])
+
+
+def test_write_checks_shape_and_dtype():
+    write = spaces.writer(gym_spaces.Discrete(2), 3)
+    for wrong in (np.zeros(2, np.int64), np.zeros((3, 1), np.int64), np.zeros(3, np.int32), np.zeros(3)):
+        with pytest.raises(ValueError, match=r'got an action with shape .*; need \(3,\), int64'):
+            write(wrong)
+
+
+@pytest.mark.parametrize('wrong', [[0.0, 1.5], [-1.5, 0.0], [np.nan, 0.0]])
+def test_bounds(wrong):
+    spec = spaces.to_spec(gym_spaces.Box(-1.0, 1.0, (2,), np.float32), 'action')
+    with pytest.raises(ValueError, match=r'got (1.5|-1.5|nan) in action; need values from -1.0 to 1.0'):
+        spaces.check_bounds(np.array([[0.0, 0.0], wrong], np.float32), spec)

@@ -1,0 +1,75 @@
+import functools
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from tests import fakes
+from tests.environments import conformance, example_environments
+from tflearn.environments import vector_env
+
+TwoStates = example_environments.TwoStates
+BOTH = pytest.mark.parametrize('vectorize', [vector_env.in_process, vector_env.in_worker_processes])
+
+
+def test_the_fake_environment_conforms():
+    conformance.check(fakes.make_environment, num_steps=30, seeded=False)
+
+
+@BOTH
+def test_nested_spaces_conform(vectorize):
+    conformance.check(functools.partial(vectorize, example_environments.Rover), num_steps=100)
+
+
+@BOTH
+def test_two_states_conform(vectorize):
+    conformance.check(functools.partial(vectorize, TwoStates), num_steps=20, seeded=False)
+
+
+@BOTH
+def test_known_termination_and_truncation(vectorize):
+    environment = vectorize(TwoStates, 2, seed=0)
+    # Environment 0 ends in state 1 and terminates; environment 1 ends in state 0: its time is up.
+    actions = [[1, 1], [0, 1], [0, 0], [1, 1], [0, 0]]
+    time_steps = [environment.reset()] + [environment.step(np.array(action)) for action in actions]
+    environment.close()
+    np.testing.assert_array_equal([t.step_type for t in time_steps], [[0, 0], [1, 1], [1, 1], [2, 2], [0, 0], [1, 1]])
+    np.testing.assert_array_equal([t.observation for t in time_steps], [[0, 0], [1, 1], [1, 0], [1, 0], [0, 0], [0, 0]])
+    np.testing.assert_array_equal([t.reward for t in time_steps], [[0, 0], [1, 1], [0, 1], [0, 0], [0, 0], [0, 0]])
+    np.testing.assert_array_equal([t.discount for t in time_steps], [[1, 1], [1, 1], [1, 1], [0, 1], [1, 1], [1, 1]])
+
+
+@BOTH
+def test_reset_in_the_middle_starts_other_episodes(vectorize):
+    environment = vectorize(functools.partial(gymnasium.make, 'CartPole-v1'), 2, seed=3)
+    first = environment.reset()
+    environment.step(np.array([0, 1]))
+    again = environment.reset()
+    environment.close()
+    assert (again.step_type == conformance.FIRST).all()
+    assert not np.array_equal(first.observation, again.observation)
+
+
+@BOTH
+def test_without_a_seed(vectorize):
+    make = functools.partial(vectorize, functools.partial(gymnasium.make, 'CartPole-v1'))
+    some, others = (conformance.rollout(make, seed=None, num_steps=1)[0].observation for _ in range(2))
+    assert not np.array_equal(some, others)
+
+
+@BOTH
+def test_step_needs_a_reset_before(vectorize):
+    environment = vectorize(TwoStates, 2, seed=0)
+    with pytest.raises(RuntimeError, match='need a reset'):
+        environment.step(np.zeros(2, np.int64))
+    environment.reset()
+    environment.close()
+    with pytest.raises(RuntimeError, match='after close'):
+        environment.step(np.zeros(2, np.int64))
+
+
+def test_needs_next_step_autoreset():
+    env = SyncVectorEnv([TwoStates], autoreset_mode=AutoresetMode.SAME_STEP)
+    with pytest.raises(ValueError, match='got a vector environment with autoreset mode .*; need .*NEXT_STEP'):
+        vector_env.VectorEnvironment(env, seed=None)

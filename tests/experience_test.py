@@ -1,0 +1,38 @@
+import dataclasses
+
+import pytest
+
+from tflearn.experience import Experience
+
+
+def test_defaults_hold_together():
+    assert Experience().sequence_length == 2
+
+
+@pytest.mark.parametrize(
+    ('change', 'message'),
+    [
+        ({'sequence_length': 0}, 'sequence_length=0; need at least 1'),
+        ({'stride': 0}, 'stride=0'),
+        ({'per_replica_batch_size': 0}, 'per_replica_batch_size=0'),
+        ({'min_size': 200_000}, 'min_size=200000 > max_size=100000'),
+        ({'samples_per_insert': 0.0}, 'samples_per_insert=0.0; need a number above 0'),
+        ({'order': 'random'}, "order='random'; need one of uniform, prioritized, queue"),
+        ({'order': 'queue', 'samples_per_insert': 1.0}, 'hands out each item once'),
+        ({'order': 'queue', 'max_times_sampled': 1}, 'hands out each item once'),
+    ],
+)
+def test_values_that_cannot_be(change, message):
+    with pytest.raises(ValueError, match=message):
+        Experience(**change)
+
+
+@pytest.mark.parametrize('value', [2.5, True, '2'])
+def test_counts_are_integers(value):
+    with pytest.raises(TypeError, match='need an integer'):
+        Experience(sequence_length=value)
+
+
+def test_it_is_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Experience().max_size = 1

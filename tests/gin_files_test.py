@@ -1,0 +1,130 @@
+"""The packaged gin files: each run configures every job strictly and builds its objects; each part belongs to a run."""
+
+import importlib
+import importlib.util  # gin's file reader uses it without importing it.
+import re
+import threading
+
+import pytest
+
+import gin
+from scripts import gin_config, gin_files, gin_reader
+from tflearn.experience import Experience
+from tflearn.run_dir import RunDir
+from tflearn.steps import create_train_step
+
+FOLDER = gin_files.folder()
+RUNS = [name for name in gin_files.names() if '/' not in name and name != 'jobs']
+PARTS = [name for name in gin_files.names() if '/' in name]
+GIVEN = {
+    'replay_server': ('run_dir', 'replay_address', 'stop'),
+    'collect': ('run_dir', 'replay_address', 'connect_timeout_secs', 'stop', 'name'),
+    'train': ('run_dir', 'replay_address', 'connect_timeout_secs', 'stop'),
+    'evaluate': ('run_dir', 'connect_timeout_secs', 'stop'),
+}
+
+
+def job_function(job):
+    return getattr(importlib.import_module(f'tflearn.jobs.{job}'), job)
+
+
+@pytest.fixture
+def configure(tmp_path):
+    """Configures a job as its program does."""
+    values = {
+        'run_dir': RunDir(tmp_path),
+        'replay_address': 'localhost:1',
+        'connect_timeout_secs': 1.0,
+        'stop': threading.Event(),
+        'name': 'collect_0',
+    }
+
+    def configure(job, run, *bindings):
+        arguments = {name: values[name] for name in GIVEN[job]}
+        return gin_config.configure(job_function(job), arguments, gin_files.resolve(run), bindings)
+
+    return configure
+
+
+def text(name):
+    return gin_files.resolve(name).read_text(encoding='utf-8')
+
+
+def header(name):
+    """The comment that a file begins with."""
+    return ''.join(re.match(r'(#.*\n)*', text(name))[0])
+
+
+def test_there_are_files():
+    assert {'dqn_cartpole', 'dqn_acrobot'} <= set(RUNS)
+    assert {'algorithms/dqn', 'environments/cartpole', 'environments/acrobot'} <= set(PARTS)
+
+
+@pytest.mark.parametrize('job', GIVEN)
+@pytest.mark.parametrize('run', RUNS)
+def test_every_job_is_configured_and_its_objects_are_made(configure, run, job):
+    configured = configure(job, run)
+    bound = gin.get_bindings(configured.job.function)
+    environment = bound['make_environment'](num_environments=2, seed=0)
+    try:
+        time_step = environment.reset()
+        assert time_step.reward.shape == (2,)
+        if job != 'evaluate':
+            assert isinstance(bound['experience'], Experience)
+            agent = bound['make_agent'](environment.specs, create_train_step(), bound['experience'])
+            assert agent.collect_policy.action_spec == environment.specs.action
+    finally:
+        environment.close()
+
+
+@pytest.mark.parametrize('run', RUNS)
+def test_every_job_of_a_run_has_the_same_text(configure, run):
+    assert len({configure(job, run).text for job in GIVEN}) == 1
+
+
+@pytest.mark.parametrize('run', RUNS)
+def test_plain_gin_reads_it_too(run):
+    gin.clear_config()
+    gin.add_config_file_search_path(str(FOLDER))
+    gin.parse_config_file(f'{run}.gin')
+    gin.finalize()
+    gin.clear_config()
+
+
+@pytest.mark.parametrize('run', RUNS)
+def test_a_run_is_two_includes_and_a_few_overrides(run):
+    bindings = gin_reader.read(gin_files.resolve(run)).bindings
+    own = [binding for binding in bindings if binding.place.startswith(f'{FOLDER}/{run}.gin:')]
+    includes = re.findall(r"^include '(\w+)/\w+\.gin'$", text(run), re.MULTILINE)
+    assert includes == ['algorithms', 'environments']
+    assert len(own) <= 10
+
+
+@pytest.mark.parametrize('part', PARTS)
+def test_every_part_belongs_to_a_run(part):
+    places = {binding.place for run in RUNS for binding in gin_reader.read(gin_files.resolve(run)).bindings}
+    assert any(place.startswith(f'{FOLDER}/{part}.gin:') for place in places)
+
+
+@pytest.mark.parametrize('name', gin_files.names())
+def test_every_file_begins_with_what_it_is(name):
+    assert len(header(name).splitlines()[0]) > 10
+    statements = [line for line in text(name).splitlines() if line and not line.startswith('#')]
+    assert statements[0] == 'from __gin__ import dynamic_registration'
+
+
+@pytest.mark.parametrize('name', [name for name in PARTS if name.startswith('algorithms/')])
+def test_an_algorithm_names_its_source_and_its_units(name):
+    for word in ('Papers:', 'Differs from the papers:', 'Must be set:', 'Usually changed:', 'Units:'):
+        assert f'\n# {word}' in header(name)
+    assert re.search(r'arXiv:\d{4}\.\d{4,5}|Nature', header(name))
+
+
+@pytest.mark.parametrize('name', [name for name in PARTS if name.startswith('environments/')])
+def test_an_environment_says_what_it_looks_like(name):
+    for word in ('Observation:', 'Action:', 'Reward:', 'Solved at'):
+        assert word in header(name)
+
+
+def test_only_gin_files_are_there():
+    assert {path.suffix for path in FOLDER.rglob('*') if path.is_file()} == {'.gin'}

@@ -1,0 +1,227 @@
+"""The evaluate job, for real: CartPole, exported policies, and a run that ends in every way it can."""
+
+import functools
+import json
+import threading
+import time
+
+import pytest
+
+from tests import fakes
+from tests.policies import example_policies
+from tflearn.environments import gymnasium_env
+from tflearn.jobs.evaluate import evaluate
+from tflearn.policies.saved_policy import PolicyExporter
+from tflearn.run_dir import RunDir, read_json, write_json
+from tflearn.waiting import wait_until
+
+make_cart_pole = functools.partial(gymnasium_env.make, 'CartPole-v1')
+
+# Weights of cart position, its speed, pole angle, its speed.
+BALANCES = (0.1, 0.2, 1.0, 1.0)  # 500 steps, which is all there are
+FALLS = (0.0, 0.0, 0.0, 0.0)  # about 10
+RESULT = {'reason': 'num_train_steps 9 reached', 'train_step': 9, 'env_steps': 90, 'seconds': 1.5}
+
+
+class Run:
+    """A run directory with a train job's files in it, and the evaluate job in a thread."""
+
+    def __init__(self, root):
+        self.dir = RunDir(root)
+        specs = fakes.specs.specs_of(make_cart_pole)
+        self.linear = example_policies.Linear(specs.observation, specs.action)
+        self.exporter = PolicyExporter(self.linear.policy, self.dir.greedy_policy, keep_last=2)
+        self.stop = threading.Event()
+        self.errors = []
+        self._thread = None
+
+    def export(self, train_step, weights):
+        self.linear.set(weights)
+        return self.exporter.export(train_step, {'env_steps': 10 * train_step})
+
+    def start(self, **arguments):
+        defaults = {
+            'run_dir': self.dir,
+            'connect_timeout_secs': 30.0,
+            'stop': self.stop,
+            'make_environment': make_cart_pole,
+            'num_episodes': 4,
+            'num_environments': 2,
+            'idle_timeout_secs': 30.0,
+            'seed': 0,
+        }
+        self._thread = threading.Thread(target=self._evaluate, args=(defaults | arguments,), daemon=True)
+        self._thread.start()
+
+    def _evaluate(self, arguments):
+        try:
+            evaluate(**arguments)
+        except Exception as error:
+            self.errors.append(error)
+
+    def join(self, timeout_secs=60.0):
+        self._thread.join(timeout_secs)
+        assert not self._thread.is_alive()
+        return self.errors
+
+    def evaluations(self):
+        path = self.dir.evaluations
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def wait_for_evaluations(self, count):
+        wait_until(lambda: len(self.evaluations()) >= count, f'{count} evaluations', 60)
+        return self.evaluations()
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = Run(tmp_path / 'run')
+    yield run
+    run.stop.set()
+    if run._thread:
+        run.join()
+
+
+def test_a_run_ends_with_its_last_policy(run):
+    run.start()
+    run.export(0, FALLS)
+    run.wait_for_evaluations(1)
+    run.export(9, BALANCES)
+    write_json(run.dir.train_result, RESULT)
+    assert run.join() == []
+    first, last = run.evaluations()
+    assert list(first)[:5] == ['train_step', 'env_steps', 'mean_return', 'num_episodes', 'returns']
+    assert (first['train_step'], first['env_steps'], first['num_episodes'], len(first['returns'])) == (0, 0, 4, 4)
+    assert first['mean_return'] == sum(first['returns']) / 4 < 20
+    assert last['returns'] == [500.0] * 4
+    assert read_json(run.dir.done) == {
+        **RESULT,
+        'policy': 'policies/greedy_policy/9',
+        'evaluation': {'train_step': 9, 'mean_return': 500.0, 'num_episodes': 4, 'returns': [500.0] * 4},
+    }
+    status = read_json(run.dir.status('evaluate'))
+    assert status['state'].startswith('finished')
+    assert (status['train_step'], status['mean_return'], status['best_mean_return']) == (9, 500.0, 500.0)
+    assert run.dir.learning_curve.stat().st_size > 1000
+    assert list(run.dir.summaries('evaluate').glob('events.*'))
+    assert not run.dir.stop_request.exists()
+
+
+def test_a_target_that_is_reached_twice_ends_training(run):
+    run.export(3, BALANCES)
+    run.start(target_return=475.0)
+    request = wait_until(lambda: read_json(run.dir.stop_request), 'the stop request', 60)
+    assert request['reason'].startswith('target_return 475 reached')
+    # The train job goes on for a while; what it prunes must not be the run's result.
+    for train_step in (4, 5, 6, 7):
+        run.export(train_step, FALLS)
+    write_json(run.dir.train_result, {**RESULT, 'reason': request['reason']})
+    assert run.join() == []
+    first, second = run.evaluations()
+    assert first['train_step'] == second['train_step'] == 3
+    done = read_json(run.dir.done)
+    assert done['reason'] == request['reason']
+    assert done['train_step'] == 9
+    assert done['evaluation']['train_step'] == 3
+    assert (run.dir.root / done['policy'] / 'saved_model.pb').exists()
+    assert sorted(path.name for path in run.dir.greedy_policy.iterdir()) == ['3', '6', '7']
+
+
+def test_a_target_that_was_reached_by_luck_does_not(tmp_path):
+    run = Run(tmp_path / 'run')
+    linear = example_policies.Linear(fakes.OBSERVATION_SPEC, fakes.ACTION_SPEC)
+    # Acts 1, which earns 1, in the first episode only.
+    linear.set((-1.0, 0.0), bias=0.5)
+    version = PolicyExporter(linear.policy, run.dir.greedy_policy).export(0, {'env_steps': 0})
+    write_json(run.dir.train_result, RESULT)
+    run.start(make_environment=fakes.make_environment, num_episodes=2, target_return=3.5)
+    assert run.join() == []
+    assert [evaluation['mean_return'] for evaluation in run.evaluations()] == [3.5, 0.0]
+    assert not run.dir.stop_request.exists()
+    assert not (version / 'KEPT').exists()
+    done = read_json(run.dir.done)
+    assert done['reason'] == RESULT['reason']
+    assert done['evaluation']['mean_return'] == 0.0
+
+
+def test_a_job_that_was_killed_after_its_request_finishes_the_run(run):
+    run.export(3, BALANCES)
+    evaluation = {'train_step': 3, 'mean_return': 499.0, 'num_episodes': 1, 'returns': [499.0]}
+    write_json(run.dir.stop_request, {'reason': 'target_return 475 reached', 'evaluation': evaluation})
+    write_json(run.dir.train_result, RESULT)
+    run.start(target_return=475.0)
+    assert run.join() == []
+    assert run.evaluations() == []
+    assert read_json(run.dir.done)['evaluation'] == evaluation
+
+
+def test_stop_ends_an_evaluation_that_is_under_way(run):
+    run.export(3, BALANCES)
+    run.start(num_episodes=1_000_000)
+    wait_until(lambda: (read_json(run.dir.status('evaluate')) or {}).get('state') == 'running', 'the evaluation', 60)
+    asked_at = time.monotonic()
+    run.stop.set()
+    assert run.join() == []
+    assert time.monotonic() - asked_at < 2
+    assert run.evaluations() == []
+    assert read_json(run.dir.status('evaluate'))['state'] == 'stopped'
+    assert not run.dir.done.exists()
+
+
+def test_a_job_started_again_goes_on_where_it_was(run):
+    run.export(1, FALLS)
+    run.start()
+    run.wait_for_evaluations(1)
+    run.stop.set()
+    run.join()
+    with run.dir.evaluations.open('a') as file:
+        file.write('{"train_step": 2, "env_st')
+    run.stop.clear()
+    run.start()
+    run.export(3, FALLS)
+    run.wait_for_evaluations(2)
+    write_json(run.dir.train_result, RESULT)
+    assert run.join() == []
+    assert [evaluation['train_step'] for evaluation in run.evaluations()] == [1, 3]
+    assert read_json(run.dir.done)['evaluation']['train_step'] == 3
+
+
+def test_a_step_that_was_trained_again_is_evaluated_again(run):
+    run.export(8, FALLS)
+    run.export(9, FALLS)
+    run.start()
+    run.wait_for_evaluations(1)
+    # The train job is killed and goes on from its checkpoint of step 8.
+    assert run.exporter.drop_newer_than(8) == [9]
+    run.wait_for_evaluations(2)
+    run.export(9, BALANCES)
+    run.wait_for_evaluations(3)
+    write_json(run.dir.train_result, RESULT)
+    assert run.join() == []
+    assert [evaluation['train_step'] for evaluation in run.evaluations()] == [9, 8, 9]
+    assert read_json(run.dir.done)['evaluation']['mean_return'] == 500.0
+
+
+def test_a_run_that_is_done_is_left_alone(run):
+    write_json(run.dir.done, {'reason': 'num_train_steps 9 reached', 'train_step': 9})
+    run.export(1, FALLS)
+    run.start()
+    assert run.join(10) == []
+    assert not run.dir.evaluations.exists()
+
+
+def test_mistakes_are_told(run, tmp_path):
+    arguments = {'run_dir': run.dir, 'stop': run.stop, 'make_environment': make_cart_pole, 'connect_timeout_secs': 0.2}
+    with pytest.raises(ValueError, match='num_episodes=0'):
+        evaluate(**arguments, num_episodes=0)
+    with pytest.raises(TimeoutError, match=str(run.dir.greedy_policy)):
+        evaluate(**arguments)
+    write_json(run.dir.train_result, RESULT)
+    with pytest.raises(ValueError, match='finished without a policy'):
+        evaluate(**arguments)
+    run.export(1, FALLS)
+    with pytest.raises(ValueError, match=r'float32\[4\].*need|float32\[4\].*environment has'):
+        evaluate(**{**arguments, 'make_environment': fakes.make_environment})
+    run.dir.evaluations.write_text('{}\nnonsense\n{}\n')
+    with pytest.raises(ValueError, match='line 2'):
+        evaluate(**arguments)

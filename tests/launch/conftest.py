@@ -1,0 +1,34 @@
+"""Fixtures of the launch tests."""
+
+import io
+import pathlib
+
+import pytest
+
+import tflearn
+from tests.launch.fake_run import topology
+from tflearn.launch import local
+from tflearn.run_dir import RunDir
+
+
+@pytest.fixture
+def run_dir(tmp_path: pathlib.Path) -> RunDir:
+    return RunDir(tmp_path / 'run')
+
+
+@pytest.fixture(autouse=True)
+def python_path(monkeypatch):
+    """The processes of the tests import the same tflearn as the tests themselves."""
+    monkeypatch.setenv('PYTHONPATH', str(pathlib.Path(tflearn.__file__).parents[1]))
+
+
+@pytest.fixture
+def run(run_dir, capsys):
+    """Runs fake jobs in this process. Returns the exit code, what was shown and what stderr got."""
+
+    def run(line_interval_secs=10.0, **jobs):
+        out = io.StringIO()
+        code = local.run(topology(run_dir, **jobs), run_dir, out=out, line_interval_secs=line_interval_secs)
+        return code, out.getvalue(), capsys.readouterr().err
+
+    return run

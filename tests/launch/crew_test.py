@@ -1,0 +1,129 @@
+"""Jobs that die: which death ends the run, which job is started again, and what is said of it."""
+
+import os
+import signal
+
+from tests.launch.fake_run import RUN, RUNNING, WAIT, ended, gone, launched, pids, topology, wait_for
+
+
+def test_the_death_of_a_job_that_cannot_be_replaced_ends_the_run(run, run_dir):
+    code, out, err = run(replay_server=RUN, train=['say=out of paint', 'exit=7'], evaluate=RUN, collect_0=RUN)
+    assert code == 1
+    assert err == f'tflearn-launch: error: train ended with exit code 7; its log is {run_dir.log("train")}\n'
+    assert 'train ended with exit code 7; the end of' in out
+    assert '    out of paint\n' in out
+    assert 'The run is done' not in out
+
+
+def test_what_a_job_leaves_behind_is_ended(run, run_dir):
+    run(train=[RUNNING, 'child', 'exit=1'], evaluate=RUN)
+    child = int((run_dir.root / 'child_of_train').read_text())
+    wait_for(lambda: gone(child), 'the end of the child')
+
+
+def test_a_server_must_not_end_before_those_it_serves(run):
+    code, _, err = run(replay_server=[RUNNING], train=RUN, evaluate=RUN)
+    assert code == 1
+    assert 'replay_server ended with exit code 0' in err
+
+
+def test_a_server_is_not_missed_after_the_end_of_train(run):
+    code, _, err = run(
+        replay_server=['await=trained', 'wait=0.5', 'exit=1'],
+        train=['write=trained'],
+        evaluate=['await=trained', 'wait=1', 'done'],
+    )
+    assert (code, err) == (0, '')
+
+
+def test_collectors_are_restarted(run, run_dir):
+    code, out, err = run(
+        train=['await=second_life'],
+        evaluate=['await=second_life', 'done'],
+        collect_0=['say=hello', 'once=exit=5', 'write=second_life', WAIT],
+    )
+    assert (code, err) == (0, '')
+    assert f'collect_0 ended with exit code 5; restart 1 of 3; the end of {run_dir.log("collect_0")}:\n    hello' in out
+    assert out.count('restart 1 of 3') == 1
+
+
+def test_the_last_collector_that_is_given_up_ends_the_run(run):
+    code, out, err = run(train=RUN, evaluate=RUN, collect_0=['say=oh no', 'exit=5'])
+    assert code == 1
+    assert 'tflearn-launch: error: collect_0 ended with exit code 5 after 3 restarts; its log is' in err
+    assert out.count('oh no') == 4
+    assert [f'restart {i} of 3' in out for i in (1, 2, 3, 4)] == [True, True, True, False]
+    assert 'given up' in out
+
+
+def test_the_run_goes_on_with_other_collectors(run_dir):
+    others = {name: ['await=given_up'] for name in ('train', 'collect_1')}
+    jobs = topology(run_dir, evaluate=['await=given_up', 'done'], collect_0=['exit=5'], **others)
+    with launched(run_dir, jobs) as process:
+        log = run_dir.log('launch')
+        wait_for(lambda: log.exists() and 'given up' in log.read_text(), 'the last death of collect_0')
+        (run_dir.root / 'given_up').touch()
+        code, _, err = ended(process)
+    assert (code, err) == (0, '')
+
+
+MISTAKE = 'tflearn-{}: error: got dnq; need a binding that exists; did you mean dqn?'
+
+
+def test_a_mistake_of_the_user_is_told_once_and_without_noise(run):
+    jobs = {name: [f'say={MISTAKE.format(name)}', 'exit=2'] for name in ('train', 'evaluate', 'collect_0')}
+    code, out, err = run(replay_server=RUN, **jobs)
+    assert code == 2
+    assert err in {MISTAKE.format(name) + '\n' for name in jobs}
+    assert 'dnq' not in out
+    assert 'restart' not in out
+
+
+def test_a_mistake_explains_more_than_another_death(run):
+    code, _, err = run(
+        train=['await=stubborn', 'say=connection lost', 'exit=1'],
+        evaluate=['stubborn', f'say={MISTAKE.format("evaluate")}', 'write=stubborn', 'wait=0.5', 'exit=2'],
+    )
+    assert code == 2
+    assert err == MISTAKE.format('evaluate') + '\n'
+
+
+def test_a_collector_that_ran_meets_what_passes(run):
+    code, out, _ = run(
+        train=['await=second_life'],
+        evaluate=['await=second_life', 'done'],
+        collect_0=[RUNNING, 'wait=0.8', f'say={MISTAKE.format("collect")}', 'once=exit=2', 'write=second_life', WAIT],
+    )
+    assert code == 0
+    assert 'restart 1 of 3; the end of' in out
+
+
+def test_a_mistake_after_the_end_of_train_ends_nothing(run):
+    code, out, err = run(
+        train=['write=trained'],
+        evaluate=['await=trained', 'wait=1', 'done'],
+        collect_0=['await=trained', 'wait=0.5', f'say={MISTAKE.format("collect")}', 'exit=2'],
+    )
+    assert (code, err) == (0, '')
+    assert 'collect_0 ended with exit code 2; the end of' in out
+
+
+def test_a_killed_job_is_named_with_its_signal(run_dir):
+    with launched(run_dir, topology(run_dir, train=RUN, evaluate=RUN)) as process:
+        train, _ = pids(run_dir, 'train', 'evaluate')
+        os.kill(train, signal.SIGKILL)
+        code, _, err = ended(process)
+    assert code == 1
+    assert 'train was ended by SIGKILL, as happens when memory runs out' in err
+
+
+def test_an_unclean_stop_is_told(run_dir):
+    error = 'tflearn-train: error: got no end of the job within 30 s after SIGTERM'
+    jobs = topology(run_dir, train=['last_words=' + error, *RUN], evaluate=RUN)
+    with launched(run_dir, jobs) as process:
+        pids(run_dir, 'train', 'evaluate')
+        process.send_signal(signal.SIGTERM)
+        code, out, _ = ended(process)
+    assert code == 143
+    assert f'train ended with exit code 143; the end of {run_dir.log("train")}:\n    {error}' in out
+    assert 'evaluate ended' not in out

@@ -1,0 +1,101 @@
+"""Runs of fake jobs, in this process or in a launch process of their own, and what is left of them."""
+
+import contextlib
+import os
+import pathlib
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tflearn.launch.topology import Job, Topology
+from tflearn.run_dir import RunDir, read_json
+
+DEADLINE_SECS = 20.0
+_PROGRAM = pathlib.Path(__file__).with_name('fake_job.py')
+_LAUNCH = """
+import pickle, sys
+from tflearn.launch import local
+from tflearn.run_dir import RunDir
+topology, options = pickle.load(open(sys.argv[2], 'rb'))
+sys.exit(local.run(topology, RunDir(sys.argv[1]), **options))
+"""
+# What the jobs of a local run are to it, by kind.
+ROLES: dict[str, dict[str, Any]] = {
+    'replay_server': {'serves': 'train', 'may_finish': False, 'stop_stage': 3},
+    'train': {},
+    'evaluate': {'stop_stage': 1},
+    'collect': {'serves': 'train', 'max_restarts': 3, 'stop_stage': 2},
+}
+RUNNING, WAIT = 'status={"state": "running"}', 'wait=30'
+RUN = [RUNNING, WAIT]
+
+
+def topology(run_dir: RunDir, **steps: list[str]) -> Topology:
+    """A topology of fake jobs: their names, which begin with their kind, and their steps (see fake_job.py)."""
+    jobs = []
+    for name, its_steps in steps.items():
+        kind = next(kind for kind in ROLES if name.startswith(kind))
+        command = (sys.executable, str(_PROGRAM), str(run_dir.root), name, *its_steps)
+        jobs.append(Job(name, command, kind, **ROLES[kind]))
+    return Topology(tuple(jobs))
+
+
+@contextlib.contextmanager
+def launched(
+    run_dir: RunDir, jobs: Topology, stdout: int = subprocess.PIPE, **options: Any
+) -> Iterator[subprocess.Popen]:
+    """A launch process over `jobs`; it is killed at the end if it still lives."""
+    run_dir.root.mkdir(parents=True, exist_ok=True)
+    arguments = run_dir.root / 'launch.pickle'
+    arguments.write_bytes(pickle.dumps((jobs, options)))
+    command = [sys.executable, '-c', _LAUNCH, str(run_dir.root), str(arguments)]
+    process = subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def ended(launch: subprocess.Popen) -> tuple[int, str, str]:
+    """Waits for the end of a launch process. Returns exit code, output, stderr."""
+    out, err = launch.communicate(timeout=DEADLINE_SECS)
+    return launch.returncode, out, err
+
+
+def wait_for(condition: Callable[[], Any], what: str) -> Any:
+    """Waits until `condition` returns something true, and returns that."""
+    deadline = time.monotonic() + DEADLINE_SECS
+    pause = threading.Event()
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f'waited {DEADLINE_SECS} s in vain for {what}'
+        pause.wait(0.02)
+    return value
+
+
+def pids(run_dir: RunDir, *jobs: str) -> list[int]:
+    """The processes of `jobs`, once all of them have told theirs."""
+
+    def told() -> list[int] | None:
+        statuses = [read_json(run_dir.status(job)) for job in jobs]
+        return [status['pid'] for status in statuses] if all(statuses) else None
+
+    return wait_for(told, f'the statuses of {jobs}')
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended (it may wait to be collected by its new parent)."""
+    try:
+        os.kill(pid, 0)
+        return pathlib.Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0] == 'Z'
+    except (ProcessLookupError, FileNotFoundError):
+        return True
+
+
+def stopped(run_dir: RunDir) -> list[str]:
+    """The jobs that were asked to stop, in order."""
+    return (run_dir.root / 'stopped').read_text().split()

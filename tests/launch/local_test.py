@@ -1,0 +1,221 @@
+"""Whole runs of small real processes: how they end, and what is said and left then."""
+
+import io
+import json
+import os
+import pty
+import signal
+
+import pytest
+
+from tests.launch.fake_run import (
+    DEADLINE_SECS,
+    RUN,
+    RUNNING,
+    WAIT,
+    ended,
+    gone,
+    launched,
+    pids,
+    stopped,
+    topology,
+    wait_for,
+)
+from tflearn.launch import local
+from tflearn.run_dir import RunDir, read_json
+
+
+def test_normal_end(run, run_dir):
+    others_run = ['await=status/replay_server.json', 'await=status/collect_0.json']
+    code, out, err = run(replay_server=RUN, train=others_run, evaluate=['done'], collect_0=RUN, collect_1=[RUNNING])
+    assert (code, err) == (0, '')
+    assert stopped(run_dir) == ['collect_0', 'replay_server']
+    result, *where = out.splitlines()[-6:]
+    assert result.endswith(
+        'The run is done: num_train_steps 1000; train step 1,000, 4,321 env steps, 1 min 15 s; '
+        'greedy mean return 487.2 over 20 episodes.'
+    )
+    for line, path in zip(where[:4], ['learning_curve.png', 'summaries', 'train/checkpoints', 'policies'], strict=True):
+        assert str(run_dir.root / path) in line
+    assert 'tensorboard.main --logdir=' in where[1]
+    assert 'policies/greedy_policy/900' in where[3]
+    commands = run_dir.commands
+    assert str(commands) in where[4]
+    assert [line.split()[3] for line in commands.read_text().splitlines()[1:]] == [
+        'replay_server',
+        'train',
+        'evaluate',
+        'collect_0',
+        'collect_1',
+    ]
+
+
+def test_logs_are_kept_and_marked(run, run_dir):
+    jobs = {'replay_server': RUN, 'evaluate': ['done']}
+    run(train=['say=first'], **jobs)
+    run_dir.done.unlink()
+    run(train=['say=second'], **jobs)
+    lines = run_dir.log('train').read_text().splitlines()
+    assert [line for line in lines if not line.startswith('=====')] == ['first', 'second']
+    assert [line.startswith('=====') for line in lines] == [True, False, True, False]
+    assert 'say=second' in lines[2]
+
+
+def test_without_done_it_is_an_error(run, run_dir):
+    code, _, err = run(train=[], evaluate=[])
+    assert code == 1
+    assert err == f'tflearn-launch: error: all jobs ended, but none wrote {run_dir.done}\n'
+
+
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_all_jobs_in_order(run_dir, number):
+    run_dir.checkpoints.mkdir(parents=True)
+    (run_dir.checkpoints / 'checkpoint').touch()
+    jobs = topology(run_dir, replay_server=RUN, train=RUN, evaluate=RUN, collect_0=[RUNNING, 'child', WAIT])
+    with launched(run_dir, jobs) as process:
+        alive = pids(run_dir, 'replay_server', 'train', 'evaluate', 'collect_0')
+        alive.append(int(wait_for(lambda: child_of(run_dir, 'collect_0'), 'the child')))
+        process.send_signal(number)
+        code, out, err = ended(process)
+    assert (code, err) == (128 + number, '')
+    assert stopped(run_dir) == ['train', 'evaluate', 'collect_0', 'replay_server']
+    assert [gone(pid) for pid in alive] == [True] * 5
+    last = out.splitlines()[-1]
+    assert last.startswith(f'The run was stopped by {number.name}; what it learned is in {run_dir.checkpoints}.')
+    assert 'same command' in last
+
+
+def child_of(run_dir: RunDir, job: str) -> str:
+    path = run_dir.root / f'child_of_{job}'
+    return path.read_text() if path.exists() else ''
+
+
+def test_a_second_signal_kills_at_once(run_dir):
+    jobs = topology(run_dir, train=['stubborn', *RUN], evaluate=['stubborn', *RUN])
+    with launched(run_dir, jobs) as process:
+        alive = pids(run_dir, 'train', 'evaluate')
+        process.send_signal(signal.SIGINT)
+        wait_for(lambda: 'stopping train' in run_dir.log('launch').read_text(), 'the beginning of the stop')
+        process.send_signal(signal.SIGINT)
+        code, out, _ = ended(process)
+    assert code == 130
+    assert [gone(pid) for pid in alive] == [True, True]
+    assert 'train killed' in out
+    assert 'it had not learned anything yet' in out
+
+
+def test_a_job_that_does_not_stop_is_killed_in_the_end(run_dir):
+    jobs = topology(run_dir, train=['stubborn', *RUN], evaluate=RUN)
+    with launched(run_dir, jobs, stop_timeout_secs=0.5) as process:
+        alive = pids(run_dir, 'train', 'evaluate')
+        process.send_signal(signal.SIGTERM)
+        code, out, _ = ended(process)
+    assert code == 143
+    assert [gone(pid) for pid in alive] == [True, True]
+    assert 'train did not stop within 0.5 s: killed' in out
+
+
+def test_a_killed_launch_leaves_no_process(run_dir):
+    jobs = topology(run_dir, train=['stubborn', *RUN], evaluate=[RUNNING, 'child', WAIT])
+    with launched(run_dir, jobs, stop_timeout_secs=0.5) as process:
+        alive = pids(run_dir, 'train', 'evaluate')
+        alive.append(int(wait_for(lambda: child_of(run_dir, 'evaluate'), 'the child')))
+        process.kill()
+        process.wait(timeout=DEADLINE_SECS)
+        wait_for(lambda: all(gone(pid) for pid in alive), 'the end of the jobs')
+    assert stopped(run_dir) == ['evaluate']
+
+
+def test_one_launch_at_a_time(run_dir, run):
+    with launched(run_dir, topology(run_dir, train=RUN, evaluate=RUN)) as process:
+        pids(run_dir, 'train', 'evaluate')
+        with pytest.raises(ValueError, match=f'another launch .pid {process.pid}. is at work'):
+            run(train=[], evaluate=['done'])
+        process.send_signal(signal.SIGTERM)
+        ended(process)
+    code, _, _ = run(train=[], evaluate=['done'])
+    assert code == 0
+
+
+def test_a_finished_run_says_so(run, run_dir):
+    run(train=[], evaluate=['done'])
+    before = run_dir.log('launch').read_text()
+    code, out, err = run(train=['exit=1'], evaluate=['exit=1'])
+    assert (code, err) == (0, '')
+    assert out.startswith('This run is already finished: num_train_steps 1000; train step 1,000, 4,321 env steps')
+    assert str(run_dir.root / 'policies/greedy_policy/900') in out
+    assert out.count('\n') == 1
+    assert run_dir.log('launch').read_text() == before
+
+
+def test_an_unwritable_root_is_refused(tmp_path):
+    (tmp_path / 'file').touch()
+    run_dir = RunDir(tmp_path / 'file' / 'run')
+    with pytest.raises(ValueError, match='cannot be written to'):
+        local.run(topology(run_dir, train=[]), run_dir, out=io.StringIO())
+
+
+def test_without_a_terminal_there_are_lines(run, run_dir):
+    figures = {'state': 'running', 'train_step': 500, 'num_train_steps': 1000, 'train_steps_per_sec': 12.5}
+    old = {'state': 'running', 'replay_size': 77777, 'time': 1.0}
+    run_dir.status('replay_server').parent.mkdir(parents=True)
+    run_dir.status('replay_server').write_text(json.dumps(old))
+    _, out, _ = run(
+        line_interval_secs=0.5,
+        replay_server=[WAIT],
+        train=['status={"state": "waiting for a first item"}', 'wait=0.5', f'status={json.dumps(figures)}', 'wait=1.5'],
+        evaluate=['await=status/train.json', 'wait=1.5', 'done'],
+    )
+    first, *lines = out.splitlines()
+    assert first.startswith('Run in ')
+    events = [line.partition(' ')[2] for line in lines]
+    assert events.index('train: waiting for a first item') < events.index('train: running')
+    told = [event for event in events if 'train steps 500 of 1,000 at 12.5/s' in event]
+    assert 2 <= len(told) <= 5
+    assert 'replay_server, evaluate: starting (loads its libraries)' in told[0]
+    assert '77,777' not in out
+
+
+def test_jobs_inherit_the_environment_and_write_at_once(run, run_dir, monkeypatch):
+    monkeypatch.setenv('OF_THE_USER', '7')
+    run(train=['env=OF_THE_USER', 'env=PYTHONUNBUFFERED'], evaluate=['done'])
+    assert run_dir.log('train').read_text().splitlines()[1:] == ['OF_THE_USER=7', 'PYTHONUNBUFFERED=1']
+
+
+def test_in_a_terminal_there_is_a_view(run_dir, monkeypatch):
+    monkeypatch.setenv('TERM', 'xterm-256color')
+    figures = {'state': 'running', 'train_step': 500, 'num_train_steps': 1000}
+    jobs = topology(run_dir, train=[f'status={json.dumps(figures)}', 'wait=1.5'], evaluate=['wait=1', 'done'])
+    ours, theirs = pty.openpty()
+    with launched(run_dir, jobs, stdout=theirs) as process:
+        os.close(theirs)
+        shown = b''
+        while chunk := read(ours):
+            shown += chunk
+        assert process.wait(timeout=DEADLINE_SECS) == 0
+    os.close(ours)
+    text = shown.decode()
+    assert '━' in text
+    assert '500 of 1,000' in text
+    assert '● \x1b[0mrunning' in text
+    assert 'The run is done' in text.splitlines()[-6]
+
+
+def read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # Linux tells the end of a terminal so.
+        return b''
+
+
+def test_a_reader_that_went_away_does_not_end_the_run(run_dir):
+    reader, writer = os.pipe()
+    jobs = topology(run_dir, train=[RUNNING, 'await=gone', 'wait=0.5'], evaluate=['await=gone', 'wait=0.5', 'done'])
+    with launched(run_dir, jobs, stdout=writer) as process:
+        os.close(writer)
+        pids(run_dir, 'train')
+        os.close(reader)
+        (run_dir.root / 'gone').touch()
+        process.wait(timeout=DEADLINE_SECS)
+        assert process.returncode == 0
+    assert read_json(run_dir.done)

@@ -1,0 +1,92 @@
+"""How the figures of a run read."""
+
+import time
+
+import pytest
+
+from tests.launch.example_reports import whole_run
+from tflearn.launch.reports import JobReport, RunReport, count, duration, plain, rate
+
+
+def test_all_figures():
+    assert whole_run().figures() == {
+        'train steps': '12,400 of 20,000 at 93.1/s',
+        'env steps': '49,600 at 372/s',
+        'replay': '49,600 of 100,000',
+        'samples/insert': '64.13 (target 64)',
+        'collect return': '231.4',
+        'greedy return': '342.1 (target 475)',
+        'policy lag': '1.3 versions',
+        'data wait': '12%',
+        'time left': '1 min 22 s',
+    }
+
+
+def test_progress_and_time_left():
+    assert whole_run().progress == (12_400, 20_000)
+    assert whole_run().secs_left == 82.0
+
+
+def test_what_is_not_known_is_not_shown():
+    targets = {'samples_per_insert': None, 'samples_per_insert_target': 32.0, 'target_return': 475.0}
+    jobs = [JobReport(kind, kind, 'starting', figures=targets) for kind in ('replay_server', 'train', 'evaluate')]
+    run = RunReport((*jobs, JobReport('collect_0', 'collect', 'running')), 1.0)
+    assert run.figures() == {}
+    assert run.progress is None
+    assert [job.summary() for job in run.jobs] == [''] * 4
+
+
+def test_rates_are_those_of_living_jobs():
+    figures = {'env_steps_per_sec': 100.0, 'mean_return': 3.0}
+    living = JobReport('collect_0', 'collect', 'running', figures=figures)
+    dead = JobReport('collect_1', 'collect', 'died', alive=False, figures=figures)
+    train = JobReport('train', 'train', 'finished', alive=False, figures={'train_step': 7, 'train_steps_per_sec': 9.0})
+    run = RunReport((train, living, dead), 1.0)
+    assert run.figures() == {'train steps': '7', 'env steps': 'at 100/s', 'collect return': '3'}
+
+
+def test_strange_figures_are_not_known():
+    figures = {'loss': float('nan'), 'policy_version': 'seven', 'train_step': True, 'env_steps': None}
+    job = JobReport('train', 'train', 'running', figures=figures)
+    assert [job.number(key) for key in (*figures, 'other')] == [None] * 5
+
+
+def test_summaries_of_the_jobs():
+    assert {job.name: job.summary() for job in whole_run().jobs} == {
+        'replay_server': 'inserts 49,600, samples 3,180,000',
+        'train': 'loss 0.01235, policy version 124',
+        'evaluate': 'train step 12,000, episodes 20, best 361.5',
+        'collect_0': '186/s, mean return 220.4, episodes 301, lag 102 steps',
+        'collect_1': '186/s, mean return 242.3, episodes 298, lag 102 steps',
+    }
+
+
+def test_a_running_job_that_says_nothing_is_silent():
+    def silent_secs(state, secs):
+        return JobReport('train', 'train', state, figures={'time': time.time() - secs}).silent_secs
+
+    assert silent_secs('running', 5.0) is None
+    assert silent_secs('waiting for a first item', 100.0) is None
+    assert silent_secs('running', 100.0) == pytest.approx(100.0, abs=5.0)
+
+
+@pytest.mark.parametrize(
+    ('text', 'expected'),
+    [
+        (count(None), ''),
+        (count(0), '0'),
+        (count(1234567), '1,234,567'),
+        (plain(None), ''),
+        (plain(-142.336), '-142.3'),
+        (plain(123456.7), '123,457'),
+        (plain(0.000012345), '1.234e-05'),
+        (rate(3.14), '3.1/s'),
+        (rate(1234.5), '1,234/s'),
+        (duration(0.2), '0 s'),
+        (duration(59.7), '1 min 00 s'),
+        (duration(185), '3 min 05 s'),
+        (duration(7480), '2 h 04 min'),
+    ],
+)
+def test_numbers(text, expected):
+    assert text == expected

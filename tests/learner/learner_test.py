@@ -1,0 +1,195 @@
+import threading
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tflearn.learner import strategies
+from tflearn.learner.learner import Learner
+from tflearn.learner.triggers import IntervalTrigger
+from tflearn.run_dir import RunDir
+
+
+def _values(agent):
+    """All variables of the agent, optimizer slots and target network included, as a checkpoint sees them."""
+    checkpoint = tf.train.Checkpoint(agent=agent)
+    return [value.numpy() for value in tf.nest.flatten(sorted(_variables(checkpoint).items()))[1::2]]
+
+
+def _variables(checkpoint):
+    found = {}
+    for view in tf.train.TrackableView(checkpoint).descendants():
+        if isinstance(view, tf.Variable):
+            found[view.name + str(len(found)).zfill(5)] = view
+    return found
+
+
+def _assert_equal(agent, other):
+    ours, theirs = _values(agent), _values(other)
+    assert len(ours) == len(theirs) > 8
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_it_trains_and_reports_means(tmp_path, make_agent, make_dataset_fn):
+    agent = make_agent()
+    learner = Learner(agent, make_dataset_fn(), RunDir(tmp_path))
+    before = [variable.numpy() for variable in agent.policy.variables()]
+    result = learner.run(10)
+    assert (result.num_steps, learner.step) == (10, 10)
+    assert np.isfinite(result.loss)
+    assert result.info == {'policy_version': pytest.approx(4.5)}
+    assert set(result.extra) == {'td_loss', 'td_error'}
+    assert 0.0 <= result.data_wait_share <= 1.0
+    assert any((a != b.numpy()).any() for a, b in zip(before, agent.policy.variables(), strict=True))
+
+
+def test_the_loss_is_the_mean_over_the_steps(tmp_path, make_agent, make_dataset_fn):
+    single = Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path / 'a'))
+    many = Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path / 'b'))
+    losses = [single.run(1).loss for _ in range(6)]
+    assert many.run(6).loss == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+def test_it_traces_once(tmp_path, make_agent, make_dataset_fn):
+    agent, traces = make_agent(), []
+    train = agent._train
+
+    def counted(*args, **kwargs):
+        traces.append(1)
+        return train(*args, **kwargs)
+
+    agent._train = counted
+    learner = Learner(agent, make_dataset_fn(), RunDir(tmp_path))
+    built = len(traces)
+    for num_steps in (1, 2, 5, 1):
+        learner.run(num_steps)
+    assert len(traces) == built
+    # Once more than once: a first trace makes the optimizer's slots.
+    assert built <= 2
+
+
+@pytest.mark.parametrize('replicas', [2, 4])
+def test_replicas_agree_with_one(tmp_path, make_agent, make_dataset_fn, replicas):
+    one = make_agent()
+    alone = Learner(one, make_dataset_fn(), RunDir(tmp_path / 'one'))
+    strategy = strategies.make(f'mirrored:{replicas}')
+    several = make_agent(strategy)
+    together = Learner(several, make_dataset_fn(), RunDir(tmp_path / 'several'), strategy=strategy)
+    expected, got = alone.run(30), together.run(30)
+    assert got.loss == pytest.approx(expected.loss, rel=1e-4)
+    assert got.extra == pytest.approx(expected.extra, rel=1e-4)
+    assert got.info == pytest.approx(expected.info)
+    assert together.step == 30
+    for a, b in zip(one.policy.variables(), several.policy.variables(), strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-3, atol=1e-5)
+
+
+def test_stopped_and_resumed_equals_not_stopped(tmp_path, make_agent, make_dataset_fn):
+    straight = make_agent()
+    Learner(straight, make_dataset_fn(), RunDir(tmp_path / 'straight')).run(20)
+
+    first = Learner(make_agent(), make_dataset_fn(0, 10), RunDir(tmp_path / 'resumed'))
+    first.run(10)
+    first.close()
+    resumed = make_agent()
+    second = Learner(resumed, make_dataset_fn(10), RunDir(tmp_path / 'resumed'))
+    assert second.step == 10
+    second.run(10)
+    _assert_equal(resumed, straight)
+
+
+def test_when_the_data_end_what_was_done_counts(tmp_path, make_agent, make_dataset_fn):
+    fired = []
+    triggers = [IntervalTrigger(5, fired.append)]
+    learner = Learner(make_agent(), make_dataset_fn(0, 7), RunDir(tmp_path), triggers=triggers)
+    result = learner.run(100)
+    assert (result.num_steps, learner.step, fired) == (7, 7, [7])
+    assert np.isfinite(result.loss)
+    assert learner.run(10).num_steps == 0
+
+
+def test_triggers_and_checkpoints_come_in_order(tmp_path, make_agent, make_dataset_fn):
+    run_dir = RunDir(tmp_path)
+    saved_when_fired = []
+    triggers = [
+        IntervalTrigger(10, lambda step: saved_when_fired.append((run_dir.checkpoints / f'ckpt-{step}.index').exists()))
+    ]
+    learner = Learner(make_agent(), make_dataset_fn(), run_dir, triggers=triggers, checkpoint_interval_steps=10)
+    assert not run_dir.checkpoints.exists(), 'nothing is saved unasked'
+    for _ in range(6):
+        learner.run(5)
+    assert saved_when_fired == [True] * 3
+    assert len(triggers) == 1, "the caller's list is the caller's"
+    learner.close()
+    assert len(list(run_dir.checkpoints.glob('*.index'))) == 3
+
+
+def test_close_saves_what_is_not_saved(tmp_path, make_agent, make_dataset_fn):
+    run_dir = RunDir(tmp_path)
+    learner = Learner(make_agent(), make_dataset_fn(), run_dir)
+    learner.run(3)
+    learner.close()
+    assert [path.name for path in run_dir.checkpoints.glob('*.index')] == ['ckpt-3.index']
+
+
+def test_data_without_info(tmp_path, make_agent, make_dataset_fn):
+    dataset_fn = lambda context: make_dataset_fn()(context).map(lambda data, info: data)  # noqa: E731
+    result = Learner(make_agent(), dataset_fn, RunDir(tmp_path)).run(3)
+    assert (result.num_steps, result.info) == (3, {})
+
+
+def test_the_input_context_is_real(tmp_path, make_agent, make_dataset_fn):
+    contexts = []
+
+    def dataset_fn(context):
+        contexts.append(context)
+        return make_dataset_fn()(context)
+
+    strategy = strategies.make('mirrored:2')
+    Learner(make_agent(strategy), dataset_fn, RunDir(tmp_path), strategy=strategy)
+    assert [(context.num_replicas_in_sync, context.num_input_pipelines) for context in contexts] == [(2, 1)]
+
+
+def test_time_spent_waiting_for_data_is_seen(tmp_path, make_agent, make_dataset_fn):
+    def slowly(data, info):
+        tf.numpy_function(lambda: time_passes(), (), ())
+        return data, info
+
+    def time_passes():
+        threading.Event().wait(0.05)
+
+    dataset_fn = lambda context: make_dataset_fn()(context).map(slowly)  # noqa: E731
+    learner = Learner(make_agent(), dataset_fn, RunDir(tmp_path))
+    learner.run(1)
+    start = time.monotonic()
+    result = learner.run(20)
+    assert result.data_wait_share > 0.5
+    assert result.data_wait_share * (time.monotonic() - start) < 20 * 0.5
+
+
+def test_summaries_reach_tensorboard(tmp_path, make_agent, make_dataset_fn):
+    run_dir = RunDir(tmp_path)
+    learner = Learner(make_agent(), make_dataset_fn(), run_dir, summary_interval_steps=10)
+    results = [learner.run(5) for _ in range(4)]
+    learner.summarize({'mine': 3.0})
+    learner.close()
+    events = [event for file in run_dir.summaries('train').iterdir() for event in _scalars(file)]
+    losses = {step: value for step, tag, value in events if tag == 'train/loss'}
+    assert losses == {10: pytest.approx(results[1].loss), 20: pytest.approx(results[3].loss)}
+    assert (20, 'train/mine', 3.0) in events
+    assert {'train/steps_per_sec', 'train/data_wait_share', 'train/extra/td_loss'} <= {tag for _, tag, _ in events}
+
+
+def _scalars(file):
+    for record in tf.data.TFRecordDataset(str(file)):
+        event = tf.compat.v1.Event.FromString(record.numpy())
+        for value in event.summary.value:
+            yield event.step, value.tag, float(tf.make_ndarray(value.tensor))
+
+
+def test_nonsense(tmp_path, make_agent, make_dataset_fn):
+    learner = Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path))
+    with pytest.raises(ValueError, match='num_steps=0; need at least 1'):
+        learner.run(0)

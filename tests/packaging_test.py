@@ -1,0 +1,214 @@
+"""What users install: the wheel with its gin files and console commands, the lock files, the two README commands."""
+
+import ast
+import email
+import importlib.metadata
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+from packaging.requirements import Requirement
+
+from tests.architecture import source_tree
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+JOBS = ('replay_server', 'collect', 'train', 'evaluate', 'launch')
+EXTRAS = ('mujoco', 'atari', 'envpool', 'dm_control', 'serving', 'ray')
+# What setup.py, the shell programs and the lock files may not name, for they are the user's choice. (Spelt in parts, so
+# that this file does not name them either.)
+REGISTRY = re.compile(r'py' r'pi\.org|python' r'hosted|index' r'-url|--find' r'-links|debian' r'\.org')
+
+
+def run(*command: str | os.PathLike[str], **options) -> subprocess.CompletedProcess[str]:
+    """Runs `command` with a deadline; a failure shows what it printed."""
+    return subprocess.run(command, text=True, capture_output=True, timeout=120, **options)
+
+
+@pytest.fixture(scope='module')
+def wheel(tmp_path_factory) -> pathlib.Path:
+    """The wheel, built from a copy of the checkout as a clone would have it."""
+    folder = tmp_path_factory.mktemp('wheel')
+    copy = folder / 'checkout'
+    ignore = shutil.ignore_patterns('.*', 'runs', 'build', '*.egg-info', '__pycache__')
+    shutil.copytree(ROOT, copy, ignore=ignore)
+    options = ('--no-deps', '--no-build-isolation', '--no-index', '--wheel-dir', folder)
+    result = run(sys.executable, '-m', 'pip', '--disable-pip-version-check', 'wheel', *options, copy)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return next(folder.glob('*.whl'))
+
+
+@pytest.fixture(scope='module')
+def installed(wheel, tmp_path_factory) -> pathlib.Path:
+    """A folder that the wheel is installed into."""
+    folder = tmp_path_factory.mktemp('installed')
+    options = ('--no-deps', '--no-index', '--target', folder)
+    result = run(sys.executable, '-m', 'pip', '--disable-pip-version-check', 'install', *options, wheel)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return folder
+
+
+def metadata(wheel: pathlib.Path) -> email.message.Message:
+    """Returns the fields of the wheel's METADATA."""
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(name for name in archive.namelist() if name.endswith('.dist-info/METADATA'))
+        return email.message_from_bytes(archive.read(name))
+
+
+def locked(name: str) -> list[Requirement]:
+    """Returns the lines of requirements/<name>.txt."""
+    lines = (ROOT / 'requirements' / f'{name}.txt').read_text(encoding='utf-8').splitlines()
+    return [Requirement(line) for line in lines if line.strip() and not line.strip().startswith('#')]
+
+
+def test_the_wheel_holds_the_package_the_programs_and_the_gin_files(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if '.dist-info/' not in name}
+    package = {path.relative_to(ROOT).as_posix() for path in (ROOT / 'tflearn').rglob('*.py')}
+    programs = {f'tflearn_scripts/{path.name}' for path in (ROOT / 'scripts').glob('*.py')}
+    gin_files = {f'tflearn_gin/{path.relative_to(ROOT / "gin").as_posix()}' for path in (ROOT / 'gin').rglob('*.gin')}
+    assert names == package | programs | gin_files
+    assert 'tflearn_gin/algorithms/dqn.gin' in names
+
+
+def test_the_wheel_says_what_it_is(wheel):
+    fields = metadata(wheel)
+    version = re.search(r"__version__ = '(.+)'", (ROOT / 'tflearn' / '__init__.py').read_text(encoding='utf-8'))
+    assert (fields['Name'], fields['Version']) == ('tflearn-agents', version.group(1))
+    assert set(fields['Requires-Python'].split(',')) == {'>=3.10', '<3.12'}
+    assert {name.replace('-', '_') for name in fields.get_all('Provides-Extra')} == {*EXTRAS, 'dev'}
+    assert [pathlib.PurePath(name).name for name in fields.get_all('License-File')] == ['LICENSE']
+
+
+@pytest.mark.parametrize('job', JOBS)
+def test_console_commands_work_outside_the_checkout(installed, tmp_path, job):
+    command = installed / 'bin' / f'tflearn-{job.replace("_", "-")}'
+    result = run(command, '--help', cwd=tmp_path, env={**os.environ, 'PYTHONPATH': str(installed)})
+    assert '--root_dir' in result.stdout, result.stdout + result.stderr
+
+
+def test_gin_files_are_found_outside_the_checkout(installed, tmp_path):
+    program = 'from tflearn_scripts import gin_files; print(gin_files.resolve("algorithms/dqn"))'
+    result = run(sys.executable, '-c', program, cwd=tmp_path, env={**os.environ, 'PYTHONPATH': str(installed)})
+    assert pathlib.Path(result.stdout.strip()) == installed / 'tflearn_gin' / 'algorithms' / 'dqn.gin', result.stderr
+
+
+def test_what_the_code_imports_is_declared(wheel):
+    declared = {Requirement(line).name.lower().replace('_', '-') for line in metadata(wheel).get_all('Requires-Dist')}
+    homes = importlib.metadata.packages_distributions()
+    undeclared = set()
+    for file in source_tree.read(ROOT):
+        names = {name.split('.')[0] for name, _ in file.imports if file.parts[0] in ('tflearn', 'scripts')}
+        for name in names - set(sys.stdlib_module_names) - {'tflearn', 'scripts'}:
+            if not declared.intersection(home.lower().replace('_', '-') for home in homes.get(name, [name])):
+                undeclared.add(
+                    f'{file.path}: got an import of {name}; need it in setup.py; add it and run scripts/lock'
+                )
+    assert not undeclared, '\n'.join(sorted(undeclared))
+
+
+@pytest.mark.parametrize('name', ['lock', *EXTRAS])
+def test_locked_versions_are_exact(name):
+    inexact = [str(line) for line in locked(name) if not re.fullmatch(r'==[\w.]+', str(line.specifier)) or line.url]
+    assert locked(name) and not inexact
+
+
+@pytest.mark.parametrize('extra', ['dev', *EXTRAS])
+@pytest.mark.parametrize('python_version', ['3.10', '3.11'])
+def test_the_lock_fits_setup_py(wheel, extra, python_version):
+    full_version = f'{python_version}.9'
+    environment = {
+        'python_version': python_version,
+        'python_full_version': full_version,
+        'extra': extra.replace('_', '-'),
+    }
+    lines = locked('lock') + (locked(extra) if extra != 'dev' else [])
+    versions = {line.name: line.specifier for line in lines if not line.marker or line.marker.evaluate(environment)}
+    for text in metadata(wheel).get_all('Requires-Dist'):
+        requirement = Requirement(text)
+        if not requirement.marker or requirement.marker.evaluate(environment):
+            name = requirement.name.lower().replace('_', '-')
+            assert name in versions, f'got no {name} in requirements/; run scripts/lock'
+            version = str(versions[name]).removeprefix('==')
+            assert requirement.specifier.contains(version), (
+                f'got {name} {version}; need {requirement}; run scripts/lock'
+            )
+
+
+def test_no_file_names_a_registry():
+    shown = [
+        path for path in ROOT.rglob('*') if not {'.git', '.venv', 'runs'}.intersection(path.relative_to(ROOT).parts)
+    ]
+    texts = [
+        path for path in shown if path.is_file() and path.suffix not in ('.png', '.pyc') and '_cache' not in str(path)
+    ]
+    assert texts
+    assert not [str(path) for path in texts if REGISTRY.search(path.read_text(encoding='utf-8', errors='replace'))]
+
+
+def test_a_wrong_python_is_told_in_one_line():
+    # The interpreter's own number, replaced before setup.py looks at it.
+    program = 'import runpy, sys; sys.version_info = (3, 12, 1, "final", 0); runpy.run_path("setup.py")'
+    result = run(sys.executable, '-c', program, cwd=ROOT)
+    assert result.returncode == 1
+    assert result.stderr == 'tflearn-agents: error: got Python 3.12; need 3.10 or 3.11; use one of these\n'
+
+
+def test_setup_py_can_be_read_by_an_old_python():
+    ast.parse((ROOT / 'setup.py').read_text(encoding='utf-8'), feature_version=(3, 6))
+
+
+@pytest.mark.parametrize('command', ['quickstart', 'test', 'lock', 'check_extras'])
+def test_help(command, tmp_path):
+    result = run(ROOT / 'scripts' / command, '--help', cwd=tmp_path)
+    assert result.returncode == 0 and result.stdout.startswith(f'usage: scripts/{command}'), result.stderr
+
+
+@pytest.mark.parametrize('command', ['quickstart', 'test'])
+def test_no_fitting_python_is_told_in_one_line(command, tmp_path):
+    environment = {**os.environ, 'TFLEARN_PYTHON': '/bin/false', 'TFLEARN_VENV': str(tmp_path / 'venv')}
+    result = run(ROOT / 'scripts' / command, cwd=tmp_path, env=environment)
+    assert result.returncode == 2
+    assert result.stderr.startswith(
+        f'scripts/{command}: error: got no Python 3.11 or 3.10 in TFLEARN_PYTHON=/bin/false'
+    )
+    assert result.stderr.count('\n') == 1
+
+
+def test_a_folder_of_the_user_is_left_alone(tmp_path):
+    (tmp_path / 'thesis.tex').write_text('years of work', encoding='utf-8')
+    result = run(ROOT / 'scripts' / 'test', env={**os.environ, 'TFLEARN_VENV': str(tmp_path)})
+    assert result.returncode == 2 and 'which holds something else' in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ['thesis.tex']
+
+
+@pytest.fixture
+def ready_venv(tmp_path) -> dict[str, str]:
+    """An environment made by hand, with the right stamp and a tflearn-launch that prints its arguments."""
+    venv = tmp_path / 'venv'
+    assert run(sys.executable, '-m', 'venv', '--without-pip', venv).returncode == 0
+    (venv / 'bin' / 'tflearn-launch').write_text('#!/bin/sh\necho "$@"\n', encoding='utf-8')
+    (venv / 'bin' / 'tflearn-launch').chmod(0o755)
+    environment = {**os.environ, 'TFLEARN_VENV': str(venv), 'TFLEARN_PYTHON': ''}
+    program = f'source {ROOT}/scripts/venv.sh; wanted_stamp >"$stamp"'
+    assert run('bash', '-euc', program, env=environment).returncode == 0
+    return environment
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'expected'),
+    [
+        ('', '--gin_file=dqn_cartpole --root_dir=runs/dqn_cartpole'),
+        ('--root_dir=x', '--gin_file=dqn_cartpole --root_dir=x'),
+        ('--gin_file=dqn_acrobot', '--root_dir=runs/dqn_acrobot --gin_file=dqn_acrobot'),
+        ('--gin_file my/own.gin', '--root_dir=runs/own --gin_file my/own.gin'),
+        ('--root_dir x --gin_file=y', '--root_dir x --gin_file=y'),
+    ],
+)
+def test_quickstart_fills_in_what_is_not_given(ready_venv, tmp_path, arguments, expected):
+    result = run(ROOT / 'scripts' / 'quickstart', *arguments.split(), env=ready_venv, cwd=tmp_path)
+    assert (result.stdout.strip(), result.stderr) == (expected, '')

@@ -1,0 +1,106 @@
+"""The loader finds the newest whole version, whatever the exporter does meanwhile."""
+
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.policies import example_policies
+from tflearn.policies import loader
+from tflearn.policies.saved_policy import PolicyExporter
+from tflearn.specs import EnvironmentSpecs
+from tflearn.waiting import Stopped
+
+
+@pytest.fixture(scope='module')
+def exported(tmp_path_factory):
+    directory = tmp_path_factory.mktemp('policies')
+    PolicyExporter(example_policies.recurrent(), directory).export(4, {'env_steps': 40})
+    return directory
+
+
+def test_a_loaded_policy_says_what_it_is(exported):
+    policy = loader.load(exported / '4')
+    assert policy.train_step == 4
+    assert policy.metadata['env_steps'] == 40
+    assert policy.path == exported / '4'
+
+
+def test_the_state_goes_through_and_starts_anew_where_an_episode_does(exported):
+    policy = loader.load(exported / '4')
+    time_step = example_policies.time_step(example_policies.recurrent(), 2)
+    start = policy.initial_state(2)
+    _, second = policy.action(time_step, start)
+    _, third = policy.action(time_step, second)
+    first_of_one = time_step._replace(step_type=np.array([0, 1], np.int32))
+    _, mixed = policy.action(first_of_one, second)
+    for from_start, from_second, result in zip(*map(tf.nest.flatten, (second, third, mixed)), strict=True):
+        np.testing.assert_allclose(result[0], from_start[0], rtol=1e-6)
+        np.testing.assert_allclose(result[1], from_second[1], rtol=1e-6)
+        assert not np.allclose(from_start, from_second)
+
+
+def test_float64_observations_are_taken(exported):
+    policy = loader.load(exported / '4')
+    time_step = example_policies.time_step(example_policies.recurrent(), 3)
+    wide = time_step._replace(observation=time_step.observation.astype(np.float64))
+    np.testing.assert_array_equal(*(policy.action(step, policy.initial_state(3))[0] for step in (time_step, wide)))
+
+
+def test_a_policy_knows_the_environments_it_is_not_for(exported):
+    policy = loader.load(exported / '4')
+    observation, action = example_policies.OBSERVATION, example_policies.DISCRETE
+    policy.check(EnvironmentSpecs(observation, action))
+    with pytest.raises(ValueError, match=r'float32\[4\].*the environment has .*float32\[5\]'):
+        policy.check(EnvironmentSpecs(tf.TensorSpec((5,), tf.float32), action))
+    with pytest.raises(ValueError, match='observation_position'):
+        policy.check(EnvironmentSpecs(example_policies.NESTED_OBSERVATION, action))
+    with pytest.raises(ValueError, match='int64.*int32'):
+        policy.check(EnvironmentSpecs(observation, tf.TensorSpec((), tf.int32)))
+
+
+def test_missing_and_damaged_versions_are_told_apart(exported, tmp_path):
+    with pytest.raises(FileNotFoundError, match='still there'):
+        loader.load(tmp_path / '7')
+    assert loader.load_newest(tmp_path) is None
+    for name, content in (('saved_model.pb', 'nonsense'), ('metadata.json', '{}')):
+        (tmp_path / '7').mkdir(exist_ok=True)
+        (tmp_path / '7' / name).write_text(content)
+    with pytest.raises(ValueError, match='damaged'):
+        loader.load_newest(tmp_path)
+
+
+def test_versions_that_are_pruned_while_they_are_loaded_give_way_to_the_next(tmp_path):
+    exporter = PolicyExporter(example_policies.greedy(), tmp_path, keep_last=1)
+    exporter.export(0, {})
+    thread = threading.Thread(target=lambda: [exporter.export(step, {}) for step in range(1, 60)], daemon=True)
+    thread.start()
+    steps = [0]
+    while thread.is_alive():
+        steps.append(loader.load_newest(tmp_path).train_step)
+    assert loader.load_newest(tmp_path).train_step == 59
+    assert steps == sorted(steps)
+
+
+def test_waiting_ends_with_another_version_also_a_lower_one(tmp_path):
+    exporter = PolicyExporter(example_policies.greedy(), tmp_path)
+    for train_step in (0, 5, 9):
+        exporter.export(train_step, {})
+    assert loader.wait_for_newer(tmp_path, None, timeout_secs=0) == 9
+    assert loader.wait_for_newer(tmp_path, 5, timeout_secs=0) == 9
+    exporter.drop_newer_than(0)
+    assert loader.wait_for_newer(tmp_path, 9, timeout_secs=0) == 0
+
+
+def test_waiting_ends_in_other_ways(exported, tmp_path):
+    with pytest.raises(TimeoutError, match=f'a policy other than that of step 4 in {exported}'):
+        loader.wait_for_newer(exported, 4, timeout_secs=0.1)
+    with pytest.raises(TimeoutError, match=f'a policy in {tmp_path}/none'):
+        loader.wait_for_newer(tmp_path / 'none', None, timeout_secs=0.1)
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(Stopped):
+        loader.wait_for_newer(exported, 4, timeout_secs=10, stop=stop)
+    assert loader.wait_for_newer(exported, 4, timeout_secs=10, unless=lambda: True) == 4
+    assert loader.wait_for_newer(tmp_path / 'none', None, timeout_secs=10, unless=lambda: True) is None

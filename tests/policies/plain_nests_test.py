@@ -1,0 +1,58 @@
+"""Plain nests go there and back, and their leaves have names that one can read."""
+
+import collections
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tf_agents.specs import tensor_spec
+
+from tflearn.policies import plain_nests
+
+Pair = collections.namedtuple('Pair', ['second', 'first'])
+
+
+def test_named_tuples_become_dicts_and_come_back():
+    nest = {'a': Pair(second=[1, 2], first=(3,)), 'b': ()}
+    plain = plain_nests.to_plain(nest)
+    assert plain == {'a': {'second': [1, 2], 'first': (3,)}, 'b': ()}
+    assert type(plain['a']) is dict
+    back = plain_nests.from_plain(plain, nest)
+    assert back == nest
+    assert type(back['a']) is Pair
+
+
+def test_leaves_have_the_order_of_tf_nest():
+    plain = {'b': [1, (2, 3)], 'a': {'y': 4, 'x': 5}}
+    assert [leaf for _, leaf in plain_nests.flat(plain)] == tf.nest.flatten(plain)
+
+
+@pytest.mark.parametrize(
+    ('spec', 'names'),
+    [
+        (tf.TensorSpec((4,)), ['observation']),
+        (
+            {'position': tf.TensorSpec((4,)), 'goal-2': tf.TensorSpec(())},
+            ['observation_goal_2', 'observation_position'],
+        ),
+        ([tf.TensorSpec(()), (tf.TensorSpec(()),)], ['observation_0', 'observation_1_0']),
+    ],
+)
+def test_names_are_the_paths_and_fit_for_keywords(spec, names):
+    batched = plain_nests.batched(spec, 'observation')
+    assert [leaf.name for leaf in tf.nest.flatten(batched)] == names
+    assert all(leaf.shape[0] is None for leaf in tf.nest.flatten(batched))
+    assert all(name.isidentifier() for name in names)
+
+
+def test_names_that_collide_are_refused():
+    with pytest.raises(ValueError, match='a_b'):
+        plain_nests.flat_dict({'a_b': 1, 'a': {'b': 2}})
+
+
+def test_specs_are_described_in_json():
+    spec = tensor_spec.BoundedTensorSpec((2,), tf.float32, [-1, -np.inf], [np.inf, np.inf])
+    assert plain_nests.describe([spec, tf.TensorSpec((), tf.int64)]) == [
+        {'shape': [2], 'dtype': 'float32', 'minimum': [-1.0, None], 'maximum': None},
+        {'shape': [], 'dtype': 'int64'},
+    ]

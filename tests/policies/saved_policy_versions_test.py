@@ -1,0 +1,101 @@
+"""An exporter publishes whole versions, each once, and keeps the last."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tflearn
+from tests.policies import example_policies
+from tflearn.policies import loader, versions
+from tflearn.policies.saved_policy import PolicyExporter
+from tflearn.waiting import wait_until
+
+
+def test_an_old_version_keeps_its_weights(tmp_path):
+    policy = example_policies.greedy()
+    exporter = PolicyExporter(policy, tmp_path)
+    time_step = example_policies.time_step(policy, 50)
+    expected = []
+    for train_step in range(3):
+        exporter.export(train_step, {})
+        expected.append(policy.action(tf.nest.map_structure(tf.constant, time_step)).action.numpy())
+        example_policies.reweigh(policy, seed=train_step)
+    for train_step, actions in enumerate(expected):
+        np.testing.assert_array_equal(loader.load(tmp_path / str(train_step)).action(time_step)[0], actions)
+    assert not np.array_equal(expected[0], expected[1])
+
+
+def test_a_version_that_exists_is_not_overwritten(tmp_path):
+    policy = example_policies.greedy()
+    version = PolicyExporter(policy, tmp_path).export(5, {'env_steps': 1})
+    before = {path: path.read_bytes() for path in version.rglob('*') if path.is_file()}
+    example_policies.reweigh(policy)
+    assert PolicyExporter(policy, tmp_path).export(5, {'env_steps': 2}) == version
+    assert {path: path.read_bytes() for path in version.rglob('*') if path.is_file()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ['5']
+
+
+def test_a_policy_that_acts_otherwise_is_not_published(tmp_path, monkeypatch):
+    policy = example_policies.greedy()
+    exporter = PolicyExporter(policy, tmp_path)
+    example_policies.reweigh(policy)
+    monkeypatch.setattr(exporter, '_copy_weights', lambda: None)
+    with pytest.raises(RuntimeError, match='need .* the live one gives'):
+        exporter.export(1, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_the_last_versions_are_kept(tmp_path):
+    exporter = PolicyExporter(example_policies.greedy(), tmp_path, keep_last=2)
+    for train_step in (100, 200, 1000, 3000):
+        exporter.export(train_step, {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['1000', '3000']
+    assert exporter.export(50, {}).exists()
+    with pytest.raises(ValueError, match='keep_last'):
+        PolicyExporter(example_policies.greedy(), tmp_path, keep_last=0)
+
+
+# Exports as fast as it can, for ever.
+EXPORTER = """
+import pathlib, sys
+from tests.policies import example_policies
+from tflearn.policies.saved_policy import PolicyExporter
+
+directory = pathlib.Path(sys.argv[1])
+policy = example_policies.greedy()
+exporter = PolicyExporter(policy, directory, keep_last=3)
+train_step = 0
+while True:
+    train_step += 1
+    exporter.export(train_step, {'env_steps': train_step})
+"""
+
+
+def test_readers_see_whole_versions_only_when_the_exporter_is_killed_in_between(tmp_path):
+    root = pathlib.Path(tflearn.__file__).parent.parent
+    directory = tmp_path / 'policy'
+    time_step = example_policies.time_step(example_policies.greedy(), 2)
+    seen = [None]
+    command = [sys.executable, '-c', EXPORTER, directory]
+    process = subprocess.Popen(command, cwd=root, env={**os.environ, 'PYTHONPATH': str(root)})
+    try:
+        for _ in range(8):
+            loader.wait_for_newer(directory, seen[-1], timeout_secs=120)
+            policy = loader.load_newest(directory)
+            policy.action(time_step)
+            seen.append(policy.train_step)
+        wait_until(lambda: any(directory.glob('.exporting-*/saved_model.pb')), 'an export', 30, poll_secs=0.0001)
+    finally:
+        process.kill()
+        process.wait(timeout=30)
+    assert len(set(seen)) > 4
+    whole = versions.versions(directory)
+    assert 1 <= len(whole) <= 4
+    assert all(loader.load(directory / str(step)).metadata['env_steps'] == step for step in whole)
+    PolicyExporter(example_policies.greedy(), directory)
+    assert all(path.name.isdecimal() for path in directory.iterdir())

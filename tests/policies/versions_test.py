@@ -1,0 +1,93 @@
+"""Versions are whole or not there, whoever is killed, and whoever prunes."""
+
+import pytest
+
+from tflearn.policies import versions
+
+
+def make_version(directory, name):
+    path = directory / str(name)
+    path.mkdir(parents=True)
+    for file in ('saved_model.pb', 'metadata.json'):
+        (path / file).write_text('{}')
+    return path
+
+
+def names(directory):
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_only_whole_versions_are_seen(tmp_path):
+    assert versions.newest_version(tmp_path / 'missing') is None
+    assert versions.newest_version(tmp_path) is None
+    for name in (0, 9, 80, '007', 'new', '.exporting-90-1', '-5', '²'):
+        make_version(tmp_path, name)
+    (make_version(tmp_path, 100) / 'metadata.json').unlink()
+    (make_version(tmp_path, 101) / 'saved_model.pb').unlink()
+    (tmp_path / '102').write_text('a file')
+    assert versions.versions(tmp_path) == [0, 9, 80]
+    assert versions.newest_version(tmp_path) == 80
+
+
+def test_a_version_gets_its_name_when_it_is_written(tmp_path):
+    written = versions.temporary(tmp_path / 'policy', '5')
+    (written / 'saved_model.pb').write_text('')
+    (written / 'metadata.json').write_text('{}')
+    assert versions.newest_version(tmp_path / 'policy') is None
+    versions.publish(written, tmp_path / 'policy' / '5')
+    assert versions.newest_version(tmp_path / 'policy') == 5
+    assert names(tmp_path / 'policy') == ['5']
+
+
+def test_publishing_never_overwrites(tmp_path):
+    old = make_version(tmp_path, 5)
+    (old / 'saved_model.pb').write_text('old')
+    written = versions.temporary(tmp_path, '5')
+    (written / 'saved_model.pb').write_text('new')
+    with pytest.raises(OSError):
+        versions.publish(written, old)
+    assert (old / 'saved_model.pb').read_text() == 'old'
+
+
+def test_pruning_keeps_the_newest_the_spared_and_the_kept(tmp_path):
+    for step in (1, 2, 3, 10, 20):
+        make_version(tmp_path, step)
+    make_version(tmp_path, 'mine')
+    assert versions.keep(tmp_path / '2')
+    versions.prune(tmp_path, keep_last=2, spare=3)
+    assert names(tmp_path) == ['10', '2', '20', '3', 'mine']
+    versions.unkeep(tmp_path / '2')
+    versions.prune(tmp_path, keep_last=1)
+    assert names(tmp_path) == ['20', 'mine']
+
+
+def test_a_version_that_is_gone_cannot_be_kept(tmp_path):
+    assert not versions.keep(tmp_path / '2')
+    versions.unkeep(tmp_path / '2')
+
+
+def test_a_version_that_was_kept_while_it_was_being_removed_comes_back(tmp_path):
+    make_version(tmp_path, 2)
+    versions.keep(tmp_path / '2')
+    versions.remove(tmp_path / '2')
+    assert versions.newest_version(tmp_path) == 2
+
+
+def test_leftovers_go_and_nothing_else(tmp_path):
+    for name in (5, '.exporting-6-77', '.removing-4-77', '.moved_aside-9-1', 'mine', '.mine'):
+        make_version(tmp_path, name)
+    versions.remove_leftovers(tmp_path)
+    assert names(tmp_path) == ['.mine', '.moved_aside-9-1', '5', 'mine']
+    versions.remove_leftovers(tmp_path / 'missing')
+
+
+def test_versions_of_lost_training_are_moved_aside_and_never_deleted(tmp_path):
+    for step in (7, 8, 9, 10):
+        make_version(tmp_path, step)
+    versions.keep(tmp_path / '10')
+    assert versions.drop_newer_than(tmp_path, 7) == [8, 9]
+    make_version(tmp_path, 9)
+    assert versions.drop_newer_than(tmp_path, 7) == [9]
+    assert versions.versions(tmp_path) == [7, 10]
+    assert len(list(tmp_path.glob('.moved_aside-9-*/saved_model.pb'))) == 2
+    assert versions.drop_newer_than(tmp_path / 'missing', 7) == []

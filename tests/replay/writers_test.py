@@ -1,0 +1,160 @@
+import threading
+import time
+
+import numpy as np
+import pytest
+import reverb
+import tensorflow as tf
+from tf_agents.trajectories import time_step as ts
+from tf_agents.trajectories import trajectory
+
+from tests import fakes
+from tflearn.experience import Experience
+from tflearn.replay import tables
+from tflearn.replay.writers import ReplayWriter
+from tflearn.waiting import Stopped
+
+
+def _run(writer, environment, num_steps, version=7):
+    """Steps a checked environment with action 1 and writes what TF-Agents' driver would show an observer."""
+    time_step = environment.reset()
+    action = np.ones(environment.num_environments, np.int64)
+    for _ in range(num_steps):
+        next_time_step = environment.step(action)
+        writer(
+            trajectory.Trajectory(
+                time_step.step_type,
+                time_step.observation,
+                action,
+                (),
+                next_time_step.step_type,
+                next_time_step.reward,
+                next_time_step.discount,
+            ),
+            version,
+        )
+        time_step = next_time_step
+    writer.flush()
+
+
+def _items(served):
+    """All items of the table, as (trajectory [T, ...], version [T])."""
+    dataset = reverb.TrajectoryDataset.from_table_signature(
+        served.address, tables.REPLAY, max_in_flight_samples_per_worker=1, rate_limiter_timeout_ms=200
+    )
+    size = served.table().current_size
+    found = {}
+    for sample in dataset.take(200 * size):
+        if int(sample.info.key) not in found:
+            found[int(sample.info.key)] = served.layout.unpack(sample.data['rows'])
+        if len(found) == size:
+            break
+    assert len(found) == size
+    return [(item['trajectory'], item['policy_version'].numpy()) for item in found.values()]
+
+
+def _writer(served, experience, num_environments=1, stop=None):
+    return ReplayWriter(served.address, experience, served.layout, num_environments, stop or threading.Event())
+
+
+@pytest.mark.parametrize('length', [2, 3, 4])
+def test_after_termination_every_step_begins_an_item(serve, length):
+    experience = Experience(sequence_length=length, min_size=1)
+    served = serve(experience)
+    writer = _writer(served, experience, 2)
+    _run(writer, fakes.CheckedEnvironment((3, 5)), 24)  # 6 episodes of 3 steps, 4 of 5; both with a boundary each
+    items = _items(served)
+    assert writer.num_items == len(items) == 6 * 3 + 4 * 5
+    for item, version in items:
+        assert (version == 7).all()
+        assert item.step_type[0] != ts.StepType.LAST
+        assert len(set(item.observation[:, 0].numpy())) == 1, 'an item crosses the end of an episode'
+        steps = item.observation[:, 1].numpy()
+        # Steps rise by one until the boundary row, which is repeated.
+        ends = np.minimum(steps[0] + np.arange(length), steps.max())
+        np.testing.assert_array_equal(steps, ends)
+
+
+def test_after_truncation_no_item_is_filled_up(serve):
+    experience = Experience(sequence_length=4, min_size=1)
+    served = serve(experience)
+    _run(_writer(served, experience), fakes.CheckedEnvironment((5,), truncated=True), 12)
+    items = _items(served)
+    assert len(items) == 2 * (5 + 1 - 3)
+    for item, _ in items:
+        np.testing.assert_array_equal(np.diff(item.observation[:, 1]), 1.0)
+
+
+def test_the_last_step_carries_reward_discount_and_last_observation(serve):
+    experience = Experience(min_size=1)
+    served = serve(experience)
+    _run(_writer(served, experience), fakes.CheckedEnvironment((3,)), 4)
+    last = [item for item, _ in _items(served) if item.next_step_type[0] == ts.StepType.LAST]
+    assert len(last) == 1
+    assert last[0].reward[0] == 1.0
+    assert last[0].discount[0] == 0.0
+    np.testing.assert_array_equal(last[0].observation[1], [0.0, 3.0])
+
+
+def test_stride(serve):
+    experience = Experience(sequence_length=3, stride=2, min_size=1)
+    served = serve(experience)
+    _run(_writer(served, experience), fakes.CheckedEnvironment((8,), truncated=True), 9)
+    assert sorted(float(item.observation[0, 1]) for item, _ in _items(served)) == [0.0, 2.0, 4.0, 6.0]
+
+
+def test_it_is_held_back_by_the_rate_limiter_and_can_be_stopped(serve):
+    experience = Experience(min_size=10, samples_per_insert=1.0, per_replica_batch_size=4)
+    served = serve(experience)
+    stop = threading.Event()
+    writer = _writer(served, experience, 8, stop)
+    threading.Timer(1.0, stop.set).start()
+    start = time.monotonic()
+    with pytest.raises(Stopped):
+        _run(writer, fakes.CheckedEnvironment((50,) * 8), 1000)
+    assert time.monotonic() - start < 30
+    # Ten before the first draw, and the buffer of four batches.
+    assert served.table().current_size <= 10 + 16
+
+
+def test_whoever_waits_can_say_that_it_was_enough(serve):
+    experience = Experience(min_size=10, samples_per_insert=1.0, per_replica_batch_size=4)
+    served = serve(experience)
+    writer = ReplayWriter(served.address, experience, served.layout, 8, threading.Event(), keep_waiting=lambda: False)
+    with pytest.raises(Stopped):
+        _run(writer, fakes.CheckedEnvironment((50,) * 8), 1000)
+
+
+def test_nothing_is_lost_when_the_server_is_restarted(serve):
+    experience = Experience(min_size=1)
+    served = serve(experience)
+    writer = _writer(served, experience, 2)
+    environment = fakes.CheckedEnvironment((3, 5))
+    _run(writer, environment, 20)
+    served.server.checkpoint()
+    served.server.close()
+    back = []
+    restart = threading.Timer(1.0, lambda: back.append(serve(experience, served.server.port)))
+    restart.start()
+    _run(writer, environment, 400)
+    restart.join(30)
+    # The environment was reset in between: the items of two runs, each of whole and of cut off episodes.
+    assert back[0].table().current_size == writer.num_items
+
+
+def test_it_gives_up_on_a_server_that_does_not_come_back(serve):
+    experience = Experience(min_size=1)
+    served = serve(experience)
+    writer = ReplayWriter(served.address, experience, served.layout, 1, threading.Event(), server_timeout_secs=1.0)
+    served.server.close()
+    with pytest.raises(TimeoutError, match=f'in vain for the replay server at {served.address}'):
+        _run(writer, fakes.CheckedEnvironment((5,)), 10)
+
+
+def test_data_that_do_not_fit_the_layout(serve):
+    experience = Experience(min_size=1)
+    served = serve(experience)
+    writer = _writer(served, experience)
+    zeros = tf.nest.map_structure(lambda spec: np.zeros((1, *spec.shape), np.float64), served.layout.spec['trajectory'])
+    with pytest.raises(ValueError, match="column 'step_type'"):
+        writer(zeros, 0)

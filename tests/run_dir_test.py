@@ -1,0 +1,82 @@
+import json
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from tflearn.run_dir import RunDir, Status, read_json, write_json, write_whole
+
+
+def test_paths_that_others_rely_on(tmp_path):
+    run_dir = RunDir(tmp_path)
+    assert run_dir.done == tmp_path / 'DONE'
+    assert run_dir.checkpoints == tmp_path / 'train' / 'checkpoints'
+    assert run_dir.policy('greedy_policy') == tmp_path / 'policies' / 'greedy_policy'
+    assert run_dir.evaluations == tmp_path / 'evaluations.jsonl'
+    assert run_dir.learning_curve == tmp_path / 'learning_curve.png'
+    assert run_dir.config == tmp_path / 'config.gin'
+    assert run_dir.log('train') == tmp_path / 'logs' / 'train.log'
+
+
+def test_nothing_is_made_before_it_is_needed(tmp_path):
+    root = tmp_path / 'run'
+    assert RunDir(root).done_line() is None
+    assert not root.exists()
+    RunDir(root).make()
+    assert root.is_dir()
+
+
+def test_a_root_that_cannot_be_written_to(tmp_path):
+    (tmp_path / 'file').write_text('')
+    with pytest.raises(ValueError, match='root_dir=.*cannot be written to.*choose another'):
+        RunDir(tmp_path / 'file').make()
+
+
+def test_a_write_is_whole_or_not_at_all(tmp_path):
+    path = tmp_path / 'folder' / 'file'
+    write_whole(path, 'old')
+    with pytest.raises(UnicodeEncodeError):
+        write_whole(path, 'half \ud800')
+    assert path.read_text() == 'old'
+    assert os.listdir(path.parent) == ['file']
+
+
+def test_written_files_have_the_usual_permissions(tmp_path):
+    write_whole(tmp_path / 'whole', '')
+    (tmp_path / 'usual').write_text('')
+    modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ('whole', 'usual')]
+    assert modes[0] == modes[1]
+
+
+def test_json_round_trip_and_damage(tmp_path):
+    path = tmp_path / 'value.json'
+    assert read_json(path) is None
+    write_json(path, {'a': 1.5, 'b': None})
+    assert read_json(path) == {'a': 1.5, 'b': None}
+    path.write_text('{')
+    with pytest.raises(ValueError, match='damaged file'):
+        read_json(path)
+
+
+def test_done_line(tmp_path):
+    write_json(RunDir(tmp_path).done, {'reason': 'num_train_steps 5 reached', 'train_step': 5})
+    assert 'finished (num_train_steps 5 reached, train step 5)' in (RunDir(tmp_path).done_line() or '')
+
+
+def test_status_keeps_figures_and_writes_changes_of_state_at_once(tmp_path):
+    path = RunDir(tmp_path).status('train')
+    status = Status(path, 'train')
+    status.update('waiting for data', train_step=1)
+    status.update('waiting for data', train_step=2)
+    assert json.loads(path.read_text())['train_step'] == 1
+    status.update('running', loss=0.5)
+    written = json.loads(path.read_text())
+    assert (written['state'], written['train_step'], written['loss']) == ('running', 2, 0.5)
+    assert written['pid'] == os.getpid()
+
+
+def test_it_needs_no_tensorflow():
+    code = 'import sys, tflearn.run_dir; sys.exit("tensorflow" in sys.modules)'
+    assert subprocess.run([sys.executable, '-c', code], timeout=60, check=False).returncode == 0

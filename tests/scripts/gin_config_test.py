@@ -1,0 +1,242 @@
+"""A run's configuration: what it means, and that nothing misspelt, unused or missing gets through."""
+
+import importlib
+
+import pytest
+
+import gin
+from scripts import gin_config, gin_reader, job_process
+
+
+@pytest.fixture
+def configure(gin_folder):
+    """Configures the toy run's train job."""
+
+    def configure(*bindings, job='train', file='run.gin', more='', **arguments):
+        path = gin_folder / file
+        path.write_text(path.read_text() + more if path.exists() else more)
+        function = getattr(importlib.import_module(f'toy.jobs.{job}'), job)
+        arguments = {'run_dir': [], 'stop': None, **arguments}
+        return gin_config.configure(function, arguments, path, bindings)
+
+    return configure
+
+
+def result(job):
+    """What the toy job notes when it is run."""
+    job.run()
+    (noted,) = job.arguments['run_dir']
+    return noted
+
+
+def test_the_file_configures_every_job(configure):
+    agent = ('dqn', 'specs', 0.5, ('linear', 1.0, 0.5))
+    assert result(configure()) == ('train', 5, None, agent, 10)
+    assert result(configure(job='collect', name='collect_0')) == ('collect', agent, 8)
+
+
+@pytest.mark.parametrize('name', ['train.train', 'train', 'toy.jobs.train.train'])
+def test_names_on_the_command_line(configure, name):
+    assert result(configure(f'{name}.num_train_steps=7'))[1] == 7
+
+
+def test_later_bindings_come_first(configure):
+    job = configure('make_agent.learning_rate=0.1', 'dqn.make_agent.learning_rate=0.2', 'Experience.max_size = 20')
+    assert result(job) == ('train', 5, None, ('dqn', 'specs', 0.2, ('linear', 1.0, 0.5)), 20)
+
+
+def test_a_schedule_may_be_replaced_by_a_number(configure):
+    job = configure('dqn.make_agent.epsilon=0.1')
+    assert result(job)[3] == ('dqn', 'specs', 0.5, 0.1)
+    assert 'schedules' not in job.text
+
+
+def test_the_command_line_may_import(configure):
+    job = configure('from toy.agents import sac', 'make_agent=@sac.make_agent', 'sac.make_agent.alpha=2')
+    assert result(job)[3] == ('sac', 'specs', 2)
+
+
+MISSPELT = {
+    'train.num_train_stpes=1': ('train.train has no parameter', 'train.num_train_steps'),
+    'train.train.num_train_stpes=1': ('train.train has no parameter', 'train.train.num_train_steps'),
+    'trian.num_train_steps=1': ("no import provides 'trian'", 'train.num_train_steps'),
+    'train.trian.num_train_steps=1': ("toy.jobs.train has no 'trian'", 'train.train.num_train_steps'),
+    'epsilon/schedules.linear.strat=1': ('schedules.linear has no parameter', 'epsilon/schedules.linear.start'),
+    'make_agent=@dqn.make_agnet': ("toy.agents.dqn has no 'make_agnet'", '@dqn.make_agent'),
+    'make_agent=@dnq.make_agent': ("no import provides 'dnq'", '@dqn.make_agent'),
+    'dqn.make_agent.epsilon=@schedules.liner()': ("toy.agents.schedules has no 'liner'", '@schedules.linear'),
+}
+
+
+@pytest.mark.parametrize('binding', MISSPELT)
+def test_misspelt_on_the_command_line(configure, binding):
+    why, nearest = MISSPELT[binding]
+    written = binding.partition('=')[0 if '@' not in binding else 2]
+    with pytest.raises(ValueError, match='need') as raised:
+        configure(binding)
+    assert str(raised.value).startswith(f'got {written} in --gin_bindings, but {why}')
+    assert str(raised.value).endswith(f'the nearest is {nearest}')
+
+
+def test_misspelt_in_a_file(configure, gin_folder):
+    with pytest.raises(ValueError, match='need') as raised:
+        configure(more='\ntrain.train.max_sces = 1\n')
+    assert str(raised.value) == (
+        f"got train.train.max_sces in {gin_folder}/run.gin:6, but train.train has no parameter 'max_sces'; "
+        'need a valid name: the nearest is train.train.max_secs'
+    )
+
+
+def test_a_file_may_use_only_its_own_imports(configure, gin_folder):
+    with pytest.raises(ValueError, match=rf"got dqn.make_agent.epsilon in {gin_folder}/run.gin:5, .* provides 'dqn'"):
+        configure(more='dqn.make_agent.epsilon = 1\n')
+
+
+UNUSED = {
+    'num_train_steps=7': ('nothing uses a macro of this name', 'train.num_train_steps'),
+    'make_agnet=@dqn.make_agent': ('nothing uses a macro of this name', 'make_agent'),
+    'epsilno/schedules.linear.start=1': ("in the scope 'epsilno'", 'epsilon/schedules.linear.start'),
+}
+
+
+@pytest.mark.parametrize('binding', UNUSED)
+def test_unused_on_the_command_line(configure, binding):
+    why, nearest = UNUSED[binding]
+    with pytest.raises(ValueError, match='need a binding that is used') as raised:
+        configure(binding)
+    assert str(raised.value).startswith(f'got {binding.partition("=")[0]} in --gin_bindings, but ')
+    assert why in str(raised.value)
+    assert f'the nearest is {nearest};' in str(raised.value)
+
+
+def test_unused_function_in_a_file(configure, gin_folder):
+    with pytest.raises(ValueError, match='no job of this run uses sac.make_agent') as raised:
+        configure(more='from toy.agents import sac\nsac.make_agent.alpha = 2\n')
+    assert f'got sac.make_agent.alpha in {gin_folder}/run.gin:6' in str(raised.value)
+
+
+def test_a_binding_of_another_job_is_used(configure):
+    assert 'collect.collect.num_environments = 2' in configure('collect.num_environments=2').text
+
+
+def test_what_the_program_gives_cannot_be_bound(configure):
+    with pytest.raises(ValueError, match='got collect.name in --gin_bindings, which the job gets from its program'):
+        configure('collect.name="x"')
+
+
+def test_a_name_of_several_functions(configure):
+    with pytest.raises(ValueError, match=r'toy.agents.dqn.make_agent and toy.agents.sac.make_agent'):
+        configure('from toy.agents import sac', 'collect.make_agent=@sac.make_agent', 'make_agent.learning_rate=1')
+
+
+@pytest.mark.parametrize('binding', ['train.num_train_steps=%gin.REQUIRED', 'experience=%gin.REQUIRED'])
+def test_a_value_left_open(configure, binding):
+    with pytest.raises(ValueError, match=f'got no value for {binding.partition("=")[0]} in .*run.gin; need one'):
+        configure(binding)
+
+
+def test_a_missing_argument_of_the_job(configure, gin_folder):
+    (gin_folder / 'run.gin').write_text("from __gin__ import dynamic_registration\ninclude 'parts/dqn.gin'\n")
+    with pytest.raises(ValueError, match=r'got no value for train.train.num_train_steps in .*run.gin; need one: bind'):
+        configure()
+    configure(job='collect', name='collect_0')
+
+
+def test_a_missing_argument_of_a_factory(configure):
+    job = configure('dqn.make_agent.epsilon=@schedules.linear()')
+    with pytest.raises(TypeError) as raised:
+        job.run()
+    assert gin_config.plain_message(raised.value).startswith(
+        "got linear() missing 2 required positional arguments: 'start' and 'end'; need values"
+    )
+    assert job_process.is_users_mistake(raised.value)
+
+
+def test_an_undefined_macro(configure):
+    with pytest.raises(
+        ValueError, match=r'got %make_agent in .*jobs.gin:5, but nothing defines this macro; need a line'
+    ):
+        configure(file='jobs.gin')
+    with pytest.raises(ValueError, match=r'\(there is %make_agent\)'):
+        configure('make_agent=%make_agnet')
+
+
+def test_a_module_that_does_not_exist(configure):
+    with pytest.raises(
+        ValueError, match=r'no module toy.agents.dnq; need one that exists: the nearest is toy.agents.dqn'
+    ):
+        configure('from toy.agents import dnq')
+    with pytest.raises(ValueError, match=r'no module toy.experience.Experience; .* the nearest is toy.experience$'):
+        configure('from toy.experience import Experience')
+
+
+def test_a_module_that_needs_what_is_not_installed(configure):
+    with pytest.raises(ImportError, match='toy.agents.broken .* needs the package a_package_that_nobody_has; need it'):
+        configure('from toy.agents import broken')
+
+
+def test_errors_of_factories_lose_what_gin_appends(configure):
+    job = configure('dqn.make_agent.learning_rate=-1')
+    with pytest.raises(ValueError, match='In call to configurable') as raised:
+        job.run()
+    assert gin_config.plain_message(raised.value) == 'got learning_rate=-1; need a number above 0'
+
+
+def test_the_text_configures_the_same_run(configure, gin_folder):
+    job = configure('dqn.make_agent.epsilon=0.1', 'train.max_secs=3')
+    wanted = result(job)
+    (gin_folder / 'config.gin').write_text(job.text)
+    again = configure(file='config.gin')
+    assert again.text == job.text
+    assert result(again) == wanted
+
+
+def test_inoperative_bindings_of_this_job(configure, gin_folder):
+    job = configure('dqn.make_agent.epsilon=0.1', 'collect.num_environments=2')
+    job.run()
+    assert job.inoperative() == [
+        f'epsilon/schedules.linear.start ({gin_folder}/parts/dqn.gin:9)',
+        f'epsilon/schedules.linear.end ({gin_folder}/parts/dqn.gin:10)',
+    ]
+    assert 'dqn.make_agent.learning_rate = 0.5' in gin_config.operative_text()
+
+
+OTHER_KIND = {
+    'train.num_train_steps=1e3': 'got train.num_train_steps = 1000.0 in --gin_bindings; need int',
+    'train.num_train_steps=True': 'got train.num_train_steps = True in --gin_bindings; need int',
+    'train.max_secs="3"': "got train.max_secs = '3' in --gin_bindings; need float or None",
+    'Experience.max_size=None': 'got Experience.max_size = None in --gin_bindings; need int',
+}
+
+
+@pytest.mark.parametrize('binding', OTHER_KIND)
+def test_a_value_of_another_kind(configure, binding):
+    with pytest.raises(ValueError, match='need') as raised:
+        configure(binding)
+    assert str(raised.value) == OTHER_KIND[binding]
+
+
+@pytest.mark.parametrize('value', ['3', '3.5', 'None'])
+def test_values_of_the_same_kind(configure, value):
+    assert result(configure(f'train.max_secs={value}'))[2] in (3, 3.5, None)
+
+
+def test_modules_of_one_name(configure, gin_folder, toy_modules):
+    (toy_modules / 'toy' / 'train.py').write_text('def number():\n    return 3\n')
+    job = configure(
+        'from toy import train',
+        'toy.jobs.train.train.max_secs=@toy.train.number()',
+    )
+    assert result(job)[2] == 3
+
+
+def test_the_configuration_is_locked(configure):
+    configure()
+    with pytest.raises(RuntimeError, match='locked'):
+        gin.bind_parameter('train.num_train_steps', 1)
+
+
+def test_leaves_are_found_however_deep():
+    statements = gin_reader.read_text('x = {"a": [(@f.g(), 1)], %b: "c"}')
+    found = [repr(leaf) for leaf in gin_reader.leaves(statements.bindings[0].value)]
+    assert sorted(found) == ['%b', '@f.g()']

@@ -1,0 +1,73 @@
+"""Gin files are found by path and by name, in a checkout and where the package is installed."""
+
+import importlib.util
+import pathlib
+import shutil
+
+import pytest
+
+from scripts import gin_files
+
+
+@pytest.fixture(params=[('scripts', 'gin'), ('tflearn_scripts', 'tflearn_gin')], ids=['checkout', 'installed'])
+def module(request, tmp_path, monkeypatch):
+    """The module among four packaged files, while the working directory is another one."""
+    programs, files = (tmp_path / name for name in request.param)
+    programs.mkdir()
+    copy = shutil.copy(str(gin_files.__file__), programs)
+    for name in ('dqn_cartpole', 'dqn_acrobot', 'algorithms/dqn', 'environments/cartpole'):
+        (files / name).parent.mkdir(parents=True, exist_ok=True)
+        (files / f'{name}.gin').touch()
+    (tmp_path / 'elsewhere').mkdir()
+    monkeypatch.chdir(tmp_path / 'elsewhere')
+    spec = importlib.util.spec_from_file_location('copied_gin_files', copy)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_names(module):
+    assert module.names() == ['algorithms/dqn', 'dqn_acrobot', 'dqn_cartpole', 'environments/cartpole']
+
+
+@pytest.mark.parametrize('name', ['dqn_cartpole', 'dqn_cartpole.gin', 'algorithms/dqn', 'algorithms/dqn.gin'])
+def test_packaged_files_are_found_by_name(module, name):
+    expected = module.folder() / f'{name.removesuffix(".gin")}.gin'
+    assert module.resolve(name) == expected
+    assert expected.is_absolute()
+
+
+def test_a_path_comes_first(module):
+    for name in ('mine.gin', 'dqn_cartpole'):
+        pathlib.Path(name).touch()
+        assert module.resolve(name) == pathlib.Path.cwd() / name
+        assert module.resolve(f'./{name}') == pathlib.Path.cwd() / name
+        assert module.resolve(str(pathlib.Path.cwd() / name)) == pathlib.Path.cwd() / name
+
+
+def test_a_path_may_begin_at_home(module, monkeypatch):
+    monkeypatch.setenv('HOME', str(pathlib.Path.cwd()))
+    pathlib.Path('mine.gin').touch()
+    assert module.resolve('~/mine.gin') == pathlib.Path.cwd() / 'mine.gin'
+
+
+def test_a_folder_is_no_file(module):
+    pathlib.Path('dqn_acrobot').mkdir()
+    assert module.resolve('dqn_acrobot') == module.folder() / 'dqn_acrobot.gin'
+
+
+@pytest.mark.parametrize(
+    ('name', 'advice'),
+    [
+        ('dqn_cartpol', 'did you mean dqn_cartpole'),
+        ('configs/dqn_acrobt.gin', 'did you mean dqn_acrobot'),
+        ('catpole', 'did you mean environments/cartpole'),
+        ('something_else_altogether', 'choose one of them or give the path of your own'),
+        ('', 'choose one of them or give the path of your own'),
+    ],
+)
+def test_a_missing_file_is_named_with_what_there_is(module, name, advice):
+    with pytest.raises(ValueError, match=f'got gin_file={name!r}; need the path of a file, or one of ') as raised:
+        module.resolve(name)
+    assert 'algorithms/dqn, dqn_acrobot, dqn_cartpole, environments/cartpole' in str(raised.value)
+    assert advice in str(raised.value)

@@ -1,0 +1,72 @@
+"""The command line of the job programs: help, checks, and that neither takes TensorFlow's seconds."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import scripts
+from scripts import job_flags
+
+CHECKOUT = pathlib.Path(scripts.__path__[0]).parent
+DEADLINE_SECS = 60.0
+
+
+def run(*arguments, job='train'):
+    code = f'import sys; from scripts import {job}; {job}.main(); assert "tensorflow" not in sys.modules'
+    command = [sys.executable, '-c', code, *arguments]
+    return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=DEADLINE_SECS)
+
+
+@pytest.mark.parametrize('job', ['replay_server', 'collect', 'train', 'evaluate'])
+@pytest.mark.parametrize('flag', ['--help', '--helpfull'])
+def test_help(job, flag):
+    ended = run(flag, job=job)
+    assert (ended.returncode, ended.stderr) == (0, '')
+    assert ended.stdout.startswith(f'tflearn-{job.replace("_", "-")}: ')
+    for name in ('root_dir', 'gin_file', 'gin_bindings', 'replay_address', 'connect_timeout_secs', 'stop_timeout_secs'):
+        assert f'  --{name}\n' in ended.stdout
+    assert ('--collector_name' in ended.stdout) == (job == 'collect')
+    assert ('--verbosity' in ended.stdout) == (flag == '--helpfull')
+    assert 'repeat this option' not in ended.stdout
+    assert max(map(len, ended.stdout.splitlines())) <= 120
+
+
+NEEDED = ('--root_dir=run', '--gin_file=dqn_cartpole')
+WRONG = {
+    (): 'got no --root_dir; need',
+    ('--root_dir=run',): 'got no --gin_file; need the path of one, or one of dqn_acrobot, dqn_cartpole',
+    (*NEEDED, '--replay_address=foo'): 'got --replay_address=foo; need HOST:PORT with a port from 1 to 65535',
+    (*NEEDED, '--connect_timeout_secs=-1'): 'got a wrong flag: flag --connect_timeout_secs=-1',
+    (*NEEDED, '--rootdir=x'): "got a wrong flag: Unknown command line flag 'rootdir'. Did you mean: root_dir",
+    (*NEEDED, 'train'): "got the argument 'train'; need flags only",
+}
+
+
+@pytest.mark.parametrize('arguments', WRONG, ids=' '.join)
+def test_wrong_flags_take_one_line(arguments):
+    ended = run(*arguments)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith(f'tflearn-train: error: {WRONG[arguments]}')
+    assert ended.stderr.count('\n') == 1
+
+
+def test_a_collectors_name_names_files():
+    ended = run(*NEEDED, '--collector_name=a/b', job='collect')
+    assert ended.returncode == 2
+    assert 'flag --collector_name=a/b: need letters, digits, _ and -' in ended.stderr
+
+
+@pytest.mark.parametrize('address', ['localhost:8008', 'a-b.c_d.example:1', '10.0.0.1:65535', '[::1]:80'])
+def test_addresses(address):
+    job_flags.check_address(address)
+
+
+@pytest.mark.parametrize(
+    'address',
+    ['', 'localhost', 'localhost:', ':80', 'a:b', 'a:0', 'a:65536', 'http://a:80', 'a b:80', 'a:80 ', 'a:8_0'],
+)
+def test_what_is_no_address(address):
+    with pytest.raises(ValueError, match='need HOST:PORT with a port from 1 to 65535'):
+        job_flags.check_address(address)

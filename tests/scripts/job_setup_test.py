@@ -1,0 +1,80 @@
+"""The real programs, started as users start them: what they say of mistakes, and how soon."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import scripts
+
+CHECKOUT = pathlib.Path(scripts.__path__[0]).parent
+DEADLINE_SECS = 120.0
+
+
+def run(*arguments, cwd, job='train'):
+    """Runs a job's program; returns its exit code and what it wrote to stderr."""
+    command = [sys.executable, '-m', f'scripts.{job}', *arguments]
+    environment = {**os.environ, 'PYTHONPATH': str(CHECKOUT)}
+    ended = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=DEADLINE_SECS)
+    return ended.returncode, ended.stderr
+
+
+def files(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob('*'))
+
+
+def test_a_missing_gin_file(tmp_path):
+    code, stderr = run('--root_dir=run', '--gin_file=dqn_cartpol', cwd=tmp_path)
+    assert code == 2
+    assert stderr.startswith("tflearn-train: error: got gin_file='dqn_cartpol'; need ")
+    assert 'did you mean dqn_cartpole' in stderr
+    assert stderr.count('\n') == 1
+
+
+def test_an_unwritable_root(tmp_path):
+    (tmp_path / 'file').write_text('not a folder')
+    code, stderr = run('--root_dir=file/run', '--gin_file=dqn_cartpole', cwd=tmp_path)
+    assert code == 2
+    assert stderr.startswith(f"tflearn-train: error: got root_dir='{tmp_path}/file/run', which cannot be written to")
+    assert stderr.count('\n') == 1
+
+
+def test_what_is_no_gin(tmp_path):
+    code, stderr = run('--root_dir=run', '--gin_file=dqn_cartpole', '--gin_bindings=train.x=abc', cwd=tmp_path)
+    assert code == 2
+    assert stderr.startswith("tflearn-train: error: got 'train.x=abc' in --gin_bindings, which is no gin statement")
+    assert stderr.count('\n') == 1
+
+
+@pytest.mark.parametrize(
+    ('job', 'flags', 'message'),
+    [
+        (
+            'train',
+            ['--gin_bindings=train.num_train_stpes=10'],
+            "got train.num_train_stpes in --gin_bindings, but train.train has no parameter 'num_train_stpes'; need a "
+            'valid name: the nearest is train.num_train_steps',
+        ),
+        (
+            'train',
+            ['--gin_bindings=gymnasium_env.make.name="CartPol-v1"'],
+            "got name='CartPol-v1'; need a registered gymnasium environment",
+        ),
+        (
+            'train',
+            ['--replay_address=localhost:1', '--connect_timeout_secs=1'],
+            'waited ',
+        ),
+        ('evaluate', ['--gin_bindings=evaluate.num_episodes=0'], 'got num_episodes=0; need'),
+        ('replay_server', ['--gin_bindings=Experience.max_size=0'], 'got Experience.max_size=0; need at least 1'),
+        ('collect', ['--gin_bindings=sequence_length=3'], 'got sequence_length in --gin_bindings, but nothing uses'),
+    ],
+)
+def test_a_users_mistake_takes_one_line(tmp_path, job, flags, message):
+    code, stderr = run('--root_dir=run', '--gin_file=dqn_cartpole', *flags, cwd=tmp_path, job=job)
+    assert code == 2, stderr
+    assert stderr.splitlines()[-1].startswith(f'tflearn-{job.replace("_", "-")}: error: {message}')
+    assert 'Traceback' not in stderr
+    assert [name for name in files(tmp_path / 'run') if 'checkpoint' in name or 'policies' in name] == []

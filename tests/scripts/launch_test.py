@@ -1,0 +1,130 @@
+"""The launch program: its command line, and a run through it, with small programs in place of the jobs."""
+
+import os
+import pathlib
+import resource
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+import scripts
+from tflearn.run_dir import RunDir
+
+CHECKOUT = pathlib.Path(scripts.__path__[0]).parent
+DEADLINE_SECS = 30.0
+# What a job's program is here: it writes its flags down, and evaluate ends the run.
+JOB = """
+import pathlib, sys, threading
+from tflearn.run_dir import RunDir, write_json
+root = next(flag.partition('=')[2] for flag in sys.argv if flag.startswith('--root_dir='))
+job = pathlib.Path(__file__).stem
+print(sys.argv[1:])
+if job == 'evaluate':
+    write_json(RunDir(root).done, {'reason': 'num_train_steps 7', 'train_step': 7})
+if job == 'replay_server':
+    threading.Event().wait(30)
+"""
+
+
+def launch(*flags, cwd, package='scripts', path=CHECKOUT):
+    environment = {**os.environ, 'PYTHONPATH': f'{path}:{CHECKOUT}'}
+    command = [sys.executable, '-m', f'{package}.launch', *flags]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=DEADLINE_SECS)
+
+
+@pytest.fixture
+def installed(tmp_path):
+    """A folder that holds the programs and a gin file as the wheel has them."""
+    programs = tmp_path / 'site' / 'tflearn_scripts'
+    shutil.copytree(CHECKOUT / 'scripts', programs, ignore=shutil.ignore_patterns('__pycache__'))
+    for job in ('replay_server', 'train', 'evaluate', 'collect'):
+        (programs / f'{job}.py').write_text(JOB)
+    (programs.parent / 'tflearn_gin').mkdir()
+    (programs.parent / 'tflearn_gin' / 'tiny.gin').touch()
+    return programs.parent
+
+
+def test_a_run_through_the_program(installed, tmp_path):
+    flags = ['--root_dir=run', '--gin_file=tiny', '--gin_bindings=a.b = "c d"', '--gin_bindings=e = 1']
+    more = ['--num_collectors=2', '--connect_timeout_secs=7.5', '--replay_address=localhost:4321']
+    ended = launch(*flags, *more, cwd=tmp_path, package='tflearn_scripts', path=installed)
+    assert (ended.returncode, ended.stderr) == (0, '')
+    lines = ended.stdout.splitlines()
+    assert lines[0] == 'Run in run; logs in run/logs.'
+    assert lines[-5] == '  learning curve   run/learning_curve.png'
+    run_dir = RunDir(tmp_path / 'run')
+    shared = [
+        f'--root_dir={run_dir.root}',
+        f'--gin_file={installed / "tflearn_gin" / "tiny.gin"}',
+        '--gin_bindings=a.b = "c d"',
+        '--gin_bindings=e = 1',
+        '--replay_address=localhost:4321',
+        '--connect_timeout_secs=7.5',
+        '--stop_timeout_secs=30',
+    ]
+    commands = [shlex.split(line) for line in run_dir.commands.read_text().splitlines()[1:]]
+    assert [command[2:] for command in commands] == [
+        ['tflearn_scripts.replay_server', *shared],
+        ['tflearn_scripts.train', *shared],
+        ['tflearn_scripts.evaluate', *shared],
+        ['tflearn_scripts.collect', *shared, '--collector_name=collect_0'],
+        ['tflearn_scripts.collect', *shared, '--collector_name=collect_1'],
+    ]
+    assert 'collect_1' in run_dir.log('collect_1').read_text().splitlines()[1]
+
+
+def test_the_replay_server_gets_a_free_port_by_default(installed, tmp_path):
+    ended = launch('--root_dir=run', '--gin_file=tiny', cwd=tmp_path, package='tflearn_scripts', path=installed)
+    assert ended.returncode == 0
+    command = RunDir(tmp_path / 'run').commands.read_text().splitlines()[1]
+    address = next(part for part in shlex.split(command) if part.startswith('--replay_address='))
+    host, _, port = address.partition('=')[2].partition(':')
+    assert host == 'localhost'
+    assert 1024 <= int(port) <= 65535
+
+
+@pytest.mark.parametrize(
+    ('flags', 'words'),
+    [
+        ([], 'got no --root_dir; need'),
+        (['--root_dir=run'], 'got no --gin_file; need'),
+        (
+            ['--root_dir=run', '--gin_file=no_such_file'],
+            "got gin_file='no_such_file'; need the path of a file, or one of",
+        ),
+        (['--root_dir=file/run', '--gin_file=file'], 'which cannot be written to'),
+        (['--root_dir=run', '--gin_file=file', '--replay_address=8000'], 'need HOST:PORT'),
+        (['--root_dir=run', '--gin_file=file', '--num_collectors=0'], 'num_collectors'),
+        (['--root_dir=run', '--gin_file=file', '--root=run'], 'Did you mean'),
+        (['--root_dir=run', '--gin_file=file', 'train'], "got the argument 'train'"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(tmp_path, flags, words):
+    (tmp_path / 'file').touch()
+    ended = launch(*flags, cwd=tmp_path)
+    assert (ended.returncode, ended.stdout) == (2, '')
+    assert ended.stderr.startswith('tflearn-launch: error: got ')
+    assert words in ended.stderr
+    assert ended.stderr.count('\n') == 1
+    assert [path.name for path in tmp_path.iterdir()] == ['file']
+
+
+def test_helpfull_tells_all_flags(tmp_path):
+    ended = launch('--helpfull', cwd=tmp_path)
+    assert ended.returncode == 0
+    for flag in ('root_dir', 'gin_file', 'gin_bindings', 'replay_address', 'connect_timeout_secs', 'num_collectors'):
+        assert f'--{flag}' in ended.stdout
+
+
+def test_it_answers_at_once(tmp_path):
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert launch(cwd=tmp_path).returncode == 2
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    # Processor time, since what else the machine does is not the program's fault.
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.6
+    heavy = "{'tensorflow', 'tf_agents', 'reverb', 'gin', 'numpy', 'rich'}"
+    program = f'import sys, scripts.launch; sys.exit(sorted({heavy} & set(sys.modules)) or 0)'
+    subprocess.run([sys.executable, '-c', program], cwd=CHECKOUT, check=True, timeout=DEADLINE_SECS)

@@ -1,0 +1,41 @@
+"""The configuration beside the results: the newest counts, none is lost."""
+
+import pytest
+
+from scripts import saved_config
+from tflearn.run_dir import RunDir
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    return RunDir(tmp_path)
+
+
+def files(run_dir):
+    return {path.name: path.read_text() for path in run_dir.root.iterdir()}
+
+
+def test_the_first_is_written(run_dir):
+    saved_config.save(run_dir, 'a = 1\n')
+    saved_config.save(run_dir, 'a = 1\n')
+    assert files(run_dir) == {'config.gin': 'a = 1\n'}
+
+
+def test_another_one_is_told_and_the_older_ones_are_kept(run_dir, caplog):
+    caplog.set_level('INFO')
+    for text in ('a = 1\nb = 1\n', 'a = 2\nb = 1\n', 'a = 3\nb = 1\n'):
+        saved_config.save(run_dir, text)
+    assert files(run_dir) == {
+        'config-1.gin': 'a = 1\nb = 1\n',
+        'config-2.gin': 'a = 2\nb = 1\n',
+        'config.gin': 'a = 3\nb = 1\n',
+    }
+    assert '-a = 1\n+a = 2' in caplog.text
+    assert 'b = 1' not in caplog.text
+
+
+def test_a_finished_run_keeps_what_it_has(run_dir):
+    saved_config.save(run_dir, 'a = 1\n')
+    run_dir.done.touch()
+    saved_config.save(run_dir, 'a = 2\n')
+    assert files(run_dir) == {'config.gin': 'a = 1\n', 'DONE': ''}

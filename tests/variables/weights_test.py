@@ -1,0 +1,95 @@
+import pytest
+import reverb
+import tensorflow as tf
+
+from tflearn.steps import create_train_step
+from tflearn.variables import contract
+from tflearn.variables.publisher import Publisher
+from tflearn.variables.subscriber import Publication, Subscriber
+from tflearn.waiting import wait_until
+
+
+def _variables(value, units=3):
+    return [
+        tf.Variable(tf.fill((2, units), float(value)), name='kernel'),
+        tf.Variable(tf.fill((units,), float(value)), name='bias'),
+    ]
+
+
+@pytest.fixture
+def address():
+    server = reverb.Server([contract.table(_variables(0))])
+    yield f'localhost:{server.port}'
+    server.stop()
+
+
+def test_weights_and_counters_arrive(address):
+    published, pulled, train_step = _variables(5), _variables(0), create_train_step()
+    publisher, subscriber = Publisher(address, published), Subscriber(address, pulled, train_step)
+    assert subscriber.newest == Publication()
+    publisher.publish(train_step=40, policy_version=2, env_steps=900)
+    subscriber.wait(timeout_secs=20)
+    assert subscriber.newest == Publication(40, 2, 900, False)
+    assert int(train_step.numpy()) == 40
+    for there, here in zip(published, pulled, strict=True):
+        tf.debugging.assert_equal(there, here)
+    assert not subscriber.pull(), 'the same version again'
+    publisher.close()
+
+
+def test_before_the_first_publication_there_is_nothing(address):
+    subscriber = Subscriber(address, _variables(1), create_train_step())
+    assert not subscriber.pull()
+    with pytest.raises(TimeoutError, match='weights from the learner'):
+        subscriber.wait(timeout_secs=0.5)
+
+
+def test_the_newest_publication_wins(address):
+    published, pulled = _variables(0), _variables(0)
+    publisher, subscriber = Publisher(address, published), Subscriber(address, pulled, create_train_step())
+    for version in range(1, 21):
+        published[1].assign(tf.fill((3,), float(version)))
+        publisher.publish(version, version, 0, finished=version == 20)
+    publisher.close()
+    wait_until(lambda: subscriber.pull() and subscriber.newest.finished, 'the last version', 20)
+    assert subscriber.newest.policy_version == 20
+    assert float(pulled[1][0]) == 20.0
+
+
+def test_a_publication_is_a_snapshot(address):
+    published, pulled = _variables(1), _variables(0)
+    publisher = Publisher(address, published)
+    publisher.publish(1, 1, 0)
+    published[0].assign(tf.fill((2, 3), 9.0))  # training goes on
+    subscriber = Subscriber(address, pulled, create_train_step())
+    subscriber.wait(20)
+    assert float(pulled[0][0, 0]) == 1.0
+    publisher.close()
+
+
+@pytest.mark.parametrize('make', [lambda a, v: Publisher(a, v), lambda a, v: Subscriber(a, v, create_train_step())])
+def test_another_network_is_refused_by_name(address, make):
+    with pytest.raises(ValueError, match=r'another network: kernel:0 is float32\[2, 3\] there, float32\[2, 4\] here'):
+        make(address, _variables(0, units=4))
+    with pytest.raises(ValueError, match=r'bias:0 is float32\[3\] there, absent here'):
+        make(address, _variables(0)[:1])
+
+
+def test_names_do_not_matter(address):
+    renamed = [tf.Variable(variable, name='other') for variable in _variables(0)]
+    Publisher(address, renamed).close()
+
+
+def test_a_server_that_went_away_is_no_reason_to_stop_acting():
+    server = reverb.Server([contract.table(_variables(0))])
+    subscriber = Subscriber(f'localhost:{server.port}', _variables(0), create_train_step(), interval_secs=0.05)
+    server.stop()
+    with pytest.raises(TimeoutError):
+        subscriber.wait(1.0)
+    subscriber.close()
+
+
+def test_variables_of_unknown_shape_are_refused():
+    variable = tf.Variable([1.0], shape=tf.TensorShape([None]), name='v')
+    with pytest.raises(ValueError, match='need fixed dimensions'):
+        contract.signature([variable])

@@ -1,0 +1,41 @@
+import itertools
+import threading
+import time
+
+import pytest
+
+from tflearn import waiting
+from tflearn.waiting import Stopped, wait_until
+
+
+def test_returns_the_value_that_ends_the_wait():
+    polls = itertools.count()
+    assert wait_until(lambda: 'there' if next(polls) == 3 else None, 'a thing', 5.0, poll_secs=0.001) == 'there'
+
+
+def test_gives_up_naming_what_it_waited_for():
+    with pytest.raises(TimeoutError, match=r'waited 0 s in vain for the moon \(poll'):
+        wait_until(lambda: None, lambda: 'the moon (poll)', 0.05, poll_secs=0.01)
+
+
+def test_a_condition_that_holds_at_once_needs_no_time():
+    assert wait_until(lambda: 1, 'a thing', 0.0) == 1
+
+
+def test_a_stop_ends_the_wait():
+    stop = threading.Event()
+    threading.Timer(0.1, stop.set).start()
+    start = time.monotonic()
+    with pytest.raises(Stopped, match='a thing'):
+        wait_until(lambda: None, 'a thing', 60.0, stop, poll_secs=30.0)
+    assert time.monotonic() - start < 20.0
+
+
+def test_says_what_it_waits_for_every_so_often(monkeypatch, caplog):
+    monkeypatch.setattr(waiting, 'LOG_EVERY_SECS', 0.05)
+    lines = []
+    monkeypatch.setattr(waiting.logging, 'info', lambda text, *values: lines.append(text % values))
+    with pytest.raises(TimeoutError):
+        wait_until(lambda: None, 'a thing', 0.3, poll_secs=0.01)
+    assert len(lines) >= 2
+    assert lines[0].startswith('waiting for a thing (0 of 0 s)')

@@ -1,0 +1,105 @@
+"""CompiledPolicy: a TF-Agents policy as one compiled program that is fed with numpy."""
+
+from typing import Any
+
+import tensorflow as tf
+from tf_agents.policies import tf_policy
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import policy_step
+from tf_agents.trajectories import time_step as ts
+
+from tflearn import specs
+
+
+class CompiledPolicy:
+    """A TF-Agents policy for batches of one size, traced once. It reads the policy's variables anew at each call.
+
+    A policy state starts anew where a time step is FIRST; `TFPolicy.action` sees to that.
+    """
+
+    def __init__(self, policy: tf_policy.TFPolicy, batch_size: int):
+        """Traces the policy.
+
+        Args:
+          policy: any TFPolicy.
+          batch_size: B, of every call.
+        """
+        self.batch_size = batch_size
+        self.time_step_spec = policy.time_step_spec
+        self._policy = policy
+        inputs = tensor_spec.add_outer_dim((policy.time_step_spec, policy.policy_state_spec), batch_size)
+        structure: list[Any] = []
+
+        def program(*leaves: tf.Tensor) -> list[tf.Tensor]:
+            step = policy.action(*tf.nest.pack_sequence_as(inputs, leaves))
+            structure[:] = step
+            return tf.nest.flatten(list(step))
+
+        self._program = tf.function(program, autograph=False).get_concrete_function(*tf.nest.flatten(inputs))
+        self._structure = [tf.nest.map_structure(lambda _: None, part) for part in structure]
+        self._output_dtypes = [output.dtype for output in self._program.outputs]
+        # What the program never reads (rewards, mostly) need not be sent each time.
+        leaves = tf.nest.flatten(inputs[0])
+        self._unread = [
+            None if placeholder.consumers() else tf.zeros(leaf.shape, leaf.dtype)
+            for leaf, placeholder in zip(leaves, self._program.inputs[: len(leaves)], strict=True)
+        ]
+
+    def initial_state(self, batch_size: int) -> Any:
+        """Returns the policy state [B, ...] before a first step.
+
+        Raises:
+          ValueError: for another batch size than the program's.
+        """
+        if batch_size != self.batch_size:
+            raise ValueError(f'got batch_size={batch_size}; need {self.batch_size}, as this policy was compiled for')
+        return self._policy.get_initial_state(batch_size)
+
+    def action(self, time_step: ts.TimeStep, policy_state: Any) -> tuple[Any, Any]:
+        """Returns (action, policy state): nests of numpy arrays [B, ...], and of tensors for the next call."""
+        step = self.step(time_step, policy_state)
+        return step.action, step.state
+
+    def step(self, time_step: ts.TimeStep, policy_state: Any) -> policy_step.PolicyStep:
+        """Acts on time steps [B].
+
+        Args:
+          time_step: numpy arrays, as the policy's time step spec says with B in front. They are not checked here; see
+            `check`.
+          policy_state: from `initial_state` or the step before.
+
+        Returns:
+          PolicyStep: action and info are nests of numpy arrays [B, ...]; the state stays tensors.
+        """
+        leaves = [
+            tf.constant(leaf) if unread is None else unread
+            for leaf, unread in zip(tf.nest.flatten(time_step), self._unread, strict=True)
+        ]
+        # The operation behind a function's call. Calling `self._program` itself binds and checks every argument in
+        # Python on the way here: 270 us for an MLP of 100-50, against 40 us.
+        outputs = tf.raw_ops.StatefulPartitionedCall(
+            args=[*leaves, *tf.nest.flatten(policy_state), *self._program.captured_inputs],
+            Tout=self._output_dtypes,
+            f=self._program,
+        )
+        action, state, info = self._pack(outputs)
+        return policy_step.PolicyStep(_numpy(action), state, _numpy(info))
+
+    def check(self, time_step: ts.TimeStep) -> None:
+        """Checks that time steps [B] are what the policy was compiled for.
+
+        Raises:
+          ValueError: naming the leaf that differs.
+        """
+        specs.check_batch(time_step, self.time_step_spec, self.batch_size, 'time step')
+
+    def _pack(self, outputs: list[tf.Tensor]) -> list[Any]:
+        if len(outputs) == 1 and self._structure[0] is None:  # the usual case: one action, no state, no info
+            return [outputs[0], *self._structure[1:]]
+        return tf.nest.pack_sequence_as(self._structure, outputs)
+
+
+def _numpy(nest: Any) -> Any:
+    if isinstance(nest, tf.Tensor):
+        return nest.numpy()
+    return tf.nest.map_structure(lambda leaf: leaf.numpy(), nest) if nest else nest

@@ -1,0 +1,66 @@
+"""The evaluations of a run, as they are kept in its file: one JSON object per line, whole lines only."""
+
+import json
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from absl import logging
+
+from tflearn.run_dir import write_whole
+
+Evaluation = dict[str, Any]
+
+
+class EvaluationRecord:
+    """Reads, repairs and extends the file. It has one writer.
+
+    Attributes:
+      evaluations: in the order in which they were made; each has train_step, env_steps, mean_return, num_episodes,
+        returns (of each episode) and exported_at (of the policy, unix seconds). A step may come up again: evaluated
+        twice, or trained again after an older checkpoint was restored.
+    """
+
+    def __init__(self, path: pathlib.Path):
+        """Reads the file, if there is one. A last line that a killed writer left unfinished is dropped.
+
+        Raises:
+          ValueError: if another line is damaged.
+        """
+        self.evaluations: list[Evaluation] = []
+        self._path = path
+        text = path.read_text(encoding='utf-8', errors='replace') if path.exists() else ''
+        whole, newline, torn = text.rpartition('\n')
+        for number, line in enumerate(whole.splitlines(), start=1):
+            try:
+                self.evaluations.append(json.loads(line))
+            except json.JSONDecodeError as error:
+                raise ValueError(f'got a damaged line {number} in {path} ({error}); remove that line') from error
+        if torn:
+            logging.warning('dropped the unfinished last line of %s', path)
+            write_whole(path, whole + newline)
+
+    def append(self, evaluation: Evaluation) -> None:
+        """Adds an evaluation to the file."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open('ab', buffering=0) as file:
+            file.write((json.dumps(evaluation) + '\n').encode())
+            os.fsync(file.fileno())
+        self.evaluations.append(evaluation)
+
+    def find(self, policy: Mapping[str, Any]) -> Evaluation | None:
+        """Returns the last evaluation of exactly one policy.
+
+        Args:
+          policy: its metadata: train_step and exported_at, which differs where training was done again.
+        """
+        for evaluation in reversed(self.evaluations):
+            if all(evaluation.get(key) == policy.get(key) for key in ('train_step', 'exported_at')):
+                return evaluation
+        return None
+
+    @property
+    def best_mean_return(self) -> float | None:
+        """The highest mean return; None before the first evaluation."""
+        return max((evaluation['mean_return'] for evaluation in self.evaluations), default=None)

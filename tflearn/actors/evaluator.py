@@ -1,0 +1,145 @@
+"""Evaluator: how good a policy is, by whole episodes."""
+
+import dataclasses
+import math
+import threading
+from typing import Any, Protocol
+
+import numpy as np
+from tf_agents.trajectories import time_step as ts
+
+from tflearn import specs
+from tflearn.waiting import Stopped
+
+
+class EvaluationPolicy(Protocol):
+    """What the evaluator asks of a policy: a loaded SavedModel or a `CompiledPolicy` fulfils it."""
+
+    def initial_state(self, batch_size: int) -> Any:
+        """Returns the policy state [B, ...] before a first step; () where there is none."""
+
+    def action(self, time_step: ts.TimeStep, policy_state: Any) -> tuple[Any, Any]:
+        """Acts on time steps [B] of numpy arrays.
+
+        Returns:
+          (action, policy state): a nest of numpy arrays [B, ...], and what the next call is to be given. Where a time
+          step is FIRST, the policy starts its state anew by itself.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class EpisodeStatistics:
+    """Returns and lengths of the episodes of one evaluation.
+
+    Attributes:
+      returns: undiscounted return of each episode, those of one environment side by side, oldest first.
+      lengths: steps of each episode.
+    """
+
+    returns: tuple[float, ...]
+    lengths: tuple[int, ...]
+
+    @property
+    def num_episodes(self) -> int:
+        return len(self.returns)
+
+    @property
+    def mean_return(self) -> float:
+        return float(np.mean(self.returns))
+
+    @property
+    def std_return(self) -> float:
+        """Sample standard deviation of the returns; 0 of a single one."""
+        return float(np.std(self.returns, ddof=1)) if self.num_episodes > 1 else 0.0
+
+    @property
+    def mean_length(self) -> float:
+        return float(np.mean(self.lengths))
+
+    @property
+    def mean_return_interval(self) -> tuple[float, float]:
+        """The mean's 95% confidence interval, by Student's t; unbounded for a single episode."""
+        if self.num_episodes == 1:
+            return -math.inf, math.inf
+        radius = _t_975(self.num_episodes - 1) * self.std_return / math.sqrt(self.num_episodes)
+        return self.mean_return - radius, self.mean_return + radius
+
+
+def _t_975(dof: int) -> float:
+    """Returns the 97.5% quantile of Student's t distribution with `dof` degrees of freedom, to about 1%."""
+    if dof < 3:  # the expansion below is too coarse there
+        return (12.706, 4.303)[dof - 1]
+    z = 1.959964
+    # Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.5: to order 1 / dof^3.
+    first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / dof + second / dof**2 + third / dof**3
+
+
+class Evaluator:
+    """Plays whole episodes of a policy in a batch of environments.
+
+    How many episodes each environment contributes is settled beforehand: num_episodes // B, and one more in the first
+    num_episodes % B. (Taking the first so many that end would favour short ones.)
+    """
+
+    def __init__(
+        self, environment: specs.BatchedEnvironment, num_episodes: int = 20, max_steps_per_episode: int = 100_000
+    ):
+        """Plays nothing yet.
+
+        Args:
+          environment: stays the caller's to close.
+          num_episodes: of one evaluation; best a multiple of the number of environments.
+          max_steps_per_episode: an episode that takes longer is an error rather than an evaluation without end.
+
+        Raises:
+          ValueError: if a number is below 1.
+        """
+        for name, value in (('num_episodes', num_episodes), ('max_steps_per_episode', max_steps_per_episode)):
+            if value < 1:
+                raise ValueError(f'got {name}={value}; need at least 1')
+        self._environment = environment
+        self._max_steps_per_episode = max_steps_per_episode
+        share, rest = divmod(num_episodes, environment.num_environments)
+        self._quotas = np.full(environment.num_environments, share)
+        self._quotas[:rest] += 1
+
+    def run(self, policy: EvaluationPolicy, stop: threading.Event | None = None) -> EpisodeStatistics:
+        """Plays new episodes, from a reset on.
+
+        Args:
+          policy: acts as it is; hand in a greedy one to learn of greedy returns.
+          stop: ends the evaluation when set.
+
+        Raises:
+          ValueError: if an episode does not end.
+          Stopped: when `stop` was set.
+        """
+        episodes: list[list[tuple[float, int]]] = [[] for _ in self._quotas]
+        missing = self._quotas.copy()
+        returns, lengths = np.zeros(len(missing)), np.zeros(len(missing), np.int64)
+        time_step = self._environment.reset()
+        policy_state = policy.initial_state(len(missing))
+        while missing.any():
+            if stop is not None and stop.is_set():
+                raise Stopped(f'stopped with {missing.sum()} of {self._quotas.sum()} episodes still to play')
+            action, policy_state = policy.action(time_step, policy_state)
+            time_step = self._environment.step(action)
+            returns += time_step.reward
+            lengths += time_step.step_type != ts.StepType.FIRST
+            for i in np.flatnonzero(time_step.step_type == ts.StepType.LAST):
+                if missing[i]:
+                    episodes[i].append((float(returns[i]), int(lengths[i])))
+                    missing[i] -= 1
+                returns[i], lengths[i] = 0.0, 0
+            self._check_lengths(lengths[missing > 0])
+        played = [episode for of_one in episodes for episode in of_one]
+        return EpisodeStatistics(tuple(value for value, _ in played), tuple(length for _, length in played))
+
+    def _check_lengths(self, lengths: np.ndarray) -> None:
+        if lengths.size and lengths.max() > self._max_steps_per_episode:
+            raise ValueError(
+                f'got an episode of more than max_steps_per_episode={self._max_steps_per_episode} steps; need episodes '
+                "that end; set the environment's max_episode_steps, or raise the limit"
+            )

@@ -1,0 +1,111 @@
+"""The learning curve: a picture of evaluations."""
+
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+Evaluation = Mapping[str, Any]
+
+_MOST_MARKERS = 60
+
+
+def draw(
+    path: pathlib.Path,
+    curves: Mapping[str, Sequence[Evaluation]],
+    title: str = '',
+    target_return: float | None = None,
+) -> None:
+    """Draws mean returns against environment steps, with train steps (of the first curve) above.
+
+    `path` is replaced when the picture is whole.
+
+    A single curve has a band around it: the middle half of its episodes' returns. Without any evaluation nothing is
+    drawn.
+
+    Args:
+      path: of the picture, PNG.
+      curves: label (a run, a seed) -> evaluations: train_step, env_steps (None if unknown), mean_return, returns.
+      title: of the picture.
+      target_return: is drawn as a line.
+    """
+    curves = {label: current(evaluations) for label, evaluations in curves.items() if evaluations}
+    if not curves:
+        return
+    # Imported here, for it takes a second. No pyplot: that has global state and asks for a display.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), dpi=120, layout='constrained')
+    axes = figure.add_subplot()
+    _plot(axes, curves)
+    if target_return is not None:
+        axes.axhline(target_return, color='0.35', linestyle='--', linewidth=1, label=f'target {target_return:g}')
+    axes.set_ylabel('return')
+    axes.grid(alpha=0.3)
+    axes.spines[['right']].set_visible(False)
+    axes.legend(loc='best', frameon=False)
+    _thousands(axes.xaxis)
+    _add_train_steps(axes, next(iter(curves.values())))
+    axes.set_title(title)
+    temporary = path.with_name(f'.{path.name}.{os.getpid()}')
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        FigureCanvasAgg(figure).print_png(temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def current(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
+    """Leaves out what training that was resumed from an older checkpoint has since done again.
+
+    Args:
+      evaluations: in the order in which they were made.
+
+    Returns:
+      Those after which no evaluation of the same or an earlier train step was made; train steps rise.
+    """
+    kept: list[Evaluation] = []
+    for evaluation in reversed(evaluations):
+        if not kept or evaluation['train_step'] < kept[-1]['train_step']:
+            kept.append(evaluation)
+    return kept[::-1]
+
+
+def _plot(axes: Any, curves: Mapping[str, Sequence[Evaluation]]) -> None:
+    known = all(evaluation['env_steps'] is not None for curve in curves.values() for evaluation in curve)
+    steps = 'env_steps' if known else 'train_step'
+    axes.set_xlabel('environment steps' if known else 'train steps')
+    for label, curve in curves.items():
+        x = [evaluation[steps] for evaluation in curve]
+        means = [evaluation['mean_return'] for evaluation in curve]
+        marker = '.' if len(curve) <= _MOST_MARKERS else None
+        (line,) = axes.plot(x, means, marker=marker, markersize=5, linewidth=1.5, label=label)
+        if len(curves) == 1:
+            low, high = np.array([np.quantile(evaluation['returns'], (0.25, 0.75)) for evaluation in curve]).T
+            axes.fill_between(
+                x, low, high, color=line.get_color(), alpha=0.2, linewidth=0, label='middle half of the episodes'
+            )
+
+
+def _add_train_steps(axes: Any, curve: Sequence[Evaluation]) -> None:
+    """Labels the upper edge with train steps, which follow the environment steps of `curve`."""
+    env_steps = [evaluation['env_steps'] for evaluation in curve]
+    if len(curve) < 2 or None in env_steps:
+        return
+    above = axes.twiny()
+    above.set_xlim(axes.get_xlim())
+    ticks = [tick for tick in axes.get_xticks() if env_steps[0] <= tick <= env_steps[-1]]
+    train_steps = np.interp(ticks, env_steps, [evaluation['train_step'] for evaluation in curve])
+    above.set_xticks(ticks, [f'{train_step:,.0f}' for train_step in train_steps])
+    above.set_xlabel('train steps')
+    above.spines[['right']].set_visible(False)
+
+
+def _thousands(axis: Any) -> None:
+    from matplotlib.ticker import StrMethodFormatter
+
+    axis.set_major_formatter(StrMethodFormatter('{x:,.0f}'))

@@ -1,0 +1,1 @@
+"""Algorithms: one file each, as a TF-Agents agent."""

@@ -1,0 +1,78 @@
+"""Deep Q-networks: plain, double, n-step.
+
+Mnih et al. 2015, "Human-level control through deep reinforcement learning" (Nature 518); van Hasselt et al. 2016, "Deep
+Reinforcement Learning with Double Q-learning" (arXiv 1509.06461); n-step returns as in Hessel et al. 2018, "Rainbow"
+(arXiv 1710.02298). The agent is TF-Agents'; here it gets its network, optimizer and schedules.
+"""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+from tf_agents.agents.dqn import dqn_agent
+from tf_agents.networks import q_network
+from tf_agents.utils import common
+
+from tflearn.agents import schedules
+from tflearn.experience import Agent, Experience
+from tflearn.specs import EnvironmentSpecs
+
+
+def make_agent(
+    specs: EnvironmentSpecs,
+    train_step: tf.Variable,
+    experience: Experience,
+    *,
+    fc_layer_params: Sequence[int] = (100, 50),
+    learning_rate: float | schedules.Schedule = 1e-3,
+    gamma: float = 0.99,
+    double: bool = True,
+    epsilon: float | schedules.Schedule = 0.1,
+    target_update_period: int = 100,
+    target_update_tau: float = 1.0,
+    huber: bool = True,
+    gradient_clipping: float | None = None,
+) -> Agent:
+    """Makes a DQN agent for one discrete action. n, of its n-step returns, is `experience.sequence_length` - 1.
+
+    Args:
+      specs: of the environment.
+      train_step: int64 scalar, counts gradient steps.
+      experience: of the run; uniform order.
+      fc_layer_params: units of the fully connected layers.
+      learning_rate: Adam's, or a schedule of the train step.
+      gamma: discount per environment step, in [0, 1].
+      double: choose the next action with the online network (van Hasselt et al. 2016, equation 4).
+      epsilon: share of random actions while collecting, or a schedule of the train step.
+      target_update_period: train steps between two updates of the target network.
+      target_update_tau: weight of the online network in an update of the target; 1 copies it.
+      huber: Huber loss of the temporal-difference error, as in Mnih et al.; otherwise its square.
+      gradient_clipping: greatest norm of a variable's gradient; None does not clip.
+
+    Raises:
+      ValueError: if the action is not one discrete number, or the sequence is too short for a transition.
+    """
+    actions = tf.nest.flatten(specs.action)
+    if len(actions) != 1 or not actions[0].dtype.is_integer or actions[0].shape.rank != 0:
+        raise ValueError(f'got the action spec {specs.action}; DQN needs one discrete action; choose another algorithm')
+    if experience.sequence_length < 2 or experience.order != 'uniform':
+        raise ValueError(
+            f'got Experience(sequence_length={experience.sequence_length}, order={experience.order!r}); '
+            'DQN needs sequence_length = n + 1 of at least 2, in uniform order'
+        )
+    network = q_network.QNetwork(specs.observation, specs.action, fc_layer_params=tuple(fc_layer_params))
+    rate = schedules.LearningRate(learning_rate) if callable(learning_rate) else learning_rate
+    agent_class = dqn_agent.DdqnAgent if double else dqn_agent.DqnAgent
+    return agent_class(
+        specs.time_step,
+        specs.action,
+        q_network=network,
+        optimizer=tf.keras.optimizers.Adam(rate),
+        epsilon_greedy=(lambda: epsilon(train_step)) if callable(epsilon) else epsilon,
+        n_step_update=experience.sequence_length - 1,
+        target_update_period=target_update_period,
+        target_update_tau=target_update_tau,
+        td_errors_loss_fn=common.element_wise_huber_loss if huber else common.element_wise_squared_loss,
+        gamma=gamma,
+        gradient_clipping=gradient_clipping,
+        train_step_counter=train_step,
+    )

@@ -1,0 +1,70 @@
+"""Schedules: the train step -> a value (a learning rate, an epsilon)."""
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+Schedule = Callable[[tf.Tensor], tf.Tensor]
+
+
+def linear(start: float, end: float, steps: int) -> Schedule:
+    """Goes from `start` at train step 0 to `end` at train step `steps`, in a straight line, and stays there.
+
+    Args:
+      start: value at step 0.
+      end: value from `steps` on.
+      steps: train steps; at least 1.
+
+    Returns:
+      A function of the train step (integer scalar) that gives a float32 scalar.
+
+    Raises:
+      ValueError: if `steps` is below 1.
+    """
+    if steps < 1:
+        raise ValueError(f'got steps={steps}; need at least 1 train step')
+
+    def value(step: tf.Tensor) -> tf.Tensor:
+        share = tf.minimum(tf.cast(step, tf.float32) / steps, 1.0)
+        return start + (end - start) * share
+
+    return value
+
+
+def exponential(start: float, end: float, steps: int) -> Schedule:
+    """Goes from `start` to `end` in `steps` train steps by equal factors, and stays there.
+
+    Args:
+      start: value at step 0; above 0.
+      end: value from `steps` on; above 0.
+      steps: train steps; at least 1.
+
+    Returns:
+      A function of the train step (integer scalar) that gives a float32 scalar.
+
+    Raises:
+      ValueError: if a value is not positive or `steps` is below 1.
+    """
+    if start <= 0 or end <= 0 or steps < 1:
+        raise ValueError(f'got start={start}, end={end}, steps={steps}; need values above 0 and at least 1 train step')
+
+    def value(step: tf.Tensor) -> tf.Tensor:
+        share = tf.minimum(tf.cast(step, tf.float32) / steps, 1.0)
+        return start * tf.pow(end / start, share)
+
+    return value
+
+
+class LearningRate(tf.keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule as Keras optimizers take it; their count of steps is the train step."""
+
+    def __init__(self, schedule: Schedule):
+        super().__init__()
+        self._schedule = schedule
+
+    def __call__(self, step: tf.Tensor) -> tf.Tensor:
+        return self._schedule(step)
+
+    def get_config(self) -> dict:
+        """Keras asks for it when it copies an optimizer."""
+        return {'schedule': self._schedule}

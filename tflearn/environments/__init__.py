@@ -1,0 +1,1 @@
+"""Environments as `specs.BatchedEnvironment`: some copies of a task, stepped together."""

@@ -1,0 +1,1 @@
+"""The jobs of a run, one function each: the only place where rooms meet."""

@@ -1,0 +1,90 @@
+"""The replay server job: the run's tables, checkpointed by the clock and when it is stopped."""
+
+import threading
+import time
+from typing import Any
+
+from absl import logging
+
+from tflearn.experience import AgentFactory, Experience
+from tflearn.replay import reports, tables
+from tflearn.replay.server import ReplayServer
+from tflearn.replay.statistics import ReplayStatistics
+from tflearn.run_dir import RunDir, Status
+from tflearn.specs import EnvironmentFactory, specs_of
+from tflearn.steps import create_train_step
+from tflearn.variables import contract
+
+_POLL_SECS = 1.0
+
+
+def replay_server(
+    *,
+    run_dir: RunDir,
+    replay_address: str,
+    stop: threading.Event,
+    make_environment: EnvironmentFactory,
+    make_agent: AgentFactory,
+    experience: Experience,
+    checkpoint_interval_secs: float = 300.0,
+) -> None:
+    """Serves the run's experience and weights until it is stopped; then saves them.
+
+    Args:
+      run_dir: its checkpoints are restored from and saved to there.
+      replay_address: 'host:port'; the port is listened on.
+      stop: ends the job when set.
+      make_environment: of the run; made once, for its specs.
+      make_agent: of the run; made once, for the specs of its data and weights.
+      experience: of the run.
+      checkpoint_interval_secs: seconds between two checkpoints; inserts and draws wait meanwhile.
+
+    Raises:
+      ValueError: if the port is taken, or the checkpoint holds other tables.
+    """
+    if line := run_dir.done_line():
+        logging.info(line)
+        return
+    agent = make_agent(specs_of(make_environment), create_train_step(), experience)
+    layout = tables.row_layout(agent.collect_data_spec)
+    variables = contract.table(agent.collect_policy.variables())
+    run_tables = [tables.make(experience, layout), reports.table(), variables]
+    port = int(replay_address.rpartition(':')[2])
+    # Weights start empty: collectors shall act with what the learner restored, not with what was last seen here.
+    server = ReplayServer(run_tables, port, run_dir.replay_checkpoints, fresh=[contract.VARIABLES])
+    megabytes = tables.num_bytes(experience, layout) / 1e6
+    logging.info('replay server on port %d; a full table takes up to %.1f MB', server.port, megabytes)
+    status = Status(run_dir.status('replay_server'), 'replay_server')
+    try:
+        _serve(server, status, experience, checkpoint_interval_secs, stop)
+    finally:
+        logging.info('saved the replay: %s', server.checkpoint())
+        server.close()
+        status.update('stopped')
+
+
+def _serve(
+    server: ReplayServer, status: Status, experience: Experience, interval_secs: float, stop: threading.Event
+) -> None:
+    saved_at = time.monotonic()
+    while not stop.wait(_POLL_SECS):
+        replay = ReplayStatistics.of(server.info()[tables.REPLAY])
+        status.update('running', **_figures(replay, experience))
+        if time.monotonic() - saved_at < interval_secs:
+            continue
+        try:
+            server.checkpoint()
+        except RuntimeError as error:  # a full disk must not end the run
+            logging.error('could not save the replay: %s', error)
+        saved_at = time.monotonic()
+
+
+def _figures(replay: ReplayStatistics, experience: Experience) -> dict[str, Any]:
+    return {
+        'replay_size': replay.size,
+        'max_size': replay.max_size,
+        'inserts': replay.inserts,
+        'samples': replay.samples,
+        'samples_per_insert': replay.ratio_since_filled(experience.min_size),
+        'samples_per_insert_target': experience.samples_per_insert,
+    }

@@ -1,0 +1,254 @@
+"""A session of training: what the train job does around its learner's train steps, from a start to a stop."""
+
+import dataclasses
+import json
+import threading
+import time
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from tflearn.experience import Agent, Experience
+from tflearn.learner.learner import Learner, TrainResult
+from tflearn.learner.triggers import IntervalTrigger
+from tflearn.policies.saved_policy import PolicyExporter
+from tflearn.replay import connection, reports, tables
+from tflearn.replay.datasets import ReplayStream
+from tflearn.replay.statistics import ReplayStatistics
+from tflearn.run_dir import RunDir, Status, read_json, write_json
+from tflearn.variables.publisher import Publisher
+from tflearn.waiting import LOG_EVERY_SECS
+
+_LOOK_AT_REPLAY_SECS = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """When training is over; None is no limit.
+
+    Attributes:
+      num_train_steps: train steps of the run.
+      max_env_steps: environment steps of the run, over all collectors.
+      max_secs: seconds of training, over all sessions of the run.
+    """
+
+    num_train_steps: int
+    max_env_steps: int | None
+    max_secs: float | None
+
+    def __post_init__(self) -> None:
+        for name, value in dataclasses.asdict(self).items():
+            if value is not None and value <= 0:
+                raise ValueError(f'got {name}={value}; need a number above 0')
+
+    def reached(self, train_step: int, env_steps: int, secs: float) -> str | None:
+        """Names the limit that is reached; None while there is none."""
+        if train_step >= self.num_train_steps:
+            return f'num_train_steps {self.num_train_steps} reached'
+        if self.max_env_steps is not None and env_steps >= self.max_env_steps:
+            return f'max_env_steps {self.max_env_steps} reached'
+        if self.max_secs is not None and secs >= self.max_secs:
+            return f'max_secs {self.max_secs:.0f} reached'
+        return None
+
+
+class Progress(tf.train.experimental.PythonState):
+    """What a checkpoint carries besides agent, steps and reports.
+
+    Attributes:
+      policy_version: of the newest publication.
+      secs: of training, over all sessions.
+    """
+
+    def __init__(self) -> None:
+        self.policy_version = 0
+        self.secs = 0.0
+
+    def serialize(self) -> str:
+        """Returns the state as JSON."""
+        return json.dumps({'policy_version': self.policy_version, 'secs': self.secs})
+
+    def deserialize(self, string_value: str) -> None:
+        """Takes over what a checkpoint holds."""
+        saved = json.loads(string_value)
+        self.policy_version, self.secs = saved['policy_version'], saved['secs']
+
+
+@dataclasses.dataclass(frozen=True)
+class Intervals:
+    """Train steps between two events of a kind; each at least 1."""
+
+    checkpoint: int
+    summary: int
+    publish: int
+    export: int
+
+    def __post_init__(self) -> None:
+        for name, value in dataclasses.asdict(self).items():
+            if value < 1:
+                raise ValueError(f'got {name}_interval_steps={value}; need at least 1 train step')
+
+
+class TrainSession:
+    """A learner with its weights published, its policies exported, and its figures reported."""
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        address: str,
+        agent: Agent,
+        experience: Experience,
+        stream: ReplayStream,
+        strategy: tf.distribute.Strategy,
+        intervals: Intervals,
+        limits: Limits,
+    ):
+        """Restores the newest checkpoint; publishes and exports nothing yet.
+
+        Args:
+          run_dir: of the run.
+          address: of the replay server, 'host:port'. It must be there.
+          agent: to train.
+          experience: of the run.
+          stream: of the replay.
+          strategy: that the agent was made in.
+          intervals: of checkpoints, summaries, publications, exports.
+          limits: when training is over.
+
+        Raises:
+          ValueError: if the server's tables or the checkpoint are made for other networks.
+        """
+        self._run_dir, self._address = run_dir, address
+        self._experience, self._stream, self._limits = experience, stream, limits
+        self._status = Status(run_dir.status('train'), 'train')
+        self._publisher = Publisher(address, agent.collect_policy.variables())
+        self._reports = reports.ReportReader(address)
+        self._progress = Progress()
+        self._figures: dict[str, Any] = {}
+        self._looked_at = self._logged_at = time.monotonic()
+        self._learner = Learner(
+            agent,
+            stream.dataset,
+            run_dir,
+            strategy=strategy,
+            triggers=[
+                IntervalTrigger(intervals.publish, self._publish),
+                IntervalTrigger(intervals.export, self._export),
+                IntervalTrigger(intervals.summary, self._summarize),
+            ],
+            checkpoint_interval_steps=intervals.checkpoint,
+            summary_interval_steps=intervals.summary,
+            state={'reports': self._reports, 'progress': self._progress},
+        )
+        self._exporter = PolicyExporter(agent.policy, run_dir.greedy_policy)
+
+    def run(self, stop: threading.Event, steps_per_call: int) -> None:
+        """Trains until a limit is reached or a stop is requested (then the result is written), or `stop` is set.
+
+        Raises:
+          TimeoutError: if no data came for too long; the checkpoint is saved.
+        """
+        learner = self._learner
+        if self._end_reason() is None:  # an earlier session may have ended at a lower limit
+            self._run_dir.train_result.unlink(missing_ok=True)
+        self._exporter.drop_newer_than(learner.step)
+        # Only now, when a checkpoint may have been restored, are the weights what actors and readers shall have.
+        self._publish(learner.step)
+        self._export(learner.step)
+        self._status.update('waiting for data', train_step=learner.step, num_train_steps=self._limits.num_train_steps)
+        while (reason := self._end_reason()) is None and not stop.is_set():
+            start = time.monotonic()
+            result = learner.run(min(steps_per_call, self._limits.num_train_steps - learner.step))
+            self._progress.secs += time.monotonic() - start
+            self._report(result)
+            if self._stream.error:
+                break
+        learner.close()
+        if reason is not None:
+            self._finish(reason)
+        self._publisher.close()
+        if self._stream.error:
+            raise self._stream.error
+        if reason is None:
+            logging.info('stopped at train step %d; its checkpoint is saved', learner.step)
+            self._status.update('stopped')
+
+    def _end_reason(self) -> str | None:
+        request = read_json(self._run_dir.stop_request)
+        if request is not None:
+            return str(request['reason'])
+        return self._limits.reached(self._learner.step, self._reports.env_steps, self._progress.secs)
+
+    def _finish(self, reason: str) -> None:
+        """Publishes and exports the last weights, then says that there will be no more."""
+        step = self._learner.step
+        self._export(step)
+        self._publish(step, finished=True)
+        result = {
+            'reason': reason,
+            'train_step': step,
+            'env_steps': self._reports.env_steps,
+            'seconds': round(self._progress.secs, 1),
+        }
+        write_json(self._run_dir.train_result, result)
+        self._status.update('finished', train_step=step)
+        logging.info('finished: %s, at train step %d, %d environment steps', reason, step, self._reports.env_steps)
+
+    def _publish(self, step: int, finished: bool = False) -> None:
+        self._progress.policy_version += 1
+        self._publisher.publish(step, self._progress.policy_version, self._reports.env_steps, finished)
+
+    def _export(self, step: int) -> None:
+        facts = {'policy_version': self._progress.policy_version, 'env_steps': self._reports.env_steps}
+        self._exporter.export(step, facts)
+
+    def _summarize(self, _: int) -> None:
+        self._learner.summarize({name: value for name, value in self._figures.items() if value is not None})
+
+    def _report(self, result: TrainResult) -> None:
+        now = time.monotonic()
+        self._figures['policy_lag'] = self._progress.policy_version - result.info.get('policy_version', 0.0)
+        if now - self._looked_at >= _LOOK_AT_REPLAY_SECS:
+            self._looked_at = now
+            self._look_at_replay()
+        steps_left = self._limits.num_train_steps - self._learner.step
+        self._status.update(
+            'running',
+            train_step=self._learner.step,
+            train_steps_per_sec=result.steps_per_sec,
+            secs_left=steps_left / result.steps_per_sec if result.steps_per_sec else None,
+            loss=result.loss,
+            data_wait_share=result.data_wait_share,
+            policy_version=self._progress.policy_version,
+            **self._figures,
+        )
+        if now - self._logged_at >= LOG_EVERY_SECS:
+            self._logged_at = now
+            self._log(result)
+
+    def _look_at_replay(self) -> None:
+        info = connection.server_info(self._address)
+        if info is None:
+            return
+        self._reports.read(info[reports.REPORTS].current_size)
+        replay = ReplayStatistics.of(info[tables.REPLAY])
+        self._figures |= {
+            'env_steps': self._reports.env_steps,
+            'mean_return': self._reports.mean_return,
+            'replay_size': replay.size,
+            'samples_per_insert': replay.ratio_since_filled(self._experience.min_size),
+        }
+
+    def _log(self, result: TrainResult) -> None:
+        mean_return = self._reports.mean_return
+        logging.info(
+            'train step %d of %d (%.0f/s, %.0f%% waiting for data), %d environment steps, mean return %s, loss %.4g',
+            self._learner.step,
+            self._limits.num_train_steps,
+            result.steps_per_sec,
+            100 * result.data_wait_share,
+            self._reports.env_steps,
+            'none' if mean_return is None else f'{mean_return:.1f}',
+            result.loss,
+        )

@@ -1,0 +1,1 @@
+"""Where jobs run: a topology is data, `local` runs it as processes of this machine."""

@@ -1,0 +1,66 @@
+"""What launch says when a run has ended: the result, where its things are, and how to go on."""
+
+import pathlib
+import shlex
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from tflearn.launch.reports import count, duration, plain
+from tflearn.launch.topology import Topology
+from tflearn.run_dir import RunDir, write_whole
+
+
+def shown(path: pathlib.Path) -> str:
+    """`path` as one would type it here: relative to the working directory if it lies below it."""
+    here = pathlib.Path.cwd()
+    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
+
+
+def result(done: Mapping[str, Any]) -> str:
+    """What DONE says, on one line."""
+    evaluation = done.get('evaluation') or {}
+    return (
+        f'{done.get("reason", "no reason given")}; train step {count(done.get("train_step")) or "?"}, '
+        f'{count(done.get("env_steps")) or "?"} env steps, {duration(done.get("seconds") or 0)}; '
+        f'greedy mean return {plain(evaluation.get("mean_return")) or "?"} '
+        f'over {count(evaluation.get("num_episodes")) or "?"} episodes'
+    )
+
+
+def write_commands(run_dir: RunDir, topology: Topology) -> None:
+    """Writes the jobs' commands to a file that can be read and pasted from."""
+    lines = ['# The jobs of this run, one terminal each, in any order. For a run from its start: another --root_dir.']
+    lines += [shlex.join(job.command) for job in topology.jobs]
+    write_whole(run_dir.commands, '\n'.join(lines) + '\n')
+
+
+def done_lines(run_dir: RunDir, done: Mapping[str, Any]) -> list[str]:
+    """The result, then five lines: where everything is, and how to run each job by hand."""
+    python = shown(pathlib.Path(sys.executable))
+    logdir = shown(run_dir.summaries('train').parent)
+    return [
+        f'The run is done: {result(done)}.',
+        f'  learning curve   {shown(run_dir.learning_curve)}',
+        f'  TensorBoard      {logdir}  (to see it: {python} -m tensorboard.main --logdir={logdir})',
+        f'  checkpoints      {shown(run_dir.checkpoints)}',
+        f'  policy           {shown(run_dir.root / str(done.get("policy", "")))}  (tf.saved_model.load)',
+        f'  jobs by hand     one terminal each, in any order; their commands: cat {shown(run_dir.commands)}',
+    ]
+
+
+def already_done_line(run_dir: RunDir, done: Mapping[str, Any]) -> str:
+    """One line for a run that has nothing left to do."""
+    policy = shown(run_dir.root / str(done.get('policy', '')))
+    return (
+        f'This run is already finished: {result(done)}. Its policy is in {policy}, its learning curve in '
+        f'{shown(run_dir.learning_curve)}; for a new run choose another --root_dir.'
+    )
+
+
+def interrupted_line(run_dir: RunDir, signal_name: str) -> str:
+    """One line for a run that was stopped before its end."""
+    checkpoints = run_dir.checkpoints
+    saved = checkpoints.is_dir() and any(checkpoints.iterdir())
+    kept = f'what it learned is in {shown(checkpoints)}' if saved else 'it had not learned anything yet'
+    return f'The run was stopped by {signal_name}; {kept}. The same command goes on from there.'

@@ -1,0 +1,49 @@
+"""The view of a run where there is no terminal: a line for every event and one every ten seconds."""
+
+import time
+from typing import TextIO
+
+from tflearn.launch.reports import RunReport, duration
+
+_TOLD_BY_EVENTS = ('stopping', 'stopped', 'died')
+
+
+class LineView:
+    """Writes plain lines, each with the time of day."""
+
+    def __init__(self, out: TextIO, interval_secs: float = 10.0):
+        self._out = out
+        self._interval_secs = interval_secs
+        self._next_secs = interval_secs
+        self._states: dict[str, str] = {}
+
+    def open(self) -> None:
+        """Nothing to set up."""
+
+    def close(self) -> None:
+        """Nothing to put back."""
+
+    def event(self, text: str) -> None:
+        """Writes what happened; further lines of `text` are indented."""
+        first, *more = text.splitlines()
+        lines = [f'{time.strftime("%T")} {first}', *(f'    {line}' for line in more)]
+        print('\n'.join(lines), file=self._out, flush=True)
+
+    def show(self, report: RunReport) -> None:
+        """Writes the states that are new and, when it is time, the figures."""
+        for state, names in report.by_state().items():
+            changed = [name for name in names if self._states.get(name) != state]
+            self._states.update(dict.fromkeys(changed, state))
+            if changed and state not in _TOLD_BY_EVENTS:
+                self.event(f'{", ".join(changed)}: {state}')
+        if report.secs >= self._next_secs:
+            self._next_secs = (report.secs // self._interval_secs + 1) * self._interval_secs
+            self.event(f'[{duration(report.secs)}] {figures_line(report)}')
+
+
+def figures_line(report: RunReport) -> str:
+    """All figures of the run, and the jobs that do not run, on one line."""
+    parts = [f'{label} {text}' for label, text in report.figures().items()]
+    states = report.by_state().items()
+    parts += [f'{", ".join(names)}: {state}' for state, names in states if not state.startswith('running')]
+    return ' | '.join(parts)

@@ -1,0 +1,194 @@
+"""A job as a process of this machine, and the guard that outlives launch."""
+
+import contextlib
+import os
+import pathlib
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+from tflearn.launch import guard
+from tflearn.launch.reports import JobReport
+from tflearn.launch.topology import Job
+from tflearn.run_dir import RunDir, read_json
+
+_TAIL_BYTES = 64 * 1024
+_STARTING = 'starting (loads its libraries)'
+_MISTAKE_EXIT_CODE = 2
+# After SIGTERM: done anyway, stopped, or ended before it knew how to stop.
+_STOPPED_EXIT_CODES = (0, 128 + signal.SIGTERM, -signal.SIGTERM)
+# How a job's last line begins when it tells of an error.
+_ERROR_LINE = re.compile(r'tflearn-[\w-]+: error: ')
+
+
+class Guard:
+    """Ends the registered process groups when this process ends without having done so."""
+
+    def __init__(self, stop_timeout_secs: float, lock: int):
+        """Starts the guard.
+
+        Args:
+          stop_timeout_secs: seconds between SIGTERM and SIGKILL.
+          lock: descriptor of a locked file; it stays locked until the guard is done, too.
+        """
+        reader, writer = os.pipe()
+        self._pipe = os.fdopen(writer, 'wb', buffering=0)
+        # A session of its own: neither Ctrl-C nor a closing terminal reaches it.
+        self._process = subprocess.Popen(
+            [sys.executable, '-I', '-S', guard.__file__, str(stop_timeout_secs)],
+            stdin=reader,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[lock],
+            start_new_session=True,
+        )
+        os.close(reader)
+
+    def _write(self, line: str) -> None:
+        with contextlib.suppress(BrokenPipeError):  # Somebody ended the guard; the jobs can do without.
+            self._pipe.write(line.encode())
+
+    def add(self, group: int) -> None:
+        self._write(f'+{group}\n')
+
+    def remove(self, group: int) -> None:
+        self._write(f'-{group}\n')
+
+    def close(self) -> None:
+        """Lets the guard end what is still registered, and waits until it has."""
+        self._pipe.close()
+        self._process.wait()
+
+
+class JobProcess:
+    """A job and its process, in a process group of its own, its output appended to the job's log.
+
+    Attributes:
+      job: what it is.
+      log: the job's log.
+      exit_code: of the process; None while it lives. Negative: the signal that ended it.
+      restarts: how often it was started again.
+      has_run: whether a report found it running, in this process or an earlier one.
+    """
+
+    def __init__(self, job: Job, run_dir: RunDir, guard: Guard):
+        self.job = job
+        self.log: pathlib.Path = run_dir.log(job.name)
+        self.exit_code: int | None = None
+        self.restarts = 0
+        self.has_run = False
+        self._status = run_dir.status(job.name)
+        self._guard = guard
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started_at = 0.0
+        self._log_start = 0
+        self._stopping = False
+
+    def start(self) -> None:
+        """Starts the job; called again, starts it anew."""
+        if self._process is not None:
+            self.restarts += 1
+        environment = {**os.environ, 'PYTHONUNBUFFERED': '1'}  # What it says is in its log at once.
+        self._started_at = time.time()
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.log, 'ab') as log:
+            log.write(f'===== {time.strftime("%F %T")} $ {shlex.join(self.job.command)}\n'.encode())
+            log.flush()
+            self._log_start = log.tell()
+            self._process = subprocess.Popen(
+                self.job.command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+        self._guard.add(self._process.pid)
+        self.exit_code = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether it was started and has not been seen to end."""
+        return self._process is not None and self.exit_code is None
+
+    def poll(self) -> bool:
+        """Looks after the process. Returns True once, when it has ended."""
+        if self._process is None or not self.alive or self._process.poll() is None:
+            return False
+        self.exit_code = self._process.returncode
+        self._signal_group(signal.SIGKILL)  # What it started and left behind, such as environment workers.
+        self._guard.remove(self._process.pid)
+        return True
+
+    def terminate(self) -> None:
+        """Asks the job, and it alone, to end cleanly."""
+        if self._process is not None and self.alive:
+            self._stopping = True
+            self._process.terminate()
+
+    def kill(self) -> None:
+        """Ends the job and all that it started, at once."""
+        if self.alive:
+            self._signal_group(signal.SIGKILL)
+
+    def _signal_group(self, number: int) -> None:
+        if self._process is not None:
+            guard.signal_groups({self._process.pid}, number)
+
+    def last_lines(self, count: int = 12) -> list[str]:
+        """The last lines that the present process wrote to its log."""
+        with open(self.log, 'rb') as log:
+            size = log.seek(0, os.SEEK_END)
+            log.seek(max(self._log_start, size - _TAIL_BYTES))
+            text = log.read().decode(errors='replace')
+        return [line.rstrip() for line in text.splitlines() if line.strip()][-count:]
+
+    def mistake(self) -> str | None:
+        """The line that tells of the user's mistake if that is what the job ended of, else None."""
+        if self.exit_code != _MISTAKE_EXIT_CODE:
+            return None
+        return next((line for line in reversed(self.last_lines()) if _ERROR_LINE.match(line)), None)
+
+    @property
+    def stopped_cleanly(self) -> bool:
+        """Whether it ended as a job does that was asked to, without an error to tell."""
+        told_error = any(_ERROR_LINE.match(line) for line in self.last_lines(1))
+        return self.exit_code in _STOPPED_EXIT_CODES and not told_error
+
+    def ending(self) -> str:
+        """How the process ended, in words."""
+        if self.exit_code is None:
+            return 'is alive'
+        if self.exit_code >= 0:
+            return f'ended with exit code {self.exit_code}'
+        hint = ', as happens when memory runs out' if self.exit_code == -signal.SIGKILL else ''
+        return f'was ended by {signal.Signals(-self.exit_code).name}{hint}'
+
+    def report(self) -> JobReport:
+        """What is known of the job now. Figures of an earlier process are not."""
+        figures = {}
+        with contextlib.suppress(ValueError, TypeError, OSError):
+            status = read_json(self._status) or {}
+            if status.get('time', 0.0) >= self._started_at:
+                figures = status
+        self.has_run |= str(figures.get('state')).startswith('running')
+        return JobReport(
+            name=self.job.name,
+            kind=self.job.kind,
+            state=self._state(figures),
+            alive=self.alive,
+            restarts=self.restarts,
+            figures=figures,
+        )
+
+    def _state(self, figures: dict[str, object]) -> str:
+        if self._process is None:
+            return 'not started'
+        if self.exit_code is None:
+            return 'stopping' if self._stopping else str(figures.get('state', _STARTING))
+        if self._stopping:
+            return 'stopped'
+        return 'finished' if self.exit_code == 0 else 'died'

@@ -1,0 +1,188 @@
+"""Reports: what is known of the jobs and of the run at one moment, and how its figures read."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+_SILENT_SECS = 60.0
+
+
+@dataclasses.dataclass(frozen=True)
+class JobReport:
+    """One job now.
+
+    Attributes:
+      name: the job's name.
+      kind: what it does: 'replay_server', 'train', 'evaluate' or 'collect'.
+      state: what it says of itself, or what launch knows better: 'starting', 'stopping', 'stopped', 'finished', 'died'.
+      alive: whether its process is there.
+      restarts: how often it was started again.
+      figures: the newest status of its present process; empty while there is none.
+    """
+
+    name: str
+    kind: str
+    state: str
+    alive: bool = True
+    restarts: int = 0
+    figures: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def number(self, key: str) -> float | None:
+        """The figure `key`, or None if it is not there or not a finite number."""
+        value = self.figures.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            return None
+        return value
+
+    @property
+    def silent_secs(self) -> float | None:
+        """How long a running job has not told anything, once that is remarkably long [s]."""
+        told_at = self.number('time')
+        if not self.alive or not self.state.startswith('running') or told_at is None:
+            return None
+        silent_secs = time.time() - told_at
+        return silent_secs if silent_secs > _SILENT_SECS else None
+
+    def summary(self) -> str:
+        """The figures that belong to this job alone, on one line; '' if there are none."""
+        texts = {
+            'replay_server': [('inserts', count(self.number('inserts'))), ('samples', count(self.number('samples')))],
+            'train': [('loss', plain(self.number('loss'))), ('policy version', count(self.number('policy_version')))],
+            'evaluate': [
+                ('train step', count(self.number('train_step'))),
+                ('episodes', count(self.number('num_episodes'))),
+                ('best', plain(self.number('best_mean_return'))),
+            ],
+            'collect': [
+                ('', rate(self.number('env_steps_per_sec'))),
+                ('mean return', plain(self.number('mean_return'))),
+                ('episodes', count(self.number('episodes'))),
+                ('lag', _around('', count(self.number('policy_lag_steps')), ' steps')),
+                ('items lost', count(self.number('items_lost') or None)),
+            ],
+        }
+        return ', '.join(f'{label} {text}'.strip() for label, text in texts.get(self.kind, []) if text)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunReport:
+    """The whole run now.
+
+    Attributes:
+      jobs: one report per job, in the order in which they were started.
+      secs: since launch began [s].
+    """
+
+    jobs: tuple[JobReport, ...]
+    secs: float
+
+    def of_kind(self, kind: str) -> list[JobReport]:
+        return [job for job in self.jobs if job.kind == kind]
+
+    def by_state(self) -> dict[str, list[str]]:
+        """The names of the jobs in each state that there is."""
+        names: dict[str, list[str]] = {}
+        for job in self.jobs:
+            names.setdefault(job.state, []).append(job.name)
+        return names
+
+    def newest(self, kind: str, key: str, alive: bool = False) -> float | None:
+        """The figure `key` of the first job of `kind` that has it; with `alive`, only of living ones."""
+        numbers = (job.number(key) for job in self.of_kind(kind) if job.alive or not alive)
+        return next((number for number in numbers if number is not None), None)
+
+    @property
+    def progress(self) -> tuple[float, float] | None:
+        """Train step and the train steps wanted; None while they are unknown."""
+        step, total = self.newest('train', 'train_step'), self.newest('train', 'num_train_steps')
+        return (step, total) if step is not None and total else None
+
+    @property
+    def secs_left(self) -> float | None:
+        return self.newest('train', 'secs_left', alive=True)
+
+    def figures(self) -> dict[str, str]:
+        """The figures of the run by label; those that are not known are not there."""
+        collectors = self.of_kind('collect')
+        train_rate = self.newest('train', 'train_steps_per_sec', alive=True)
+        env_steps = count(self.newest('train', 'env_steps'))
+        env_rate = _sum(job.number('env_steps_per_sec') for job in collectors if job.alive)
+        replay_size, max_size = (count(self.newest('replay_server', key)) for key in ('replay_size', 'max_size'))
+        ratio = self.newest('replay_server', 'samples_per_insert')
+        ratio_target = self.newest('replay_server', 'samples_per_insert_target')
+        greedy, target = (self.newest('evaluate', key) for key in ('mean_return', 'target_return'))
+        wait_share = self.newest('train', 'data_wait_share', alive=True)
+        texts = {
+            'train steps': _words(self._train_steps(), _around('at ', rate(train_rate))),
+            'env steps': _words(env_steps, _around('at ', rate(env_rate))),
+            'replay': _words(replay_size, _around('of ', max_size)),
+            'samples/insert': _with_target(ratio, ratio_target),
+            'collect return': plain(_mean(job.number('mean_return') for job in collectors)),
+            'greedy return': _with_target(greedy, target),
+            'policy lag': _around('', plain(self.newest('train', 'policy_lag', alive=True)), ' versions'),
+            'data wait': '' if wait_share is None else f'{wait_share:.0%}',
+            'time left': '' if self.secs_left is None else duration(self.secs_left),
+        }
+        return {label: text for label, text in texts.items() if text}
+
+    def _train_steps(self) -> str:
+        if self.progress is None:
+            return count(self.newest('train', 'train_step'))
+        step, total = self.progress
+        return f'{step:,.0f} of {total:,.0f}'
+
+
+def count(number: float | None) -> str:
+    """'12,400'; '' for None."""
+    return '' if number is None else f'{number:,.0f}'
+
+
+def plain(number: float | None) -> str:
+    """Four digits that matter, '231.4' or '0.01235'; '' for None."""
+    if number is None:
+        return ''
+    return f'{number:,.0f}' if abs(number) >= 10_000 else f'{number:.4g}'
+
+
+def rate(number: float | None) -> str:
+    """'93.1/s'; '' for None."""
+    return '' if number is None else f'{number:,.{0 if number >= 100 else 1}f}/s'
+
+
+def duration(secs: float) -> str:
+    """'45 s', '3 min 05 s', '2 h 04 min'."""
+    whole = round(secs)
+    if whole < 60:
+        return f'{whole} s'
+    if whole < 3600:
+        return f'{whole // 60} min {whole % 60:02} s'
+    return f'{whole // 3600} h {whole % 3600 // 60:02} min'
+
+
+def _words(*parts: str) -> str:
+    return ' '.join(part for part in parts if part)
+
+
+def _around(before: str, text: str, after: str = '') -> str:
+    """`text` with words around it; '' stays ''."""
+    return f'{before}{text}{after}' if text else ''
+
+
+def _with_target(number: float | None, target: float | None) -> str:
+    return '' if number is None else _words(plain(number), _around('(target ', plain(target), ')'))
+
+
+def _known(numbers: Iterable[float | None]) -> list[float]:
+    return [number for number in numbers if number is not None]
+
+
+def _sum(numbers: Iterable[float | None]) -> float | None:
+    known = _known(numbers)
+    return sum(known) if known else None
+
+
+def _mean(numbers: Iterable[float | None]) -> float | None:
+    known = _known(numbers)
+    return sum(known) / len(known) if known else None

@@ -1,0 +1,84 @@
+"""Topology: the jobs of a run and what each means to it. Data only; running it is another file's work."""
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+
+MAX_COLLECTOR_RESTARTS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One job of a run.
+
+    Attributes:
+      name: unique; its log and its status file are named after it.
+      command: program and arguments.
+      kind: jobs of one kind stand in for each other; the run fails with the last of them.
+      serves: the job it works for; once that has ended, this one is stopped. None: the run lasts until it has ended.
+      may_finish: whether it may end by itself, with exit code 0, before the job it serves.
+      max_restarts: how often it is started again after it died.
+      stop_stage: jobs of a lower stage are stopped first.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    kind: str
+    serves: str | None = None
+    may_finish: bool = True
+    max_restarts: int = 0
+    stop_stage: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """The jobs of a run, in the order in which they are started."""
+
+    jobs: tuple[Job, ...]
+
+    def __post_init__(self) -> None:
+        names = [job.name for job in self.jobs]
+        if len(set(names)) < len(names):
+            raise ValueError(f'got jobs named {", ".join(names)}; need names that differ')
+        for job in self.jobs:
+            if job.serves is not None and job.serves not in names:
+                raise ValueError(f'got job {job.name} that serves {job.serves!r}; need one of {", ".join(names)}')
+
+
+def local_topology(*, package: str, flags: Sequence[str], num_collectors: int) -> Topology:
+    """The topology of a whole run on one machine: replay_server, train, evaluate and collect_0, collect_1, ...
+
+    Train stops first, so that its last checkpoint is the newest there is; the replay server last, so that it saves
+    all that the collectors sent.
+
+    Args:
+      package: the Python package that holds the jobs' programs.
+      flags: the run's flags, the same for every job.
+      num_collectors: collect jobs; at least 1.
+
+    Raises:
+      ValueError: if there is no collector.
+    """
+    if num_collectors < 1:
+        raise ValueError(f'got num_collectors={num_collectors}; need at least 1')
+
+    def command(program: str, *more: str) -> tuple[str, ...]:
+        return (sys.executable, '-m', f'{package}.{program}', *flags, *more)
+
+    replay_server = Job(
+        'replay_server', command('replay_server'), 'replay_server', serves='train', may_finish=False, stop_stage=3
+    )
+    train = Job('train', command('train'), 'train', stop_stage=0)
+    evaluate = Job('evaluate', command('evaluate'), 'evaluate', stop_stage=1)
+    collectors = [
+        Job(
+            name,
+            command('collect', f'--collector_name={name}'),
+            'collect',
+            serves='train',
+            max_restarts=MAX_COLLECTOR_RESTARTS,
+            stop_stage=2,
+        )
+        for name in (f'collect_{i}' for i in range(num_collectors))
+    ]
+    return Topology((replay_server, train, evaluate, *collectors))

@@ -1,0 +1,110 @@
+"""The live view of a run in a terminal."""
+
+import itertools
+import time
+from typing import TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from tflearn.launch.reports import JobReport, RunReport, duration
+
+_TWO_COLUMNS_WIDTH = 80
+_COLOURS = {
+    'running': 'green',
+    'finished': 'cyan',
+    'stopped': 'cyan',
+    'died': 'bold red',
+    'waiting': 'yellow',
+    'starting': 'yellow',
+    'stopping': 'yellow',
+}
+
+
+class LiveView:
+    """Draws the run in place, below the events; nothing of the drawing stays when it is closed."""
+
+    def __init__(self, title: str, out: TextIO):
+        self._title = title
+        self._console = Console(file=out, highlight=False)
+        # Drawn by `show` alone, so no thread is needed.
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+
+    def open(self) -> None:
+        """Takes over the lower end of the terminal."""
+        self._live.start()
+
+    def close(self) -> None:
+        """Gives the terminal back."""
+        self._live.stop()
+
+    def event(self, text: str) -> None:
+        """Writes what happened above the view; further lines of `text` are dimmed."""
+        first, *more = text.splitlines()
+        self._console.print(Text.assemble((f'{time.strftime("%T")} ', 'dim'), first))
+        for line in more:
+            self._console.print(Text(f'    {line}', style='dim'))
+
+    def show(self, report: RunReport) -> None:
+        """Draws the run."""
+        self._live.update(draw(self._title, report, self._console.width), refresh=True)
+
+
+def draw(title: str, report: RunReport, width: int) -> RenderableType:
+    """The whole view: how far the run is, its figures, its jobs.
+
+    Args:
+      title: which run it is.
+      report: how it is.
+      width: of the terminal [characters].
+    """
+    head = Text.assemble(('tflearn', 'bold cyan'), f'  {title}  ', (duration(report.secs), 'dim'))
+    parts = [part for part in (head, _progress(report), _figures(report, width), _jobs(report)) if part is not None]
+    return Group(*itertools.chain.from_iterable(('', part) for part in parts))
+
+
+def _progress(report: RunReport) -> RenderableType:
+    if report.progress is None:
+        return Text('no train step yet', style='dim')
+    step, total = report.progress
+    row = Table.grid(padding=(0, 2), expand=True)
+    row.add_column(no_wrap=True)
+    row.add_column(ratio=1)
+    row.add_column(no_wrap=True)
+    left = '' if report.secs_left is None else f'{duration(report.secs_left)} left'
+    bar = ProgressBar(total=total, completed=min(step, total))
+    row.add_row('train', bar, Text.assemble((f'{step / total:.0%}', 'bold'), f'  {left}'))
+    return row
+
+
+def _figures(report: RunReport, width: int) -> RenderableType | None:
+    """Labels and figures in two columns of pairs, as wide as they usually become, so that nothing jumps."""
+    figures = report.figures()
+    figures.pop('time left', None)  # It stands beside the bar.
+    if not figures:
+        return None
+    grid = Table.grid(padding=(0, 2))
+    cells = [Text.assemble((f'{label:<16}', 'dim'), (f'{text:<24}', 'bold')) for label, text in figures.items()]
+    columns = 2 if width >= _TWO_COLUMNS_WIDTH else 1
+    for first in range(0, len(cells), columns):
+        grid.add_row(*cells[first : first + columns])
+    return grid
+
+
+def _jobs(report: RunReport) -> RenderableType:
+    width = max(len(job.name) for job in report.jobs)
+    lines = [Text.assemble(f'{job.name:<{width}}  ', _state(job)) for job in report.jobs]
+    return Text('\n', no_wrap=True, overflow='ellipsis').join(lines)
+
+
+def _state(job: JobReport) -> Text:
+    colour = _COLOURS.get(job.state.split(' ', 1)[0], 'yellow')
+    state = Text.assemble(('● ', colour), f'{job.state:<8}')
+    if job.restarts:
+        state.append(f'  restarts {job.restarts}', style='yellow')
+    if job.silent_secs is not None:
+        state.append(f'  silent for {duration(job.silent_secs)}', style='yellow')
+    return state.append(f'  {job.summary()}', style='dim')

@@ -1,0 +1,1 @@
+"""Training: compiled loops, reduction across replicas, triggers, checkpoints, summaries."""

@@ -1,0 +1,162 @@
+"""Finds, loads and runs exported policies. Only whole versions are seen."""
+
+import pathlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tflearn.policies import plain_nests, versions
+from tflearn.run_dir import read_json
+from tflearn.specs import EnvironmentSpecs
+from tflearn.waiting import wait_until
+
+newest_version = versions.newest_version
+
+
+class LoadedPolicy:
+    """An exported policy that acts on numpy time steps."""
+
+    def __init__(self, path: pathlib.Path, model: Any, metadata: dict[str, Any]):
+        self.path = path
+        self.metadata = metadata
+        self._model = model
+        self._program = model.action.get_concrete_function()
+        self._weights = self._program.captured_inputs
+        arguments = self._program.inputs[: len(self._program.inputs) - len(self._weights)]
+        self._input_dtypes = [argument.dtype for argument in arguments]
+        self._output_dtypes = [output.dtype for output in self._program.outputs]
+
+    @property
+    def train_step(self) -> int:
+        """The train step of the weights."""
+        return int(self.metadata['train_step'])
+
+    def check(self, specs: EnvironmentSpecs) -> None:
+        """Checks that the policy was made for such an environment.
+
+        Raises:
+          ValueError: if observations or actions differ in structure, shape or dtype.
+        """
+        arguments, _ = self._program.structured_input_signature
+        for name, own, other in (
+            ('observation', arguments[3], specs.observation),
+            ('action', self._program.structured_outputs['action'], specs.action),
+        ):
+            got, need = (_texts({name: nest}) for nest in (own, plain_nests.batched(other, name)))
+            if got != need:
+                raise ValueError(
+                    f'got the policy {self.path} of {got}; the environment has {need}; use the configuration that it '
+                    'was trained with'
+                )
+
+    def initial_state(self, batch_size: int) -> Any:
+        """Returns the policy state with which `batch_size` episodes start; () for a policy without one."""
+        return self._model.get_initial_state(tf.constant(batch_size, tf.int32))
+
+    def action(self, time_step: Any, policy_state: Any = ()) -> tuple[Any, Any]:
+        """Chooses the actions of one step.
+
+        Args:
+          time_step: has step_type int32 [B], reward and discount float32 [B], and observation (a nest [B, ...]).
+          policy_state: what `initial_state` or the last call returned.
+
+        Returns:
+          The actions (numpy, [B, ...]; a nest for a nested action spec) and the next policy state.
+        """
+        inputs = (
+            time_step.step_type,
+            plain_nests.to_plain(time_step.reward),
+            time_step.discount,
+            plain_nests.to_plain(time_step.observation),
+            policy_state,
+        )
+        leaves = zip(tf.nest.flatten(inputs), self._input_dtypes, strict=True)
+        # The operation behind a function's call; `model.action` binds and checks its arguments in Python first, for
+        # several times what a small network takes.
+        outputs = tf.raw_ops.StatefulPartitionedCall(
+            args=[*(tf.convert_to_tensor(leaf, dtype) for leaf, dtype in leaves), *self._weights],
+            Tout=self._output_dtypes,
+            f=self._program,
+        )
+        step = tf.nest.pack_sequence_as(self._program.structured_outputs, outputs)
+        return tf.nest.map_structure(lambda tensor: tensor.numpy(), step['action']), step['policy_state']
+
+
+def _texts(nest: Any) -> dict[str, str]:
+    return {name: f'{leaf.dtype.name}{list(leaf.shape[1:])}' for name, leaf in plain_nests.flat(nest)}
+
+
+def load(path: pathlib.Path) -> LoadedPolicy:
+    """Loads one version.
+
+    Args:
+      path: `<directory>/<train step>`.
+
+    Raises:
+      FileNotFoundError: if the version is not there (any more).
+      ValueError: if it is damaged.
+    """
+    try:
+        metadata = read_json(path / versions.METADATA)
+        model = tf.saved_model.load(str(path))
+    except (OSError, ValueError, tf.errors.OpError) as error:
+        if not versions.is_whole(path):
+            raise FileNotFoundError(f'got no policy at {path}; need a version that is still there') from error
+        raise ValueError(f'got a damaged policy at {path} ({error}); remove it') from error
+    if metadata is None:
+        raise FileNotFoundError(f'got no policy at {path}; need a version that is still there')
+    return LoadedPolicy(path, model, metadata)
+
+
+def load_newest(directory: pathlib.Path) -> LoadedPolicy | None:
+    """Loads the newest whole version; one that is pruned meanwhile gives way to the next.
+
+    Returns:
+      The policy, or None when there is no version.
+
+    Raises:
+      ValueError: if the newest version is damaged.
+    """
+    while (train_step := newest_version(directory)) is not None:
+        try:
+            return load(directory / str(train_step))
+        except FileNotFoundError:
+            continue
+    return None
+
+
+def wait_for_newer(
+    directory: pathlib.Path,
+    than: int | None,
+    timeout_secs: float,
+    stop: threading.Event | None = None,
+    unless: Callable[[], bool] = lambda: False,
+) -> int | None:
+    """Waits until the newest version is another one than `than`.
+
+    It may be a lower one: training that was resumed from an older checkpoint moves the versions beyond it aside.
+
+    Args:
+      directory: of the versions; need not exist yet.
+      than: the train step of the newest version seen so far; None for none.
+      timeout_secs: how long to wait.
+      stop: ends the wait when set.
+      unless: ends the wait when true: nobody exports any more.
+
+    Returns:
+      The train step of the newest version; with `unless` it may be `than` still.
+
+    Raises:
+      TimeoutError: naming the directory, after `timeout_secs`.
+      waiting.Stopped: when `stop` was set.
+    """
+
+    def newer() -> tuple[int | None] | None:
+        ended = unless()
+        newest = newest_version(directory)
+        return (newest,) if ended or (newest is not None and newest != than) else None
+
+    which = 'a policy' if than is None else f'a policy other than that of step {than}'
+    return wait_until(newer, f'{which} in {directory}', timeout_secs, stop)[0]

@@ -1,0 +1,106 @@
+"""Nests made of plain dicts, lists and tuples, and flat names for their leaves.
+
+An exported policy speaks these only: whoever loads it needs no class of ours or of TF-Agents.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+
+def to_plain(nest: Any) -> Any:
+    """Turns named tuples and mappings into dicts; lists, tuples and leaves stay."""
+    if hasattr(nest, '_fields'):
+        return {name: to_plain(getattr(nest, name)) for name in nest._fields}
+    if isinstance(nest, Mapping):
+        return {name: to_plain(value) for name, value in nest.items()}
+    if isinstance(nest, list | tuple):
+        plain = [to_plain(value) for value in nest]
+        return plain if isinstance(nest, list) else tuple(plain)
+    return nest
+
+
+def from_plain(plain: Any, like: Any) -> Any:
+    """Undoes `to_plain`.
+
+    Args:
+      plain: a plain nest.
+      like: the nest whose structure it had.
+
+    Returns:
+      The leaves of `plain` in the structure of `like`.
+    """
+    if hasattr(like, '_fields'):
+        return like._make(from_plain(plain[name], getattr(like, name)) for name in like._fields)
+    if isinstance(like, Mapping):
+        return {name: from_plain(plain[name], value) for name, value in like.items()}
+    if isinstance(like, list | tuple):
+        values = [from_plain(value, like_value) for value, like_value in zip(plain, like, strict=True)]
+        return values if isinstance(like, list) else tuple(values)
+    return plain
+
+
+def batched(spec: Any, name: str) -> Any:
+    """Returns `spec` as plain nest of `tf.TensorSpec` with an unknown batch size in front, each named by its path."""
+    plain = to_plain(spec)
+    specs = [tf.TensorSpec([None, *leaf.shape], leaf.dtype, path) for path, leaf in flat(plain, name)]
+    return tf.nest.pack_sequence_as(plain, specs)
+
+
+def flat(plain: Any, name: str = '') -> Iterator[tuple[str, Any]]:
+    """Yields (name, leaf) in the order of `tf.nest.flatten`.
+
+    Names are the keys on the way, joined with '_': 'observation' for the only leaf, 'observation_position' and
+    'observation_velocity' for those of a dict, 'policy_state_0' for the first of a list. Fit for Python keywords.
+    """
+    if isinstance(plain, Mapping):
+        children = [(str(key), plain[key]) for key in sorted(plain)]
+    elif isinstance(plain, list | tuple):
+        children = [(str(index), value) for index, value in enumerate(plain)]
+    else:
+        yield name, plain
+        return
+    for key, value in children:
+        key = re.sub(r'\W', '_', key)
+        yield from flat(value, f'{name}_{key}' if name else key)
+
+
+def flat_dict(plain: Any) -> dict[str, Any]:
+    """Returns the leaves by their names.
+
+    Raises:
+      ValueError: if two leaves have the same name.
+    """
+    leaves = list(flat(plain))
+    names = [name for name, _ in leaves]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ValueError(
+            f'got several tensors named {", ".join(sorted(twice))}, after joining the keys of their nests with "_"; '
+            'need names of their own; rename a key of the spec'
+        )
+    return dict(leaves)
+
+
+def describe(spec: Any) -> Any:
+    """Returns a spec as JSON: the plain nest, with shape, dtype and (if bounded) minimum and maximum at each leaf."""
+    return tf.nest.map_structure(_describe_leaf, to_plain(spec))
+
+
+def _describe_leaf(spec: Any) -> dict[str, Any]:
+    described: dict[str, Any] = {'shape': list(spec.shape), 'dtype': spec.dtype.name}
+    for bound in ('minimum', 'maximum'):
+        if hasattr(spec, bound):
+            described[bound] = _bound(np.asarray(getattr(spec, bound)))
+    return described
+
+
+def _bound(bound: np.ndarray) -> Any:
+    """One number where all are the same; None for infinity, which JSON has not."""
+    if bound.size and np.all(bound == bound.flat[0]):
+        bound = np.asarray(bound.flat[0])
+    numbers = bound.astype(object)
+    numbers[~np.isfinite(bound)] = None
+    return numbers.tolist()

@@ -1,0 +1,215 @@
+"""Exports TF-Agents policies as SavedModels for people who have neither tflearn nor TF-Agents.
+
+    policy = tf.saved_model.load('.../policies/greedy_policy/9000')
+    state = policy.get_initial_state(batch_size)
+    step = policy.action(step_type, reward, discount, observation, state)  # a dict: action, policy_state, info
+    actions = policy.signatures['serving_default'](observation=...)['action']
+
+Arguments and results are dicts, lists and tuples of tensors with a leading batch dimension of any size.
+"""
+
+import pathlib
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+from tf_agents.trajectories import time_step as ts
+
+import tflearn
+from tflearn.policies import export_check, plain_nests, versions
+from tflearn.run_dir import write_json
+
+
+class PolicyExporter:
+    """Writes versions of one policy: `<directory>/<train step>/`, whole or not there.
+
+    The policy is traced and saved as a SavedModel once, in the constructor, and loaded again as a copy with variables
+    of its own. An export copies the live weights into it (the only part that must not run beside a train step), then
+    writes them as a checkpoint next to the same graph.
+
+    One exporter writes to a directory; readers are as many as they like.
+    """
+
+    def __init__(self, policy: Any, directory: pathlib.Path, keep_last: int = 5):
+        """Traces the policy, and removes what a killed exporter left in `directory`.
+
+        Args:
+          policy: a TF-Agents `TFPolicy` whose variables exist. A stochastic one draws anew wherever it is loaded,
+            whatever `tf.random.set_seed` says here.
+          directory: of the versions, for instance `RunDir.policy('greedy_policy')`.
+          keep_last: versions that are kept.
+
+        Raises:
+          ValueError: if `keep_last` is below 1, the specs give two tensors the same name, or this is in the scope of a
+            distribution strategy (where what is loaded would be distributed; the policy itself may be).
+        """
+        if keep_last < 1:
+            raise ValueError(f'got keep_last={keep_last}; need at least 1')
+        _check_outside_scope()
+        self._policy = policy
+        self._directory = directory
+        self._keep_last = keep_last
+        self._checked = False
+        versions.remove_leftovers(directory)
+        self._live = _traced(policy)
+        self._graph, self._copy = self._template()
+
+    def _template(self) -> tuple[dict[pathlib.Path, bytes], Any]:
+        """Returns the files of the SavedModel that do not depend on the weights, and a loaded copy of it."""
+        path = versions.temporary(self._directory, 'template')
+        try:
+            tf.saved_model.save(self._live, str(path), signatures=_signatures(self._policy, self._live))
+            files = {file.relative_to(path): file for file in path.rglob('*') if file.is_file()}
+            # The fingerprint is one of the weights too, and optional.
+            graph = {
+                name: file.read_bytes()
+                for name, file in files.items()
+                if name.parts[0] not in (tf.saved_model.VARIABLES_DIRECTORY, 'fingerprint.pb')
+            }
+            with tf.device('CPU:0'):
+                return graph, tf.saved_model.load(str(path))
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def export(self, train_step: int, metadata: Mapping[str, Any]) -> pathlib.Path:
+        """Exports the policy as it is now. Must not run beside a train step.
+
+        The first version of an exporter is loaded again before it gets its name, and must act as the live policy does.
+
+        Args:
+          train_step: names the version.
+          metadata: JSON values that are written beside the model: env_steps, policy_version, ... The exporter adds
+            train_step, exported_at (unix seconds), the specs and the versions of tflearn and TensorFlow.
+
+        Returns:
+          The version's path. A version that is there already is left as it is.
+
+        Raises:
+          RuntimeError: if the exported policy acts otherwise than the live one.
+          OSError: if it cannot be written.
+          ValueError: inside the scope of a distribution strategy.
+        """
+        _check_outside_scope()
+        version = self._directory / str(int(train_step))
+        if version.exists():
+            logging.info('the policy of step %d is exported already: left %s as it is', train_step, version)
+            return version
+        written = versions.temporary(self._directory, version.name)
+        try:
+            self._copy_weights()
+            self._write(written, {**metadata, 'train_step': int(train_step)})
+            if not self._checked:
+                export_check.check_acts_alike(self._live, tf.saved_model.load(str(written)), self._policy)
+                self._checked = True
+            versions.publish(written, version)
+        except BaseException:
+            versions.remove(written)
+            raise
+        versions.prune(self._directory, self._keep_last, spare=int(train_step))
+        return version
+
+    def drop_newer_than(self, train_step: int) -> list[int]:
+        """Moves versions beyond `train_step` aside: of training that was lost when an older checkpoint was restored.
+
+        To be called before the first export. Versions that an evaluation holds on to stay.
+
+        Returns:
+          The train steps of the versions that were moved.
+        """
+        return versions.drop_newer_than(self._directory, train_step)
+
+    def _copy_weights(self) -> None:
+        for copy, live in zip(self._copy.model_variables, self._live.model_variables, strict=True):
+            copy.assign(live)
+
+    def _write(self, path: pathlib.Path, metadata: dict[str, Any]) -> None:
+        for name, content in self._graph.items():
+            (path / name).parent.mkdir(parents=True, exist_ok=True)
+            (path / name).write_bytes(content)
+        # A SavedModel's weights are a checkpoint of its root object.
+        prefix = path / tf.saved_model.VARIABLES_DIRECTORY / tf.saved_model.VARIABLES_FILENAME
+        tf.train.Checkpoint(self._copy).write(str(prefix))
+        time_step_spec = self._policy.time_step_spec
+        specs = {name: getattr(time_step_spec, name) for name in time_step_spec._fields}
+        specs |= {name: getattr(self._policy, f'{name}_spec') for name in ('action', 'policy_state', 'info')}
+        facts = {
+            'exported_at': time.time(),
+            'specs': {name: plain_nests.describe(spec) for name, spec in specs.items()},
+            'tflearn_version': tflearn.__version__,
+            'tensorflow_version': tf.__version__,
+        }
+        write_json(path / versions.METADATA, {**metadata, **facts})
+
+
+def _check_outside_scope() -> None:
+    if tf.distribute.has_strategy():
+        name = type(tf.distribute.get_strategy()).__name__
+        raise ValueError(f'got a PolicyExporter in the scope of a {name}; need it outside; leave the scope first')
+
+
+def _traced(policy: Any) -> tf.Module:
+    """Returns a module with the functions `action` and `get_initial_state`, which use the policy's own variables."""
+    like = policy.time_step_spec
+    state_spec = policy.policy_state_spec
+    specs = [plain_nests.batched(getattr(like, name), name) for name in like._fields]
+
+    @tf.function(input_signature=[*specs, plain_nests.batched(state_spec, 'policy_state')], autograph=False)
+    def action(step_type: Any, reward: Any, discount: Any, observation: Any, policy_state: Any = ()) -> Any:
+        # Else a seed that was set for training would make every process that loads the policy draw the same.
+        tf.random.set_seed(None)
+        plain = {'step_type': step_type, 'reward': reward, 'discount': discount, 'observation': observation}
+        time_step = ts.TimeStep(**{name: plain_nests.from_plain(plain[name], getattr(like, name)) for name in plain})
+        step = policy.action(time_step, plain_nests.from_plain(policy_state, state_spec))
+        return plain_nests.to_plain({'action': step.action, 'policy_state': step.state, 'info': step.info})
+
+    @tf.function(input_signature=[tf.TensorSpec((), tf.int32, 'batch_size')], autograph=False)
+    def get_initial_state(batch_size: tf.Tensor) -> Any:
+        return plain_nests.to_plain(policy.get_initial_state(batch_size))
+
+    module = tf.Module(name='policy')
+    module.action = action
+    module.get_initial_state = get_initial_state
+    concrete = [function.get_concrete_function() for function in (action, get_initial_state)]
+    used = {variable.ref(): variable for function in concrete for variable in function.variables}
+    module.model_variables = sorted(used.values(), key=lambda variable: variable.name)
+    return module
+
+
+def _signatures(policy: Any, module: tf.Module) -> dict[str, Callable[..., Any]]:
+    """Returns the functions with flat, named tensors that TensorFlow Serving knows."""
+    like = policy.time_step_spec
+    time_step = {name: plain_nests.batched(getattr(like, name), name) for name in like._fields}
+    state = {'policy_state': plain_nests.batched(policy.policy_state_spec, 'policy_state')}
+
+    def serving_default(observation: Any, policy_state: Any) -> Any:
+        batch_size = tf.shape(tf.nest.flatten(observation)[0])[0]
+        reward = tf.nest.map_structure(
+            lambda spec: tf.zeros([batch_size, *spec.shape[1:]], spec.dtype), time_step['reward']
+        )
+        step_type = tf.fill([batch_size], ts.StepType.MID)
+        step = module.action(step_type, reward, tf.ones([batch_size]), observation, policy_state)
+        return {name: step[name] for name in ('action', 'policy_state')}
+
+    signatures = {
+        'serving_default': _flat_function(serving_default, {'observation': time_step['observation'], **state}),
+        'action': _flat_function(module.action, {**time_step, **state}),
+    }
+    if tf.nest.flatten(policy.policy_state_spec):
+        signatures['get_initial_state'] = _flat_function(
+            lambda batch_size: {'policy_state': module.get_initial_state(batch_size)},
+            {'batch_size': tf.TensorSpec((), tf.int32, 'batch_size')},
+        )
+    return signatures
+
+
+def _flat_function(function: Callable[..., Any], specs: dict[str, Any]) -> Callable[..., Any]:
+    """Returns `function`, which takes nests of `specs` and returns a dict of nests, as a function of named tensors."""
+
+    @tf.function(input_signature=list(plain_nests.flat_dict(specs).values()), autograph=False)
+    def flat_function(*tensors: tf.Tensor) -> dict[str, tf.Tensor]:
+        return plain_nests.flat_dict(function(**tf.nest.pack_sequence_as(specs, tensors)))
+
+    return flat_function

@@ -1,0 +1,1 @@
+"""Reverb: the replay server and both of its ends."""

@@ -1,0 +1,54 @@
+"""Finding the replay server: it may not be there yet, or be another run's."""
+
+import threading
+from typing import Any
+
+import reverb
+import tensorflow as tf
+
+from tflearn.waiting import wait_until
+
+_INFO_TIMEOUT_SECS = 2
+
+
+def server_info(address: str) -> dict[str, Any] | None:
+    """Returns `reverb.TableInfo` by table name, or None when no server answers at `address`."""
+    try:
+        return reverb.Client(address).server_info(timeout=_INFO_TIMEOUT_SECS)
+    except (reverb.errors.DeadlineExceededError, RuntimeError):
+        return None
+
+
+def wait_for_table(
+    address: str,
+    table: str,
+    signature: dict[str, tf.TensorSpec],
+    timeout_secs: float,
+    stop: threading.Event | None = None,
+) -> None:
+    """Waits until the replay server answers, and checks that its table holds what this job means.
+
+    Args:
+      address: 'host:port'.
+      table: the table's name.
+      signature: what this job writes or reads.
+      timeout_secs: how long to wait.
+      stop: ends the wait when set.
+
+    Raises:
+      TimeoutError: if no server answers in time.
+      ValueError: if the server has no such table, or its signature differs: the two jobs use different configurations.
+    """
+    info = wait_until(lambda: server_info(address), f'the replay server at {address}', timeout_secs, stop)
+    if table not in info:
+        raise ValueError(f'got a replay server at {address} with tables {sorted(info)}; need the table {table!r}')
+    theirs = {key: _text(spec) for key, spec in info[table].signature.items()}
+    ours = {key: _text(spec) for key, spec in signature.items()}
+    if theirs != ours:
+        raise ValueError(
+            f'got table {table!r} at {address} with {theirs}; this job needs {ours}; start both with the same gin file'
+        )
+
+
+def _text(spec: tf.TensorSpec) -> str:
+    return f'{spec.dtype.name}{list(spec.shape)} {spec.name or ""}'.strip()

@@ -1,0 +1,121 @@
+"""ReplayServer: a Reverb server with the run's tables, checkpointed and restored.
+
+Reverb takes a table's settings and signature from its checkpoint, silently; here a checkpoint that differs from what
+the run asks for is refused, by name, and left as it is.
+"""
+
+import json
+import pathlib
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import reverb
+import tensorflow as tf
+from absl import logging
+
+from tflearn.run_dir import read_json, write_json
+
+
+def _describe(table: Any) -> dict[str, Any]:
+    """The settings of a table (a `reverb.TableInfo`) as plain JSON values."""
+    limiter = table.rate_limiter_info
+    signature = {
+        '/'.join(map(str, path)): f'{spec.dtype.name}{list(spec.shape)} {spec.name or ""}'.strip()
+        for path, spec in _flatten(table.signature)
+    }
+    described = {
+        'max_size': table.max_size,
+        'max_times_sampled': table.max_times_sampled,
+        'samples_per_insert': limiter.samples_per_insert,
+        'min_size': limiter.min_size_to_sample,
+        'min_diff': limiter.min_diff,
+        'max_diff': limiter.max_diff,
+        'signature': signature,
+    }
+    return json.loads(json.dumps(described))
+
+
+def _flatten(signature: Any) -> list[tuple[tuple[Any, ...], tf.TensorSpec]]:
+    return [((key,), spec) for key, spec in signature.items()]
+
+
+def _differences(saved: dict[str, Any], wanted: dict[str, Any], name: str) -> list[str]:
+    """Names what differs between two descriptions, depth first."""
+    found = []
+    for key in sorted(saved.keys() | wanted.keys()):
+        before, now = saved.get(key), wanted.get(key)
+        if isinstance(before, dict) and isinstance(now, dict):
+            found += _differences(before, now, f'{name}.{key}')
+        elif before != now:
+            found.append(f'{name}.{key} is {before} in the checkpoint, {now} in this run')
+    return found
+
+
+def _check_port(port: int) -> None:
+    """Refuses a port in use: gRPC itself would share it, and each job would find one of two servers by chance."""
+    with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(('', port))
+        except OSError as error:
+            raise ValueError(
+                f'got port {port}, on which no replay server can listen ({error.strerror}); need a free port; '
+                'stop what uses it, or choose another --replay_address'
+            ) from error
+
+
+class ReplayServer:
+    """The run's Reverb server. Listens on all interfaces, without authentication: keep it in a trusted network."""
+
+    def __init__(self, tables: Sequence[reverb.Table], port: int, checkpoints: pathlib.Path, fresh: Sequence[str] = ()):
+        """Starts the server, with the content of its newest whole checkpoint if there is one.
+
+        Args:
+          tables: the run's tables.
+          port: TCP port; 0 picks a free one.
+          checkpoints: directory of the checkpoints; only the newest is kept.
+          fresh: names of tables that start empty whatever the checkpoint holds.
+
+        Raises:
+          ValueError: if the checkpoint's tables differ from `tables`, or the port cannot be listened on.
+        """
+        self._settings = checkpoints.parent / 'tables.json'
+        self._wanted = {table.name: _describe(table.info) for table in tables}
+        restored = any(checkpoints.glob('*/DONE'))
+        if restored:
+            self._refuse_differences(checkpoints)
+        checkpoints.mkdir(parents=True, exist_ok=True)
+        checkpointer = reverb.checkpointers.DefaultCheckpointer(str(checkpoints))
+        _check_port(port)
+        self._server = reverb.Server(list(tables), port=port or None, checkpointer=checkpointer)
+        self.port: int = self._server.port
+        self._client = reverb.Client(f'localhost:{self.port}')
+        for name in fresh:
+            self._client.reset(name)
+        if restored:
+            sizes = {name: info.current_size for name, info in self.info().items()}
+            logging.info('restored the replay from %s: items %s', checkpoints, sizes)
+
+    def _refuse_differences(self, checkpoints: pathlib.Path) -> None:
+        saved = read_json(self._settings) or {}
+        found = _differences(saved, self._wanted, 'table')
+        if found:
+            raise ValueError(
+                f'got the replay checkpoint {checkpoints}, made with other tables: {"; ".join(found[:4])}; need the '
+                'same settings; take them back, or start another --root_dir'
+            )
+
+    def info(self) -> dict[str, Any]:
+        """Returns `reverb.TableInfo` by table name."""
+        return self._client.server_info(timeout=10)
+
+    def checkpoint(self) -> str:
+        """Writes all tables to disk, whole or not at all. Inserts and draws wait meanwhile. Returns the path."""
+        path = self._client.checkpoint()
+        write_json(self._settings, self._wanted)
+        return path
+
+    def close(self) -> None:
+        """Stops the server without a checkpoint."""
+        self._server.stop()

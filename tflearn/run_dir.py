@@ -1,0 +1,163 @@
+"""RunDir: every path under --root_dir, and the small JSON files that are written whole or not at all."""
+
+import json
+import os
+import pathlib
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+
+def write_whole(path: pathlib.Path, text: str) -> None:
+    """Writes `text` to `path` so that a reader sees the old file or the new one, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f'.{path.name}.{os.getpid()}.{threading.get_ident()}')
+    try:
+        with temporary.open('w', encoding='utf-8') as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
+    """Writes one JSON object to `path`, whole or not at all."""
+    write_whole(path, json.dumps(value, indent=2) + '\n')
+
+
+def read_json(path: pathlib.Path) -> dict[str, Any] | None:
+    """Returns the JSON object in `path`, or None when there is no such file."""
+    try:
+        text = path.read_text(encoding='utf-8')
+    except FileNotFoundError:
+        return None
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f'got a damaged file {path} ({error}); need a JSON object; remove the file') from error
+
+
+class Status:
+    """A job's newest figures in a small file, for whoever watches the run. Written at most once a second."""
+
+    def __init__(self, path: pathlib.Path, job: str):
+        self._path = path
+        self._figures: dict[str, Any] = {'job': job, 'pid': os.getpid()}
+        self._written_at = 0.0
+
+    def update(self, state: str, **figures: Any) -> None:
+        """Takes over `figures`; a change of `state` is written at once.
+
+        Args:
+          state: 'waiting', 'running', 'finished' or 'stopped', with a few words after it where they help.
+          **figures: numbers and strings; those not named keep their values.
+        """
+        changed = state != self._figures.get('state')
+        now = time.time()
+        self._figures.update(figures, state=state, time=now)
+        if changed or now - self._written_at >= 1.0:
+            write_json(self._path, self._figures)
+            self._written_at = now
+
+
+class RunDir:
+    """The files of one run. Properties are paths; nothing is created before something is written."""
+
+    def __init__(self, root: str | os.PathLike[str]):
+        self.root = pathlib.Path(root).expanduser().absolute()
+
+    @property
+    def checkpoints(self) -> pathlib.Path:
+        """The learner's checkpoints (`tf.train.CheckpointManager`'s layout)."""
+        return self.root / 'train' / 'checkpoints'
+
+    @property
+    def replay_checkpoints(self) -> pathlib.Path:
+        """The replay server's checkpoints (Reverb's layout)."""
+        return self.root / 'replay' / 'checkpoints'
+
+    def summaries(self, job: str) -> pathlib.Path:
+        """TensorBoard events of `job`."""
+        return self.root / 'summaries' / job
+
+    def policy(self, name: str) -> pathlib.Path:
+        """Directory of the exported versions of policy `name`: `<train step>/saved_model.pb` below it."""
+        return self.root / 'policies' / name
+
+    @property
+    def greedy_policy(self) -> pathlib.Path:
+        """Directory of the exported versions of the policy that evaluations follow."""
+        return self.policy('greedy_policy')
+
+    @property
+    def commands(self) -> pathlib.Path:
+        """The commands of the run's jobs, to be started by hand."""
+        return self.root / 'commands.txt'
+
+    @property
+    def config(self) -> pathlib.Path:
+        """The run's gin configuration."""
+        return self.root / 'config.gin'
+
+    @property
+    def evaluations(self) -> pathlib.Path:
+        """One JSON object per evaluation."""
+        return self.root / 'evaluations.jsonl'
+
+    @property
+    def learning_curve(self) -> pathlib.Path:
+        return self.root / 'learning_curve.png'
+
+    @property
+    def done(self) -> pathlib.Path:
+        """Written once, when the run has reached its end."""
+        return self.root / 'DONE'
+
+    @property
+    def train_result(self) -> pathlib.Path:
+        """Written by the train job when it reached a stop condition: the last policy is exported."""
+        return self.root / 'train' / 'result.json'
+
+    @property
+    def stop_request(self) -> pathlib.Path:
+        """Written by whoever wants the train job to finish; holds the reason."""
+        return self.root / 'train' / 'stop_request.json'
+
+    @property
+    def logs(self) -> pathlib.Path:
+        return self.root / 'logs'
+
+    def log(self, job: str) -> pathlib.Path:
+        return self.logs / f'{job}.log'
+
+    def status(self, job: str) -> pathlib.Path:
+        """The job's newest figures, for whoever watches the run."""
+        return self.root / 'status' / f'{job}.json'
+
+    def done_line(self) -> str | None:
+        """What DONE says, in one line; None while the run goes on."""
+        done = read_json(self.done)
+        if done is None:
+            return None
+        return f'the run in {self.root} is finished ({done["reason"]}, train step {done["train_step"]}); nothing to do'
+
+    def make(self) -> None:
+        """Creates the root and checks that it can be written to.
+
+        Raises:
+          ValueError: if the root is not a directory or not writable.
+        """
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.root):
+                pass
+        except OSError as error:
+            raise ValueError(
+                f'got root_dir={str(self.root)!r}, which cannot be written to ({error.strerror}); '
+                'need a directory of your own; choose another --root_dir'
+            ) from error

@@ -1,0 +1,38 @@
+"""The train step: the one counter that schedules, triggers and file names go by."""
+
+import tensorflow as tf
+
+
+def create_train_step() -> tf.Variable:
+    """Returns a new train step: an int64 scalar at 0, counting gradient steps."""
+    # One replica's value counts: each replica adds the same one per step.
+    return tf.Variable(
+        0,
+        dtype=tf.int64,
+        trainable=False,
+        name='train_step',
+        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+    )
+
+
+def crossed(interval: int, before: int, after: int) -> bool:
+    """Says whether a multiple of `interval` lies in (before, after].
+
+    It has no memory, so it neither drifts off the multiples nor depends on where a restarted run began.
+
+    Args:
+      interval: steps between two events; at least 1.
+      before: the step at the last question.
+      after: the step now; at least `before`.
+
+    Returns:
+      True when a multiple of `interval` was reached or passed.
+
+    Raises:
+      ValueError: if `interval` is not positive or the steps run backwards.
+    """
+    if interval < 1:
+        raise ValueError(f'got interval={interval}; need at least 1')
+    if after < before:
+        raise ValueError(f'got before={before}, after={after}; need steps that do not decrease')
+    return after // interval > before // interval

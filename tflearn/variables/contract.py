@@ -1,0 +1,89 @@
+"""What is published: the policy's variables, the train step, the policy's version, and whether training is over.
+
+Each variable is a column of its own, so the table's signature is the contract: two jobs that build different networks
+find out which variable differs before any weight moves. Columns go by place; names are only for people, since Keras
+counts them up within a process.
+"""
+
+from collections.abc import Sequence
+
+import reverb
+import tensorflow as tf
+
+VARIABLES = 'variables'
+
+COUNTERS = {
+    'train_step': tf.TensorSpec((), tf.int64, 'train_step'),
+    'policy_version': tf.TensorSpec((), tf.int64, 'policy_version'),
+    'env_steps': tf.TensorSpec((), tf.int64, 'env_steps'),
+    'finished': tf.TensorSpec((), tf.bool, 'finished'),
+}
+
+
+def signature(variables: Sequence[tf.Variable]) -> dict[str, tf.TensorSpec]:
+    """Returns the signature of a publication of `variables`.
+
+    Args:
+      variables: of the policy, in its order.
+
+    Raises:
+      ValueError: if a variable has an unknown dimension.
+    """
+    columns = {}
+    for i, variable in enumerate(variables):
+        if not variable.shape.is_fully_defined():
+            raise ValueError(f'got variable {variable.name} of shape {variable.shape}; need fixed dimensions')
+        columns[column(i)] = tf.TensorSpec(variable.shape, variable.dtype, variable.name)
+    return {**COUNTERS, **columns}
+
+
+def table(variables: Sequence[tf.Variable]) -> reverb.Table:
+    """Returns the table that holds the newest publication."""
+    return reverb.Table(
+        VARIABLES,
+        sampler=reverb.selectors.Fifo(),
+        remover=reverb.selectors.Fifo(),
+        max_size=1,
+        max_times_sampled=0,
+        rate_limiter=reverb.rate_limiters.MinSize(1),
+        signature=signature(variables),
+    )
+
+
+def column(index: int) -> str:
+    """Returns the name of the column of the variable at `index`."""
+    return f'{index:04d}'
+
+
+def check_server(address: str, ours: dict[str, tf.TensorSpec]) -> None:
+    """Checks that the server's table holds what this job publishes or pulls.
+
+    Args:
+      address: 'host:port' of a server that is there.
+      ours: the signature of this job's variables.
+
+    Raises:
+      ValueError: naming the first variables that differ.
+    """
+    info = reverb.Client(address).server_info(timeout=10)
+    if VARIABLES not in info:
+        raise ValueError(f'got a replay server at {address} with tables {sorted(info)}; need {VARIABLES!r}')
+    theirs = info[VARIABLES].signature
+    differing = [
+        f'{_name(theirs.get(key) or ours[key])} is {_text(theirs.get(key))} there, {_text(ours.get(key))} here'
+        for key in sorted(theirs.keys() | ours.keys())
+        if _text(theirs.get(key)) != _text(ours.get(key))
+    ]
+    if differing:
+        raise ValueError(
+            f'got a replay server at {address} for another network: {"; ".join(differing[:3])}; '
+            'need equal networks; start all jobs with the same gin file'
+        )
+
+
+def _name(spec: tf.TensorSpec) -> str:
+    return spec.name or 'a variable'
+
+
+def _text(spec: tf.TensorSpec | None) -> str:
+    return f'{spec.dtype.name}{list(spec.shape)}' if spec is not None else 'absent'

@@ -1,0 +1,115 @@
+"""Subscriber: pulls published weights into live variables."""
+
+import dataclasses
+import threading
+from collections.abc import Sequence
+
+import reverb
+import tensorflow as tf
+
+from tflearn.variables import contract
+from tflearn.waiting import wait_until
+
+
+@dataclasses.dataclass(frozen=True)
+class Publication:
+    """The counters of a publication; before the first one all are zero.
+
+    Attributes:
+      train_step: gradient steps behind the weights.
+      policy_version: counts publications of the run.
+      env_steps: of the run when it was published.
+      finished: training is over.
+    """
+
+    train_step: int = 0
+    policy_version: int = 0
+    env_steps: int = 0
+    finished: bool = False
+
+
+class Subscriber:
+    """Keeps a policy's variables at the newest published version.
+
+    A thread looks for new publications, since Reverb waits for ever for a server that is away; whoever acts assigns
+    what was found between two steps.
+    """
+
+    def __init__(
+        self, address: str, variables: Sequence[tf.Variable], train_step: tf.Variable, interval_secs: float = 0.5
+    ):
+        """Checks the contract, and starts to look.
+
+        Args:
+          address: the replay server, 'host:port'. It must be there.
+          variables: of the policy that acts, in the order of the publisher's.
+          train_step: is set to the published one, for schedules.
+          interval_secs: seconds between two looks.
+
+        Raises:
+          ValueError: if the server's table is made for other variables.
+        """
+        self._variables = [*variables]
+        self._train_step = train_step
+        self._address = address
+        self._columns = contract.signature(self._variables)
+        contract.check_server(address, self._columns)
+        self.newest = Publication()
+        self._found: list[dict[str, tf.Tensor]] = []
+        self._closed = threading.Event()
+        look = lambda: self._look(interval_secs)  # noqa: E731
+        threading.Thread(target=look, name='subscriber', daemon=True).start()
+
+    def pull(self) -> bool:
+        """Assigns the newest publication that was found, if it is a new one. Never waits.
+
+        Returns:
+          True when the variables changed.
+        """
+        if not self._found:
+            return False
+        data = self._found.pop()
+        counters = {name: data[name].numpy().item() for name in contract.COUNTERS}
+        for i, variable in enumerate(self._variables):
+            variable.assign(data[contract.column(i)])
+        self._train_step.assign(counters['train_step'])
+        self.newest = Publication(**counters)
+        return True
+
+    def wait(self, timeout_secs: float, stop: threading.Event | None = None) -> None:
+        """Waits for the first publication.
+
+        Raises:
+          TimeoutError: if no learner publishes in time.
+          Stopped: when `stop` was set.
+        """
+        wait_until(self.pull, f'weights from the learner, through {self._address}', timeout_secs, stop)
+
+    def close(self) -> None:
+        """Ends the looking, at the next look."""
+        self._closed.set()
+
+    def _look(self, interval_secs: float) -> None:
+        version = -1
+        while not self._closed.is_set():
+            data = self._fetch()
+            if data is not None and int(data['policy_version']) != version:
+                version = int(data['policy_version'])
+                self._found[:] = [data]
+            self._closed.wait(interval_secs)
+
+    def _fetch(self) -> dict[str, tf.Tensor] | None:
+        dataset = reverb.TrajectoryDataset(
+            self._address,
+            contract.VARIABLES,
+            dtypes={name: spec.dtype for name, spec in self._columns.items()},
+            shapes={name: spec.shape for name, spec in self._columns.items()},
+            max_in_flight_samples_per_worker=1,
+            num_workers_per_iterator=1,
+            rate_limiter_timeout_ms=200,
+        )
+        try:
+            sample = next(iter(dataset), None)
+        except tf.errors.OpError:  # the server is going down
+            return None
+        return None if sample is None else sample.data

@@ -1,0 +1,59 @@
+"""Waiting for something outside this process: with a deadline, a reason and a way to be stopped."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from absl import logging
+
+T = TypeVar('T')
+
+LOG_EVERY_SECS = 10.0
+
+
+class Stopped(Exception):
+    """The wait ended because the job was asked to stop."""
+
+
+def wait_until(
+    condition: Callable[[], T | None],
+    what: str | Callable[[], str],
+    timeout_secs: float,
+    stop: threading.Event | None = None,
+    poll_secs: float = 0.1,
+) -> T:
+    """Polls `condition` until it returns something true, and returns that.
+
+    While it waits it logs, every ten seconds, what it waits for and how long it still will.
+
+    Args:
+      condition: returns a true value when the wait is over. Exceptions pass through.
+      what: what is waited for, for the log and the error: 'the replay server at host:port'. A function is asked
+        anew each time, so it can tell the state of things.
+      timeout_secs: how long to wait.
+      stop: ends the wait when set.
+      poll_secs: seconds between two polls.
+
+    Returns:
+      The true value of `condition`.
+
+    Raises:
+      TimeoutError: naming `what`, after `timeout_secs`.
+      Stopped: when `stop` was set.
+    """
+    stop = stop or threading.Event()
+    describe = what if callable(what) else lambda: str(what)
+    start = time.monotonic()
+    next_log_secs = LOG_EVERY_SECS
+    while True:
+        if value := condition():
+            return value
+        waited_secs = time.monotonic() - start
+        if waited_secs >= timeout_secs:
+            raise TimeoutError(f'waited {waited_secs:.0f} s in vain for {describe()}')
+        if waited_secs >= next_log_secs:
+            logging.info('waiting for %s (%.0f of %.0f s)', describe(), waited_secs, timeout_secs)
+            next_log_secs += LOG_EVERY_SECS
+        if stop.wait(min(poll_secs, timeout_secs - waited_secs)):
+            raise Stopped(f'stopped while waiting for {describe()}')
