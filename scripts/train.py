@@ -3,14 +3,14 @@
 Checkpoints and policies go to --root_dir; the same command goes on from the newest checkpoint.
 """
 
-from . import job_setup, saved_config
+from . import gin_config, job_setup, saved_config
 
 
 def run(setup: job_setup.Setup) -> None:
     """Configures and runs the job; keeps its configuration with the results."""
     from tflearn.jobs import train  # TensorFlow comes with it: not before the flags are parsed.
 
-    configured = setup.configure(
+    configured: gin_config.ConfiguredJob = setup.configure(
         train.train,
         on_restored=lambda: saved_config.save(setup.run_dir, configured.text),
         run_dir=setup.run_dir,

@@ -18,7 +18,6 @@ from tflearn.run_dir import RunDir, Status, read_json, write_json
 from tflearn.specs import BatchedEnvironment, EnvironmentFactory
 from tflearn.waiting import Stopped, wait_until
 
-
 # Pictures take a core away from training: one each few seconds at the most, and few when they take long.
 _LEAST_SECS_BETWEEN_PICTURES = 5.0
 _MOST_SHARE_OF_TIME = 0.05
