@@ -1,4 +1,4 @@
-"""Four logical CPUs, a small agent and data that depend on nothing but the step."""
+"""A small agent and data that depend on nothing but the step."""
 
 import pytest
 import tensorflow as tf
@@ -15,11 +15,6 @@ SPECS = EnvironmentSpecs(
     tensor_spec.BoundedTensorSpec((), tf.int64, 0, 1, 'action'),
 )
 BATCH_SIZE = 8
-
-
-def pytest_configure():
-    cpu = tf.config.list_physical_devices('CPU')[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ def _fill(served, experience):
     _run(writer, fakes.CheckedEnvironment((5,)), 6)
 
 
-def test_the_content_comes_back_after_a_restart(serve):
+def test_the_content_comes_back_after_a_restart(serve, capfd):
     served = serve(SMALL)
     _fill(served, SMALL)
     _fill(served, SMALL)
@@ -27,7 +27,12 @@ def test_the_content_comes_back_after_a_restart(serve):
     statistics = ReplayStatistics.of(served.table())
     served.server.checkpoint()
     served.server.close()
+    capfd.readouterr()
     restarted = serve(SMALL)
+    # Reverb's own words, without all that it tells of its reading.
+    assert [line.partition('] ')[2] for line in capfd.readouterr().err.splitlines() if 'reverb/cc' in line] == [
+        f'Started replay server on port {restarted.server.port}'
+    ]
     assert ReplayStatistics.of(restarted.table()) == statistics
     assert sorted(float(item.observation[0, 1]) for item, _ in _items(restarted)) == before
 

@@ -29,7 +29,8 @@ def test_weights_and_counters_arrive(address):
     assert subscriber.newest == Publication()
     publisher.publish(train_step=40, policy_version=2, env_steps=900)
     subscriber.wait(timeout_secs=20)
-    assert subscriber.newest == Publication(40, 2, 900, False)
+    newest = subscriber.newest
+    assert (newest.train_step, newest.policy_version, newest.env_steps, newest.finished) == (40, 2, 900, False)
     assert int(train_step.numpy()) == 40
     for there, here in zip(published, pulled, strict=True):
         tf.debugging.assert_equal(there, here)
@@ -40,7 +41,7 @@ def test_weights_and_counters_arrive(address):
 def test_before_the_first_publication_there_is_nothing(address):
     subscriber = Subscriber(address, _variables(1), create_train_step())
     assert not subscriber.pull()
-    with pytest.raises(TimeoutError, match='weights from the learner'):
+    with pytest.raises(TimeoutError, match='weights from a learner'):
         subscriber.wait(timeout_secs=0.5)
 
 
@@ -54,6 +55,18 @@ def test_the_newest_publication_wins(address):
     wait_until(lambda: subscriber.pull() and subscriber.newest.finished, 'the last version', 20)
     assert subscriber.newest.policy_version == 20
     assert float(pulled[1][0]) == 20.0
+
+
+def test_the_end_of_training_is_no_beginning(address):
+    publisher, subscriber = Publisher(address, _variables(1)), Subscriber(address, _variables(0), create_train_step())
+    publisher.publish(1, 1, 0, finished=True)
+    with pytest.raises(TimeoutError, match='a learner that trains'):
+        subscriber.wait(2.0)
+    publisher.publish(1, 1, 0)  # a learner that was restored counts versions again
+    subscriber.wait(20.0)
+    assert not subscriber.newest.finished
+    assert publisher.newest_version() == 1
+    publisher.close()
 
 
 def test_a_publication_is_a_snapshot(address):

@@ -1,5 +1,6 @@
 """The collect job: acts with the newest weights and writes what it sees to the replay server."""
 
+import math
 import threading
 import time
 import zlib
@@ -118,7 +119,7 @@ class _Collector:
         self._writer(trajectory, self._weights.newest.policy_version)
 
     def run(self, stop: threading.Event, max_env_steps: int | None) -> None:
-        reported = logged = time.monotonic()
+        reported, logged = -math.inf, time.monotonic()
         try:
             while _training_goes_on(self._weights) and not stop.is_set():
                 self._actor.run(_STEPS_PER_RUN)

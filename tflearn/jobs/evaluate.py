@@ -84,7 +84,7 @@ class _Report:
         self._target_return = target_return
         self._status = Status(run_dir.status('evaluate'), 'evaluate')
         self._writer = tf.summary.create_file_writer(str(run_dir.summaries('evaluate')))
-        self._drawn = 0
+        self._drawn = len(self.record.evaluations) if run_dir.learning_curve.exists() else 0
         self._next_picture_at = 0.0
         figures = dict.fromkeys(('train_step', 'mean_return', 'num_episodes'))
         best = self.record.best_mean_return

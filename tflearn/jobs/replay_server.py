@@ -58,7 +58,9 @@ def replay_server(
     try:
         _serve(server, status, experience, checkpoint_interval_secs, stop)
     finally:
-        logging.info('saved the replay: %s', server.checkpoint())
+        # An empty one would only bind a later start to the networks of this one.
+        if server.info()[tables.REPLAY].current_size:
+            logging.info('saved the replay: %s', server.checkpoint())
         server.close()
         status.update('stopped')
 

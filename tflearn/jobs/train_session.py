@@ -153,6 +153,8 @@ class TrainSession:
         if self._end_reason() is None:  # an earlier session may have ended at a lower limit
             self._run_dir.train_result.unlink(missing_ok=True)
         self._exporter.drop_newer_than(learner.step)
+        # After a crash the checkpoint's version may be behind what actors have seen; no version is given twice.
+        self._progress.policy_version = max(self._progress.policy_version, self._publisher.newest_version())
         # Only now, when a checkpoint may have been restored, are the weights what actors and readers shall have.
         self._publish(learner.step)
         self._export(learner.step)
@@ -183,6 +185,7 @@ class TrainSession:
     def _finish(self, reason: str) -> None:
         """Publishes and exports the last weights, then says that there will be no more."""
         step = self._learner.step
+        self._look_at_replay()
         self._export(step)
         self._publish(step, finished=True)
         result = {

@@ -82,7 +82,8 @@ class Checkpoints:
             wanted = _values(self._checkpoint.write(os.path.join(directory, 'objects')))
         found = [
             f'{name} is {saved.get(name, "absent")} in the checkpoint, {wanted.get(name, "absent")} here'
-            for name in sorted(saved.keys() | wanted.keys())
+            # The optimizer's slots follow the networks, and are not what somebody has changed.
+            for name in sorted(saved.keys() | wanted.keys(), key=lambda name: ('optimizer' in name, name))
             if saved.get(name) != wanted.get(name)
         ]
         if found:

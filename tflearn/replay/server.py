@@ -4,10 +4,15 @@ Reverb takes a table's settings and signature from its checkpoint, silently; her
 the run asks for is refused, by name, and left as it is.
 """
 
+import contextlib
 import json
+import os
 import pathlib
+import re
 import socket
-from collections.abc import Sequence
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import reverb
@@ -15,6 +20,9 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn.run_dir import read_json, write_json
+
+# What Reverb tells of a checkpoint that it reads: a line for each hundred chunks.
+_READING = re.compile(r'tfrecord_checkpointer\.cc:\d+\] +(Initializ|Load|Metadata|Success|Still read|Complet|Table )')
 
 
 def _describe(table: Any) -> dict[str, Any]:
@@ -65,6 +73,22 @@ def _check_port(port: int) -> None:
             ) from error
 
 
+@contextlib.contextmanager
+def _quiet_reading() -> Iterator[None]:
+    """Holds stderr back, and writes it at the end without what Reverb tells of its reading. (It has no log level.)"""
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    with tempfile.TemporaryFile('w+', encoding='utf-8', errors='replace') as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            held.seek(0)
+            sys.stderr.writelines(line for line in held if not _READING.search(line))
+
+
 class ReplayServer:
     """The run's Reverb server. Listens on all interfaces, without authentication: keep it in a trusted network."""
 
@@ -86,9 +110,10 @@ class ReplayServer:
         if restored:
             self._refuse_differences(checkpoints)
         checkpoints.mkdir(parents=True, exist_ok=True)
-        checkpointer = reverb.checkpointers.DefaultCheckpointer(str(checkpoints))
         _check_port(port)
-        self._server = reverb.Server(list(tables), port=port or None, checkpointer=checkpointer)
+        with _quiet_reading():
+            checkpointer = reverb.checkpointers.DefaultCheckpointer(str(checkpoints))
+            self._server = reverb.Server(list(tables), port=port or None, checkpointer=checkpointer)
         self.port: int = self._server.port
         self._client = reverb.Client(f'localhost:{self.port}')
         for name in fresh:
@@ -112,9 +137,9 @@ class ReplayServer:
 
     def checkpoint(self) -> str:
         """Writes all tables to disk, whole or not at all. Inserts and draws wait meanwhile. Returns the path."""
-        path = self._client.checkpoint()
+        # First, since a checkpoint without its settings would be refused. Those of an older one are the same.
         write_json(self._settings, self._wanted)
-        return path
+        return self._client.checkpoint()
 
     def close(self) -> None:
         """Stops the server without a checkpoint."""

@@ -17,6 +17,8 @@ COUNTERS = {
     'policy_version': tf.TensorSpec((), tf.int64, 'policy_version'),
     'env_steps': tf.TensorSpec((), tf.int64, 'env_steps'),
     'finished': tf.TensorSpec((), tf.bool, 'finished'),
+    # Microseconds since 1970: tells publications apart even where a restored learner counts versions again.
+    'published_at': tf.TensorSpec((), tf.int64, 'published_at'),
 }
 
 
@@ -87,3 +89,26 @@ def _name(spec: tf.TensorSpec) -> str:
 
 def _text(spec: tf.TensorSpec | None) -> str:
     return f'{spec.dtype.name}{list(spec.shape)}' if spec is not None else 'absent'
+
+
+def fetch(address: str, columns: dict[str, tf.TensorSpec]) -> dict[str, tf.Tensor] | None:
+    """Returns the newest publication, or None if there is none yet. Waits as long as the server is away.
+
+    Args:
+      address: 'host:port'.
+      columns: the signature.
+    """
+    dataset = reverb.TrajectoryDataset(
+        address,
+        VARIABLES,
+        dtypes={name: spec.dtype for name, spec in columns.items()},
+        shapes={name: spec.shape for name, spec in columns.items()},
+        max_in_flight_samples_per_worker=1,
+        num_workers_per_iterator=1,
+        rate_limiter_timeout_ms=200,
+    )
+    try:
+        sample = next(iter(dataset), None)
+    except tf.errors.OpError:  # the server is going down
+        return None
+    return None if sample is None else sample.data

@@ -3,6 +3,7 @@
 import contextlib
 import queue
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from absl import logging
 
 from tflearn.variables import contract
 
-_FLUSH_TIMEOUT_MS = 10_000
+_FLUSH_TIMEOUT_MS = 5_000
 
 
 class Publisher:
@@ -38,6 +39,11 @@ class Publisher:
         self._thread = threading.Thread(target=self._send_all, name='publisher', daemon=True)
         self._thread.start()
 
+    def newest_version(self) -> int:
+        """Returns the policy version that actors see now; 0 if there is none."""
+        data = contract.fetch(self._address, self._columns)
+        return 0 if data is None else int(data['policy_version'])
+
     def publish(self, train_step: int, policy_version: int, env_steps: int, finished: bool = False) -> None:
         """Takes a snapshot of the variables and has it sent.
 
@@ -47,8 +53,8 @@ class Publisher:
           env_steps: of the run so far.
           finished: tells the actors that training is over.
         """
-        counters = (np.int64(train_step), np.int64(policy_version), np.int64(env_steps), np.bool_(finished))
-        values = (*counters, *(variable.numpy() for variable in self._variables))
+        counters = [np.int64(train_step), np.int64(policy_version), np.int64(env_steps), np.bool_(finished)]
+        values = [*counters, np.int64(time.time_ns() // 1000), *(variable.numpy() for variable in self._variables)]
         publication = dict(zip(self._columns, values, strict=True))
         with contextlib.suppress(queue.Empty):
             self._newest.get_nowait()

@@ -4,7 +4,6 @@ import dataclasses
 import threading
 from collections.abc import Sequence
 
-import reverb
 import tensorflow as tf
 
 from tflearn.variables import contract
@@ -20,12 +19,14 @@ class Publication:
       policy_version: counts publications of the run.
       env_steps: of the run when it was published.
       finished: training is over.
+      published_at: microseconds since 1970.
     """
 
     train_step: int = 0
     policy_version: int = 0
     env_steps: int = 0
     finished: bool = False
+    published_at: int = 0
 
 
 class Subscriber:
@@ -77,39 +78,24 @@ class Subscriber:
         return True
 
     def wait(self, timeout_secs: float, stop: threading.Event | None = None) -> None:
-        """Waits for the first publication.
+        """Waits for the first publication of a learner that still trains.
 
         Raises:
           TimeoutError: if no learner publishes in time.
           Stopped: when `stop` was set.
         """
-        wait_until(self.pull, f'weights from the learner, through {self._address}', timeout_secs, stop)
+        what = f'weights from a learner that trains, through the replay server at {self._address}'
+        wait_until(lambda: self.pull() and not self.newest.finished, what, timeout_secs, stop)
 
     def close(self) -> None:
         """Ends the looking, at the next look."""
         self._closed.set()
 
     def _look(self, interval_secs: float) -> None:
-        version = -1
+        published_at = None
         while not self._closed.is_set():
-            data = self._fetch()
-            if data is not None and int(data['policy_version']) != version:
-                version = int(data['policy_version'])
+            data = contract.fetch(self._address, self._columns)
+            if data is not None and int(data['published_at']) != published_at:
+                published_at = int(data['published_at'])
                 self._found[:] = [data]
             self._closed.wait(interval_secs)
-
-    def _fetch(self) -> dict[str, tf.Tensor] | None:
-        dataset = reverb.TrajectoryDataset(
-            self._address,
-            contract.VARIABLES,
-            dtypes={name: spec.dtype for name, spec in self._columns.items()},
-            shapes={name: spec.shape for name, spec in self._columns.items()},
-            max_in_flight_samples_per_worker=1,
-            num_workers_per_iterator=1,
-            rate_limiter_timeout_ms=200,
-        )
-        try:
-            sample = next(iter(dataset), None)
-        except tf.errors.OpError:  # the server is going down
-            return None
-        return None if sample is None else sample.data

@@ -1,0 +1,125 @@
+"""Does a run learn, and how long does it take? Whole runs, one after the other, one for each seed.
+
+    python benchmarks/learning.py --gin_file=dqn_cartpole --seeds=5 --picture=docs/images/dqn_cartpole.png
+
+Each run is what `tflearn-launch` makes of its gin file, in processes of its own; only the seeds differ. The table says
+how each run ended; the picture shows all learning curves.
+"""
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+
+from tflearn.actors import learning_curve
+from tflearn.actors.evaluation_record import EvaluationRecord
+from tflearn.run_dir import RunDir, read_json
+
+QUICK_BINDINGS = ('train.num_train_steps=1000', 'Experience.min_size=200', 'evaluate.num_episodes=5')
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How the run of one seed ended; seconds of training and from the start of the command to its end."""
+
+    seed: int
+    mean_return: float
+    env_steps: int
+    train_secs: float
+    wall_secs: float
+
+
+def main() -> int:
+    """Runs the seeds; returns 1 when fewer than four fifths of them reach the return that was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--gin_file', default='dqn_cartpole')
+    parser.add_argument('--gin_bindings', action='append', default=[])
+    parser.add_argument('--seeds', type=int, default=5, help='runs, with the seeds 1, 2, ...')
+    parser.add_argument('--at_least', type=float, default=None, help='mean return that a run has to reach')
+    parser.add_argument('--root_dir', type=pathlib.Path, default=None, help='keeps the runs; default: a temporary one')
+    parser.add_argument('--picture', type=pathlib.Path, default=None, help='PNG of the learning curves')
+    parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the figures there')
+    parser.add_argument('--quick', action='store_true', help='one short run, to see whether this program works')
+    options = parser.parse_args()
+    if options.quick:
+        options.seeds, options.gin_bindings = 1, [*options.gin_bindings, *QUICK_BINDINGS]
+    with tempfile.TemporaryDirectory() as temporary:
+        root = options.root_dir or pathlib.Path(temporary)
+        seeds = range(1, options.seeds + 1)
+        outcomes = [_run(root / f'seed_{seed}', options.gin_file, options.gin_bindings, seed) for seed in seeds]
+        if options.picture:
+            options.picture.parent.mkdir(parents=True, exist_ok=True)
+            curves = {
+                f'seed {seed}': EvaluationRecord(RunDir(root / f'seed_{seed}').evaluations).evaluations
+                for seed in seeds
+            }
+            learning_curve.draw(options.picture, curves, options.gin_file, options.at_least)
+    print(_table(outcomes))
+    if options.json:
+        options.json.write_text(json.dumps(_rows(options.gin_file, outcomes), indent=2) + '\n')
+    if options.at_least is None:
+        return 0
+    reached = sum(outcome.mean_return >= options.at_least for outcome in outcomes)
+    print(f'{reached} of {len(outcomes)} seeds reached a mean return of {options.at_least:g}')
+    return 0 if reached >= 0.8 * len(outcomes) else 1
+
+
+def _run(root: pathlib.Path, gin_file: str, gin_bindings: Sequence[str], seed: int) -> Outcome:
+    """One whole run, or what is missing of it if `root` holds a part."""
+    seeded = [*gin_bindings, *(f'{job}.seed={seed}' for job in ('train', 'collect', 'evaluate'))]
+    bindings = [f'--gin_bindings={binding}' for binding in seeded]
+    command = [
+        sys.executable,
+        '-m',
+        'tflearn_scripts.launch',
+        f'--root_dir={root}',
+        f'--gin_file={gin_file}',
+        *bindings,
+    ]
+    start = time.monotonic()
+    print(f'seed {seed}', flush=True)
+    subprocess.run(command, check=True, stdout=sys.stderr, timeout=3600)
+    done = read_json(RunDir(root).done) or {}
+    wall_secs = time.monotonic() - start
+    return Outcome(seed, done['evaluation']['mean_return'], done['env_steps'], done['seconds'], wall_secs)
+
+
+def _table(outcomes: Sequence[Outcome]) -> str:
+    lines = [
+        '| seed | greedy mean return | environment steps | training, s | whole command, s |',
+        '|---|---|---|---|---|',
+    ]
+    row = '| {} | {:.1f} | {:,.0f} | {:.0f} | {:.0f} |'
+    lines += [row.format(*dataclasses.astuple(outcome)) for outcome in outcomes]
+    medians = [
+        statistics.median(getattr(outcome, name) for outcome in outcomes)
+        for name in ('mean_return', 'env_steps', 'train_secs', 'wall_secs')
+    ]
+    return '\n'.join([*lines, row.format('median', *medians)])
+
+
+def _rows(case: str, outcomes: Sequence[Outcome]) -> list[dict[str, object]]:
+    """The medians in the form that all benchmarks share."""
+    units = {'mean_return': 'return', 'env_steps': 'steps', 'train_secs': 's', 'wall_secs': 's'}
+    nothing = dict.fromkeys(('peer', 'limit', 'ratio_to_peer', 'ratio_to_limit'))
+    return [
+        {
+            'case': case,
+            'metric': metric,
+            'ours': statistics.median(getattr(outcome, metric) for outcome in outcomes),
+            **nothing,
+            'unit': unit,
+            'rounds': len(outcomes),
+        }
+        for metric, unit in units.items()
+    ]
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""The real programs as processes: started as users start them, watched with deadlines, never left behind."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import scripts
+from tflearn.run_dir import RunDir, read_json
+from tflearn.waiting import wait_until
+
+CHECKOUT = pathlib.Path(scripts.__path__[0]).parent
+# Many times what anything here takes, for machines that have other work to do.
+DEADLINE_SECS = 120.0
+
+
+class Program:
+    """One of the programs, at work in `folder`, where its output goes to <name>.out. Killed when the block is left."""
+
+    def __init__(self, job: str, *flags: str, folder: pathlib.Path, name: str = ''):
+        """Starts it.
+
+        Args:
+          job: whose program: 'train', 'launch', ...
+          *flags: its command line.
+          folder: its working directory.
+          name: of its output; the job's by default.
+        """
+        self.name = name or job
+        self._out = folder / f'{self.name}.out'
+        command = [sys.executable, '-m', f'scripts.{job}', *flags]
+        with self._out.open('w') as out:
+            environment = {**os.environ, 'PYTHONPATH': str(CHECKOUT)}
+            self._process = subprocess.Popen(
+                command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
+            )
+
+    def __enter__(self) -> 'Program':
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | types.TracebackType | None) -> None:
+        self._process.kill()
+        self._process.wait(DEADLINE_SECS)
+
+    @property
+    def output(self) -> str:
+        """All that it wrote until now, errors included."""
+        return self._out.read_text()
+
+    @property
+    def last_line(self) -> str:
+        return self.output.splitlines()[-1]
+
+    def send(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def wait_for(self, condition: Callable[[], Any], what: str) -> Any:
+        """Waits until `condition` returns something true, and returns that; fails at once when the program ends."""
+
+        def look() -> Any:
+            alive = self._process.poll() is None
+            value = condition()
+            assert value or alive, f'{self.name} ended before {what}:\n{self.output}'
+            return value
+
+        return wait_until(look, what, DEADLINE_SECS, poll_secs=0.05)
+
+    def end(self) -> int:
+        """Waits until it ends by itself. Returns its exit code."""
+        return self._process.wait(DEADLINE_SECS)
+
+
+def figure(run_dir: RunDir, job: str, key: str) -> Any:
+    """A job's newest figure; 0 while there is none."""
+    return (read_json(run_dir.status(job)) or {}).get(key) or 0
+
+
+def pid(run_dir: RunDir, job: str) -> int:
+    return int(read_json(run_dir.status(job))['pid'])

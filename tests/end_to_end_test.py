@@ -1,0 +1,272 @@
+"""Whole runs of the real programs, as users start them: to the end, stopped, killed, resumed, by hand, misused.
+
+Everything is small but the waits: with their deadlines the tests stand a machine that has other work to do.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import random
+import resource
+import shutil
+import signal
+from collections.abc import Callable
+
+import gin
+import numpy as np
+import pytest
+
+from scripts import gin_config
+from scripts.gin_checks import GIVEN_BY_PROGRAMS
+from tests.end_to_end import results
+from tests.end_to_end.programs import Program, figure, pid
+from tests.end_to_end.results import Progress, progress, saved
+from tflearn.jobs import train
+from tflearn.launch.local import free_address
+from tflearn.policies.versions import newest_version
+from tflearn.run_dir import RunDir, read_json, write_json
+
+NUM_TRAIN_STEPS = 1_500
+LAYERS = (16,)
+TINY = [
+    '--root_dir=run',
+    '--gin_file=dqn_cartpole',
+    *(
+        f'--gin_bindings={binding}'
+        for binding in (
+            f'dqn.make_agent.fc_layer_params={LAYERS}',
+            f'train.num_train_steps={NUM_TRAIN_STEPS}',
+            'train.steps_per_call=50',
+            'train.publish_interval_steps=50',
+            'train.export_interval_steps=100',
+            'train.checkpoint_interval_steps=100',
+            'train.summary_interval_steps=100',
+            # Few samples for each step of the environment, whose steps take time: training takes seconds, not one.
+            'Experience.samples_per_insert=4.0',
+            'Experience.per_replica_batch_size=16',
+            'Experience.min_size=100',
+            'evaluate.num_episodes=2',
+            'evaluate.target_return=None',
+        )
+    ),
+]
+OTHER_NETWORK = '--gin_bindings=dqn.make_agent.fc_layer_params=(17, 5)'
+MISTAKE_SECS = 30.0
+
+
+@dataclasses.dataclass(frozen=True)
+class StoppedRun:
+    """A run that was stopped in the middle of training. Its directory is not to be touched: work on a copy."""
+
+    folder: pathlib.Path
+    code: int
+    last_line: str
+    progress: Progress
+
+    def copy(self, folder: pathlib.Path) -> RunDir:
+        return RunDir(shutil.copytree(self.folder / 'run', folder / 'run'))
+
+
+@pytest.fixture(scope='module')
+def stopped_run(tmp_path_factory) -> StoppedRun:
+    folder = tmp_path_factory.mktemp('stopped')
+    run_dir = RunDir(folder / 'run')
+    with Program('launch', *TINY, folder=folder) as launch:
+        launch.wait_for(lambda: figure(run_dir, 'train', 'env_steps') > 0, 'the middle of training')
+        launch.send(signal.SIGINT)
+        code = launch.end()
+    return StoppedRun(folder, code, launch.last_line, progress(run_dir))
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts a program in the test's folder."""
+    with contextlib.ExitStack() as programs:
+        yield lambda *words, **options: programs.enter_context(Program(*words, folder=tmp_path, **options))
+
+
+def trained_beyond(run_dir: RunDir, train_step: int) -> Callable[[], bool]:
+    """Says whether a policy newer than `train_step` was exported, which is told sooner than a status."""
+    return lambda: (newest_version(run_dir.greedy_policy) or 0) > train_step
+
+
+def test_ctrl_c_stops_a_run_and_keeps_what_it_learned(stopped_run):
+    run_dir = RunDir(stopped_run.folder / 'run')
+    assert stopped_run.code == 128 + signal.SIGINT
+    assert stopped_run.last_line == (
+        'The run was stopped by SIGINT; what it learned is in run/train/checkpoints. The same command goes on from there.'
+    )
+    assert 0 < stopped_run.progress.train_step < NUM_TRAIN_STEPS
+    assert stopped_run.progress.env_steps > 0
+    for job in ('train', 'evaluate', 'collect_0', 'replay_server'):
+        assert read_json(run_dir.status(job))['state'] == 'stopped'
+        assert not pathlib.Path(f'/proc/{pid(run_dir, job)}/exe').exists()
+    assert not run_dir.done.exists()
+
+
+def test_a_run_survives_its_train_job_and_ends_as_one_that_was_never_stopped(stopped_run, start, tmp_path):
+    run_dir = stopped_run.copy(tmp_path)
+    inserts = figure(run_dir, 'replay_server', 'inserts')
+
+    launch = start('launch', *TINY, name='killed')
+    launch.wait_for(trained_beyond(run_dir, stopped_run.progress.train_step), 'training to go on')
+    os.kill(pid(run_dir, 'train'), signal.SIGKILL)
+    assert launch.end() == 1
+    assert 'train was ended by SIGKILL' in launch.output
+    assert 'the end of run/logs/train.log:\n    I 20' in launch.output
+    assert launch.last_line.startswith('tflearn-launch: error: train was ended by SIGKILL')
+    assert 'restored the replay from' in run_dir.log('replay_server').read_text()
+    assert figure(run_dir, 'replay_server', 'inserts') > inserts > 0
+    after_kill = progress(run_dir)
+    assert after_kill.follows(stopped_run.progress)
+    assert not run_dir.done.exists()
+
+    launch = start('launch', *TINY)
+    assert launch.end() == 0, launch.output
+    goes_on = f'train step {after_kill.train_step}, {run_dir.checkpoints}/ckpt-{after_kill.train_step}'
+    assert goes_on in run_dir.log('train').read_text()
+    assert progress(run_dir).follows(after_kill)
+    check_finished(run_dir, launch.output, tmp_path)
+
+    before = saved(run_dir)
+    again = start('launch', *TINY, name='again')
+    assert again.end() == 0
+    assert again.output.startswith(f'This run is already finished: num_train_steps {NUM_TRAIN_STEPS} reached; ')
+    assert again.output.count('\n') == 1
+    assert saved(run_dir) == before
+
+
+def check_finished(run_dir: RunDir, output: str, folder: pathlib.Path) -> None:
+    """Checks what launch said at the end, and what is in the run directory then."""
+    done = read_json(run_dir.done)
+    assert done['reason'] == f'num_train_steps {NUM_TRAIN_STEPS} reached'
+    assert done['train_step'] == done['evaluation']['train_step'] == NUM_TRAIN_STEPS
+    assert done['env_steps'] > 0
+    assert done['seconds'] > 0
+    assert done['policy'] == f'policies/greedy_policy/{NUM_TRAIN_STEPS}'
+    assert done['evaluation']['mean_return'] == sum(done['evaluation']['returns']) / 2
+
+    result, *where = output.splitlines()[-6:]
+    assert result.startswith(f'The run is done: {done["reason"]}; train step 1,500, ')
+    places = ('run/learning_curve.png', 'run/summaries', 'run/train/checkpoints', f'run/{done["policy"]}')
+    for line, place in zip(where, (*places, 'run/commands.txt'), strict=True):
+        assert place in line
+        assert (folder / place).exists()
+    assert run_dir.learning_curve.read_bytes().startswith(b'\x89PNG')
+    assert {path.name for path in run_dir.summaries('train').parent.iterdir()} == {'train', 'evaluate'}
+
+    evaluations = [json.loads(line) for line in run_dir.evaluations.read_text().splitlines()]
+    assert evaluations[0]['train_step'] == 0
+    assert evaluations[-1]['train_step'] == NUM_TRAIN_STEPS
+    for evaluation in evaluations:
+        assert {'train_step', 'env_steps', 'mean_return', 'num_episodes', 'returns'} <= evaluation.keys()
+        assert len(evaluation['returns']) == evaluation['num_episodes'] == 2
+
+    configured = gin_config.configure(train.train, dict.fromkeys(GIVEN_BY_PROGRAMS), run_dir.config)
+    assert configured.text == run_dir.config.read_text()
+    assert gin.query_parameter('train.num_train_steps') == NUM_TRAIN_STEPS
+    check_policy(run_dir, folder)
+
+
+def check_policy(run_dir: RunDir, folder: pathlib.Path) -> None:
+    """Checks that the exported policy acts, without us, as the agent in the checkpoint does."""
+    observations = np.random.default_rng(0).normal(size=(2, 64, 4)).astype(np.float32)
+    policy = run_dir.greedy_policy / str(NUM_TRAIN_STEPS)
+    actions = results.actions_of_a_stranger(policy, observations, folder)
+    live = results.actions_of_the_checkpoint(run_dir, LAYERS, observations)
+    np.testing.assert_array_equal(actions['actions'], live)
+    np.testing.assert_array_equal(actions['served'], live)
+
+
+def test_jobs_by_hand_in_any_order_while_collectors_come_and_go(start, tmp_path):
+    run_dir = RunDir(tmp_path / 'run')
+    endless = '--gin_bindings=train.num_train_steps=1_000_000'
+    flags = [*TINY, endless, '--gin_bindings=train.export_interval_steps=1_000', f'--replay_address={free_address()}']
+    order = ['replay_server', 'collect', 'train', 'evaluate']
+    seed = random.randrange(2**32)
+    random.Random(seed).shuffle(order)
+    print(f'seed {seed}: {", ".join(order)}')
+    jobs = {job: start(job, *flags) for job in order}
+    trains = jobs['train'].wait_for
+
+    trains(lambda: figure(run_dir, 'train', 'train_step') > 0, 'the beginning of training')
+    guests = {name: start('collect', *flags, f'--collector_name={name}', name=name) for name in ('polite', 'rude')}
+    for name, number, code in (('polite', signal.SIGTERM, 128 + signal.SIGTERM), ('rude', signal.SIGKILL, -9)):
+        guests[name].wait_for(lambda name=name: figure(run_dir, name, 'env_steps') > 0, f'{name} to join')
+        guests[name].send(number)
+        assert guests[name].end() == code, guests[name].output
+    left_at = figure(run_dir, 'train', 'train_step')
+    trains(lambda: figure(run_dir, 'train', 'train_step') > left_at + 100, 'training without the guests')
+    trains(lambda: run_dir.evaluations.exists(), 'an evaluation')
+
+    write_json(run_dir.stop_request, {'reason': 'the test has seen enough'})
+    for job in ('train', 'evaluate', 'collect'):
+        assert jobs[job].end() == 0, jobs[job].output
+    jobs['replay_server'].send(signal.SIGTERM)
+    assert jobs['replay_server'].end() == 128 + signal.SIGTERM
+    done = read_json(run_dir.done)
+    assert done['reason'] == 'the test has seen enough'
+    assert done['evaluation']['train_step'] == done['train_step'] > left_at + 100
+    for program in (*jobs.values(), *guests.values()):
+        assert 'Traceback' not in program.output
+        assert 'error' not in program.output
+
+
+NOBODY_THERE = ['--replay_address=localhost:1', '--connect_timeout_secs=5']
+MISTAKES = {
+    'unknown environment': (
+        'launch',
+        ['--gin_bindings=gymnasium_env.make.name="CartPol-v1"'],
+        "got name='CartPol-v1'; need a registered gymnasium environment; nearest: CartPole-v1",
+    ),
+    'typo': (
+        'train',
+        ['--gin_bindings=train.num_train_stpes=7'],
+        'got train.num_train_stpes in --gin_bindings, but train.train has no parameter',
+    ),
+    'nobody there to train from': ('train', NOBODY_THERE, ' s in vain for the replay server at localhost:1'),
+    'nobody there to collect for': ('collect', NOBODY_THERE, ' s in vain for the replay server at localhost:1'),
+    'malformed address': ('train', ['--replay_address=localhost'], 'got --replay_address=localhost; need HOST:PORT'),
+    'missing gin file': ('train', ['--gin_file=dqn_cartpol'], "got gin_file='dqn_cartpol'; need the path of a file"),
+    'unwritable root': ('train', ['--root_dir=run/config.gin'], 'got root_dir='),
+}
+
+
+def test_mistakes_take_one_line_and_leave_alone_what_is_saved(stopped_run, start, tmp_path):
+    run_dir = stopped_run.copy(tmp_path)
+    before, used = saved(run_dir), processor_secs()
+    programs = {
+        name: start(job, *TINY, *flags, name=name.replace(' ', '_')) for name, (job, flags, _) in MISTAKES.items()
+    }
+    for name, (_, _, message) in MISTAKES.items():
+        code, program = programs[name].end(), programs[name]
+        assert code == 2, program.output
+        assert ': error: ' in program.last_line
+        assert message in program.last_line
+        assert program.output.count(message) == 1
+        assert 'Traceback' not in program.output
+    assert saved(run_dir) == before
+    # Seconds of a machine that has nothing else to do.
+    assert (processor_secs() - used) / len(programs) < MISTAKE_SECS
+
+
+def test_a_checkpoint_of_another_network_is_refused_and_left_alone(stopped_run, start, tmp_path):
+    run_dir = stopped_run.copy(tmp_path)
+    # As after a crash. With its checkpoint the replay server would be the first to refuse.
+    shutil.rmtree(run_dir.replay_checkpoints)
+    before = saved(run_dir)
+    launch = start('launch', *TINY, OTHER_NETWORK)
+    assert launch.end() == 2, launch.output
+    assert launch.last_line.startswith(f'tflearn-train: error: got checkpoint {run_dir.checkpoints}/ckpt-')
+    assert 'agent/_q_network/_encoder/_postprocessing_layers/1/bias is float32[16] in the' in launch.last_line
+    assert launch.last_line.endswith('networks and optimizers; take back the change, or start another --root_dir')
+    # Nor may the replay server save its empty tables: their network would be refused when the change is taken back.
+    assert saved(run_dir) == before
+
+
+def processor_secs() -> float:
+    """What the processes that have ended took."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime

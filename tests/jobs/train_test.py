@@ -1,0 +1,202 @@
+"""The train, collect and replay server jobs together, each in a thread of this process."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tflearn.jobs.collect import collect
+from tflearn.jobs.train import train
+from tflearn.jobs.train_session import Intervals, Limits, Progress
+from tflearn.run_dir import read_json, write_json
+from tflearn.waiting import wait_until
+
+FEW = {'steps_per_call': 20, 'checkpoint_interval_steps': 50, 'export_interval_steps': 50, 'publish_interval_steps': 20}
+
+
+def _result(run):
+    return read_json(run.dir.train_result)
+
+
+def test_a_run_to_its_end_and_beyond(small_run):
+    replay = small_run.start_replay()
+    collector = small_run.start(collect, num_environments=2)
+    restored = []
+    small_run.start(train, num_train_steps=120, **FEW, on_restored=lambda: restored.append(1)).join()
+    result = _result(small_run)
+    assert result['reason'] == 'num_train_steps 120 reached'
+    assert result['train_step'] == 120
+    assert result['env_steps'] > 0
+    assert restored == [1]
+    assert sorted(int(path.name) for path in small_run.dir.greedy_policy.iterdir() if path.name.isdigit())[-1] == 120
+    assert (small_run.dir.checkpoints / 'ckpt-120.index').exists()
+    collector.join()  # by itself: training is over
+    assert small_run.status('collect_0')['state'] == 'finished'
+    versions = small_run.status('train')['policy_version']
+
+    # A higher limit: the same run goes on, with the same replay server and a new collector.
+    small_run.start(collect, num_environments=2)
+    small_run.start(train, num_train_steps=160, **FEW).join()
+    assert _result(small_run)['train_step'] == 160
+    assert _result(small_run)['env_steps'] >= result['env_steps']
+    assert _result(small_run)['seconds'] > result['seconds']
+    assert small_run.status('train')['policy_version'] > versions
+    replay.stop.set()
+    replay.join()
+
+
+def test_environment_steps_end_a_run_too(small_run):
+    small_run.start_replay()
+    small_run.start(collect, num_environments=2)
+    small_run.start(train, num_train_steps=10**6, max_env_steps=150, **FEW).join()
+    assert _result(small_run)['reason'] == 'max_env_steps 150 reached'
+
+
+def test_a_requested_stop_ends_a_run(small_run):
+    small_run.start_replay()
+    small_run.start(collect, num_environments=2)
+    job = small_run.start(train, num_train_steps=10**6, **FEW)
+    wait_until(lambda: small_run.status('train').get('train_step', 0) > 20 or job.ended, 'some train steps', 60)
+    write_json(small_run.dir.stop_request, {'reason': 'target_return 475 reached'})
+    job.join()
+    assert _result(small_run)['reason'] == 'target_return 475 reached'
+
+
+def test_stopped_and_resumed(small_run):
+    replay = small_run.start_replay()
+    small_run.start(collect, num_environments=2)
+    job = small_run.start(train, num_train_steps=10**6, **FEW)
+    wait_until(lambda: small_run.status('train').get('train_step', 0) > 60 or job.ended, 'some train steps', 60)
+    job.stop.set()
+    job.join()
+    assert _result(small_run) is None
+    newest = tf.train.latest_checkpoint(str(small_run.dir.checkpoints))
+    step = int(newest.rpartition('-')[2])
+    assert step > 60
+    progress = _progress(newest)
+    replay.stop.set()
+    replay.join()
+    inserts = small_run.status('replay_server')['inserts']
+
+    small_run.start_replay()
+    assert small_run.status('replay_server')['inserts'] >= inserts > 0
+    small_run.start(collect, num_environments=2)
+    small_run.start(train, num_train_steps=step + 40, **FEW).join()
+    assert _result(small_run)['train_step'] == step + 40
+    again = _progress(tf.train.latest_checkpoint(str(small_run.dir.checkpoints)))
+    assert again['policy_version'] > progress['policy_version']
+    assert again['secs'] > progress['secs']
+
+
+def _progress(checkpoint):
+    progress = Progress()
+    tf.train.Checkpoint(progress=progress).restore(checkpoint).expect_partial()
+    return json.loads(progress.serialize())
+
+
+def test_a_checkpoint_of_another_network_is_refused(small_run):
+    small_run.start_replay()
+    small_run.start(collect, num_environments=2)
+    small_run.start(train, num_train_steps=40, **FEW).join()
+    small_run.close()
+    other = type(small_run)(small_run.dir.root)
+    other.dir.train_result.unlink()
+    other.dir.replay_checkpoints.parent.rename(small_run.dir.root / 'elsewhere')
+    before = {path: path.stat().st_mtime_ns for path in other.dir.root.rglob('ckpt*')}
+    wider = other.factories(units=(9,))
+    replay = other.start_replay(**wider)
+    with pytest.raises(ValueError, match=r'of another agent: .*\[4, 8\] in the checkpoint, float32\[4, 9\] here'):
+        other.start(train, num_train_steps=80, **FEW, **wider).join()
+    assert {path: path.stat().st_mtime_ns for path in other.dir.root.rglob('ckpt*')} == before
+    replay.stop.set()
+    replay.join()
+
+
+def test_jobs_of_different_networks_find_out(small_run):
+    small_run.start_replay()
+    with pytest.raises(ValueError, match='for another network'):
+        small_run.start(train, num_train_steps=80, **FEW, **small_run.factories(units=(9,))).join()
+    with pytest.raises(ValueError, match='for another network'):
+        small_run.start(collect, num_environments=2, **small_run.factories(units=(9,))).join()
+
+
+def test_without_data_it_gives_up_and_keeps_what_it_has(small_run):
+    small_run.start_replay()
+    with pytest.raises(TimeoutError, match=r'in vain for data from the replay server .* 0 of 2000 items'):
+        small_run.start(train, num_train_steps=80, **FEW, data_timeout_secs=1.0).join()
+    assert (small_run.dir.checkpoints / 'ckpt-0.index').exists()
+
+
+def test_without_a_server_it_gives_up(small_run):
+    with pytest.raises(TimeoutError, match='in vain for the replay server at localhost:1'):
+        small_run.start(train, num_train_steps=80, connect_timeout_secs=1.0).join()
+    with pytest.raises(TimeoutError, match='in vain for the replay server at localhost:1'):
+        small_run.start(collect, connect_timeout_secs=1.0).join()
+
+
+def test_a_collector_waits_for_weights_and_can_be_stopped(small_run):
+    small_run.start_replay()
+    with pytest.raises(TimeoutError, match='weights from a learner'):
+        small_run.start(collect, num_environments=2, connect_timeout_secs=1.0).join()
+    waiting = small_run.start(collect, num_environments=2)
+    wait_until(lambda: 'weights' in small_run.status('collect_0')['state'], 'the wait', 60)
+    waiting.stop.set()
+    waiting.join()
+
+
+def test_a_collector_held_back_learns_that_training_is_over(small_run):
+    small_run.start_replay()
+    # A step of training for many steps of collecting: the collector is held back at once, and by the end.
+    job = small_run.start(train, num_train_steps=20, **FEW)
+    collector = small_run.start(collect, num_environments=2)
+    job.join()
+    collector.join()
+    # One that starts after the end waits for training that goes on.
+    with pytest.raises(TimeoutError, match='weights from a learner that trains'):
+        small_run.start(collect, num_environments=2, name='late', connect_timeout_secs=2.0).join()
+
+
+def test_max_env_steps_of_a_collector(small_run):
+    small_run.start_replay()
+    small_run.start(train, num_train_steps=10**6, **FEW)
+    small_run.start(collect, num_environments=2, max_env_steps=100).join()
+    assert 100 <= small_run.status('collect_0')['env_steps'] < 100 + 2 * 16
+
+
+def test_a_finished_run_says_so(small_run):
+    write_json(small_run.dir.done, {'reason': 'enough', 'train_step': 7})
+    before = sorted(small_run.dir.root.rglob('*'))
+    for job in (train, collect):
+        arguments = {'num_train_steps': 5} if job is train else {}
+        small_run.start(job, **arguments).join()
+    assert sorted(small_run.dir.root.rglob('*')) == before
+
+
+@pytest.mark.parametrize('limits', [(0, None, None), (5, 0, None), (5, None, -1.0)])
+def test_limits_are_positive(limits):
+    with pytest.raises(ValueError, match='need a number above 0'):
+        Limits(*limits)
+
+
+def test_limits_are_named():
+    limits = Limits(10, 100, 60.0)
+    assert limits.reached(9, 99, 59.0) is None
+    assert [limits.reached(*values) for values in ((10, 0, 0.0), (0, 100, 0.0), (0, 0, 60.0))] == [
+        'num_train_steps 10 reached',
+        'max_env_steps 100 reached',
+        'max_secs 60 reached',
+    ]
+
+
+def test_intervals_are_positive():
+    with pytest.raises(ValueError, match='got publish_interval_steps=0'):
+        Intervals(1, 1, 0, 1)
+
+
+def test_two_replicas(small_run):
+    small_run.start_replay()
+    small_run.start(collect, num_environments=2)
+    small_run.start(train, num_train_steps=40, strategy='mirrored:2', **FEW).join()
+    assert _result(small_run)['train_step'] == 40
+    assert np.isfinite(small_run.status('train')['loss'])
