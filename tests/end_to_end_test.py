@@ -14,10 +14,11 @@ import shutil
 import signal
 from collections.abc import Callable
 
-import gin
 import numpy as np
 import pytest
+from absl import logging
 
+import gin
 from scripts import gin_config
 from scripts.gin_checks import GIVEN_BY_PROGRAMS
 from tests.end_to_end import results
@@ -96,7 +97,8 @@ def test_ctrl_c_stops_a_run_and_keeps_what_it_learned(stopped_run):
     run_dir = RunDir(stopped_run.folder / 'run')
     assert stopped_run.code == 128 + signal.SIGINT
     assert stopped_run.last_line == (
-        'The run was stopped by SIGINT; what it learned is in run/train/checkpoints. The same command goes on from there.'
+        'The run was stopped by SIGINT; what it learned is in run/train/checkpoints. '
+        'The same command goes on from there.'
     )
     assert 0 < stopped_run.progress.train_step < NUM_TRAIN_STEPS
     assert stopped_run.progress.env_steps > 0
@@ -187,7 +189,7 @@ def test_jobs_by_hand_in_any_order_while_collectors_come_and_go(start, tmp_path)
     order = ['replay_server', 'collect', 'train', 'evaluate']
     seed = random.randrange(2**32)
     random.Random(seed).shuffle(order)
-    print(f'seed {seed}: {", ".join(order)}')
+    logging.info('seed %d: %s', seed, ', '.join(order))  # Which pytest shows of a failure.
     jobs = {job: start(job, *flags) for job in order}
     trains = jobs['train'].wait_for
 

@@ -52,7 +52,9 @@ def saved(run_dir: RunDir) -> dict[str, tuple[int, int]]:
     return {name: (stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()}
 
 
-def actions_of_a_stranger(policy: pathlib.Path, observations: np.ndarray, folder: pathlib.Path) -> dict[str, np.ndarray]:
+def actions_of_a_stranger(
+    policy: pathlib.Path, observations: np.ndarray, folder: pathlib.Path
+) -> dict[str, np.ndarray]:
     """The actions of an exported policy in a process that has neither tflearn nor TF-Agents: actions and served [T, B].
 
     Args:
