@@ -17,6 +17,8 @@ setuptools.setup(
     name='tflearn-agents',
     version=VERSION.group(1),
     description='A learner system for TensorFlow agents, fed by datasets',
+    long_description=(ROOT / 'README.md').read_text(encoding='utf-8'),
+    long_description_content_type='text/markdown',
     license='Apache-2.0',
     python_requires='>=3.10,<3.12',
     packages=[*setuptools.find_packages(include=['tflearn', 'tflearn.*']), 'tflearn_scripts', 'tflearn_gin'],

@@ -1,1 +1,14 @@
 """The programs: flags, gin and one call each. Installed as `tflearn_scripts`: `python -m tflearn_scripts.train`."""
+
+import os
+import sys
+
+from . import preflight
+
+# Here, because a program's own imports are the first thing that fails on a Python that does not fit.
+try:
+    preflight.check()
+except ImportError as error:
+    program = os.path.basename(sys.argv[0])
+    print(f'{program if program.startswith("tflearn") else "tflearn"}: error: {error}', file=sys.stderr)
+    sys.exit(2)

@@ -27,6 +27,8 @@ _OURS = ('tflearn', __name__.partition('.')[0], 'gin')
 # Libraries that log each SavedModel they write, each port they return and what tf_agents calls that is deprecated.
 _CHATTY = re.compile(r'/(site|dist)-packages/(tensorflow|keras|tf_agents|portpicker)\b')
 
+_JOIN_SECS = 0.5
+
 # Held for the case that stderr's own descriptor is redirected while something hangs.
 _STDERR = os.dup(2)
 
@@ -65,7 +67,9 @@ def run(program: str, work: Callable[[threading.Event], None], stop_timeout_secs
         signal.signal(number, stopper.on_signal)
     os.register_at_fork(after_in_child=_forget_signals)  # A forked child has no job to stop.
     worker.start()
-    worker.join()
+    while worker.is_alive():
+        # Not for ever: where another thread gets the signal, nothing would wake this one to handle it.
+        worker.join(_JOIN_SECS)
     _exit(128 + stopper.signal if stopper.signal and codes == [0] else codes[0])
 
 

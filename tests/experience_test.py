@@ -12,8 +12,9 @@ def test_defaults_hold_together():
 @pytest.mark.parametrize(
     ('change', 'message'),
     [
-        ({'sequence_length': 0}, 'sequence_length=0; need at least 1'),
+        ({'sequence_length': 1}, 'sequence_length=1; need at least 2'),
         ({'stride': 0}, 'stride=0'),
+        ({'stride': 2}, 'need stride < sequence_length'),
         ({'per_replica_batch_size': 0}, 'per_replica_batch_size=0'),
         ({'min_size': 200_000}, 'min_size=200000 > max_size=100000'),
         ({'samples_per_insert': 0.0}, 'samples_per_insert=0.0; need a number above 0'),

@@ -162,6 +162,15 @@ def test_a_wrong_python_is_told_in_one_line():
     assert result.stderr == 'tflearn-agents: error: got Python 3.12; need 3.10 or 3.11; use one of these\n'
 
 
+@pytest.mark.parametrize('job', JOBS)
+def test_a_wrong_python_is_told_before_a_program_imports_anything(job):
+    program = f'import sys; sys.version_info = (3, 12, 1, "final", 0); import scripts.{job}'
+    result = run(sys.executable, '-c', program, cwd=ROOT)
+    assert result.returncode == 2
+    assert result.stderr.startswith('tflearn: error: got Python 3.12; need 3.10 or 3.11')
+    assert result.stderr.count('\n') == 1
+
+
 def test_setup_py_can_be_read_by_an_old_python():
     ast.parse((ROOT / 'setup.py').read_text(encoding='utf-8'), feature_version=(3, 6))
 

@@ -77,6 +77,17 @@ def test_status_keeps_figures_and_writes_changes_of_state_at_once(tmp_path):
     assert written['pid'] == os.getpid()
 
 
+def test_a_status_that_cannot_be_written_is_no_reason_to_stop(tmp_path):
+    (tmp_path / 'status').write_text('a file where a directory should be')
+    Status(RunDir(tmp_path).status('train'), 'train').update('running', loss=float('nan'))
+
+
+def test_numbers_that_json_does_not_know_are_none(tmp_path):
+    path = RunDir(tmp_path).status('train')
+    Status(path, 'train').update('running', loss=float('nan'), rate=float('inf'), step=3)
+    assert [json.loads(path.read_text())[name] for name in ('loss', 'rate', 'step')] == [None, None, 3]
+
+
 def test_it_needs_no_tensorflow():
     code = 'import sys, tflearn.run_dir; sys.exit("tensorflow" in sys.modules)'
     assert subprocess.run([sys.executable, '-c', code], timeout=60, check=False).returncode == 0

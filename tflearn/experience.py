@@ -39,13 +39,18 @@ class Experience:
     per_replica_batch_size: int = 64
 
     def __post_init__(self) -> None:
-        least = {'sequence_length': 1, 'stride': 1, 'max_size': 1, 'min_size': 1, 'max_times_sampled': 0}
+        least = {'sequence_length': 2, 'stride': 1, 'max_size': 1, 'min_size': 1, 'max_times_sampled': 0}
         for name, bound in (least | {'per_replica_batch_size': 1}).items():
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool):
                 raise TypeError(f'got Experience.{name}={value!r}; need an integer')
             if value < bound:
                 raise ValueError(f'got Experience.{name}={value}; need at least {bound}')
+        if self.stride >= self.sequence_length:
+            raise ValueError(
+                f'got Experience.stride={self.stride} with sequence_length={self.sequence_length}, so that transitions '
+                'would be left out; need stride < sequence_length'
+            )
         if self.order not in get_args(Order):
             raise ValueError(f'got Experience.order={self.order!r}; need one of {", ".join(get_args(Order))}')
         if self.min_size > self.max_size:

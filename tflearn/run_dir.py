@@ -1,6 +1,7 @@
 """RunDir: every path under --root_dir, and the small JSON files that are written whole or not at all."""
 
 import json
+import math
 import os
 import pathlib
 import tempfile
@@ -8,6 +9,10 @@ import threading
 import time
 from collections.abc import Mapping
 from typing import Any
+
+from absl import logging
+
+_NOT_JSON = (math.inf, -math.inf)
 
 
 def write_whole(path: pathlib.Path, text: str) -> None:
@@ -59,10 +64,14 @@ class Status:
         """
         changed = state != self._figures.get('state')
         now = time.time()
-        self._figures.update(figures, state=state, time=now)
+        finite = {name: None if value in _NOT_JSON or value != value else value for name, value in figures.items()}
+        self._figures.update(finite, state=state, time=now)
         if changed or now - self._written_at >= 1.0:
-            write_json(self._path, self._figures)
             self._written_at = now
+            try:
+                write_json(self._path, self._figures)
+            except OSError as error:  # nobody's work shall end because nobody can watch it
+                logging.warning('could not write %s: %s', self._path, error)
 
 
 class RunDir:

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import reverb
 import tensorflow as tf
 
 from tflearn.jobs.collect import collect
@@ -33,7 +34,7 @@ def test_a_run_to_its_end_and_beyond(small_run):
     assert (small_run.dir.checkpoints / 'ckpt-120.index').exists()
     collector.join()  # by itself: training is over
     assert small_run.status('collect_0')['state'] == 'finished'
-    versions = small_run.status('train')['policy_version']
+    assert small_run.status('train')['policy_version'] == 120 // 20
 
     # A higher limit: the same run goes on, with the same replay server and a new collector.
     small_run.start(collect, num_environments=2)
@@ -41,7 +42,7 @@ def test_a_run_to_its_end_and_beyond(small_run):
     assert _result(small_run)['train_step'] == 160
     assert _result(small_run)['env_steps'] >= result['env_steps']
     assert _result(small_run)['seconds'] > result['seconds']
-    assert small_run.status('train')['policy_version'] > versions
+    assert small_run.status('train')['policy_version'] == 160 // 20, 'as if it had not stopped in between'
     replay.stop.set()
     replay.join()
 
@@ -119,6 +120,30 @@ def test_jobs_of_different_networks_find_out(small_run):
         small_run.start(train, num_train_steps=80, **FEW, **small_run.factories(units=(9,))).join()
     with pytest.raises(ValueError, match='for another network'):
         small_run.start(collect, num_environments=2, **small_run.factories(units=(9,))).join()
+
+
+@pytest.mark.parametrize('how', ['stop_request', 'max_secs'])
+def test_a_learner_without_data_can_be_ended(small_run, how):
+    small_run.start_replay()
+    limits = {'max_secs': 2.0} if how == 'max_secs' else {}
+    job = small_run.start(train, num_train_steps=80, **FEW, **limits)
+    wait_until(lambda: small_run.status('train').get('train_step') == 0 or job.ended, 'the learner', 60)
+    if how == 'stop_request':
+        write_json(small_run.dir.stop_request, {'reason': 'stop_request of somebody'})
+    job.join(60)
+    assert _result(small_run)['reason'].startswith(how)
+
+
+def test_a_restarted_replay_server_and_a_new_collector_find_the_learner(small_run):
+    """The learner waits for data, the collector for weights, and the server has lost both."""
+    first = small_run.start_replay()
+    small_run.start(collect, num_environments=2, max_env_steps=60)
+    job = small_run.start(train, num_train_steps=60, **FEW)
+    wait_until(lambda: small_run.status('train').get('train_step', 0) > 0 or job.ended, 'some train steps', 60)
+    reverb.Client(small_run.address).reset('variables')
+    small_run.start(collect, num_environments=2, name='late')
+    job.join()
+    first.stop.set()
 
 
 def test_without_data_it_gives_up_and_keeps_what_it_has(small_run):

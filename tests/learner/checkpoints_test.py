@@ -58,6 +58,20 @@ def test_what_does_not_fit_is_named_and_nothing_is_touched(tmp_path, objects, me
     assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == files
 
 
+@pytest.mark.parametrize('state', [None, '', 'rubbish', 'model_checkpoint_path: "ckpt-5"\n'])
+def test_the_newest_is_found_whatever_the_state_file_says(tmp_path, state):
+    saver = Checkpoints(tmp_path, objects := _objects(1.0))
+    saver.save(5)
+    objects['a'].assign(tf.fill((3,), 2.0))
+    saver.save(9)
+    (tmp_path / 'checkpoint').unlink()
+    if state is not None:
+        (tmp_path / 'checkpoint').write_text(state)
+    restored = _objects()
+    assert Checkpoints(tmp_path, restored).restore_newest() == str(tmp_path / 'ckpt-9')
+    assert restored['a'].numpy().tolist() == [2.0] * 3
+
+
 def test_old_ones_go(tmp_path):
     saver = Checkpoints(tmp_path, _objects(), max_to_keep=2)
     for step in (1, 2, 3, 4):

@@ -1,4 +1,6 @@
 import dataclasses
+import pathlib
+import resource
 import socket
 import threading
 
@@ -35,6 +37,34 @@ def test_the_content_comes_back_after_a_restart(serve, capfd):
     ]
     assert ReplayStatistics.of(restarted.table()) == statistics
     assert sorted(float(item.observation[0, 1]) for item, _ in _items(restarted)) == before
+
+
+def test_a_full_disk_costs_only_the_newest_checkpoint(serve, tmp_path):
+    experience = Experience(min_size=10)
+    served = serve(experience)
+    whole = served.server.checkpoint()
+    for _ in range(100):
+        _fill(served, experience)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
+    try:
+        with pytest.raises((RuntimeError, IndexError)):
+            served.server.checkpoint()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [str(path.parent) for path in tmp_path.rglob('DONE')] == [whole]
+    assert [str(path) for path in (tmp_path / 'replay' / 'checkpoints').iterdir()] == [whole]
+
+
+def test_a_damaged_checkpoint_is_told_and_left_alone(serve):
+    served = serve(SMALL)
+    _fill(served, SMALL)
+    path = pathlib.Path(served.server.checkpoint())
+    served.server.close()
+    (path / 'chunks.tfrecord').write_bytes(b'rubbish')
+    with pytest.raises(ValueError, match=rf'got the replay checkpoint {path.parent}, which cannot be read .*; remove'):
+        serve(SMALL)
+    assert (path / 'chunks.tfrecord').read_bytes() == b'rubbish'
 
 
 @pytest.mark.parametrize(

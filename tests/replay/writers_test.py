@@ -103,6 +103,15 @@ def test_stride(serve):
     assert sorted(float(item.observation[0, 1]) for item, _ in _items(served)) == [0.0, 2.0, 4.0, 6.0]
 
 
+@pytest.mark.parametrize('truncated', [True, False])
+def test_no_transition_is_left_out_by_a_stride(serve, truncated):
+    experience = Experience(sequence_length=4, stride=3, min_size=1)
+    served = serve(experience)
+    _run(_writer(served, experience), fakes.CheckedEnvironment((8,), truncated=truncated), 9)
+    seen = {float(step) for item, _ in _items(served) for step in item.observation[:-1, 1]}
+    assert seen >= set(range(8))
+
+
 def test_it_is_held_back_by_the_rate_limiter_and_can_be_stopped(serve):
     experience = Experience(min_size=10, samples_per_insert=1.0, per_replica_batch_size=4)
     served = serve(experience)

@@ -80,6 +80,11 @@ def test_a_signal_stops_the_job(start, number, work):
     assert 'error' not in stderr
 
 
+def test_a_signal_that_another_thread_gets_stops_the_job(start):
+    code, stderr = end(start('signal.pthread_kill(threading.get_ident(), signal.SIGTERM); assert stop.wait(20)'))
+    assert code == 128 + signal.SIGTERM, stderr
+
+
 def test_a_job_that_does_not_stop_is_ended(start):
     process = start('queue.Queue().get()', stop_timeout_secs=0.5)
     process.send_signal(signal.SIGTERM)

@@ -4,6 +4,7 @@ import tensorflow as tf
 
 from tflearn.steps import create_train_step
 from tflearn.variables import contract
+from tflearn.variables import publisher as publisher_module
 from tflearn.variables.publisher import Publisher
 from tflearn.variables.subscriber import Publication, Subscriber
 from tflearn.waiting import wait_until
@@ -100,6 +101,18 @@ def test_a_server_that_went_away_is_no_reason_to_stop_acting():
     with pytest.raises(TimeoutError):
         subscriber.wait(1.0)
     subscriber.close()
+
+
+def test_a_restarted_server_gets_the_weights_again(monkeypatch, address):
+    monkeypatch.setattr(publisher_module, '_LOOK_SECS', 0.2)
+    publisher, subscriber = Publisher(address, _variables(5)), Subscriber(address, _variables(0), create_train_step())
+    publisher.publish(1, 1, 0)
+    subscriber.wait(20)
+    reverb.Client(address).reset(contract.VARIABLES)  # what a restart does
+    late = Subscriber(address, pulled := _variables(0), create_train_step())
+    late.wait(20)
+    assert float(pulled[0][0, 0]) == 5.0
+    publisher.close()
 
 
 def test_variables_of_unknown_shape_are_refused():

@@ -49,24 +49,22 @@ def make_agent(
       gradient_clipping: greatest norm of a variable's gradient; None does not clip.
 
     Raises:
-      ValueError: if the action is not one discrete number, or the sequence is too short for a transition.
+      ValueError: if the action is not one discrete number, or the experience's order is not uniform.
     """
     actions = tf.nest.flatten(specs.action)
     if len(actions) != 1 or not actions[0].dtype.is_integer or actions[0].shape.rank != 0:
         raise ValueError(f'got the action spec {specs.action}; DQN needs one discrete action; choose another algorithm')
-    if experience.sequence_length < 2 or experience.order != 'uniform':
-        raise ValueError(
-            f'got Experience(sequence_length={experience.sequence_length}, order={experience.order!r}); '
-            'DQN needs sequence_length = n + 1 of at least 2, in uniform order'
-        )
+    if experience.order != 'uniform':
+        raise ValueError(f"got Experience.order={experience.order!r}; DQN needs 'uniform'; it knows no weights yet")
     network = q_network.QNetwork(specs.observation, specs.action, fc_layer_params=tuple(fc_layer_params))
-    rate = schedules.LearningRate(learning_rate) if callable(learning_rate) else learning_rate
+    # A schedule even for a number: Keras would save a number in the checkpoint, and restore it over a changed one.
+    rate = learning_rate if callable(learning_rate) else schedules.constant(learning_rate)
     agent_class = dqn_agent.DdqnAgent if double else dqn_agent.DqnAgent
     return agent_class(
         specs.time_step,
         specs.action,
         q_network=network,
-        optimizer=tf.keras.optimizers.Adam(rate),
+        optimizer=tf.keras.optimizers.Adam(schedules.LearningRate(rate)),
         epsilon_greedy=(lambda: epsilon(train_step)) if callable(epsilon) else epsilon,
         n_step_update=experience.sequence_length - 1,
         target_update_period=target_update_period,

@@ -7,6 +7,11 @@ import tensorflow as tf
 Schedule = Callable[[tf.Tensor], tf.Tensor]
 
 
+def constant(value: float) -> Schedule:
+    """Stays at `value` (float32 scalar)."""
+    return lambda step: tf.constant(value, tf.float32)
+
+
 def linear(start: float, end: float, steps: int) -> Schedule:
     """Goes from `start` at train step 0 to `end` at train step `steps`, in a straight line, and stays there.
 

@@ -86,11 +86,15 @@ def collect(
         )
         reporter = reports.Reporter(replay_address)
         _Collector(environment, agent, weights, writer, reporter, status).run(stop, max_env_steps)
+        status.update('finished')
     except Stopped as stopped:
         logging.info('%s', stopped)
+        status.update('stopped' if stop.is_set() else 'finished')
+    except BaseException as error:
+        status.update(f'failed: {error}')
+        raise
     finally:
         environment.close()
-        status.update('stopped' if stop.is_set() else 'finished')
 
 
 def _training_goes_on(weights: Subscriber) -> bool:

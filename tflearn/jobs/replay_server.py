@@ -16,6 +16,7 @@ from tflearn.steps import create_train_step
 from tflearn.variables import contract
 
 _POLL_SECS = 1.0
+_FAILURES = (RuntimeError, IndexError, OSError, TimeoutError)
 
 
 def replay_server(
@@ -58,9 +59,7 @@ def replay_server(
     try:
         _serve(server, status, experience, checkpoint_interval_secs, stop)
     finally:
-        # An empty one would only bind a later start to the networks of this one.
-        if server.info()[tables.REPLAY].current_size:
-            logging.info('saved the replay: %s', server.checkpoint())
+        _save_last(server)
         server.close()
         status.update('stopped')
 
@@ -70,15 +69,26 @@ def _serve(
 ) -> None:
     saved_at = time.monotonic()
     while not stop.wait(_POLL_SECS):
-        replay = ReplayStatistics.of(server.info()[tables.REPLAY])
-        status.update('running', **_figures(replay, experience))
+        try:
+            status.update('running', **_figures(ReplayStatistics.of(server.info()[tables.REPLAY]), experience))
+        except _FAILURES as error:  # too busy to answer
+            logging.warning('the replay server did not answer: %s', error)
         if time.monotonic() - saved_at < interval_secs:
             continue
         try:
             server.checkpoint()
-        except RuntimeError as error:  # a full disk must not end the run
+        except _FAILURES as error:  # a full disk must not end the run
             logging.error('could not save the replay: %s', error)
         saved_at = time.monotonic()
+
+
+def _save_last(server: ReplayServer) -> None:
+    try:
+        # An empty one would only bind a later start to the networks of this one.
+        if server.has_checkpoint or server.info()[tables.REPLAY].current_size:
+            logging.info('saved the replay: %s', server.checkpoint())
+    except _FAILURES as error:
+        logging.error('could not save the replay: %s', error)
 
 
 def _figures(replay: ReplayStatistics, experience: Experience) -> dict[str, Any]:

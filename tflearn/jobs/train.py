@@ -66,6 +66,8 @@ def train(
       TimeoutError: if the server does not show up, or no data come.
       ValueError: if the server's tables or the checkpoint are made for other data or networks.
     """
+    if steps_per_call < 1:
+        raise ValueError(f'got steps_per_call={steps_per_call}; need at least 1')
     limits = Limits(num_train_steps, max_env_steps, max_secs)
     intervals = Intervals(
         checkpoint_interval_steps, summary_interval_steps, publish_interval_steps, export_interval_steps
@@ -80,13 +82,15 @@ def train(
     with placement.scope():
         agent = make_agent(specs, create_train_step(), experience)
     layout = tables.row_layout(agent.collect_data_spec)
-    Status(run_dir.status('train'), 'train').update(f'waiting for the replay server at {replay_address}')
+    status = Status(run_dir.status('train'), 'train')
+    status.update(f'waiting for the replay server at {replay_address}')
     signature = layout.signature(experience.sequence_length)
     try:
         connection.wait_for_table(replay_address, tables.REPLAY, signature, connect_timeout_secs, stop)
     except Stopped:
+        status.update('stopped')
         return
-    stream = ReplayStream(replay_address, experience, layout, stop, data_timeout_secs)
+    stream = ReplayStream(replay_address, experience, layout, data_timeout_secs)
     session = TrainSession(run_dir, replay_address, agent, experience, stream, placement, intervals, limits)
     on_restored()
     session.run(stop, steps_per_call)

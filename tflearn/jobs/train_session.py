@@ -126,7 +126,7 @@ class TrainSession:
         self._reports = reports.ReportReader(address)
         self._progress = Progress()
         self._figures: dict[str, Any] = {}
-        self._looked_at = self._logged_at = time.monotonic()
+        self._reported_at = self._logged_at = time.monotonic()
         self._learner = Learner(
             agent,
             stream.dataset,
@@ -153,41 +153,71 @@ class TrainSession:
         if self._end_reason() is None:  # an earlier session may have ended at a lower limit
             self._run_dir.train_result.unlink(missing_ok=True)
         self._exporter.drop_newer_than(learner.step)
-        # After a crash the checkpoint's version may be behind what actors have seen; no version is given twice.
+        # After a crash the checkpoint's version may be behind what actors have seen.
         self._progress.policy_version = max(self._progress.policy_version, self._publisher.newest_version())
         # Only now, when a checkpoint may have been restored, are the weights what actors and readers shall have.
-        self._publish(learner.step)
+        self._send(learner.step)
         self._export(learner.step)
         self._status.update('waiting for data', train_step=learner.step, num_train_steps=self._limits.num_train_steps)
-        while (reason := self._end_reason()) is None and not stop.is_set():
-            start = time.monotonic()
-            result = learner.run(min(steps_per_call, self._limits.num_train_steps - learner.step))
-            self._progress.secs += time.monotonic() - start
+        over = threading.Event()
+        monitor = threading.Thread(target=self._monitor, args=(stop, over), name='train_monitor', daemon=True)
+        monitor.start()
+        try:
+            while self._end_reason() is None and not stop.is_set() and not self._stream.error:
+                self._train(steps_per_call)
+        finally:
+            over.set()
+            self._stream.close()
+            learner.close()
+        self._end(stop)
+
+    def _train(self, steps_per_call: int) -> None:
+        start = time.monotonic()
+        steps_left = self._limits.num_train_steps - self._learner.step
+        result = self._learner.run(min(steps_per_call, steps_left))
+        self._progress.secs += time.monotonic() - start
+        if result.num_steps:
             self._report(result)
-            if self._stream.error:
-                break
-        learner.close()
+
+    def _monitor(self, stop: threading.Event, over: threading.Event) -> None:
+        """Looks at the replay, and ends the stream when training is to end: a learner that waits for data cannot."""
+        while not over.wait(_LOOK_AT_REPLAY_SECS):
+            try:
+                self._look_at_replay()
+                waiting_secs = time.monotonic() - self._reported_at
+                if waiting_secs > 2 * _LOOK_AT_REPLAY_SECS:
+                    self._status.update('waiting for data', train_step=self._learner.step, **self._figures)
+                if stop.is_set() or self._end_reason(waiting_secs):
+                    self._stream.close()
+                    return
+            except Exception as error:  # what it shows and decides may come late, but it must go on
+                logging.warning('could not look at the replay: %s', error)
+
+    def _end(self, stop: threading.Event) -> None:
+        reason = self._end_reason()
         if reason is not None:
             self._finish(reason)
         self._publisher.close()
-        if self._stream.error:
+        if reason is None and self._stream.error:
+            self._status.update(f'failed: {self._stream.error}')
             raise self._stream.error
         if reason is None:
-            logging.info('stopped at train step %d; its checkpoint is saved', learner.step)
+            logging.info('stopped at train step %d; its checkpoint is saved', self._learner.step)
             self._status.update('stopped')
 
-    def _end_reason(self) -> str | None:
+    def _end_reason(self, more_secs: float = 0.0) -> str | None:
+        """Says why training is over; None while it is not. `more_secs` have passed since `secs` were counted."""
         request = read_json(self._run_dir.stop_request)
         if request is not None:
-            return str(request['reason'])
-        return self._limits.reached(self._learner.step, self._reports.env_steps, self._progress.secs)
+            return str(request.get('reason', 'stop requested'))
+        secs = self._progress.secs + more_secs
+        return self._limits.reached(self._learner.step, self._reports.env_steps, secs)
 
     def _finish(self, reason: str) -> None:
         """Publishes and exports the last weights, then says that there will be no more."""
         step = self._learner.step
-        self._look_at_replay()
         self._export(step)
-        self._publish(step, finished=True)
+        self._send(step, finished=True)
         result = {
             'reason': reason,
             'train_step': step,
@@ -198,8 +228,11 @@ class TrainSession:
         self._status.update('finished', train_step=step)
         logging.info('finished: %s, at train step %d, %d environment steps', reason, step, self._reports.env_steps)
 
-    def _publish(self, step: int, finished: bool = False) -> None:
+    def _publish(self, step: int) -> None:
         self._progress.policy_version += 1
+        self._send(step)
+
+    def _send(self, step: int, finished: bool = False) -> None:
         self._publisher.publish(step, self._progress.policy_version, self._reports.env_steps, finished)
 
     def _export(self, step: int) -> None:
@@ -210,11 +243,9 @@ class TrainSession:
         self._learner.summarize({name: value for name, value in self._figures.items() if value is not None})
 
     def _report(self, result: TrainResult) -> None:
-        now = time.monotonic()
-        self._figures['policy_lag'] = self._progress.policy_version - result.info.get('policy_version', 0.0)
-        if now - self._looked_at >= _LOOK_AT_REPLAY_SECS:
-            self._looked_at = now
-            self._look_at_replay()
+        now = self._reported_at = time.monotonic()
+        lag = self._progress.policy_version - result.info.get('policy_version', 0.0)
+        self._figures = {**self._figures, 'policy_lag': lag}
         steps_left = self._limits.num_train_steps - self._learner.step
         self._status.update(
             'running',
@@ -236,7 +267,8 @@ class TrainSession:
             return
         self._reports.read(info[reports.REPORTS].current_size)
         replay = ReplayStatistics.of(info[tables.REPLAY])
-        self._figures |= {
+        self._figures = {
+            **self._figures,
             'env_steps': self._reports.env_steps,
             'mean_return': self._reports.mean_return,
             'replay_size': replay.size,

@@ -13,6 +13,8 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
+from tflearn.run_dir import write_whole
+
 _VALUE = '/.ATTRIBUTES/VARIABLE_VALUE'
 _IGNORED = ('save_counter', '_CHECKPOINTABLE_OBJECT_GRAPH')
 
@@ -31,6 +33,7 @@ class Checkpoints:
         if max_to_keep < 1:
             raise ValueError(f'got max_to_keep={max_to_keep}; need at least 1')
         self._checkpoint = tf.train.Checkpoint(**objects)
+        _mend_state(pathlib.Path(directory))
         self._manager = tf.train.CheckpointManager(self._checkpoint, str(directory), max_to_keep=max_to_keep)
         self.directory = pathlib.Path(directory)
 
@@ -92,6 +95,22 @@ class Checkpoints:
                 f'got checkpoint {path} of another agent: {"; ".join(found[:3])}{more}; need the same networks and '
                 'optimizers; take back the change, or start another --root_dir'
             )
+
+
+def _mend_state(directory: pathlib.Path) -> None:
+    """Rewrites the file `checkpoint`, by which TensorFlow finds the others, if it does not name the newest one."""
+    found = sorted(directory.glob('ckpt-*.index'), key=lambda path: int(path.stem.rpartition('-')[2]))
+    if not found:
+        return
+    names = [path.stem for path in found]
+    state = directory / 'checkpoint'
+    if state.exists() and f'"{names[-1]}"' in state.read_text(errors='replace'):
+        return
+    logging.warning('%s does not name the newest checkpoint: it is written anew', state)
+    lines = [f'model_checkpoint_path: "{names[-1]}"']
+    lines += [f'all_model_checkpoint_paths: "{name}"' for name in names]
+    lines += [f'all_model_checkpoint_timestamps: {path.stat().st_mtime}' for path in found]
+    write_whole(state, '\n'.join(lines) + '\n')
 
 
 def _values(path: str) -> dict[str, str]:

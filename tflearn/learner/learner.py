@@ -215,7 +215,7 @@ def _flatten_with_names(values: Any, prefix: str = '') -> list[tuple[str, Any]]:
     if isinstance(values, list | tuple):
         values = dict(enumerate(values))
     if not isinstance(values, Mapping):
-        return [(prefix, values)]
+        return [] if values is None else [(prefix, values)]
     return [
         leaf
         for key, value in values.items()

@@ -7,7 +7,6 @@ reads the queue can be stopped, says what it waits for, and gives up at a deadli
 
 import threading
 import time
-from collections.abc import Callable
 
 import reverb
 import tensorflow as tf
@@ -22,28 +21,25 @@ _POLL_SECS = 0.25
 
 
 class ReplayStream:
-    """Draws batches from the replay server until it is stopped or nothing has come for too long."""
+    """Draws batches from the replay server until it is closed or nothing has come for too long."""
 
-    def __init__(
-        self,
-        address: str,
-        experience: Experience,
-        layout: rows.RowLayout,
-        stop: threading.Event,
-        timeout_secs: float,
-    ):
+    def __init__(self, address: str, experience: Experience, layout: rows.RowLayout, timeout_secs: float):
         """Prepares the stream; nothing is drawn before `dataset` is called.
 
         Args:
           address: the replay server, 'host:port'.
           experience: of the run.
           layout: of the rows.
-          stop: when set, the dataset ends.
           timeout_secs: how long to wait for a batch before the dataset ends with `error` set.
         """
         self._address, self._experience, self._layout = address, experience, layout
-        self._stop, self._timeout_secs = stop, timeout_secs
-        self.error: TimeoutError | None = None
+        self._timeout_secs = timeout_secs
+        self._closed = threading.Event()
+        self.error: Exception | None = None
+
+    def close(self) -> None:
+        """Ends the dataset, also for a learner that waits for a batch. May be called from any thread."""
+        self._closed.set()
 
     def dataset(self, context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
         """Starts drawing for one input pipeline.
@@ -53,19 +49,18 @@ class ReplayStream:
 
         Returns:
           A dataset of (trajectory [B, T, ...], info), where info is a dict with `policy_version` int64 [B, T] and B is
-          `per_replica_batch_size`. Endless; it ends when the stream is stopped or has an `error`.
+          `per_replica_batch_size`. Endless; it ends, with a whole batch for every replica, when the stream is closed
+          or has an `error`.
         """
         item = self._layout.signature(self._experience.sequence_length)['rows']
         replicas = context.num_replicas_in_sync // context.num_input_pipelines if context else 1
-        batches = tf.queue.FIFOQueue(_QUEUE_SIZE * replicas, item.dtype)
-        num_drawn = tf.Variable(0, dtype=tf.int64, trainable=False)
-        self._start(lambda: self._draw(batches, num_drawn, item.shape), 'replay_draw')
-        self._start(lambda: self._watch(batches, num_drawn, item), 'replay_watch')
-        batch_shape = (self._experience.per_replica_batch_size, *item.shape)
+        shape = (self._experience.per_replica_batch_size, *item.shape)
+        batches = tf.queue.FIFOQueue(_QUEUE_SIZE, item.dtype)
+        threading.Thread(target=self._draw, args=(batches, replicas, shape), name='replay_draw', daemon=True).start()
 
         def take(_: tf.Tensor) -> tf.Tensor:
             packed = batches.dequeue()
-            packed.set_shape((None, *item.shape))
+            packed.set_shape((None, *shape))
             return packed
 
         return (
@@ -73,41 +68,45 @@ class ReplayStream:
             .repeat()
             .map(take)
             .take_while(lambda packed: tf.shape(packed)[0] > 0)
-            .map(lambda packed: _unpack(self._layout, tf.ensure_shape(packed, batch_shape)))
+            .unbatch()
+            .map(lambda packed: _unpack(self._layout, packed))
             .prefetch(2 * replicas)
         )
 
-    def _start(self, run: Callable[[], None], name: str) -> None:
-        threading.Thread(target=run, name=name, daemon=True).start()
-
-    def _draw(self, batches: tf.queue.FIFOQueue, num_drawn: tf.Variable, item_shape: tf.TensorShape) -> None:
-        """Draws for ever, in one operation outside of Python."""
-        batch_size = self._experience.per_replica_batch_size
+    def _draw(self, batches: tf.queue.FIFOQueue, replicas: int, shape: tuple[int, ...]) -> None:
+        """Draws global batches [replicas, B, T, bytes], for ever and in one operation outside of Python."""
+        # Made on this thread, where no strategy would make a variable for each replica of it.
+        with tf.device('CPU:0'):
+            num_drawn = tf.Variable(0, dtype=tf.int64, trainable=False)
+        watch = threading.Thread(target=self._watch, args=(batches, num_drawn, shape), name='replay_watch', daemon=True)
+        watch.start()
         drawn = reverb.TrajectoryDataset(
             server_address=self._address,
             table=tables.REPLAY,
             dtypes={'rows': tf.uint8},
-            shapes={'rows': item_shape},
-            max_in_flight_samples_per_worker=2 * batch_size,
+            shapes={'rows': tf.TensorShape(shape[1:])},
+            max_in_flight_samples_per_worker=2 * shape[0],
             num_workers_per_iterator=1,
         )
+        drawn = drawn.batch(shape[0], drop_remainder=True).batch(replicas, drop_remainder=True)
 
         def hand_over(count: tf.Tensor, sample: reverb.ReplaySample) -> tf.Tensor:
             with tf.control_dependencies([batches.enqueue(sample.data['rows']), num_drawn.assign_add(1)]):
                 return count + 1
 
-        while not self._stop.is_set():
+        while not self._closed.is_set():
             try:
-                drawn.batch(batch_size, drop_remainder=True).reduce(tf.constant(0, tf.int64), hand_over)
+                drawn.reduce(tf.constant(0, tf.int64), hand_over)
             except tf.errors.OpError as error:
-                logging.warning('the stream from %s broke off, and begins again: %s', self._address, error.message)
-            self._stop.wait(_POLL_SECS)
+                if not self._closed.is_set():
+                    logging.warning('the stream from %s broke off, and begins again: %s', self._address, error.message)
+            self._closed.wait(_POLL_SECS)
 
-    def _watch(self, batches: tf.queue.FIFOQueue, num_drawn: tf.Variable, item: tf.TensorSpec) -> None:
-        """Ends the dataset, by an empty batch, when it is to stop or has waited too long."""
+    def _watch(self, batches: tf.queue.FIFOQueue, num_drawn: tf.Variable, shape: tuple[int, ...]) -> None:
+        """Ends the dataset, by an empty batch, when the stream is closed or has waited too long."""
         last, since = -1, time.monotonic()
         next_log_secs = LOG_EVERY_SECS
-        while not self._stop.wait(_POLL_SECS):
+        while not self._closed.wait(_POLL_SECS):
             count = int(num_drawn.numpy())
             if count != last or batches.size().numpy() > 0:
                 last, since, next_log_secs = count, time.monotonic(), LOG_EVERY_SECS
@@ -115,11 +114,12 @@ class ReplayStream:
             waited_secs = time.monotonic() - since
             if waited_secs >= self._timeout_secs:
                 self.error = TimeoutError(f'waited {waited_secs:.0f} s in vain for data from {self._server_state()}')
-                break
-            if waited_secs >= next_log_secs:
+                self.close()
+            elif waited_secs >= next_log_secs:
                 next_log_secs += LOG_EVERY_SECS
                 logging.info('waiting for data (%.0f s) from %s', waited_secs, self._server_state())
-        batches.enqueue(tf.zeros((0, *item.shape), item.dtype))
+        batches.enqueue(tf.zeros((0, *shape), tf.uint8))
+        batches.close(cancel_pending_enqueues=True)
 
     def _server_state(self) -> str:
         info = connection.server_info(self._address)

@@ -1,7 +1,7 @@
 """What collectors tell the learner: how many environment steps they made, and how their episodes went.
 
-Each report carries the collector's count since its own start, not a difference, so a lost or doubled report costs
-nothing; the run's total is the sum over all collectors that were ever heard of.
+Each report carries the collector's count since its own start, not a difference, so no lost or doubled report makes it
+wrong; the run's total is the sum over all collectors that were ever heard of.
 """
 
 import json
@@ -44,6 +44,7 @@ class Reporter:
 
     def __init__(self, address: str):
         self._address = address
+        self._untold: list[float] = []
         self._collector = np.frombuffer(uuid.uuid4().bytes, np.uint8)
 
     def report(self, env_steps: int, returns: Sequence[float]) -> None:
@@ -54,7 +55,7 @@ class Reporter:
           returns: of the episodes that ended since the last report.
         """
         padded = np.full(MAX_EPISODES, np.nan, np.float32)
-        newest = list(returns)[-MAX_EPISODES:]
+        newest = self._untold = [*self._untold, *returns][-MAX_EPISODES:]
         padded[: len(newest)] = newest
         values = {'collector': self._collector, 'env_steps': np.int64(env_steps), 'returns': padded}
         # Validation asks the server for its signatures first, without a deadline.
@@ -64,7 +65,8 @@ class Reporter:
             writer.create_item(REPORTS, 1.0, {name: writer.history[name][-1] for name in values})
             writer.flush(timeout_ms=_FLUSH_TIMEOUT_MS)
         except (reverb.DeadlineExceededError, RuntimeError):
-            return  # the server is away; the next report carries the count again
+            return  # the server is away; the next report carries it all again
+        self._untold = []
 
 
 class ReportReader(tf.train.experimental.PythonState):
@@ -102,9 +104,10 @@ class ReportReader(tf.train.experimental.PythonState):
         """
         for report in self._take(num_reports):
             collector = report['collector'].tobytes().hex()
-            self._counts[collector] = max(self._counts.get(collector, 0), int(report['env_steps']))
-            self._returns += report['returns'][~np.isnan(report['returns'])].tolist()
-        self._returns = self._returns[-_NEWEST_RETURNS:]
+            env_steps = max(self._counts.get(collector, 0), int(report['env_steps']))
+            self._counts = {**self._counts, collector: env_steps}  # a new one: a checkpoint may be reading the old
+            returns = report['returns'][~np.isnan(report['returns'])].tolist()
+            self._returns = [*self._returns, *returns][-_NEWEST_RETURNS:]
 
     def _take(self, num_reports: int) -> list[dict[str, Any]]:
         if not num_reports:
@@ -116,6 +119,10 @@ class ReportReader(tf.train.experimental.PythonState):
             shapes={key: spec.shape for key, spec in _SIGNATURE.items()},
             max_in_flight_samples_per_worker=1,
             num_workers_per_iterator=1,
+            max_samples=num_reports,
             rate_limiter_timeout_ms=100,
         )
-        return [sample.data for sample in dataset.take(num_reports).as_numpy_iterator()]
+        try:
+            return [sample.data for sample in dataset.as_numpy_iterator()]
+        except tf.errors.OpError:  # the server is going down; counts come again with the next reports
+            return []

@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import socket
 import sys
 import tempfile
@@ -16,7 +17,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import reverb
-import tensorflow as tf
 from absl import logging
 
 from tflearn.run_dir import read_json, write_json
@@ -29,10 +29,11 @@ def _describe(table: Any) -> dict[str, Any]:
     """The settings of a table (a `reverb.TableInfo`) as plain JSON values."""
     limiter = table.rate_limiter_info
     signature = {
-        '/'.join(map(str, path)): f'{spec.dtype.name}{list(spec.shape)} {spec.name or ""}'.strip()
-        for path, spec in _flatten(table.signature)
+        name: f'{spec.dtype.name}{list(spec.shape)} {spec.name or ""}'.strip() for name, spec in table.signature.items()
     }
     described = {
+        'sampler': str(table.sampler_options).strip(),
+        'remover': str(table.remover_options).strip(),
         'max_size': table.max_size,
         'max_times_sampled': table.max_times_sampled,
         'samples_per_insert': limiter.samples_per_insert,
@@ -42,10 +43,6 @@ def _describe(table: Any) -> dict[str, Any]:
         'signature': signature,
     }
     return json.loads(json.dumps(described))
-
-
-def _flatten(signature: Any) -> list[tuple[tuple[Any, ...], tf.TensorSpec]]:
-    return [((key,), spec) for key, spec in signature.items()]
 
 
 def _differences(saved: dict[str, Any], wanted: dict[str, Any], name: str) -> list[str]:
@@ -102,18 +99,18 @@ class ReplayServer:
           fresh: names of tables that start empty whatever the checkpoint holds.
 
         Raises:
-          ValueError: if the checkpoint's tables differ from `tables`, or the port cannot be listened on.
+          ValueError: if the checkpoint's tables differ from `tables` or it is damaged, or the port cannot be listened
+            on.
         """
+        self._checkpoints = checkpoints
         self._settings = checkpoints.parent / 'tables.json'
         self._wanted = {table.name: _describe(table.info) for table in tables}
-        restored = any(checkpoints.glob('*/DONE'))
+        restored = self.has_checkpoint
         if restored:
             self._refuse_differences(checkpoints)
         checkpoints.mkdir(parents=True, exist_ok=True)
         _check_port(port)
-        with _quiet_reading():
-            checkpointer = reverb.checkpointers.DefaultCheckpointer(str(checkpoints))
-            self._server = reverb.Server(list(tables), port=port or None, checkpointer=checkpointer)
+        self._server = self._start(tables, port, restored)
         self.port: int = self._server.port
         self._client = reverb.Client(f'localhost:{self.port}')
         for name in fresh:
@@ -131,15 +128,46 @@ class ReplayServer:
                 'same settings; take them back, or start another --root_dir'
             )
 
+    def _start(self, tables: Sequence[reverb.Table], port: int, restored: bool) -> reverb.Server:
+        try:
+            with _quiet_reading():
+                checkpointer = reverb.checkpointers.DefaultCheckpointer(str(self._checkpoints))
+                return reverb.Server(list(tables), port=port or None, checkpointer=checkpointer)
+        except (RuntimeError, IndexError) as error:
+            if not restored:
+                raise
+            raise ValueError(
+                f'got the replay checkpoint {self._checkpoints}, which cannot be read ({error}); need a whole one; '
+                'remove the directory to go on with an empty replay'
+            ) from error
+
     def info(self) -> dict[str, Any]:
-        """Returns `reverb.TableInfo` by table name."""
-        return self._client.server_info(timeout=10)
+        """Returns `reverb.TableInfo` by table name; raises TimeoutError if the server is too busy to tell."""
+        try:
+            return self._client.server_info(timeout=10)
+        except reverb.DeadlineExceededError as error:
+            raise TimeoutError('waited 10 s in vain for the replay server to tell of its tables') from error
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Says whether there is a whole checkpoint."""
+        return any(self._checkpoints.glob('*/DONE'))
 
     def checkpoint(self) -> str:
-        """Writes all tables to disk, whole or not at all. Inserts and draws wait meanwhile. Returns the path."""
+        """Writes all tables to disk, whole or not at all. Inserts and draws wait meanwhile. Returns the path.
+
+        Raises:
+          RuntimeError, IndexError, OSError: if it cannot be written; for a full disk Reverb's is an IndexError.
+        """
         # First, since a checkpoint without its settings would be refused. Those of an older one are the same.
         write_json(self._settings, self._wanted)
-        return self._client.checkpoint()
+        try:
+            return self._client.checkpoint()
+        except (RuntimeError, IndexError):
+            for path in self._checkpoints.iterdir():
+                if not (path / 'DONE').exists():  # What is left of it needs the room that is missing.
+                    shutil.rmtree(path, ignore_errors=True)
+            raise
 
     def close(self) -> None:
         """Stops the server without a checkpoint."""

@@ -1,7 +1,7 @@
 """ReplayWriter: steps of a batched environment -> items of the replay table.
 
-Each environment has its own stream. Items never cross the end of an episode. A step that is the last of an episode
-appears in items through the boundary row after it (LAST -> FIRST), which holds its observation.
+Each environment has its own stream. Items never cross the end of an episode; its last observation is in the boundary
+row (LAST -> FIRST) that ends its last item. A truncated episode of fewer rows than an item makes none.
 """
 
 import threading
@@ -27,7 +27,8 @@ class _Stream:
 
     def __init__(self, client: reverb.Client, experience: Experience):
         self._length, self._stride = experience.sequence_length, experience.stride
-        self.writer = client.trajectory_writer(num_keep_alive_refs=self._length)
+        # Validation asks the server for its signatures first, without a deadline; `wait_for_table` has compared them.
+        self.writer = client.trajectory_writer(num_keep_alive_refs=self._length, validate_items=False)
         # A chunk is what the server unpacks to serve a row: no longer than what an item needs.
         self.writer.configure(('rows',), num_keep_alive_refs=self._length, max_chunk_length=max(1, self._length // 2))
         self._num_rows = 0
@@ -49,6 +50,8 @@ class _Stream:
         if self._terminated:
             for _ in range(self._length - 2):
                 num_items += self._append(row)
+        if self._stride > 1 and self._num_rows > self._length and (self._num_rows - self._length) % self._stride:
+            num_items += self._create_item()  # the stride stepped over the end
         self._num_rows = 0
         self.in_episode = False
         return num_items
@@ -59,8 +62,10 @@ class _Stream:
         excess = self._num_rows - self._length
         if excess < 0 or excess % self._stride:
             return 0
-        item = {'rows': self.writer.history['rows'][-self._length :]}
-        self.writer.create_item(tables.REPLAY, 1.0, item)
+        return self._create_item()
+
+    def _create_item(self) -> int:
+        self.writer.create_item(tables.REPLAY, 1.0, {'rows': self.writer.history['rows'][-self._length :]})
         return 1
 
 

@@ -1,16 +1,18 @@
 """What is published: the policy's variables, the train step, the policy's version, and whether training is over.
 
 Each variable is a column of its own, so the table's signature is the contract: two jobs that build different networks
-find out which variable differs before any weight moves. Columns go by place; names are only for people, since Keras
-counts them up within a process.
+find out which variable differs before any weight moves. Columns go by place; names are only for people (without the
+numbers by which Keras counts them up within a process).
 """
 
+import re
 from collections.abc import Sequence
 
 import reverb
 import tensorflow as tf
 
 VARIABLES = 'variables'
+_COUNTED = re.compile(r'_\d+(?=[/:])')
 
 COUNTERS = {
     'train_step': tf.TensorSpec((), tf.int64, 'train_step'),
@@ -35,7 +37,7 @@ def signature(variables: Sequence[tf.Variable]) -> dict[str, tf.TensorSpec]:
     for i, variable in enumerate(variables):
         if not variable.shape.is_fully_defined():
             raise ValueError(f'got variable {variable.name} of shape {variable.shape}; need fixed dimensions')
-        columns[column(i)] = tf.TensorSpec(variable.shape, variable.dtype, variable.name)
+        columns[column(i)] = tf.TensorSpec(variable.shape, variable.dtype, _COUNTED.sub('', variable.name))
     return {**COUNTERS, **columns}
 
 
@@ -89,6 +91,14 @@ def _name(spec: tf.TensorSpec) -> str:
 
 def _text(spec: tf.TensorSpec | None) -> str:
     return f'{spec.dtype.name}{list(spec.shape)}' if spec is not None else 'absent'
+
+
+def size(address: str) -> int | None:
+    """Returns how many publications the server holds (0 or 1), or None when it does not answer."""
+    try:
+        return reverb.Client(address).server_info(timeout=2)[VARIABLES].current_size
+    except (reverb.DeadlineExceededError, RuntimeError):
+        return None
 
 
 def fetch(address: str, columns: dict[str, tf.TensorSpec]) -> dict[str, tf.Tensor] | None:

@@ -1,7 +1,5 @@
 """Publisher: pushes the policy's variables, off the training thread."""
 
-import contextlib
-import queue
 import threading
 import time
 from collections.abc import Sequence
@@ -15,6 +13,7 @@ from absl import logging
 from tflearn.variables import contract
 
 _FLUSH_TIMEOUT_MS = 5_000
+_LOOK_SECS = 3.0
 
 
 class Publisher:
@@ -35,13 +34,15 @@ class Publisher:
         contract.check_server(address, self._columns)
         self._address = address
         # Only the newest publication matters: one that waits is replaced by the next.
-        self._newest: queue.Queue[dict[str, Any] | None] = queue.Queue(maxsize=1)
+        self._newest: dict[str, Any] | None = None
+        self._sent: dict[str, Any] | None = None
+        self._wake, self._closing = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._send_all, name='publisher', daemon=True)
         self._thread.start()
 
     def newest_version(self) -> int:
         """Returns the policy version that actors see now; 0 if there is none."""
-        data = contract.fetch(self._address, self._columns)
+        data = contract.fetch(self._address, self._columns) if contract.size(self._address) else None
         return 0 if data is None else int(data['policy_version'])
 
     def publish(self, train_step: int, policy_version: int, env_steps: int, finished: bool = False) -> None:
@@ -49,24 +50,29 @@ class Publisher:
 
         Args:
           train_step: of the weights.
-          policy_version: rises by one with each publication of a run.
+          policy_version: of the weights.
           env_steps: of the run so far.
           finished: tells the actors that training is over.
         """
         counters = [np.int64(train_step), np.int64(policy_version), np.int64(env_steps), np.bool_(finished)]
         values = [*counters, np.int64(time.time_ns() // 1000), *(variable.numpy() for variable in self._variables)]
-        publication = dict(zip(self._columns, values, strict=True))
-        with contextlib.suppress(queue.Empty):
-            self._newest.get_nowait()
-        self._newest.put(publication)
+        self._newest = dict(zip(self._columns, values, strict=True))
+        self._wake.set()
 
     def _send_all(self) -> None:
-        while (publication := self._newest.get()) is not None:
+        """Sends the newest publication until it is there, and again when a restarted server has none."""
+        while not (self._closing.is_set() and self._sent is self._newest):
+            self._wake.wait(_LOOK_SECS)
+            self._wake.clear()
+            newest = self._newest
+            if newest is None or (newest is self._sent and contract.size(self._address) != 0):
+                continue
             try:
-                self._send(publication)
+                self._send(newest)
+                self._sent = newest
             except (reverb.ReverbError, RuntimeError) as error:
-                # Actors go on with older weights; the next publication brings them up to date.
-                version = publication['policy_version']
+                # Actors go on with older weights until the server is back.
+                version = newest['policy_version']
                 logging.warning('could not publish version %d to %s: %s', version, self._address, error)
 
     def _send(self, publication: dict[str, Any]) -> None:
@@ -78,7 +84,9 @@ class Publisher:
         writer.flush(timeout_ms=_FLUSH_TIMEOUT_MS)
 
     def close(self, timeout_secs: float = 15.0) -> None:
-        """Sends what waits, then ends the thread."""
-        if self._thread.is_alive():
-            self._newest.put(None)
-            self._thread.join(timeout_secs)
+        """Sends what waits, then ends the thread; says so when the server did not take it in time."""
+        self._closing.set()
+        self._wake.set()
+        self._thread.join(timeout_secs)
+        if self._sent is not self._newest:
+            logging.error('gave up publishing the last weights to %s', self._address)

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Sequence
 
 import tensorflow as tf
+from absl import logging
 
 from tflearn.variables import contract
 from tflearn.waiting import wait_until
@@ -94,7 +95,11 @@ class Subscriber:
     def _look(self, interval_secs: float) -> None:
         published_at = None
         while not self._closed.is_set():
-            data = contract.fetch(self._address, self._columns)
+            try:
+                data = contract.fetch(self._address, self._columns)
+            except Exception:  # a collector must not act on old weights for ever because this thread died
+                logging.exception('could not read weights from %s', self._address)
+                data = None
             if data is not None and int(data['published_at']) != published_at:
                 published_at = int(data['published_at'])
                 self._found[:] = [data]

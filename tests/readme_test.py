@@ -1,0 +1,102 @@
+"""What the README says can be done is done here."""
+
+import pathlib
+import re
+import shlex
+import signal
+import subprocess
+import sys
+
+import portpicker
+import pytest
+
+from tflearn.run_dir import RunDir, read_json
+
+CHECKOUT = pathlib.Path(__file__).parents[1]
+README = (CHECKOUT / 'README.md').read_text()
+COMMANDS = [line.strip() for line in re.findall(r'^    (?:\./scripts/|\.venv/bin/)\S.*$', README, re.MULTILINE)]
+SMALL = (
+    'train.num_train_steps=100',
+    'train.export_interval_steps=50',
+    'dqn.make_agent.fc_layer_params=(8,)',
+    'experience.Experience.min_size=100',
+    'evaluate.target_return=None',
+    'evaluate.num_episodes=2',
+)
+
+
+def test_the_two_commands_come_first():
+    assert COMMANDS[:2] == ['./scripts/quickstart', './scripts/test']
+    for command in COMMANDS[:2]:
+        assert (CHECKOUT / command).stat().st_mode & 0o111, f'{command} cannot be run'
+
+
+def test_links_and_pictures_are_there():
+    prose = re.sub(r'```.*?```', '', README, flags=re.DOTALL)
+    targets = [target for target in re.findall(r'\]\(([^)]+)\)', prose) if not target.startswith('http')]
+    assert len(targets) > 5
+    assert [target for target in targets if not (CHECKOUT / target).exists()] == []
+
+
+def test_each_room_is_in_the_table():
+    rooms = {path.name for path in (CHECKOUT / 'tflearn').iterdir() if (path / '__init__.py').exists()}
+    assert rooms == set(re.findall(r'^\| `(\w+)/` \|', README, re.MULTILINE))
+
+
+@pytest.mark.parametrize('command', [command for command in COMMANDS if command.startswith('./scripts/quickstart --')])
+def test_quickstart_takes_the_arguments(command, tmp_path):
+    arguments = [word for word in shlex.split(command)[1:] if not word.startswith('--root_dir')]
+    if not any(word.startswith('--gin_file') for word in arguments):
+        arguments.append('--gin_file=dqn_cartpole')
+    # No learner listens at this address: the configuration was read, and the wait gave up.
+    tried = [*arguments, f'--root_dir={tmp_path}', '--replay_address=localhost:1', '--connect_timeout_secs=1']
+    done = _run('train', tried)
+    assert done.returncode == 2
+    assert 'in vain for the replay server at localhost:1' in done.stderr
+
+
+def _run(job, arguments):
+    command = [sys.executable, '-m', f'scripts.{job}', *arguments]
+    return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_jobs_by_hand_and_the_policy(tmp_path):
+    by_hand = [command for command in COMMANDS if command.startswith('.venv/bin/tflearn-')]
+    assert [pathlib.Path(command.split()[0]).name.removeprefix('tflearn-') for command in by_hand] == [
+        'replay-server',
+        'collect',
+        'train',
+        'evaluate',
+    ]
+    root, address = tmp_path / 'by_hand', f'localhost:{portpicker.pick_unused_port()}'
+    jobs = [_start(command, root, address, tmp_path) for command in by_hand]
+    try:
+        for job in jobs[1:]:
+            assert job.wait(180) == 0
+        jobs[0].send_signal(signal.SIGINT)
+        assert jobs[0].wait(60) == 128 + signal.SIGINT
+    finally:
+        for job in jobs:
+            job.kill()
+    done = read_json(RunDir(root).done)
+    assert done['train_step'] == 100
+
+    snippet = re.search(r'```python\n(.*?)```', README, re.DOTALL).group(1)
+    snippet = re.sub(r"load\('.*?'\)", f'load({str(root / done["policy"])!r})', snippet)
+    program = snippet + '\nassert actions.shape == (1,) and actions[0] in (0, 1)\n'
+    alone = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, timeout=120, check=False)
+    assert alone.returncode == 0, alone.stderr
+
+
+def _start(command, root, address, directory):
+    program, *arguments = shlex.split(command)
+    arguments = [word for word in arguments if not word.startswith(('--root_dir', '--replay_address'))]
+    job = pathlib.Path(program).name.removeprefix('tflearn-').replace('-', '_')
+    arguments += [
+        f'--root_dir={root}',
+        f'--replay_address={address}',
+        *(f'--gin_bindings={binding}' for binding in SMALL),
+    ]
+    with (directory / f'{job}.log').open('w') as log:
+        command = [sys.executable, '-m', f'scripts.{job}', *arguments]
+        return subprocess.Popen(command, cwd=CHECKOUT, stdout=log, stderr=log)
