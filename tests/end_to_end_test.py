@@ -12,7 +12,6 @@ import random
 import resource
 import shutil
 import signal
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -58,27 +57,40 @@ MISTAKE_SECS = 30.0
 
 
 @dataclasses.dataclass(frozen=True)
-class StoppedRun:
-    """A run that was stopped in the middle of training. Its directory is not to be touched: work on a copy."""
+class Attempt:
+    """How a launch ended before its run did. Its directory is not to be touched: work on a copy."""
 
-    folder: pathlib.Path
+    run_dir: RunDir
     code: int
-    last_line: str
+    output: str
     progress: Progress
 
     def copy(self, folder: pathlib.Path) -> RunDir:
-        return RunDir(shutil.copytree(self.folder / 'run', folder / 'run'))
+        return RunDir(shutil.copytree(self.run_dir.root, folder / 'run'))
 
 
 @pytest.fixture(scope='module')
-def stopped_run(tmp_path_factory) -> StoppedRun:
-    folder = tmp_path_factory.mktemp('stopped')
+def interrupted(tmp_path_factory) -> Attempt:
+    """A run that met Ctrl-C in the middle of training."""
+    folder = tmp_path_factory.mktemp('interrupted')
     run_dir = RunDir(folder / 'run')
     with Program('launch', *TINY, folder=folder) as launch:
         launch.wait_for(lambda: figure(run_dir, 'train', 'env_steps') > 0, 'the middle of training')
         launch.send(signal.SIGINT)
-        code = launch.end()
-    return StoppedRun(folder, code, launch.last_line, progress(run_dir))
+        return Attempt(run_dir, launch.end(), launch.output, progress(run_dir))
+
+
+@pytest.fixture(scope='module')
+def orphaned(interrupted, tmp_path_factory) -> Attempt:
+    """The same run: it went on, and its train job was killed."""
+    folder = tmp_path_factory.mktemp('orphaned')
+    run_dir = interrupted.copy(folder)
+    with Program('launch', *TINY, folder=folder) as launch:
+        # A new policy is seen sooner than a new status.
+        step = interrupted.progress.train_step
+        launch.wait_for(lambda: (newest_version(run_dir.greedy_policy) or 0) > step, 'training to go on')
+        os.kill(pid(run_dir, 'train'), signal.SIGKILL)
+        return Attempt(run_dir, launch.end(), launch.output, progress(run_dir))
 
 
 @pytest.fixture
@@ -88,48 +100,40 @@ def start(tmp_path):
         yield lambda *words, **options: programs.enter_context(Program(*words, folder=tmp_path, **options))
 
 
-def trained_beyond(run_dir: RunDir, train_step: int) -> Callable[[], bool]:
-    """Says whether a policy newer than `train_step` was exported, which is told sooner than a status."""
-    return lambda: (newest_version(run_dir.greedy_policy) or 0) > train_step
-
-
-def test_ctrl_c_stops_a_run_and_keeps_what_it_learned(stopped_run):
-    run_dir = RunDir(stopped_run.folder / 'run')
-    assert stopped_run.code == 128 + signal.SIGINT
-    assert stopped_run.last_line == (
-        'The run was stopped by SIGINT; what it learned is in run/train/checkpoints. '
-        'The same command goes on from there.'
+def test_ctrl_c_stops_a_run_and_keeps_what_it_learned(interrupted):
+    run_dir = interrupted.run_dir
+    assert interrupted.code == 128 + signal.SIGINT
+    assert interrupted.output.endswith(
+        '\nThe run was stopped by SIGINT; what it learned is in run/train/checkpoints. '
+        'The same command goes on from there.\n'
     )
-    assert 0 < stopped_run.progress.train_step < NUM_TRAIN_STEPS
-    assert stopped_run.progress.env_steps > 0
+    assert 0 < interrupted.progress.train_step < NUM_TRAIN_STEPS
     for job in ('train', 'evaluate', 'collect_0', 'replay_server'):
         assert read_json(run_dir.status(job))['state'] == 'stopped'
         assert not pathlib.Path(f'/proc/{pid(run_dir, job)}/exe').exists()
     assert not run_dir.done.exists()
 
 
-def test_a_run_survives_its_train_job_and_ends_as_one_that_was_never_stopped(stopped_run, start, tmp_path):
-    run_dir = stopped_run.copy(tmp_path)
-    inserts = figure(run_dir, 'replay_server', 'inserts')
-
-    launch = start('launch', *TINY, name='killed')
-    launch.wait_for(trained_beyond(run_dir, stopped_run.progress.train_step), 'training to go on')
-    os.kill(pid(run_dir, 'train'), signal.SIGKILL)
-    assert launch.end() == 1
-    assert 'train was ended by SIGKILL' in launch.output
-    assert 'the end of run/logs/train.log:\n    I 20' in launch.output
-    assert launch.last_line.startswith('tflearn-launch: error: train was ended by SIGKILL')
+def test_a_run_goes_on_until_its_train_job_dies_which_is_told(interrupted, orphaned):
+    run_dir = orphaned.run_dir
     assert 'restored the replay from' in run_dir.log('replay_server').read_text()
-    assert figure(run_dir, 'replay_server', 'inserts') > inserts > 0
-    after_kill = progress(run_dir)
-    assert after_kill.follows(stopped_run.progress)
+    before, now = (figure(attempt.run_dir, 'replay_server', 'inserts') for attempt in (interrupted, orphaned))
+    assert 0 < before < now
+    assert orphaned.progress.follows(interrupted.progress)
+    assert orphaned.code == 1
+    assert 'train was ended by SIGKILL' in orphaned.output
+    assert 'the end of run/logs/train.log:\n    I 20' in orphaned.output
+    assert orphaned.output.splitlines()[-1].startswith('tflearn-launch: error: train was ended by SIGKILL')
     assert not run_dir.done.exists()
 
+
+def test_the_same_command_goes_on_to_the_end_and_then_says_so(orphaned, start, tmp_path):
+    run_dir = orphaned.copy(tmp_path)
     launch = start('launch', *TINY)
     assert launch.end() == 0, launch.output
-    goes_on = f'train step {after_kill.train_step}, {run_dir.checkpoints}/ckpt-{after_kill.train_step}'
-    assert goes_on in run_dir.log('train').read_text()
-    assert progress(run_dir).follows(after_kill)
+    step = orphaned.progress.train_step
+    assert f'train step {step}, {run_dir.checkpoints}/ckpt-{step}' in run_dir.log('train').read_text()
+    assert progress(run_dir).follows(orphaned.progress)
     check_finished(run_dir, launch.output, tmp_path)
 
     before = saved(run_dir)
@@ -236,8 +240,8 @@ MISTAKES = {
 }
 
 
-def test_mistakes_take_one_line_and_leave_alone_what_is_saved(stopped_run, start, tmp_path):
-    run_dir = stopped_run.copy(tmp_path)
+def test_mistakes_take_one_line_and_leave_alone_what_is_saved(interrupted, start, tmp_path):
+    run_dir = interrupted.copy(tmp_path)
     before, used = saved(run_dir), processor_secs()
     programs = {
         name: start(job, *TINY, *flags, name=name.replace(' ', '_')) for name, (job, flags, _) in MISTAKES.items()
@@ -254,8 +258,8 @@ def test_mistakes_take_one_line_and_leave_alone_what_is_saved(stopped_run, start
     assert (processor_secs() - used) / len(programs) < MISTAKE_SECS
 
 
-def test_a_checkpoint_of_another_network_is_refused_and_left_alone(stopped_run, start, tmp_path):
-    run_dir = stopped_run.copy(tmp_path)
+def test_a_checkpoint_of_another_network_is_refused_and_left_alone(interrupted, start, tmp_path):
+    run_dir = interrupted.copy(tmp_path)
     # As after a crash. With its checkpoint the replay server would be the first to refuse.
     shutil.rmtree(run_dir.replay_checkpoints)
     before = saved(run_dir)

@@ -33,7 +33,7 @@ def test_done_lines_can_be_pasted(here):
         f"(to see it: {sys.executable} -m tensorboard.main --logdir='runs/my run/summaries')",
         "  checkpoints      'runs/my run/train/checkpoints'",
         "  policy           'runs/my run/policies/greedy_policy/12000'  (tf.saved_model.load)",
-        "  jobs by hand     one terminal each, in any order; their commands: cat 'runs/my run/logs/commands.log'",
+        "  jobs by hand     one terminal each, in any order; their commands: cat 'runs/my run/commands.txt'",
     ]
 
 

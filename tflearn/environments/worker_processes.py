@@ -72,7 +72,7 @@ def _serve(environment: gymnasium.Env, index: int, pipe: connection.Connection, 
             _reply(pipe, (data[1] == observation_space, data[2] == environment.action_space))
             continue
         else:
-            raise NotImplementedError(f'got the command {command!r}; need reset, step or close')
+            raise ValueError(f'got the command {command!r}; need reset, step or close')
         write_to_shared_memory(observation_space, index, observation, shared_memory)
         _reply(pipe, reply)
 

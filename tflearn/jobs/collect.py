@@ -86,7 +86,7 @@ def collect(
         )
         reporter = reports.Reporter(replay_address)
         _Collector(environment, agent, weights, writer, reporter, status).run(stop, max_env_steps)
-        status.update('finished')
+        status.update('stopped' if stop.is_set() else 'finished')
     except Stopped as stopped:
         logging.info('%s', stopped)
         status.update('stopped' if stop.is_set() else 'finished')

@@ -165,6 +165,9 @@ class TrainSession:
         try:
             while self._end_reason() is None and not stop.is_set() and not self._stream.error:
                 self._train(steps_per_call)
+        except BaseException as error:
+            self._status.update(f'failed: {error}')
+            raise
         finally:
             over.set()
             self._stream.close()
