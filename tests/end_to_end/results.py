@@ -6,6 +6,7 @@ import os
 import pathlib
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -44,9 +45,14 @@ def progress(run_dir: RunDir) -> Progress:
     return Progress(train_step, state['policy_version'], sum(reports['counts'].values()), state['secs'])
 
 
-def saved(run_dir: RunDir) -> dict[str, tuple[int, int]]:
-    """What a run has saved, and what an attempt that failed must leave alone: size and time of every file."""
-    files = [path for path in run_dir.root.rglob('*') if path.is_file()]
+def saved(run_dir: RunDir, but: Sequence[pathlib.Path] = ()) -> dict[str, tuple[int, int]]:
+    """What a run has saved, and what an attempt that failed must leave alone: size and time of every file.
+
+    Args:
+      run_dir: of the run.
+      but: files that do not count.
+    """
+    files = [path for path in run_dir.root.rglob('*') if path.is_file() and path not in but]
     names = {path: path.relative_to(run_dir.root) for path in files}
     stats = {str(name): path.stat() for path, name in names.items() if name.parts[0] not in _TOLD}
     return {name: (stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()}

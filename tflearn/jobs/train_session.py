@@ -21,6 +21,7 @@ from tflearn.variables.publisher import Publisher
 from tflearn.waiting import LOG_EVERY_SECS
 
 _LOOK_AT_REPLAY_SECS = 1.0
+_LAST_LOOK_SECS = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,6 +172,7 @@ class TrainSession:
         finally:
             over.set()
             self._stream.close()
+            monitor.join(_LAST_LOOK_SECS)
             learner.close()
         self._end(stop)
 
@@ -184,15 +186,16 @@ class TrainSession:
 
     def _monitor(self, stop: threading.Event, over: threading.Event) -> None:
         """Looks at the replay, and ends the stream when training is to end: a learner that waits for data cannot."""
-        while not over.wait(_LOOK_AT_REPLAY_SECS):
+        ended = False
+        while not ended:
+            ended = over.wait(_LOOK_AT_REPLAY_SECS)  # and one last look after the last train step
             try:
                 self._look_at_replay()
                 waiting_secs = time.monotonic() - self._reported_at
-                if waiting_secs > 2 * _LOOK_AT_REPLAY_SECS:
+                if waiting_secs > 2 * _LOOK_AT_REPLAY_SECS and not ended:
                     self._status.update('waiting for data', train_step=self._learner.step, **self._figures)
                 if stop.is_set() or self._end_reason(waiting_secs):
                     self._stream.close()
-                    return
             except Exception as error:  # what it shows and decides may come late, but it must go on
                 logging.warning('could not look at the replay: %s', error)
 
