@@ -1,7 +1,8 @@
 """Experience: what a learner eats. Table, writer, rate limiter and dataset are all derived from it."""
 
 import dataclasses
-from typing import Any, Literal, Protocol, get_args
+from collections.abc import Callable
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import tensorflow as tf
 from tf_agents.typing import types
@@ -9,6 +10,51 @@ from tf_agents.typing import types
 from tflearn.specs import EnvironmentSpecs
 
 Order = Literal['uniform', 'prioritized', 'queue']
+Sampling = Literal['auto', 'learner', 'server']
+Scheduled = float | Callable[[tf.Tensor], tf.Tensor]  # a number, or a function of the train step (agents/schedules)
+
+WEIGHTS = 'weights'
+
+
+@dataclasses.dataclass(frozen=True)
+class Prioritization:
+    """How much likelier items with large errors are drawn, and what makes up for it (Schaul et al. 2016, 1511.05952).
+
+    An item has the priority p = (min(|error| + epsilon, max_error) / max_error)^alpha. It is drawn with the probability
+    P = p / (sum of p over the N items in the table), and trained with the weight (N P)^-beta. Errors are clipped, as in
+    the paper, so 1 is the greatest priority there is: collectors give it to new items without asking the learner.
+
+    Attributes:
+      alpha: 0 draws uniformly, 1 in proportion to the errors; or a schedule. A new value holds from an item's next
+        draw on.
+      beta: 1 makes up for the unequal draws in full, 0 not at all; or a schedule, looked up for each draw of batches.
+      epsilon: added to an error's size, so that items without one are drawn too; or a schedule.
+      max_error: size of an error, from which on all count as equal.
+      initial_priority: of new items, in (0, 1].
+      normalize_by_max: divide weights by the greatest one of the global batch, so that they only ever shrink steps.
+      error: the agent's extra figure [B] that is an item's error.
+    """
+
+    alpha: Scheduled = 0.6
+    beta: Scheduled = 0.4
+    epsilon: Scheduled = 1e-6
+    max_error: float = 1.0
+    initial_priority: float = 1.0
+    normalize_by_max: bool = True
+    error: str = 'td_error'
+
+    def __post_init__(self) -> None:
+        for name in ('alpha', 'beta', 'epsilon'):
+            value = getattr(self, name)
+            if not callable(value) and not value >= 0:
+                raise ValueError(f'got Prioritization.{name}={value!r}; need a number of at least 0, or a schedule')
+        if not self.max_error > 0:
+            raise ValueError(f'got Prioritization.max_error={self.max_error!r}; need a number above 0')
+        if not 0 < self.initial_priority <= 1:
+            raise ValueError(
+                f'got Prioritization.initial_priority={self.initial_priority!r}; need a number above 0, at most 1, '
+                'which is the greatest priority'
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +73,11 @@ class Experience:
         1 with one item per step trains one batch per `global batch` environment steps.
       max_times_sampled: an item drawn so often is dropped; 0 is no limit.
       per_replica_batch_size: items of a train step on each replica.
+      sampling: where uniform draws are made. 'learner': in a mirror of the table in the learner's memory, by far the
+        fastest; 'server': by the replay server. 'auto' is the learner, if its mirror takes at most `max_mirror_gb`.
+      max_mirror_gb: memory that the mirror may take by itself [GB].
+      chunk_steps: steps that a collector gathers before it sends them [steps]; large rows make smaller chunks.
+      prioritization: for the order 'prioritized', which has the default one if there is none.
     """
 
     sequence_length: int = 2
@@ -37,10 +88,14 @@ class Experience:
     samples_per_insert: float | None = None
     max_times_sampled: int = 0
     per_replica_batch_size: int = 64
+    sampling: Sampling = 'auto'
+    max_mirror_gb: float = 4.0
+    chunk_steps: int = 16
+    prioritization: Prioritization | None = None
 
     def __post_init__(self) -> None:
         least = {'sequence_length': 2, 'stride': 1, 'max_size': 1, 'min_size': 1, 'max_times_sampled': 0}
-        for name, bound in (least | {'per_replica_batch_size': 1}).items():
+        for name, bound in (least | {'per_replica_batch_size': 1, 'chunk_steps': 1}).items():
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool):
                 raise TypeError(f'got Experience.{name}={value!r}; need an integer')
@@ -51,8 +106,21 @@ class Experience:
                 f'got Experience.stride={self.stride} with sequence_length={self.sequence_length}, so that transitions '
                 'would be left out; need stride < sequence_length'
             )
-        if self.order not in get_args(Order):
-            raise ValueError(f'got Experience.order={self.order!r}; need one of {", ".join(get_args(Order))}')
+        for name, values in {'order': get_args(Order), 'sampling': get_args(Sampling)}.items():
+            if getattr(self, name) not in values:
+                raise ValueError(f'got Experience.{name}={getattr(self, name)!r}; need one of {", ".join(values)}')
+        if self.sampling == 'learner' and (self.order != 'uniform' or self.max_times_sampled):
+            raise ValueError(
+                f"got Experience.sampling='learner' with order={self.order!r}, max_times_sampled="
+                f"{self.max_times_sampled}; the learner's mirror draws uniformly, without end; need 'server' or 'auto'"
+            )
+        if self.order == 'prioritized' and self.prioritization is None:
+            object.__setattr__(self, 'prioritization', Prioritization())
+        if self.order != 'prioritized' and self.prioritization is not None:
+            raise ValueError(
+                f"got Experience.prioritization with order={self.order!r}; need order='prioritized', or "
+                'prioritization=None'
+            )
         if self.min_size > self.max_size:
             raise ValueError(
                 f'got Experience.min_size={self.min_size} > max_size={self.max_size}, so that nothing would ever be '
@@ -65,6 +133,33 @@ class Experience:
                 "got Experience.order='queue' with samples_per_insert or max_times_sampled; a queue hands out each "
                 'item once; remove them'
             )
+
+
+@runtime_checkable
+class BatchSource(Protocol):
+    """Batches that are drawn inside of a learner's compiled program: faster than a dataset's iterator.
+
+    Attributes:
+      max_draw_steps: batches of one draw, at most.
+      error: why there are no more batches; None if there are, or it was closed.
+    """
+
+    max_draw_steps: int
+
+    @property
+    def error(self) -> Exception | None: ...
+
+    def grant(self, num_steps: int) -> int:
+        """Waits until train steps may be taken. Returns how many now, at most `num_steps`; 0 if there will be none."""
+
+    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> tuple[types.NestedTensor, dict[str, tf.Tensor]]:
+        """Returns data and info, nests of tensors [num_steps, B, ...]; B feeds all replicas of this process.
+
+        Info may hold `WEIGHTS`, float32 [num_steps, B]: importance weights for `Agent.train`.
+        """
+
+    def close(self) -> None:
+        """Ends it, also for a learner that waits. May be called from any thread."""
 
 
 class Agent(Protocol):

@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from tflearn.jobs.collect import collect
 from tflearn.jobs.train import train
-from tflearn.jobs.train_session import Intervals, Limits, Progress
+from tflearn.jobs.train_session import Progress, Settings
+from tflearn.learner.limits import Limits
 from tflearn.run_dir import read_json, write_json
 from tflearn.waiting import wait_until
 
@@ -148,7 +149,7 @@ def test_a_restarted_replay_server_and_a_new_collector_find_the_learner(small_ru
 
 def test_without_data_it_gives_up_and_keeps_what_it_has(small_run):
     small_run.start_replay()
-    with pytest.raises(TimeoutError, match=r'in vain for data from the replay server .* 0 of 2000 items'):
+    with pytest.raises(TimeoutError, match=r'in vain for data from the replay server .* 0 of 2000 sequences'):
         small_run.start(train, num_train_steps=80, **FEW, data_timeout_secs=1.0).join()
     assert (small_run.dir.checkpoints / 'ckpt-0.index').exists()
 
@@ -216,7 +217,7 @@ def test_limits_are_named():
 
 def test_intervals_are_positive():
     with pytest.raises(ValueError, match='got publish_interval_steps=0'):
-        Intervals(1, 1, 0, 1)
+        Settings(1, 1, 0, 1)
 
 
 def test_two_replicas(small_run):

@@ -7,8 +7,9 @@ import pytest
 import tensorflow as tf
 from tf_agents.trajectories import trajectory
 
-from tflearn.replay import reports, tables
+from tflearn.replay import reports
 from tflearn.replay.server import ReplayServer
+from tflearn.replay.storage import REPLAY, Storage
 
 DATA_SPEC = trajectory.Trajectory(
     step_type=tf.TensorSpec((), tf.int32, 'step_type'),
@@ -23,14 +24,14 @@ DATA_SPEC = trajectory.Trajectory(
 
 @dataclasses.dataclass
 class Served:
-    """A running server, its address and the layout of its rows."""
+    """A running server, its address and what lies where."""
 
     server: ReplayServer
     address: str
-    layout: object
+    storage: Storage
 
-    def table(self):
-        return self.server.info()[tables.REPLAY]
+    def table(self, name=REPLAY):
+        return self.server.info()[name]
 
 
 @pytest.fixture
@@ -39,9 +40,9 @@ def serve(tmp_path):
     with contextlib.ExitStack() as stack:
 
         def start(experience, port=0, checkpoints=tmp_path / 'replay' / 'checkpoints'):
-            layout = tables.row_layout(DATA_SPEC)
-            server = ReplayServer([tables.make(experience, layout), reports.table()], port, checkpoints)
+            storage = Storage(experience, DATA_SPEC)
+            server = ReplayServer([*storage.make_tables(), reports.table()], port, checkpoints)
             stack.callback(server.close)
-            return Served(server, f'localhost:{server.port}', layout)
+            return Served(server, f'localhost:{server.port}', storage)
 
         yield start

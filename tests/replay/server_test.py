@@ -5,19 +5,21 @@ import socket
 import threading
 
 import pytest
+import tensorflow as tf
 
 from tests import fakes
 from tests.replay.writers_test import _items, _run
 from tflearn.experience import Experience
-from tflearn.replay import connection, rate_limits, tables
+from tflearn.replay import connection, rate_limits
 from tflearn.replay.statistics import ReplayStatistics
+from tflearn.replay.storage import REPLAY, Storage
 from tflearn.replay.writers import ReplayWriter
 
-SMALL = Experience(min_size=10, samples_per_insert=4.0, per_replica_batch_size=500)
+SMALL = Experience(min_size=10, samples_per_insert=4.0, per_replica_batch_size=500, sampling='server', chunk_steps=1)
 
 
 def _fill(served, experience):
-    writer = ReplayWriter(served.address, experience, served.layout, 1, threading.Event())
+    writer = ReplayWriter(served.address, served.storage, 1, threading.Event())
     _run(writer, fakes.CheckedEnvironment((5,)), 6)
 
 
@@ -26,7 +28,7 @@ def test_the_content_comes_back_after_a_restart(serve, capfd):
     _fill(served, SMALL)
     _fill(served, SMALL)
     before = sorted(float(item.observation[0, 1]) for item, _ in _items(served))
-    statistics = ReplayStatistics.of(served.table())
+    statistics = ReplayStatistics.of(served.table(), served.storage)
     served.server.checkpoint()
     served.server.close()
     capfd.readouterr()
@@ -35,12 +37,12 @@ def test_the_content_comes_back_after_a_restart(serve, capfd):
     assert [line.partition('] ')[2] for line in capfd.readouterr().err.splitlines() if 'reverb/cc' in line] == [
         f'Started replay server on port {restarted.server.port}'
     ]
-    assert ReplayStatistics.of(restarted.table()) == statistics
+    assert ReplayStatistics.of(restarted.table(), served.storage) == statistics
     assert sorted(float(item.observation[0, 1]) for item, _ in _items(restarted)) == before
 
 
 def test_a_full_disk_costs_only_the_newest_checkpoint(serve, tmp_path):
-    experience = Experience(min_size=10)
+    experience = Experience(min_size=10, sampling='server', chunk_steps=1)
     served = serve(experience)
     whole = served.server.checkpoint()
     for _ in range(100):
@@ -71,7 +73,7 @@ def test_a_damaged_checkpoint_is_told_and_left_alone(serve):
     ('other', 'name'),
     [
         (
-            Experience(min_size=10, samples_per_insert=8.0, per_replica_batch_size=500),
+            dataclasses.replace(SMALL, samples_per_insert=8.0),
             'samples_per_insert is 4.0 in the checkpoint, 8.0',
         ),
         (dataclasses.replace(SMALL, sequence_length=3), 'signature'),
@@ -101,17 +103,17 @@ def test_waiting_for_a_server_that_never_comes():
         unused.bind(('localhost', 0))
         address = f'localhost:{unused.getsockname()[1]}'
         with pytest.raises(TimeoutError, match=f'the replay server at {address}'):
-            connection.wait_for_table(address, tables.REPLAY, {}, timeout_secs=1.0)
+            connection.wait_for_table(address, REPLAY, {}, timeout_secs=1.0)
 
 
 def test_a_server_with_other_data_is_refused_by_name(serve):
     served = serve(SMALL)
-    other = served.layout.signature(3)
+    other = Storage(dataclasses.replace(SMALL, sequence_length=3), served.storage.data_spec).signature
     with pytest.raises(ValueError, match='start both with the same gin file'):
-        connection.wait_for_table(served.address, tables.REPLAY, other, 10.0)
+        connection.wait_for_table(served.address, REPLAY, other, 10.0)
     with pytest.raises(ValueError, match="need the table 'elsewhere'"):
         connection.wait_for_table(served.address, 'elsewhere', other, 10.0)
-    connection.wait_for_table(served.address, tables.REPLAY, served.layout.signature(2), 10.0)
+    connection.wait_for_table(served.address, REPLAY, served.storage.signature, 10.0)
 
 
 @pytest.mark.parametrize('ratio', [0.25, 1.0, 32.0, 500.0])
@@ -122,7 +124,34 @@ def test_neither_side_can_block_the_other_for_ever(ratio):
 
 
 def test_memory_of_a_full_table():
-    layout = tables.row_layout(())
-    assert layout.num_bytes == 8
-    assert tables.num_bytes(Experience(max_size=1000), layout) == 8000
-    assert tables.num_bytes(Experience(max_size=1000, sequence_length=5, stride=4), layout) == 32_000
+    plain = Storage(Experience(max_size=1000, order='prioritized'), ())
+    assert plain.layout.num_bytes == 1 + 8
+    assert plain.num_bytes == 1000 * 2 * 9
+    chunked = Storage(Experience(max_size=1600), ())
+    assert chunked.num_bytes == 100 * 17 * 9
+
+
+@pytest.mark.parametrize(
+    ('changes', 'mirrored', 'num_starts'),
+    [
+        ({}, True, 16),
+        ({'chunk_steps': 4}, True, 4),
+        ({'sampling': 'server'}, False, 16),
+        ({'max_mirror_gb': 1e-6}, False, 16),
+        ({'max_mirror_gb': 1e-6, 'sampling': 'learner'}, True, 16),
+        ({'order': 'prioritized'}, False, 1),
+        ({'order': 'queue'}, False, 1),
+        ({'max_times_sampled': 2}, False, 1),
+        ({'sequence_length': 20, 'stride': 10}, False, 1),
+        ({'sequence_length': 20, 'stride': 10, 'sampling': 'learner'}, True, 1),
+    ],
+)
+def test_where_draws_are_made(changes, mirrored, num_starts):
+    storage = Storage(Experience(**changes), tf.TensorSpec((3,), tf.float32, 'x'))
+    assert (storage.mirrored, storage.num_starts) == (mirrored, num_starts)
+    assert len(storage.make_tables()) == 1 + mirrored
+
+
+def test_large_rows_make_small_chunks():
+    frame = tf.TensorSpec((84, 84, 4), tf.uint8, 'frame')
+    assert Storage(Experience(), frame).num_starts == 4

@@ -10,9 +10,12 @@ from tf_agents.trajectories import trajectory
 
 from tests import fakes
 from tflearn.experience import Experience
-from tflearn.replay import tables
+from tflearn.replay.storage import REPLAY
 from tflearn.replay.writers import ReplayWriter
 from tflearn.waiting import Stopped
+
+
+HELD_BACK = Experience(min_size=10, samples_per_insert=1.0, per_replica_batch_size=4, sampling='server', chunk_steps=1)
 
 
 def _run(writer, environment, num_steps, version=7):
@@ -38,33 +41,42 @@ def _run(writer, environment, num_steps, version=7):
 
 
 def _items(served):
-    """All items of the table, as (trajectory [T, ...], version [T])."""
+    """All sequences in the table, as (trajectory [T, ...], version [T])."""
     dataset = reverb.TrajectoryDataset.from_table_signature(
-        served.address, tables.REPLAY, max_in_flight_samples_per_worker=1, rate_limiter_timeout_ms=200
+        served.address, REPLAY, max_in_flight_samples_per_worker=1, rate_limiter_timeout_ms=200
     )
     size = served.table().current_size
     found = {}
     for sample in dataset.take(200 * size):
-        if int(sample.info.key) not in found:
-            found[int(sample.info.key)] = served.layout.unpack(sample.data['rows'])
+        found.setdefault(int(sample.info.key), sample.data['chunk'].numpy())
         if len(found) == size:
             break
     assert len(found) == size
-    return [(item['trajectory'], item['policy_version'].numpy()) for item in found.values()]
+    length = served.storage.experience.sequence_length
+    items = []
+    for chunk in found.values():
+        for start in np.flatnonzero(chunk[: served.storage.num_starts, 0]):
+            item = served.storage.layout.unpack(tf.constant(chunk[start : start + length]))
+            items.append((item['trajectory'], item['policy_version'].numpy()))
+    return items
 
 
-def _writer(served, experience, num_environments=1, stop=None):
-    return ReplayWriter(served.address, experience, served.layout, num_environments, stop or threading.Event())
+def _writer(served, num_environments=1, stop=None, **changes):
+    return ReplayWriter(served.address, served.storage, num_environments, stop or threading.Event(), **changes)
 
 
+def _experience(chunk_steps, **changes):
+    return Experience(min_size=1, sampling='server', chunk_steps=chunk_steps, **changes)
+
+
+@pytest.mark.parametrize('chunk_steps', [1, 4, 16])
 @pytest.mark.parametrize('length', [2, 3, 4])
-def test_after_termination_every_step_begins_an_item(serve, length):
-    experience = Experience(sequence_length=length, min_size=1)
-    served = serve(experience)
-    writer = _writer(served, experience, 2)
+def test_after_termination_every_step_begins_an_item(serve, length, chunk_steps):
+    served = serve(_experience(chunk_steps, sequence_length=length))
+    writer = _writer(served, 2)
     _run(writer, fakes.CheckedEnvironment((3, 5)), 24)  # 6 episodes of 3 steps, 4 of 5; both with a boundary each
     items = _items(served)
-    assert writer.num_items == len(items) == 6 * 3 + 4 * 5
+    assert writer.num_sequences == len(items) == 6 * 3 + 4 * 5
     for item, version in items:
         assert (version == 7).all()
         assert item.step_type[0] != ts.StepType.LAST
@@ -75,10 +87,10 @@ def test_after_termination_every_step_begins_an_item(serve, length):
         np.testing.assert_array_equal(steps, ends)
 
 
-def test_after_truncation_no_item_is_filled_up(serve):
-    experience = Experience(sequence_length=4, min_size=1)
-    served = serve(experience)
-    _run(_writer(served, experience), fakes.CheckedEnvironment((5,), truncated=True), 12)
+@pytest.mark.parametrize('chunk_steps', [1, 5])
+def test_after_truncation_no_item_is_filled_up(serve, chunk_steps):
+    served = serve(_experience(chunk_steps, sequence_length=4))
+    _run(_writer(served), fakes.CheckedEnvironment((5,), truncated=True), 12)
     items = _items(served)
     assert len(items) == 2 * (5 + 1 - 3)
     for item, _ in items:
@@ -86,9 +98,8 @@ def test_after_truncation_no_item_is_filled_up(serve):
 
 
 def test_the_last_step_carries_reward_discount_and_last_observation(serve):
-    experience = Experience(min_size=1)
-    served = serve(experience)
-    _run(_writer(served, experience), fakes.CheckedEnvironment((3,)), 4)
+    served = serve(_experience(16))
+    _run(_writer(served), fakes.CheckedEnvironment((3,)), 4)
     last = [item for item, _ in _items(served) if item.next_step_type[0] == ts.StepType.LAST]
     assert len(last) == 1
     assert last[0].reward[0] == 1.0
@@ -96,48 +107,45 @@ def test_the_last_step_carries_reward_discount_and_last_observation(serve):
     np.testing.assert_array_equal(last[0].observation[1], [0.0, 3.0])
 
 
-def test_stride(serve):
-    experience = Experience(sequence_length=3, stride=2, min_size=1)
-    served = serve(experience)
-    _run(_writer(served, experience), fakes.CheckedEnvironment((8,), truncated=True), 9)
+@pytest.mark.parametrize('chunk_steps', [1, 4])
+def test_stride(serve, chunk_steps):
+    served = serve(_experience(chunk_steps, sequence_length=3, stride=2))
+    _run(_writer(served), fakes.CheckedEnvironment((8,), truncated=True), 9)
     assert sorted(float(item.observation[0, 1]) for item, _ in _items(served)) == [0.0, 2.0, 4.0, 6.0]
 
 
+@pytest.mark.parametrize('chunk_steps', [1, 4])
 @pytest.mark.parametrize('truncated', [True, False])
-def test_no_transition_is_left_out_by_a_stride(serve, truncated):
-    experience = Experience(sequence_length=4, stride=3, min_size=1)
-    served = serve(experience)
-    _run(_writer(served, experience), fakes.CheckedEnvironment((8,), truncated=truncated), 9)
+def test_no_transition_is_left_out_by_a_stride(serve, truncated, chunk_steps):
+    served = serve(_experience(chunk_steps, sequence_length=4, stride=3))
+    _run(_writer(served), fakes.CheckedEnvironment((8,), truncated=truncated), 9)
     seen = {float(step) for item, _ in _items(served) for step in item.observation[:-1, 1]}
     assert seen >= set(range(8))
 
 
 def test_it_is_held_back_by_the_rate_limiter_and_can_be_stopped(serve):
-    experience = Experience(min_size=10, samples_per_insert=1.0, per_replica_batch_size=4)
-    served = serve(experience)
+    served = serve(HELD_BACK)
     stop = threading.Event()
-    writer = _writer(served, experience, 8, stop)
+    writer = _writer(served, 8, stop)
     threading.Timer(1.0, stop.set).start()
     start = time.monotonic()
     with pytest.raises(Stopped):
         _run(writer, fakes.CheckedEnvironment((50,) * 8), 1000)
     assert time.monotonic() - start < 30
-    # Ten before the first draw, and the buffer of four batches.
-    assert served.table().current_size <= 10 + 16
+    # Ten before the first draw, the buffer of four batches, and what was on its way.
+    assert sum(len(item[1]) > 0 for item in _items(served)) <= 10 + 16 + 8
 
 
 def test_whoever_waits_can_say_that_it_was_enough(serve):
-    experience = Experience(min_size=10, samples_per_insert=1.0, per_replica_batch_size=4)
-    served = serve(experience)
-    writer = ReplayWriter(served.address, experience, served.layout, 8, threading.Event(), keep_waiting=lambda: False)
+    writer = _writer(serve(HELD_BACK), 8, keep_waiting=lambda: False)
     with pytest.raises(Stopped):
         _run(writer, fakes.CheckedEnvironment((50,) * 8), 1000)
 
 
 def test_nothing_is_lost_when_the_server_is_restarted(serve):
-    experience = Experience(min_size=1)
+    experience = _experience(4)
     served = serve(experience)
-    writer = _writer(served, experience, 2)
+    writer = _writer(served, 2)
     environment = fakes.CheckedEnvironment((3, 5))
     _run(writer, environment, 20)
     served.server.checkpoint()
@@ -148,22 +156,21 @@ def test_nothing_is_lost_when_the_server_is_restarted(serve):
     _run(writer, environment, 400)
     restart.join(30)
     # The environment was reset in between: the items of two runs, each of whole and of cut off episodes.
-    assert back[0].table().current_size == writer.num_items
+    assert len(_items(back[0])) == writer.num_sequences
 
 
 def test_it_gives_up_on_a_server_that_does_not_come_back(serve):
-    experience = Experience(min_size=1)
-    served = serve(experience)
-    writer = ReplayWriter(served.address, experience, served.layout, 1, threading.Event(), server_timeout_secs=1.0)
+    served = serve(_experience(4))
+    writer = _writer(served, server_timeout_secs=1.0)
     served.server.close()
     with pytest.raises(TimeoutError, match=f'in vain for the replay server at {served.address}'):
         _run(writer, fakes.CheckedEnvironment((5,)), 10)
 
 
 def test_data_that_do_not_fit_the_layout(serve):
-    experience = Experience(min_size=1)
-    served = serve(experience)
-    writer = _writer(served, experience)
-    zeros = tf.nest.map_structure(lambda spec: np.zeros((1, *spec.shape), np.float64), served.layout.spec['trajectory'])
+    served = serve(_experience(4))
+    writer = _writer(served)
+    spec = served.storage.data_spec
+    zeros = tf.nest.map_structure(lambda spec: np.zeros((1, *spec.shape), np.float64), spec)
     with pytest.raises(ValueError, match="column 'step_type'"):
         writer(zeros, 0)

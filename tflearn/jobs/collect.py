@@ -11,7 +11,8 @@ from absl import logging
 from tflearn.actors.actor import Actor
 from tflearn.actors.episode_metrics import EpisodeMetrics
 from tflearn.experience import Agent, AgentFactory, Experience
-from tflearn.replay import connection, reports, tables
+from tflearn.replay import connection, reports
+from tflearn.replay.storage import REPLAY, Storage
 from tflearn.replay.writers import ReplayWriter
 from tflearn.run_dir import RunDir, Status
 from tflearn.specs import BatchedEnvironment, EnvironmentFactory
@@ -68,17 +69,15 @@ def collect(
     try:
         train_step = create_train_step()
         agent = make_agent(environment.specs, train_step, experience)
-        layout = tables.row_layout(agent.collect_data_spec)
-        signature = layout.signature(experience.sequence_length)
-        connection.wait_for_table(replay_address, tables.REPLAY, signature, connect_timeout_secs, stop)
+        storage = Storage(experience, agent.collect_data_spec)
+        connection.wait_for_table(replay_address, REPLAY, storage.signature, connect_timeout_secs, stop)
         variables = agent.collect_policy.variables()
         weights = Subscriber(replay_address, variables, train_step, refresh_interval_secs)
         status.update('waiting for weights from the learner')
         weights.wait(connect_timeout_secs, stop)
         writer = ReplayWriter(
             replay_address,
-            experience,
-            layout,
+            storage,
             num_environments,
             stop,
             lambda: _training_goes_on(weights),

@@ -7,9 +7,10 @@ from typing import Any
 from absl import logging
 
 from tflearn.experience import AgentFactory, Experience
-from tflearn.replay import reports, tables
+from tflearn.replay import reports
 from tflearn.replay.server import ReplayServer
 from tflearn.replay.statistics import ReplayStatistics
+from tflearn.replay.storage import REPLAY, STREAM, Storage
 from tflearn.run_dir import RunDir, Status
 from tflearn.specs import EnvironmentFactory, specs_of
 from tflearn.steps import create_train_step
@@ -47,30 +48,28 @@ def replay_server(
         logging.info(line)
         return
     agent = make_agent(specs_of(make_environment), create_train_step(), experience)
-    layout = tables.row_layout(agent.collect_data_spec)
+    storage = Storage(experience, agent.collect_data_spec)
     variables = contract.table(agent.collect_policy.variables())
-    run_tables = [tables.make(experience, layout), reports.table(), variables]
+    run_tables = [*storage.make_tables(), reports.table(), variables]
     port = int(replay_address.rpartition(':')[2])
     # Weights start empty: collectors shall act with what the learner restored, not with what was last seen here.
     server = ReplayServer(run_tables, port, run_dir.replay_checkpoints, fresh=[contract.VARIABLES])
-    megabytes = tables.num_bytes(experience, layout) / 1e6
+    megabytes = storage.num_bytes / 1e6
     logging.info('replay server on port %d; a full table takes up to %.1f MB', server.port, megabytes)
     status = Status(run_dir.status('replay_server'), 'replay_server')
     try:
-        _serve(server, status, experience, checkpoint_interval_secs, stop)
+        _serve(server, status, storage, checkpoint_interval_secs, stop)
     finally:
         _save_last(server)
         server.close()
         status.update('stopped')
 
 
-def _serve(
-    server: ReplayServer, status: Status, experience: Experience, interval_secs: float, stop: threading.Event
-) -> None:
+def _serve(server: ReplayServer, status: Status, storage: Storage, interval_secs: float, stop: threading.Event) -> None:
     saved_at = time.monotonic()
     while not stop.wait(_POLL_SECS):
         try:
-            status.update('running', **_figures(ReplayStatistics.of(server.info()[tables.REPLAY]), experience))
+            status.update('running', **_figures(ReplayStatistics.of(server.info()[REPLAY], storage), storage))
         except _FAILURES as error:  # too busy to answer
             logging.warning('the replay server did not answer: %s', error)
         if time.monotonic() - saved_at < interval_secs:
@@ -85,18 +84,20 @@ def _serve(
 def _save_last(server: ReplayServer) -> None:
     try:
         # An empty one would only bind a later start to the networks of this one.
-        if server.has_checkpoint or server.info()[tables.REPLAY].current_size:
+        if server.has_checkpoint or server.info()[REPLAY].current_size:
             logging.info('saved the replay: %s', server.checkpoint())
     except _FAILURES as error:
         logging.error('could not save the replay: %s', error)
 
 
-def _figures(replay: ReplayStatistics, experience: Experience) -> dict[str, Any]:
-    return {
+def _figures(replay: ReplayStatistics, storage: Storage) -> dict[str, Any]:
+    figures = {
         'replay_size': replay.size,
         'max_size': replay.max_size,
         'inserts': replay.inserts,
-        'samples': replay.samples,
-        'samples_per_insert': replay.ratio_since_filled(experience.min_size),
-        'samples_per_insert_target': experience.samples_per_insert,
+        'samples_per_insert_target': storage.experience.samples_per_insert,
     }
+    if storage.mirrored:  # the learner draws elsewhere, and says how often
+        return figures
+    ratio = replay.ratio_since_filled(storage.experience.min_size)
+    return {**figures, 'samples': replay.samples, 'samples_per_insert': ratio}

@@ -4,54 +4,31 @@ import dataclasses
 import json
 import threading
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
 from absl import logging
 
-from tflearn.experience import Agent, Experience
-from tflearn.learner.learner import Learner, TrainResult
+from tflearn.experience import Agent
+from tflearn.learner.consistency import ReplicaConsistency
+from tflearn.learner.learner import Learner, LearnerOptions
+from tflearn.learner.limits import Limits
+from tflearn.learner.summaries import SummaryOptions
+from tflearn.learner.train_result import TrainResult
 from tflearn.learner.triggers import IntervalTrigger
 from tflearn.policies.saved_policy import PolicyExporter
-from tflearn.replay import connection, reports, tables
-from tflearn.replay.datasets import ReplayStream
+from tflearn.replay import connection, reports
+from tflearn.replay.mirror import ReplayMirror
+from tflearn.replay.sampler import ReplaySampler
 from tflearn.replay.statistics import ReplayStatistics
+from tflearn.replay.storage import REPLAY, Storage
 from tflearn.run_dir import RunDir, Status, read_json, write_json
 from tflearn.variables.publisher import Publisher
 from tflearn.waiting import LOG_EVERY_SECS
 
 _LOOK_AT_REPLAY_SECS = 1.0
 _LAST_LOOK_SECS = 5.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """When training is over; None is no limit.
-
-    Attributes:
-      num_train_steps: train steps of the run.
-      max_env_steps: environment steps of the run, over all collectors.
-      max_secs: seconds of training, over all sessions of the run.
-    """
-
-    num_train_steps: int
-    max_env_steps: int | None
-    max_secs: float | None
-
-    def __post_init__(self) -> None:
-        for name, value in dataclasses.asdict(self).items():
-            if value is not None and value <= 0:
-                raise ValueError(f'got {name}={value}; need a number above 0')
-
-    def reached(self, train_step: int, env_steps: int, secs: float) -> str | None:
-        """Names the limit that is reached; None while there is none."""
-        if train_step >= self.num_train_steps:
-            return f'num_train_steps {self.num_train_steps} reached'
-        if self.max_env_steps is not None and env_steps >= self.max_env_steps:
-            return f'max_env_steps {self.max_env_steps} reached'
-        if self.max_secs is not None and secs >= self.max_secs:
-            return f'max_secs {self.max_secs:.0f} reached'
-        return None
 
 
 class Progress(tf.train.experimental.PythonState):
@@ -77,18 +54,42 @@ class Progress(tf.train.experimental.PythonState):
 
 
 @dataclasses.dataclass(frozen=True)
-class Intervals:
-    """Train steps between two events of a kind; each at least 1."""
+class Settings:
+    """What a session does, and how often: train steps between two events of a kind, each at least 1.
+
+    Attributes:
+      checkpoint: between two checkpoints.
+      summary: between two summaries.
+      publish: between two publications of the weights.
+      export: between two exports of the policy.
+      replica_check: between two comparisons of the replicas' variables; None makes none.
+      learner: the learner's further settings.
+    """
 
     checkpoint: int
     summary: int
     publish: int
     export: int
+    replica_check: int | None = None
+    learner: LearnerOptions = dataclasses.field(default_factory=LearnerOptions)
 
     def __post_init__(self) -> None:
-        for name, value in dataclasses.asdict(self).items():
-            if value < 1:
+        for name in ('checkpoint', 'summary', 'publish', 'export', 'replica_check'):
+            value = getattr(self, name)
+            if value is not None and value < 1:
                 raise ValueError(f'got {name}_interval_steps={value}; need at least 1 train step')
+
+    def learner_options(
+        self, policy_version: Callable[[], int], figures: Callable[[], Mapping[str, float | None]]
+    ) -> Any:
+        """Returns the learner's settings with these intervals, and with what only the session knows."""
+        summaries = dataclasses.replace(
+            self.learner.summaries or SummaryOptions(),
+            interval_steps=self.summary,
+            policy_version=policy_version,
+            figures=figures,
+        )
+        return dataclasses.replace(self.learner, checkpoint_interval_steps=self.checkpoint, summaries=summaries)
 
 
 class TrainSession:
@@ -99,10 +100,10 @@ class TrainSession:
         run_dir: RunDir,
         address: str,
         agent: Agent,
-        experience: Experience,
-        stream: ReplayStream,
+        storage: Storage,
+        source: ReplayMirror | ReplaySampler,
         strategy: tf.distribute.Strategy,
-        intervals: Intervals,
+        settings: Settings,
         limits: Limits,
     ):
         """Restores the newest checkpoint; publishes and exports nothing yet.
@@ -111,17 +112,17 @@ class TrainSession:
           run_dir: of the run.
           address: of the replay server, 'host:port'. It must be there.
           agent: to train.
-          experience: of the run.
-          stream: of the replay.
+          storage: of the run's experience.
+          source: of the batches.
           strategy: that the agent was made in.
-          intervals: of checkpoints, summaries, publications, exports.
+          settings: what is done, and how often.
           limits: when training is over.
 
         Raises:
           ValueError: if the server's tables or the checkpoint are made for other networks.
         """
         self._run_dir, self._address = run_dir, address
-        self._experience, self._stream, self._limits = experience, stream, limits
+        self._storage, self._source, self._limits = storage, source, limits
         self._status = Status(run_dir.status('train'), 'train')
         self._publisher = Publisher(address, agent.collect_policy.variables())
         self._reports = reports.ReportReader(address)
@@ -130,19 +131,27 @@ class TrainSession:
         self._reported_at = self._logged_at = time.monotonic()
         self._learner = Learner(
             agent,
-            stream.dataset,
+            source,
             run_dir,
             strategy=strategy,
-            triggers=[
-                IntervalTrigger(intervals.publish, self._publish),
-                IntervalTrigger(intervals.export, self._export),
-                IntervalTrigger(intervals.summary, self._summarize),
-            ],
-            checkpoint_interval_steps=intervals.checkpoint,
-            summary_interval_steps=intervals.summary,
-            state={'reports': self._reports, 'progress': self._progress},
+            triggers=self._triggers(settings, agent, strategy),
+            options=settings.learner_options(lambda: self._progress.policy_version, lambda: self._figures),
+            state={'reports': self._reports, 'progress': self._progress, 'replay': source},
         )
         self._exporter = PolicyExporter(agent.policy, run_dir.greedy_policy)
+
+    def _triggers(self, settings: Settings, agent: Agent, strategy: tf.distribute.Strategy) -> list[IntervalTrigger]:
+        triggers = [
+            IntervalTrigger(settings.publish, self._publish),
+            IntervalTrigger(settings.export, self._export),
+        ]
+        if settings.replica_check and strategy.num_replicas_in_sync > 1:
+            self._consistency = ReplicaConsistency(strategy, agent)
+            triggers.append(IntervalTrigger(settings.replica_check, self._check_replicas))
+        return triggers
+
+    def _check_replicas(self, step: int) -> None:
+        self._figures = {**self._figures, 'replica_difference': self._consistency(step)}
 
     def run(self, stop: threading.Event, steps_per_call: int) -> None:
         """Trains until a limit is reached or a stop is requested (then the result is written), or `stop` is set.
@@ -164,14 +173,14 @@ class TrainSession:
         monitor = threading.Thread(target=self._monitor, args=(stop, over), name='train_monitor', daemon=True)
         monitor.start()
         try:
-            while self._end_reason() is None and not stop.is_set() and not self._stream.error:
+            while self._end_reason() is None and not stop.is_set() and not self._source.error:
                 self._train(steps_per_call)
         except BaseException as error:
             self._status.update(f'failed: {error}')
             raise
         finally:
             over.set()
-            self._stream.close()
+            self._source.close()
             monitor.join(_LAST_LOOK_SECS)
             learner.close()
         self._end(stop)
@@ -195,7 +204,7 @@ class TrainSession:
                 if waiting_secs > 2 * _LOOK_AT_REPLAY_SECS and not ended:
                     self._status.update('waiting for data', train_step=self._learner.step, **self._figures)
                 if stop.is_set() or self._end_reason(waiting_secs):
-                    self._stream.close()
+                    self._source.close()
             except Exception as error:  # what it shows and decides may come late, but it must go on
                 logging.warning('could not look at the replay: %s', error)
 
@@ -204,9 +213,9 @@ class TrainSession:
         if reason is not None:
             self._finish(reason)
         self._publisher.close()
-        if reason is None and self._stream.error:
-            self._status.update(f'failed: {self._stream.error}')
-            raise self._stream.error
+        if reason is None and self._source.error:
+            self._status.update(f'failed: {self._source.error}')
+            raise self._source.error
         if reason is None:
             logging.info('stopped at train step %d; its checkpoint is saved', self._learner.step)
             self._status.update('stopped')
@@ -245,9 +254,6 @@ class TrainSession:
         facts = {'policy_version': self._progress.policy_version, 'env_steps': self._reports.env_steps}
         self._exporter.export(step, facts)
 
-    def _summarize(self, _: int) -> None:
-        self._learner.summarize({name: value for name, value in self._figures.items() if value is not None})
-
     def _report(self, result: TrainResult) -> None:
         now = self._reported_at = time.monotonic()
         lag = self._progress.policy_version - result.info.get('policy_version', 0.0)
@@ -272,13 +278,14 @@ class TrainSession:
         if info is None:
             return
         self._reports.read(info[reports.REPORTS].current_size)
-        replay = ReplayStatistics.of(info[tables.REPLAY])
+        replay = ReplayStatistics.of(info[REPLAY], self._storage)
         self._figures = {
             **self._figures,
             'env_steps': self._reports.env_steps,
             'mean_return': self._reports.mean_return,
             'replay_size': replay.size,
-            'samples_per_insert': replay.ratio_since_filled(self._experience.min_size),
+            'samples_per_insert': replay.ratio_since_filled(self._storage.experience.min_size),
+            **self._source.figures(),
         }
 
     def _log(self, result: TrainResult) -> None:

@@ -110,7 +110,8 @@ class RunReport:
         env_steps = count(self.newest('train', 'env_steps'))
         env_rate = _sum(job.number('env_steps_per_sec') for job in collectors if job.alive)
         replay_size, max_size = (count(self.newest('replay_server', key)) for key in ('replay_size', 'max_size'))
-        ratio = self.newest('replay_server', 'samples_per_insert')
+        # Whoever draws knows the ratio: the server, or the learner from its mirror.
+        ratio = self.newest('replay_server', 'samples_per_insert') or self.newest('train', 'samples_per_insert')
         ratio_target = self.newest('replay_server', 'samples_per_insert_target')
         greedy, target = (self.newest('evaluate', key) for key in ('mean_return', 'target_return'))
         wait_share = self.newest('train', 'data_wait_share', alive=True)

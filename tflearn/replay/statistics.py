@@ -3,16 +3,20 @@
 import dataclasses
 from typing import Any
 
+from tflearn.replay.storage import Storage
+
 
 @dataclasses.dataclass(frozen=True)
 class ReplayStatistics:
     """Counts since the table was made; they survive a restart of the server from its checkpoint.
 
+    All are of sequences, and estimated where an item holds several: those that end an episode hold fewer.
+
     Attributes:
-      size: items now in the table.
-      max_size: items it can hold.
-      inserts: items inserted.
-      samples: items drawn.
+      size: sequences now in the table.
+      max_size: sequences it can hold.
+      inserts: sequences inserted.
+      samples: sequences drawn.
     """
 
     size: int
@@ -21,10 +25,16 @@ class ReplayStatistics:
     samples: int
 
     @classmethod
-    def of(cls, info: Any) -> 'ReplayStatistics':
-        """Reads a `reverb.TableInfo`."""
+    def of(cls, info: Any, storage: Storage) -> 'ReplayStatistics':
+        """Reads a `reverb.TableInfo` of the replay table."""
         limiter = info.rate_limiter_info
-        return cls(info.current_size, info.max_size, limiter.insert_stats.completed, limiter.sample_stats.completed)
+        per_item = storage.sequences_per_chunk
+        return cls(
+            round(info.current_size * per_item),
+            round(info.max_size * per_item),
+            round(limiter.insert_stats.completed * per_item),
+            round(limiter.sample_stats.completed * storage.sequences_per_draw),
+        )
 
     @property
     def samples_per_insert(self) -> float:
@@ -37,6 +47,6 @@ class ReplayStatistics:
 
     def __str__(self) -> str:
         return (
-            f'{self.size} of {self.max_size} items, {self.inserts} inserts, {self.samples} samples '
+            f'{self.size} of {self.max_size} sequences, {self.inserts} inserts, {self.samples} samples '
             f'({self.samples_per_insert:.2f} samples per insert)'
         )

@@ -1,72 +1,22 @@
-"""ReplayWriter: steps of a batched environment -> items of the replay table.
-
-Each environment has its own stream. Items never cross the end of an episode; its last observation is in the boundary
-row (LAST -> FIRST) that ends its last item. A truncated episode of fewer rows than an item makes none.
-"""
+"""ReplayWriter: steps of a batched environment -> chunks in the replay tables."""
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import reverb
 from absl import logging
 
-from tflearn.experience import Experience
-from tflearn.replay import connection, rows, tables
+from tflearn.replay import connection
+from tflearn.replay.chunks import ChunkBuilder
+from tflearn.replay.storage import Storage
 from tflearn.waiting import LOG_EVERY_SECS, Stopped
 
-_MAX_PENDING_ITEMS = 64
+_MAX_PENDING_STEPS = 256
+_MAX_CHUNK_SECS = 2.0
 _FLUSH_TIMEOUT_MS = 200
-_LAST, _TERMINATED = 2, 0.0
-
-
-class _Stream:
-    """The rows of one environment's current episode, and the items that they make."""
-
-    def __init__(self, client: reverb.Client, experience: Experience):
-        self._length, self._stride = experience.sequence_length, experience.stride
-        # Validation asks the server for its signatures first, without a deadline; `wait_for_table` has compared them.
-        self.writer = client.trajectory_writer(num_keep_alive_refs=self._length, validate_items=False)
-        # A chunk is what the server unpacks to serve a row: no longer than what an item needs.
-        self.writer.configure(('rows',), num_keep_alive_refs=self._length, max_chunk_length=max(1, self._length // 2))
-        self._num_rows = 0
-        self._terminated = False
-        self.in_episode = False
-
-    def append(self, row: np.ndarray, first: bool, boundary: bool, discount: float) -> int:
-        """Takes in one row. Returns how many items it completed."""
-        if not self.in_episode:
-            if not first:  # the rest of an episode whose beginning is lost
-                return 0
-            self.in_episode = True
-        num_items = self._append(row)
-        if not boundary:
-            self._terminated = discount == _TERMINATED
-            return num_items
-        # After termination nothing is bootstrapped, so repeating the boundary row lets each last step begin an item
-        # too. After truncation it would change how far the bootstrapped value is discounted.
-        if self._terminated:
-            for _ in range(self._length - 2):
-                num_items += self._append(row)
-        if self._stride > 1 and self._num_rows > self._length and (self._num_rows - self._length) % self._stride:
-            num_items += self._create_item()  # the stride stepped over the end
-        self._num_rows = 0
-        self.in_episode = False
-        return num_items
-
-    def _append(self, row: np.ndarray) -> int:
-        self.writer.append({'rows': row})
-        self._num_rows += 1
-        excess = self._num_rows - self._length
-        if excess < 0 or excess % self._stride:
-            return 0
-        return self._create_item()
-
-    def _create_item(self) -> int:
-        self.writer.create_item(tables.REPLAY, 1.0, {'rows': self.writer.history['rows'][-self._length :]})
-        return 1
 
 
 class ReplayWriter:
@@ -75,31 +25,33 @@ class ReplayWriter:
     def __init__(
         self,
         address: str,
-        experience: Experience,
-        layout: rows.RowLayout,
+        storage: Storage,
         num_environments: int,
         stop: threading.Event,
         keep_waiting: Callable[[], bool] = lambda: True,
         server_timeout_secs: float = 300.0,
     ):
-        """Opens one stream per environment; the server must be there (see `connection.wait_for_table`).
+        """Opens a stream; the server must be there (see `connection.wait_for_table`).
 
         Args:
           address: the replay server, 'host:port'.
-          experience: what an item is.
-          layout: of the rows.
+          storage: of the run.
           num_environments: B.
           stop: when set, a blocked write ends with `waiting.Stopped`.
           keep_waiting: asked five times a second while a write is held back; False ends it likewise.
           server_timeout_secs: how long to look for a server that went away.
         """
-        self._address, self._layout = address, layout
+        self._address, self._storage = address, storage
         self._stop, self._keep_waiting = stop, keep_waiting
         self._server_timeout_secs = server_timeout_secs
+        self._max_pending = max(1, _MAX_PENDING_STEPS // storage.num_starts)
         self._pending = 0
-        self.num_items = 0
-        client = reverb.Client(address)
-        self._streams = [_Stream(client, experience) for _ in range(num_environments)]
+        self.num_sequences = 0
+        prioritization = storage.experience.prioritization
+        self._priority = prioritization.initial_priority if prioritization else 1.0
+        self._chunks = ChunkBuilder(storage.experience, storage.num_starts, num_environments, storage.layout.num_bytes)
+        # Validation asks the server for its signatures first, without a deadline; `wait_for_table` has compared them.
+        self._writer = reverb.Client(address).trajectory_writer(num_keep_alive_refs=1, validate_items=False)
 
     def __call__(self, trajectory: Any, policy_version: int) -> None:
         """Writes one step of every environment.
@@ -109,42 +61,49 @@ class ReplayWriter:
           policy_version: of the weights that acted.
 
         Raises:
-          Stopped: if `stop` or `keep_waiting` said so while the rate limiter held the write back.
+          Stopped: if `stop` or `keep_waiting` said so while the write was held back.
           TimeoutError: if the server went away and did not come back.
         """
-        versions = np.full(len(self._streams), policy_version, np.int64)
-        packed = self._layout.pack({'policy_version': versions, 'trajectory': trajectory})
-        first = np.asarray(trajectory.step_type) == 0
-        boundary = np.asarray(trajectory.step_type) == _LAST
-        for i, stream in enumerate(self._streams):
-            num_items = stream.append(packed[i], first[i], boundary[i], float(trajectory.discount[i]))
-            self._pending += num_items
-            self.num_items += num_items
-        if self._pending >= _MAX_PENDING_ITEMS:
-            self.flush()
+        step_type, discount = np.asarray(trajectory.step_type), np.asarray(trajectory.discount)
+        versions = np.full(len(step_type), policy_version, np.int64)
+        begins = np.zeros(len(step_type), np.uint8)
+        packed = self._storage.layout.pack({'begins': begins, 'policy_version': versions, 'trajectory': trajectory})
+        self._insert(self._chunks.append(packed, step_type, discount))
+        self._insert(self._chunks.take_older_than(_MAX_CHUNK_SECS))
+        if self._pending >= self._max_pending:
+            self._wait_until_taken()
+
+    def _insert(self, chunks: Sequence[np.ndarray]) -> None:
+        for chunk in chunks:
+            self._writer.append({'chunk': chunk})
+            item = {'chunk': self._writer.history['chunk'][-1]}
+            for table in self._storage.table_names:
+                self._writer.create_item(table, self._priority, item)
+            self._pending += 1
+            self.num_sequences += int(chunk[:, 0].sum())
 
     def flush(self) -> None:
-        """Waits until all items so far are in the table. Reverb itself sends again what a lost server had not taken.
+        """Inserts what is gathered, and waits until all of it is in the tables.
 
         Raises:
           Stopped: if `stop` or `keep_waiting` said so meanwhile.
           TimeoutError: if the server went away and did not come back.
         """
-        wait = _Wait(self._address, self._server_timeout_secs)
-        for stream in self._streams:
-            while True:
-                try:
-                    stream.writer.flush(timeout_ms=_FLUSH_TIMEOUT_MS)
-                    break
-                except reverb.DeadlineExceededError:
-                    if self._stop.is_set() or not self._keep_waiting():
-                        raise Stopped('stopped with items that the replay had not taken yet') from None
-                    wait.check()
-        self._pending = 0
+        self._insert(self._chunks.take_older_than(-1.0))
+        self._wait_until_taken()
 
-    def close(self) -> None:
-        """Ends the streams; items that the limiter still holds back are dropped."""
-        self._streams = []
+    def _wait_until_taken(self) -> None:
+        """Waits for the server; Reverb itself sends again what a lost one had not taken."""
+        wait = _Wait(self._address, self._server_timeout_secs)
+        while True:
+            try:
+                self._writer.flush(timeout_ms=_FLUSH_TIMEOUT_MS)
+                break
+            except reverb.DeadlineExceededError:
+                if self._stop.is_set() or not self._keep_waiting():
+                    raise Stopped('stopped with steps that the replay had not taken yet') from None
+                wait.check()
+        self._pending = 0
 
 
 class _Wait:
@@ -162,7 +121,7 @@ class _Wait:
         self._asked_at = now
         if connection.server_info(self._address):
             self._answered_at = now
-            logging.info('the replay at %s holds inserts back until the learner draws', self._address)
+            logging.info('the replay at %s holds steps back until the learner draws', self._address)
             return
         waited_secs = now - self._answered_at
         if waited_secs >= self._server_timeout_secs:

@@ -1,0 +1,198 @@
+"""Both sources of batches, the learner's mirror and the server's draws: what they promise alike."""
+
+import collections
+import contextlib
+import threading
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import fakes
+from tests.replay.writers_test import _run
+from tflearn.experience import BatchSource, Experience
+from tflearn.replay.mirror import ReplayMirror
+from tflearn.replay.sampler import ReplaySampler
+from tflearn.replay.writers import ReplayWriter
+
+BATCH = 16
+SAMPLINGS = ['learner', 'server']
+
+
+@pytest.fixture
+def open_source():
+    """Returns a function (served, timeout) -> source; all are closed at the end."""
+    with contextlib.ExitStack() as stack:
+
+        def start(served, timeout_secs=60.0):
+            make = ReplayMirror if served.storage.mirrored else ReplaySampler
+            source = make(
+                served.address, served.storage, served.storage.experience.per_replica_batch_size, timeout_secs
+            )
+            stack.callback(source.close)
+            return source
+
+        yield start
+
+
+def experience(sampling, **changes):
+    return Experience(sampling=sampling, **{'min_size': 1, 'per_replica_batch_size': BATCH, **changes})
+
+
+def fill(served, num_steps=40, lengths=(3, 5)):
+    """Writes on a thread, for a stream holds writers back until it is read."""
+
+    def write():
+        writer = ReplayWriter(served.address, served.storage, len(lengths), threading.Event())
+        _run(writer, fakes.CheckedEnvironment(lengths), num_steps)
+
+    thread = threading.Thread(target=write, daemon=True)
+    thread.start()
+    return thread
+
+
+def draw(source, num_steps=1, seed=0):
+    """Draws `num_steps` batches in a compiled program, as the learner does; waits for them."""
+    compiled = tf.function(source.draw, autograph=False)
+    batches = []
+    while num_steps > 0:
+        granted = source.grant(min(num_steps, source.max_draw_steps))
+        assert granted, source.error
+        batches.append(compiled(tf.constant(granted, tf.int64), tf.constant(seed, tf.int64)))
+        num_steps, seed = num_steps - granted, seed + 1
+    return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *batches)
+
+
+@pytest.mark.parametrize('sampling', SAMPLINGS)
+def test_batches_hold_what_was_written(serve, open_source, sampling):
+    served = serve(experience(sampling, sequence_length=3))
+    writer = fill(served)
+    source = open_source(served)
+    assert isinstance(source, BatchSource)
+    trajectory, info = draw(source, 3)
+    writer.join(30)
+    assert trajectory.observation.shape == (3, BATCH, 3, 2)
+    assert info['policy_version'].shape == (3, BATCH, 3)
+    assert (info['policy_version'].numpy() == 7).all()
+    episodes, steps = trajectory.observation[..., 0].numpy(), trajectory.observation[..., 1].numpy()
+    assert (np.diff(steps) >= 0).all()
+    assert (episodes == episodes[..., :1]).all(), 'a sequence crosses the end of an episode'
+
+
+@pytest.mark.parametrize('sampling', SAMPLINGS)
+def test_shapes_are_static(serve, open_source, sampling):
+    source = open_source(serve(experience(sampling)))
+    spec = tf.TensorSpec((), tf.int64)
+    trajectory, _ = tf.function(source.draw, autograph=False).get_concrete_function(spec, spec).structured_outputs
+    assert trajectory.observation.shape.as_list()[1:] == [BATCH, 2, 2]
+
+
+@pytest.mark.parametrize('sampling', SAMPLINGS)
+@pytest.mark.parametrize(('length', 'stride'), [(2, 1), (4, 1), (4, 3)])
+def test_all_sequences_are_as_likely(serve, open_source, sampling, length, stride):
+    """Both sources: the same sequences, each as often as any other (a chi-squared test)."""
+    lengths = (3, 11)
+    served = serve(experience(sampling, sequence_length=length, stride=stride, min_size=40))
+    writer = fill(served, 96, lengths)
+    source = open_source(served)
+    draw(source)
+    writer.join(30)
+    counts = collections.Counter()
+    num_batches = 400
+    for _ in range(4):  # with pauses, in which the mirror takes in the rest
+        draw(source, 1)
+        threading.Event().wait(0.1)
+    trajectory, _ = draw(source, num_batches, seed=100)
+    first = trajectory.observation[:, :, 0].numpy().reshape(-1, 2)
+    last = trajectory.observation[:, :, -1, 1].numpy().reshape(-1)
+    counts.update(map(tuple, np.column_stack([first, last]).tolist()))
+    # Both environments show the episodes 0, 1, 2, ...: what looks alike is told apart by its number of twins.
+    twins = _sequences(lengths, 96, length, stride)
+    assert counts.keys() == twins.keys()
+    expected = num_batches * BATCH / sum(twins.values())
+    chi_squared = sum((counts[key] - expected * n) ** 2 / (expected * n) for key, n in twins.items())
+    freedom = len(twins) - 1
+    # Draws of one chunk are not independent, so the spread may be a little wider than that of a chi-squared variable.
+    assert abs(chi_squared - freedom) < 8 * np.sqrt(2 * freedom) + 0.5 * freedom
+
+
+def _sequences(lengths, num_steps, length, stride):
+    """What sequences (episode, first step, last step) there are, and how often."""
+    found = collections.Counter()
+    for num_rows in (count + 1 for count in lengths):
+        for episode in range(-(-num_steps // num_rows)):
+            steps = np.arange(min(num_rows, num_steps - episode * num_rows))
+            if len(steps) == num_rows:  # terminated: its last row repeats
+                steps = np.concatenate([steps, np.full(length - 2, steps[-1])])
+            starts = list(range(0, len(steps) - length + 1, stride))
+            whole = len(steps) >= num_rows and len(steps) > length
+            if whole and (len(steps) - length) % stride:
+                starts.append(len(steps) - length)
+            found.update((float(episode), float(steps[i]), float(steps[i + length - 1])) for i in starts)
+    return found
+
+
+@pytest.mark.parametrize('sampling', SAMPLINGS)
+def test_it_gives_up_with_the_state_of_the_table(serve, open_source, sampling):
+    served = serve(experience(sampling, min_size=1000))
+    fill(served, 8).join(30)
+    source = open_source(served, 1.0)
+    assert source.grant(5) == 0
+    with pytest.raises(TimeoutError, match=r'waited 1 s in vain for data .* of 100000 sequences'):
+        raise source.error
+
+
+@pytest.mark.parametrize('sampling', SAMPLINGS)
+def test_it_can_be_stopped_while_it_waits(serve, open_source, sampling):
+    source = open_source(serve(experience(sampling, min_size=1000)), 300)
+    threading.Timer(0.5, source.close).start()
+    start = time.monotonic()
+    assert source.grant(5) == 0
+    assert time.monotonic() - start < 30
+    assert source.error is None
+
+
+@pytest.mark.parametrize('sampling', SAMPLINGS)
+def test_samples_per_insert_hold_both_sides(serve, open_source, sampling):
+    ratio, min_size = 4.0, 64
+    served = serve(experience(sampling, min_size=min_size, samples_per_insert=ratio, chunk_steps=4))
+    stop = threading.Event()
+    writer = ReplayWriter(served.address, served.storage, 2, stop, keep_waiting=lambda: not stop.is_set())
+
+    def write():
+        with contextlib.suppress(Exception):
+            _run(writer, fakes.CheckedEnvironment((50, 50)), 100_000)
+
+    thread = threading.Thread(target=write, daemon=True)
+    thread.start()
+    source = open_source(served)
+    num_batches = 1000
+    draw(source, num_batches)
+    stop.set()
+    thread.join(30)
+    samples = num_batches * BATCH
+    inserts = writer.num_sequences - min_size
+    # Ahead may be the limiter's buffer, the stream, what is on its way, and batches that were drawn but not taken.
+    untaken = 0 if sampling == 'learner' else 4 * source.max_draw_steps * BATCH
+    assert ratio * (inserts - 400) - untaken <= samples <= ratio * inserts + 40 * BATCH
+
+
+def test_a_queue_hands_out_each_item_once_and_in_order(serve, open_source):
+    served = serve(Experience(order='queue', min_size=1, max_size=1000, per_replica_batch_size=5))
+    fill(served, 24, (5,)).join(30)  # 4 episodes: 20 items
+    trajectory, _ = draw(open_source(served), 4)
+    drawn = [tuple(first) for first in trajectory.observation[:, :, 0].numpy().reshape(-1, 2).tolist()]
+    assert drawn == [(episode, step) for episode in range(4) for step in range(5)]
+    assert served.table().current_size == 0
+
+
+def test_an_empty_count_in_the_checkpoint_and_back(serve, open_source):
+    served = serve(experience('learner', samples_per_insert=2.0, min_size=4))
+    fill(served, 40)
+    source = open_source(served)
+    draw(source, 3)
+    saved = source.serialize()
+    other = open_source(served)
+    other.deserialize(saved)
+    assert other.serialize() == saved

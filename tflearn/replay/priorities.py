@@ -1,0 +1,189 @@
+"""Errors -> priorities of items and weights for their losses, and the thread that tells the replay server.
+
+Schaul et al. 2016, "Prioritized Experience Replay" (arXiv 1511.05952), sections 3.3 and 3.4, the proportional variant.
+It differs from the paper in that errors are clipped and divided by their bound, so that the greatest priority is always
+1, and in that priorities arrive a few train steps late: batches are drawn ahead, and updates travel meanwhile.
+"""
+
+import collections
+import dataclasses
+import threading
+import time
+
+import numpy as np
+import reverb
+import tensorflow as tf
+from absl import logging
+
+from tflearn.experience import Prioritization, Scheduled
+from tflearn.waiting import LOG_EVERY_SECS
+
+_MAX_WAITING = 256
+_MAX_ITEMS_PER_UPDATE = 16_384
+_RETRY_SECS = 0.5
+
+
+def _value(scheduled: Scheduled, step: tf.Tensor) -> tf.Tensor | float:
+    return scheduled(step) if callable(scheduled) else scheduled
+
+
+def importance_weights(prioritization: Prioritization, expected: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+    """Returns (N P)^-beta, not normalised. For a graph.
+
+    Args:
+      prioritization: of the run.
+      expected: float32 [...], N P: the items in the table times the probability of this one.
+      step: int64 scalar, the train step.
+    """
+    return tf.pow(expected, -tf.cast(_value(prioritization.beta, step), tf.float32))
+
+
+def priorities(prioritization: Prioritization, errors: np.ndarray, step: int) -> np.ndarray:
+    """Returns (min(|error| + epsilon, max_error) / max_error)^alpha.
+
+    Args:
+      prioritization: of the run.
+      errors: float [...], finite.
+      step: the train step.
+
+    Returns:
+      float64, of the shape of `errors`, in [0, 1].
+    """
+    train_step = tf.constant(step, tf.int64)
+    alpha, epsilon = (float(_value(value, train_step)) for value in (prioritization.alpha, prioritization.epsilon))
+    sizes = np.minimum(np.abs(errors.astype(np.float64)) + epsilon, prioritization.max_error)
+    return (sizes / prioritization.max_error) ** alpha
+
+
+@dataclasses.dataclass(frozen=True)
+class _Errors:
+    """Items [n] and their errors at a train step."""
+
+    step: int
+    keys: np.ndarray
+    errors: np.ndarray
+
+
+class PriorityUpdater:
+    """Sends new priorities to the replay server on a thread of its own, many at once.
+
+    Training never waits for it: what the server does not take in time makes room for what is newer. While the server is
+    away Reverb waits for it, and goes on when it is back. Items that the table no longer has are left out by Reverb.
+    """
+
+    def __init__(self, address: str, table: str, prioritization: Prioritization, max_waiting: int = _MAX_WAITING):
+        """Starts the thread with the first update.
+
+        Args:
+          address: the replay server, 'host:port'.
+          table: with the items.
+          prioritization: of the run.
+          max_waiting: calls of `update` that may wait for the server; the oldest are dropped.
+        """
+        priorities(prioritization, np.zeros(1), 0)  # a schedule that fails shall do so here, not on the thread
+        self._address, self._table, self._prioritization = address, table, prioritization
+        self._max_waiting = max_waiting
+        self._client = reverb.Client(address)
+        self._changed = threading.Condition()
+        self._waiting: collections.deque[_Errors] = collections.deque()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        self._sending_since: float | None = None
+        self._warned_at = 0.0
+        self._counts = {'priorities_sent': 0, 'priorities_dropped': 0, 'priorities_not_finite': 0}
+
+    def update(self, step: int, keys: np.ndarray, errors: np.ndarray) -> None:
+        """Hands over the errors of items, and returns at once.
+
+        Args:
+          step: the train step, for schedules.
+          keys: uint64 [...], of the items.
+          errors: float [...], likewise. Items whose error is not finite keep their priority.
+        """
+        keys, errors = keys.ravel(), errors.ravel()
+        finite = np.isfinite(errors)
+        with self._changed:
+            self._counts['priorities_not_finite'] += len(errors) - int(finite.sum())
+            if self._closed or not finite.any():
+                return
+            if len(self._waiting) >= self._max_waiting:
+                self._counts['priorities_dropped'] += len(self._waiting.popleft().keys)
+            self._waiting.append(_Errors(step, keys[finite], errors[finite]))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name='replay_priorities', daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+        self._warn_if_late()
+
+    def figures(self) -> dict[str, int]:
+        """Returns how many priorities were sent, dropped since the server was late, and left out as not finite."""
+        with self._changed:
+            return dict(self._counts)
+
+    def flush(self, timeout_secs: float) -> bool:
+        """Waits until the server has all updates. Says whether it has, within `timeout_secs`."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._waiting and self._sending_since is None, timeout_secs)
+
+    def close(self, timeout_secs: float = 5.0) -> None:
+        """Sends what waits, for at most `timeout_secs`, and ends the thread. May be called twice, from any thread."""
+        with self._changed:
+            if self._closed:
+                return
+        if not self.flush(timeout_secs):
+            logging.warning('the replay server at %s did not take the last priorities', self._address)
+        with self._changed:
+            self._closed = True
+            self._waiting.clear()
+            self._changed.notify_all()
+            thread = self._thread
+        if thread and self._sending_since is None:
+            thread.join(timeout_secs)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._sending_since = None
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._closed or self._waiting)
+                if self._closed:
+                    return
+                taken = self._take()
+                self._sending_since = time.monotonic()
+            self._send(taken)
+
+    def _take(self) -> list[_Errors]:
+        taken, num_items = [], 0
+        while self._waiting and num_items < _MAX_ITEMS_PER_UPDATE:
+            taken.append(self._waiting.popleft())
+            num_items += len(taken[-1].keys)
+        return taken
+
+    def _send(self, taken: list[_Errors]) -> None:
+        updates: dict[int, float] = {}
+        for part in taken:  # oldest first, so that the latest wins
+            values = priorities(self._prioritization, part.errors, part.step)
+            updates.update(zip(part.keys.tolist(), values.tolist(), strict=True))
+        num_items = sum(len(part.keys) for part in taken)
+        try:
+            self._client.mutate_priorities(self._table, updates=updates)  # has no deadline; a lost server is awaited
+            name = 'priorities_sent'
+        except RuntimeError as error:
+            name = 'priorities_dropped'
+            logging.warning('could not update priorities at %s, and go on: %s', self._address, error)
+        with self._changed:
+            self._counts[name] += num_items
+            if name == 'priorities_dropped':
+                self._changed.wait_for(lambda: self._closed, _RETRY_SECS)
+
+    def _warn_if_late(self) -> None:
+        now, since = time.monotonic(), self._sending_since
+        if since is not None and now - max(since, self._warned_at) >= LOG_EVERY_SECS:
+            self._warned_at = now
+            dropped = self._counts['priorities_dropped']
+            logging.warning(
+                'the replay server at %s has not taken priorities for %.0f s; training goes on; %d dropped so far',
+                self._address,
+                now - since,
+                dropped,
+            )

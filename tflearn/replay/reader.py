@@ -1,0 +1,142 @@
+"""TableReader: what a replay table hands out, in a small queue of this process.
+
+Reverb's sampler cannot be interrupted, and looks for a lost server for ever, so it runs on a thread of its own. Whoever
+reads the queue can be stopped, says what it waits for, and gives up at a deadline.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import reverb
+import tensorflow as tf
+from absl import logging
+
+from tflearn.replay import connection, statistics
+from tflearn.replay.storage import REPLAY, Storage
+from tflearn.waiting import LOG_EVERY_SECS
+
+_POLL_SECS = 0.25
+
+Prepare = Callable[[tf.data.Dataset], tf.data.Dataset]
+
+
+class TableReader:
+    """Reads a table until it is closed or nothing has come for too long."""
+
+    def __init__(
+        self,
+        address: str,
+        storage: Storage,
+        table: str,
+        specs: Sequence[tf.TensorSpec],
+        capacity: int,
+        timeout_secs: float,
+    ):
+        """Makes the queue; nothing is read before `start`.
+
+        Args:
+          address: the replay server, 'host:port'.
+          storage: of the run.
+          table: to read.
+          specs: of an element of the queue.
+          capacity: of the queue [elements].
+          timeout_secs: how long to wait for data before `error` is set.
+        """
+        self._address, self._storage, self._table = address, storage, table
+        self._timeout_secs = timeout_secs
+        self._closed = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._waits_since: float | None = None
+        self.error: Exception | None = None
+        with tf.device('CPU:0'):
+            self._queue = tf.queue.FIFOQueue(capacity, [spec.dtype for spec in specs], [spec.shape for spec in specs])
+
+    def start(self, prepare: Prepare, in_flight: int) -> None:
+        """Begins to read.
+
+        Args:
+          prepare: the table's `reverb.ReplaySample`s -> tensors [k, ...], the next k elements; at most the capacity.
+          in_flight: items that the server may send ahead.
+        """
+        draw = threading.Thread(target=self._draw, args=(prepare, in_flight), name='replay_draw', daemon=True)
+        watch = threading.Thread(target=self._watch, name='replay_watch', daemon=True)
+        self._threads = [draw, watch]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def closed(self) -> bool:
+        """Says whether it was closed, by whomever."""
+        return self._closed.is_set()
+
+    def size(self) -> int:
+        """How many elements are in the queue."""
+        return int(self._queue.size().numpy())
+
+    def take(self, count: tf.Tensor | int) -> list[tf.Tensor]:
+        """Returns the next elements, stacked. Also in a graph. There must be as many."""
+        with tf.device('CPU:0'):
+            return tf.nest.flatten(self._queue.dequeue_many(count))
+
+    def wait(self, secs: float) -> None:
+        """Tells that the caller has nothing to do but wait, and waits for a moment."""
+        if self._waits_since is None:
+            self._waits_since = time.monotonic()
+        self._closed.wait(secs)
+
+    def resume(self) -> None:
+        """Tells that the caller has what it waited for."""
+        self._waits_since = None
+
+    def close(self) -> None:
+        """Ends the reading. May be called from any thread."""
+        self._closed.set()
+
+    def _draw(self, prepare: Prepare, in_flight: int) -> None:
+        """Reads for ever, in one operation outside of Python."""
+        shape = tf.TensorShape(self._storage.chunk_shape)
+        samples = reverb.TrajectoryDataset(
+            server_address=self._address,
+            table=self._table,
+            dtypes={'chunk': tf.uint8},
+            shapes={'chunk': shape},
+            max_in_flight_samples_per_worker=in_flight,
+            num_workers_per_iterator=1,
+        )
+        elements = prepare(samples)
+
+        def hand_over(count: tf.Tensor, *tensors: tf.Tensor) -> tf.Tensor:
+            with tf.control_dependencies([self._queue.enqueue_many(tf.nest.flatten(tensors))]):
+                return count + 1
+
+        while not self._closed.is_set():
+            try:
+                elements.reduce(tf.constant(0, tf.int64), hand_over)
+            except tf.errors.OpError as error:
+                if not self._closed.is_set():
+                    logging.warning('the stream from %s broke off, and begins again: %s', self._address, error.message)
+            self._closed.wait(_POLL_SECS)
+
+    def _watch(self) -> None:
+        """Says what is waited for, and gives up at the deadline."""
+        next_log_secs = LOG_EVERY_SECS
+        while not self._closed.wait(_POLL_SECS):
+            since = self._waits_since
+            waited_secs = time.monotonic() - since if since else 0.0
+            if waited_secs < LOG_EVERY_SECS:
+                next_log_secs = LOG_EVERY_SECS
+            if waited_secs >= self._timeout_secs:
+                self.error = TimeoutError(f'waited {waited_secs:.0f} s in vain for data from {self._server_state()}')
+                self.close()
+            elif waited_secs >= next_log_secs:
+                next_log_secs += LOG_EVERY_SECS
+                logging.info('waiting for data (%.0f s) from %s', waited_secs, self._server_state())
+        self._queue.close(cancel_pending_enqueues=True)
+
+    def _server_state(self) -> str:
+        info = connection.server_info(self._address)
+        table = (
+            f'with {statistics.ReplayStatistics.of(info[REPLAY], self._storage)}' if info else 'which does not answer'
+        )
+        return f'the replay server at {self._address}, {table}'

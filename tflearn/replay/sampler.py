@@ -1,0 +1,141 @@
+"""ReplaySampler: batches that the replay server draws (or, from a queue, hands out)."""
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import reverb
+import tensorflow as tf
+
+from tflearn.replay.reader import TableReader
+from tflearn.replay.storage import REPLAY, Storage
+
+_MAX_AHEAD_BYTES = 1 << 20
+_MAX_AHEAD_STEPS = 32
+_POLL_SECS = 0.001
+
+
+class ReplaySampler(tf.train.experimental.PythonState):
+    """Batches for the learner from the replay server; a `BatchSource`. Its counts belong in the checkpoint.
+
+    A uniform draw takes a chunk and tries some of its rows that may begin a sequence, so that each sequence is as
+    likely as any other; those of one chunk are spread over several batches.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        storage: Storage,
+        batch_size: int,
+        timeout_secs: float,
+        max_ahead_steps: int = _MAX_AHEAD_STEPS,
+        more: Sequence[tf.TensorSpec] = (),
+    ):
+        """Prepares; nothing is drawn before the first `grant`.
+
+        Args:
+          address: the replay server, 'host:port'.
+          storage: of the run; not mirrored.
+          batch_size: sequences of a train step, over all replicas that this process feeds.
+          timeout_secs: how long to wait for data before `grant` returns 0 with `error` set.
+          max_ahead_steps: batches that are drawn ahead, at most twice as many.
+          more: of what a batch has besides its rows.
+        """
+        self._storage, self._batch_size = storage, batch_size
+        length = storage.experience.sequence_length
+        step_bytes = batch_size * length * storage.layout.num_bytes
+        ahead = max(1, min(max_ahead_steps, _MAX_AHEAD_BYTES // step_bytes))
+        # Only draws that are spread over several batches have to be made for several at once.
+        self._steps_ahead = ahead if storage.draws_per_chunk > 1 else 1
+        self.max_draw_steps = 2 * ahead
+        spec = tf.TensorSpec((batch_size, length, storage.layout.num_bytes), tf.uint8)
+        self._reader = TableReader(address, storage, REPLAY, [spec, *more], max(self.max_draw_steps, 2), timeout_secs)
+        self._samples = 0
+        self._started = False
+
+    @property
+    def error(self) -> Exception | None:
+        """Why there are no more batches; None if it was closed."""
+        return self._reader.error
+
+    def serialize(self) -> str:
+        """Returns what was drawn, for a checkpoint."""
+        return json.dumps({'samples': self._samples})
+
+    def deserialize(self, string_value: str) -> None:
+        """Takes over what a checkpoint holds."""
+        self._samples = json.loads(string_value)['samples']
+
+    def figures(self) -> dict[str, Any]:
+        """Returns nothing: the server knows size and samples per insert."""
+        return {}
+
+    def close(self) -> None:
+        """Ends it, also for a learner that waits. May be called from any thread."""
+        self._reader.close()
+
+    def grant(self, num_steps: int) -> int:
+        """Waits until there are batches.
+
+        Args:
+          num_steps: wanted.
+
+        Returns:
+          How many are there now, at most `num_steps`; 0 if there will be none: it was closed, or has an `error`.
+        """
+        if not self._started:
+            self._started = True
+            self._start()
+        while not self._reader.closed:
+            size = self._reader.size()
+            if size:
+                self._reader.resume()
+                steps = min(num_steps, size)
+                self._samples += steps * self._batch_size
+                return steps
+            self._reader.wait(_POLL_SECS)
+        return 0
+
+    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
+        """Takes the next batches. For a graph.
+
+        Args:
+          num_steps: integer scalar: batches to take; as many were granted.
+          seed: not used; the server draws.
+
+        Returns:
+          The trajectory [num_steps, B, T, ...], and a dict with `policy_version` int64 [num_steps, B, T].
+        """
+        del seed
+        (rows,) = self._reader.take(tf.cast(num_steps, tf.int32))
+        return self._columns(rows)
+
+    def _columns(self, rows: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
+        columns = self._storage.layout.unpack(rows)
+        return columns['trajectory'], {'policy_version': columns['policy_version']}
+
+    def _start(self) -> None:
+        chunks = math.ceil(self._steps_ahead * self._batch_size / self._storage.draws_per_chunk)
+        self._reader.start(lambda samples: self._batches(samples, chunks), in_flight=2 * chunks)
+
+    def _batches(self, samples: tf.data.Dataset, num_chunks: int) -> tf.data.Dataset:
+        sequences = samples.batch(num_chunks, drop_remainder=True).map(self._sequences)
+        count = self._steps_ahead * self._batch_size
+        if self._storage.num_starts > 1:
+            sequences = sequences.rebatch(count, drop_remainder=True)
+        length, num_bytes = self._storage.experience.sequence_length, self._storage.layout.num_bytes
+        return sequences.map(lambda rows: tf.reshape(rows, [-1, self._batch_size, length, num_bytes]))
+
+    def _sequences(self, sample: reverb.ReplaySample) -> tf.Tensor:
+        """Returns sequences [n, T, num_bytes] of chunks [k, rows, num_bytes], in random order if not all."""
+        chunks, storage = sample.data['chunk'], self._storage
+        if storage.num_starts == 1:
+            return chunks
+        num_chunks = tf.shape(chunks)[0]
+        length, tried = storage.experience.sequence_length, storage.draws_per_chunk
+        chances = tf.random.uniform((num_chunks, storage.num_starts))
+        starts = tf.math.top_k(chances, tried, sorted=False).indices
+        begins = tf.gather(chunks[:, :, 0], starts, batch_dims=1) > 0
+        sequences = tf.gather(chunks, starts[:, :, None] + tf.range(length), batch_dims=1)
+        return tf.random.shuffle(tf.boolean_mask(sequences, begins))

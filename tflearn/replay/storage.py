@@ -1,0 +1,151 @@
+"""Storage: how a run's experience lies in the replay server. Derived alike by all jobs, so that they agree."""
+
+import dataclasses
+import functools
+import math
+
+import reverb
+import tensorflow as tf
+from tf_agents.typing import types
+
+from tflearn.experience import Experience
+from tflearn.replay import rate_limits, rows
+
+REPLAY = 'replay'
+STREAM = 'stream'
+
+_MAX_CHUNK_BYTES = 128 * 1024
+_MAX_CHUNKED_LENGTH = 8
+_DRAWS_PER_CHUNK = 4
+_MAX_STREAM_CHUNKS = 256
+_MIN_STREAM_CHUNKS = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Storage:
+    """The tables of a run's experience and the layout of their items.
+
+    An item is a chunk: rows of one environment in a row, in which `num_starts` rows may begin a sequence (see
+    `chunks`). Uniform draws of short sequences use chunks of many, since Reverb's cost is per item; else an item is one
+    sequence, which can have a priority or a place in a queue.
+
+    Attributes:
+      experience: of the run.
+      data_spec: the agent's spec of a Trajectory, without outer dimensions (`collect_data_spec`).
+    """
+
+    experience: Experience
+    data_spec: types.NestedTensorSpec
+
+    @functools.cached_property
+    def layout(self) -> rows.RowLayout:
+        """The layout of a row: whether a sequence begins here, the version of the policy that acted, the trajectory."""
+        return rows.RowLayout(
+            {
+                'begins': tf.TensorSpec((), tf.uint8, 'begins'),
+                'policy_version': tf.TensorSpec((), tf.int64, 'policy_version'),
+                'trajectory': self.data_spec,
+            }
+        )
+
+    @property
+    def num_starts(self) -> int:
+        """Rows of a chunk that may begin a sequence."""
+        if not self._draws_are_alike:
+            return 1
+        return max(1, min(self.experience.chunk_steps, _MAX_CHUNK_BYTES // self.layout.num_bytes))
+
+    @property
+    def _draws_are_alike(self) -> bool:
+        """Says whether no draw changes what may be drawn next, and sequences are so short that they share a chunk."""
+        experience = self.experience
+        short = experience.sequence_length <= _MAX_CHUNKED_LENGTH
+        return experience.order == 'uniform' and not experience.max_times_sampled and short
+
+    @property
+    def chunk_shape(self) -> tuple[int, int]:
+        """Rows of a chunk and bytes of a row."""
+        return self.num_starts + self.experience.sequence_length - 1, self.layout.num_bytes
+
+    @property
+    def sequences_per_chunk(self) -> float:
+        """How many sequences begin in a chunk; ends of episodes make it fewer."""
+        return max(1.0, self.num_starts / self.experience.stride)
+
+    @property
+    def draws_per_chunk(self) -> int:
+        """Rows, of those that may begin a sequence, that are tried when the server draws a chunk."""
+        return min(self.num_starts, _DRAWS_PER_CHUNK * self.experience.stride)
+
+    @property
+    def sequences_per_draw(self) -> float:
+        """How many sequences the server draws with a chunk."""
+        return max(1.0, self.draws_per_chunk / self.experience.stride)
+
+    @property
+    def signature(self) -> dict[str, tf.TensorSpec]:
+        """Of an item."""
+        return {'chunk': tf.TensorSpec(self.chunk_shape, tf.uint8, self.layout.text)}
+
+    @property
+    def max_chunks(self) -> int:
+        """Items that the replay table keeps."""
+        return math.ceil(self.experience.max_size / self.sequences_per_chunk)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of a full table before compression [bytes]."""
+        return self.max_chunks * math.prod(self.chunk_shape)
+
+    @property
+    def mirrored(self) -> bool:
+        """Says whether the learner draws from its own mirror of the table."""
+        experience = self.experience
+        if experience.sampling == 'learner':
+            return True
+        small = self.num_bytes <= 1e9 * experience.max_mirror_gb
+        return experience.sampling == 'auto' and self._draws_are_alike and small
+
+    @property
+    def stream_chunks(self) -> int:
+        """Items that wait for the mirror before writers are held back.
+
+        Where samples per insert are held these steps are ahead of them, so it is no more than the limiter lets pass.
+        """
+        ratio = self.experience.samples_per_insert
+        if ratio is None:
+            return _MAX_STREAM_CHUNKS
+        ahead = rate_limits.error_buffer(self.experience, self.sequences_per_chunk) / ratio / self.sequences_per_chunk
+        return min(_MAX_STREAM_CHUNKS, max(_MIN_STREAM_CHUNKS, math.ceil(ahead)))
+
+    @property
+    def table_names(self) -> tuple[str, ...]:
+        """The tables that a writer inserts its chunks into."""
+        return (REPLAY, STREAM) if self.mirrored else (REPLAY,)
+
+    def make_tables(self) -> list[reverb.Table]:
+        """Makes the tables: the replay and, where the learner mirrors it, the stream of what is new."""
+        if self.experience.order == 'queue':
+            return [reverb.Table.queue(REPLAY, self.experience.max_size, signature=self.signature)]
+        samplers = {
+            'uniform': reverb.selectors.Uniform,
+            # Priorities come ready-made from the learner, so that their exponent may follow a schedule.
+            'prioritized': lambda: reverb.selectors.Prioritized(priority_exponent=1.0),
+        }
+        replay = reverb.Table(
+            REPLAY,
+            sampler=samplers[self.experience.order](),
+            remover=reverb.selectors.Fifo(),
+            max_size=self.max_chunks,
+            max_times_sampled=self.experience.max_times_sampled,
+            rate_limiter=self._rate_limiter(),
+            signature=self.signature,
+        )
+        if not self.mirrored:
+            return [replay]
+        return [replay, reverb.Table.queue(STREAM, self.stream_chunks, signature=self.signature)]
+
+    def _rate_limiter(self) -> reverb.rate_limiters.RateLimiter:
+        if self.mirrored:  # the learner holds the ratio itself
+            return reverb.rate_limiters.MinSize(1)
+        return rate_limits.make(self.experience, self.sequences_per_chunk, self.sequences_per_draw)
