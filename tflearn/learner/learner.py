@@ -5,13 +5,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tflearn.experience import Agent
+from tflearn.experience import Agent, BatchSource
 from tflearn.learner.checkpoints import Checkpoints
-from tflearn.learner.summaries import Summaries
+from tflearn.learner.limits import Limits
+from tflearn.learner.random_state import RandomState
+from tflearn.learner.summaries import SummaryOptions
+from tflearn.learner.summarized_loop import SummarizedLoop
+from tflearn.learner.train_loop import LoopOptions, Taken
+from tflearn.learner.train_result import Call, TrainResult
 from tflearn.learner.triggers import IntervalTrigger
+from tflearn.learner.workers import Agreement
 from tflearn.run_dir import RunDir
 
 DatasetFn = Callable[[tf.distribute.InputContext], tf.data.Dataset]
@@ -19,84 +26,108 @@ Trigger = Callable[[int, int], bool]
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainResult:
-    """What a call of `Learner.run` did.
+class LearnerOptions:
+    """What a learner does besides training.
 
     Attributes:
-      num_steps: train steps taken; fewer than asked for only when the data ended.
-      loss: mean over the steps of the global batch's loss.
-      extra: the agent's further figures, means over steps, replicas and their own axes, by name.
-      info: means of the data's own figures (`policy_version`, ...), by name.
-      steps_per_sec: train steps per second of the call.
-      data_wait_share: the part of the call spent waiting for data, in [0, 1].
+      checkpoint_interval_steps: train steps between two checkpoints; None saves none by itself.
+      max_checkpoints_to_keep: newest checkpoints that are kept.
+      keep_checkpoint_every_steps: the first checkpoint at or after each multiple is kept for ever; None keeps none so.
+      summaries: when and what; None writes none.
+      loop: how train steps are taken.
+      after_run: called on the host after every call of `run`, with its result, before the triggers.
+      on_items: called on the host, before more is drawn, with the train step now and `loop.item_figure` of each item of
+        this process' batches since the last call, float32 [num_steps, B], in their order.
     """
 
-    num_steps: int
-    loss: float
-    extra: dict[str, float]
-    info: dict[str, float]
-    steps_per_sec: float
-    data_wait_share: float
+    checkpoint_interval_steps: int | None = 10_000
+    summaries: SummaryOptions | None = dataclasses.field(default_factory=SummaryOptions)
+    max_checkpoints_to_keep: int = 3
+    keep_checkpoint_every_steps: int | None = None
+    loop: LoopOptions = dataclasses.field(default_factory=LoopOptions)
+    after_run: Callable[[TrainResult], object] | None = None
+    on_items: Callable[[int, np.ndarray], object] | None = None
+
+    def __post_init__(self) -> None:
+        value = self.checkpoint_interval_steps
+        if value is not None and value < 1:
+            raise ValueError(f'got checkpoint_interval_steps={value}; need at least 1 train step, or None for never')
 
 
 class Learner:
     """Trains an agent from a dataset; restores and saves its checkpoints.
 
     The agent must return, as TF-Agents' agents do, a loss that each replica divides by the global batch size: it is
-    summed over replicas, everything else is averaged.
+    summed over replicas. Its further figures are averaged, unless `LoopOptions.extra_reductions` says otherwise.
     """
 
     def __init__(
         self,
         agent: Agent,
-        dataset_fn: DatasetFn,
+        data: DatasetFn | BatchSource,
         run_dir: RunDir,
         *,
         strategy: tf.distribute.Strategy | None = None,
         triggers: Sequence[Trigger] = (),
-        checkpoint_interval_steps: int = 10_000,
-        summary_interval_steps: int = 1_000,
+        options: LearnerOptions = LearnerOptions(),
         state: Mapping[str, Any] | None = None,
     ):
         """Traces the train step, restores the newest whole checkpoint, and makes the iterator.
 
         Args:
           agent: made within the strategy's scope; its `train_step_counter` is the train step.
-          dataset_fn: called once per input pipeline, with its InputContext. Elements are (data, info) or data, batched
-            for one replica; data is what `agent.train` takes, info a dict of numbers that only get averaged.
+          data: called once per input pipeline, with its InputContext, for a dataset: elements are (data, info) or
+            data, batched for one replica; data is what `agent.train` takes, info a dict of numbers that only get
+            averaged. Or a `BatchSource`, whose batches are drawn inside of the compiled program.
           run_dir: where checkpoints and summaries go.
           strategy: default: the current one.
           triggers: each is called with the train steps (before, after) of every call, after checkpoints are saved.
-          checkpoint_interval_steps: train steps between two checkpoints.
-          summary_interval_steps: train steps between two summaries.
+            Those that have `end(step)` get that call from `close`.
+          options: intervals, and how train steps are taken.
           state: further trackable objects for the checkpoint, by name ('agent' and 'train_step' are there already).
 
         Raises:
           ValueError: if the newest readable checkpoint does not fit.
         """
         self.train_step = agent.train_step_counter
-        self._agent = agent
+        self._agent, self._options = agent, options
         self._strategy = strategy or tf.distribute.get_strategy()
-        self._summaries = Summaries(run_dir.summaries('train'))
-        self._result: TrainResult | None = None
+        self._agreement = Agreement(self._strategy)
+        self._healthy = True
+        self._draws = isinstance(data, BatchSource)
         with self._strategy.scope():
-            self._iterator = iter(self._strategy.distribute_datasets_from_function(dataset_fn))
+            self._source: Any = data if self._draws else self._iterator(data)
             agent.initialize()
-            self._step = tf.function(self._distributed_step)
+            summaries = options.summaries or SummaryOptions(interval_steps=None)
             # Traced here, so that the optimizer's slots are there to be restored, and saved with the first checkpoint.
-            self._zeros = self._trace()
-            self._loop = tf.function(self._many_steps)
-            objects = {'agent': agent, 'train_step': self.train_step, **(state or {})}
-            self.checkpoints = Checkpoints(run_dir.checkpoints, objects)
+            self._loop = SummarizedLoop(
+                agent, self._source, self._strategy, run_dir.summaries('train'), options.loop, summaries
+            )
+            self._triggers = self._all_triggers(triggers)
+            self.checkpoints = self._checkpoints(run_dir, state or {})
             self.restored_from = self.checkpoints.restore_newest()
-        self._saved_step = self.step if self.restored_from else -1
-        self._triggers: tuple[Trigger, ...] = (
-            IntervalTrigger(checkpoint_interval_steps, lambda _: self.save()),
-            *triggers,
-            IntervalTrigger(summary_interval_steps, self._write_summaries),
-        )
+        self._agreement.check_same(self.step, 'the train step that was restored')
         replicas, source = self._strategy.num_replicas_in_sync, self.restored_from or 'from scratch'
         logging.info('learner: %d replica(s), train step %d, %s', replicas, self.step, source)
+
+    def _iterator(self, dataset_fn: DatasetFn) -> Any:
+        return iter(self._strategy.distribute_datasets_from_function(dataset_fn))
+
+    def _checkpoints(self, run_dir: RunDir, state: Mapping[str, Any]) -> Checkpoints:
+        phases = {f'trigger_{i}': trigger for i, trigger in enumerate(self._triggers) if _has_state(trigger)}
+        more = {'random': RandomState(), **phases, **state}
+        return Checkpoints(
+            run_dir.checkpoints,
+            {'agent': self._agent, 'train_step': self.train_step, **more},
+            self._options.max_checkpoints_to_keep,
+            keep_every_steps=self._options.keep_checkpoint_every_steps,
+            optional=more,
+            asynchronous=True,
+        )
+
+    def _all_triggers(self, triggers: Sequence[Trigger]) -> tuple[Trigger, ...]:
+        save = self._options.checkpoint_interval_steps
+        return (*([IntervalTrigger(save, lambda _: self.save())] if save else []), *triggers)
 
     @property
     def step(self) -> int:
@@ -114,110 +145,140 @@ class Learner:
 
         Raises:
           ValueError: if `num_steps` is below 1.
+          FloatingPointError: at a loss that is not finite, if `on_nonfinite` is 'stop'; a checkpoint is saved first if
+            the variables are finite.
         """
         if num_steps < 1:
             raise ValueError(f'got num_steps={num_steps}; need at least 1')
-        before, start = self.step, time.perf_counter()
-        with self._strategy.scope():
-            taken, sums, waited_secs = self._loop(self._iterator, tf.constant(num_steps, tf.int64))
-        taken, secs = int(taken.numpy()), time.perf_counter() - start
-        loss, extra, info = tf.nest.map_structure(lambda total: float(total.numpy()) / max(taken, 1), sums)
-        self._result = TrainResult(taken, loss, extra, info, taken / secs, min(float(waited_secs.numpy()) / secs, 1.0))
+        before = self.step
+        call = Call()
+        while call.num_steps < num_steps:
+            wanted = num_steps - call.num_steps
+            granted = self._grant(wanted, call)
+            if not granted or not self._take(before + call.num_steps, granted, call):
+                break
+        result = call.result()
+        if result.num_nonfinite and self._options.loop.on_nonfinite == 'stop':
+            self._end_of_numbers()
+        if self._options.after_run:
+            self._options.after_run(result)
         for trigger in self._triggers:
+            start = time.perf_counter()
             trigger(before, self.step)
-        return self._result
+            self._loop.figures.add_trigger(time.perf_counter() - start)
+        return result
+
+    def loss(self, element: Any = None) -> TrainResult:
+        """Returns the loss of a batch, without any update or other effect.
+
+        Args:
+          element: as the data give it; None takes the next one.
+        """
+        start = time.perf_counter()
+        with self._strategy.scope():
+            if element is None:
+                element = self._next_element()
+            sums = tf.function(self._loop.loss, autograph=False)(element)
+        loss, extra, info = tf.nest.map_structure(lambda value: float(value.numpy()), sums)
+        return TrainResult(0, loss, extra, info, 0, time.perf_counter() - start, 0.0)
+
+    def train(
+        self, limits: Limits, steps_per_call: int = 200, env_steps: Callable[[], int] = lambda: 0
+    ) -> str:
+        """Trains until a limit is reached or the data end; then closes the learner.
+
+        Args:
+          limits: when training is over.
+          steps_per_call: train steps of a call of `run`.
+          env_steps: tells the environment steps so far, for `limits.max_env_steps`.
+
+        Returns:
+          What ended it.
+        """
+        if steps_per_call < 1:
+            raise ValueError(f'got steps_per_call={steps_per_call}; need at least 1')
+        start = time.monotonic()
+        try:
+            while True:
+                reason = limits.reached(self.step, env_steps(), time.monotonic() - start)
+                if reason:
+                    return reason
+                if not self.run(min(steps_per_call, limits.num_train_steps - self.step)).num_steps:
+                    return 'the data ended'
+        finally:
+            self.close()
 
     def save(self) -> None:
-        """Saves a checkpoint of this train step, unless there is one."""
-        if self._saved_step != self.step:
+        """Saves a checkpoint of this train step, unless there is one. It is written on a thread of its own."""
+        if self._healthy and self.checkpoints.saved_step != self.step:
             self.checkpoints.save(self.step)
-            self._saved_step = self.step
 
     def close(self) -> None:
-        """Saves a last checkpoint and writes out the summaries."""
+        """Calls the triggers that have an end, saves a last checkpoint, and writes out everything."""
+        for trigger in self._triggers:
+            if hasattr(trigger, 'end'):
+                trigger.end(self.step)
+        if self._draws:
+            self._source.close()
         self.save()
-        self._summaries.close()
-
-    def _write_summaries(self, step: int) -> None:
-        if self._result:
-            self._summaries.write(step, self._result)
+        self.checkpoints.wait()
+        self._loop.close(self.step)
 
     def summarize(self, values: Mapping[str, float]) -> None:
         """Adds the caller's figures to the summaries of this train step."""
-        self._summaries.write_values(self.step, values)
+        self._loop.summaries.write_values(self.step, values)
 
-    def _trace(self) -> Any:
-        outputs = self._step.get_concrete_function(self._iterator.element_spec).structured_outputs
-        return tf.nest.map_structure(lambda _: tf.constant(0.0), outputs)
+    def write_text(self, name: str, markdown: str) -> None:
+        """Shows a text in TensorBoard, under the tag `name`."""
+        self._loop.summaries.write_text(self.step, name, markdown)
 
-    def _distributed_step(self, element: Any) -> tuple[tf.Tensor, dict[str, tf.Tensor], dict[str, tf.Tensor]]:
-        """One train step on all replicas. Returns scalars: loss, extra, info."""
-        per_replica = self._strategy.run(self._replica_step, (element,))
-        reduce, scope = self._strategy.reduce, tf.distribute.ReduceOp
-        loss, extra, info = per_replica
-        return (
-            reduce(scope.SUM, loss, axis=None),
-            {name: reduce(scope.MEAN, value, axis=None) for name, value in extra.items()},
-            {name: reduce(scope.MEAN, value, axis=None) for name, value in info.items()},
+    def _grant(self, wanted: int, call: Call) -> int:
+        if not self._draws:
+            return wanted
+        start = time.perf_counter()
+        granted = self._agreement.least(self._source.grant(wanted))
+        waited_secs = time.perf_counter() - start
+        call.waited_secs += waited_secs
+        self._loop.figures.add_wait(waited_secs)
+        return granted
+
+    def _take(self, before: int, num_steps: int, call: Call) -> bool:
+        def add(taken: Taken) -> None:
+            call.add(taken)
+            if taken.items is not None and self._options.on_items:
+                self._options.on_items(self.step, taken.items)
+
+        try:
+            return self._loop.take(before, num_steps, add)
+        except tf.errors.OpError:
+            self._healthy = False  # some variables may be of another step than others
+            raise
+
+    def _next_element(self) -> Any:
+        if not self._draws:
+            return next(self._source)
+        if not self._source.grant(1):
+            raise RuntimeError('got no batch: the data ended; need an element, or data that go on')
+        one = tf.constant(1, tf.int64)
+        drawn = tf.function(self._source.draw, autograph=False)(one, self.train_step)
+        return tf.nest.map_structure(lambda column: column[0], drawn)
+
+    def _end_of_numbers(self) -> None:
+        """Saves a checkpoint if the variables are still finite, and raises."""
+        parts = tf.train.TrackableView(self._agent).descendants()
+        variables = [part for part in parts if isinstance(part, tf.Variable)]
+        spoilt = [v.name for v in variables if v.dtype.is_floating and not np.isfinite(v.numpy()).all()]
+        if spoilt:
+            self._healthy = False  # `close` must not save it either
+        else:
+            self.save()
+        raise FloatingPointError(
+            f'got a loss that is not finite at train step {self.step}; '
+            + (f'{spoilt[0]} and {len(spoilt) - 1} more variables are not finite either; ' if spoilt else '')
+            + f'go on from {self.checkpoints.newest or "the beginning"} with a smaller learning rate or with clipped '
+            "gradients, or set on_nonfinite to 'skip' with optimizers.make(skip_nonfinite=True)"
         )
 
-    def _replica_step(self, element: Any) -> tuple[tf.Tensor, dict[str, tf.Tensor], dict[str, tf.Tensor]]:
-        data, info = _split(element)
-        loss_info = self._agent.train(data)
-        loss = tf.cast(tf.reduce_sum(loss_info.loss), tf.float32)
-        return loss, _means(loss_info.extra), _means(info)
 
-    def _many_steps(self, iterator: Any, num_steps: tf.Tensor) -> tuple[tf.Tensor, Any, tf.Tensor]:
-        taken = tf.constant(0, tf.int64)
-        sums, waited_secs = self._zeros, tf.constant(0.0, tf.float64)
-        element, secs = _next(iterator, taken)
-        waited_secs += secs
-        while taken < num_steps and element.has_value():
-            means = self._step(element.get_value())
-            sums = tf.nest.map_structure(tf.add, sums, means)
-            taken += 1
-            if taken < num_steps:
-                element, secs = _next(iterator, means[0])
-                waited_secs += secs
-        return taken, sums, waited_secs
-
-
-def _next(iterator: Any, after: tf.Tensor) -> tuple[Any, tf.Tensor]:
-    """Returns the next element, and the seconds that it took to come once `after` was known."""
-    with tf.control_dependencies([after]):
-        start = tf.timestamp()
-    with tf.control_dependencies([start]):
-        element = iterator.get_next_as_optional()
-    with tf.control_dependencies([element.has_value()]):
-        return element, tf.timestamp() - start
-
-
-def _split(element: Any) -> tuple[Any, Any]:
-    """Splits an element into data and info; a Trajectory is a tuple too, but not of two."""
-    if type(element) is tuple and len(element) == 2:
-        return element
-    return element, ()
-
-
-def _means(values: Any) -> dict[str, tf.Tensor]:
-    """Returns the mean of every numeric tensor in a nest, named by its path."""
-    means = {}
-    for path, value in _flatten_with_names(values):
-        tensor = tf.convert_to_tensor(value)
-        if tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool:
-            means[path] = tf.reduce_mean(tf.cast(tensor, tf.float32))
-    return means
-
-
-def _flatten_with_names(values: Any, prefix: str = '') -> list[tuple[str, Any]]:
-    if hasattr(values, '_asdict'):
-        values = values._asdict()
-    if isinstance(values, list | tuple):
-        values = dict(enumerate(values))
-    if not isinstance(values, Mapping):
-        return [] if values is None else [(prefix, values)]
-    return [
-        leaf
-        for key, value in values.items()
-        for leaf in _flatten_with_names(value, f'{prefix}/{key}' if prefix else str(key))
-    ]
+def _has_state(trigger: Trigger) -> bool:
+    return isinstance(trigger, tf.train.experimental.PythonState)

@@ -1,31 +1,144 @@
-"""Summaries: the learner's figures for TensorBoard, by train step."""
+"""Summaries: when they are due, and the writer of the learner's figures and texts for TensorBoard."""
 
+import contextlib
+import dataclasses
 import pathlib
-from collections.abc import Mapping
-from typing import Any
+import time
+from collections.abc import Callable, Iterator, Mapping
 
 import tensorflow as tf
 
 
-class Summaries:
-    """Writes scalars; the event file is made with the first of them."""
+@dataclasses.dataclass(frozen=True)
+class SummaryOptions:
+    """When summaries are written, and what they tell besides the learner's own figures.
 
-    def __init__(self, directory: pathlib.Path):
-        self._directory = str(directory)
+    `interval_steps`, `interval_secs` and `total` may be combined; with none of them there are no summaries. At the
+    end of training the figures are written once more.
+
+    Attributes:
+      interval_steps: every multiple of it is a train step that is summarized.
+      interval_secs: seconds after which the next train step is; not for several workers, whose clocks differ.
+      total: train steps that are summarized, evenly over the `num_train_steps` of the run.
+      num_train_steps: of the run; needed for `total`.
+      first_interval: also summarize every step before the first that is due by its number.
+      flush_secs: what is written reaches the file after so long at most, as long as more is written.
+      max_queue: summaries that wait for the file.
+      actions: histograms of the batch's actions, and of those that the agent's policy takes there now.
+      policy_version: tells the newest version, for a histogram of how many versions the batch is behind.
+      figures: tells further figures by name, for every summary; None is left out.
+      texts: tells texts by tag, in markdown, before the first train step.
+      profile_steps: (first, last) train step of a trace for TensorBoard's profiler; None makes none.
+    """
+
+    interval_steps: int | None = 1_000
+    interval_secs: float | None = None
+    total: int | None = None
+    num_train_steps: int | None = None
+    first_interval: bool = False
+    flush_secs: float = 10.0
+    max_queue: int = 100
+    actions: bool = True
+    policy_version: Callable[[], int] | None = None
+    figures: Callable[[], Mapping[str, float | None]] | None = None
+    texts: Callable[[], Mapping[str, str]] | None = None
+    profile_steps: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.interval_steps is not None and self.interval_steps < 1:
+            raise ValueError(f'got interval_steps={self.interval_steps}; need at least 1 train step, or None for never')
+        for name in ('interval_secs', 'flush_secs', 'max_queue'):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f'got {name}={value}; need a number above 0')
+        if self.total is not None and not 1 <= self.total <= (self.num_train_steps or 0):
+            raise ValueError(
+                f'got total={self.total}, num_train_steps={self.num_train_steps}; need 1 <= total <= num_train_steps'
+            )
+        if self.first_interval and not (self.interval_steps or self.total):
+            raise ValueError('got first_interval without the interval; need interval_steps or total')
+        if self.profile_steps and not 1 <= self.profile_steps[0] <= self.profile_steps[1]:
+            raise ValueError(f'got profile_steps={self.profile_steps}; need (first, last) with 1 <= first <= last')
+
+    def next_step(self, before: int) -> int | None:
+        """Returns the first train step after `before` that is summarized by its number; None if there is none."""
+        due = self._next_regular_step(before)
+        if self.first_interval and due is not None and due == self._next_regular_step(0):
+            return before + 1
+        return due
+
+    def _next_regular_step(self, before: int) -> int | None:
+        steps = []
+        if self.interval_steps:
+            steps.append((before // self.interval_steps + 1) * self.interval_steps)
+        if self.total and self.num_train_steps and before < self.num_train_steps:
+            count = before * self.total // self.num_train_steps + 1
+            steps.append(-(-count * self.num_train_steps // self.total))
+        return min(steps, default=None)
+
+
+class Summaries:
+    """Writes figures and texts; the event file is made with the first of them."""
+
+    def __init__(
+        self,
+        directory: pathlib.Path,
+        options: SummaryOptions = SummaryOptions(),
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        """Writes nothing yet.
+
+        Args:
+          directory: of the event files.
+          options: when summaries are due.
+          clock: returns seconds that never run backwards.
+        """
+        self._directory, self._options, self._clock = str(directory), options, clock
+        self._written_at = clock()
         self._writer: tf.summary.SummaryWriter | None = None
 
-    def write(self, step: int, result: Any) -> None:
-        """Writes a `TrainResult`: loss, extra, rates."""
-        rates = {'steps_per_sec': result.steps_per_sec, 'data_wait_share': result.data_wait_share}
-        extra = {f'extra/{name}': value for name, value in result.extra.items()}
-        self.write_values(step, {'loss': result.loss, **extra, **rates})
+    @property
+    def wanted(self) -> bool:
+        """Whether there are any."""
+        return bool(self._options.interval_steps or self._options.interval_secs or self._options.total)
 
-    def write_values(self, step: int, values: Mapping[str, float]) -> None:
-        """Writes scalars under the tag `train/<name>`."""
-        self._writer = self._writer or tf.summary.create_file_writer(self._directory)
-        with self._writer.as_default(step=step):
+    def next_step(self, before: int) -> int | None:
+        """Returns the next train step after `before` to be summarized, as far as is known now."""
+        secs = self._options.interval_secs
+        if secs is not None and self._clock() - self._written_at >= secs:
+            return before + 1
+        return self._options.next_step(before)
+
+    def write(self, step: int, values: Mapping[str, float | None]) -> None:
+        """Writes the summary of a train step, with the figures of `SummaryOptions.figures`."""
+        self._written_at = self._clock()
+        more = self._options.figures() if self._options.figures else {}
+        self.write_values(step, {**values, **more})
+
+    def write_values(self, step: int, values: Mapping[str, float | None]) -> None:
+        """Writes scalars under the tag `train/<name>`; None is left out."""
+        with self._open().as_default(step=step):
             for name, value in values.items():
-                tf.summary.scalar(f'train/{name}', value)
+                if value is not None:
+                    tf.summary.scalar(f'train/{name}', value)
+
+    def write_text(self, step: int, name: str, markdown: str) -> None:
+        """Writes a text under the tag `name`, at once."""
+        with self._open().as_default(step=step) as writer:
+            tf.summary.text(name, markdown)
+            writer.flush()
+
+    @contextlib.contextmanager
+    def recording(self, train_step: tf.Variable) -> Iterator[None]:
+        """Records the summaries of what is traced and run within, at the train step."""
+        with self._open().as_default(step=train_step), tf.summary.record_if(True):
+            yield
+
+    def _open(self) -> tf.summary.SummaryWriter:
+        if self._writer is None:
+            flush_millis = int(1_000 * self._options.flush_secs)
+            self._writer = tf.summary.create_file_writer(self._directory, self._options.max_queue, flush_millis)
+        return self._writer
 
     def close(self) -> None:
         """Writes everything out."""

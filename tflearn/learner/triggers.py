@@ -1,33 +1,197 @@
-"""Triggers: what happens every so many train steps."""
+"""Triggers: what happens every so many train steps or seconds, at given steps, and at the end.
 
-import dataclasses
-from collections.abc import Callable
+A trigger is called as `trigger(before, after)` after the train steps (before, after], and says whether it fired; at the
+end of training `trigger.end(step)` is called. An action that raises does not count as done: the exception goes up, and
+the next call tries again. Where an interval was crossed several times since the last call, the action is called once.
+"""
+
+import abc
+import json
+import time
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
 
 from tflearn.steps import crossed
 
+Action = Callable[[int], object]
 
-@dataclasses.dataclass(frozen=True)
-class IntervalTrigger:
-    """Calls `action` whenever a multiple of `interval` was reached or passed.
 
-    It keeps no state: it does not drift off the multiples, an action that raised is not taken for done, and a run that
-    goes on from a checkpoint goes on with its triggers too.
+class StepTrigger(abc.ABC):
+    """Calls `action` with the train step whenever `due` says so; depends on steps alone, so it needs no phase."""
 
-    Attributes:
-      interval: train steps between two calls; at least 1.
-      action: gets the train step.
-    """
+    def __init__(self, action: Action, at_end: bool = False):
+        """
+        Args:
+          action: gets the train step.
+          at_end: also fires at the end, unless it has fired at that very step.
+        """
+        self.action, self.at_end = action, at_end
+        self._failed = False
+        self._fired_at: int | None = None
 
-    interval: int
-    action: Callable[[int], object]
-
-    def __post_init__(self) -> None:
-        if self.interval < 1:
-            raise ValueError(f'got interval={self.interval}; need at least 1 train step')
+    @abc.abstractmethod
+    def due(self, before: int, after: int) -> bool:
+        """Says whether the action is due in the train steps (before, after]."""
 
     def __call__(self, before: int, after: int) -> bool:
         """Says whether it fired for the train steps (before, after]."""
-        if not crossed(self.interval, before, after):
+        if not (self.due(before, after) or self._failed):
             return False
-        self.action(after)
+        self._fire(after)
         return True
+
+    def end(self, step: int) -> None:
+        """Fires a last time, if it shall or has failed before."""
+        if self._failed or (self.at_end and self._fired_at != step):
+            self._fire(step)
+
+    def _fire(self, step: int) -> None:
+        self._failed = True
+        self.action(step)
+        self._failed, self._fired_at = False, step
+
+
+class IntervalTrigger(StepTrigger):
+    """Fires whenever a multiple of `interval` was reached or passed.
+
+    It does not drift off the multiples, and a run that goes on from a checkpoint goes on with its triggers too.
+    """
+
+    def __init__(self, interval: int, action: Action, at_end: bool = False):
+        """
+        Args:
+          interval: train steps between two calls; at least 1.
+          action: gets the train step.
+          at_end: also fires at the end, unless it has fired at that very step.
+        """
+        if interval < 1:
+            raise ValueError(
+                f'got interval={interval}; need at least 1 train step; leave the trigger out if it shall not fire'
+            )
+        super().__init__(action, at_end)
+        self.interval = interval
+
+    def due(self, before: int, after: int) -> bool:
+        return crossed(self.interval, before, after)
+
+
+class StepsTrigger(StepTrigger):
+    """Fires when one of the given train steps was reached or passed."""
+
+    def __init__(self, steps: Sequence[int], action: Action, at_end: bool = False):
+        """
+        Args:
+          steps: train steps, in any order; each at least 1.
+          action: gets the train step.
+          at_end: also fires at the end, unless it has fired at that very step.
+        """
+        if not steps or min(steps) < 1:
+            raise ValueError(f'got steps={list(steps)}; need train steps from 1; name at least one')
+        super().__init__(action, at_end)
+        self.steps = tuple(sorted(steps))
+
+    def due(self, before: int, after: int) -> bool:
+        return any(before < step <= after for step in self.steps)
+
+
+class TotalTrigger(StepTrigger):
+    """Fires `total` times, evenly over the train steps of a run; the last time at its last step."""
+
+    def __init__(self, total: int, num_train_steps: int, action: Action, at_end: bool = False):
+        """
+        Args:
+          total: how often it fires; at least 1.
+          num_train_steps: of the run; at least `total`.
+          action: gets the train step.
+          at_end: also fires at the end (of a run that ends early), unless it has fired at that very step.
+        """
+        if not 1 <= total <= num_train_steps:
+            raise ValueError(
+                f'got total={total}, num_train_steps={num_train_steps}; need 1 <= total <= num_train_steps; lower total'
+            )
+        super().__init__(action, at_end)
+        self.total, self.num_train_steps = total, num_train_steps
+
+    def due(self, before: int, after: int) -> bool:
+        return self._count(after) > self._count(before)
+
+    def _count(self, step: int) -> int:
+        return min(step, self.num_train_steps) * self.total // self.num_train_steps
+
+
+class EndTrigger(StepTrigger):
+    """Fires once, at the end."""
+
+    def __init__(self, action: Action):
+        super().__init__(action, at_end=True)
+
+    def due(self, before: int, after: int) -> bool:
+        return False
+
+
+class TimeTrigger(tf.train.experimental.PythonState):
+    """Fires whenever `interval_secs` have passed since it last fired.
+
+    Its clock starts with its first call: neither what comes before training nor the time between two sessions of a run
+    counts. The seconds since it fired are its state in a checkpoint. Several workers have several clocks: it is not for
+    what all workers must do at the same step.
+    """
+
+    def __init__(
+        self,
+        interval_secs: float,
+        action: Action,
+        at_end: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        """
+        Args:
+          interval_secs: seconds between two calls; above 0.
+          action: gets the train step.
+          at_end: also fires at the end, unless it has fired at that very step.
+          clock: returns seconds that never run backwards.
+        """
+        if not interval_secs > 0:
+            raise ValueError(
+                f'got interval_secs={interval_secs}; need seconds above 0; leave the trigger out if it shall not fire'
+            )
+        self.interval_secs, self.action, self.at_end = interval_secs, action, at_end
+        self._clock = clock
+        self._phase_secs = 0.0
+        self._start_secs: float | None = None  # on the clock; None before the first call
+        self._fired_at: int | None = None
+
+    def __call__(self, before: int, after: int) -> bool:
+        """Says whether it fired after the train steps (before, after]."""
+        if self._start_secs is None:
+            self._start_secs = self._clock() - self._phase_secs
+        if self._clock() - self._start_secs < self.interval_secs:
+            return False
+        self._fire(after)
+        return True
+
+    def end(self, step: int) -> None:
+        """Fires a last time, if it shall."""
+        if self.at_end and self._fired_at != step:
+            self._fire(step)
+
+    def _fire(self, step: int) -> None:
+        start_secs = self._start_secs
+        self._start_secs = self._clock()  # already now: the action may save this phase
+        try:
+            self.action(step)
+        except BaseException:
+            self._start_secs = start_secs
+            raise
+        self._fired_at = step
+
+    def serialize(self) -> str:
+        """Returns the seconds since it fired, as JSON."""
+        phase_secs = self._phase_secs if self._start_secs is None else self._clock() - self._start_secs
+        return json.dumps({'phase_secs': phase_secs})
+
+    def deserialize(self, string_value: str) -> None:
+        """Takes over the seconds since it fired; the clock starts again with the next call."""
+        self._phase_secs = float(json.loads(string_value)['phase_secs'])
+        self._start_secs = None

@@ -1,0 +1,56 @@
+import threading
+
+import pytest
+
+from tflearn.learner.background import Background
+
+DEADLINE_SECS = 20.0
+
+
+def test_the_newest_counts_and_no_thread_is_left():
+    background, go, begun, done = Background('worker'), threading.Event(), threading.Event(), []
+
+    def first():
+        begun.set()
+        assert go.wait(DEADLINE_SECS)
+        done.append(1)
+
+    background.submit(first)
+    assert begun.wait(DEADLINE_SECS)
+    background.submit(lambda: done.append(2))
+    background.submit(lambda: done.append(3))
+    go.set()
+    background.join(DEADLINE_SECS)
+    assert done == [1, 3]
+    assert 'worker' not in [thread.name for thread in threading.enumerate()]
+    background.submit(lambda: done.append(4))
+    background.join(DEADLINE_SECS)
+    assert done == [1, 3, 4]
+
+
+def test_a_failure_is_raised_once():
+    background = Background('worker')
+    background.submit(lambda: 1 // 0)
+    background.join(DEADLINE_SECS)
+    assert background.failed
+    with pytest.raises(ZeroDivisionError):
+        background.raise_failure()
+    background.raise_failure()
+
+
+def test_a_success_makes_up_for_a_failure():
+    background = Background('worker')
+    for work in (lambda: 1 // 0, lambda: None):
+        background.submit(work)
+        background.join(DEADLINE_SECS)
+    assert not background.failed
+    background.raise_failure()
+
+
+def test_a_wait_has_a_deadline():
+    background, go = Background('worker'), threading.Event()
+    background.submit(lambda: go.wait(DEADLINE_SECS))
+    with pytest.raises(TimeoutError, match='worker'):
+        background.join(0.01)
+    go.set()
+    background.join(DEADLINE_SECS)

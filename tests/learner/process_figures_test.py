@@ -1,0 +1,18 @@
+import numpy as np
+
+from tflearn.learner.process_figures import rss_mb
+
+
+def test_memory_is_what_the_process_holds():
+    before = rss_mb()
+    held = np.ones(200_000_000, np.uint8)
+    assert 190 < rss_mb() - before < 400
+    assert held[-1] == 1
+
+
+def test_where_the_system_does_not_tell(tmp_path):
+    assert rss_mb(tmp_path / 'absent') is None
+    (tmp_path / 'status').write_text('Name:\tpython\n')
+    assert rss_mb(tmp_path / 'status') is None
+    (tmp_path / 'status').write_text('Name:\tpython\nVmRSS:\t  1000 kB\n')
+    assert rss_mb(tmp_path / 'status') == 1.024

@@ -1,0 +1,181 @@
+"""Train steps with their summaries, through the Learner."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.learner import written_summaries
+from tflearn.learner import strategies
+from tflearn.learner.learner import Learner, LearnerOptions
+from tflearn.learner.summaries import SummaryOptions
+from tflearn.run_dir import RunDir
+
+STRATEGIES = ['default', 'mirrored:2', 'mirrored:4']
+
+
+@pytest.fixture
+def train(tmp_path, make_agent, make_dataset_fn):
+    """Returns a function that trains; it returns the agent, the results of the calls, and the summaries' directory."""
+
+    def train(calls, strategy='default', name='run', **settings):
+        made, run_dir = strategies.make(strategy), RunDir(tmp_path / name)
+        agent = make_agent(made)
+        options = LearnerOptions(None, SummaryOptions(**settings))
+        learner = Learner(agent, make_dataset_fn(), run_dir, strategy=made, options=options)
+        results = [learner.run(num_steps) for num_steps in calls]
+        learner.close()
+        return agent, results, run_dir.summaries('train')
+
+    return train
+
+
+def _operations(graph):
+    """The types of all operations of a graph and of all functions that it knows."""
+    definition = graph.as_graph_def()
+    nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
+    return {node.op for node in nodes}
+
+
+@pytest.mark.parametrize('strategy', STRATEGIES[:2])
+def test_only_one_of_the_two_programs_holds_summaries(tmp_path, make_agent, make_dataset_fn, strategy):
+    made, graphs = strategies.make(strategy), {}
+    agent = make_agent(made)
+    agent.train = _noting_graphs(agent.train, graphs)
+    writer = tf.summary.create_file_writer(str(tmp_path / 'of_the_caller'))
+    options = LearnerOptions(None, SummaryOptions(3))
+    with writer.as_default(step=0):
+        learner = Learner(agent, make_dataset_fn(), RunDir(tmp_path), strategy=made, options=options)
+    silent = list(graphs.values())
+    learner.run(2)
+    assert list(graphs.values()) == silent, 'there is no program with summaries before it is wanted'
+    learner.run(2)
+    recorded = list(graphs.values())[len(silent) :]
+    learner.close()
+    for graph in silent:
+        assert not {name for name in _operations(graph) if 'Summary' in name}
+    for graph in recorded:
+        assert 'WriteSummary' in _operations(graph)
+
+
+def _noting_graphs(train, graphs):
+    def noting(*args, **kwargs):
+        graph = tf.compat.v1.get_default_graph()
+        graphs[id(graph)] = graph
+        return train(*args, **kwargs)
+
+    return noting
+
+
+@pytest.mark.parametrize(
+    ('calls', 'settings', 'steps'),
+    [
+        ([5, 16, 4], {'interval_steps': 10}, [10, 20]),
+        ([3, 9], {'interval_steps': 4, 'first_interval': True}, [1, 2, 3, 4, 8, 12]),
+        ([6, 7], {'interval_steps': None, 'total': 3, 'num_train_steps': 12}, [4, 8, 12]),
+        ([2, 2], {'interval_steps': None, 'interval_secs': 1e-9}, [1, 2, 3, 4]),
+        ([4], {'interval_steps': None}, []),
+    ],
+)
+def test_the_steps_that_are_due_are_summarized(train, calls, settings, steps):
+    _, results, directory = train(calls, **settings)
+    assert [result.num_steps for result in results] == calls
+    scalars = written_summaries.scalars(directory)
+    assert list(scalars.get('gradients/dqn/norm', {})) == steps
+    # What came after the last of them is told at the end of training.
+    end = [sum(calls)] if steps and steps[-1] < sum(calls) else []
+    assert list(scalars.get('train/loss', {})) == [*steps, *end]
+
+
+@pytest.mark.parametrize('strategy', STRATEGIES)
+def test_losses_are_means_over_the_interval_on_any_number_of_replicas(train, strategy):
+    _, singles, _ = train([1] * 12, name='singles', interval_steps=None)
+    losses = [result.loss for result in singles]
+    errors = [result.extra['td_loss'] for result in singles]
+    _, _, directory = train([5, 7], strategy, interval_steps=6)
+    scalars = written_summaries.scalars(directory)
+    for tag, values in {'train/loss': losses, 'train/extra/td_loss': errors}.items():
+        expected = {6: np.mean(values[:6]), 12: np.mean(values[6:])}
+        assert scalars[tag] == pytest.approx(expected, rel=1e-4)
+    assert scalars['train/info/policy_version'] == pytest.approx({6: 2.5, 12: 8.5})
+
+
+@pytest.mark.parametrize('strategy', STRATEGIES[:2])
+def test_the_recorded_step_tells_gradients_actions_and_age(train, strategy):
+    _, _, directory = train([6], strategy, interval_steps=3, policy_version=lambda: 7)
+    scalars, histograms = (read(directory) for read in (written_summaries.scalars, written_summaries.histograms))
+    assert list(scalars['gradients/dqn/norm']) == [3, 6]
+    assert ('gradients/dqn/noise_scale' in scalars) == (strategy != 'default')
+    gradients = [tag for tag in histograms if tag.startswith('gradients/dqn/') and tag.endswith('/gradient')]
+    assert len(gradients) == 4, 'two layers with kernel and bias'
+    share = 8 if strategy == 'default' else 4  # items of the replica that writes
+    for name, count in {'batch': 2 * share, 'policy': share}.items():
+        for least, greatest, number in histograms[f'actions/{name}'].values():
+            assert 0 <= least <= greatest <= 1
+            assert number == count
+    # Steps are counted from 1, the versions of the data from 0.
+    for step, (least, greatest, number) in histograms['data/policy_lag'].items():
+        assert (least, greatest, number) == (8 - step, 8 - step, 2 * share)
+
+
+def test_nothing_that_others_write_has_a_tag_of_ours(train):
+    _, _, directory = train([4], 'mirrored:2', interval_steps=2)
+    _, _, silent = train([4], 'mirrored:2', name='other', interval_steps=100)
+    ours = set(written_summaries.scalars(silent))
+    assert all(tag.startswith('train/') for tag in ours)
+    # Each of ours was written once for a step, or `scalars` would have told.
+    assert {tag for tag in written_summaries.scalars(directory) if tag.startswith('train/')} == ours
+
+
+def test_the_learners_figures(train):
+    _, _, directory = train([4, 4], interval_steps=4, figures=lambda: {'replay_size': 7.0, 'mean_return': None})
+    scalars = written_summaries.scalars(directory)
+    assert scalars['train/replay_size'] == {4: 7.0, 8: 7.0}
+    assert 'train/mean_return' not in scalars
+    assert all(value > 0 for value in scalars['train/steps_per_sec'].values())
+    assert all(100 < value < 50_000 for value in scalars['train/rss_mb'].values())
+    assert all(0 <= value <= 1 for value in scalars['train/data_wait_share'].values())
+
+
+def test_it_never_traces_again(train):
+    _, _, directory = train([1, 2, 3, 4], interval_steps=3)
+    traces = written_summaries.scalars(directory)['train/num_traces']
+    assert list(traces) == [3, 6, 9, 10]
+    assert len(set(traces.values())) == 1
+    assert traces[3] <= 4
+
+
+@pytest.mark.parametrize('profile_steps', [(4, 6), (8, 100)])
+def test_a_trace_changes_nothing(train, profile_steps):
+    plain, expected, silent = train([5, 5], name='plain', interval_steps=4)
+    traced, got, directory = train([5, 5], interval_steps=4, profile_steps=profile_steps)
+    assert not (silent / 'plugins').exists()
+    assert len(list(directory.glob('plugins/profile/*/*.xplane.pb'))) == 1
+    assert [result.loss for result in got] == pytest.approx([result.loss for result in expected])
+    for a, b in zip(plain.policy.variables(), traced.policy.variables(), strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+
+
+def test_summaries_by_the_clock_are_not_for_several_workers(tmp_path, make_agent, make_dataset_fn, monkeypatch):
+    several = strategies.ReplicaLayout(replicas=2, input_pipelines=2, worker=0, workers=2, is_chief=True)
+    monkeypatch.setattr(strategies, 'layout', lambda strategy: several)
+    options = LearnerOptions(None, SummaryOptions(interval_secs=1.0))
+    with pytest.raises(ValueError, match='got interval_secs=1.0 with several workers'):
+        Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path), options=options)
+
+
+def test_texts_are_shown(tmp_path, make_agent, make_dataset_fn):
+    run_dir, asked = RunDir(tmp_path), []
+
+    def texts():
+        asked.append(True)
+        return {'run/seed': '7'}
+
+    options = LearnerOptions(None, SummaryOptions(texts=texts))
+    learner = Learner(make_agent(), make_dataset_fn(), run_dir, options=options)
+    assert not asked
+    learner.run(1)
+    learner.write_text('mine', 'text')
+    assert written_summaries.texts(run_dir.summaries('train')) == {'run/seed': '7', 'mine': 'text'}, 'at once'
+    learner.run(1)
+    assert len(asked) == 1
+    learner.close()

@@ -1,0 +1,120 @@
+"""The files of a directory of checkpoints: whole or not there, and which of them are kept.
+
+TensorFlow's own layout: `ckpt-<step>.index`, `ckpt-<step>.data-*`, and the file `checkpoint` that names them. The truth
+is in the names of the index files, which are written last and deleted first; nothing is remembered over restarts.
+"""
+
+import os
+import pathlib
+import re
+import shutil
+from collections.abc import Callable
+
+from tflearn.run_dir import write_whole
+
+_INDEX = re.compile(r'ckpt-(\d+)\.index')
+
+
+class CheckpointFiles:
+    """The checkpoints in one directory, written by one process.
+
+    Attributes:
+      directory: made with the first write.
+      damaged: train steps of those that turned out to be unreadable; the next write deletes them.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], max_to_keep: int, keep_every_steps: int | None):
+        """
+        Args:
+          directory: need not exist.
+          max_to_keep: newest checkpoints that are kept; at least 1.
+          keep_every_steps: the first checkpoint at or after each multiple is kept for ever; None keeps none so.
+        """
+        if max_to_keep < 1:
+            raise ValueError(f'got max_to_keep={max_to_keep}; need at least 1')
+        if keep_every_steps is not None and keep_every_steps < 1:
+            raise ValueError(f'got keep_every_steps={keep_every_steps}; need at least 1 train step, or None')
+        self.directory = pathlib.Path(directory)
+        self.damaged: set[int] = set()
+        self._max_to_keep, self._keep_every_steps = max_to_keep, keep_every_steps
+
+    def steps(self) -> list[int]:
+        """Returns the train steps of all checkpoints, rising."""
+        return _steps(self.directory)
+
+    def path(self, step: int) -> str:
+        """Returns the path prefix of the checkpoint of a train step."""
+        return str(self.directory / f'ckpt-{step}')
+
+    def write(self, step: int, write: Callable[[str], object]) -> None:
+        """Writes a checkpoint, then deletes those that are no longer kept.
+
+        Args:
+          step: the train step.
+          write: gets a path prefix and writes the checkpoint's files there.
+        """
+        temporary = self.directory / '.writing'
+        shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
+        temporary.mkdir(parents=True)
+        try:
+            write(str(temporary / f'ckpt-{step}'))
+            files = sorted(temporary.iterdir(), key=lambda file: file.suffix == '.index')
+            for file in files:
+                _flush(file)
+            self._index(step).unlink(missing_ok=True)  # never an old index with new data
+            for file in files:
+                os.replace(file, self.directory / file.name)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        self.damaged.discard(step)
+        kept = self._kept(step)
+        self._write_state(sorted(kept))
+        for other in set(self.steps()) - kept:
+            self._delete(other)
+
+    def _kept(self, written: int) -> set[int]:
+        """Returns the train steps of the checkpoints that are kept after the one of step `written` was."""
+        whole = [step for step in self.steps() if step not in self.damaged]
+        kept = {*whole[-self._max_to_keep :], written}
+        if self._keep_every_steps is not None:
+            # The first after each multiple: it stays the first, whatever is deleted after it.
+            first = {step // self._keep_every_steps: step for step in reversed(whole)}
+            kept |= {step for multiple, step in first.items() if multiple > 0}
+        return kept
+
+    def _write_state(self, steps: list[int]) -> None:
+        lines = [f'model_checkpoint_path: "ckpt-{steps[-1]}"']
+        lines += [f'all_model_checkpoint_paths: "ckpt-{step}"' for step in steps]
+        lines += [f'all_model_checkpoint_timestamps: {self._index(step).stat().st_mtime}' for step in steps]
+        write_whole(self.directory / 'checkpoint', '\n'.join(lines) + '\n')
+
+    def _delete(self, step: int) -> None:
+        self._index(step).unlink(missing_ok=True)
+        for file in self.directory.glob(f'ckpt-{step}.data-*'):
+            file.unlink(missing_ok=True)
+
+    def _index(self, step: int) -> pathlib.Path:
+        return self.directory / f'ckpt-{step}.index'
+
+
+def newest_checkpoint(directory: str | os.PathLike[str]) -> str:
+    """Returns the path prefix of the newest checkpoint in a directory.
+
+    Raises:
+      ValueError: if there is none.
+    """
+    steps = _steps(pathlib.Path(directory))
+    if not steps:
+        raise ValueError(f'got directory {directory} without any ckpt-<step>.index; need a checkpoint; check the path')
+    return str(pathlib.Path(directory) / f'ckpt-{steps[-1]}')
+
+
+def _steps(directory: pathlib.Path) -> list[int]:
+    matches = map(_INDEX.fullmatch, os.listdir(directory) if directory.is_dir() else ())
+    return sorted(int(match[1]) for match in matches if match)
+
+
+def _flush(file: pathlib.Path) -> None:
+    """Waits until a file is on the disk, so that a machine's crash does not leave a name without its content."""
+    with file.open('rb') as opened:
+        os.fsync(opened.fileno())

@@ -1,0 +1,62 @@
+"""Precision: bfloat16 where it is fast, float32 where it counts.
+
+Micikevicius et al. 2017, "Mixed Precision Training" (arXiv 1710.03740); Kalamkar et al. 2019 (bfloat16; 1905.12322).
+Layers made under 'bfloat16' compute in it and keep their variables in float32; so gradients, optimizer and checkpoints
+are float32, and nothing changes for whoever reads weights. bfloat16 has float32's range, so no loss is scaled.
+Everything after the last layer (distributions, losses, sums over replicas) must be float32: a network ends in a layer
+that is told so. TF-Agents' encoders ask for float32 by themselves unless they get `dtype=global_policy()`.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+_KERAS_NAMES = {'float32': 'float32', 'bfloat16': 'mixed_bfloat16'}
+
+
+@contextlib.contextmanager
+def use(precision: str) -> Iterator[None]:
+    """Makes the layers that are made in a `with` block compute in `precision`.
+
+    Args:
+      precision: 'float32' or 'bfloat16'.
+
+    Raises:
+      ValueError: if it is neither.
+    """
+    if precision not in _KERAS_NAMES:
+        raise ValueError(f"got precision={precision!r}; need 'float32' or 'bfloat16'")
+    before = tf.keras.mixed_precision.global_policy()
+    tf.keras.mixed_precision.set_global_policy(_KERAS_NAMES[precision])
+    try:
+        yield
+    finally:
+        tf.keras.mixed_precision.set_global_policy(before)
+
+
+def check_agent(agent: Any, precision: str) -> None:
+    """Checks, once its networks are built, that an agent got the precision that was asked for.
+
+    Args:
+      agent: a tf.Module, as TF-Agents' agents are.
+      precision: 'float32' or 'bfloat16'.
+
+    Raises:
+      ValueError: if a variable is kept in less than float32, or nothing computes in bfloat16 that should.
+    """
+    for variable in agent.variables:
+        if variable.dtype in (tf.bfloat16, tf.float16):
+            raise ValueError(
+                f'got the variable {variable.name} in {variable.dtype.name}; need float32; make its layer with '
+                "dtype='mixed_bfloat16', not 'bfloat16'"
+            )
+    layers = [module for module in agent.submodules if isinstance(module, tf.keras.layers.Layer) and module.variables]
+    # A network is a layer too, but it computes only what its layers do.
+    layers = [layer for layer in layers if not set(map(id, layer.submodules)) & set(map(id, layers))]
+    if precision == 'bfloat16' and not any(layer.compute_dtype == 'bfloat16' for layer in layers):
+        raise ValueError(
+            'got no layer that computes in bfloat16; need at least one; give the encoding network '
+            'dtype=tf.keras.mixed_precision.global_policy(), or take float32'
+        )

@@ -1,0 +1,52 @@
+"""StepSummaries: what is written from inside of a train step that is summarized, besides what agents write there."""
+
+from typing import Any
+
+import tensorflow as tf
+from tf_agents.trajectories import time_step as ts
+from tf_agents.trajectories import trajectory
+
+from tflearn.experience import Agent
+from tflearn.learner.summaries import SummaryOptions
+from tflearn.learner.train_loop import flatten_with_names
+
+
+class StepSummaries:
+    """Histograms of actions and of the data's age; of one replica's batch, which is as good a sample as any."""
+
+    def __init__(self, agent: Agent, options: SummaryOptions):
+        """Makes the variable that takes the newest version; within the strategy's scope."""
+        self._agent, self._options = agent, options
+        self._newest = tf.Variable(0, trainable=False, dtype=tf.int64, name='newest_policy_version')
+
+    def prepare(self) -> None:
+        """To be called before each step that is summarized."""
+        if self._options.policy_version:
+            self._newest.assign(self._options.policy_version())
+
+    def __call__(self, data: Any, info: Any) -> None:
+        """Writes them, in replica context.
+
+        Args:
+          data: [B, T, ...]; what is no Trajectory has no actions.
+          info: the data's own figures.
+        """
+        if tf.config.list_logical_devices('TPU'):  # no histograms there
+            return
+        step = self._agent.train_step_counter
+        if self._options.actions and isinstance(data, trajectory.Trajectory):
+            self._write_actions(data, step)
+        if self._options.policy_version and 'policy_version' in info:
+            with tf.name_scope('data/'):
+                lag = self._newest.read_value() - tf.cast(info['policy_version'], tf.int64)
+                tf.summary.histogram('policy_lag', lag, step=step)
+
+    def _write_actions(self, data: trajectory.Trajectory, step: tf.Variable) -> None:
+        first = tf.nest.map_structure(lambda column: column[:, 0], data)
+        time_step = ts.TimeStep(first.step_type, first.reward, first.discount, first.observation)
+        policy = self._agent.policy
+        state = policy.get_initial_state(tf.shape(first.step_type)[0])
+        actions = {'batch': data.action, 'policy': policy.action(time_step, state).action}
+        with tf.name_scope('actions/'):
+            for name, action in flatten_with_names(actions):
+                tf.summary.histogram(name, action, step=step)

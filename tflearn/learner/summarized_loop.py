@@ -1,0 +1,131 @@
+"""SummarizedLoop: takes train steps by the silent program, and those that are summarized by the recorded one."""
+
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tflearn.experience import Agent
+from tflearn.learner import strategies
+from tflearn.learner.interval_figures import IntervalFigures
+from tflearn.learner.process_figures import rss_mb
+from tflearn.learner.profile import Profile
+from tflearn.learner.step_summaries import StepSummaries
+from tflearn.learner.summaries import Summaries, SummaryOptions
+from tflearn.learner.train_loop import LoopOptions, Program, Taken, TrainLoop
+
+
+class SummarizedLoop:
+    """Train steps with their summaries.
+
+    The learner's own figures have tags `train/...`, whatever the number of replicas. What agents write by themselves
+    has other tags; it comes from one replica, so TF-Agents' `Losses/...` are that replica's share of the loss, at the
+    train step before, since agents count a step when it is done.
+
+    Attributes:
+      figures: since the last summary.
+      summaries: their writer.
+      num_traces: of the train step, since the start: two for each program, or one if the optimizer has its slots.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        source: Any,
+        strategy: tf.distribute.Strategy,
+        directory: pathlib.Path,
+        loop: LoopOptions,
+        options: SummaryOptions,
+    ):
+        """Compiles the silent program, within the strategy's scope; this makes the optimizer's slots.
+
+        Args:
+          agent: to train.
+          source: an iterator of the strategy, or a `BatchSource`.
+          strategy: that the agent was made in.
+          directory: of the summaries.
+          loop: how steps are taken.
+          options: what is summarized.
+
+        Raises:
+          ValueError: for summaries by the clock on several workers: they would not compile the same.
+        """
+        if options.interval_secs and strategies.layout(strategy).workers > 1:
+            raise ValueError(
+                f'got interval_secs={options.interval_secs} with several workers, whose clocks differ; need '
+                'interval_steps or total'
+            )
+        self._agent, self._source, self._strategy = agent, source, strategy
+        self._stop_at_nonfinite = loop.on_nonfinite == 'stop'
+        self.figures, self.summaries = IntervalFigures(), Summaries(directory, options)
+        self._step_summaries, self._profile = StepSummaries(agent, options), Profile(directory, options.profile_steps)
+        self._loop = TrainLoop(agent, strategy, loop)
+        with tf.summary.record_if(False):  # whatever writer the caller has
+            self._silent = self._loop.program(source)
+        self._recorded: Program | None = None
+        self._texts = options.texts
+
+    @property
+    def num_traces(self) -> int:
+        return self._loop.num_traces
+
+    def loss(self, element: Any) -> Any:
+        """See `TrainLoop.loss`."""
+        return self._loop.loss(element)
+
+    def take(self, before: int, num_steps: int, add: Callable[[Taken], None]) -> bool:
+        """Takes train steps, and writes the summaries of those that are due.
+
+        Args:
+          before: the train step now.
+          num_steps: to take.
+          add: called with what each program did.
+
+        Returns:
+          Whether all could be taken, and training may go on.
+        """
+        end = before + num_steps
+        if self._texts:
+            self._write_texts(before, self._texts())
+            self._texts = None
+        self.figures.begin()
+        while before < end:
+            self._profile.at(before)
+            due, border = self.summaries.next_step(before), self._profile.border(before)
+            summarized = due == before + 1
+            stop = due if due is None or summarized else due - 1
+            count = min(step for step in (end, stop, border) if step is not None) - before
+            taken = self._take_recorded(count) if summarized else self._silent(count)
+            add(taken)
+            self.figures.add(taken)
+            before += taken.num_steps
+            if taken.num_steps < count or (taken.num_nonfinite and self._stop_at_nonfinite):
+                return False
+            if summarized:
+                self._write(before)
+        self._profile.at(end)
+        return True
+
+    def close(self, step: int) -> None:
+        """Writes the summary of the steps since the last one, and everything out."""
+        self._profile.stop()
+        if self.figures.num_steps and self.summaries.wanted:
+            self._write(step)
+        self.summaries.close()
+
+    def _take_recorded(self, num_steps: int) -> Taken:
+        """Compiles the program with summaries when it is first wanted."""
+        self._step_summaries.prepare()
+        with self._strategy.scope(), self.summaries.recording(self._agent.train_step_counter):
+            if self._recorded is None:
+                self._recorded = self._loop.program(self._source, self._step_summaries)
+            return self._recorded(num_steps)
+
+    def _write_texts(self, step: int, texts: Mapping[str, str]) -> None:
+        for name, text in texts.items():
+            self.summaries.write_text(step, name, text)
+
+    def _write(self, step: int) -> None:
+        own = {'num_traces': self.num_traces, 'rss_mb': rss_mb()}
+        self.summaries.write(step, {**self.figures.take(), **own})

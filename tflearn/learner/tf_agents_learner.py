@@ -1,0 +1,24 @@
+"""Drop-in for `tf_agents.train.learner` and `tf_agents.train.ppo_learner`: a program of theirs changes its imports."""
+
+from tflearn.learner.tf_agents_plain_learner import Learner
+from tflearn.learner.tf_agents_ppo_learner import PPOLearner
+
+TRAIN_DIR = 'train'
+POLICY_SAVED_MODEL_DIR = 'policies'
+COLLECT_POLICY_SAVED_MODEL_DIR = 'collect_policy'
+GREEDY_POLICY_SAVED_MODEL_DIR = 'greedy_policy'
+RAW_POLICY_SAVED_MODEL_DIR = 'policy'
+POLICY_CHECKPOINT_DIR = 'checkpoints'
+REPLAY_BUFFER_CHECKPOINT_DIR = 'replay_buffer_checkpoints'
+
+__all__ = [
+    'COLLECT_POLICY_SAVED_MODEL_DIR',
+    'GREEDY_POLICY_SAVED_MODEL_DIR',
+    'POLICY_CHECKPOINT_DIR',
+    'POLICY_SAVED_MODEL_DIR',
+    'RAW_POLICY_SAVED_MODEL_DIR',
+    'REPLAY_BUFFER_CHECKPOINT_DIR',
+    'TRAIN_DIR',
+    'Learner',
+    'PPOLearner',
+]

@@ -1,0 +1,95 @@
+"""Watchdog: ends the process when a piece of work takes too long. It is for work that nothing else can interrupt.
+
+A collective waits for ever for a worker that is alive but stuck on its data, and a strategy's start-up for one that
+never came. No signal handler of Python runs meanwhile, and no exception can be raised there: what is left is to say
+where every thread stands, and to end, so that whoever started the workers starts them all anew.
+"""
+
+import contextlib
+import faulthandler
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from absl import logging
+
+EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: try again
+
+
+def end_process(message: str) -> None:
+    """Prints `message` and the stacks of all threads, and ends the process at once with `EXIT_CODE`."""
+    logging.error(message)
+    sys.stderr.flush()
+    faulthandler.dump_traceback(sys.__stderr__ or 2)
+    os._exit(EXIT_CODE)
+
+
+@contextlib.contextmanager
+def ending_after(timeout_secs: float, what: str) -> Iterator[None]:
+    """Ends the process, with the stacks of all threads and exit status 1, if a `with` block takes too long.
+
+    It is for TensorFlow's start-up, which holds Python's global lock while it waits, so that no thread of Python, and
+    no `Watchdog`, could look at a clock. There is one such deadline in a process.
+
+    Args:
+      timeout_secs: how long the block may take.
+      what: is waited for, for the log.
+    """
+    logging.info('waiting at most %.0f s for %s', timeout_secs, what)
+    faulthandler.dump_traceback_later(timeout_secs, exit=True, file=sys.__stderr__ or 2)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+class Watchdog:
+    """Guards pieces of work, one at a time, by one deadline."""
+
+    def __init__(self, timeout_secs: float, end: Callable[[str], None] = end_process):
+        """Starts the thread that watches.
+
+        Args:
+          timeout_secs: how long a piece of work may take. Longer than the longest of them, tracing included.
+          end: called on the watching thread, once, with what took too long.
+
+        Raises:
+          ValueError: if `timeout_secs` is not above 0.
+        """
+        if timeout_secs <= 0:
+            raise ValueError(f'got timeout_secs={timeout_secs}; need seconds above 0')
+        self._timeout_secs, self._end = timeout_secs, end
+        self._work: tuple[str, float] | None = None
+        self._closed = threading.Event()
+        threading.Thread(target=self._watch, name='watchdog', daemon=True).start()
+
+    @contextlib.contextmanager
+    def guard(self, what: str) -> Iterator[None]:
+        """Watches over the work of a `with` block.
+
+        Args:
+          what: is done there, for the message: '200 train steps from train step 1000'.
+        """
+        self._work = (what, time.monotonic())
+        try:
+            yield
+        finally:
+            self._work = None
+
+    def close(self) -> None:
+        """Ends the watch."""
+        self._closed.set()
+
+    def _watch(self) -> None:
+        poll_secs = min(1.0, self._timeout_secs / 4)
+        while not self._closed.wait(poll_secs):
+            work = self._work
+            if work is None or time.monotonic() - work[1] < self._timeout_secs:
+                continue
+            self._end(
+                f'got no end of {work[0]} in {self._timeout_secs:.0f} s; need it by then; see what the other workers '
+                'and the replay server do, and start all workers again: they go on from the last checkpoint'
+            )
+            return
