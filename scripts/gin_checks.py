@@ -12,7 +12,9 @@ from .gin_reader import FLAG, Binding, Import, Macro, Reference, join_scope, lea
 from .gin_usage import Bound, Mistake, Usage
 
 # Arguments of the jobs that their programs give them; binding these would do nothing.
-GIVEN_BY_PROGRAMS = frozenset({'run_dir', 'replay_address', 'connect_timeout_secs', 'stop', 'name', 'on_restored'})
+GIVEN_BY_PROGRAMS = frozenset(
+    {'run_dir', 'replay_address', 'connect_timeout_secs', 'stop', 'name', 'on_restored', 'describe'}
+)
 
 # gin's way to say in a file that a value must be bound elsewhere.
 _REQUIRED = Macro('gin.REQUIRED')

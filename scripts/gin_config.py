@@ -39,6 +39,15 @@ class ConfiguredJob:
         """Runs the job."""
         gin.get_configurable(self.job.function)(**self.arguments)
 
+    def texts(self) -> dict[str, str]:
+        """What TensorBoard shows of the configuration: all of it, what was used until now, and what was not."""
+        unused = ''.join(f'* {binding}\n' for binding in self.inoperative())
+        return {
+            'gin/config': _verbatim(self.text),
+            'gin/operative': _verbatim(operative_text()),
+            'gin/inoperative': unused or 'none',
+        }
+
     def inoperative(self) -> list[str]:
         """The bindings that this job might have used and has not used until now, as they were written."""
         used, _ = gin_usage.resolve(gin_reader.read_text(operative_text()), [])
@@ -77,6 +86,7 @@ def configure(
         missing; it says where, and what the nearest valid name is.
       ImportError: if an imported module needs a package that is not installed.
     """
+    gin.clear_config()  # at once: a locked configuration lets no module register what it has
     statements = gin_reader.read(gin_file, flag_bindings)
     gin_names.import_modules(statements.imports)
     this = Configurable(job, job.__module__, job.__qualname__)
@@ -86,7 +96,6 @@ def configure(
     final = gin_usage.final(bounds, jobs)
     gin_checks.check_required(this, arguments.keys(), final, gin_file)
 
-    gin.clear_config()
     gin.external_configurable(job, module=job.__module__)
     gin.parse_config(_gin_text(final))
     gin.finalize()
@@ -96,6 +105,10 @@ def configure(
 def operative_text() -> str:
     """What configured functions have used until now, defaults included."""
     return gin.operative_config_str()
+
+
+def _verbatim(text: str) -> str:
+    return ''.join(f'    {line}\n' for line in text.splitlines())  # as markdown has it
 
 
 def plain_message(error: BaseException) -> str:

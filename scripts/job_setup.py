@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+import shlex
 import sys
 import threading
 from collections.abc import Callable
@@ -52,6 +53,16 @@ class Setup:
         from . import gin_config
 
         return gin_config.configure(job, arguments, self.gin_file, self.gin_bindings)
+
+    def describe(self, configured: gin_config.ConfiguredJob) -> dict[str, str]:
+        """Returns what TensorBoard shows of how the results came about: configuration, code, command line."""
+        from tflearn.launch.code_revision import code_revision
+
+        return {
+            **configured.texts(),
+            'run/code_revision': code_revision(),
+            'run/command_line': f'    {shlex.join(sys.argv)}',
+        }
 
     def run(self, configured: gin_config.ConfiguredJob) -> None:
         """Runs the job, and then tells which bindings had no effect in it."""

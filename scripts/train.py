@@ -13,6 +13,7 @@ def run(setup: job_setup.Setup) -> None:
     configured: gin_config.ConfiguredJob = setup.configure(
         train.train,
         on_restored=lambda: saved_config.save(setup.run_dir, configured.text),
+        describe=lambda: setup.describe(configured),
         run_dir=setup.run_dir,
         replay_address=setup.replay_address,
         connect_timeout_secs=setup.connect_timeout_secs,

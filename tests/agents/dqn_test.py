@@ -1,3 +1,5 @@
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -6,7 +8,7 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories import trajectory
 
-from tflearn.agents import dqn, schedules
+from tflearn.agents import dqn, optimizers, schedules
 from tflearn.experience import Experience
 from tflearn.specs import EnvironmentSpecs
 from tflearn.steps import create_train_step
@@ -102,13 +104,37 @@ def test_it_learns_a_bandit():
     assert int(agent.train_step_counter) == 300
 
 
+def test_weights_of_prioritized_items():
+    agent = dqn.make_agent(
+        SPECS, create_train_step(), Experience(order='prioritized'), fc_layer_params=(5,), gamma=0.5, huber=False
+    )
+    agent.initialize()
+    batch = tf.nest.map_structure(
+        lambda *items: tf.concat(items, axis=0), _sequence([0.0, 1.0], [2.0, 0.0]), _sequence([0.0, 1.0], [5.0, 0.0])
+    )
+    errors = np.array([2.0, 5.0]) - _q(agent._q_network, 0)[0]
+    loss, extra = agent.train(batch, weights=tf.constant([0.25, 1.0]))
+    assert extra.td_error.shape == (2,)
+    np.testing.assert_allclose(extra.td_error, errors, rtol=1e-5)
+    assert float(loss) == pytest.approx((0.25 * errors[0] ** 2 + errors[1] ** 2) / 2, rel=1e-5)
+
+
+def test_the_gradient_is_clipped_as_a_whole():
+    """A step of RMSProp that forgets everything: its slots are the squares of the clipped gradient."""
+    make_optimizer = functools.partial(optimizers.make, kind='rmsprop', options={'rho': 0.0})
+    agent = _agent(2, gradient_clipping=0.1, make_optimizer=make_optimizer)
+    agent.initialize()
+    agent.train(_sequence([0.0, 1.0], [100.0, 0.0]))
+    slots = [slot.numpy() for slot in agent._optimizer.keras.variables[1:]]
+    assert np.sqrt(sum(slot.sum() for slot in slots)) == pytest.approx(0.1, rel=1e-4)
+
+
 @pytest.mark.parametrize(
     ('action', 'experience', 'message'),
     [
         (tensor_spec.BoundedTensorSpec((3,), tf.float32, -1.0, 1.0), Experience(), 'needs one discrete action'),
         (tensor_spec.BoundedTensorSpec((2,), tf.int64, 0, 1), Experience(), 'needs one discrete action'),
-        (SPECS.action, Experience(order='queue'), "needs 'uniform'"),
-        (SPECS.action, Experience(order='prioritized'), "needs 'uniform'"),
+        (SPECS.action, Experience(order='queue'), "needs 'uniform' or 'prioritized'"),
     ],
 )
 def test_what_it_cannot_learn(action, experience, message):

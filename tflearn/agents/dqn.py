@@ -12,9 +12,11 @@ from tf_agents.agents.dqn import dqn_agent
 from tf_agents.networks import q_network
 from tf_agents.utils import common
 
-from tflearn.agents import schedules
+from tflearn.agents import optimizers, schedules
 from tflearn.experience import Agent, Experience
 from tflearn.specs import EnvironmentSpecs
+
+EXPERIENCE = Experience(samples_per_insert=32.0)
 
 
 def make_agent(
@@ -31,46 +33,53 @@ def make_agent(
     target_update_tau: float = 1.0,
     huber: bool = True,
     gradient_clipping: float | None = None,
+    make_optimizer: optimizers.OptimizerFactory = optimizers.make,
 ) -> Agent:
     """Makes a DQN agent for one discrete action. n, of its n-step returns, is `experience.sequence_length` - 1.
 
     Args:
       specs: of the environment.
       train_step: int64 scalar, counts gradient steps.
-      experience: of the run; uniform order.
+      experience: of the run; uniform or prioritized order. With the latter, `train` takes the items' weights [B], and
+        its extra `td_error` [B] makes their next priorities.
       fc_layer_params: units of the fully connected layers.
-      learning_rate: Adam's, or a schedule of the train step.
+      learning_rate: a number, or a schedule of the train step.
       gamma: discount per environment step, in [0, 1].
       double: choose the next action with the online network (van Hasselt et al. 2016, equation 4).
       epsilon: share of random actions while collecting, or a schedule of the train step.
       target_update_period: train steps between two updates of the target network.
       target_update_tau: weight of the online network in an update of the target; 1 copies it.
       huber: Huber loss of the temporal-difference error, as in Mnih et al.; otherwise its square.
-      gradient_clipping: greatest norm of a variable's gradient; None does not clip.
+      gradient_clipping: greatest norm of the global batch's gradient, or what `make_optimizer` takes the bound for;
+        None does not clip.
+      make_optimizer: makes the optimizer; Adam by default.
 
     Raises:
-      ValueError: if the action is not one discrete number, or the experience's order is not uniform.
+      ValueError: if the action is not one discrete number, or the experience is a queue.
     """
     actions = tf.nest.flatten(specs.action)
     if len(actions) != 1 or not actions[0].dtype.is_integer or actions[0].shape.rank != 0:
         raise ValueError(f'got the action spec {specs.action}; DQN needs one discrete action; choose another algorithm')
-    if experience.order != 'uniform':
-        raise ValueError(f"got Experience.order={experience.order!r}; DQN needs 'uniform'; it knows no weights yet")
+    if experience.order == 'queue':
+        raise ValueError("got Experience.order='queue'; DQN needs 'uniform' or 'prioritized': it learns from old items")
     network = q_network.QNetwork(specs.observation, specs.action, fc_layer_params=tuple(fc_layer_params))
-    # A schedule even for a number: Keras would save a number in the checkpoint, and restore it over a changed one.
-    rate = learning_rate if callable(learning_rate) else schedules.constant(learning_rate)
     agent_class = dqn_agent.DdqnAgent if double else dqn_agent.DqnAgent
     return agent_class(
         specs.time_step,
         specs.action,
         q_network=network,
-        optimizer=tf.keras.optimizers.Adam(schedules.LearningRate(rate)),
+        optimizer=make_optimizer(
+            train_step,
+            learning_rate,
+            gradient_clipping=gradient_clipping,
+            per_replica_batch_size=experience.per_replica_batch_size,
+            name='dqn',
+        ),
         epsilon_greedy=(lambda: epsilon(train_step)) if callable(epsilon) else epsilon,
         n_step_update=experience.sequence_length - 1,
         target_update_period=target_update_period,
         target_update_tau=target_update_tau,
         td_errors_loss_fn=common.element_wise_huber_loss if huber else common.element_wise_squared_loss,
         gamma=gamma,
-        gradient_clipping=gradient_clipping,
         train_step_counter=train_step,
     )

@@ -1,0 +1,35 @@
+"""Batches for agents: what their collect policies would have written, drawn from seeds."""
+
+import numpy as np
+import tensorflow as tf
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import time_step as ts
+
+from tflearn.specs import EnvironmentSpecs
+
+CONTINUOUS = EnvironmentSpecs(
+    tensor_spec.BoundedTensorSpec((3,), tf.float32, -1.0, 1.0, 'observation'),
+    tensor_spec.BoundedTensorSpec((2,), tf.float32, -2.0, 2.0, 'action'),
+)
+DISCRETE = EnvironmentSpecs(CONTINUOUS.observation, tensor_spec.BoundedTensorSpec((), tf.int64, 0, 1, 'action'))
+
+
+def sequences(agent, size, length, seed=0):
+    """Returns trajectories [size, length] of an agent's collect data, inside of an episode; rewards in [-1, 1]."""
+    spec = agent.collect_data_spec
+    generator = np.random.default_rng(seed)
+
+    def draw(leaf):
+        if leaf.dtype.is_integer:
+            return tf.constant(generator.integers(0, 2, (size, length, *leaf.shape)), leaf.dtype)
+        return tf.constant(generator.uniform(-1.0, 1.0, (size, length, *leaf.shape)), leaf.dtype)
+
+    data = tf.nest.map_structure(draw, spec)
+    middle = tf.fill((size, length), tf.constant(ts.StepType.MID))
+    data = data._replace(step_type=middle, next_step_type=middle, discount=tf.ones((size, length)))
+    if 'dist_params' not in data.policy_info:
+        return data
+    # A positive scale, else what the parameters are.
+    parameters = dict(data.policy_info['dist_params'])
+    parameters |= {name: tf.exp(value) for name, value in parameters.items() if 'scale' in name}
+    return data._replace(policy_info={'dist_params': parameters})

@@ -1,0 +1,242 @@
+"""The agents' optimizer in the default strategy and on replicas: one global batch, one result."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.agents import event_files
+from tflearn.agents import optimizers, schedules
+from tflearn.learner import strategies
+from tflearn.steps import create_train_step
+
+# Of eight items each: their mean is the gradient of a batch.
+ITEMS = np.random.default_rng(0).normal(1.0, 2.0, (8, 3)).astype(np.float32)
+STRATEGIES = ['default', 'mirrored:2', 'mirrored:4']
+
+
+class Problem:
+    """Two variables whose gradients are given, under a strategy, stepped as one compiled program."""
+
+    def __init__(self, strategy='default', **settings):
+        self.strategy = strategies.make(strategy)
+        with self.strategy.scope():
+            self.variables = [tf.Variable(np.ones((3,), np.float32), name='a'), tf.Variable(2.0, name='b')]
+            self.train_step = create_train_step()
+            settings = {'learning_rate': 0.1, 'name': 'it'} | settings
+            self.optimizer = optimizers.make(self.train_step, **settings)
+        self._step = tf.function(self._all)
+
+    def step(self, items=ITEMS):
+        with self.strategy.scope():
+            self._step(tf.constant(items))
+        return [variable.numpy() for variable in self.variables]
+
+    def slots(self):
+        return [variable.numpy() for variable in self.optimizer.keras.variables]
+
+    def _all(self, items):
+        self.strategy.run(self._replica, (items,))
+
+    def _replica(self, items):
+        context = tf.distribute.get_replica_context()
+        share = len(ITEMS) // context.num_replicas_in_sync
+        own = items[context.replica_id_in_sync_group * share :][:share]
+        gradients = [tf.reduce_sum(own, axis=0) / len(ITEMS), tf.reduce_sum(own) / len(ITEMS)]
+        self.optimizer.apply_gradients(zip(gradients, self.variables, strict=True))
+        self.train_step.assign_add(1)
+
+
+def _gradients():
+    return [ITEMS.mean(axis=0), np.float32(ITEMS.mean(axis=0).sum())]
+
+
+def _clipped(clip_by, bound):
+    a, b = _gradients()
+    if clip_by == 'value':
+        return [np.clip(a, -bound, bound), np.clip(b, -bound, bound)]
+    norms = [np.linalg.norm(a), abs(b)]
+    if clip_by == 'global_norm':
+        norms = [np.linalg.norm(norms)] * 2
+    return [a * min(1, bound / norms[0]), b * min(1, bound / norms[1])]
+
+
+@pytest.mark.parametrize('strategy', STRATEGIES)
+@pytest.mark.parametrize(
+    ('clip_by', 'bound'), [('global_norm', 1.0), ('global_norm', 1e3), ('variable_norm', 1.5), ('value', 0.5)]
+)
+def test_what_is_clipped_is_the_global_batchs_gradient(strategy, clip_by, bound):
+    options = {'rho': 0.0, 'epsilon': 1e-12}
+    problem = Problem(strategy, kind='rmsprop', clip_by=clip_by, gradient_clipping=bound, options=options)
+    problem.step()
+    expected = _clipped(clip_by, bound)
+    # With rho 0 the slot is the square of the gradient.
+    slots = problem.slots()[1:]
+    np.testing.assert_allclose([*slots[0], slots[1]], np.square([*expected[0], expected[1]]), rtol=1e-5)
+
+
+@pytest.mark.parametrize('strategy', STRATEGIES[1:])
+@pytest.mark.parametrize('skip_nonfinite', [False, True])
+def test_replicas_agree_with_one(strategy, skip_nonfinite):
+    alone, several = (
+        Problem(name, gradient_clipping=1.0, skip_nonfinite=skip_nonfinite) for name in ('default', strategy)
+    )
+    for factor in (1.0, -2.0, 5.0):
+        expected, got = alone.step(factor * ITEMS), several.step(factor * ITEMS)
+        for a, b in zip(expected, got, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_unclipped_adam_is_keras_adam():
+    problem, keras = Problem(), tf.keras.optimizers.Adam(0.1)
+    variables = [tf.Variable(np.ones((3,), np.float32)), tf.Variable(2.0)]
+    for _ in range(3):
+        got = problem.step()
+        keras.apply_gradients(zip([tf.constant(gradient) for gradient in _gradients()], variables, strict=True))
+    for a, b in zip(got, variables, strict=True):
+        np.testing.assert_allclose(a, b.numpy(), rtol=1e-6)
+
+
+@pytest.mark.parametrize('strategy', STRATEGIES)
+@pytest.mark.parametrize('bad', [np.nan, np.inf])
+def test_a_step_that_is_not_finite_is_skipped_and_counted(strategy, bad):
+    problem, straight = (Problem(strategy, skip_nonfinite=True, gradient_clipping=1.0) for _ in range(2))
+    before, slots = problem.step(), problem.slots()
+    poisoned = ITEMS.copy()
+    poisoned[-1, 0] = bad  # on the last replica only
+    for a, b in zip(before, problem.step(poisoned), strict=True):
+        np.testing.assert_array_equal(a, b)
+    # All but the count of steps, by which the learning rate goes.
+    for a, b in zip(slots, problem.slots(), strict=True):
+        assert (a == b).all() or a.dtype == np.int64
+    assert problem.optimizer.num_skipped.numpy() == 1
+    assert problem.optimizer.iterations.numpy() == problem.train_step.numpy() == 2
+    straight.step()
+    straight.optimizer.iterations.assign_add(1)
+    for a, b in zip(straight.step(), problem.step(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert problem.optimizer.num_skipped.numpy() == 1
+
+
+def test_the_learning_rate_follows_the_train_step():
+    problem = Problem(kind='rmsprop', learning_rate=schedules.linear(1.0, 0.0, 4), options={'rho': 0.0})
+    for _ in range(2):
+        problem.step()
+    assert problem.optimizer.learning_rate.numpy() == pytest.approx(0.75)
+    assert problem.variables[0].numpy() == pytest.approx(1 - 1.75 * np.sign(_gradients()[0]), abs=1e-5)
+
+
+def test_a_checkpoint_holds_slots_and_iterations(tmp_path):
+    first, second = Problem(skip_nonfinite=True), Problem('mirrored:2', skip_nonfinite=True)
+    for problem, steps in ((first, 3), (second, 1)):
+        for _ in range(steps):
+            problem.step()
+    path = tf.train.Checkpoint(o=first.optimizer, v=first.variables).save(str(tmp_path / 'ckpt'))
+    tf.train.Checkpoint(o=second.optimizer, v=second.variables).restore(path).assert_consumed()
+    assert second.optimizer.iterations.numpy() == 3
+    for a, b in zip(first.slots(), second.slots(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    for a, b in zip(first.step(), second.step(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_variables_without_a_gradient_are_left_alone():
+    optimizer = optimizers.make(create_train_step(), 0.1)
+    variables = [tf.Variable(1.0), tf.Variable(1.0)]
+    optimizer.apply_gradients([(None, variables[0]), (tf.constant(1.0), variables[1])])
+    assert float(variables[0]) == 1.0
+    assert float(variables[1]) == pytest.approx(0.9, rel=1e-5)
+    with pytest.raises(ValueError, match='got no gradient for'):
+        optimizer.apply_gradients([(None, variables[0])])
+
+
+def test_rows_of_an_embedding_are_clipped_as_one_gradient():
+    optimizer = optimizers.make(
+        create_train_step(), 1.0, kind='rmsprop', gradient_clipping=1.0, options={'rho': 0.0, 'epsilon': 1e-12}
+    )
+    variable = tf.Variable(tf.zeros((3, 1)))
+    rows = tf.IndexedSlices(tf.constant([[3.0], [3.0], [8.0]]), tf.constant([0, 0, 1]), tf.constant([3, 1]))
+    optimizer.apply_gradients([(rows, variable)])
+    slot = optimizer.keras.variables[-1]
+    np.testing.assert_allclose(slot.numpy(), [[0.36], [0.64], [0.0]], rtol=1e-5)
+
+
+@pytest.mark.parametrize('strategy', STRATEGIES)
+@pytest.mark.parametrize('clip_by', ['global_norm', 'value'])
+def test_statistics_are_written_where_summaries_are_recorded(tmp_path, strategy, clip_by):
+    problem = Problem(strategy, gradient_clipping=1.0, clip_by=clip_by, per_replica_batch_size=4)
+    writer = tf.summary.create_file_writer(str(tmp_path))
+    with writer.as_default(step=7):
+        problem.step()
+    writer.close()
+    found = event_files.scalars(tmp_path)
+    clipped = _clipped(clip_by, 1.0)
+    norm = lambda parts: np.sqrt(sum(np.sum(np.square(part)) for part in parts))  # noqa: E731
+    assert found['gradients/it/norm'] == pytest.approx(norm(_gradients()), rel=1e-5)
+    assert found['gradients/it/clipped_norm'] == pytest.approx(norm(clipped), rel=1e-5)
+    assert found['gradients/it/a_0/gradient_norm'] == pytest.approx(np.linalg.norm(_gradients()[0]), rel=1e-5)
+    assert found['gradients/it/b_0/variable_norm'] == pytest.approx(2.0)
+    assert ('gradients/it/noise_scale' in found) == (strategy != 'default')
+    assert {'gradients/it/a_0/gradient', 'gradients/it/b_0/variable'} <= event_files.tags(tmp_path)
+
+
+@pytest.mark.parametrize('recorded', [None, False])
+def test_without_summaries_there_is_nothing_to_compute(tmp_path, recorded):
+    operations = {}
+    for case in (recorded, True):
+        problem = Problem('mirrored:2', gradient_clipping=1.0)
+        writer = tf.summary.create_noop_writer() if case is None else tf.summary.create_file_writer(str(tmp_path))
+        with problem.strategy.scope(), writer.as_default(step=0), tf.summary.record_if(bool(case)):
+            program = tf.function(problem._all).get_concrete_function(tf.TensorSpec(ITEMS.shape))
+        operations[case] = [operation.type for operation in program.graph.get_operations()]
+        writer.close()
+    assert 'WriteScalarSummary' not in operations[recorded]
+    assert operations[recorded].count('L2Loss') == 2 * 2  # the global norm, on each replica
+    assert operations[True].count('L2Loss') > 2 * 2
+
+
+def test_the_noise_scale_is_the_papers():
+    """On drawn gradients of known mean and variance it comes out as their ratio."""
+    size, replicas, mean, deviation = 16, 2, np.array([0.6, 0.8, 0.0]), np.array([1.0, 2.0, 3.0])
+    strategy = strategies.make(f'mirrored:{replicas}')
+    generator = np.random.default_rng(1)
+    with strategy.scope():
+        noise = optimizers.gradient_statistics.GradientNoise(size)
+
+    @tf.function
+    def update(items):
+        def replica(items):
+            context = tf.distribute.get_replica_context()
+            own = tf.reduce_sum(items[context.replica_id_in_sync_group], axis=0) / (size * replicas)
+            total = context.all_reduce('SUM', own)
+            return noise.update([own], tf.norm(total))
+
+        return strategy.run(replica, (items,))
+
+    sums = np.zeros(2)
+    for _ in range(400):
+        items = generator.normal(mean, deviation, (replicas, size, 3)).astype(np.float32)
+        noise.averages.assign(tf.zeros(2))
+        update(tf.constant(items))
+        sums += noise.averages.numpy() / (1 - 0.9)
+    square, trace = sums / 400
+    assert square == pytest.approx(1.0, rel=0.15)
+    assert trace == pytest.approx(14.0, rel=0.15)
+    before = noise.averages.numpy()
+    items[0, 0, 0] = np.nan
+    update(tf.constant(items))
+    np.testing.assert_array_equal(noise.averages.numpy(), before)
+
+
+@pytest.mark.parametrize(
+    ('settings', 'message'),
+    [
+        ({'kind': 'sgd'}, "got kind='sgd'; need one of adam, rmsprop"),
+        ({'clip_by': 'norm'}, "got clip_by='norm'; need one of global_norm, variable_norm, value"),
+        ({'clip_by': 'value'}, "got clip_by='value' without a bound"),
+        ({'gradient_clipping': 0.0}, r'got gradient_clipping=0.0; need a number above 0'),
+        ({'gradient_clipping': 1.0, 'options': {'clipvalue': 1.0}}, 'got clipvalue in options; use'),
+    ],
+)
+def test_what_has_no_meaning(settings, message):
+    with pytest.raises(ValueError, match=message):
+        optimizers.make(create_train_step(), 0.1, **settings)

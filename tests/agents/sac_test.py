@@ -1,0 +1,107 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+from tf_agents.specs import tensor_spec
+
+from tests.agents import example_data
+from tflearn.agents import sac
+from tflearn.experience import Experience
+from tflearn.specs import EnvironmentSpecs, zeros
+from tflearn.steps import create_train_step
+
+SPECS = example_data.CONTINUOUS
+SMALL = {'actor_fc_layer_params': (16,), 'critic_fc_layer_params': (16,)}
+
+
+def _agent(specs=SPECS, **changes):
+    agent = sac.make_agent(specs, create_train_step(), sac.EXPERIENCE, **SMALL | changes)
+    agent.initialize()
+    return agent
+
+
+def test_actions_are_within_their_bounds():
+    agent = _agent()
+    steps = zeros(SPECS.time_step, (500,))
+    actions = agent.collect_policy.action(steps).action.numpy()
+    assert actions.shape == (500, 2)
+    assert (np.abs(actions) <= 2).all()
+    assert actions.std() > 0.3
+    greedy = agent.policy.action(steps).action.numpy()
+    assert (greedy == greedy[0]).all()
+
+
+def test_the_temperature_is_learned_for_the_papers_entropy():
+    """-dim(A): the temperature falls while the entropy is above it, and rises while it is below."""
+    falling, rising = _agent(alpha_learning_rate=0.1), _agent(alpha_learning_rate=0.1, target_entropy=50.0)
+    for agent in (falling, rising):
+        agent.train(example_data.sequences(agent, 32, 2))
+    assert falling._target_entropy == -2.0
+    assert float(falling._log_alpha) < 0.0 < float(rising._log_alpha)
+
+
+def test_each_optimizer_clips_on_its_own():
+    agent = _agent(gradient_clipping=1e-3)
+    agent.train(example_data.sequences(agent, 8, 2))
+    for optimizer in (agent._actor_optimizer, agent._critic_optimizer, agent._alpha_optimizer):
+        # After one step of Adam with beta_1 = 0.9.
+        slots = [slot.numpy() for slot in optimizer.keras.variables if '/m/' in slot.name or slot.name.startswith('m/')]
+        assert np.sqrt(sum(np.square(slot).sum() for slot in slots)) == pytest.approx(0.1 * 1e-3, rel=1e-3)
+    assert {agent._actor_optimizer.name, agent._critic_optimizer.name} == {'actor', 'critic'}
+
+
+def test_the_critics_slots_are_in_the_critics_order():
+    """A checkpoint holds them by their places; TF-Agents' train step would make them in a set's order."""
+    agent = _agent(critic_fc_layer_params=(16, 15, 14, 13))
+    agent.train(example_data.sequences(agent, 8, 2))
+    variables = [*agent._critic_network_1.trainable_weights, *agent._critic_network_2.trainable_weights]
+    slots = agent._critic_optimizer.keras.variables[1:]
+    assert [slot.shape for slot in slots] == [variable.shape for variable in variables for _ in ('m', 'v')]
+
+
+def test_the_targets_follow():
+    agent = _agent(target_update_tau=1.0, target_update_period=2)
+    data = example_data.sequences(agent, 8, 2)
+    first = agent._target_critic_network_1.variables[0].numpy()
+    agent.train(data)
+    np.testing.assert_array_equal(agent._target_critic_network_1.variables[0].numpy(), first)
+    agent.train(data)
+    for critic, target in zip(agent._critic_network_2.variables, agent._target_critic_network_2.variables, strict=True):
+        np.testing.assert_array_equal(critic.numpy(), target.numpy())
+
+
+def test_it_learns_a_bandit():
+    """The reward is minus the distance of the first action from 1; episodes of one step."""
+    agent = _agent(
+        actor_learning_rate=1e-2, critic_learning_rate=1e-2, alpha_learning_rate=1e-2, gamma=0.9, target_update_tau=0.1
+    )
+    train = tf.function(agent.train)
+    data = example_data.sequences(agent, 64, 2)
+    data = data._replace(
+        action=2 * data.action,
+        discount=tf.zeros_like(data.discount),
+        reward=-4 * tf.abs(2 * data.action[..., 0] - 1.0),
+        observation=tf.zeros_like(data.observation),
+    )
+    for _ in range(250):
+        train(data)
+    assert agent.policy.action(zeros(SPECS.time_step, (1,))).action.numpy()[0, 0] == pytest.approx(1.0, abs=0.3)
+    assert int(agent.train_step_counter) == 250
+
+
+@pytest.mark.parametrize(
+    ('action', 'experience', 'message'),
+    [
+        (example_data.DISCRETE.action, Experience(), 'SAC needs continuous actions'),
+        ((SPECS.action, SPECS.action), Experience(), 'SAC needs continuous actions'),
+        (SPECS.action, Experience(order='prioritized'), "SAC needs 'uniform' and 2"),
+        (SPECS.action, Experience(sequence_length=3), "SAC needs 'uniform' and 2"),
+        (
+            tensor_spec.BoundedTensorSpec((1,), tf.float32, -np.inf, np.inf),
+            Experience(),
+            'SAC needs bounded actions',
+        ),
+    ],
+)
+def test_what_it_cannot_learn(action, experience, message):
+    with pytest.raises(ValueError, match=message):
+        sac.make_agent(EnvironmentSpecs(SPECS.observation, action), create_train_step(), experience)

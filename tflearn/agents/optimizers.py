@@ -1,0 +1,200 @@
+"""The optimizer of all agents: a Keras optimizer that clips the gradients of the global batch.
+
+TF-Agents clips each replica's gradients, variable by variable, before they are summed, so that a bound means something
+else for each number of replicas. Here they are summed first; agents get no clipping of their own.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal, Protocol, get_args
+
+import tensorflow as tf
+from absl import logging
+
+from tflearn.agents import gradient_statistics, schedules
+
+Kind = Literal['adam', 'rmsprop']
+ClipBy = Literal['global_norm', 'variable_norm', 'value']
+_KINDS = {'adam': tf.keras.optimizers.Adam, 'rmsprop': tf.keras.optimizers.RMSprop}
+
+
+class Optimizer(tf.Module):
+    """Sums gradients over the replicas, clips them, and applies them.
+
+    Where summaries are recorded it writes the gradients' statistics too.
+
+    Attributes:
+      keras: the Keras optimizer; its slots and iterations are in the checkpoint.
+      num_skipped: int64, steps whose gradients were not finite and were not applied; None where they are applied.
+    """
+
+    def __init__(
+        self,
+        keras: tf.keras.optimizers.Optimizer,
+        train_step: tf.Variable,
+        gradient_clipping: float | None,
+        clip_by: ClipBy,
+        skip_nonfinite: bool,
+        per_replica_batch_size: int,
+        name: str,
+    ):
+        """See `make`."""
+        super().__init__(name)
+        self.keras = keras
+        self._train_step = train_step
+        self._gradient_clipping, self._clip_by = gradient_clipping, clip_by
+        self._noise = gradient_statistics.GradientNoise(per_replica_batch_size)
+        self.num_skipped = tf.Variable(0, trainable=False, dtype=tf.int64) if skip_nonfinite else None
+        self._place: Callable[[tf.Variable], int] | None = None
+
+    @property
+    def learning_rate(self) -> tf.Variable:
+        """float32 scalar: of the last step."""
+        return self.keras.learning_rate
+
+    @property
+    def iterations(self) -> tf.Variable:
+        """int64 scalar: steps taken, skipped ones too."""
+        return self.keras.iterations
+
+    def build(self, variables: Sequence[tf.Variable]) -> None:
+        """Makes the slots, and has all steps go by this order.
+
+        Without it the first step's order counts. An agent whose variables come from a set needs it: slots are restored
+        by their places, and workers sum gradients by theirs.
+        """
+        places = {variable.ref(): place for place, variable in enumerate(variables)}
+        self._place = lambda variable: places[variable.ref()]
+        self.keras.build(variables)
+
+    def apply_gradients(self, grads_and_vars: Iterable[tuple[tf.Tensor | None, tf.Variable]]) -> None:
+        """Takes one step, in replica context.
+
+        Args:
+          grads_and_vars: this replica's gradients, of its share of the global batch's mean loss, and their variables.
+
+        Raises:
+          ValueError: if there is no gradient at all.
+        """
+        pairs = list(grads_and_vars)
+        if place := self._place:
+            pairs.sort(key=lambda pair: place(pair[1]))
+        if left_out := [variable.name for gradient, variable in pairs if gradient is None]:
+            logging.warning('%s: no gradients for %s', self.name, ', '.join(left_out))
+        own = [(tf.convert_to_tensor(gradient), variable) for gradient, variable in pairs if gradient is not None]
+        if not own:
+            raise ValueError(f'got no gradient for {left_out}; need a loss that depends on them')
+        variables = [variable for _, variable in own]
+        summed = [gradient for gradient, _ in self.keras.aggregate_gradients(own)]
+        norm = tf.linalg.global_norm(summed)
+        clipped = self.clip(summed, norm)
+        if gradient_statistics.recorded():
+            clipped_norm = tf.linalg.global_norm(clipped)
+            step = self._train_step + 1  # agents count a step when it is done
+            gradient_statistics.summarize(self.name, step, variables, summed, norm, clipped_norm)
+            self._summarize_noise(step, [gradient for gradient, _ in own], norm)
+        if self.num_skipped is None:
+            self._apply(clipped, variables)
+        else:
+            self._apply_if(tf.math.is_finite(norm), clipped, variables)
+
+    def clip(self, gradients: Sequence[tf.Tensor], norm: tf.Tensor) -> list[tf.Tensor]:
+        """Returns the global batch's gradients, clipped. `norm` is their global norm."""
+        bound = self._gradient_clipping
+        if bound is None:
+            return list(gradients)
+        if self._clip_by == 'global_norm':
+            return tf.clip_by_global_norm(gradients, bound, use_norm=norm)[0]
+        if self._clip_by == 'variable_norm':
+            return [tf.clip_by_norm(gradient, bound) for gradient in gradients]
+        return [tf.clip_by_value(gradient, -bound, bound) for gradient in gradients]
+
+    def _apply(self, gradients: Sequence[tf.Tensor], variables: Sequence[tf.Variable]) -> None:
+        self.keras.apply_gradients(zip(gradients, variables, strict=True), skip_gradients_aggregation=True)
+
+    def _apply_if(self, finite: tf.Tensor, gradients: Sequence[tf.Tensor], variables: Sequence[tf.Variable]) -> None:
+        with tf.init_scope():
+            self.keras.build(variables)  # no variable may be made in a branch
+
+        def skip() -> None:
+            self.num_skipped.assign_add(1)
+            self.keras.iterations.assign_add(1)  # the learning rate's schedule goes by train steps
+
+        # A branch in replica context could not update variables: that meets in cross-replica context, where a branch
+        # is allowed. The variables are not arguments, which would come in as each replica's own.
+        def meet(strategy: tf.distribute.Strategy, finite: tf.Tensor, gradients: Sequence[tf.Tensor]) -> None:
+            tf.cond(
+                strategy.experimental_local_results(finite)[0],
+                lambda: strategy.run(lambda *parts: self._apply(parts, variables), gradients),
+                skip,
+            )
+
+        tf.distribute.get_replica_context().merge_call(meet, (finite, tuple(gradients)))
+
+    def _summarize_noise(self, step: tf.Tensor, replica_gradients: Sequence[tf.Tensor], norm: tf.Tensor) -> None:
+        # Outside of a program only the first replica would come here, and wait for the others.
+        if tf.distribute.get_strategy().num_replicas_in_sync > 1 and not tf.executing_eagerly():
+            scale = self._noise.update(replica_gradients, norm)
+            with tf.name_scope(f'gradients/{self.name}/'):
+                tf.summary.scalar('noise_scale', scale, step=step)
+
+
+class OptimizerFactory(Protocol):
+    """Makes an agent's optimizer; what is no argument here is bound beforehand."""
+
+    def __call__(
+        self,
+        train_step: tf.Variable,
+        learning_rate: float | schedules.Schedule,
+        *,
+        gradient_clipping: float | None,
+        per_replica_batch_size: int,
+        name: str,
+    ) -> Optimizer:
+        """Makes the optimizer, within the strategy's scope. See `make`."""
+
+
+def make(
+    train_step: tf.Variable,
+    learning_rate: float | schedules.Schedule,
+    *,
+    gradient_clipping: float | None = None,
+    per_replica_batch_size: int = 1,
+    name: str = 'optimizer',
+    kind: Kind = 'adam',
+    clip_by: ClipBy = 'global_norm',
+    skip_nonfinite: bool = False,
+    options: Mapping[str, float] | None = None,
+) -> Optimizer:
+    """Makes the optimizer of an agent, within the strategy's scope.
+
+    Args:
+      train_step: int64 scalar; summaries go by it.
+      learning_rate: a number, or a schedule of the train step.
+      gradient_clipping: greatest norm, or absolute value, of the global batch's gradients; None does not clip.
+      per_replica_batch_size: items in a replica's batch, the unit of the gradient noise scale.
+      name: of its summaries: `gradients/<name>/...`.
+      kind: 'adam' (Kingma and Ba 2014, arXiv 1412.6980) or 'rmsprop'.
+      clip_by: what is bounded: 'global_norm', the norm of all gradients together; 'variable_norm', that of each
+        variable's gradient; 'value', each number.
+      skip_nonfinite: a step with gradients that are not finite, or too large for their norm to be, changes neither
+        variables nor slots, and is counted; otherwise it is applied. Not for TPUs.
+      options: further arguments of the Keras optimizer (`epsilon`, `beta_1`; `rho`, `momentum`).
+
+    Raises:
+      ValueError: if an argument has no meaning.
+    """
+    if kind not in get_args(Kind):
+        raise ValueError(f'got kind={kind!r}; need one of {", ".join(get_args(Kind))}')
+    if clip_by not in get_args(ClipBy):
+        raise ValueError(f'got clip_by={clip_by!r}; need one of {", ".join(get_args(ClipBy))}')
+    if gradient_clipping is None and clip_by != 'global_norm':
+        raise ValueError(f'got clip_by={clip_by!r} without a bound; need gradient_clipping, a number above 0')
+    if gradient_clipping is not None and not gradient_clipping > 0:
+        raise ValueError(f'got gradient_clipping={gradient_clipping}; need a number above 0, or None')
+    owned = {'learning_rate', 'clipnorm', 'clipvalue', 'global_clipnorm'}.intersection(options or {})
+    if owned:
+        raise ValueError(f'got {", ".join(sorted(owned))} in options; use learning_rate, gradient_clipping and clip_by')
+    # A schedule even for a number: Keras would save a number in the checkpoint, and restore it over a changed one.
+    rate = learning_rate if callable(learning_rate) else schedules.constant(learning_rate)
+    keras = _KINDS[kind](schedules.LearningRate(rate), name=name, **(options or {}))
+    return Optimizer(keras, train_step, gradient_clipping, clip_by, skip_nonfinite, per_replica_batch_size, name)

@@ -1,0 +1,165 @@
+"""Soft actor-critic with a learned temperature, for continuous actions.
+
+Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications" (arXiv 1812.05905). The agent is TF-Agents'; here
+it gets its networks and optimizers. Differs from the paper: the log of the standard deviation is kept within [-20, 2].
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tf_agents.agents import tf_agent
+from tf_agents.agents.ddpg import critic_network
+from tf_agents.agents.sac import sac_agent, tanh_normal_projection_network
+from tf_agents.networks import actor_distribution_network, network
+from tf_agents.policies import greedy_policy, tf_policy
+from tf_agents.typing import types
+
+from tflearn.agents import optimizers, schedules
+from tflearn.experience import Agent, Experience
+from tflearn.specs import EnvironmentSpecs
+
+EXPERIENCE = Experience(max_size=1_000_000, min_size=10_000, samples_per_insert=256.0, per_replica_batch_size=256)
+
+
+def make_agent(
+    specs: EnvironmentSpecs,
+    train_step: tf.Variable,
+    experience: Experience,
+    *,
+    actor_fc_layer_params: Sequence[int] = (256, 256),
+    critic_fc_layer_params: Sequence[int] = (256, 256),
+    actor_learning_rate: float | schedules.Schedule = 3e-4,
+    critic_learning_rate: float | schedules.Schedule = 3e-4,
+    alpha_learning_rate: float | schedules.Schedule = 3e-4,
+    gamma: float = 0.99,
+    target_update_tau: float = 0.005,
+    target_update_period: int = 1,
+    reward_scale: float = 1.0,
+    target_entropy: float | None = None,
+    initial_log_alpha: float = 0.0,
+    gradient_clipping: float | None = None,
+    make_optimizer: optimizers.OptimizerFactory = optimizers.make,
+    actor_network: network.Network | None = None,
+) -> Agent:
+    """Makes a SAC agent for one tensor of continuous actions. The defaults are the paper's (table 1).
+
+    Args:
+      specs: of the environment; the actions need finite bounds, which a tanh reaches up to.
+      train_step: int64 scalar, counts gradient steps.
+      experience: of the run; uniform order, items of 2 steps.
+      actor_fc_layer_params: units of the actor's fully connected layers.
+      critic_fc_layer_params: units of each critic's, over observation and action together.
+      actor_learning_rate: a number, or a schedule of the train step.
+      critic_learning_rate: likewise.
+      alpha_learning_rate: likewise, of the temperature.
+      gamma: discount per environment step, in [0, 1].
+      target_update_tau: weight of the critics in an update of their targets; 1 copies them.
+      target_update_period: train steps between two updates of the targets.
+      reward_scale: factor of the rewards.
+      target_entropy: that the temperature is learned for [nats]; None is minus the number of action dimensions.
+      initial_log_alpha: log of the temperature at first.
+      gradient_clipping: greatest norm of the global batch's gradient, of the actor, the critics and the temperature
+        each, or what `make_optimizer` takes the bound for; None does not clip.
+      make_optimizer: makes the three optimizers; Adam by default.
+      actor_network: observation -> distribution of the action; None makes a tanh-squashed normal one.
+
+    Raises:
+      ValueError: if the action is not one tensor of floats within bounds, or the experience is another one.
+    """
+    action = _checked_action(specs, experience)
+    rates = {'actor': actor_learning_rate, 'critic': critic_learning_rate, 'alpha': alpha_learning_rate}
+    made = {
+        f'{name}_optimizer': make_optimizer(
+            train_step,
+            rate,
+            gradient_clipping=gradient_clipping,
+            per_replica_batch_size=experience.per_replica_batch_size,
+            name=name,
+        )
+        for name, rate in rates.items()
+    }
+    return _SacAgent(
+        specs.time_step,
+        specs.action,
+        critic_network=critic_network.CriticNetwork(
+            (specs.observation, specs.action),
+            joint_fc_layer_params=tuple(critic_fc_layer_params),
+            kernel_initializer='glorot_uniform',
+            last_kernel_initializer='glorot_uniform',
+        ),
+        actor_network=actor_network or _actor_network(specs, actor_fc_layer_params),
+        **made,
+        target_update_tau=target_update_tau,
+        target_update_period=target_update_period,
+        gamma=gamma,
+        reward_scale_factor=reward_scale,
+        initial_log_alpha=initial_log_alpha,
+        # TF-Agents' own default is half of the paper's.
+        target_entropy=-float(action.shape.num_elements()) if target_entropy is None else target_entropy,
+        train_step_counter=train_step,
+    )
+
+
+def _checked_action(specs: EnvironmentSpecs, experience: Experience) -> types.BoundedTensorSpec:
+    """Returns the spec of the one tensor of actions."""
+    actions = tf.nest.flatten(specs.action)
+    if len(actions) != 1 or not actions[0].dtype.is_floating:
+        raise ValueError(f'got the action spec {specs.action}; SAC needs continuous actions; choose another algorithm')
+    action = actions[0]
+    if not all(np.isfinite(bound).all() for bound in (action.minimum, action.maximum)):
+        raise ValueError(f'got the action spec {specs.action}; SAC needs bounded actions; rescale them')
+    if experience.order != 'uniform' or experience.sequence_length != 2:
+        raise ValueError(
+            f'got Experience.order={experience.order!r}, sequence_length={experience.sequence_length}; SAC needs '
+            "'uniform' and 2: it learns from single transitions, and tells no errors of items"
+        )
+    return action
+
+
+def _actor_network(specs: EnvironmentSpecs, fc_layer_params: Sequence[int]) -> network.Network:
+    return actor_distribution_network.ActorDistributionNetwork(
+        specs.observation,
+        specs.action,
+        fc_layer_params=tuple(fc_layer_params),
+        continuous_projection_net=lambda spec: tanh_normal_projection_network.TanhNormalProjectionNetwork(
+            spec, std_transform=sac_agent.std_clip_transform
+        ),
+    )
+
+
+class _SacAgent(sac_agent.SacAgent):
+    """TF-Agents' agent, with the critics' variables in one order, and a policy that does not draw.
+
+    Its own train step takes them from a set, so in another order in each process. Also it tells the losses that make up
+    its loss as means over the global batch, not as a replica's share of them.
+    """
+
+    def __init__(self, *args: Any, critic_optimizer: optimizers.Optimizer, **kwargs: Any):
+        """Takes SacAgent's arguments.
+
+        Args:
+          *args: SacAgent's.
+          critic_optimizer: of both critics.
+          **kwargs: SacAgent's.
+        """
+        super().__init__(*args, critic_optimizer=critic_optimizer, **kwargs)
+        critic_optimizer.build([*self._critic_network_1.trainable_weights, *self._critic_network_2.trainable_weights])
+        self._mean_policy = greedy_policy.GreedyPolicy(self._policy)
+
+    @property
+    def policy(self) -> tf_policy.TFPolicy:
+        """Acts by the distribution's mean, as the paper evaluates; `collect_policy` draws."""
+        return self._mean_policy
+
+    def _train(self, experience: Any, weights: tf.Tensor | None) -> tf_agent.LossInfo:
+        return _with_means(super()._train(experience, weights))
+
+    def _loss(self, experience: Any, weights: tf.Tensor | None = None, training: bool = False) -> tf_agent.LossInfo:
+        return _with_means(super()._loss(experience, weights, training))
+
+
+def _with_means(info: tf_agent.LossInfo) -> tf_agent.LossInfo:
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    return info._replace(extra=tf.nest.map_structure(lambda share: share * replicas, info.extra))
