@@ -1,0 +1,225 @@
+"""How fast is the learner, fed from a replay server in another process, beside the limit and TF-Agents' Learner?
+
+    python benchmarks/learner.py --cases=dqn,sac,pixels
+
+The limit is the same agent's train step on one constant batch inside a compiled loop, with no writer at work. All
+others read from servers in another process, into which a writer inserts 3 000 steps a second meanwhile. All sides are
+measured in turns; a ratio is the median of the ratios of the rounds.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import portpicker
+import tensorflow as tf
+from tf_agents.replay_buffers import reverb_replay_buffer
+from tf_agents.train import learner as tf_agents_learner
+
+from benchmarks import learner_cases, replay_process, tables
+from tflearn.experience import BatchSource
+from tflearn.learner.learner import Learner, LearnerOptions
+from tflearn.learner.train_loop import LoopOptions
+from tflearn.replay.mirror import ReplayMirror
+from tflearn.replay.sampler import ReplaySampler
+from tflearn.replay.storage import Storage
+from tflearn.run_dir import RunDir
+from tflearn.steps import create_train_step
+
+TIMEOUT_SECS = 600.0
+SINGLE_CALLS = 200
+
+
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """Something whose train steps are timed; `writer` is the server that is written to meanwhile."""
+
+    name: str
+    run: Callable[[int], object]
+    writer: str = 'nothing'
+
+
+def main() -> int:
+    """Measures every case, prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--cases', default='dqn,sac,pixels')
+    parser.add_argument('--num_stored', type=int, default=100_000, help='steps in each server')
+    parser.add_argument('--rounds', type=int, default=7)
+    parser.add_argument('--jit_compile', action='store_true', help='XLA for the limit and for us')
+    parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the figures there')
+    parser.add_argument('--quick', action='store_true', help='a short run of the first case')
+    options = parser.parse_args()
+    cases = options.cases.split(',')
+    if options.quick:
+        cases, options.num_stored, options.rounds = cases[:1], 5_000, 3
+    rows = []
+    for case in cases:
+        rows += _measure_case(case, options.num_stored, options.rounds, options.jit_compile)
+        print(tables.table(rows), flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=2) + '\n')
+    return 0
+
+
+def _measure_case(name: str, num_stored: int, rounds: int, jit_compile: bool) -> list[dict[str, Any]]:
+    case = learner_cases.CASES[name]
+    room = int(1.1 * num_stored) + 2 * learner_cases.EPISODE_STEPS * replay_process.NUM_ENVIRONMENTS
+    min_size = int(0.9 * num_stored)
+    experiences = {
+        'mirror': {'sampling': 'learner', 'max_size': room, 'min_size': min_size},
+        'server': {'sampling': 'server', 'max_size': room, 'min_size': min_size},
+    }
+    with tempfile.TemporaryDirectory() as directory, _servers(name, experiences, num_stored) as (ports, command):
+        options = LearnerOptions(None, None, loop=LoopOptions(jit_compile=jit_compile))
+        sides = [Side('limit', _limit(case, jit_compile))]
+        for side, changes in experiences.items():
+            source = _source(case, changes, ports[side])
+            run = _our_learner(case, source, RunDir(pathlib.Path(directory) / side), options)
+            sides.append(Side(side, run, side))
+        sides.append(Side('tf_agents', _peer_learner(case, ports['tf_agents'], f'{directory}/peer'), 'tf_agents'))
+        for side in sides:
+            side.run(10)
+        many = _rounds(sides, case.num_steps, rounds, command)
+        single = _rounds(sides[1:], 1, rounds, command)
+    return [*_rows(case.name, 'train steps per call: many', many), *_rows(case.name, 'train steps per call: 1', single)]
+
+
+@contextlib.contextmanager
+def _servers(
+    case: str, experiences: dict[str, dict[str, Any]], num_stored: int
+) -> Iterator[tuple[dict[str, int], Callable[[str], None]]]:
+    """Starts the servers in a process of their own; gives their ports and a function that sends it a command."""
+    ports = {name: portpicker.pick_unused_port() for name in (*experiences, 'tf_agents')}
+    sides = {name: {'port': ports[name], 'experience': changes} for name, changes in experiences.items()}
+    sides |= {'tf_agents': {'port': ports['tf_agents'], 'peer': True}}
+    arguments = [f'--case={case}', f'--sides={json.dumps(sides)}', f'--num_steps={num_stored}']
+    process = subprocess.Popen(
+        [sys.executable, '-m', 'benchmarks.replay_process', *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdin and process.stdout
+    stdin, stdout = process.stdin, process.stdout
+    stdout.readline()
+
+    def command(line: str) -> None:
+        stdin.write(line + '\n')
+        stdin.flush()
+        while (answer := stdout.readline().strip()) != 'ok':
+            if not answer and process.poll() is not None:
+                raise RuntimeError('the replay process has ended')
+
+    try:
+        yield ports, command
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _limit(case: learner_cases.Case, jit_compile: bool) -> Callable[[int], object]:
+    agent = case.make_agent(case.specs, create_train_step(), case.experience())
+    agent.initialize()
+    batch = learner_cases.batch(case)
+    train = tf.function(lambda: agent.train(batch).loss, autograph=False, jit_compile=jit_compile or None)
+
+    @tf.function
+    def loop(num_steps: tf.Tensor) -> tf.Tensor:
+        total = tf.constant(0.0)
+        for _ in tf.range(num_steps):
+            total += train()
+        return total
+
+    return lambda num_steps: loop(tf.constant(num_steps)).numpy()
+
+
+def _source(case: learner_cases.Case, changes: dict[str, Any], port: int) -> BatchSource:
+    agent = case.make_agent(case.specs, create_train_step(), case.experience())
+    storage = Storage(case.experience(**changes), agent.collect_data_spec)
+    make = ReplayMirror if storage.mirrored else ReplaySampler
+    return make(f'localhost:{port}', storage, case.batch_size, TIMEOUT_SECS)
+
+
+def _our_learner(
+    case: learner_cases.Case, source: BatchSource, run_dir: RunDir, options: LearnerOptions
+) -> Callable[[int], object]:
+    agent = case.make_agent(case.specs, create_train_step(), case.experience())
+    learner = Learner(agent, source, run_dir, options=options)
+
+    def run(num_steps: int) -> None:
+        while num_steps > 0:
+            taken = learner.run(min(num_steps, 200)).num_steps
+            if not taken:
+                raise RuntimeError(f'no data came: {source.error}')
+            num_steps -= taken
+
+    return run
+
+
+def _peer_learner(case: learner_cases.Case, port: int, root_dir: str) -> Callable[[int], object]:
+    """TF-Agents' Learner as its documentation sets it up."""
+    agent = case.make_agent(case.specs, create_train_step(), case.experience())
+    replay = reverb_replay_buffer.ReverbReplayBuffer(
+        agent.collect_data_spec,
+        sequence_length=2,
+        table_name=replay_process.PEER_TABLE,
+        server_address=f'localhost:{port}',
+    )
+    learner = tf_agents_learner.Learner(
+        root_dir,
+        agent.train_step_counter,
+        agent,
+        experience_dataset_fn=lambda: replay.as_dataset(sample_batch_size=case.batch_size, num_steps=2).prefetch(3),
+        checkpoint_interval=10**9,
+        summary_interval=10**9,
+    )
+    return lambda num_steps: learner.run(iterations=num_steps)
+
+
+def _rounds(sides: list[Side], num_steps: int, rounds: int, command: Callable[[str], None]) -> dict[str, list[float]]:
+    """Returns train steps per second of every side in every round."""
+    rates: dict[str, list[float]] = {side.name: [] for side in sides}
+    for _ in range(rounds):
+        for side in sides:
+            command(f'write {side.writer}')
+            # The slow side gets fewer steps, for about the same time.
+            calls = SINGLE_CALLS if num_steps == 1 else 1
+            count = max(1, num_steps // 5) if side.name == 'tf_agents' else num_steps
+            start = time.perf_counter()
+            for _ in range(calls):
+                side.run(count)
+            rates[side.name].append(calls * count / (time.perf_counter() - start))
+    command('write nothing')
+    return rates
+
+
+def _rows(case: str, metric: str, rates: dict[str, list[float]]) -> list[dict[str, Any]]:
+    return [
+        {
+            'case': f'{case}: {side}',
+            'metric': metric,
+            'ours': statistics.median(rates[side]),
+            'peer': statistics.median(rates['tf_agents']),
+            'limit': statistics.median(rates['limit']) if 'limit' in rates else None,
+            'ratio_to_peer': tables.ratio(rates[side], rates['tf_agents']),
+            'ratio_to_limit': tables.ratio(rates[side], rates['limit']) if 'limit' in rates else None,
+            'unit': 'train steps/s',
+            'rounds': len(rates[side]),
+        }
+        for side in rates
+        if side not in ('limit', 'tf_agents')
+    ]
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,55 @@
+import re
+import subprocess
+
+import pytest
+
+import tflearn
+from tflearn.launch.code_revision import code_revision
+
+VERSION = f'version {tflearn.__version__}'
+
+
+@pytest.fixture
+def file(tmp_path):
+    """A file that a fresh checkout tracks."""
+    path = tmp_path / 'package' / 'code.py'
+    path.parent.mkdir()
+    path.write_text('a = 1\n')
+    git(tmp_path, 'init', '--quiet')
+    git(tmp_path, 'add', '.')
+    git(tmp_path, '-c', 'user.name=n', '-c', 'user.email=e', 'commit', '--quiet', '--message=first')
+    return path
+
+
+def git(folder, *arguments):
+    command = ['git', '-C', str(folder), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60.0).stdout.strip()
+
+
+def test_a_checkout(file, tmp_path):
+    revision = git(tmp_path, 'rev-parse', 'HEAD')
+    git(tmp_path, '-c', 'user.name=n', '-c', 'user.email=e', 'tag', '--annotate', 'v1', '--message=v1')
+    assert code_revision(file) == revision
+    (tmp_path / 'notes').write_text('not tracked')
+    assert code_revision(file) == revision
+    file.write_text('a = 2\n')
+    assert code_revision(file) == f'{revision}-dirty'
+
+
+def test_what_is_installed_beside_somebodys_checkout(file):
+    installed = file.with_name('installed.py')
+    installed.write_text('')
+    assert code_revision(installed) == VERSION
+
+
+def test_no_checkout(tmp_path):
+    assert code_revision(tmp_path / 'code.py') == VERSION
+
+
+def test_no_git(file, monkeypatch):
+    monkeypatch.setenv('PATH', '')
+    assert code_revision(file) == VERSION
+
+
+def test_this_package():
+    assert re.fullmatch(r'[0-9a-f]{40}(-dirty)?|version [\w.]+', code_revision())
