@@ -30,6 +30,7 @@ from tflearn.experience import BatchSource
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.train_loop import LoopOptions
 from tflearn.replay.mirror import ReplayMirror
+from tflearn.replay.prioritized import PrioritizedSampler
 from tflearn.replay.sampler import ReplaySampler
 from tflearn.replay.storage import Storage
 from tflearn.run_dir import RunDir
@@ -55,6 +56,7 @@ def main() -> int:
     parser.add_argument('--num_stored', type=int, default=100_000, help='steps in each server')
     parser.add_argument('--rounds', type=int, default=7)
     parser.add_argument('--jit_compile', action='store_true', help='XLA for the limit and for us')
+    parser.add_argument('--prioritized', action='store_true', help='prioritized replay, ours and of TF-Agents')
     parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the figures there')
     parser.add_argument('--quick', action='store_true', help='a short run of the first case')
     options = parser.parse_args()
@@ -63,44 +65,50 @@ def main() -> int:
         cases, options.num_stored, options.rounds = cases[:1], 5_000, 3
     rows = []
     for case in cases:
-        rows += _measure_case(case, options.num_stored, options.rounds, options.jit_compile)
+        rows += _measure_case(case, options.num_stored, options.rounds, options.jit_compile, options.prioritized)
         print(tables.table(rows), flush=True)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=2) + '\n')
     return 0
 
 
-def _measure_case(name: str, num_stored: int, rounds: int, jit_compile: bool) -> list[dict[str, Any]]:
+def _measure_case(
+    name: str, num_stored: int, rounds: int, jit_compile: bool, prioritized: bool
+) -> list[dict[str, Any]]:
     case = learner_cases.CASES[name]
     room = int(1.1 * num_stored) + 2 * learner_cases.EPISODE_STEPS * replay_process.NUM_ENVIRONMENTS
-    min_size = int(0.9 * num_stored)
-    experiences = {
+    min_size = int(0.97 * num_stored)
+    experiences: dict[str, dict[str, Any]] = {
         'mirror': {'sampling': 'learner', 'max_size': room, 'min_size': min_size},
         'server': {'sampling': 'server', 'max_size': room, 'min_size': min_size},
     }
-    with tempfile.TemporaryDirectory() as directory, _servers(name, experiences, num_stored) as (ports, command):
-        options = LearnerOptions(None, None, loop=LoopOptions(jit_compile=jit_compile))
+    if prioritized:
+        experiences = {'prioritized': {'order': 'prioritized', 'max_size': room, 'min_size': min_size}}
+    served = servers(name, experiences, num_stored, prioritized)
+    with tempfile.TemporaryDirectory() as directory, served as (ports, command):
+        options = LearnerOptions(checkpoint_interval_steps=None, summaries=None, loop=LoopOptions(jit_compile=jit_compile))
         sides = [Side('limit', _limit(case, jit_compile))]
         for side, changes in experiences.items():
-            source = _source(case, changes, ports[side])
-            run = _our_learner(case, source, RunDir(pathlib.Path(directory) / side), options)
+            batches = source(case, changes, ports[side])
+            run = _our_learner(case, batches, RunDir(pathlib.Path(directory) / side), options)
             sides.append(Side(side, run, side))
-        sides.append(Side('tf_agents', _peer_learner(case, ports['tf_agents'], f'{directory}/peer'), 'tf_agents'))
-        for side in sides:
-            side.run(10)
+        peer = _peer_learner(case, ports['tf_agents'], f'{directory}/peer', prioritized)
+        sides.append(Side('tf_agents', peer, 'tf_agents'))
+        for prepared in sides:
+            prepared.run(10)
         many = _rounds(sides, case.num_steps, rounds, command)
         single = _rounds(sides[1:], 1, rounds, command)
     return [*_rows(case.name, 'train steps per call: many', many), *_rows(case.name, 'train steps per call: 1', single)]
 
 
 @contextlib.contextmanager
-def _servers(
-    case: str, experiences: dict[str, dict[str, Any]], num_stored: int
+def servers(
+    case: str, experiences: dict[str, dict[str, Any]], num_stored: int, prioritized: bool
 ) -> Iterator[tuple[dict[str, int], Callable[[str], None]]]:
     """Starts the servers in a process of their own; gives their ports and a function that sends it a command."""
     ports = {name: portpicker.pick_unused_port() for name in (*experiences, 'tf_agents')}
     sides = {name: {'port': ports[name], 'experience': changes} for name, changes in experiences.items()}
-    sides |= {'tf_agents': {'port': ports['tf_agents'], 'peer': True}}
+    sides |= {'tf_agents': {'port': ports['tf_agents'], 'peer': True, 'prioritized': prioritized}}
     arguments = [f'--case={case}', f'--sides={json.dumps(sides)}', f'--num_steps={num_stored}']
     process = subprocess.Popen(
         [sys.executable, '-m', 'benchmarks.replay_process', *arguments],
@@ -143,10 +151,12 @@ def _limit(case: learner_cases.Case, jit_compile: bool) -> Callable[[int], objec
     return lambda num_steps: loop(tf.constant(num_steps)).numpy()
 
 
-def _source(case: learner_cases.Case, changes: dict[str, Any], port: int) -> BatchSource:
+def source(case: learner_cases.Case, changes: dict[str, Any], port: int) -> BatchSource:
     agent = case.make_agent(case.specs, create_train_step(), case.experience())
     storage = Storage(case.experience(**changes), agent.collect_data_spec)
-    make = ReplayMirror if storage.mirrored else ReplaySampler
+    make = PrioritizedSampler if storage.experience.prioritization else ReplaySampler
+    if storage.mirrored:
+        make = ReplayMirror
     return make(f'localhost:{port}', storage, case.batch_size, TIMEOUT_SECS)
 
 
@@ -154,6 +164,9 @@ def _our_learner(
     case: learner_cases.Case, source: BatchSource, run_dir: RunDir, options: LearnerOptions
 ) -> Callable[[int], object]:
     agent = case.make_agent(case.specs, create_train_step(), case.experience())
+    if isinstance(source, PrioritizedSampler):
+        loop = dataclasses.replace(options.loop, item_figure=source.prioritization.error, normalize_weights=True)
+        options = dataclasses.replace(options, loop=loop, on_items=source.update)
     learner = Learner(agent, source, run_dir, options=options)
 
     def run(num_steps: int) -> None:
@@ -166,8 +179,8 @@ def _our_learner(
     return run
 
 
-def _peer_learner(case: learner_cases.Case, port: int, root_dir: str) -> Callable[[int], object]:
-    """TF-Agents' Learner as its documentation sets it up."""
+def _peer_learner(case: learner_cases.Case, port: int, root_dir: str, prioritized: bool) -> Callable[[int], object]:
+    """TF-Agents' Learner as its documentation sets it up; priorities are updated by its `after_train_...` function."""
     agent = case.make_agent(case.specs, create_train_step(), case.experience())
     replay = reverb_replay_buffer.ReverbReplayBuffer(
         agent.collect_data_spec,
@@ -175,11 +188,17 @@ def _peer_learner(case: learner_cases.Case, port: int, root_dir: str) -> Callabl
         table_name=replay_process.PEER_TABLE,
         server_address=f'localhost:{port}',
     )
+
+    def update_priorities(sample: Any, loss_info: Any) -> None:
+        keys, errors = sample[1].key[:, 0], tf.abs(loss_info.extra.td_error)
+        replay.update_priorities(keys, tf.cast(errors, tf.float64) + 1e-6)
+
     learner = tf_agents_learner.Learner(
         root_dir,
         agent.train_step_counter,
         agent,
         experience_dataset_fn=lambda: replay.as_dataset(sample_batch_size=case.batch_size, num_steps=2).prefetch(3),
+        after_train_strategy_step_fn=update_priorities if prioritized else None,
         checkpoint_interval=10**9,
         summary_interval=10**9,
     )

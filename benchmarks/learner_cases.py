@@ -6,11 +6,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tf_agents.agents.dqn import dqn_agent
-from tf_agents.networks import q_network
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import trajectory
-from tf_agents.utils import common
 
 from tflearn.agents import dqn, sac
 from tflearn.experience import Agent, Experience
@@ -50,22 +47,9 @@ def _dqn(specs: EnvironmentSpecs, train_step: tf.Variable, experience: Experienc
 
 def _pixel_dqn(specs: EnvironmentSpecs, train_step: tf.Variable, experience: Experience) -> Agent:
     """The network of Mnih et al. 2015."""
-    network = q_network.QNetwork(
-        specs.observation,
-        specs.action,
-        preprocessing_layers=tf.keras.layers.Lambda(lambda frames: tf.cast(frames, tf.float32) / 255.0),
-        conv_layer_params=((32, 8, 4), (64, 4, 2), (64, 3, 1)),
-        fc_layer_params=(512,),
-    )
-    return dqn_agent.DdqnAgent(
-        specs.time_step,
-        specs.action,
-        q_network=network,
-        optimizer=tf.keras.optimizers.Adam(1e-4),
-        td_errors_loss_fn=common.element_wise_huber_loss,
-        gamma=0.99,
-        target_update_period=100,
-        train_step_counter=train_step,
+    convolutions = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+    return dqn.make_agent(
+        specs, train_step, experience, conv_layer_params=convolutions, fc_layer_params=(512,), learning_rate=1e-4
     )
 
 

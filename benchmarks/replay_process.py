@@ -29,6 +29,7 @@ class OurSide:
     def __init__(self, case: learner_cases.Case, experience: dict, port: int):
         agent = case.make_agent(case.specs, create_train_step(), case.experience())
         storage = Storage(case.experience(**experience), agent.collect_data_spec)
+        self.mirrored = storage.mirrored
         self.server = reverb.Server(storage.make_tables(), port)
         self._writer = ReplayWriter(f'localhost:{port}', storage, NUM_ENVIRONMENTS, threading.Event())
         self._steps = learner_cases.steps(case, NUM_ENVIRONMENTS)
@@ -83,7 +84,8 @@ def main() -> None:
         else:
             sides[name] = OurSide(case, side['experience'], side['port'])
     print('serving', flush=True)
-    for name, side in sides.items():
+    # A mirrored one last: it is only filled as fast as its learner reads.
+    for name, side in sorted(sides.items(), key=lambda item: getattr(item[1], 'mirrored', False)):
         for _ in range(options.num_steps // NUM_ENVIRONMENTS + learner_cases.EPISODE_STEPS):
             side.write()
         print(f'filled {name}', flush=True)

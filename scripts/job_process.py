@@ -63,13 +63,13 @@ def run(program: str, work: Callable[[threading.Event], None], stop_timeout_secs
     worker = threading.Thread(
         target=lambda: codes.append(_attempt(program, work, stopper.stop)), name='job', daemon=True
     )
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stopper.on_signal)
+    stopper.listen()
     os.register_at_fork(after_in_child=_forget_signals)  # A forked child has no job to stop.
     worker.start()
     while worker.is_alive():
         # Not for ever: where another thread gets the signal, nothing would wake this one to handle it.
         worker.join(_JOIN_SECS)
+        stopper.listen()  # again: TensorFlow's server of a worker, which the job may start, takes SIGTERM for itself
     _exit(128 + stopper.signal if stopper.signal and codes == [0] else codes[0])
 
 
@@ -131,6 +131,11 @@ class _Stopper:
         self.signal = 0
         self._program, self._timeout_secs = program, timeout_secs
         self._stopped_at = 0.0
+
+    def listen(self) -> None:
+        """Handles the signals from now on. For the main thread."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self.on_signal)
 
     def on_signal(self, number: int, frame: types.FrameType | None) -> None:
         """A signal handler. A second signal, or a job that does not end in time, ends the process at once."""

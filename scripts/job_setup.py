@@ -74,7 +74,13 @@ class Setup:
             logging.info('bindings that had no effect in this job: %s', ', '.join(unused))
 
 
-def main(job: str, description: str | None, run: Callable[[Setup], None], name_flag: str | None = None) -> None:
+def main(
+    job: str,
+    description: str | None,
+    run: Callable[[Setup], None],
+    name_flag: str | None = None,
+    define_flags: Callable[[], None] = lambda: None,
+) -> None:
     """Runs a job's program; does not return but for --help.
 
     Args:
@@ -82,6 +88,7 @@ def main(job: str, description: str | None, run: Callable[[Setup], None], name_f
       description: what --help begins with.
       run: configures the job and runs it, until it is done or soon after `Setup.stop` is set.
       name_flag: the flag by which one of several such jobs gets its name; None if a run has one only.
+      define_flags: defines what flags only this job has.
     """
     program = f'tflearn-{job.replace("_", "-")}'
     try:
@@ -94,6 +101,7 @@ def main(job: str, description: str | None, run: Callable[[Setup], None], name_f
     from . import job_flags, job_process
 
     job_flags.define((name_flag, f'{job}_0') if name_flag else None)
+    define_flags()
     try:
         job_flags.parse(sys.argv)
     except ValueError as error:

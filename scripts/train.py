@@ -6,10 +6,27 @@ Checkpoints and policies go to --root_dir; the same command goes on from the new
 from . import gin_config, job_setup, saved_config
 
 
+def define_flags() -> None:
+    """Defines what only this job has."""
+    from absl import flags
+
+    flags.DEFINE_string(
+        'strategy',
+        None,
+        "Where train steps run; overrides train.train.strategy of the gin file. 'default': the first device; 'cpu', "
+        "'gpu': that one; 'mirrored', 'mirrored:N': all GPUs of this machine, the first N devices; 'multi_worker': the "
+        "machines in TF_CONFIG; 'tpu:local', 'tpu:ADDRESS', 'tpu': this machine's TPU, that at HOST:PORT or of that "
+        'name, that in TPU_NAME.',
+    )
+
+
 def run(setup: job_setup.Setup) -> None:
     """Configures and runs the job; keeps its configuration with the results."""
+    from absl import flags
+
     from tflearn.jobs import train  # TensorFlow comes with it: not before the flags are parsed.
 
+    strategy = flags.FLAGS.strategy
     configured: gin_config.ConfiguredJob = setup.configure(
         train.train,
         on_restored=lambda: saved_config.save(setup.run_dir, configured.text),
@@ -18,13 +35,14 @@ def run(setup: job_setup.Setup) -> None:
         replay_address=setup.replay_address,
         connect_timeout_secs=setup.connect_timeout_secs,
         stop=setup.stop,
+        **({'strategy': strategy} if strategy else {}),
     )
     setup.run(configured)
 
 
 def main() -> None:
     """Runs the program; see `job_setup.main`."""
-    job_setup.main('train', __doc__, run)
+    job_setup.main('train', __doc__, run, define_flags=define_flags)
 
 
 if __name__ == '__main__':

@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from tflearn.experience import Experience
+from tflearn.experience import Experience, Prioritization
 
 
 def test_defaults_hold_together():
@@ -37,3 +37,10 @@ def test_counts_are_integers(value):
 def test_it_is_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         Experience().max_size = 1
+
+
+def test_a_prioritized_order_brings_its_settings():
+    assert Experience(order='prioritized').prioritization == Prioritization()
+    assert Experience().prioritization is None
+    with pytest.raises(ValueError, match="got Experience.prioritization with order='uniform'"):
+        Experience(prioritization=Prioritization())

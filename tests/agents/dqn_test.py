@@ -4,10 +4,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from tf_agents.agents.dqn import dqn_agent
+from tf_agents.networks import q_network
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories import trajectory
+from tf_agents.utils import common
 
+from tests.agents import example_data
 from tflearn.agents import dqn, optimizers, schedules
 from tflearn.experience import Experience
 from tflearn.specs import EnvironmentSpecs
@@ -140,3 +143,51 @@ def test_the_gradient_is_clipped_as_a_whole():
 def test_what_it_cannot_learn(action, experience, message):
     with pytest.raises(ValueError, match=message):
         dqn.make_agent(EnvironmentSpecs(SPECS.observation, action), create_train_step(), experience)
+
+
+@pytest.mark.parametrize('double', [True, False])
+def test_train_steps_equal_tf_agents_bit_for_bit(double):
+    ours = _agent(3, double=double, huber=True, target_update_period=2)
+    agent_class = dqn_agent.DdqnAgent if double else dqn_agent.DqnAgent
+    theirs = agent_class(
+        SPECS.time_step,
+        SPECS.action,
+        q_network=q_network.QNetwork(SPECS.observation, SPECS.action, fc_layer_params=(5,)),
+        optimizer=tf.keras.optimizers.Adam(1e-3),
+        n_step_update=2,
+        target_update_period=2,
+        td_errors_loss_fn=common.element_wise_huber_loss,
+        gamma=0.5,
+        train_step_counter=create_train_step(),
+    )
+    for a, b in zip(theirs.policy.variables(), ours.policy.variables(), strict=True):
+        a.assign(b)
+    for agent in (ours, theirs):
+        agent.initialize()
+    for seed in range(5):
+        data = example_data.sequences(ours, 8, 3, seed)
+        data = data._replace(observation=data.observation[..., :2])
+        weights = tf.random.stateless_uniform((8,), (seed, 1))
+        infos = [agent.train(data, weights=weights) for agent in (ours, theirs)]
+        for a, b in zip(*map(tf.nest.flatten, infos), strict=True):
+            np.testing.assert_array_equal(a, b)
+        for a, b in zip(ours.policy.variables(), theirs.policy.variables(), strict=True):
+            np.testing.assert_array_equal(a.numpy(), b.numpy())
+    assert ours.train_step_counter.numpy() == 5
+
+
+def test_pictures():
+    picture = tensor_spec.BoundedTensorSpec((12, 12, 2), tf.uint8, 0, 255, 'observation')
+    agent = dqn.make_agent(
+        EnvironmentSpecs(picture, SPECS.action), create_train_step(), Experience(), conv_layer_params=((4, 4, 2),)
+    )
+    agent.initialize()
+    weights = [variable for variable in agent.policy.variables() if variable.shape.rank == 4]
+    assert [variable.shape.as_list() for variable in weights] == [[4, 4, 2, 4]]
+    before = weights[0].numpy()
+    data = example_data.sequences(agent, 4, 2)
+    assert data.observation.dtype == tf.uint8
+    assert np.isfinite(float(agent.train(data).loss))
+    assert (weights[0].numpy() != before).any()
+    with pytest.raises(ValueError, match=r'got conv_layer_params for the observation .*; need pictures'):
+        _agent(2, conv_layer_params=((4, 4, 2),))

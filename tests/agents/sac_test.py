@@ -1,10 +1,11 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from tf_agents.agents.sac import sac_agent
 from tf_agents.specs import tensor_spec
 
 from tests.agents import example_data
-from tflearn.agents import sac
+from tflearn.agents import networks, optimizers, sac
 from tflearn.experience import Experience
 from tflearn.specs import EnvironmentSpecs, zeros
 from tflearn.steps import create_train_step
@@ -56,6 +57,50 @@ def test_the_critics_slots_are_in_the_critics_order():
     variables = [*agent._critic_network_1.trainable_weights, *agent._critic_network_2.trainable_weights]
     slots = agent._critic_optimizer.keras.variables[1:]
     assert [slot.shape for slot in slots] == [variable.shape for variable in variables for _ in ('m', 'v')]
+
+
+def test_train_steps_equal_tf_agents_bit_for_bit():
+    """Run eagerly, both draw the same noise."""
+    ours = _agent()
+    step = create_train_step()
+    theirs = sac_agent.SacAgent(
+        SPECS.time_step,
+        SPECS.action,
+        critic_network=ours._critic_network_1.copy(name='CriticNetwork'),
+        actor_network=networks.actor(SPECS.observation, SPECS.action, (16,), continuous=networks.tanh_normal),
+        **{f'{name}_optimizer': optimizers.make(step, 3e-4, name=name) for name in ('actor', 'critic', 'alpha')},
+        target_update_tau=0.005,
+        gamma=0.99,
+        target_entropy=-2.0,
+        train_step_counter=step,
+    )
+    theirs.initialize()
+    pairs = list(zip(_networks(ours), _networks(theirs), strict=True))
+    for mine, other in pairs:
+        for a, b in zip(mine.variables, other.variables, strict=True):
+            b.assign(a)
+    for seed in range(4):
+        infos = []
+        for agent in (ours, theirs):
+            tf.random.set_seed(seed)
+            infos.append(agent.train(example_data.sequences(agent, 8, 2, seed)))
+        for a, b in zip(*map(tf.nest.flatten, infos), strict=True):
+            np.testing.assert_array_equal(a, b)
+        for mine, other in pairs:
+            for a, b in zip(mine.variables, other.variables, strict=True):
+                np.testing.assert_array_equal(a.numpy(), b.numpy())
+        assert ours._log_alpha.numpy() == theirs._log_alpha.numpy()
+    losses = []
+    for agent in (ours, theirs):
+        tf.random.set_seed(9)
+        losses.append(agent.loss(example_data.sequences(agent, 8, 2)))
+    for a, b in zip(*map(tf.nest.flatten, losses), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def _networks(agent):
+    targets = [agent._target_critic_network_1, agent._target_critic_network_2]
+    return [agent._actor_network, agent._critic_network_1, agent._critic_network_2, *targets]
 
 
 def test_the_targets_follow():

@@ -7,6 +7,7 @@ import pytest
 import reverb
 import tensorflow as tf
 
+from tests.learner import written_summaries
 from tflearn.jobs.collect import collect
 from tflearn.jobs.train import train
 from tflearn.jobs.train_session import Progress, Settings
@@ -25,12 +26,17 @@ def test_a_run_to_its_end_and_beyond(small_run):
     replay = small_run.start_replay()
     collector = small_run.start(collect, num_environments=2)
     restored = []
-    small_run.start(train, num_train_steps=120, **FEW, on_restored=lambda: restored.append(1)).join()
+    given = {'on_restored': lambda: restored.append(1), 'describe': lambda: {'run/note': 'mine'}}
+    small_run.start(train, num_train_steps=120, **FEW, **given, seed=3, summary_interval_steps=60).join()
     result = _result(small_run)
     assert result['reason'] == 'num_train_steps 120 reached'
     assert result['train_step'] == 120
     assert result['env_steps'] > 0
     assert restored == [1]
+    summaries = small_run.dir.summaries('train')
+    assert written_summaries.texts(summaries) == {'run/seed': '3', 'run/note': 'mine'}
+    assert list(written_summaries.scalars(summaries)['train/replay_size']) == [60, 120]
+    assert set(written_summaries.histograms(summaries)['data/policy_lag']) == {60, 120}
     assert sorted(int(path.name) for path in small_run.dir.greedy_policy.iterdir() if path.name.isdigit())[-1] == 120
     assert (small_run.dir.checkpoints / 'ckpt-120.index').exists()
     collector.join()  # by itself: training is over

@@ -37,7 +37,8 @@ def test_they_are_over_all_steps_since_the_last_time():
             'longest_trigger_secs': 0.4,
         }
     )
-    clock.now += 2.0
+    clock.now += 5.0
+    figures.leave_out(3.0)
     figures.add(Taken(1, 0, 0.0, 5.0, {}, {}))
     again = figures.take()
     assert (again['loss'], again['steps_per_sec'], again['trigger_secs']) == (5.0, 0.5, 0.0)

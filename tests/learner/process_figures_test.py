@@ -12,7 +12,3 @@ def test_memory_is_what_the_process_holds():
 
 def test_where_the_system_does_not_tell(tmp_path):
     assert rss_mb(tmp_path / 'absent') is None
-    (tmp_path / 'status').write_text('Name:\tpython\n')
-    assert rss_mb(tmp_path / 'status') is None
-    (tmp_path / 'status').write_text('Name:\tpython\nVmRSS:\t  1000 kB\n')
-    assert rss_mb(tmp_path / 'status') == 1.024

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import resource
 import subprocess
 import sys
 
@@ -43,11 +44,57 @@ def test_a_version_that_exists_is_not_overwritten(tmp_path):
 def test_a_policy_that_acts_otherwise_is_not_published(tmp_path, monkeypatch):
     policy = example_policies.greedy()
     exporter = PolicyExporter(policy, tmp_path)
+    weights = exporter._read_all()
     example_policies.reweigh(policy)
-    monkeypatch.setattr(exporter, '_copy_weights', lambda: None)
+    monkeypatch.setattr(exporter, '_read_all', lambda: weights)
     with pytest.raises(RuntimeError, match='need .* the live one gives'):
         exporter.export(1, {})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_exported_soon_is_what_it_was_when_it_was_asked_for(tmp_path):
+    policy = example_policies.greedy()
+    exporter = PolicyExporter(policy, tmp_path)
+    expected = {}
+    for train_step in (1, 2, 3):
+        expected[train_step] = [variable.numpy() for variable in policy.variables()]
+        exporter.export_soon(train_step, {'env_steps': train_step})
+        example_policies.reweigh(policy)
+        if train_step < 3:
+            exporter.wait()
+    exporter.wait()
+    for train_step, values in expected.items():
+        model = tf.saved_model.load(str(tmp_path / str(train_step)))
+        saved = {tuple(variable.shape): variable.numpy() for variable in model.model_variables}
+        for value in values:
+            np.testing.assert_array_equal(saved[value.shape], value)
+
+
+def test_a_newer_one_replaces_one_that_is_not_begun(tmp_path):
+    exporter = PolicyExporter(example_policies.greedy(), tmp_path, keep_last=100)
+    for train_step in range(50):
+        exporter.export_soon(train_step, {})
+    exporter.wait()
+    exported = sorted(int(path.name) for path in tmp_path.iterdir())
+    assert (exported[0], exported[-1]) == (0, 49)
+    assert len(exported) < 50
+
+
+def test_an_export_that_fails_leaves_the_others_alone_and_is_told_at_the_end(tmp_path):
+    exporter = PolicyExporter(example_policies.greedy(), tmp_path)
+    exporter.export_soon(1, {})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        exporter.export_soon(2, {})
+        with pytest.raises(OSError, match='File too large'):
+            exporter.wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [path.name for path in tmp_path.iterdir()] == ['1']
+    exporter.export_soon(3, {})
+    exporter.wait()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['1', '3']
 
 
 def test_only_the_last_versions_are_kept(tmp_path):

@@ -201,6 +201,20 @@ def test_inoperative_bindings_of_this_job(configure, gin_folder):
     assert 'dqn.make_agent.learning_rate = 0.5' in gin_config.operative_text()
 
 
+def test_what_tensorboard_shows_of_it(configure, gin_folder):
+    job = configure('dqn.make_agent.epsilon=0.1')
+    job.run()
+    texts = job.texts()
+    assert '    train.train.num_train_steps = 5\n' in texts['gin/config']
+    assert '    dqn.make_agent.learning_rate = 0.5\n' in texts['gin/operative'], 'a default that was used'
+    assert texts['gin/inoperative'].startswith(f'* epsilon/schedules.linear.start ({gin_folder}/parts/dqn.gin:9)\n* ')
+    assert configure().texts()['gin/inoperative'] != 'none', 'nothing was used yet'
+    (gin_folder / 'run.gin').write_text(job.text)
+    plain = configure()
+    plain.run()
+    assert plain.texts()['gin/inoperative'] == 'none'
+
+
 OTHER_KIND = {
     'train.num_train_steps=1e3': 'got train.num_train_steps = 1000.0 in --gin_bindings; need int',
     'train.num_train_steps=True': 'got train.num_train_steps = True in --gin_bindings; need int',

@@ -2,17 +2,18 @@
 
 Mnih et al. 2015, "Human-level control through deep reinforcement learning" (Nature 518); van Hasselt et al. 2016, "Deep
 Reinforcement Learning with Double Q-learning" (arXiv 1509.06461); n-step returns as in Hessel et al. 2018, "Rainbow"
-(arXiv 1710.02298). The agent is TF-Agents'; here it gets its network, optimizer and schedules.
+(arXiv 1710.02298). The agent is TF-Agents' but for its train step; here it gets network, optimizer and schedules.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
+from tf_agents.agents import tf_agent
 from tf_agents.agents.dqn import dqn_agent
-from tf_agents.networks import q_network
 from tf_agents.utils import common
 
-from tflearn.agents import optimizers, schedules
+from tflearn.agents import networks, optimizers, schedules
 from tflearn.experience import Agent, Experience
 from tflearn.specs import EnvironmentSpecs
 
@@ -24,6 +25,7 @@ def make_agent(
     train_step: tf.Variable,
     experience: Experience,
     *,
+    conv_layer_params: networks.ConvLayerParams | None = None,
     fc_layer_params: Sequence[int] = (100, 50),
     learning_rate: float | schedules.Schedule = 1e-3,
     gamma: float = 0.99,
@@ -42,6 +44,8 @@ def make_agent(
       train_step: int64 scalar, counts gradient steps.
       experience: of the run; uniform or prioritized order. With the latter, `train` takes the items' weights [B], and
         its extra `td_error` [B] makes their next priorities.
+      conv_layer_params: (filters, kernel size, stride) of convolutions, for pictures [height, width, channels]; None
+        has none. ((32, 8, 4), (64, 4, 2), (64, 3, 1)) are Mnih et al.'s. Bytes are divided by 255.
       fc_layer_params: units of the fully connected layers.
       learning_rate: a number, or a schedule of the train step.
       gamma: discount per environment step, in [0, 1].
@@ -55,19 +59,24 @@ def make_agent(
       make_optimizer: makes the optimizer; Adam by default.
 
     Raises:
-      ValueError: if the action is not one discrete number, or the experience is a queue.
+      ValueError: if the action is not one discrete number, the experience is a queue, or there are convolutions of
+        what is no picture.
     """
     actions = tf.nest.flatten(specs.action)
     if len(actions) != 1 or not actions[0].dtype.is_integer or actions[0].shape.rank != 0:
         raise ValueError(f'got the action spec {specs.action}; DQN needs one discrete action; choose another algorithm')
     if experience.order == 'queue':
         raise ValueError("got Experience.order='queue'; DQN needs 'uniform' or 'prioritized': it learns from old items")
-    network = q_network.QNetwork(specs.observation, specs.action, fc_layer_params=tuple(fc_layer_params))
-    agent_class = dqn_agent.DdqnAgent if double else dqn_agent.DqnAgent
+    if conv_layer_params and any(spec.shape.rank != 3 for spec in tf.nest.flatten(specs.observation)):
+        raise ValueError(
+            f'got conv_layer_params for the observation {specs.observation}; need pictures [height, width, channels], '
+            'or conv_layer_params=None'
+        )
+    agent_class = _DdqnAgent if double else _DqnAgent
     return agent_class(
         specs.time_step,
         specs.action,
-        q_network=network,
+        q_network=networks.QNetwork(specs.observation, specs.action, conv_layer_params, fc_layer_params),
         optimizer=make_optimizer(
             train_step,
             learning_rate,
@@ -83,3 +92,28 @@ def make_agent(
         gamma=gamma,
         train_step_counter=train_step,
     )
+
+
+class _DqnAgent(dqn_agent.DqnAgent):
+    """TF-Agents' agent, whose train step does not raise at a loss that is not finite: the learner judges that."""
+
+    def _train(self, experience: Any, weights: tf.Tensor | None) -> tf_agent.LossInfo:
+        with tf.GradientTape() as tape:
+            loss_info = self._loss(
+                experience,
+                td_errors_loss_fn=self._td_errors_loss_fn,
+                gamma=self._gamma,
+                reward_scale_factor=self._reward_scale_factor,
+                weights=weights,
+                training=True,
+            )
+        variables = self._q_network.trainable_weights
+        gradients = tape.gradient(loss_info.loss, variables)
+        self._optimizer.apply_gradients(zip(gradients, variables, strict=True), loss_info.loss)
+        self.train_step_counter.assign_add(1)
+        self._update_target()
+        return loss_info
+
+
+class _DdqnAgent(_DqnAgent, dqn_agent.DdqnAgent):
+    """The same with the double DQN's target."""

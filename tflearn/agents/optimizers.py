@@ -4,7 +4,7 @@ TF-Agents clips each replica's gradients, variable by variable, before they are 
 else for each number of replicas. Here they are summed first; agents get no clipping of their own.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, Protocol, get_args
 
 import tensorflow as tf
@@ -44,7 +44,6 @@ class Optimizer(tf.Module):
         self._gradient_clipping, self._clip_by = gradient_clipping, clip_by
         self._noise = gradient_statistics.GradientNoise(per_replica_batch_size)
         self.num_skipped = tf.Variable(0, trainable=False, dtype=tf.int64) if skip_nonfinite else None
-        self._place: Callable[[tf.Variable], int] | None = None
 
     @property
     def learning_rate(self) -> tf.Variable:
@@ -56,28 +55,23 @@ class Optimizer(tf.Module):
         """int64 scalar: steps taken, skipped ones too."""
         return self.keras.iterations
 
-    def build(self, variables: Sequence[tf.Variable]) -> None:
-        """Makes the slots, and has all steps go by this order.
-
-        Without it the first step's order counts. An agent whose variables come from a set needs it: slots are restored
-        by their places, and workers sum gradients by theirs.
-        """
-        places = {variable.ref(): place for place, variable in enumerate(variables)}
-        self._place = lambda variable: places[variable.ref()]
-        self.keras.build(variables)
-
-    def apply_gradients(self, grads_and_vars: Iterable[tuple[tf.Tensor | None, tf.Variable]]) -> None:
+    def apply_gradients(
+        self, grads_and_vars: Iterable[tuple[tf.Tensor | None, tf.Variable]], loss: tf.Tensor | None = None
+    ) -> tf.Tensor | None:
         """Takes one step, in replica context.
 
         Args:
           grads_and_vars: this replica's gradients, of its share of the global batch's mean loss, and their variables.
+          loss: that share, a scalar: where steps are skipped, one is also if its loss is not finite, though its
+            gradients are (those of a Huber loss, say).
+
+        Returns:
+          Whether the step was taken, the same on all replicas; None where all are.
 
         Raises:
           ValueError: if there is no gradient at all.
         """
         pairs = list(grads_and_vars)
-        if place := self._place:
-            pairs.sort(key=lambda pair: place(pair[1]))
         if left_out := [variable.name for gradient, variable in pairs if gradient is None]:
             logging.warning('%s: no gradients for %s', self.name, ', '.join(left_out))
         own = [(tf.convert_to_tensor(gradient), variable) for gradient, variable in pairs if gradient is not None]
@@ -94,8 +88,13 @@ class Optimizer(tf.Module):
             self._summarize_noise(step, [gradient for gradient, _ in own], norm)
         if self.num_skipped is None:
             self._apply(clipped, variables)
-        else:
-            self._apply_if(tf.math.is_finite(norm), clipped, variables)
+            return None
+        finite = tf.math.is_finite(norm)
+        if loss is not None:
+            total = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, loss)
+            finite &= tf.math.is_finite(total)
+        self._apply_if(finite, clipped, variables)
+        return finite
 
     def clip(self, gradients: Sequence[tf.Tensor], norm: tf.Tensor) -> list[tf.Tensor]:
         """Returns the global batch's gradients, clipped. `norm` is their global norm."""

@@ -11,11 +11,11 @@ from typing import Any
 import tensorflow as tf
 from tf_agents.agents import tf_agent
 from tf_agents.agents.ppo import ppo_clip_agent, ppo_utils
-from tf_agents.networks import actor_distribution_network, network, value_network
+from tf_agents.networks import network
 from tf_agents.trajectories import time_step as ts
 from tf_agents.utils import common, tensor_normalizer, value_ops
 
-from tflearn.agents import optimizers, schedules
+from tflearn.agents import networks, optimizers, schedules
 from tflearn.experience import Agent, Experience
 from tflearn.specs import EnvironmentSpecs
 
@@ -85,15 +85,10 @@ def make_agent(
         specs.time_step,
         specs.action,
         optimizer=optimizer.keras,
-        actor_net=actor_distribution_network.ActorDistributionNetwork(
-            specs.observation,
-            specs.action,
-            fc_layer_params=tuple(actor_fc_layer_params),
-            activation_fn=tf.keras.activations.tanh,
+        actor_net=networks.actor(
+            specs.observation, specs.action, actor_fc_layer_params, activation=tf.keras.activations.tanh
         ),
-        value_net=value_network.ValueNetwork(
-            specs.observation, fc_layer_params=tuple(value_fc_layer_params), activation_fn=tf.keras.activations.tanh
-        ),
+        value_net=networks.ValueNetwork(specs.observation, value_fc_layer_params),
         replica_optimizer=optimizer,
         importance_ratio_clipping=clip_epsilon,
         lambda_value=gae_lambda,
@@ -162,15 +157,15 @@ class PPOAgent(ppo_clip_agent.PPOClipAgent):
         )
         return advantages + value_preds[:, :-1], advantages
 
-    def update_observation_normalizer(self, batched_observations: Any) -> None:
-        """Takes the global batch's observations [B, T, ...] into their mean and variance."""
+    def update_observation_normalizer(self, batched_observations: Any, taken: tf.Tensor | None = None) -> None:
+        """Takes the global batch's observations [B, T, ...] into their mean and variance, unless `taken` is false."""
         if self._observation_normalizer:
-            _update(self._observation_normalizer, batched_observations)
+            _update(self._observation_normalizer, batched_observations, taken)
 
-    def update_reward_normalizer(self, batched_rewards: tf.Tensor) -> None:
-        """Takes the global batch's rewards [B, T] into their variance."""
+    def update_reward_normalizer(self, batched_rewards: tf.Tensor, taken: tf.Tensor | None = None) -> None:
+        """Takes the global batch's rewards [B, T] into their variance, unless `taken` is false."""
         if self._reward_normalizer:
-            _update(self._reward_normalizer, batched_rewards)
+            _update(self._reward_normalizer, batched_rewards, taken)
 
     def _train(self, experience: Any, weights: tf.Tensor | None) -> tf_agent.LossInfo:
         """Takes `num_epochs` steps on a batch of sequences [B, T + 1]. Returns the last one's LossInfo."""
@@ -181,11 +176,11 @@ class PPOAgent(ppo_clip_agent.PPOClipAgent):
             with tf.GradientTape() as tape:
                 loss_info = objective(True)
             gradients = tape.gradient(loss_info.loss, variables)
-            self._optimizer.apply_gradients(zip(gradients, variables, strict=True))
+            taken = self._optimizer.apply_gradients(zip(gradients, variables, strict=True), loss_info.loss)
             self.train_step_counter.assign_add(1)
         if self.update_normalizers_in_train:
-            self.update_observation_normalizer(experience.observation)
-            self.update_reward_normalizer(experience.reward)
+            self.update_observation_normalizer(experience.observation, taken)
+            self.update_reward_normalizer(experience.reward, taken)
         return _with_means(loss_info)
 
     def _loss(self, experience: Any, weights: tf.Tensor | None = None, training: bool = False) -> tf_agent.LossInfo:
@@ -228,16 +223,19 @@ def _normalized(advantages: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
     return (advantages - mean) * tf.math.rsqrt(tf.math.divide_no_nan(squares, count) + 1e-8)
 
 
-def _update(normalizer: tensor_normalizer.TensorNormalizer, values: Any) -> None:
+def _update(normalizer: tensor_normalizer.TensorNormalizer, values: Any, taken: tf.Tensor | None) -> None:
     """Takes the global batch [B, T, ...] into a normalizer, whose variables replicas cannot assign by themselves."""
     context = tf.distribute.get_replica_context()
     gathered = tf.nest.map_structure(lambda value: context.all_gather(value, axis=0), values)
 
-    def meet(strategy: tf.distribute.Strategy, values: Any) -> None:
-        first = tf.nest.map_structure(lambda value: strategy.experimental_local_results(value)[0], values)
-        normalizer.update(first, outer_dims=[0, 1])
+    def meet(strategy: tf.distribute.Strategy, values: Any, taken: tf.Tensor | None) -> None:
+        first = tf.nest.map_structure(lambda value: strategy.experimental_local_results(value)[0], (values, taken))
+        if taken is None:
+            normalizer.update(first[0], outer_dims=[0, 1])
+        else:
+            tf.cond(first[1], lambda: tf.group(normalizer.update(first[0], outer_dims=[0, 1])), tf.no_op)
 
-    context.merge_call(meet, (gathered,))
+    context.merge_call(meet, (gathered, taken))
 
 
 def _with_means(info: tf_agent.LossInfo) -> tf_agent.LossInfo:

@@ -4,19 +4,18 @@ Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications" (arXiv 181
 it gets its networks and optimizers. Differs from the paper: the log of the standard deviation is kept within [-20, 2].
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from tf_agents.agents import tf_agent
-from tf_agents.agents.ddpg import critic_network
-from tf_agents.agents.sac import sac_agent, tanh_normal_projection_network
-from tf_agents.networks import actor_distribution_network, network
+from tf_agents.agents.sac import sac_agent
+from tf_agents.networks import network
 from tf_agents.policies import greedy_policy, tf_policy
 from tf_agents.typing import types
 
-from tflearn.agents import optimizers, schedules
+from tflearn.agents import networks, optimizers, schedules
 from tflearn.experience import Agent, Experience
 from tflearn.specs import EnvironmentSpecs
 
@@ -83,13 +82,9 @@ def make_agent(
     return _SacAgent(
         specs.time_step,
         specs.action,
-        critic_network=critic_network.CriticNetwork(
-            (specs.observation, specs.action),
-            joint_fc_layer_params=tuple(critic_fc_layer_params),
-            kernel_initializer='glorot_uniform',
-            last_kernel_initializer='glorot_uniform',
-        ),
-        actor_network=actor_network or _actor_network(specs, actor_fc_layer_params),
+        critic_network=networks.CriticNetwork((specs.observation, specs.action), critic_fc_layer_params),
+        actor_network=actor_network
+        or networks.actor(specs.observation, specs.action, actor_fc_layer_params, continuous=networks.tanh_normal),
         **made,
         target_update_tau=target_update_tau,
         target_update_period=target_update_period,
@@ -118,34 +113,17 @@ def _checked_action(specs: EnvironmentSpecs, experience: Experience) -> types.Bo
     return action
 
 
-def _actor_network(specs: EnvironmentSpecs, fc_layer_params: Sequence[int]) -> network.Network:
-    return actor_distribution_network.ActorDistributionNetwork(
-        specs.observation,
-        specs.action,
-        fc_layer_params=tuple(fc_layer_params),
-        continuous_projection_net=lambda spec: tanh_normal_projection_network.TanhNormalProjectionNetwork(
-            spec, std_transform=sac_agent.std_clip_transform
-        ),
-    )
-
-
 class _SacAgent(sac_agent.SacAgent):
-    """TF-Agents' agent, with the critics' variables in one order, and a policy that does not draw.
+    """TF-Agents' agent with another train step, and a policy that does not draw.
 
-    Its own train step takes them from a set, so in another order in each process. Also it tells the losses that make up
-    its loss as means over the global batch, not as a replica's share of them.
+    Its own takes the critics' variables from a set, so in another order in each process, and raises where a loss is not
+    finite, which is for the learner to judge. Also it tells the losses that make up its loss as means over the global
+    batch, not as a replica's share of them.
     """
 
-    def __init__(self, *args: Any, critic_optimizer: optimizers.Optimizer, **kwargs: Any):
-        """Takes SacAgent's arguments.
-
-        Args:
-          *args: SacAgent's.
-          critic_optimizer: of both critics.
-          **kwargs: SacAgent's.
-        """
-        super().__init__(*args, critic_optimizer=critic_optimizer, **kwargs)
-        critic_optimizer.build([*self._critic_network_1.trainable_weights, *self._critic_network_2.trainable_weights])
+    def __init__(self, *args: Any, **kwargs: Any):
+        """Takes SacAgent's arguments."""
+        super().__init__(*args, **kwargs)
         self._mean_policy = greedy_policy.GreedyPolicy(self._policy)
 
     @property
@@ -154,12 +132,54 @@ class _SacAgent(sac_agent.SacAgent):
         return self._mean_policy
 
     def _train(self, experience: Any, weights: tf.Tensor | None) -> tf_agent.LossInfo:
-        return _with_means(super()._train(experience, weights))
+        critics = [*self._critic_network_1.trainable_weights, *self._critic_network_2.trainable_weights]
+        trained = (
+            (critics, self._critic_optimizer),
+            (self._actor_network.trainable_weights, self._actor_optimizer),
+            ([self._log_alpha], self._alpha_optimizer),
+        )
+        losses: list[tf.Tensor] = []
+        for loss, (variables, optimizer) in zip(self._parts(experience, weights, True), trained, strict=True):
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(variables)
+                losses.append(loss())
+            gradients = tape.gradient(losses[-1], variables)
+            # With those before: where the critics' step is skipped, so is the actor's on the same batch.
+            optimizer.apply_gradients(zip(gradients, variables, strict=True), tf.add_n(losses))
+        info = self._told(losses)
+        self.train_step_counter.assign_add(1)
+        self._update_target()
+        return info
 
     def _loss(self, experience: Any, weights: tf.Tensor | None = None, training: bool = False) -> tf_agent.LossInfo:
-        return _with_means(super()._loss(experience, weights, training))
+        return self._told([loss() for loss in self._parts(experience, weights, training)])
 
+    def _parts(self, experience: Any, weights: tf.Tensor | None, training: bool) -> list[Callable[[], tf.Tensor]]:
+        """Returns the losses of the critics, the actor and the temperature as functions of the variables."""
+        steps, policy_steps, next_steps = self._as_transition(experience)
+        return [
+            lambda: (
+                self._critic_loss_weight
+                * self.critic_loss(
+                    steps,
+                    policy_steps.action,
+                    next_steps,
+                    td_errors_loss_fn=self._td_errors_loss_fn,
+                    gamma=self._gamma,
+                    reward_scale_factor=self._reward_scale_factor,
+                    weights=weights,
+                    training=training,
+                )
+            ),
+            lambda: self._actor_loss_weight * self.actor_loss(steps, weights=weights, training=training),
+            lambda: self._alpha_loss_weight * self.alpha_loss(steps, weights=weights, training=training),
+        ]
 
-def _with_means(info: tf_agent.LossInfo) -> tf_agent.LossInfo:
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    return info._replace(extra=tf.nest.map_structure(lambda share: share * replicas, info.extra))
+    def _told(self, losses: Sequence[tf.Tensor]) -> tf_agent.LossInfo:
+        critic, actor, alpha = losses
+        with tf.name_scope('Losses'):
+            for name, loss in (('critic_loss', critic), ('actor_loss', actor), ('alpha_loss', alpha)):
+                tf.summary.scalar(name, loss, self.train_step_counter)
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        means = sac_agent.SacLossInfo(*(share * replicas for share in losses))
+        return tf_agent.LossInfo(critic + actor + alpha, means)

@@ -2,26 +2,31 @@
 
 import dataclasses
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import tensorflow as tf
 from absl import logging
 
-from tflearn.experience import AgentFactory, Experience
-from tflearn.jobs.train_session import Settings, TrainSession
+from tflearn.experience import Agent, AgentFactory, Experience
+from tflearn.jobs.train_session import TrainSession
+from tflearn.jobs.train_settings import Settings
+from tflearn.learner import initial_load, strategies, workers
 from tflearn.learner import precision as precisions
-from tflearn.learner import strategies
+from tflearn.learner.checkpoint_files import CheckpointFiles
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.limits import Limits
 from tflearn.learner.summaries import SummaryOptions
 from tflearn.replay import connection
 from tflearn.replay.mirror import ReplayMirror
+from tflearn.replay.prioritized import PrioritizedSampler
 from tflearn.replay.sampler import ReplaySampler
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.run_dir import RunDir, Status
 from tflearn.specs import EnvironmentFactory, specs_of
 from tflearn.steps import create_train_step
 from tflearn.waiting import Stopped
+
+_TRACE_SECS = 300.0
 
 
 def train(
@@ -47,6 +52,8 @@ def train(
     options: LearnerOptions = LearnerOptions(),  # noqa: B008 - it is frozen
     data_timeout_secs: float = 600.0,
     seed: int | None = None,
+    initial_checkpoint: str | None = None,
+    initial_prefixes: Collection[str] | Mapping[str, str] = ('agent',),
     on_restored: Callable[[], None] = lambda: None,
     describe: Callable[[], Mapping[str, str]] = dict,
 ) -> None:
@@ -74,13 +81,18 @@ def train(
         none.
       options: the learner's further settings; its intervals are those above.
       data_timeout_secs: how long to wait for a batch.
-      seed: of the network's first weights; None draws one.
+      seed: of the network's first weights and all draws; None draws one.
+      initial_checkpoint: of another run, whose values this one begins with: its directory, that of its checkpoints, or
+        the path prefix of one. Not where the run has a checkpoint of its own.
+      initial_prefixes: of the names of these values, or a mapping from prefixes here to those there; see
+        `initial_load.load`. Not what is an optimizer's. Target networks begin as copies of those that are loaded.
       on_restored: called once the run directory has proved to be this run's, before anything is written there.
       describe: called before the first train step, for texts by tag, in markdown, that TensorBoard shows with the run.
 
     Raises:
       TimeoutError: if the server does not show up, or no data come.
-      ValueError: if the server's tables or the checkpoint are made for other data or networks.
+      ValueError: if the server's tables or a checkpoint are made for other data or networks, or nothing computes in
+        `precision`.
     """
     if steps_per_call < 1:
         raise ValueError(f'got steps_per_call={steps_per_call}; need at least 1')
@@ -91,36 +103,74 @@ def train(
         publish_interval_steps,
         export_interval_steps,
         replica_check_interval_steps,
+        data_timeout_secs + _TRACE_SECS,
         _with_texts(options, lambda: {'run/seed': 'none given' if seed is None else str(seed), **describe()}),
     )
     if line := run_dir.done_line():
         logging.info(line)
         return
     placement = strategies.make(strategy)  # before any other use of TensorFlow
-    if seed is not None:
+    place = strategies.layout(placement)
+    if seed is not None:  # workers draw differently; their first weights are the chief's
+        seed += place.worker
         tf.keras.utils.set_random_seed(seed)
     specs = specs_of(make_environment)
     with placement.scope(), precisions.use(precision):
         agent = make_agent(specs, create_train_step(), experience)
+    precisions.check_agent(agent, precision)
     storage = Storage(experience, agent.collect_data_spec)
-    status = Status(run_dir.status('train'), 'train')
-    status.update(f'waiting for the replay server at {replay_address}')
-    try:
-        connection.wait_for_table(replay_address, REPLAY, storage.signature, connect_timeout_secs, stop)
-    except Stopped:
-        status.update('stopped')
+    with workers.writable_run_dir(placement, run_dir) as run_dir:
+        status = Status(run_dir.status('train'), 'train')
+        status.update(f'waiting for the replay server at {replay_address}')
+        try:
+            connection.wait_for_table(replay_address, REPLAY, storage.signature, connect_timeout_secs, stop)
+        except Stopped:
+            status.update('stopped')
+            return
+        if initial_checkpoint:
+            _load(agent, initial_checkpoint, initial_prefixes, run_dir)
+        source = _source(replay_address, storage, place, data_timeout_secs, seed)
+        logging.info('%s', place.describe(experience.per_replica_batch_size))
+        settings = _with_priorities(settings, source)
+        session = TrainSession(run_dir, replay_address, agent, storage, source, placement, settings, limits)
+        if place.is_chief:
+            on_restored()
+        session.run(stop, steps_per_call)
+
+
+def _load(agent: Agent, checkpoint: str, prefixes: Collection[str] | Mapping[str, str], run_dir: RunDir) -> None:
+    """Gives the agent values of another run, unless its own run has a checkpoint to go on from."""
+    if steps := CheckpointFiles(run_dir.checkpoints, 1, None).steps():
+        logging.info('took nothing from %s: this run goes on from its own train step %d', checkpoint, steps[-1])
         return
-    place = strategies.layout(placement)
-    batch_size = experience.per_replica_batch_size * place.replicas // place.workers
-    source: ReplayMirror | ReplaySampler
+    of_a_run = RunDir(checkpoint).checkpoints
+    objects = {'agent': agent, 'train_step': agent.train_step_counter}
+    initial_load.load(of_a_run if of_a_run.is_dir() else checkpoint, objects, prefixes)
+
+
+def _source(
+    address: str, storage: Storage, place: strategies.ReplicaLayout, timeout_secs: float, seed: int | None
+) -> ReplayMirror | ReplaySampler:
+    logging.info('%s', place.describe(storage.experience.per_replica_batch_size))
+    batch_size = storage.experience.per_replica_batch_size * place.replicas // place.workers
     if storage.mirrored:
-        source = ReplayMirror(replay_address, storage, batch_size, data_timeout_secs, seed or place.worker)
-    else:
-        source = ReplaySampler(replay_address, storage, batch_size, data_timeout_secs)
-    logging.info('%s', place.describe(experience.per_replica_batch_size))
-    session = TrainSession(run_dir, replay_address, agent, storage, source, placement, settings, limits)
-    on_restored()
-    session.run(stop, steps_per_call)
+        return ReplayMirror(address, storage, batch_size, timeout_secs, seed or place.worker)
+    if storage.experience.prioritization:
+        return PrioritizedSampler(address, storage, batch_size, timeout_secs)
+    return ReplaySampler(address, storage, batch_size, timeout_secs)
+
+
+def _with_priorities(settings: Settings, source: ReplayMirror | ReplaySampler) -> Settings:
+    """Lets the errors of items go back to the replay, if that draws by priority."""
+    if not isinstance(source, PrioritizedSampler):
+        return settings
+    wanted = source.prioritization
+    loop = dataclasses.replace(
+        settings.learner.loop, item_figure=wanted.error, normalize_weights=wanted.normalize_by_max
+    )
+    return dataclasses.replace(
+        settings, learner=dataclasses.replace(settings.learner, loop=loop, on_items=source.update)
+    )
 
 
 def _with_texts(options: LearnerOptions, texts: Callable[[], Mapping[str, str]]) -> LearnerOptions:

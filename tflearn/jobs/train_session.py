@@ -1,22 +1,23 @@
 """A session of training: what the train job does around its learner's train steps, from a start to a stop."""
 
-import dataclasses
+import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
 from absl import logging
 
 from tflearn.experience import Agent
+from tflearn.jobs.train_settings import Settings
+from tflearn.learner import strategies, workers
 from tflearn.learner.consistency import ReplicaConsistency
-from tflearn.learner.learner import Learner, LearnerOptions
+from tflearn.learner.learner import Learner
 from tflearn.learner.limits import Limits
-from tflearn.learner.summaries import SummaryOptions
 from tflearn.learner.train_result import TrainResult
 from tflearn.learner.triggers import IntervalTrigger
+from tflearn.learner.watchdog import Watchdog
 from tflearn.policies.saved_policy import PolicyExporter
 from tflearn.replay import connection, reports
 from tflearn.replay.mirror import ReplayMirror
@@ -53,47 +54,12 @@ class Progress(tf.train.experimental.PythonState):
         self.policy_version, self.secs = saved['policy_version'], saved['secs']
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """What a session does, and how often: train steps between two events of a kind, each at least 1.
-
-    Attributes:
-      checkpoint: between two checkpoints.
-      summary: between two summaries.
-      publish: between two publications of the weights.
-      export: between two exports of the policy.
-      replica_check: between two comparisons of the replicas' variables; None makes none.
-      learner: the learner's further settings.
-    """
-
-    checkpoint: int
-    summary: int
-    publish: int
-    export: int
-    replica_check: int | None = None
-    learner: LearnerOptions = dataclasses.field(default_factory=LearnerOptions)
-
-    def __post_init__(self) -> None:
-        for name in ('checkpoint', 'summary', 'publish', 'export', 'replica_check'):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f'got {name}_interval_steps={value}; need at least 1 train step')
-
-    def learner_options(
-        self, policy_version: Callable[[], int], figures: Callable[[], Mapping[str, float | None]]
-    ) -> Any:
-        """Returns the learner's settings with these intervals, and with what only the session knows."""
-        summaries = dataclasses.replace(
-            self.learner.summaries or SummaryOptions(),
-            interval_steps=self.summary,
-            policy_version=policy_version,
-            figures=figures,
-        )
-        return dataclasses.replace(self.learner, checkpoint_interval_steps=self.checkpoint, summaries=summaries)
-
-
 class TrainSession:
-    """A learner with its weights published, its policies exported, and its figures reported."""
+    """A learner with its weights published, its policies exported, and its figures reported.
+
+    Of several workers, only the chief publishes, exports and reads reports; what the others write, goes where nobody
+    looks. They all end together, for whatever reason one of them has.
+    """
 
     def __init__(
         self,
@@ -109,7 +75,7 @@ class TrainSession:
         """Restores the newest checkpoint; publishes and exports nothing yet.
 
         Args:
-          run_dir: of the run.
+          run_dir: of the run, or what this worker may write to instead, see `workers.writable_run_dir`.
           address: of the replay server, 'host:port'. It must be there.
           agent: to train.
           storage: of the run's experience.
@@ -124,6 +90,9 @@ class TrainSession:
         self._run_dir, self._address = run_dir, address
         self._storage, self._source, self._limits = storage, source, limits
         self._status = Status(run_dir.status('train'), 'train')
+        place = strategies.layout(strategy)
+        self._chief, self._agreement = place.is_chief, workers.Agreement(strategy)
+        self._watchdog = Watchdog(settings.watchdog_secs) if place.workers > 1 else None
         self._publisher = Publisher(address, agent.collect_policy.variables())
         self._reports = reports.ReportReader(address)
         self._progress = Progress()
@@ -173,7 +142,7 @@ class TrainSession:
         monitor = threading.Thread(target=self._monitor, args=(stop, over), name='train_monitor', daemon=True)
         monitor.start()
         try:
-            while self._end_reason() is None and not stop.is_set() and not self._source.error:
+            while not self._ends(stop):
                 self._train(steps_per_call)
         except BaseException as error:
             self._status.update(f'failed: {error}')
@@ -184,11 +153,23 @@ class TrainSession:
             monitor.join(_LAST_LOOK_SECS)
             learner.close()
         self._end(stop)
+        self._agreement.on_any(False)  # nobody leaves before all is written
+        if self._watchdog:
+            self._watchdog.close()
+
+    def _ends(self, stop: threading.Event) -> bool:
+        ended = self._end_reason() is not None or stop.is_set() or self._source.error is not None
+        with self._guard("the other workers' answers"):
+            return self._agreement.on_any(ended)
+
+    def _guard(self, what: str) -> contextlib.AbstractContextManager[None]:
+        return self._watchdog.guard(what) if self._watchdog else contextlib.nullcontext()
 
     def _train(self, steps_per_call: int) -> None:
         start = time.monotonic()
         steps_left = self._limits.num_train_steps - self._learner.step
-        result = self._learner.run(min(steps_per_call, steps_left))
+        with self._guard(f'a call from train step {self._learner.step}'):
+            result = self._learner.run(min(steps_per_call, steps_left))
         self._progress.secs += time.monotonic() - start
         if result.num_steps:
             self._report(result)
@@ -210,12 +191,14 @@ class TrainSession:
 
     def _end(self, stop: threading.Event) -> None:
         reason = self._end_reason()
+        failed = self._agreement.on_any(reason is None and self._source.error is not None)
         if reason is not None:
             self._finish(reason)
         self._publisher.close()
-        if reason is None and self._source.error:
-            self._status.update(f'failed: {self._source.error}')
-            raise self._source.error
+        if reason is None and failed:
+            error = self._source.error or RuntimeError('got no more data on another worker; need them; see its log')
+            self._status.update(f'failed: {error}')
+            raise error
         if reason is None:
             logging.info('stopped at train step %d; its checkpoint is saved', self._learner.step)
             self._status.update('stopped')
@@ -232,6 +215,7 @@ class TrainSession:
         """Publishes and exports the last weights, then says that there will be no more."""
         step = self._learner.step
         self._export(step)
+        self._exporter.wait()
         self._send(step, finished=True)
         result = {
             'reason': reason,
@@ -248,11 +232,13 @@ class TrainSession:
         self._send(step)
 
     def _send(self, step: int, finished: bool = False) -> None:
-        self._publisher.publish(step, self._progress.policy_version, self._reports.env_steps, finished)
+        if self._chief:
+            self._publisher.publish(step, self._progress.policy_version, self._reports.env_steps, finished)
 
     def _export(self, step: int) -> None:
         facts = {'policy_version': self._progress.policy_version, 'env_steps': self._reports.env_steps}
-        self._exporter.export(step, facts)
+        if self._chief:
+            self._exporter.export_soon(step, facts)
 
     def _report(self, result: TrainResult) -> None:
         now = self._reported_at = time.monotonic()
@@ -277,7 +263,8 @@ class TrainSession:
         info = connection.server_info(self._address)
         if info is None:
             return
-        self._reports.read(info[reports.REPORTS].current_size)
+        if self._chief:  # each report can be read once
+            self._reports.read(info[reports.REPORTS].current_size)
         replay = ReplayStatistics.of(info[REPLAY], self._storage)
         self._figures = {
             **self._figures,

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from tflearn.learner.background import Background
+from tflearn.background import Background
 from tflearn.learner.checkpoint_files import CheckpointFiles
 from tflearn.learner.snapshots import Layout, describe
 

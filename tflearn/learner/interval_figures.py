@@ -45,13 +45,18 @@ class IntervalFigures:
         self._trigger_secs += secs
         self._longest_trigger_secs = max(self._longest_trigger_secs, secs)
 
+    def leave_out(self, secs: float) -> None:
+        """Leaves out seconds that just passed."""
+        self._start = (self._start or self._clock()) + secs
+
     def take(self) -> Mapping[str, float]:
         """Returns the figures since the last call, and begins anew.
 
         Returns:
           `loss`, `extra/...` and `info/...`: means over the steps whose loss was finite (none without such a step);
-          `nonfinite_steps`; `steps_per_sec`, of all time that passed; `data_wait_share`, the part of it spent waiting
-          for data, in [0, 1]; `trigger_secs`, spent in triggers, and `longest_trigger_secs`, in one of them at a time.
+          `nonfinite_steps`; `steps_per_sec`, of all time that passed, but what was left out; `data_wait_share`, the
+          part of it spent waiting for data, in [0, 1]; `trigger_secs`, spent in triggers, and `longest_trigger_secs`,
+          in one of them at a time.
         """
         now = self._clock()
         secs = max(now - (self._start or now), 1e-9)

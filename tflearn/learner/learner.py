@@ -134,6 +134,11 @@ class Learner:
         """The train step now."""
         return int(self.train_step.numpy())
 
+    @property
+    def num_traces(self) -> int:
+        """How often the train step was traced: a few times at first, never again."""
+        return self._loop.num_traces
+
     def run(self, num_steps: int) -> TrainResult:
         """Takes train steps, then calls the triggers.
 
@@ -146,7 +151,7 @@ class Learner:
         Raises:
           ValueError: if `num_steps` is below 1.
           FloatingPointError: at a loss that is not finite, if `on_nonfinite` is 'stop'; a checkpoint is saved first if
-            the variables are finite.
+            the variables are finite. If it is 'skip', as soon as they are not. Also if the agent raises it by itself.
         """
         if num_steps < 1:
             raise ValueError(f'got num_steps={num_steps}; need at least 1')
@@ -158,8 +163,8 @@ class Learner:
             if not granted or not self._take(before + call.num_steps, granted, call):
                 break
         result = call.result()
-        if result.num_nonfinite and self._options.loop.on_nonfinite == 'stop':
-            self._end_of_numbers()
+        if result.num_nonfinite:  # none where they are ignored
+            self._check_numbers()
         if self._options.after_run:
             self._options.after_run(result)
         for trigger in self._triggers:
@@ -250,8 +255,10 @@ class Learner:
 
         try:
             return self._loop.take(before, num_steps, add)
-        except tf.errors.OpError:
+        except tf.errors.OpError as error:
             self._healthy = False  # some variables may be of another step than others
+            if isinstance(error, tf.errors.InvalidArgumentError) and 'Tensor had' in error.message:
+                raise self._not_finite() from error  # TF-Agents' agents check by tf.debugging.check_numerics
             raise
 
     def _next_element(self) -> Any:
@@ -263,19 +270,25 @@ class Learner:
         drawn = tf.function(self._source.draw, autograph=False)(one, self.train_step)
         return tf.nest.map_structure(lambda column: column[0], drawn)
 
-    def _end_of_numbers(self) -> None:
-        """Saves a checkpoint if the variables are still finite, and raises."""
+    def _check_numbers(self) -> None:
+        """After a loss that was not finite: raises, unless such steps are skipped and the variables are finite."""
         parts = tf.train.TrackableView(self._agent).descendants()
         variables = [part for part in parts if isinstance(part, tf.Variable)]
         spoilt = [v.name for v in variables if v.dtype.is_floating and not np.isfinite(v.numpy()).all()]
         if spoilt:
             self._healthy = False  # `close` must not save it either
+        elif self._options.loop.on_nonfinite == 'skip':
+            return
         else:
             self.save()
-        raise FloatingPointError(
-            f'got a loss that is not finite at train step {self.step}; '
-            + (f'{spoilt[0]} and {len(spoilt) - 1} more variables are not finite either; ' if spoilt else '')
-            + f'go on from {self.checkpoints.newest or "the beginning"} with a smaller learning rate or with clipped '
+        more = f'{spoilt[0]} and {len(spoilt) - 1} more variables are not finite either; ' if spoilt else ''
+        raise self._not_finite(more)
+
+    def _not_finite(self, more: str = '') -> FloatingPointError:
+        self.checkpoints.wait()
+        return FloatingPointError(
+            f'got a loss that is not finite at train step {self.step}; {more}'
+            f'go on from {self.checkpoints.newest or "the beginning"} with a smaller learning rate or with clipped '
             "gradients, or set on_nonfinite to 'skip' with optimizers.make(skip_nonfinite=True)"
         )
 

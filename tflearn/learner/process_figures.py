@@ -1,15 +1,19 @@
 """Figures of this process, as Linux tells them."""
 
+import os
 import pathlib
 
-_STATUS = pathlib.Path('/proc/self/status')
+_PAGES = pathlib.Path('/proc/self/statm')
 
 
-def rss_mb(status: pathlib.Path = _STATUS) -> float | None:
-    """Returns the memory that this process holds [MB]; None where the system does not tell."""
+def rss_mb(pages: pathlib.Path = _PAGES) -> float | None:
+    """Returns the memory that this process holds [MB]; None where the system does not tell.
+
+    Args:
+      pages: the file in which the system tells it.
+    """
     try:
-        lines = status.read_text(encoding='utf-8').splitlines()
+        resident = int(pages.read_text(encoding='utf-8').split()[1])
     except OSError:
         return None
-    kilobytes = [int(line.split()[1]) for line in lines if line.startswith('VmRSS:')]  # of 1024 bytes
-    return kilobytes[0] * 1024 / 1e6 if kilobytes else None
+    return resident * os.sysconf('SC_PAGE_SIZE') / 1e6

@@ -1,6 +1,7 @@
 """SummarizedLoop: takes train steps by the silent program, and those that are summarized by the recorded one."""
 
 import pathlib
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -119,7 +120,9 @@ class SummarizedLoop:
         self._step_summaries.prepare()
         with self._strategy.scope(), self.summaries.recording(self._agent.train_step_counter):
             if self._recorded is None:
+                start = time.perf_counter()
                 self._recorded = self._loop.program(self._source, self._step_summaries)
+                self.figures.leave_out(time.perf_counter() - start)
             return self._recorded(num_steps)
 
     def _write_texts(self, step: int, texts: Mapping[str, str]) -> None:

@@ -172,11 +172,9 @@ class TFAgentsLoop:
 
     def _is_whole(self, element: Any) -> tf.Tensor:
         """Says whether there is a batch for each replica here; an empty one would make the loss NaN."""
-        whole = element.has_value()
-        if self._strategy.num_replicas_in_sync > 1:
-            if whole:  # noqa: SIM102: one is known while tracing
-                whole = self._no_batch_empty(element.get_value())
-        return whole
+        if self._strategy.num_replicas_in_sync == 1:
+            return element.has_value()
+        return element.has_value() and self._no_batch_empty(element.get_value())
 
     def _no_batch_empty(self, element: Any) -> tf.Tensor:
         batches = self._strategy.experimental_local_results(tf.nest.flatten(element)[0])

@@ -47,8 +47,8 @@ class PPOLearner:
           train_step: see `Learner`.
           agent: a `PPOAgent` with update_normalizers_in_train=False and, for minibatches,
             compute_value_and_advantage_in_train=False.
-          experience_dataset_fn: returns a dataset of (Trajectory [B, T, ...], sample_info) to train on; for each `run` an
-            iterator over it is made, within `tf.data`.
+          experience_dataset_fn: returns a dataset of (Trajectory [B, T, ...], sample_info) to train on; each
+            `run` makes an iterator over it, within `tf.data`.
           normalization_dataset_fn: returns a dataset of the same samples, for the normalizers.
           num_samples: elements of these datasets in a `run`.
           num_epochs: passes over them.

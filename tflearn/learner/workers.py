@@ -79,7 +79,7 @@ def writable_run_dir(strategy: tf.distribute.Strategy, run_dir: RunDir) -> Itera
 
     Yields:
       `run_dir` on the chief. On every other worker a temporary one on its own machine, removed in the end; it shows the
-      checkpoints that are in `run_dir` now, so that all workers restore the same one.
+      checkpoints that are in `run_dir` now, so that all workers restore the same one, and requests to stop.
     """
     place = strategies.layout(strategy)
     if place.is_chief:
@@ -90,4 +90,5 @@ def writable_run_dir(strategy: tf.distribute.Strategy, run_dir: RunDir) -> Itera
         mine.checkpoints.mkdir(parents=True)
         for path in run_dir.checkpoints.glob('c*'):  # not what is half written
             (mine.checkpoints / path.name).symlink_to(path)  # whoever replaces or removes it leaves the chief's alone
+        mine.stop_request.symlink_to(run_dir.stop_request)  # so that each worker sees one that comes
         yield mine

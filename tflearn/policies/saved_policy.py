@@ -11,7 +11,7 @@ Arguments and results are dicts, lists and tuples of tensors with a leading batc
 import pathlib
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -19,16 +19,20 @@ from absl import logging
 from tf_agents.trajectories import time_step as ts
 
 import tflearn
+from tflearn.background import Background
 from tflearn.policies import export_check, plain_nests, versions
 from tflearn.run_dir import write_json
+
+
+_WEIGHTS = pathlib.Path(tf.saved_model.VARIABLES_DIRECTORY, tf.saved_model.VARIABLES_FILENAME)
+_VALUE = '.ATTRIBUTES/VARIABLE_VALUE'
 
 
 class PolicyExporter:
     """Writes versions of one policy: `<directory>/<train step>/`, whole or not there.
 
-    The policy is traced and saved as a SavedModel once, in the constructor, and loaded again as a copy with variables
-    of its own. An export copies the live weights into it (the only part that must not run beside a train step), then
-    writes them as a checkpoint next to the same graph.
+    The policy is traced and saved as a SavedModel once, in the constructor. An export takes a snapshot of the weights
+    (the only part that must not run beside a train step), then writes them next to the same graph.
 
     One exporter writes to a directory; readers are as many as they like.
     """
@@ -55,10 +59,12 @@ class PolicyExporter:
         self._checked = False
         versions.remove_leftovers(directory)
         self._live = _traced(policy)
-        self._graph, self._copy = self._template()
+        self._graph, self._constants, self._keys = self._template()
+        self._read_all = tf.function(lambda: [_on_host(variable) for variable in self._live.model_variables])
+        self._background = Background('policy_exporter')
 
-    def _template(self) -> tuple[dict[pathlib.Path, bytes], Any]:
-        """Returns the files of the SavedModel that do not depend on the weights, and a loaded copy of it."""
+    def _template(self) -> tuple[dict[pathlib.Path, bytes], dict[str, Any], list[str]]:
+        """Returns what of the SavedModel does not depend on the weights: files, saved values, keys of the weights."""
         path = versions.temporary(self._directory, 'template')
         try:
             tf.saved_model.save(self._live, str(path), signatures=_signatures(self._policy, self._live))
@@ -69,8 +75,11 @@ class PolicyExporter:
                 for name, file in files.items()
                 if name.parts[0] not in (tf.saved_model.VARIABLES_DIRECTORY, 'fingerprint.pb')
             }
-            with tf.device('CPU:0'):
-                return graph, tf.saved_model.load(str(path))
+            # A SavedModel's weights are a checkpoint of its root object.
+            reader = tf.train.load_checkpoint(str(path / _WEIGHTS))
+            keys = [f'model_variables/{i}/{_VALUE}' for i in range(len(self._live.model_variables))]
+            others = sorted(reader.get_variable_to_shape_map().keys() - set(keys))
+            return graph, {key: reader.get_tensor(key) for key in others}, keys
         finally:
             shutil.rmtree(path, ignore_errors=True)
 
@@ -97,19 +106,49 @@ class PolicyExporter:
         if version.exists():
             logging.info('the policy of step %d is exported already: left %s as it is', train_step, version)
             return version
+        self._export(version, self._read_all(), {**metadata, 'train_step': int(train_step)}, not self._checked)
+        self._checked = True
+        return version
+
+    def export_soon(self, train_step: int, metadata: Mapping[str, Any]) -> None:
+        """Takes the snapshot now and exports it on a thread of its own. A newer one replaces one that is not begun.
+
+        A failure is logged; it is raised by `wait`, unless a later export succeeds.
+
+        Args:
+          train_step: as for `export`.
+          metadata: as for `export`.
+        """
+        if not self._checked:
+            self.export(train_step, metadata)
+            return
+        version, weights = self._directory / str(int(train_step)), self._read_all()
+        facts = {**metadata, 'train_step': int(train_step)}
+        self._background.submit(lambda: version.exists() or self._export(version, weights, facts))
+
+    def wait(self, timeout_secs: float = 600.0) -> None:
+        """Waits until all is exported.
+
+        Raises:
+          TimeoutError: if it takes longer.
+          OSError, tf.errors.OpError: what made the newest export fail.
+        """
+        self._background.join(timeout_secs)
+        self._background.raise_failure()
+
+    def _export(
+        self, version: pathlib.Path, weights: Sequence[tf.Tensor], facts: Mapping[str, Any], check: bool = False
+    ) -> None:
         written = versions.temporary(self._directory, version.name)
         try:
-            self._copy_weights()
-            self._write(written, {**metadata, 'train_step': int(train_step)})
-            if not self._checked:
+            self._write(written, weights, facts)
+            if check:
                 export_check.check_acts_alike(self._live, tf.saved_model.load(str(written)), self._policy)
-                self._checked = True
             versions.publish(written, version)
         except BaseException:
             versions.remove(written)
             raise
-        versions.prune(self._directory, self._keep_last, spare=int(train_step))
-        return version
+        versions.prune(self._directory, self._keep_last, spare=int(version.name))
 
     def drop_newer_than(self, train_step: int) -> list[int]:
         """Moves versions beyond `train_step` aside: of training that was lost when an older checkpoint was restored.
@@ -121,17 +160,18 @@ class PolicyExporter:
         """
         return versions.drop_newer_than(self._directory, train_step)
 
-    def _copy_weights(self) -> None:
-        for copy, live in zip(self._copy.model_variables, self._live.model_variables, strict=True):
-            copy.assign(live)
-
-    def _write(self, path: pathlib.Path, metadata: dict[str, Any]) -> None:
+    def _write(self, path: pathlib.Path, weights: Sequence[tf.Tensor], metadata: Mapping[str, Any]) -> None:
         for name, content in self._graph.items():
             (path / name).parent.mkdir(parents=True, exist_ok=True)
             (path / name).write_bytes(content)
-        # A SavedModel's weights are a checkpoint of its root object.
-        prefix = path / tf.saved_model.VARIABLES_DIRECTORY / tf.saved_model.VARIABLES_FILENAME
-        tf.train.Checkpoint(self._copy).write(str(prefix))
+        (path / _WEIGHTS).parent.mkdir(exist_ok=True)
+        with tf.device('CPU:0'):
+            tf.raw_ops.SaveV2(
+                prefix=str(path / _WEIGHTS),
+                tensor_names=[*self._keys, *self._constants],
+                shape_and_slices=[''] * (len(self._keys) + len(self._constants)),
+                tensors=[*weights, *map(tf.constant, self._constants.values())],
+            )
         time_step_spec = self._policy.time_step_spec
         specs = {name: getattr(time_step_spec, name) for name in time_step_spec._fields}
         specs |= {name: getattr(self._policy, f'{name}_spec') for name in ('action', 'policy_state', 'info')}
@@ -142,6 +182,12 @@ class PolicyExporter:
             'tensorflow_version': tf.__version__,
         }
         write_json(path / versions.METADATA, {**metadata, **facts})
+
+
+def _on_host(variable: tf.Variable) -> tf.Tensor:
+    # No copy on CPU: a tensor is immutable, whoever updates the variable while it is there copies first.
+    with tf.device('CPU:0'):
+        return tf.identity(variable.read_value())
 
 
 def _check_outside_scope() -> None:

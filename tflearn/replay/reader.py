@@ -17,6 +17,7 @@ from tflearn.replay.storage import REPLAY, Storage
 from tflearn.waiting import LOG_EVERY_SECS
 
 _POLL_SECS = 0.25
+_LOOK_UP_MS = 5000
 
 Prepare = Callable[[tf.data.Dataset], tf.data.Dataset]
 
@@ -103,6 +104,9 @@ class TableReader:
             shapes={'chunk': shape},
             max_in_flight_samples_per_worker=in_flight,
             num_workers_per_iterator=1,
+            # So that it sees now and then whether it is closed. What is half a batch then is dropped: not from a queue
+            # of which each item counts.
+            rate_limiter_timeout_ms=-1 if self._storage.experience.order == 'queue' else _LOOK_UP_MS,
         )
         elements = prepare(samples)
 

@@ -14,6 +14,7 @@ from tflearn.replay.storage import REPLAY, Storage
 _MAX_AHEAD_BYTES = 1 << 20
 _MAX_AHEAD_STEPS = 32
 _POLL_SECS = 0.001
+_MAX_GATHER_POLLS = 20
 
 
 class ReplaySampler(tf.train.experimental.PythonState):
@@ -87,9 +88,12 @@ class ReplaySampler(tf.train.experimental.PythonState):
         if not self._started:
             self._started = True
             self._start()
+        # A call for each single batch would take from the threads that fetch them.
+        wanted, polls = min(num_steps, self.max_draw_steps // 2), 0
         while not self._reader.closed:
             size = self._reader.size()
-            if size:
+            polls += bool(size)
+            if size >= wanted or polls > _MAX_GATHER_POLLS:
                 self._reader.resume()
                 steps = min(num_steps, size)
                 self._samples += steps * self._batch_size

@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from tflearn.learner.background import Background
+from tflearn.background import Background
 
 DEADLINE_SECS = 20.0
 

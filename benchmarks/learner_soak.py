@@ -1,0 +1,113 @@
+"""Does a long training stay as it is? Many train steps of the DQN case with all triggers on, from a live replay.
+
+    python benchmarks/learner_soak.py --num_steps=200000
+
+A replay server and a writer run in another process. The learner saves checkpoints, exports, writes summaries, publishes
+weights. At the end: how much memory it took since it was warm, how often it was traced, which threads are left.
+"""
+
+import argparse
+import json
+import pathlib
+import sys
+import tempfile
+import threading
+from typing import Any
+
+from benchmarks import learner, learner_cases, tables
+from tflearn.learner.learner import Learner, LearnerOptions
+from tflearn.learner.process_figures import rss_mb
+from tflearn.learner.summaries import SummaryOptions
+from tflearn.learner.triggers import IntervalTrigger
+from tflearn.policies.saved_policy import PolicyExporter
+from tflearn.run_dir import RunDir
+from tflearn.steps import create_train_step
+
+STEPS_PER_CALL = 200
+
+
+def main() -> int:
+    """Trains, prints the table; returns 1 if anything grew or was left."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--num_steps', type=int, default=200_000)
+    parser.add_argument('--warm_up_share', type=float, default=0.2, help='of the steps, before memory is first read')
+    parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the figures there')
+    parser.add_argument('--quick', action='store_true', help='20 000 steps')
+    options = parser.parse_args()
+    if options.quick:
+        options.num_steps = 20_000
+    rows = _soak(options.num_steps, int(options.warm_up_share * options.num_steps))
+    print(tables.table(rows))
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=2) + '\n')
+    found = {row['metric']: row['ours'] for row in rows}
+    sound = found['RSS at the end / when warm'] < 1.05 and found['threads left'] == found['traces after the first'] == 0
+    return 0 if sound else 1
+
+
+def _soak(num_steps: int, warm_up: int) -> list[dict[str, Any]]:
+    case = learner_cases.CASES['dqn']
+    experience = {'sampling': 'learner', 'max_size': 100_000, 'min_size': 1_000}
+    before = set(threading.enumerate())
+    with tempfile.TemporaryDirectory() as directory:
+        servers = learner.servers('dqn', {'mirror': experience}, 5_000, prioritized=False)
+        with servers as (ports, command):
+            figures = _train(case, experience, ports['mirror'], RunDir(directory), num_steps, warm_up, command)
+    left = [thread for thread in set(threading.enumerate()) - before if thread.is_alive()]
+    for thread in left:
+        thread.join(10.0)
+    figures['threads left'] = float(sum(thread.is_alive() for thread in left))
+    nothing = dict.fromkeys(('peer', 'limit', 'ratio_to_peer', 'ratio_to_limit'))
+    return [
+        {'case': case.name, 'metric': metric, 'ours': value, **nothing, 'unit': '', 'rounds': 1}
+        for metric, value in figures.items()
+    ]
+
+
+def _train(
+    case: learner_cases.Case,
+    experience: dict[str, Any],
+    port: int,
+    run_dir: RunDir,
+    num_steps: int,
+    warm_up: int,
+    command: Any,
+) -> dict[str, float]:
+    source = learner.source(case, experience, port)
+    agent = case.make_agent(case.specs, create_train_step(), case.experience())
+    memory: list[float] = []
+    exporter = PolicyExporter(agent.policy, run_dir.greedy_policy)
+    trainer = Learner(
+        agent,
+        source,
+        run_dir,
+        triggers=[
+            IntervalTrigger(1_000, lambda step: exporter.export_soon(step, {})),
+            IntervalTrigger(max(num_steps // 100, STEPS_PER_CALL), lambda _: memory.append(rss_mb())),
+        ],
+        options=LearnerOptions(checkpoint_interval_steps=1_000, summaries=SummaryOptions(interval_steps=1_000)),
+    )
+    trainer.run(1_001)
+    traces = trainer.num_traces
+    command('write mirror')
+    while trainer.step < warm_up:
+        trainer.run(STEPS_PER_CALL)
+    memory.clear()
+    while trainer.step < num_steps:
+        if not trainer.run(STEPS_PER_CALL).num_steps:
+            raise RuntimeError(f'no data came: {source.error}')
+    trainer.close()
+    exporter.wait()
+    tenth = max(len(memory) // 10, 1)
+    start, end = sum(memory[:tenth]) / tenth, sum(memory[-tenth:]) / tenth
+    return {
+        'train steps': float(num_steps),
+        'RSS when warm, MB': start,
+        'RSS at the end, MB': end,
+        'RSS at the end / when warm': end / start,
+        'traces after the first': float(trainer.num_traces - traces),
+    }
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""What do checkpoints and exports cost a learner that trains meanwhile?
+
+    python benchmarks/learner_stalls.py --case=sac --interval=100
+
+Two learners train in turns on the same constant data; one of them saves a checkpoint and exports its policy every
+`interval` train steps. A stall is the time that such a call keeps the training thread.
+"""
+
+import argparse
+import json
+import pathlib
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from benchmarks import learner_cases, tables
+from tflearn.learner.learner import Learner, LearnerOptions
+from tflearn.learner.triggers import IntervalTrigger
+from tflearn.policies.saved_policy import PolicyExporter
+from tflearn.run_dir import RunDir
+from tflearn.steps import create_train_step
+
+
+class Saver:
+    """A learner that saves and exports, and the milliseconds that this kept it."""
+
+    def __init__(self, case: learner_cases.Case, run_dir: RunDir, interval: int | None):
+        agent = case.make_agent(case.specs, create_train_step(), case.experience())
+        self.stalls: dict[str, list[float]] = {'checkpoint': [], 'export': []}
+        triggers = []
+        if interval:
+            save = self._timed('checkpoint', lambda _: self.learner.save())
+            export = self._timed('export', lambda step: self._exporter.export_soon(step, {}))
+            triggers = [IntervalTrigger(interval, save), IntervalTrigger(interval, export)]
+        batch = learner_cases.batch(case)
+        self.learner = Learner(
+            agent,
+            lambda _: tf.data.Dataset.from_tensors((batch, ())).cache().repeat(),
+            run_dir,
+            triggers=triggers,
+            options=LearnerOptions(checkpoint_interval_steps=None, summaries=None),
+        )
+        self._exporter = PolicyExporter(agent.policy, run_dir.greedy_policy)
+        self._exporter.export(0, {})
+
+    def _timed(self, name: str, action: Callable[[int], object]) -> Callable[[int], None]:
+        def timed(step: int) -> None:
+            start = time.perf_counter()
+            action(step)
+            self.stalls[name].append(1e3 * (time.perf_counter() - start))
+
+        return timed
+
+    def steps_per_sec(self, num_steps: int, steps_per_call: int) -> float:
+        """Trains, and returns the rate."""
+        start = time.perf_counter()
+        for _ in range(num_steps // steps_per_call):
+            self.learner.run(steps_per_call)
+        return num_steps / (time.perf_counter() - start)
+
+    def close(self) -> None:
+        """Waits for what is being written."""
+        self.learner.close()
+        self._exporter.wait()
+
+
+def main() -> int:
+    """Measures, prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--case', choices=learner_cases.CASES, default='sac')
+    parser.add_argument('--interval', type=int, default=100, help='train steps between two checkpoints, two exports')
+    parser.add_argument('--rounds', type=int, default=9)
+    parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the figures there')
+    parser.add_argument('--quick', action='store_true', help='three short rounds')
+    options = parser.parse_args()
+    intervals_a_round = 10
+    if options.quick:
+        options.rounds, intervals_a_round = 3, 3
+    rows = _measure(learner_cases.CASES[options.case], options.interval, options.rounds, intervals_a_round)
+    print(tables.table(rows))
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=2) + '\n')
+    return 0
+
+
+def _measure(case: learner_cases.Case, interval: int, rounds: int, intervals_a_round: int) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as directory:
+        plain = Saver(case, RunDir(f'{directory}/plain'), None)
+        saver = Saver(case, RunDir(f'{directory}/saver'), interval)
+        for learner in (plain, saver):
+            learner.steps_per_sec(2 * interval, interval)
+        for stalls in saver.stalls.values():
+            stalls.clear()
+        num_steps = intervals_a_round * interval
+        rates = [
+            (saver.steps_per_sec(num_steps, interval), plain.steps_per_sec(num_steps, interval)) for _ in range(rounds)
+        ]
+        saver.close()
+        plain.close()
+    ours, limit = zip(*rates, strict=True)
+    nothing = {'peer': None, 'limit': None, 'ratio_to_peer': None, 'ratio_to_limit': None}
+    rows = [
+        {
+            'case': f'{case.name}: checkpoint and export each {interval} steps',
+            'metric': 'train steps/s beside a learner that saves nothing',
+            'ours': statistics.median(ours),
+            **nothing,
+            'limit': statistics.median(limit),
+            'ratio_to_limit': tables.ratio(ours, limit),
+            'unit': 'train steps/s',
+            'rounds': rounds,
+        }
+    ]
+    for name, stalls in saver.stalls.items():
+        for word, figure in (('median', statistics.median(stalls)), ('longest', max(stalls))):
+            metric = f'{name}: {word} stall'
+            rows.append({'case': case.name, 'metric': metric, 'ours': figure, **nothing, 'unit': 'ms', 'rounds': rounds})
+    return rows
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,195 @@
+"""The agents' networks: TF-Agents' in float32, and what they become in bfloat16."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tf_agents.agents.ddpg import critic_network
+from tf_agents.networks import actor_distribution_network, q_network, value_network
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import time_step as ts
+
+from tests.agents import example_data
+from tflearn.agents import dqn, networks, ppo, sac
+from tflearn.learner import precision
+from tflearn.steps import create_train_step
+from tflearn.variables import contract
+
+pytestmark = [
+    # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
+    pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning'),
+    # Keras draws seeds below 1e9, which is no integer.
+    pytest.mark.filterwarnings('ignore:non-integer arguments to randrange:DeprecationWarning'),
+]
+OBSERVATION, CONTINUOUS = example_data.CONTINUOUS.observation, example_data.CONTINUOUS.action
+DISCRETE = example_data.DISCRETE.action
+OBSERVATIONS = tf.random.stateless_uniform((8, 3), (5, 6), -1.0, 1.0)
+ACTIONS = tf.random.stateless_uniform((8, 2), (7, 8), -1.0, 1.0)
+PICTURE = tensor_spec.BoundedTensorSpec((12, 12, 2), tf.uint8, 0, 255, 'observation')
+PICTURES = tf.cast(tf.random.stateless_uniform((8, 12, 12, 2), (1, 2), 0, 256, tf.int32), tf.uint8)
+CONVOLUTIONS = ((4, 4, 2), (8, 3, 1))
+
+NETWORKS = {
+    'q': (lambda: networks.QNetwork(OBSERVATION, DISCRETE, None, (64, 32)), OBSERVATIONS),
+    'q of pictures': (lambda: networks.QNetwork(PICTURE, DISCRETE, CONVOLUTIONS, (32,)), PICTURES),
+    'value': (lambda: networks.ValueNetwork(OBSERVATION, (64, 32)), OBSERVATIONS),
+    'critic': (lambda: networks.CriticNetwork((OBSERVATION, CONTINUOUS), (64, 32)), (OBSERVATIONS, ACTIONS)),
+    'normal': (lambda: networks.actor(OBSERVATION, CONTINUOUS, (64, 32)), OBSERVATIONS),
+    'categorical': (lambda: networks.actor(OBSERVATION, DISCRETE, (64, 32)), OBSERVATIONS),
+    'tanh normal': (
+        lambda: networks.actor(OBSERVATION, CONTINUOUS, (64,), continuous=networks.tanh_normal),
+        OBSERVATIONS,
+    ),
+}
+
+
+def scaled():
+    return tf.keras.layers.Lambda(lambda frames: tf.cast(frames, tf.float32) / 255.0)
+
+
+TF_AGENTS = {
+    'q': lambda: q_network.QNetwork(OBSERVATION, DISCRETE, fc_layer_params=(64, 32)),
+    'q of pictures': lambda: q_network.QNetwork(
+        PICTURE, DISCRETE, preprocessing_layers=scaled(), conv_layer_params=CONVOLUTIONS, fc_layer_params=(32,)
+    ),
+    'value': lambda: value_network.ValueNetwork(OBSERVATION, fc_layer_params=(64, 32), activation_fn=tf.tanh),
+    'critic': lambda: critic_network.CriticNetwork(
+        (OBSERVATION, CONTINUOUS),
+        joint_fc_layer_params=(64, 32),
+        kernel_initializer='glorot_uniform',
+        last_kernel_initializer='glorot_uniform',
+    ),
+    'normal': lambda: actor_distribution_network.ActorDistributionNetwork(
+        OBSERVATION, CONTINUOUS, fc_layer_params=(64, 32)
+    ),
+    'categorical': lambda: actor_distribution_network.ActorDistributionNetwork(
+        OBSERVATION, DISCRETE, fc_layer_params=(64, 32)
+    ),
+}
+
+
+def _made(make, name='float32', seed=3):
+    tf.keras.utils.set_random_seed(seed)
+    with precision.use(name):
+        net = make()
+        net.create_variables()
+    return net
+
+
+def _numbers(net, inputs):
+    """The network's values, or its distribution's parameters: float32 arrays."""
+    outputs, _ = net(inputs, step_type=tf.ones((8,), tf.int32), network_state=())
+    if not tf.is_tensor(outputs):
+        outputs = outputs.logits if hasattr(outputs, 'logits') else tf.stack([outputs.mode(), outputs.stddev()])
+    assert outputs.dtype == tf.float32
+    return outputs.numpy()
+
+
+def _operations(net, inputs):
+    def run():
+        outputs = net(inputs, step_type=tf.ones((8,), tf.int32), network_state=())[0]
+        return outputs if tf.is_tensor(outputs) else outputs.sample()
+
+    return sorted(operation.type for operation in tf.function(run).get_concrete_function().graph.get_operations())
+
+
+@pytest.mark.parametrize('kind', TF_AGENTS)
+def test_in_float32_they_are_tf_agents(kind, tmp_path):
+    """First weights, values, graph, and what a checkpoint holds."""
+    make, inputs = NETWORKS[kind]
+    ours, theirs = _made(make), _made(TF_AGENTS[kind])
+    assert len(ours.variables) == len(theirs.variables)
+    for a, b in zip(ours.variables, theirs.variables, strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+    np.testing.assert_array_equal(_numbers(ours, inputs), _numbers(theirs, inputs))
+    assert _operations(ours, inputs) == _operations(theirs, inputs)
+    path = tf.train.Checkpoint(net=theirs).write(str(tmp_path / 'ckpt'))
+    tf.train.Checkpoint(net=ours).read(path).assert_consumed()
+
+
+@pytest.mark.parametrize('kind', NETWORKS)
+def test_in_bfloat16_they_are_near(kind, tmp_path):
+    make, inputs = NETWORKS[kind]
+    exact, rough = _made(make), _made(make, 'bfloat16', seed=4)
+    precision.check_agent(rough, 'bfloat16')
+    assert {variable.dtype for variable in rough.variables} == {tf.float32}
+    path = tf.train.Checkpoint(net=exact).write(str(tmp_path / 'ckpt'))
+    tf.train.Checkpoint(net=rough).read(path).assert_consumed()
+    expected, got = _numbers(exact, inputs), _numbers(rough, inputs)
+    np.testing.assert_allclose(got, expected, atol=0.03)
+    assert (got != expected).any(), 'it did compute in bfloat16'
+
+
+def test_the_last_layer_is_exact():
+    """Values near 256 are 2 apart in bfloat16: errors between them would be lost."""
+    for kind in ('q', 'value', 'critic'):
+        make, inputs = NETWORKS[kind]
+        net = _made(make, 'bfloat16')
+        net.trainable_weights[-1].assign_add(tf.fill(net.trainable_weights[-1].shape, 256.0))
+        values = _numbers(net, inputs)
+        assert (values % 1 != 0).all(), kind
+
+
+@pytest.mark.parametrize('kind', ['q', 'q of pictures', 'value', 'critic', 'normal', 'tanh normal'])
+@pytest.mark.parametrize('name', ['float32', 'bfloat16'])
+def test_a_copy_has_weights_of_its_own(kind, name):
+    make, inputs = NETWORKS[kind]
+    net = _made(make, name)
+    with precision.use(name):
+        other = net.copy(name='Target')
+        other.create_variables()
+    assert not {id(v) for v in net.variables} & {id(v) for v in other.variables}
+    assert [v.shape for v in net.variables] == [v.shape for v in other.variables]
+    for a, b in zip(net.variables, other.variables, strict=True):
+        b.assign(a)
+    np.testing.assert_array_equal(_numbers(net, inputs), _numbers(other, inputs))
+
+
+FEW = {'actor_fc_layer_params': (16,)}
+AGENTS = {
+    'dqn': (dqn, example_data.DISCRETE, {}, 2),
+    'sac': (sac, example_data.CONTINUOUS, FEW | {'critic_fc_layer_params': (16,)}, 2),
+    'ppo': (ppo, example_data.CONTINUOUS, FEW | {'value_fc_layer_params': (16,)}, 9),
+    'ppo discrete': (ppo, example_data.DISCRETE, FEW | {'value_fc_layer_params': (16,)}, 9),
+}
+
+
+def _agent(kind, name):
+    module, specs, changes, _ = AGENTS[kind]
+    tf.keras.utils.set_random_seed(3)
+    with precision.use(name):
+        agent = module.make_agent(specs, create_train_step(), module.EXPERIENCE, **changes)
+    agent.initialize()
+    return agent
+
+
+@pytest.mark.parametrize('kind', AGENTS)
+def test_agents_train_in_bfloat16_nearly_as_in_float32(kind):
+    exact, rough = _agent(kind, 'float32'), _agent(kind, 'bfloat16')
+    precision.check_agent(exact, 'float32')
+    precision.check_agent(rough, 'bfloat16')
+    trains = [tf.function(agent.train) for agent in (exact, rough)]
+    data = [example_data.sequences(exact, 32, AGENTS[kind][3], seed=seed) for seed in range(4)]
+    losses = []
+    for step in range(20):
+        infos = [train(data[step % 4]) for train in trains]
+        assert {value.dtype for value in tf.nest.flatten(infos)} == {tf.float32}
+        losses.append([float(info.loss) for info in infos])
+    expected, got = np.transpose(losses)
+    # SAC draws its actions, others each time.
+    np.testing.assert_allclose(got, expected, rtol=0.1, atol=0.5 if kind == 'sac' else 0.05)
+    assert (expected != got).any()
+    assert {variable.dtype for variable in rough.variables if variable.dtype.is_floating} == {tf.float32}
+    # What a collector in float32 gets, and what it makes of it.
+    ours, theirs = (agent.collect_policy.variables() for agent in (exact, rough))
+    assert contract.signature(ours) == contract.signature(theirs)
+    for variable, value in zip(ours, theirs, strict=True):
+        variable.assign(value)
+    parameters = [
+        _parameters(agent.policy.distribution(ts.restart(OBSERVATIONS, 8)).action) for agent in (exact, rough)
+    ]
+    np.testing.assert_allclose(*parameters, atol=0.05)
+
+
+def _parameters(distribution):
+    """What tells two distributions of an action apart; DQN's are all at one place."""
+    return distribution.logits if hasattr(distribution, 'logits') else distribution.mode()

@@ -1,0 +1,122 @@
+"""What becomes of a batch whose numbers are not finite: through the learner, for each agent."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tf_agents.agents.dqn import dqn_agent
+from tf_agents.networks import q_network
+
+from tests.agents import example_data
+from tflearn.agents import dqn, optimizers, ppo, sac
+from tflearn.learner.learner import Learner, LearnerOptions
+from tflearn.learner.train_loop import LoopOptions
+from tflearn.run_dir import RunDir
+from tflearn.steps import create_train_step
+
+POISONED = 3  # the place of the batch whose first reward is no number
+SMALL = {'actor_fc_layer_params': (8,)}
+AGENTS = {
+    'dqn': (dqn, example_data.DISCRETE, {'fc_layer_params': (8,)}, 2),
+    'sac': (sac, example_data.CONTINUOUS, SMALL | {'critic_fc_layer_params': (8,)}, 2),
+    'ppo': (ppo, example_data.CONTINUOUS, SMALL | {'value_fc_layer_params': (8,)}, 5),
+}
+SKIPPING = functools.partial(optimizers.make, skip_nonfinite=True)
+
+
+def _agent(kind, **changes):
+    module, specs, small, _ = AGENTS[kind]
+    return module.make_agent(specs, create_train_step(), module.EXPERIENCE, **small | changes)
+
+
+def _learner(directory, agent, kind, on_nonfinite, bad=np.nan, poisoned=POISONED):
+    def dataset_fn(context):
+        data = [example_data.sequences(agent, 8, AGENTS[kind][3], seed=i) for i in range(8)]
+        stacked = tf.nest.map_structure(lambda *parts: tf.stack(parts), *data)
+        place = np.zeros(stacked.reward.shape, bool)
+        place[poisoned, 0] = True
+        stacked = stacked._replace(reward=tf.where(place, bad, stacked.reward))
+        return tf.data.Dataset.from_tensor_slices(stacked).repeat()
+
+    options = LearnerOptions(summaries=None, loop=LoopOptions(on_nonfinite=on_nonfinite))
+    return Learner(agent, dataset_fn, RunDir(directory), options=options)
+
+
+def _values(agent):
+    parts = tf.train.TrackableView(agent).descendants()
+    return [part.numpy() for part in parts if isinstance(part, tf.Variable) and part.dtype.is_floating]
+
+
+def _finite(agent):
+    return all(np.isfinite(value).all() for value in _values(agent))
+
+
+@pytest.mark.parametrize('kind', AGENTS)
+def test_stop_saves_what_is_healthy(tmp_path, kind):
+    agent = _agent(kind, make_optimizer=SKIPPING)
+    learner = _learner(tmp_path, agent, kind, 'stop')
+    with pytest.raises(FloatingPointError, match=f'not finite at train step {POISONED + 1}; go on from .*ckpt-4 with'):
+        learner.run(6)
+    learner.close()
+    assert _finite(agent)
+    again = _agent(kind, make_optimizer=SKIPPING)
+    assert _learner(tmp_path, again, kind, 'stop').step == POISONED + 1
+    assert _finite(again)
+
+
+@pytest.mark.parametrize('kind', AGENTS)
+def test_stop_does_not_save_what_such_a_step_spoilt(tmp_path, kind):
+    agent = _agent(kind)
+    learner = _learner(tmp_path, agent, kind, 'stop')
+    learner.run(POISONED)
+    learner.save()
+    with pytest.raises(FloatingPointError, match='more variables are not finite either; go on from .*ckpt-3 with'):
+        learner.run(6)
+    learner.close()
+    assert [path.name for path in RunDir(tmp_path).checkpoints.glob('*.index')] == ['ckpt-3.index']
+
+
+@pytest.mark.parametrize(('kind', 'bad'), [('dqn', np.nan), ('dqn', np.inf), ('sac', np.inf), ('ppo', np.nan)])
+def test_skip_goes_on_as_if_the_batch_had_not_been(tmp_path, kind, bad):
+    """A Huber loss that is infinite has gradients that are not: they are not applied either."""
+    agent = _agent(kind, make_optimizer=SKIPPING)
+    learner = _learner(tmp_path, agent, kind, 'skip', bad)
+    assert learner.run(POISONED).num_nonfinite == 0
+    before = [variable.numpy() for variable in agent.collect_policy.variables()]
+    assert learner.run(1).num_nonfinite == 1
+    for a, b in zip(before, agent.collect_policy.variables(), strict=True):
+        np.testing.assert_array_equal(a, b.numpy())
+    result = learner.run(10)
+    assert (result.num_steps, result.num_nonfinite, learner.step) == (10, 1, 14)
+    assert np.isfinite(result.loss) and _finite(agent)
+    assert any((a != b.numpy()).any() for a, b in zip(before, agent.collect_policy.variables(), strict=True))
+
+
+@pytest.mark.parametrize('kind', AGENTS)
+def test_skip_with_an_optimizer_that_applies_all_is_an_error(tmp_path, kind):
+    learner = _learner(tmp_path, _agent(kind), kind, 'skip')
+    with pytest.raises(FloatingPointError, match=r'are not finite either; .*optimizers.make\(skip_nonfinite=True\)'):
+        learner.run(6)
+
+
+@pytest.mark.parametrize('kind', AGENTS)
+def test_ignore_goes_on_whatever_comes(tmp_path, kind):
+    learner = _learner(tmp_path, _agent(kind), kind, 'ignore')
+    result = learner.run(6)
+    assert (result.num_steps, result.num_nonfinite) == (6, 0)
+    assert not np.isfinite(result.loss)
+
+
+def test_an_agent_that_raises_by_itself(tmp_path):
+    _, specs, _, _ = AGENTS['dqn']
+    agent = dqn_agent.DqnAgent(
+        specs.time_step,
+        specs.action,
+        q_network=q_network.QNetwork(specs.observation, specs.action, fc_layer_params=(8,)),
+        optimizer=tf.keras.optimizers.Adam(1e-3),
+        train_step_counter=create_train_step(),
+    )
+    learner = _learner(tmp_path, agent, 'dqn', 'skip')
+    with pytest.raises(FloatingPointError, match=r'got a loss that is not finite at train step \d; go on from the b'):
+        learner.run(6)

@@ -1,0 +1,54 @@
+"""The summaries of a train step for every agent; through the Learner they are in summarized_loop_test.py."""
+
+import dataclasses
+
+import pytest
+import tensorflow as tf
+
+from tests.agents import example_data
+from tests.learner import written_summaries
+from tflearn.agents import dqn, ppo, sac
+from tflearn.learner.step_summaries import StepSummaries
+from tflearn.learner.summaries import Summaries, SummaryOptions
+from tflearn.steps import create_train_step
+
+AGENTS = {
+    'dqn': (dqn, example_data.DISCRETE, dqn.EXPERIENCE, 1.0),
+    'sac': (sac, example_data.CONTINUOUS, sac.EXPERIENCE, 2.0),
+    'ppo': (ppo, example_data.CONTINUOUS, dataclasses.replace(ppo.EXPERIENCE, sequence_length=5, stride=4), 2.0),
+}
+
+
+def _write(directory, agent, data, info, options):
+    with tf.distribute.get_strategy().scope():
+        step_summaries = StepSummaries(agent, options)
+    step_summaries.prepare()
+    summaries = Summaries(directory, options)
+    with summaries.recording(agent.train_step_counter):
+        tf.function(step_summaries)(data, info)
+    summaries.close()
+    return written_summaries.histograms(directory)
+
+
+@pytest.mark.parametrize('name', AGENTS)
+def test_actions_are_shown(tmp_path, name):
+    module, specs, experience, bound = AGENTS[name]
+    agent = module.make_agent(specs, create_train_step(), experience)
+    data = example_data.sequences(agent, 6, experience.sequence_length)
+    found = _write(tmp_path, agent, data, {}, SummaryOptions())
+    size = specs.action.shape.num_elements() or 1
+    counts = {'actions/batch': 6 * experience.sequence_length * size, 'actions/policy': 6 * size}
+    assert {tag: values[0][2] for tag, values in found.items()} == counts
+    for least, greatest, _ in (values[0] for values in found.values()):
+        assert -bound <= least <= greatest <= bound
+
+
+def test_what_is_not_wanted_or_not_there_is_not_shown(tmp_path):
+    agent = dqn.make_agent(example_data.DISCRETE, create_train_step(), dqn.EXPERIENCE)
+    data = example_data.sequences(agent, 6, 2)
+    info = {'policy_version': tf.constant([[3, 4], [5, 9]], tf.int64)}
+    versions = SummaryOptions(policy_version=lambda: 9)
+    assert _write(tmp_path / 'no_trajectory', agent, tuple(data), (), versions) == {}
+    plain = _write(tmp_path / 'no_actions', agent, data, info, dataclasses.replace(versions, actions=False))
+    assert plain == {'data/policy_lag': {0: (0.0, 6.0, 4.0)}}
+    assert 'data/policy_lag' not in _write(tmp_path / 'no_versions', agent, data, info, SummaryOptions())

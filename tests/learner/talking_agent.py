@@ -1,0 +1,27 @@
+"""An agent of TF-Agents that writes summaries of its own, for the data of conftest."""
+
+import tensorflow as tf
+from tf_agents.agents.dqn import dqn_agent
+from tf_agents.networks import q_network
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import time_step as ts
+
+from tflearn.specs import EnvironmentSpecs
+from tflearn.steps import create_train_step
+
+SPECS = EnvironmentSpecs(  # of conftest's data
+    tensor_spec.BoundedTensorSpec((3,), tf.float32, -1.0, 1.0, 'observation'),
+    tensor_spec.BoundedTensorSpec((), tf.int64, 0, 1, 'action'),
+)
+
+
+def make():
+    """Returns a DQN agent."""
+    return dqn_agent.DqnAgent(
+        ts.time_step_spec(SPECS.observation),
+        SPECS.action,
+        q_network=q_network.QNetwork(SPECS.observation, SPECS.action, fc_layer_params=(7,)),
+        optimizer=tf.keras.optimizers.Adam(),
+        debug_summaries=True,
+        train_step_counter=create_train_step(),
+    )

@@ -1,0 +1,197 @@
+"""The agents' networks: TF-Agents', computing in the precision that Keras' global policy asks for.
+
+Encoders compute in it (TF-Agents' ask for float32 unless they are told). Each network's last layer, and so its values
+and distributions, is float32, as all variables are. Under the float32 policy these are TF-Agents' networks.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tf_agents.agents.ddpg import critic_network
+from tf_agents.agents.sac import sac_agent, tanh_normal_projection_network
+from tf_agents.networks import (
+    actor_distribution_network,
+    categorical_projection_network,
+    network,
+    normal_projection_network,
+    q_network,
+    value_network,
+)
+from tf_agents.typing import types
+
+ConvLayerParams = Sequence[tuple[int, int, int]]
+MakeProjection = Callable[[types.BoundedTensorSpec], network.Network]
+
+
+class Pixels(tf.keras.layers.Layer):
+    """Bytes, 0 to 255, as numbers from 0 to 1."""
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        """Takes uint8 of any shape; returns the layer's compute dtype."""
+        return tf.cast(inputs, self.compute_dtype) / 255
+
+
+class QNetwork(q_network.QNetwork):
+    """Observation -> values of the actions, float32 [B, num_actions]. An observation of bytes is scaled to [0, 1]."""
+
+    def __init__(
+        self,
+        input_tensor_spec: types.TensorSpec,
+        action_spec: types.BoundedTensorSpec,
+        conv_layer_params: ConvLayerParams | None = None,
+        fc_layer_params: Sequence[int] = (),
+        name: str = 'QNetwork',
+    ):
+        """Makes no variables yet.
+
+        Args:
+          input_tensor_spec: of the observation.
+          action_spec: of one discrete action.
+          conv_layer_params: (filters, kernel size, stride) of convolutions of a picture [height, width, channels].
+          fc_layer_params: units of the fully connected layers.
+          name: of the network.
+        """
+        bytes_only = all(spec.dtype == tf.uint8 for spec in tf.nest.flatten(input_tensor_spec))
+        super().__init__(
+            input_tensor_spec,
+            action_spec,
+            preprocessing_layers=tf.nest.map_structure(lambda _: Pixels(), input_tensor_spec) if bytes_only else None,
+            conv_layer_params=conv_layer_params,
+            fc_layer_params=tuple(fc_layer_params),
+            dtype=tf.keras.mixed_precision.global_policy(),
+            name=name,
+        )
+        self._q_value_layer = _in_float32(self._q_value_layer)
+
+
+class ValueNetwork(value_network.ValueNetwork):
+    """Observation -> its value, float32 [B]."""
+
+    def __init__(
+        self, input_tensor_spec: types.NestedTensorSpec, fc_layer_params: Sequence[int], name: str = 'ValueNetwork'
+    ):
+        """Makes no variables yet.
+
+        Args:
+          input_tensor_spec: of the observation.
+          fc_layer_params: units of the fully connected layers, with tanh.
+          name: of the network.
+        """
+        super().__init__(
+            input_tensor_spec,
+            fc_layer_params=tuple(fc_layer_params),
+            activation_fn=tf.keras.activations.tanh,
+            dtype=tf.keras.mixed_precision.global_policy(),
+            name=name,
+        )
+        self._postprocessing_layers = _in_float32(self._postprocessing_layers)
+
+
+class CriticNetwork(critic_network.CriticNetwork):
+    """(Observation, action) -> the action's value, float32 [B]."""
+
+    def __init__(
+        self,
+        input_tensor_spec: tuple[types.TensorSpec, types.TensorSpec],
+        fc_layer_params: Sequence[int],
+        name: str = 'CriticNetwork',
+    ):
+        """Makes no variables yet.
+
+        Args:
+          input_tensor_spec: of observation and action.
+          fc_layer_params: units of the fully connected layers, over both together.
+          name: of the network.
+        """
+        last_layer = tf.keras.layers.Dense(1, kernel_initializer='glorot_uniform', name='value', dtype='float32')
+        super().__init__(
+            input_tensor_spec,
+            joint_fc_layer_params=tuple(fc_layer_params),
+            kernel_initializer='glorot_uniform',
+            last_layer=last_layer,
+            name=name,
+        )
+
+
+class _Float32Inputs:
+    """A projection takes float32, whatever the encoder before it computes in."""
+
+    def call(self, inputs: tf.Tensor, outer_rank: int, training: bool = False, mask: tf.Tensor | None = None) -> Any:
+        """See `DistributionNetwork.call`."""
+        return super().call(tf.cast(inputs, tf.float32), outer_rank, training, mask)  # type: ignore[misc]
+
+
+class _Normal(_Float32Inputs, normal_projection_network.NormalProjectionNetwork):
+    pass
+
+
+class _TanhNormal(_Float32Inputs, tanh_normal_projection_network.TanhNormalProjectionNetwork):
+    pass
+
+
+def normal(action_spec: types.BoundedTensorSpec) -> network.Network:
+    """Makes a normal distribution of an action: its mean within the bounds, its deviation 0.35 at first."""
+    return _Normal(action_spec, std_bias_initializer_value=np.log(np.exp(0.35) - 1), name='NormalProjectionNetwork')
+
+
+def tanh_normal(action_spec: types.BoundedTensorSpec) -> network.Network:
+    """Makes a normal distribution that a tanh squashes into the bounds; log of its deviation within [-20, 2]."""
+    return _TanhNormal(action_spec, std_transform=sac_agent.std_clip_transform, name='TanhNormalProjectionNetwork')
+
+
+def actor(
+    observation_spec: types.NestedTensorSpec,
+    action_spec: types.NestedTensorSpec,
+    fc_layer_params: Sequence[int],
+    *,
+    activation: Callable[[tf.Tensor], tf.Tensor] = tf.keras.activations.relu,
+    continuous: MakeProjection = normal,
+) -> network.Network:
+    """Makes a network: observation -> distribution of the action, float32.
+
+    Args:
+      observation_spec: of the observation.
+      action_spec: of the action.
+      fc_layer_params: units of the fully connected layers.
+      activation: of these layers.
+      continuous: makes what turns them into the distribution of a tensor of floats: `normal` or `tanh_normal`.
+    """
+    return actor_distribution_network.ActorDistributionNetwork(
+        observation_spec,
+        action_spec,
+        fc_layer_params=tuple(fc_layer_params),
+        activation_fn=activation,
+        dtype=tf.keras.mixed_precision.global_policy(),
+        discrete_projection_net=_made_in_float32(categorical_projection_network.CategoricalProjectionNetwork),
+        continuous_projection_net=_made_in_float32(continuous),
+    )
+
+
+def _in_float32(layer: tf.keras.layers.Dense) -> tf.keras.layers.Dense:
+    """Returns a layer, which has no variables yet, as one that computes in float32."""
+    if layer.compute_dtype == 'float32':
+        return layer
+    return tf.keras.layers.Dense(
+        layer.units,
+        layer.activation,
+        kernel_initializer=layer.kernel_initializer,
+        bias_initializer=layer.bias_initializer,
+        name=layer.name,
+        dtype='float32',
+    )
+
+
+def _made_in_float32(make: MakeProjection) -> MakeProjection:
+    """Returns a `make` whose layers compute in float32."""
+
+    def made(spec: types.BoundedTensorSpec) -> Any:
+        before = tf.keras.mixed_precision.global_policy()
+        tf.keras.mixed_precision.set_global_policy('float32')
+        try:
+            return make(spec)
+        finally:
+            tf.keras.mixed_precision.set_global_policy(before)
+
+    return made
