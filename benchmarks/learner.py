@@ -86,7 +86,9 @@ def _measure_case(
         experiences = {'prioritized': {'order': 'prioritized', 'max_size': room, 'min_size': min_size}}
     served = servers(name, experiences, num_stored, prioritized)
     with tempfile.TemporaryDirectory() as directory, served as (ports, command):
-        options = LearnerOptions(checkpoint_interval_steps=None, summaries=None, loop=LoopOptions(jit_compile=jit_compile))
+        options = LearnerOptions(
+            checkpoint_interval_steps=None, summaries=None, loop=LoopOptions(jit_compile=jit_compile)
+        )
         sides = [Side('limit', _limit(case, jit_compile))]
         for side, changes in experiences.items():
             batches = source(case, changes, ports[side])

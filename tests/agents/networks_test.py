@@ -1,5 +1,7 @@
 """The agents' networks: TF-Agents' in float32, and what they become in bfloat16."""
 
+import random
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -14,12 +16,8 @@ from tflearn.learner import precision
 from tflearn.steps import create_train_step
 from tflearn.variables import contract
 
-pytestmark = [
-    # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
-    pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning'),
-    # Keras draws seeds below 1e9, which is no integer.
-    pytest.mark.filterwarnings('ignore:non-integer arguments to randrange:DeprecationWarning'),
-]
+# TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
+pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
 OBSERVATION, CONTINUOUS = example_data.CONTINUOUS.observation, example_data.CONTINUOUS.action
 DISCRETE = example_data.DISCRETE.action
 OBSERVATIONS = tf.random.stateless_uniform((8, 3), (5, 6), -1.0, 1.0)
@@ -67,8 +65,14 @@ TF_AGENTS = {
 }
 
 
+def _set_seed(seed):
+    # Keras' own function would go on to draw all seeds of this process.
+    random.seed(seed)
+    tf.random.set_seed(seed)
+
+
 def _made(make, name='float32', seed=3):
-    tf.keras.utils.set_random_seed(seed)
+    _set_seed(seed)
     with precision.use(name):
         net = make()
         net.create_variables()
@@ -155,7 +159,7 @@ AGENTS = {
 
 def _agent(kind, name):
     module, specs, changes, _ = AGENTS[kind]
-    tf.keras.utils.set_random_seed(3)
+    _set_seed(3)
     with precision.use(name):
         agent = module.make_agent(specs, create_train_step(), module.EXPERIENCE, **changes)
     agent.initialize()

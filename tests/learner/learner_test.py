@@ -116,7 +116,13 @@ def test_triggers_and_checkpoints_come_in_order(tmp_path, make_agent, make_datas
     run_dir = RunDir(tmp_path)
     saved_when_fired = []
     triggers = [IntervalTrigger(10, lambda step: saved_when_fired.append(learner.checkpoints.saved_step == step))]
-    learner = Learner(make_agent(), make_dataset_fn(), run_dir, triggers=triggers, options=LearnerOptions(checkpoint_interval_steps=10))
+    learner = Learner(
+        make_agent(),
+        make_dataset_fn(),
+        run_dir,
+        triggers=triggers,
+        options=LearnerOptions(checkpoint_interval_steps=10),
+    )
     assert not run_dir.checkpoints.exists(), 'nothing is saved unasked'
     for _ in range(6):
         learner.run(5)

@@ -10,6 +10,7 @@ from tf_agents.networks import q_network
 
 from tests.agents import example_data
 from tflearn.agents import dqn, optimizers, ppo, sac
+from tflearn.learner import strategies
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.train_loop import LoopOptions
 from tflearn.run_dir import RunDir
@@ -25,22 +26,26 @@ AGENTS = {
 SKIPPING = functools.partial(optimizers.make, skip_nonfinite=True)
 
 
-def _agent(kind, **changes):
+def _agent(kind, strategy=None, **changes):
     module, specs, small, _ = AGENTS[kind]
-    return module.make_agent(specs, create_train_step(), module.EXPERIENCE, **small | changes)
+    with (strategy or strategies.make('default')).scope():
+        return module.make_agent(specs, create_train_step(), module.EXPERIENCE, **small | changes)
 
 
-def _learner(directory, agent, kind, on_nonfinite, bad=np.nan, poisoned=POISONED):
+def _learner(directory, agent, kind, on_nonfinite, bad=np.nan, strategy=None):
+    strategy = strategy or strategies.make('default')
+    replicas = strategy.num_replicas_in_sync
+
     def dataset_fn(context):
-        data = [example_data.sequences(agent, 8, AGENTS[kind][3], seed=i) for i in range(8)]
+        data = [example_data.sequences(agent, 8, AGENTS[kind][3], seed=i) for i in range(8 * replicas)]
         stacked = tf.nest.map_structure(lambda *parts: tf.stack(parts), *data)
         place = np.zeros(stacked.reward.shape, bool)
-        place[poisoned, 0] = True
+        place[POISONED * replicas, 0] = True  # on the first replica only
         stacked = stacked._replace(reward=tf.where(place, bad, stacked.reward))
         return tf.data.Dataset.from_tensor_slices(stacked).repeat()
 
     options = LearnerOptions(summaries=None, loop=LoopOptions(on_nonfinite=on_nonfinite))
-    return Learner(agent, dataset_fn, RunDir(directory), options=options)
+    return Learner(agent, dataset_fn, RunDir(directory), strategy=strategy, options=options)
 
 
 def _values(agent):
@@ -77,11 +82,22 @@ def test_stop_does_not_save_what_such_a_step_spoilt(tmp_path, kind):
     assert [path.name for path in RunDir(tmp_path).checkpoints.glob('*.index')] == ['ckpt-3.index']
 
 
-@pytest.mark.parametrize(('kind', 'bad'), [('dqn', np.nan), ('dqn', np.inf), ('sac', np.inf), ('ppo', np.nan)])
-def test_skip_goes_on_as_if_the_batch_had_not_been(tmp_path, kind, bad):
+@pytest.mark.parametrize(
+    ('kind', 'bad', 'strategy'),
+    [
+        ('dqn', np.nan, 'default'),
+        ('dqn', np.inf, 'default'),
+        ('dqn', np.inf, 'mirrored:2'),
+        ('sac', np.inf, 'default'),
+        ('ppo', np.nan, 'default'),
+        ('ppo', np.nan, 'mirrored:2'),
+    ],
+)
+def test_skip_goes_on_as_if_the_batch_had_not_been(tmp_path, kind, bad, strategy):
     """A Huber loss that is infinite has gradients that are not: they are not applied either."""
-    agent = _agent(kind, make_optimizer=SKIPPING)
-    learner = _learner(tmp_path, agent, kind, 'skip', bad)
+    strategy = strategies.make(strategy)
+    agent = _agent(kind, strategy, make_optimizer=SKIPPING)
+    learner = _learner(tmp_path, agent, kind, 'skip', bad, strategy)
     assert learner.run(POISONED).num_nonfinite == 0
     before = [variable.numpy() for variable in agent.collect_policy.variables()]
     assert learner.run(1).num_nonfinite == 1

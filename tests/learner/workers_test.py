@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tflearn.learner import strategies, workers
-from tflearn.run_dir import RunDir
+from tflearn.run_dir import RunDir, read_json, write_json
 
 
 @pytest.mark.parametrize('name', ['default', 'mirrored:2'])
@@ -39,5 +39,8 @@ def test_others_write_elsewhere_and_see_the_checkpoints(tmp_path, monkeypatch):
         assert (mine.checkpoints / 'ckpt-1.index').read_text() == 'whole'
         (mine.checkpoints / 'ckpt-1.index').unlink()
         (mine.checkpoints / 'ckpt-2.index').write_text('new')
+        assert read_json(mine.stop_request) is None
+        write_json(run_dir.stop_request, {'reason': 'enough'})
+        assert read_json(mine.stop_request) == {'reason': 'enough'}
     assert not mine.root.exists()
     assert {path.name for path in run_dir.checkpoints.iterdir()} == {'ckpt-1.index', '.writing'}

@@ -14,7 +14,6 @@ from tflearn.replay.storage import REPLAY
 from tflearn.replay.writers import ReplayWriter
 from tflearn.waiting import Stopped
 
-
 HELD_BACK = Experience(min_size=10, samples_per_insert=1.0, per_replica_batch_size=4, sampling='server', chunk_steps=1)
 
 

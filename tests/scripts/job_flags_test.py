@@ -28,6 +28,7 @@ def test_help(job, flag):
     for name in ('root_dir', 'gin_file', 'gin_bindings', 'replay_address', 'connect_timeout_secs', 'stop_timeout_secs'):
         assert f'  --{name}\n' in ended.stdout
     assert ('--collector_name' in ended.stdout) == (job == 'collect')
+    assert ('  --strategy\n' in ended.stdout) == (job == 'train') == ("'multi_worker'" in ended.stdout)
     assert ('--verbosity' in ended.stdout) == (flag == '--helpfull')
     assert 'repeat this option' not in ended.stdout
     assert max(map(len, ended.stdout.splitlines())) <= 120

@@ -67,6 +67,12 @@ def test_what_is_no_gin(tmp_path):
             ['--replay_address=localhost:1', '--connect_timeout_secs=1'],
             'waited ',
         ),
+        (
+            'train',
+            ['--strategy=mirrored:99', '--gin_bindings=train.train.strategy="cpu"'],
+            "got strategy='mirrored:99'; this machine has ",
+        ),
+        ('train', ['--strategy=gpus'], "got strategy='gpus'; need 'default', 'cpu', "),
         ('evaluate', ['--gin_bindings=evaluate.num_episodes=0'], 'got num_episodes=0; need'),
         ('replay_server', ['--gin_bindings=Experience.max_size=0'], 'got Experience.max_size=0; need at least 1'),
         ('collect', ['--gin_bindings=sequence_length=3'], 'got sequence_length in --gin_bindings, but nothing uses'),

@@ -36,6 +36,8 @@ class Pixels(tf.keras.layers.Layer):
 class QNetwork(q_network.QNetwork):
     """Observation -> values of the actions, float32 [B, num_actions]. An observation of bytes is scaled to [0, 1]."""
 
+    _q_value_layer: tf.keras.layers.Dense
+
     def __init__(
         self,
         input_tensor_spec: types.TensorSpec,
@@ -68,6 +70,8 @@ class QNetwork(q_network.QNetwork):
 
 class ValueNetwork(value_network.ValueNetwork):
     """Observation -> its value, float32 [B]."""
+
+    _postprocessing_layers: tf.keras.layers.Dense
 
     def __init__(
         self, input_tensor_spec: types.NestedTensorSpec, fc_layer_params: Sequence[int], name: str = 'ValueNetwork'

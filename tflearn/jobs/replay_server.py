@@ -10,7 +10,7 @@ from tflearn.experience import AgentFactory, Experience
 from tflearn.replay import reports
 from tflearn.replay.server import ReplayServer
 from tflearn.replay.statistics import ReplayStatistics
-from tflearn.replay.storage import REPLAY, STREAM, Storage
+from tflearn.replay.storage import REPLAY, Storage
 from tflearn.run_dir import RunDir, Status
 from tflearn.specs import EnvironmentFactory, specs_of
 from tflearn.steps import create_train_step

@@ -22,7 +22,7 @@ from tflearn.replay.prioritized import PrioritizedSampler
 from tflearn.replay.sampler import ReplaySampler
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.run_dir import RunDir, Status
-from tflearn.specs import EnvironmentFactory, specs_of
+from tflearn.specs import EnvironmentFactory, EnvironmentSpecs, specs_of
 from tflearn.steps import create_train_step
 from tflearn.waiting import Stopped
 
@@ -114,23 +114,13 @@ def train(
     if seed is not None:  # workers draw differently; their first weights are the chief's
         seed += place.worker
         tf.keras.utils.set_random_seed(seed)
-    specs = specs_of(make_environment)
-    with placement.scope(), precisions.use(precision):
-        agent = make_agent(specs, create_train_step(), experience)
-    precisions.check_agent(agent, precision)
+    agent = _agent(make_agent, specs_of(make_environment), experience, placement, precision)
     storage = Storage(experience, agent.collect_data_spec)
     with workers.writable_run_dir(placement, run_dir) as run_dir:
-        status = Status(run_dir.status('train'), 'train')
-        status.update(f'waiting for the replay server at {replay_address}')
-        try:
-            connection.wait_for_table(replay_address, REPLAY, storage.signature, connect_timeout_secs, stop)
-        except Stopped:
-            status.update('stopped')
+        if not _wait_for_replay(run_dir, replay_address, storage, connect_timeout_secs, stop):
             return
-        if initial_checkpoint:
-            _load(agent, initial_checkpoint, initial_prefixes, run_dir)
+        _load(agent, initial_checkpoint, initial_prefixes, run_dir)
         source = _source(replay_address, storage, place, data_timeout_secs, seed)
-        logging.info('%s', place.describe(experience.per_replica_batch_size))
         settings = _with_priorities(settings, source)
         session = TrainSession(run_dir, replay_address, agent, storage, source, placement, settings, limits)
         if place.is_chief:
@@ -138,8 +128,37 @@ def train(
         session.run(stop, steps_per_call)
 
 
-def _load(agent: Agent, checkpoint: str, prefixes: Collection[str] | Mapping[str, str], run_dir: RunDir) -> None:
+def _agent(
+    make_agent: AgentFactory,
+    specs: EnvironmentSpecs,
+    experience: Experience,
+    placement: tf.distribute.Strategy,
+    precision: str,
+) -> Agent:
+    with placement.scope(), precisions.use(precision):
+        agent = make_agent(specs, create_train_step(), experience)
+    precisions.check_agent(agent, precision)
+    return agent
+
+
+def _wait_for_replay(
+    run_dir: RunDir, address: str, storage: Storage, timeout_secs: float, stop: threading.Event
+) -> bool:
+    """Returns whether the server is there; it is not if `stop` is set first."""
+    status = Status(run_dir.status('train'), 'train')
+    status.update(f'waiting for the replay server at {address}')
+    try:
+        connection.wait_for_table(address, REPLAY, storage.signature, timeout_secs, stop)
+    except Stopped:
+        status.update('stopped')
+        return False
+    return True
+
+
+def _load(agent: Agent, checkpoint: str | None, prefixes: Collection[str] | Mapping[str, str], run_dir: RunDir) -> None:
     """Gives the agent values of another run, unless its own run has a checkpoint to go on from."""
+    if checkpoint is None:
+        return
     if steps := CheckpointFiles(run_dir.checkpoints, 1, None).steps():
         logging.info('took nothing from %s: this run goes on from its own train step %d', checkpoint, steps[-1])
         return
@@ -151,6 +170,7 @@ def _load(agent: Agent, checkpoint: str, prefixes: Collection[str] | Mapping[str
 def _source(
     address: str, storage: Storage, place: strategies.ReplicaLayout, timeout_secs: float, seed: int | None
 ) -> ReplayMirror | ReplaySampler:
+    logging.info('%s', place.describe(storage.experience.per_replica_batch_size))
     logging.info('%s', place.describe(storage.experience.per_replica_batch_size))
     batch_size = storage.experience.per_replica_batch_size * place.replicas // place.workers
     if storage.mirrored:

@@ -93,10 +93,10 @@ class Learner:
         self._agent, self._options = agent, options
         self._strategy = strategy or tf.distribute.get_strategy()
         self._agreement = Agreement(self._strategy)
-        self._healthy = True
+        self._healthy, self._surplus = True, 0
         self._draws = isinstance(data, BatchSource)
         with self._strategy.scope():
-            self._source: Any = data if self._draws else self._iterator(data)
+            self._source = data if isinstance(data, BatchSource) else self._iterator(data)
             agent.initialize()
             summaries = options.summaries or SummaryOptions(interval_steps=None)
             # Traced here, so that the optimizer's slots are there to be restored, and saved with the first checkpoint.
@@ -187,9 +187,7 @@ class Learner:
         loss, extra, info = tf.nest.map_structure(lambda value: float(value.numpy()), sums)
         return TrainResult(0, loss, extra, info, 0, time.perf_counter() - start, 0.0)
 
-    def train(
-        self, limits: Limits, steps_per_call: int = 200, env_steps: Callable[[], int] = lambda: 0
-    ) -> str:
+    def train(self, limits: Limits, steps_per_call: int = 200, env_steps: Callable[[], int] = lambda: 0) -> str:
         """Trains until a limit is reached or the data end; then closes the learner.
 
         Args:
@@ -241,7 +239,10 @@ class Learner:
         if not self._draws:
             return wanted
         start = time.perf_counter()
-        granted = self._agreement.least(self._source.grant(wanted))
+        # What other workers may not take yet is kept for the next call.
+        mine = min(self._surplus, wanted) or self._source.grant(wanted)
+        granted = self._agreement.least(mine)
+        self._surplus = max(self._surplus, mine) - granted
         waited_secs = time.perf_counter() - start
         call.waited_secs += waited_secs
         self._loop.figures.add_wait(waited_secs)

@@ -4,7 +4,8 @@ Micikevicius et al. 2017, "Mixed Precision Training" (arXiv 1710.03740); Kalamka
 Layers made under 'bfloat16' compute in it and keep their variables in float32; so gradients, optimizer and checkpoints
 are float32, and nothing changes for whoever reads weights. bfloat16 has float32's range, so no loss is scaled.
 Everything after the last layer (distributions, losses, sums over replicas) must be float32: a network ends in a layer
-that is told so. TF-Agents' encoders ask for float32 by themselves unless they get `dtype=global_policy()`.
+that is told so, as in `tflearn/agents/networks.py`. TF-Agents' encoders ask for float32 by themselves unless they get
+`dtype=global_policy()`.
 """
 
 import contextlib

@@ -23,7 +23,6 @@ from tflearn.background import Background
 from tflearn.policies import export_check, plain_nests, versions
 from tflearn.run_dir import write_json
 
-
 _WEIGHTS = pathlib.Path(tf.saved_model.VARIABLES_DIRECTORY, tf.saved_model.VARIABLES_FILENAME)
 _VALUE = '.ATTRIBUTES/VARIABLE_VALUE'
 
@@ -124,7 +123,8 @@ class PolicyExporter:
             return
         version, weights = self._directory / str(int(train_step)), self._read_all()
         facts = {**metadata, 'train_step': int(train_step)}
-        self._background.submit(lambda: version.exists() or self._export(version, weights, facts))
+        if not version.exists():
+            self._background.submit(lambda: self._export(version, weights, facts))
 
     def wait(self, timeout_secs: float = 600.0) -> None:
         """Waits until all is exported.

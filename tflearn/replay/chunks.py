@@ -17,9 +17,9 @@ class ChunkBuilder:
     """Gathers rows [B, num_bytes] until chunks [C + L - 1, num_bytes] are full.
 
     L is the experience's sequence length, C the number of rows of a chunk that may begin a sequence. Byte 0 of a row
-    is its flag: 1 if a sequence begins here. A sequence never crosses the end of an episode; the episode's last
-    observation is in the boundary row (LAST -> FIRST) that ends its last sequence. A truncated episode of fewer rows
-    than a sequence makes none.
+    is its flag: not 0 if a sequence begins here, and then random, so that two chunks differ even if environments did
+    the same. A sequence never crosses the end of an episode; the episode's last observation is in the boundary row
+    (LAST -> FIRST) that ends its last sequence. A truncated episode of fewer rows than a sequence makes none.
     """
 
     def __init__(self, experience: Experience, num_starts: int, num_environments: int, num_bytes: int):
@@ -40,6 +40,7 @@ class ChunkBuilder:
         self._terminated = np.zeros(num_environments, bool)
         self._since = np.full(num_environments, time.monotonic())
         self._environments = np.arange(num_environments)
+        self._random = np.random.default_rng()
 
     def append(self, rows: np.ndarray, step_type: np.ndarray, discount: np.ndarray) -> list[np.ndarray]:
         """Takes in one row of every environment.
@@ -88,7 +89,8 @@ class ChunkBuilder:
 
     def _flag(self, environments: np.ndarray) -> None:
         """Marks the sequences that end with the newest rows."""
-        self._rows[environments, self._num_rows[environments] - self._length, 0] = 1
+        flags = self._random.integers(1, 256, len(environments), np.uint8)
+        self._rows[environments, self._num_rows[environments] - self._length, 0] = flags
 
     def _take(self, environments: np.ndarray) -> list[np.ndarray]:
         chunks = []

@@ -95,7 +95,7 @@ class RingBuffer:
             starts.append(place + begins)
         if rows:
             self._write(np.concatenate(rows), np.concatenate(places), np.concatenate(starts))
-        return int(chunks[:, : self._num_starts, 0].sum())
+        return int(np.count_nonzero(chunks[:, : self._num_starts, 0]))
 
     def _allocate(self, num_rows: int, num_sequences: int, fingerprint: int) -> int:
         """Makes room for a chunk, in one piece; the oldest go. Returns its place."""

@@ -95,7 +95,7 @@ class TableReader:
         self._closed.set()
 
     def _draw(self, prepare: Prepare, in_flight: int) -> None:
-        """Reads for ever, in one operation outside of Python."""
+        """Reads until it is closed, in one operation outside of Python."""
         shape = tf.TensorShape(self._storage.chunk_shape)
         samples = reverb.TrajectoryDataset(
             server_address=self._address,

@@ -80,7 +80,7 @@ class ReplayWriter:
             for table in self._storage.table_names:
                 self._writer.create_item(table, self._priority, item)
             self._pending += 1
-            self.num_sequences += int(chunk[:, 0].sum())
+            self.num_sequences += int(np.count_nonzero(chunk[:, 0]))
 
     def flush(self) -> None:
         """Inserts what is gathered, and waits until all of it is in the tables.

@@ -1,0 +1,108 @@
+"""What a run begins with: the precision of its networks, and another run's weights."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tf_agents.agents.dqn import dqn_agent
+from tf_agents.networks import q_network
+
+from tflearn.agents import dqn
+from tflearn.jobs.collect import collect
+from tflearn.jobs.train import train
+from tflearn.policies.loader import load_newest
+from tflearn.run_dir import read_json
+from tflearn.specs import specs_of, zeros
+from tflearn.steps import create_train_step
+
+FEW = {'steps_per_call': 20, 'checkpoint_interval_steps': 50, 'export_interval_steps': 50, 'publish_interval_steps': 20}
+
+
+def _weights(run):
+    reader = tf.train.load_checkpoint(str(run.dir.checkpoints))
+    names = sorted(name for name in reader.get_variable_to_shape_map() if name.startswith('agent/_q_network/'))
+    assert names
+    return [reader.get_tensor(name) for name in names]
+
+
+def test_bfloat16_for_the_learner_alone(small_run):
+    small_run.start_replay()
+    small_run.start(collect, num_environments=2)
+    small_run.start(train, num_train_steps=60, precision='bfloat16', **FEW).join()
+    assert read_json(small_run.dir.train_result)['train_step'] == 60
+    assert {weight.dtype for weight in _weights(small_run)} == {np.dtype(np.float32)}
+    # Its policy is for whoever reads it: float32 in and out.
+    policy = load_newest(small_run.dir.greedy_policy)
+    specs = specs_of(small_run.factories()['make_environment'])
+    policy.check(specs)
+    actions, _ = policy.action(zeros(specs.time_step, (3,)))
+    assert actions.shape == (3,)
+    # A learner in float32 goes on with it.
+    small_run.start(collect, num_environments=2)
+    small_run.start(train, num_train_steps=80, **FEW).join()
+    assert read_json(small_run.dir.train_result)['train_step'] == 80
+
+
+def _deaf_agent(specs, train_step, experience):
+    """TF-Agents' network, which computes in float32 whatever the precision."""
+    return dqn_agent.DqnAgent(
+        specs.time_step,
+        specs.action,
+        q_network=q_network.QNetwork(specs.observation, specs.action),
+        optimizer=tf.keras.optimizers.Adam(1e-3),
+        train_step_counter=train_step,
+    )
+
+
+def test_bfloat16_without_effect_is_refused(small_run):
+    with pytest.raises(ValueError, match='got no layer that computes in bfloat16'):
+        small_run.start(train, num_train_steps=60, precision='bfloat16', make_agent=_deaf_agent).join()
+
+
+def test_another_runs_weights(small_run, tmp_path):
+    replay = small_run.start_replay()
+    collector = small_run.start(collect, num_environments=2)
+    small_run.start(train, num_train_steps=40, **FEW).join()
+    collector.join()
+    replay.stop.set()
+    replay.join()
+
+    run = type(small_run)(tmp_path / 'other')
+    try:
+        run.start_replay()
+        run.start(collect, num_environments=2)
+        still = functools.partial(dqn.make_agent, fc_layer_params=(8,), learning_rate=0.0)
+        given = {'initial_checkpoint': str(small_run.dir.root), 'make_agent': still}
+        run.start(train, num_train_steps=20, **FEW | given).join()
+        for ours, theirs in zip(_weights(run), _weights(small_run), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        # A run that has a checkpoint goes on from it, though the other run is gone.
+        given['initial_checkpoint'] = str(tmp_path / 'gone')
+        run.start(collect, num_environments=2)
+        run.start(train, num_train_steps=40, **FEW | given).join()
+        assert read_json(run.dir.train_result)['train_step'] == 40
+        for ours, theirs in zip(_weights(run), _weights(small_run), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+    finally:
+        run.close()
+
+
+@pytest.mark.parametrize(
+    ('changes', 'message'),
+    [
+        ({'initial_checkpoint': 'nowhere'}, 'which cannot be read'),
+        ({'initial_prefixes': ('agent/_critic',)}, 'nothing is called agent/_critic here'),
+    ],
+)
+def test_what_cannot_be_loaded(small_run, tmp_path, changes, message):
+    agent = dqn.make_agent(*_parts(small_run), fc_layer_params=(8,))
+    path = tf.train.Checkpoint(agent=agent, train_step=agent.train_step_counter).write(str(tmp_path / 'ckpt-1'))
+    small_run.start_replay()
+    with pytest.raises(ValueError, match=message):
+        small_run.start(train, num_train_steps=20, **{'initial_checkpoint': path} | changes, **FEW).join()
+    assert not small_run.dir.checkpoints.exists()
+
+
+def _parts(run):
+    return specs_of(run.factories()['make_environment']), create_train_step(), run.experience
