@@ -89,7 +89,7 @@ def _measure_case(
         options = LearnerOptions(
             checkpoint_interval_steps=None, summaries=None, loop=LoopOptions(jit_compile=jit_compile)
         )
-        sides = [Side('limit', _limit(case, jit_compile))]
+        sides = [Side('limit', _limit(case, jit_compile)), Side('limit with XLA', _limit(case, True))]
         for side, changes in experiences.items():
             batches = source(case, changes, ports[side])
             run = _our_learner(case, batches, RunDir(pathlib.Path(directory) / side), options)
@@ -99,7 +99,7 @@ def _measure_case(
         for prepared in sides:
             prepared.run(10)
         many = _rounds(sides, case.num_steps, rounds, command)
-        single = _rounds(sides[1:], 1, rounds, command)
+        single = _rounds(sides[2:], 1, rounds, command)
     return [*_rows(case.name, 'train steps per call: many', many), *_rows(case.name, 'train steps per call: 1', single)]
 
 

@@ -1,8 +1,10 @@
 """Four logical CPUs for every test: replicas on one machine. A job's log level. And an end without teardown."""
 
+import gc
 import os
 import sys
 
+import pytest
 import tensorflow as tf
 from absl import logging
 
@@ -14,6 +16,14 @@ def pytest_configure():
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
     # Where none is set, saving a model leaves it at WARNING, and later tests would miss what they look for.
     logging.set_verbosity(logging.INFO)
+
+
+@pytest.fixture(autouse=True, scope='module')
+def _small_heap():
+    """TensorFlow keeps so many objects of each test that looking through them again and again would take minutes."""
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_sessionfinish(exitstatus):

@@ -38,7 +38,7 @@ def _learner(directory, agent, data, strategy=None, **loop):
     return Learner(agent, data, RunDir(directory), strategy=strategy, options=options), seen
 
 
-@pytest.mark.parametrize('replicas', [2, 4])
+@pytest.mark.parametrize('replicas', [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_weights_and_items_agree_on_any_number_of_replicas(tmp_path, make_agent, replicas):
     """The greatest weight is on the last replica: normalised by their own, the others' losses would differ."""
     loop = {'item_figure': 'td_error', 'normalize_weights': True}

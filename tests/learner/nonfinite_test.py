@@ -23,6 +23,8 @@ AGENTS = {
     'sac': (sac, example_data.CONTINUOUS, SMALL | {'critic_fc_layer_params': (8,)}, 2),
     'ppo': (ppo, example_data.CONTINUOUS, SMALL | {'value_fc_layer_params': (8,)}, 5),
 }
+# SAC and PPO take long to compile.
+KINDS = ['dqn', *(pytest.param(kind, marks=pytest.mark.slow) for kind in ('sac', 'ppo'))]
 SKIPPING = functools.partial(optimizers.make, skip_nonfinite=True)
 
 
@@ -57,7 +59,7 @@ def _finite(agent):
     return all(np.isfinite(value).all() for value in _values(agent))
 
 
-@pytest.mark.parametrize('kind', AGENTS)
+@pytest.mark.parametrize('kind', KINDS)
 def test_stop_saves_what_is_healthy(tmp_path, kind):
     agent = _agent(kind, make_optimizer=SKIPPING)
     learner = _learner(tmp_path, agent, kind, 'stop')
@@ -70,7 +72,7 @@ def test_stop_saves_what_is_healthy(tmp_path, kind):
     assert _finite(again)
 
 
-@pytest.mark.parametrize('kind', AGENTS)
+@pytest.mark.parametrize('kind', KINDS)
 def test_stop_does_not_save_what_such_a_step_spoilt(tmp_path, kind):
     agent = _agent(kind)
     learner = _learner(tmp_path, agent, kind, 'stop')
@@ -87,10 +89,10 @@ def test_stop_does_not_save_what_such_a_step_spoilt(tmp_path, kind):
     [
         ('dqn', np.nan, 'default'),
         ('dqn', np.inf, 'default'),
-        ('dqn', np.inf, 'mirrored:2'),
-        ('sac', np.inf, 'default'),
-        ('ppo', np.nan, 'default'),
-        ('ppo', np.nan, 'mirrored:2'),
+        pytest.param('dqn', np.inf, 'mirrored:2', marks=pytest.mark.slow),
+        pytest.param('sac', np.inf, 'default', marks=pytest.mark.slow),
+        pytest.param('ppo', np.nan, 'default', marks=pytest.mark.slow),
+        pytest.param('ppo', np.nan, 'mirrored:2', marks=pytest.mark.slow),
     ],
 )
 def test_skip_goes_on_as_if_the_batch_had_not_been(tmp_path, kind, bad, strategy):
@@ -109,14 +111,14 @@ def test_skip_goes_on_as_if_the_batch_had_not_been(tmp_path, kind, bad, strategy
     assert any((a != b.numpy()).any() for a, b in zip(before, agent.collect_policy.variables(), strict=True))
 
 
-@pytest.mark.parametrize('kind', AGENTS)
+@pytest.mark.parametrize('kind', KINDS)
 def test_skip_with_an_optimizer_that_applies_all_is_an_error(tmp_path, kind):
     learner = _learner(tmp_path, _agent(kind), kind, 'skip')
     with pytest.raises(FloatingPointError, match=r'are not finite either; .*optimizers.make\(skip_nonfinite=True\)'):
         learner.run(6)
 
 
-@pytest.mark.parametrize('kind', AGENTS)
+@pytest.mark.parametrize('kind', KINDS)
 def test_ignore_goes_on_whatever_comes(tmp_path, kind):
     learner = _learner(tmp_path, _agent(kind), kind, 'ignore')
     result = learner.run(6)

@@ -173,7 +173,7 @@ def directory(tmp_path_factory):
 
 
 @pytest.mark.parametrize('name', AGENTS)
-@pytest.mark.parametrize('replicas', [2, 4])
+@pytest.mark.parametrize('replicas', [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_replicas_agree_with_one(directory, name, replicas):
     alone, together = _run(name, 1, directory), _run(name, replicas, directory)
     assert together.loss == pytest.approx(alone.loss, rel=1e-4)

@@ -10,7 +10,7 @@ from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.summaries import SummaryOptions
 from tflearn.run_dir import RunDir
 
-STRATEGIES = ['default', 'mirrored:2', 'mirrored:4']
+STRATEGIES = ['default', *(pytest.param(f'mirrored:{count}', marks=pytest.mark.slow) for count in (2, 4))]
 
 
 @pytest.fixture
@@ -144,6 +144,7 @@ def test_it_never_traces_again(train):
     assert traces[3] <= 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('profile_steps', [(4, 6), (8, 100)])
 def test_a_trace_changes_nothing(train, profile_steps):
     plain, expected, silent = train([5, 5], name='plain', interval_steps=4)

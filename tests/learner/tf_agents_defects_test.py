@@ -12,7 +12,7 @@ from tests.learner import talking_agent
 from tflearn.learner import strategies, tf_agents_learner
 
 # Python says so of code within TF-Agents and TensorFlow.
-pytestmark = pytest.mark.filterwarnings('ignore')
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings('ignore')]
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ def test_one_trace_per_signature(tmp_path, make_agent, make_dataset_fn):
     assert len(traces) == 2
 
 
-@pytest.mark.parametrize('replicas', [2, 4])
+@pytest.mark.parametrize('replicas', [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_one_trace_on_replicas_whose_data_may_end(tmp_path, make_agent, make_dataset_fn, replicas):
     strategy = strategies.make(f'mirrored:{replicas}')
     agent = make_agent(strategy)
@@ -66,7 +66,7 @@ def test_the_loss_is_the_last_steps_and_extras_are_means(tmp_path, make_agent, m
     np.testing.assert_allclose(last.extra.td_loss, last.loss, rtol=1e-4)  # a sum would be 8 times as large
 
 
-@pytest.mark.parametrize('replicas', [2, 4])
+@pytest.mark.parametrize('replicas', [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_replicas_agree_with_one(tmp_path, make_agent, make_dataset_fn, replicas):
     strategy = strategies.make(f'mirrored:{replicas}')
     one, several = make_agent(), make_agent(strategy)

@@ -80,3 +80,15 @@ def flatten_with_names(values: Any, prefix: str = '') -> list[tuple[str, Any]]:
         for key, value in values.items()
         for leaf in flatten_with_names(value, f'{prefix}/{key}' if prefix else str(key))
     ]
+
+
+def is_whole(strategy: tf.distribute.Strategy, element: Any) -> tf.Tensor:
+    """Says whether an optional element holds a batch for each replica here; an empty one would make the loss NaN."""
+    if strategy.num_replicas_in_sync == 1:
+        return element.has_value()
+    return element.has_value() and _no_batch_empty(strategy, element.get_value())
+
+
+def _no_batch_empty(strategy: tf.distribute.Strategy, element: Any) -> tf.Tensor:
+    batches = strategy.experimental_local_results(tf.nest.flatten(element)[0])
+    return tf.reduce_all([tf.size(batch) > 0 for batch in batches])

@@ -183,7 +183,7 @@ class Learner:
         with self._strategy.scope():
             if element is None:
                 element = self._next_element()
-            sums = tf.function(self._loop.loss, autograph=False)(element)
+            sums = self._loop.loss(element)
         loss, extra, info = tf.nest.map_structure(lambda value: float(value.numpy()), sums)
         return TrainResult(0, loss, extra, info, 0, time.perf_counter() - start, 0.0)
 

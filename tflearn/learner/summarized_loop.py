@@ -65,6 +65,7 @@ class SummarizedLoop:
         with tf.summary.record_if(False):  # whatever writer the caller has
             self._silent = self._loop.program(source)
         self._recorded: Program | None = None
+        self._loss = tf.function(self._loop.loss, autograph=False)
         self._texts = options.texts
 
     @property
@@ -72,8 +73,8 @@ class SummarizedLoop:
         return self._loop.num_traces
 
     def loss(self, element: Any) -> Any:
-        """See `TrainLoop.loss`."""
-        return self._loop.loss(element)
+        """See `TrainLoop.loss`. Compiled once for each form of element."""
+        return self._loss(element)
 
     def take(self, before: int, num_steps: int, add: Callable[[Taken], None]) -> bool:
         """Takes train steps, and writes the summaries of those that are due.

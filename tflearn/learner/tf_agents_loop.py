@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 from tf_agents.utils import nest_utils
 
+from tflearn.learner.elements import is_whole
 from tflearn.learner.train_loop import LoopOptions, Sums, TrainLoop
 
 
@@ -161,7 +162,7 @@ class TFAgentsLoop:
         taken, total = tf.constant(0, tf.int64), tf.constant(0.0)
         last = self._zeros
         element = iterator.get_next_as_optional()
-        while taken < num_steps and self._is_whole(element):
+        while taken < num_steps and is_whole(self._strategy, element):
             last = _loss_and_extra(step(self._samples.split(element.get_value())))
             total += last[0]
             taken += 1
@@ -169,16 +170,6 @@ class TFAgentsLoop:
                 element = iterator.get_next_as_optional()
         # One tensor: fetching many small ones costs more than a small train step.
         return tf.stack([tf.cast(value, tf.float64) for value in tf.nest.flatten((taken, total, last))])
-
-    def _is_whole(self, element: Any) -> tf.Tensor:
-        """Says whether there is a batch for each replica here; an empty one would make the loss NaN."""
-        if self._strategy.num_replicas_in_sync == 1:
-            return element.has_value()
-        return element.has_value() and self._no_batch_empty(element.get_value())
-
-    def _no_batch_empty(self, element: Any) -> tf.Tensor:
-        batches = self._strategy.experimental_local_results(tf.nest.flatten(element)[0])
-        return tf.reduce_all([tf.size(batch) > 0 for batch in batches])
 
 
 def _loss_and_extra(sums: Sums) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:

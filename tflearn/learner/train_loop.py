@@ -189,7 +189,7 @@ class TrainLoop:
         sums, items = zeros, self._item_arrays(num_steps)
         going_on = tf.constant(True)
         element, waited_secs = _next(iterator, taken)
-        while going_on and taken < num_steps and element.has_value():
+        while going_on and taken < num_steps and elements.is_whole(self._strategy, element):
             outputs = step(element.get_value())
             sums, finite = self._add(sums, outputs)
             items = _write(items, taken, outputs)

@@ -1,0 +1,133 @@
+"""What can be asked of a learner besides plain training."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tflearn.learner import strategies
+from tflearn.learner.learner import Learner, LearnerOptions
+from tflearn.learner.limits import Limits
+from tflearn.learner.train_loop import LoopOptions
+from tflearn.run_dir import RunDir
+
+
+def _options(**loop):
+    return LearnerOptions(checkpoint_interval_steps=None, summaries=None, loop=LoopOptions(**loop))
+
+
+def _values(agent):
+    views = tf.train.TrackableView(agent).descendants()
+    return [view.numpy() for view in views if isinstance(view, tf.Variable)]
+
+
+@pytest.mark.parametrize('name', ['default', 'mirrored:2'])
+def test_the_loss_of_a_batch_without_any_effect(tmp_path, make_agent, make_dataset_fn, name):
+    strategy = strategies.make(name)
+    agent, called = make_agent(strategy), []
+    options = _options(after_step=lambda element, loss_info: called.append(1))
+    learner = Learner(agent, make_dataset_fn(), RunDir(tmp_path), strategy=strategy, options=options)
+    called.clear()
+    before = _values(agent)
+    element = next(learner._source)
+    first, again = learner.loss(element), learner.loss(element)
+    assert first.loss == again.loss
+    assert np.isfinite([first.loss, *first.extra.values()]).all()
+    assert (called, learner.step) == ([], 0)
+    for a, b in zip(before, _values(agent), strict=True):
+        np.testing.assert_array_equal(a, b)
+    # The agent's own: its share of the global batch, summed.
+    whole = next(iter(make_dataset_fn()(tf.distribute.InputContext())))[0]
+    assert first.loss == pytest.approx(float(agent.loss(whole).loss), rel=1e-4)
+
+
+@pytest.mark.parametrize('name', ['mirrored:2', pytest.param('mirrored:4', marks=pytest.mark.slow)])
+def test_declared_reductions_are_the_same_on_any_number_of_replicas(tmp_path, make_agent, make_dataset_fn, name):
+    found = []
+    for place in ('default', name):
+        strategy = strategies.make(place)
+        rules = {'td_loss': 'max', 'td_error': 'min'}
+        learner = Learner(
+            make_agent(strategy),
+            make_dataset_fn(),
+            RunDir(tmp_path / place.replace(':', '')),
+            strategy=strategy,
+            options=_options(extra_reductions=rules),
+        )
+        found.append(learner.run(3))
+    one, several = found
+    assert several.extra == pytest.approx(one.extra, rel=1e-4)
+    plain = Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path / 'plain'), options=_options()).run(3)
+    assert one.extra['td_loss'] > plain.extra['td_loss']
+    assert one.extra['td_error'] < plain.extra['td_error']
+
+
+def test_callbacks_of_steps_and_of_calls(tmp_path, make_agent, make_dataset_fn):
+    seen = tf.Variable(0.0)
+    results = []
+
+    def after_step(element, loss_info):
+        data, info = element
+        assert data.observation.shape[-1] == 3
+        assert set(info) == {'policy_version'}
+        seen.assign_add(tf.reduce_sum(loss_info.loss))
+
+    options = LearnerOptions(None, None, loop=LoopOptions(after_step=after_step), after_run=results.append)
+    learner = Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path), options=options)
+    learner.run(4)
+    learner.run(3)
+    assert [result.num_steps for result in results] == [4, 3]
+    assert float(seen) == pytest.approx(4 * results[0].loss + 3 * results[1].loss, rel=1e-5)
+
+
+def test_xla_gives_the_same(tmp_path, make_agent, make_dataset_fn):
+    plain, compiled = make_agent(), make_agent()
+    expected = Learner(plain, make_dataset_fn(), RunDir(tmp_path / 'plain'), options=_options()).run(10)
+    learner = Learner(compiled, make_dataset_fn(), RunDir(tmp_path / 'xla'), options=_options(jit_compile=True))
+    assert learner.run(10).loss == pytest.approx(expected.loss, rel=1e-4)
+    for a, b in zip(plain.policy.variables(), compiled.policy.variables(), strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-3, atol=1e-5)
+
+
+def test_xla_is_for_one_replica(tmp_path, make_agent, make_dataset_fn):
+    strategy = strategies.make('mirrored:2')
+    with pytest.raises(ValueError, match='jit_compile=True with 2 replicas; need one replica'):
+        Learner(
+            make_agent(strategy),
+            make_dataset_fn(),
+            RunDir(tmp_path),
+            strategy=strategy,
+            options=_options(jit_compile=True),
+        )
+
+
+def test_a_loop_with_limits(tmp_path, make_agent, make_dataset_fn):
+    options = _options()
+    learner = Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path), options=options)
+    assert learner.train(Limits(25, None, None), steps_per_call=10) == 'num_train_steps 25 reached'
+    assert (learner.step, learner.checkpoints.saved_step) == (25, 25)
+
+    resumed = Learner(make_agent(), make_dataset_fn(25), RunDir(tmp_path), options=options)
+    env_steps = iter(range(0, 1000, 30))
+    assert resumed.train(Limits(10**6, 100, None), 10, lambda: next(env_steps)) == 'max_env_steps 100 reached'
+    assert resumed.step == 25 + 4 * 10
+
+    short = Learner(make_agent(), make_dataset_fn(0, 7), RunDir(tmp_path / 'short'), options=options)
+    assert short.train(Limits(100, None, None)) == 'the data ended'
+    assert short.step == 7
+
+    slow = Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path / 'slow'), options=options)
+    assert slow.train(Limits(10**9, None, 0.5)) == 'max_secs 0 reached'
+
+
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        ({'on_nonfinite': 'panic'}, "on_nonfinite='panic'; need one of stop, skip, ignore"),
+        ({'extra_reductions': {'td_loss': 'median'}}, "'median'; need one of mean, sum, max, min"),
+    ],
+)
+def test_nonsense(options, message):
+    with pytest.raises(ValueError, match=message):
+        LoopOptions(**options)
+    with pytest.raises(ValueError, match='checkpoint_interval_steps=0; need at least 1'):
+        LearnerOptions(checkpoint_interval_steps=0)
