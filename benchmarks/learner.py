@@ -25,16 +25,19 @@ import tensorflow as tf
 from tf_agents.replay_buffers import reverb_replay_buffer
 from tf_agents.train import learner as tf_agents_learner
 
-from benchmarks import learner_cases, replay_process, tables
-from tflearn.experience import BatchSource
-from tflearn.learner.learner import Learner, LearnerOptions
-from tflearn.learner.train_loop import LoopOptions
-from tflearn.replay.mirror import ReplayMirror
-from tflearn.replay.prioritized import PrioritizedSampler
-from tflearn.replay.sampler import ReplaySampler
-from tflearn.replay.storage import Storage
-from tflearn.run_dir import RunDir
-from tflearn.steps import create_train_step
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import learner_cases, replay_process, tables  # noqa: E402
+from tflearn.experience import BatchSource  # noqa: E402
+from tflearn.learner.learner import Learner, LearnerOptions  # noqa: E402
+from tflearn.learner.train_loop import LoopOptions  # noqa: E402
+from tflearn.replay.mirror import ReplayMirror  # noqa: E402
+from tflearn.replay.prioritized import PrioritizedSampler  # noqa: E402
+from tflearn.replay.sampler import ReplaySampler  # noqa: E402
+from tflearn.replay.storage import Storage  # noqa: E402
+from tflearn.run_dir import RunDir  # noqa: E402
+from tflearn.steps import create_train_step  # noqa: E402
 
 TIMEOUT_SECS = 600.0
 SINGLE_CALLS = 200
@@ -56,7 +59,7 @@ def main() -> int:
     parser.add_argument('--num_stored', type=int, default=100_000, help='steps in each server')
     parser.add_argument('--rounds', type=int, default=7)
     parser.add_argument('--jit_compile', action='store_true', help='XLA for the limit and for us')
-    parser.add_argument('--prioritized', action='store_true', help='prioritized replay, ours and of TF-Agents')
+    parser.add_argument('--sides', default='mirror,server,tf_agents', help='of these, or prioritized,tf_agents')
     parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the figures there')
     parser.add_argument('--quick', action='store_true', help='a short run of the first case')
     options = parser.parse_args()
@@ -65,7 +68,7 @@ def main() -> int:
         cases, options.num_stored, options.rounds = cases[:1], 5_000, 3
     rows = []
     for case in cases:
-        rows += _measure_case(case, options.num_stored, options.rounds, options.jit_compile, options.prioritized)
+        rows += _measure_case(case, options.num_stored, options.rounds, options.jit_compile, options.sides.split(','))
         print(tables.table(rows), flush=True)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=2) + '\n')
@@ -73,18 +76,19 @@ def main() -> int:
 
 
 def _measure_case(
-    name: str, num_stored: int, rounds: int, jit_compile: bool, prioritized: bool
+    name: str, num_stored: int, rounds: int, jit_compile: bool, chosen: list[str]
 ) -> list[dict[str, Any]]:
     case = learner_cases.CASES[name]
     room = int(1.1 * num_stored) + 2 * learner_cases.EPISODE_STEPS * replay_process.NUM_ENVIRONMENTS
     min_size = int(0.97 * num_stored)
-    experiences: dict[str, dict[str, Any]] = {
-        'mirror': {'sampling': 'learner', 'max_size': room, 'min_size': min_size},
-        'server': {'sampling': 'server', 'max_size': room, 'min_size': min_size},
+    known: dict[str, dict[str, Any]] = {
+        'mirror': {'sampling': 'learner'},
+        'server': {'sampling': 'server'},
+        'prioritized': {'order': 'prioritized'},
     }
-    if prioritized:
-        experiences = {'prioritized': {'order': 'prioritized', 'max_size': room, 'min_size': min_size}}
-    served = servers(name, experiences, num_stored, prioritized)
+    experiences = {side: {**known[side], 'max_size': room, 'min_size': min_size} for side in chosen if side in known}
+    prioritized = 'prioritized' in chosen
+    served = servers(name, experiences, num_stored, prioritized, with_peer='tf_agents' in chosen)
     with tempfile.TemporaryDirectory() as directory, served as (ports, command):
         options = LearnerOptions(
             checkpoint_interval_steps=None, summaries=None, loop=LoopOptions(jit_compile=jit_compile)
@@ -94,8 +98,9 @@ def _measure_case(
             batches = source(case, changes, ports[side])
             run = _our_learner(case, batches, RunDir(pathlib.Path(directory) / side), options)
             sides.append(Side(side, run, side))
-        peer = _peer_learner(case, ports['tf_agents'], f'{directory}/peer', prioritized)
-        sides.append(Side('tf_agents', peer, 'tf_agents'))
+        if 'tf_agents' in ports:
+            peer = _peer_learner(case, ports['tf_agents'], f'{directory}/peer', prioritized)
+            sides.append(Side('tf_agents', peer, 'tf_agents'))
         for prepared in sides:
             prepared.run(10)
         many = _rounds(sides, case.num_steps, rounds, command)
@@ -105,12 +110,18 @@ def _measure_case(
 
 @contextlib.contextmanager
 def servers(
-    case: str, experiences: dict[str, dict[str, Any]], num_stored: int, prioritized: bool
+    case: str,
+    experiences: dict[str, dict[str, Any]],
+    num_stored: int,
+    prioritized: bool = False,
+    with_peer: bool = True,
 ) -> Iterator[tuple[dict[str, int], Callable[[str], None]]]:
     """Starts the servers in a process of their own; gives their ports and a function that sends it a command."""
-    ports = {name: portpicker.pick_unused_port() for name in (*experiences, 'tf_agents')}
+    names = [*experiences, 'tf_agents'] if with_peer else [*experiences]
+    ports = {name: portpicker.pick_unused_port() for name in names}
     sides = {name: {'port': ports[name], 'experience': changes} for name, changes in experiences.items()}
-    sides |= {'tf_agents': {'port': ports['tf_agents'], 'peer': True, 'prioritized': prioritized}}
+    if with_peer:
+        sides |= {'tf_agents': {'port': ports['tf_agents'], 'peer': True, 'prioritized': prioritized}}
     arguments = [f'--case={case}', f'--sides={json.dumps(sides)}', f'--num_steps={num_stored}']
     process = subprocess.Popen(
         [sys.executable, '-m', 'benchmarks.replay_process', *arguments],
@@ -118,6 +129,7 @@ def servers(
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
+        cwd=ROOT,
     )
     assert process.stdin and process.stdout
     stdin, stdout = process.stdin, process.stdout
@@ -230,9 +242,9 @@ def _rows(case: str, metric: str, rates: dict[str, list[float]]) -> list[dict[st
             'case': f'{case}: {side}',
             'metric': metric,
             'ours': statistics.median(rates[side]),
-            'peer': statistics.median(rates['tf_agents']),
+            'peer': statistics.median(rates['tf_agents']) if 'tf_agents' in rates else None,
             'limit': statistics.median(rates['limit']) if 'limit' in rates else None,
-            'ratio_to_peer': tables.ratio(rates[side], rates['tf_agents']),
+            'ratio_to_peer': tables.ratio(rates[side], rates['tf_agents']) if 'tf_agents' in rates else None,
             'ratio_to_limit': tables.ratio(rates[side], rates['limit']) if 'limit' in rates else None,
             'unit': 'train steps/s',
             'rounds': len(rates[side]),

@@ -14,14 +14,17 @@ import tempfile
 import threading
 from typing import Any
 
-from benchmarks import learner, learner_cases, tables
-from tflearn.learner.learner import Learner, LearnerOptions
-from tflearn.learner.process_figures import rss_mb
-from tflearn.learner.summaries import SummaryOptions
-from tflearn.learner.triggers import IntervalTrigger
-from tflearn.policies.saved_policy import PolicyExporter
-from tflearn.run_dir import RunDir
-from tflearn.steps import create_train_step
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import learner, learner_cases, tables  # noqa: E402
+from tflearn.learner.learner import Learner, LearnerOptions  # noqa: E402
+from tflearn.learner.process_figures import rss_mb  # noqa: E402
+from tflearn.learner.summaries import SummaryOptions  # noqa: E402
+from tflearn.learner.triggers import IntervalTrigger  # noqa: E402
+from tflearn.policies.saved_policy import PolicyExporter  # noqa: E402
+from tflearn.run_dir import RunDir  # noqa: E402
+from tflearn.steps import create_train_step  # noqa: E402
 
 STEPS_PER_CALL = 200
 
@@ -50,7 +53,7 @@ def _soak(num_steps: int, warm_up: int) -> list[dict[str, Any]]:
     experience = {'sampling': 'learner', 'max_size': 100_000, 'min_size': 1_000}
     before = set(threading.enumerate())
     with tempfile.TemporaryDirectory() as directory:
-        servers = learner.servers('dqn', {'mirror': experience}, 5_000, prioritized=False)
+        servers = learner.servers('dqn', {'mirror': experience}, 5_000, with_peer=False)
         with servers as (ports, command):
             figures = _train(case, experience, ports['mirror'], RunDir(directory), num_steps, warm_up, command)
     left = [thread for thread in set(threading.enumerate()) - before if thread.is_alive()]

@@ -18,12 +18,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from benchmarks import learner_cases, tables
-from tflearn.learner.learner import Learner, LearnerOptions
-from tflearn.learner.triggers import IntervalTrigger
-from tflearn.policies.saved_policy import PolicyExporter
-from tflearn.run_dir import RunDir
-from tflearn.steps import create_train_step
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import learner_cases, tables  # noqa: E402
+from tflearn.learner.learner import Learner, LearnerOptions  # noqa: E402
+from tflearn.learner.triggers import IntervalTrigger  # noqa: E402
+from tflearn.policies.saved_policy import PolicyExporter  # noqa: E402
+from tflearn.run_dir import RunDir  # noqa: E402
+from tflearn.steps import create_train_step  # noqa: E402
 
 
 class Saver:
