@@ -133,7 +133,8 @@ def servers(
     )
     assert process.stdin and process.stdout
     stdin, stdout = process.stdin, process.stdout
-    stdout.readline()
+    if stdout.readline().strip() != 'serving':
+        raise RuntimeError('the replay process could not start; run it by hand to see why')
 
     def command(line: str) -> None:
         stdin.write(line + '\n')

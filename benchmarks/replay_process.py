@@ -65,7 +65,7 @@ class PeerSide:
         """Writes one step of each environment."""
         step = next(self._steps)
         for i, observer in enumerate(self._observers):
-            observer(type(step)(*(() if column == () else column[i] for column in step)))
+            observer(type(step)(*(() if isinstance(column, tuple) else column[i] for column in step)))
 
 
 def main() -> None:
