@@ -186,7 +186,7 @@ def _our_learner(
 
     def run(num_steps: int) -> None:
         while num_steps > 0:
-            taken = learner.run(min(num_steps, 200)).num_steps
+            taken = learner.run(num_steps).num_steps
             if not taken:
                 raise RuntimeError(f'no data came: {source.error}')
             num_steps -= taken

@@ -61,8 +61,9 @@ class LoopOptions:
 
     Attributes:
       jit_compile: compile the train step with XLA; for one replica. The steps that are summarized are not.
-      on_nonfinite: at a loss that is not finite, 'stop' ends the loop; 'skip' leaves it out of the means and goes on,
-        for optimizers that do not apply such gradients; 'ignore' does nothing.
+      on_nonfinite: at a loss that is not finite, 'stop' ends the loop (with a `BatchSource` once its draw is used up);
+        'skip' leaves it out of the means and goes on, for optimizers that do not apply such gradients; 'ignore' does
+        nothing.
       extra_reductions: by the name of one of the agent's further figures, how it becomes one number over its own axes
         and the replicas: 'mean' (also of those that are not named), 'sum', 'max' or 'min'.
       after_step: called in each replica after each train step, while it is traced, with the data and the LossInfo.
@@ -168,25 +169,26 @@ class TrainLoop:
 
     def _over_source(self, step: Any, zeros: Sums, source: BatchSource, num_steps: tf.Tensor) -> Any:
         taken, nonfinite = tf.constant(0, tf.int64), tf.constant(0, tf.int64)
-        sums, items = zeros, self._item_arrays(num_steps)
+        sums, items = tf.zeros([len(tf.nest.flatten(zeros))]), self._item_arrays(num_steps)
         going_on = tf.constant(True)
         while going_on and taken < num_steps:
             count = tf.minimum(num_steps - taken, source.max_draw_steps)
             batches = source.draw(count, self._agent.train_step_counter)
             i = tf.constant(0, tf.int64)
-            while going_on and i < count:
+            # Not `while going_on`: the next batch can be fetched before this step's loss is known.
+            while i < count:
                 outputs = step(tf.nest.map_structure(lambda column: tf.gather(column, i), batches))  # noqa: B023
                 sums, finite = self._add(sums, outputs)
                 items = _write(items, taken + i, outputs)
                 nonfinite += 1 - tf.cast(finite, tf.int64)
-                going_on = self._goes_on(finite)
                 i += 1
+            going_on = self._goes_on(tf.equal(nonfinite, 0))
             taken += i
         return taken, nonfinite, tf.constant(0.0, tf.float64), sums, _stack(items)
 
     def _over_iterator(self, step: Any, zeros: Sums, iterator: Any, num_steps: tf.Tensor) -> Any:
         taken, nonfinite = tf.constant(0, tf.int64), tf.constant(0, tf.int64)
-        sums, items = zeros, self._item_arrays(num_steps)
+        sums, items = tf.zeros([len(tf.nest.flatten(zeros))]), self._item_arrays(num_steps)
         going_on = tf.constant(True)
         element, waited_secs = _next(iterator, taken)
         while going_on and taken < num_steps and elements.is_whole(self._strategy, element):
@@ -208,13 +210,13 @@ class TrainLoop:
     def _goes_on(self, finite: tf.Tensor) -> tf.Tensor:
         return finite if self._options.on_nonfinite == 'stop' else tf.constant(True)
 
-    def _add(self, sums: Sums, outputs: Any) -> tuple[Sums, tf.Tensor]:
-        outputs = outputs[:3]
+    def _add(self, sums: tf.Tensor, outputs: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        # One vector: an operation for each number would cost more than a small train step.
+        numbers = tf.stack(tf.nest.flatten(outputs[:3]))
         if self._options.on_nonfinite == 'ignore':
-            return tf.nest.map_structure(tf.add, sums, outputs), tf.constant(True)
+            return sums + numbers, tf.constant(True)
         finite = tf.math.is_finite(outputs[0])
-        added = tf.nest.map_structure(lambda total, value: total + tf.where(finite, value, 0.0), sums, outputs)
-        return added, finite
+        return sums + tf.where(finite, numbers, 0.0), finite
 
     def _distributed_step(
         self,
@@ -283,9 +285,9 @@ def _stack(arrays: tuple[tf.TensorArray, ...]) -> tuple[tf.Tensor, ...]:
 
 
 def _packed(*results: Any) -> tuple[tf.Tensor, ...]:
-    *numbers, items = results
-    flat = tf.stack([tf.cast(value, tf.float64) for value in tf.nest.flatten(numbers)])
-    return flat, *items
+    *numbers, sums, items = results
+    flat = tf.stack([tf.cast(value, tf.float64) for value in numbers])
+    return tf.concat([flat, tf.cast(sums, tf.float64)], axis=0), *items
 
 
 def _next(iterator: Any, after: tf.Tensor) -> tuple[Any, tf.Tensor]:
