@@ -61,9 +61,8 @@ class LoopOptions:
 
     Attributes:
       jit_compile: compile the train step with XLA; for one replica. The steps that are summarized are not.
-      on_nonfinite: at a loss that is not finite, 'stop' ends the loop (with a `BatchSource` once its draw is used up);
-        'skip' leaves it out of the means and goes on, for optimizers that do not apply such gradients; 'ignore' does
-        nothing.
+      on_nonfinite: at a loss that is not finite, 'stop' ends the loop; 'skip' leaves it out of the means and goes on,
+        for optimizers that do not apply such gradients; 'ignore' does nothing.
       extra_reductions: by the name of one of the agent's further figures, how it becomes one number over its own axes
         and the replicas: 'mean' (also of those that are not named), 'sum', 'max' or 'min'.
       after_step: called in each replica after each train step, while it is traced, with the data and the LossInfo.
@@ -175,14 +174,13 @@ class TrainLoop:
             count = tf.minimum(num_steps - taken, source.max_draw_steps)
             batches = source.draw(count, self._agent.train_step_counter)
             i = tf.constant(0, tf.int64)
-            # Not `while going_on`: the next batch can be fetched before this step's loss is known.
-            while i < count:
+            while going_on and i < count:
                 outputs = step(tf.nest.map_structure(lambda column: tf.gather(column, i), batches))  # noqa: B023
                 sums, finite = self._add(sums, outputs)
                 items = _write(items, taken + i, outputs)
                 nonfinite += 1 - tf.cast(finite, tf.int64)
+                going_on = self._goes_on(finite)
                 i += 1
-            going_on = self._goes_on(tf.equal(nonfinite, 0))
             taken += i
         return taken, nonfinite, tf.constant(0.0, tf.float64), sums, _stack(items)
 
