@@ -10,7 +10,7 @@ import pytest
 import tf_agents.train
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-DEADLINE_SECS = 280
+DEADLINE_SECS = 600
 # Tests in each file, and the processes that share them: as many as spread the slow ones evenly.
 NUM_TESTS = {'learner': 23, 'ppo_learner': 14}
 SHARDS = {'learner': range(3), 'ppo_learner': range(1)}

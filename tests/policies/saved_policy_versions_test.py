@@ -1,10 +1,12 @@
 """An exporter publishes whole versions, each once, and keeps the last."""
 
+import json
 import os
 import pathlib
 import resource
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -78,6 +80,27 @@ def test_a_newer_one_replaces_one_that_is_not_begun(tmp_path):
     exported = sorted(int(path.name) for path in tmp_path.iterdir())
     assert (exported[0], exported[-1]) == (0, 49)
     assert len(exported) < 50
+
+
+def test_a_step_that_is_being_exported_is_exported_once(tmp_path, monkeypatch):
+    exporter = PolicyExporter(example_policies.greedy(), tmp_path)
+    exporter.export(1, {})
+    begun, go_on, publish = threading.Event(), threading.Event(), versions.publish
+
+    def slow_publish(*args):
+        begun.set()
+        assert go_on.wait(30)
+        publish(*args)
+
+    monkeypatch.setattr(versions, 'publish', slow_publish)
+    exporter.export_soon(2, {'first': True})
+    assert begun.wait(30)
+    exporter.export_soon(2, {})
+    go_on.set()
+    assert exporter.export(2, {}) == tmp_path / '2'
+    exporter.wait()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['1', '2']
+    assert json.loads((tmp_path / '2' / versions.METADATA).read_text())['first']
 
 
 def test_an_export_that_fails_leaves_the_others_alone_and_is_told_at_the_end(tmp_path):

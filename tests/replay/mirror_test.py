@@ -1,3 +1,4 @@
+import json
 import threading
 
 import numpy as np
@@ -45,13 +46,13 @@ def test_the_ring_gives_up_what_its_memory_does_not_hold():
     """Chunks in which few sequences begin fill the rows before the places."""
     storage = Storage(experience('learner', max_size=4000, chunk_steps=16, sequence_length=2), DATA_SPEC)
     ring = RingBuffer(storage)
-    begins = [0] * 15 + [1]
+    begins = [1, *[0] * 14, 1]
     for first in range(0, 2000, 50):
         ring.add(_chunks(storage, first, 50, begins))
         content = _content(ring, storage)
-        newest = [chunk * 16 + 15 for chunk in range(first + 50)]
+        newest = [chunk * 16 + place for chunk in range(first + 50) for place in (0, 15)]
         assert content == newest[-len(content) :]
-    assert ring.size < 1000
+    assert ring.size < 2000
 
 
 def test_what_is_there_already_is_left_out():
@@ -60,6 +61,40 @@ def test_what_is_there_already_is_left_out():
     ring.add(_chunks(storage, 0, 10))
     assert ring.add(_chunks(storage, 5, 10)) == 40
     assert _content(ring, storage) == list(range(15 * 4))
+
+
+def test_only_rows_of_sequences_take_memory():
+    storage = Storage(experience('learner', max_size=1000, chunk_steps=16, sequence_length=2), DATA_SPEC)
+    ring = RingBuffer(storage)
+    capacity = storage.mirror_rows // 2
+    for first in range(0, 2 * capacity, 100):
+        ring.add(_chunks(storage, first, 100, [0] * 15 + [1]))
+    assert ring.size == min(1000, capacity)
+    assert _content(ring, storage)[-1] == (first + 99) * 16 + 15
+
+
+def test_a_mirror_that_has_no_more_room_is_full(serve, open_source):  # noqa: F811
+    """Draws begin although episodes are so short that `min_size` of their sequences will never fit."""
+    served = serve(experience('learner', max_size=20_000, min_size=20_000, chunk_steps=16, samples_per_insert=1.0))
+    source = open_source(served)
+    ring = source._ring
+    begins = [1, 0] * 8
+    for first in range(0, 2 * served.storage.max_chunks, 200):
+        assert source._allowed_steps(1) == 0 or ring.has_dropped
+        ring.add(_chunks(served.storage, first, 200, begins))
+    assert ring.size < 20_000
+    source._inserts = 40_000
+    assert source._allowed_steps(1) == 1
+
+
+def test_a_server_that_lost_everything_is_taken_as_it_is(serve, open_source):  # noqa: F811
+    """The checkpoint tells of more inserts than samples need; the replay is empty. Both sides must go on."""
+    served = serve(experience('learner', samples_per_insert=4.0, min_size=64, chunk_steps=4))
+    source = open_source(served, timeout_secs=20.0)
+    source.deserialize(json.dumps({'inserts': 100_000, 'samples': 1_000}))
+    fill(served, 200)
+    draw(source, 5)
+    assert source.figures()['replay_size'] >= 64
 
 
 def test_it_is_filled_from_the_server_after_a_restart(serve, open_source):  # noqa: F811

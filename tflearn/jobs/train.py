@@ -171,7 +171,6 @@ def _source(
     address: str, storage: Storage, place: strategies.ReplicaLayout, timeout_secs: float, seed: int | None
 ) -> ReplayMirror | ReplaySampler:
     logging.info('%s', place.describe(storage.experience.per_replica_batch_size))
-    logging.info('%s', place.describe(storage.experience.per_replica_batch_size))
     batch_size = storage.experience.per_replica_batch_size * place.replicas // place.workers
     if storage.mirrored:
         return ReplayMirror(address, storage, batch_size, timeout_secs, seed or place.worker)

@@ -105,7 +105,7 @@ class TrainSession:
             strategy=strategy,
             triggers=self._triggers(settings, agent, strategy),
             options=settings.learner_options(lambda: self._progress.policy_version, lambda: self._figures),
-            state={'reports': self._reports, 'progress': self._progress, 'replay': source},
+            state={'reports': self._reports, 'progress': self._progress, **_counts_of(source)},
         )
         self._exporter = PolicyExporter(agent.policy, run_dir.greedy_policy)
 
@@ -287,3 +287,8 @@ class TrainSession:
             'none' if mean_return is None else f'{mean_return:.1f}',
             result.loss,
         )
+
+
+def _counts_of(source: ReplayMirror | ReplaySampler) -> dict[str, ReplayMirror]:
+    # Where the server draws, it counts.
+    return {'replay': source} if isinstance(source, ReplayMirror) else {}

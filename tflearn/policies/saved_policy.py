@@ -10,6 +10,7 @@ Arguments and results are dicts, lists and tuples of tensors with a leading batc
 
 import pathlib
 import shutil
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -61,6 +62,7 @@ class PolicyExporter:
         self._graph, self._constants, self._keys = self._template()
         self._read_all = tf.function(lambda: [_on_host(variable) for variable in self._live.model_variables])
         self._background = Background('policy_exporter')
+        self._writing = threading.Lock()
 
     def _template(self) -> tuple[dict[pathlib.Path, bytes], dict[str, Any], list[str]]:
         """Returns what of the SavedModel does not depend on the weights: files, saved values, keys of the weights."""
@@ -102,9 +104,6 @@ class PolicyExporter:
         """
         _check_outside_scope()
         version = self._directory / str(int(train_step))
-        if version.exists():
-            logging.info('the policy of step %d is exported already: left %s as it is', train_step, version)
-            return version
         self._export(version, self._read_all(), {**metadata, 'train_step': int(train_step)}, not self._checked)
         self._checked = True
         return version
@@ -123,8 +122,7 @@ class PolicyExporter:
             return
         version, weights = self._directory / str(int(train_step)), self._read_all()
         facts = {**metadata, 'train_step': int(train_step)}
-        if not version.exists():
-            self._background.submit(lambda: self._export(version, weights, facts))
+        self._background.submit(lambda: self._export(version, weights, facts))
 
     def wait(self, timeout_secs: float = 600.0) -> None:
         """Waits until all is exported.
@@ -139,16 +137,20 @@ class PolicyExporter:
     def _export(
         self, version: pathlib.Path, weights: Sequence[tf.Tensor], facts: Mapping[str, Any], check: bool = False
     ) -> None:
-        written = versions.temporary(self._directory, version.name)
-        try:
-            self._write(written, weights, facts)
-            if check:
-                export_check.check_acts_alike(self._live, tf.saved_model.load(str(written)), self._policy)
-            versions.publish(written, version)
-        except BaseException:
-            versions.remove(written)
-            raise
-        versions.prune(self._directory, self._keep_last, spare=int(version.name))
+        with self._writing:
+            if version.exists():
+                logging.info('the policy of step %s is exported already: left %s as it is', version.name, version)
+                return
+            written = versions.temporary(self._directory, version.name)
+            try:
+                self._write(written, weights, facts)
+                if check:
+                    export_check.check_acts_alike(self._live, tf.saved_model.load(str(written)), self._policy)
+                versions.publish(written, version)
+            except BaseException:
+                versions.remove(written)
+                raise
+            versions.prune(self._directory, self._keep_last, spare=int(version.name))
 
     def drop_newer_than(self, train_step: int) -> list[int]:
         """Moves versions beyond `train_step` aside: of training that was lost when an older checkpoint was restored.

@@ -18,11 +18,10 @@ from absl import logging
 
 from tflearn.replay import connection, rate_limits
 from tflearn.replay.reader import TableReader
-from tflearn.replay.storage import REPLAY, STREAM, Storage
+from tflearn.replay.storage import MIRROR_CHUNKS_AT_ONCE, REPLAY, STREAM, Storage
 from tflearn.waiting import LOG_EVERY_SECS
 
-_SPARE = 1.25
-_MAX_CHUNKS_AT_ONCE = 256
+_MAX_CHUNKS_AT_ONCE = MIRROR_CHUNKS_AT_ONCE
 _MAX_DRAW_BYTES = 4 << 20
 _MAX_DRAW_STEPS = 256
 _POLL_SECS = 0.002
@@ -53,13 +52,12 @@ class RingBuffer:
 
     def __init__(self, storage: Storage):
         """Allocates the memory, on the host."""
-        chunk_length, self._num_bytes = storage.chunk_shape
         self._length = storage.experience.sequence_length
         self._num_starts = storage.num_starts
         self._max_size = storage.experience.max_size
-        self._max_rows = max(math.ceil(_SPARE * storage.max_chunks), 2 * _MAX_CHUNKS_AT_ONCE) * chunk_length
+        self._max_rows = storage.mirror_rows
         with tf.device('CPU:0'):
-            self.rows = tf.Variable(tf.zeros((self._max_rows, self._num_bytes), tf.uint8), trainable=False)
+            self.rows = tf.Variable(tf.zeros((self._max_rows, storage.layout.num_bytes), tf.uint8), trainable=False)
             self.starts = tf.Variable(tf.zeros((self._max_size,), tf.int64), trainable=False)
             self.window = tf.Variable(tf.zeros((2,), tf.int64), trainable=False)
         self._next_row = self._num_used = self._oldest = self._next_start = 0
@@ -67,14 +65,14 @@ class RingBuffer:
         self._fingerprints: set[int] = set()
 
     @property
-    def num_bytes(self) -> int:
-        """Memory of the ring [bytes]."""
-        return self._max_rows * self._num_bytes + 8 * self._max_size
-
-    @property
     def size(self) -> int:
         """Sequences that can be drawn."""
         return self._next_start - self._oldest
+
+    @property
+    def has_dropped(self) -> bool:
+        """Says whether it was full once: the oldest sequences have made room."""
+        return self._oldest > 0
 
     def add(self, chunks: np.ndarray) -> int:
         """Takes in chunks uint8 [n, rows, num_bytes]; fewer at once than the ring holds. Known ones are left out.
@@ -85,14 +83,14 @@ class RingBuffer:
         rows, places, starts = [], [], []
         for chunk in chunks:
             begins = np.flatnonzero(chunk[: self._num_starts, 0])
-            used = begins[-1] + self._length if len(begins) else 0
             fingerprint = hash(chunk.tobytes())
-            if not used or fingerprint in self._fingerprints:
+            if not len(begins) or fingerprint in self._fingerprints:
                 continue
-            place = self._allocate(used, len(begins), fingerprint)
-            rows.append(chunk[:used])
-            places.append(np.arange(place, place + used))
-            starts.append(place + begins)
+            used = chunk[begins[0] : begins[-1] + self._length]
+            place = self._allocate(len(used), len(begins), fingerprint)
+            rows.append(used)
+            places.append(np.arange(place, place + len(used)))
+            starts.append(place + begins - begins[0])
         if rows:
             self._write(np.concatenate(rows), np.concatenate(places), np.concatenate(starts))
         return int(np.count_nonzero(chunks[:, : self._num_starts, 0]))
@@ -151,7 +149,7 @@ class ReplayMirror(tf.train.experimental.PythonState):
         self.max_draw_steps = max(1, min(_MAX_DRAW_STEPS, _MAX_DRAW_BYTES // row_bytes))
         logging.info(
             'the mirror of the replay takes %.1f MB for %d sequences',
-            self._ring.num_bytes / 1e6,
+            storage.mirror_bytes / 1e6,
             storage.experience.max_size,
         )
 
@@ -279,17 +277,21 @@ class ReplayMirror(tf.train.experimental.PythonState):
 
     def _wanted_chunks(self) -> int:
         experience = self._storage.experience
-        if experience.samples_per_insert is None:
+        # Before the first draw there is nothing to be ahead of; nor after the server has lost what the counts tell of.
+        if experience.samples_per_insert is None or not self._is_filled():
             return _MAX_CHUNKS_AT_ONCE
         inserts_in_balance = (self._samples + self._error_buffer) / experience.samples_per_insert + experience.min_size
         return max(0, math.ceil((inserts_in_balance - self._inserts) / self._storage.sequences_per_chunk))
 
     def _allowed_steps(self, num_steps: int) -> int:
         experience = self._storage.experience
-        if self._ring.size < experience.min_size:
+        if not self._is_filled():
             return 0
         if experience.samples_per_insert is None:
             return num_steps
         samples_in_balance = experience.samples_per_insert * (self._inserts - experience.min_size)
         ahead = self._samples - samples_in_balance
         return max(0, min(num_steps, int((self._error_buffer - ahead) // self._batch_size)))
+
+    def _is_filled(self) -> bool:
+        return self._ring.size >= self._storage.experience.min_size or self._ring.has_dropped

@@ -4,8 +4,8 @@ import reverb
 
 from tflearn.experience import Experience
 
-# Batches that a learner has drawn beyond its current one: some wait for it, some are in the making.
-_PREFETCHED_BATCHES = 4
+# So that neither side has to wait for the other at each batch.
+_SPARE_BATCHES = 4
 
 
 def error_buffer(experience: Experience, sequences_per_chunk: float = 1.0) -> float:
@@ -20,7 +20,7 @@ def error_buffer(experience: Experience, sequences_per_chunk: float = 1.0) -> fl
       sequences_per_chunk: that are inserted at once.
     """
     ratio = experience.samples_per_insert or 0.0
-    batches = float(_PREFETCHED_BATCHES * experience.per_replica_batch_size)
+    batches = float(_SPARE_BATCHES * experience.per_replica_batch_size)
     return max(0.1 * ratio * experience.min_size, batches, 2.0 * ratio * sequences_per_chunk, 1.0)
 
 

@@ -1,6 +1,5 @@
 """ReplaySampler: batches that the replay server draws (or, from a queue, hands out)."""
 
-import json
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -17,8 +16,8 @@ _POLL_SECS = 0.001
 _MAX_GATHER_POLLS = 20
 
 
-class ReplaySampler(tf.train.experimental.PythonState):
-    """Batches for the learner from the replay server; a `BatchSource`. Its counts belong in the checkpoint.
+class ReplaySampler:
+    """Batches for the learner from the replay server; a `BatchSource`.
 
     A uniform draw takes a chunk and tries some of its rows that may begin a sequence, so that each sequence is as
     likely as any other; those of one chunk are spread over several batches.
@@ -52,21 +51,12 @@ class ReplaySampler(tf.train.experimental.PythonState):
         self.max_draw_steps = 2 * ahead
         spec = tf.TensorSpec((batch_size, length, storage.layout.num_bytes), tf.uint8)
         self._reader = TableReader(address, storage, REPLAY, [spec, *more], max(self.max_draw_steps, 2), timeout_secs)
-        self._samples = 0
         self._started = False
 
     @property
     def error(self) -> Exception | None:
         """Why there are no more batches; None if it was closed."""
         return self._reader.error
-
-    def serialize(self) -> str:
-        """Returns what was drawn, for a checkpoint."""
-        return json.dumps({'samples': self._samples})
-
-    def deserialize(self, string_value: str) -> None:
-        """Takes over what a checkpoint holds."""
-        self._samples = json.loads(string_value)['samples']
 
     def figures(self) -> dict[str, Any]:
         """Returns nothing: the server knows size and samples per insert."""
@@ -95,9 +85,7 @@ class ReplaySampler(tf.train.experimental.PythonState):
             polls += bool(size)
             if size >= wanted or polls > _MAX_GATHER_POLLS:
                 self._reader.resume()
-                steps = min(num_steps, size)
-                self._samples += steps * self._batch_size
-                return steps
+                return min(num_steps, size)
             self._reader.wait(_POLL_SECS)
         return 0
 

@@ -13,12 +13,14 @@ from tflearn.replay import rate_limits, rows
 
 REPLAY = 'replay'
 STREAM = 'stream'
+MIRROR_CHUNKS_AT_ONCE = 256  # that it takes in, at most
 
 _MAX_CHUNK_BYTES = 128 * 1024
 _MAX_CHUNKED_LENGTH = 8
 _DRAWS_PER_CHUNK = 4
 _MAX_STREAM_CHUNKS = 256
 _MIN_STREAM_CHUNKS = 16
+_MIRROR_SPARE = 1.25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,12 +100,23 @@ class Storage:
         return self.max_chunks * math.prod(self.chunk_shape)
 
     @property
+    def mirror_rows(self) -> int:
+        """Rows that a mirror of the table has room for."""
+        chunks = max(math.ceil(_MIRROR_SPARE * self.max_chunks), 2 * MIRROR_CHUNKS_AT_ONCE)
+        return chunks * self.chunk_shape[0]
+
+    @property
+    def mirror_bytes(self) -> int:
+        """Memory of a mirror: its rows, and where the sequences begin [bytes]."""
+        return self.mirror_rows * self.layout.num_bytes + 8 * self.experience.max_size
+
+    @property
     def mirrored(self) -> bool:
         """Says whether the learner draws from its own mirror of the table."""
         experience = self.experience
         if experience.sampling == 'learner':
             return True
-        small = self.num_bytes <= 1e9 * experience.max_mirror_gb
+        small = self.mirror_bytes <= 1e9 * experience.max_mirror_gb
         return experience.sampling == 'auto' and self._draws_are_alike and small
 
     @property
