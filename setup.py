@@ -42,9 +42,10 @@ setuptools.setup(
     ],
     extras_require={
         'mujoco': ['gymnasium[mujoco]', 'mujoco>=3,<4'],
-        'atari': ['ale-py>=0.10'],
+        'atari': ['ale-py>=0.11'],
+        'box2d': ['box2d>=2.3.10,<3'],
         'envpool': ['envpool>=0.8.4,<1'],
-        'dm_control': ['dm-control>=1.0.14,<2', 'mujoco>=3,<4'],
+        'dm_control': ['dm-control>=1.0.14,<2', 'dm-env>=1.5,<2', 'mujoco>=3,<4'],
         'serving': ['tensorflow-serving-api>=2.15,<2.16'],
         'ray': ['ray>=2.9'],
         'dev': ['mypy>=1.10', 'pytest>=9', 'ruff>=0.9', 'wheel'],

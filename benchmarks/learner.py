@@ -3,8 +3,9 @@
     python benchmarks/learner.py --cases=dqn,sac,pixels
 
 The limit is the same agent's train step on one constant batch inside a compiled loop, with no writer at work. All
-others read from servers in another process, into which a writer inserts 3 000 steps a second meanwhile. All sides are
-measured in turns; a ratio is the median of the ratios of the rounds.
+others read from servers in another process, into which a writer inserts 3 000 steps a second meanwhile; what that takes
+from the limit on this machine is a row too. All sides are measured in turns; a ratio is the median of the ratios of the
+rounds.
 """
 
 import argparse
@@ -93,7 +94,9 @@ def _measure_case(
         options = LearnerOptions(
             checkpoint_interval_steps=None, summaries=None, loop=LoopOptions(jit_compile=jit_compile)
         )
-        sides = [Side('limit', _limit(case, jit_compile)), Side('limit with XLA', _limit(case, True))]
+        limit = _limit(case, jit_compile)
+        sides = [Side('limit', limit), Side('limit with XLA', _limit(case, True))]
+        sides.append(Side('limit beside a writer', limit, 'server' if 'server' in chosen else chosen[0]))
         for side, changes in experiences.items():
             batches = source(case, changes, ports[side])
             run = _our_learner(case, batches, RunDir(pathlib.Path(directory) / side), options)
@@ -104,7 +107,7 @@ def _measure_case(
         for prepared in sides:
             prepared.run(10)
         many = _rounds(sides, case.num_steps, rounds, command)
-        single = _rounds(sides[2:], 1, rounds, command)
+        single = _rounds(sides[3:], 1, rounds, command)
     return [*_rows(case.name, 'train steps per call: many', many), *_rows(case.name, 'train steps per call: 1', single)]
 
 

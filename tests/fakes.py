@@ -25,6 +25,8 @@ class CheckedEnvironment:
     def __init__(self, lengths: Sequence[int] = (3, 5), truncated: Sequence[bool] | bool = False):
         self.num_environments = len(lengths)
         self.specs = specs.EnvironmentSpecs(OBSERVATION_SPEC, ACTION_SPEC)
+        self.info: dict[str, np.ndarray] = {}
+        self.num_rebuilt = 0
         self.num_resets = 0
         self.closed = False
         self._lengths = np.asarray(lengths)

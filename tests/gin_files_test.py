@@ -16,6 +16,12 @@ from tflearn.steps import create_train_step
 FOLDER = gin_files.folder()
 RUNS = [name for name in gin_files.names() if '/' not in name and name != 'jobs']
 PARTS = [name for name in gin_files.names() if '/' in name]
+# Run -> the package that its environment needs, and the extra that installs it.
+NEEDED = {
+    'sac_halfcheetah': ('mujoco', 'mujoco'),
+    'dqn_lunar_lander': ('Box2D', 'box2d'),
+    'dqn_pong': ('ale_py', 'atari'),
+}
 GIVEN = {
     'replay_server': ('run_dir', 'replay_address', 'stop'),
     'collect': ('run_dir', 'replay_address', 'connect_timeout_secs', 'stop', 'name'),
@@ -55,15 +61,27 @@ def header(name):
     return ''.join(re.match(r'(#.*\n)*', text(name))[0])
 
 
+@pytest.mark.parametrize('run', NEEDED)
+def test_a_run_and_its_environment_name_the_extra(run):
+    extra = f'(Extra: {NEEDED[run][1]}.)'
+    environment = re.search(r"^include '(environments/\w+)\.gin'$", text(run), re.MULTILINE)[1]
+    assert extra in header(run)
+    assert extra in header(environment)
+
+
 def test_there_are_files():
     assert {'dqn_cartpole', 'dqn_acrobot'} <= set(RUNS)
     assert {'algorithms/dqn', 'environments/cartpole', 'environments/acrobot'} <= set(PARTS)
 
 
+@pytest.mark.filterwarnings('ignore::DeprecationWarning')  # Box2D's own
 @pytest.mark.parametrize('job', GIVEN)
 @pytest.mark.parametrize('run', RUNS)
 def test_every_job_is_configured_and_its_objects_are_made(configure, run, job):
     configured = configure(job, run)
+    package, extra = NEEDED.get(run, (None, None))
+    if package and not importlib.util.find_spec(package):
+        pytest.skip(f'{package} is not installed; pip install "tflearn-agents[{extra}]"')
     bound = gin.get_bindings(configured.job.function)
     environment = bound['make_environment'](num_environments=2, seed=0)
     try:

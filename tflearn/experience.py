@@ -66,6 +66,9 @@ class Experience:
     Attributes:
       sequence_length: rows of an item [steps]. 2 is one transition; n + 1 is what an n-step method needs.
       stride: rows between the first rows of two items of one episode [steps].
+      pad_episodes: fill the last item of an episode up with copies of its boundary row, however the episode ended. With
+        the stride `sequence_length` - 1 each step is in exactly one item, and an episode of fewer steps than that is
+        one item as a whole. For agents that leave boundary rows out of their losses.
       order: 'uniform' or 'prioritized' draws from all that is kept; 'queue' hands out each item once, oldest first.
       max_size: items kept; the oldest goes first. For a queue: items that wait before writers are held back.
       min_size: items needed before the first draw.
@@ -78,10 +81,12 @@ class Experience:
       max_mirror_gb: memory that the mirror may take by itself [GB].
       chunk_steps: steps that a collector gathers before it sends them [steps]; large rows make smaller chunks.
       prioritization: for the order 'prioritized', which has the default one if there is none.
+      store_policy_state: rows hold the recurrent policy's state before their step, as policy_info['policy_state'].
     """
 
     sequence_length: int = 2
     stride: int = 1
+    pad_episodes: bool = False
     order: Order = 'uniform'
     max_size: int = 100_000
     min_size: int = 1_000
@@ -92,6 +97,7 @@ class Experience:
     max_mirror_gb: float = 4.0
     chunk_steps: int = 16
     prioritization: Prioritization | None = None
+    store_policy_state: bool = False
 
     def __post_init__(self) -> None:
         least = {'sequence_length': 2, 'stride': 1, 'max_size': 1, 'min_size': 1, 'max_times_sampled': 0}
@@ -152,10 +158,13 @@ class BatchSource(Protocol):
     def grant(self, num_steps: int) -> int:
         """Waits until train steps may be taken. Returns how many now, at most `num_steps`; 0 if there will be none."""
 
-    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> tuple[types.NestedTensor, dict[str, tf.Tensor]]:
-        """Returns data and info, nests of tensors [num_steps, B, ...]; B feeds all replicas of this process.
+    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> types.NestedTensor:
+        """Draws batches. Returns what `batch` needs to get them one by one: a nest of tensors [num_steps, ...]."""
 
-        Info may hold `WEIGHTS`, float32 [num_steps, B]: importance weights for `Agent.train`.
+    def batch(self, drawn: types.NestedTensor, i: tf.Tensor) -> tuple[types.NestedTensor, dict[str, tf.Tensor]]:
+        """Returns data and info of batch `i` of a draw: nests of tensors [B, ...], for all replicas of this process.
+
+        Info may hold `WEIGHTS`, float32 [B]: importance weights for `Agent.train`.
         """
 
     def close(self) -> None:

@@ -1,6 +1,7 @@
 """What an environment is to the rest of the system: its specs, and a batch of it that is stepped together."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -38,10 +39,25 @@ class BatchedEnvironment(Protocol):
     gymnasium's next-step autoreset. Termination is LAST with discount 0; truncation (a time limit) is LAST with
     discount 1, so that a learner bootstraps from the last observation. The arrays of a time step are the caller's to
     keep: later steps leave them alone.
+
+    An environment that fails is rebuilt and answers with FIRST (reward 0, discount 1) in the very step in which it
+    failed. So FIRST after a time step that was not LAST says: this action, its reward and what it led to never were.
     """
 
     num_environments: int
     specs: EnvironmentSpecs
+
+    @property
+    def info(self) -> Mapping[str, np.ndarray]:
+        """What the environments said besides, of the newest step; empty after `reset`.
+
+        Numeric arrays [B, ...], NaN or 0 where an environment said nothing; keys that have appeared stay.
+        'executed_action', of the action's dtype and shape, is what was done if that is not what `step` was given.
+        """
+
+    @property
+    def num_rebuilt(self) -> int:
+        """Environments rebuilt so far."""
 
     def reset(self) -> ts.TimeStep:
         """Starts new episodes everywhere. Returns FIRST time steps [B]."""

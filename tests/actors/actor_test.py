@@ -84,3 +84,59 @@ def test_policy_of_another_environment():
     other = specs.EnvironmentSpecs(tf.TensorSpec((3,), tf.float32, 'observation'), fakes.ACTION_SPEC)
     with pytest.raises(ValueError, match=r'got time step observation with shape \(2, 2\), float32; need \(2, 3\)'):
         Actor(environment, fakes.CountingPolicy(other)).run(1)
+
+
+class OverridingEnvironment(fakes.CheckedEnvironment):
+    """Does 1 whatever it is told, and says so; environment 0 breaks in its second step, and is rebuilt."""
+
+    executed = np.ones(2, np.int64)
+
+    def step(self, action):
+        time_step = super().step(np.ones_like(action))
+        self.info = {'executed_action': self.executed}
+        if self.num_rebuilt == 0 and time_step.step_type[0] == 1 and time_step.observation[0, 1] == 2:
+            self.num_rebuilt = 1
+            self._episode[0] += 1
+            self._step[0] = 0
+            return self._time_step(np.array([0.0, time_step.reward[1]]))
+        return time_step
+
+
+def test_the_executed_action_is_recorded():
+    rows = []
+    environment = OverridingEnvironment((3, 5))
+    Actor(environment, fakes.CountingPolicy(environment.specs), [rows.append]).run(3)
+    np.testing.assert_array_equal([row.action for row in rows], np.ones((3, 2)))
+    np.testing.assert_array_equal(rows[0].policy_info, [0, 0])  # of the policy's own action
+
+
+def test_an_executed_action_of_another_type_is_refused():
+    environment = OverridingEnvironment((3, 5))
+    environment.executed = np.ones(2, np.float32)
+    with pytest.raises(ValueError, match=r'got executed action action with shape \(2,\), float32; need \(2,\), int64'):
+        Actor(environment, fakes.CountingPolicy(environment.specs)).run(1)
+
+
+def test_a_rebuilt_environment_begins_anew():
+    rows = []
+    environment = OverridingEnvironment((3, 5))
+    actor = Actor(environment, fakes.CountingPolicy(environment.specs), [rows.append])
+    actor.run(4)
+    np.testing.assert_array_equal([row.step_type[0] for row in rows], [0, 1, 0, 1])
+    np.testing.assert_array_equal([row.next_step_type[0] for row in rows], [1, 0, 1, 1])
+    # The policy's state, told as its info: environment 0's begins anew where its episode does.
+    np.testing.assert_array_equal([row.policy_info for row in rows], [[0, 0], [1, 1], [0, 2], [1, 3]])
+    assert actor.env_steps == 3 + 4
+
+
+def test_another_policy_takes_over():
+    rows = []
+    environment, actor = _actor([rows.append])
+    actor.run(1)
+    policy = fakes.CountingPolicy(environment.specs)
+    policy.actions_changed.assign(True)
+    actor.follow(policy)
+    actor.run(1)
+    np.testing.assert_array_equal([row.policy_info for row in rows], [[0, 0], [1, 1]])
+    np.testing.assert_array_equal([row.action for row in rows], [[0, 0], [0, 0]])
+    assert environment.num_resets == 1

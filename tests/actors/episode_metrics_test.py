@@ -22,29 +22,85 @@ def _row(step_types, next_step_types, rewards, discounts=None):
     )
 
 
+def _returns(metrics):
+    return [(episode['return'], episode['length']) for episode in metrics.drain()]
+
+
 def test_known_episodes():
     metrics = EpisodeMetrics(2, gamma=0.5)
     assert metrics.mean_return is None
-    assert metrics.mean_length is None
-    assert metrics.mean_discounted_return is None
+    assert metrics.means() == {}
     metrics(_row([0, 0], [1, 1], [1, 10]))
     metrics(_row([1, 1], [2, 1], [2, 10], [0, 1]))  # terminated
     assert (metrics.episodes, metrics.env_steps) == (1, 4)
-    assert (metrics.mean_return, metrics.mean_length, metrics.mean_discounted_return) == (3, 2, 2)
+    first = {'return': 3, 'length': 2, 'start_return': 1 + 0.5 * 2, 'discounted_return': (2 + 2) / 2, 'reward': 1.5}
+    assert metrics.means() == {f'mean_{name}': value for name, value in first.items()}
     metrics(_row([2, 1], [0, 2], [0, 10]))  # a boundary; truncated
     assert (metrics.episodes, metrics.env_steps) == (2, 5)
-    assert (metrics.mean_return, metrics.mean_length, metrics.mean_discounted_return) == (16.5, 2.5, (2 + 17.5) / 2)
+    second = {
+        'return': 30,
+        'length': 3,
+        'start_return': 10 + 5 + 2.5,
+        'discounted_return': (17.5 + 15 + 10) / 3,
+        'reward': 10,
+    }
+    assert metrics.mean_return == 16.5
+    assert metrics.means() == pytest.approx({f'mean_{name}': (first[name] + second[name]) / 2 for name in first})
     metrics(_row([0, 2], [2, 0], [7, 0], [0, 1]))  # an episode of one step
-    assert metrics.drain() == [(3, 2), (30, 3), (7, 1)]
+    assert _returns(metrics) == [(3, 2), (30, 3), (7, 1)]
     assert metrics.drain() == []
     assert metrics.episodes == 3
+    assert metrics.dropped_episodes == 0
+
+
+def test_an_episode_that_broke_off_is_dropped():
+    metrics = EpisodeMetrics(2)
+    metrics(_row([0, 0], [1, 1], [1, 1]))
+    metrics(_row([1, 1], [0, 1], [0, 1]))  # rebuilt: FIRST after what was not LAST
+    assert (metrics.env_steps, metrics.dropped_episodes) == (3, 1)
+    metrics(_row([0, 1], [2, 2], [5, 1]))
+    metrics(_row([2, 2], [0, 0], [0, 0]))
+    metrics(_row([0, 0], [0, 0], [0, 0]))  # a first step can break too
+    assert _returns(metrics) == [(5, 1), (3, 3)]
+    assert (metrics.episodes, metrics.dropped_episodes, metrics.env_steps) == (2, 3, 5)
+
+
+def test_of_several_rewards_the_sum_counts():
+    metrics = EpisodeMetrics(2)
+    metrics(_row([0, 0], [2, 2], [[1, 2], [3, 4]], [1, 1]))
+    assert _returns(metrics) == [(3, 1), (7, 1)]
+
+
+def test_what_environments_tell():
+    info = {}
+    metrics = EpisodeMetrics(2, read_info=lambda: info)
+    metrics(_row([0, 0], [1, 1], [0, 0]))  # nothing yet
+    info = {'speed': np.array([1, 5]), 'success': np.array([np.nan, np.nan], np.float32), 'picture': np.zeros((2, 3))}
+    metrics(_row([1, 1], [1, 1], [0, 0]))
+    info = {**info, 'speed': np.array([3, 9]), 'success': np.array([1, np.nan], np.float32)}
+    info |= {'executed_action': np.zeros(2), 'fell': np.array([True, False])}
+    metrics(_row([1, 1], [2, 0], [0, 0]))  # one ends, one breaks off
+    (episode,) = metrics.drain()
+    told = {name: value for name, value in episode.items() if name.startswith('info')}
+    assert told == {
+        'info/speed': 2,
+        'info_end/speed': 3,
+        'info/success': 1,
+        'info_end/success': 1,
+        'info/fell': 1,
+        'info_end/fell': 1,
+    }
+    info = {name: np.zeros_like(value) for name, value in info.items()}
+    metrics(_row([2, 0], [0, 2], [0, 0]))  # nothing is left of what was told before
+    assert metrics.drain()[0]['info_end/speed'] == 0
+    assert metrics.means()['mean_info_end/speed'] == 1.5
 
 
 def test_an_episode_that_was_cut_off_is_forgotten():
     metrics = EpisodeMetrics(1)
     metrics(_row([0], [1], [5]))
     metrics(_row([0], [2], [1]))
-    assert metrics.drain() == [(1, 1)]
+    assert _returns(metrics) == [(1, 1)]
     assert metrics.env_steps == 2
 
 
@@ -78,7 +134,7 @@ def test_as_observer_of_an_actor():
     actor.run(12)
     # Actions, and so rewards, are 0, 1, 0, ... : each episode earns 1. One takes 3 rows and the other 4.
     assert metrics.env_steps == actor.env_steps == 12 // 3 * 2 + 12 // 4 * 3
-    assert sorted(metrics.drain()) == [(1, 2)] * 4 + [(1, 3)] * 3
+    assert sorted(_returns(metrics)) == [(1, 2)] * 4 + [(1, 3)] * 3
 
 
 def test_needs_no_tensorflow():

@@ -13,13 +13,14 @@ FIRST, MID, LAST = (int(step_type) for step_type in (ts.StepType.FIRST, ts.StepT
 NUM_ENVIRONMENTS = 3
 
 
-def check(factory: specs.EnvironmentFactory, num_steps: int = 300, seeded: bool = True) -> None:
+def check(factory: specs.EnvironmentFactory, num_steps: int = 300, seeded: bool = True, own_seeds: bool = True) -> None:
     """Checks that `factory` makes environments as `specs.BatchedEnvironment` describes them.
 
     Args:
       factory: called with (num_environments=, seed=).
       num_steps: batched steps of a rollout; some episode should end within them.
       seeded: whether the episodes depend on the seed.
+      own_seeds: whether environment i is seeded with seed + i; else the batch has one seed.
     """
     time_steps = rollout(factory, seed=7, num_steps=num_steps)
     environment = factory(num_environments=NUM_ENVIRONMENTS, seed=7)
@@ -33,7 +34,7 @@ def check(factory: specs.EnvironmentFactory, num_steps: int = 300, seeded: bool 
     # The ignored actions are other ones in the second rollout.
     assert_equal(time_steps, rollout(factory, seed=7, num_steps=num_steps, ignored_seed=1))
     if seeded:
-        check_seeds(factory, time_steps)
+        check_seeds(factory, time_steps, own_seeds)
 
 
 def check_specs(environment: specs.BatchedEnvironment) -> None:
@@ -77,12 +78,26 @@ def check_wrong_actions(environment: specs.BatchedEnvironment) -> None:
             raise AssertionError(f'the action {wrong} was taken; need {spec}')
 
 
-def check_seeds(factory: specs.EnvironmentFactory, time_steps: list[ts.TimeStep]) -> None:
+def check_infos(environment: specs.BatchedEnvironment, all_infos: list[dict[str, np.ndarray]]) -> None:
+    assert all_infos[0] == {}
+    known: set[str] = set()
+    for info in all_infos[1:]:
+        assert known <= set(info), 'a key that has appeared has to stay'
+        known = set(info)
+        for key, value in info.items():
+            assert value.dtype.kind in 'biu' or value.dtype == np.float32, (key, value.dtype)
+            assert value.shape[:1] == (NUM_ENVIRONMENTS,), (key, value.shape)
+    assert environment.num_rebuilt == 0
+
+
+def check_seeds(factory: specs.EnvironmentFactory, time_steps: list[ts.TimeStep], own_seeds: bool) -> None:
     first = tf.nest.flatten(time_steps[0].observation)
     for i in range(1, NUM_ENVIRONMENTS):
         assert any(not np.array_equal(leaf[0], leaf[i]) for leaf in first), f'environments 0 and {i} are alike'
     other = tf.nest.flatten(rollout(factory, seed=1000, num_steps=1)[0].observation)
     assert any(not np.array_equal(a, b) for a, b in zip(first, other, strict=True)), 'two seeds gave the same'
+    if not own_seeds:
+        return
     next_one = tf.nest.flatten(rollout(factory, seed=8, num_steps=1)[0].observation)
     for a, b in zip(first, next_one, strict=True):
         assert np.array_equal(a[1], b[0]), 'environment i has to be seeded with seed + i'
@@ -101,6 +116,7 @@ def rollout(
         ignored = actions(environment, np.random.default_rng(ignored_seed))
         time_steps = [environment.reset()]
         copies = [tf.nest.map_structure(np.copy, time_steps[0])]
+        infos = [dict(environment.info)]
         for _ in range(num_steps):
             last = time_steps[-1].step_type == LAST
             action = tf.nest.map_structure(
@@ -110,6 +126,8 @@ def rollout(
             )
             time_steps.append(environment.step(action))
             copies.append(tf.nest.map_structure(np.copy, time_steps[-1]))
+            infos.append(dict(environment.info))
+        check_infos(environment, infos)
     finally:
         environment.close()
     assert_equal(time_steps, copies)

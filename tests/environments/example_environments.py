@@ -2,8 +2,9 @@
 
 import multiprocessing
 import os
+import pathlib
 import sys
-import threading
+import time
 from typing import Any
 
 import gymnasium
@@ -12,6 +13,12 @@ from gymnasium import spaces
 
 gymnasium.register('tflearn_tests/TwoStates-v0', 'tests.environments.example_environments:TwoStates')
 gymnasium.register('tflearn_tests/Rover-v0', 'tests.environments.example_environments:Rover')
+
+gymnasium.register(
+    'tflearn_tests/OtherNative-v0',
+    'tests.environments.example_environments:TwoStates',
+    vector_entry_point='gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv',
+)
 
 
 class TwoStates(gymnasium.Env):
@@ -94,8 +101,35 @@ class Troubled(TwoStates):
         if self._state == 1 and self._trouble == 'exit':
             os._exit(7)
         if self._state == 1 and self._trouble == 'hang':
-            threading.Event().wait(120.0)
+            until = time.monotonic() + 120.0
+            while time.monotonic() < until:  # as good as an infinite loop, but for the machine it may be left on
+                pass
         return result
+
+
+class Unresettable(TwoStates):
+    """Fails at every call while there is a file at `path`."""
+
+    def __init__(self, path: pathlib.Path):
+        super().__init__(length=1000)
+        self._path = path
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict]:
+        if self._path.exists():
+            raise OSError('no licence left')
+        return super().reset(seed=seed)
+
+    def step(self, action: int) -> tuple[int, float, bool, bool, dict]:
+        return self.reset()[0], 0.0, False, False, {}
+
+
+class Talkative(TwoStates):
+    """Its infos hold numbers and other things; what it does is always action 0. Its first words come with a step."""
+
+    def step(self, action: int) -> tuple[int, float, bool, bool, dict]:
+        observation, reward, terminated, truncated, _ = super().step(0)
+        info = {'count': self._steps, 'speed': 0.5, 'place': np.arange(2.0), 'name': 'rover', 'nested': {'x': 1}}
+        return observation, reward, terminated, truncated, {**info, 'executed_action': 0}
 
 
 class Modules(TwoStates):

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tests.environments import conformance
-from tflearn.environments import gymnasium_env
+from tflearn.environments import copies, gymnasium_env
 
 BOTH = pytest.mark.parametrize('vectorization', ['in_process', 'worker_processes'])
 
@@ -27,6 +27,57 @@ def test_both_vectorizations_play_the_same_episodes():
         for vectorization in ('in_process', 'worker_processes')
     )
     conformance.assert_equal(some, others)
+
+
+def test_the_native_vector_environment_conforms():
+    make = functools.partial(gymnasium_env.make, 'CartPole-v1', vectorization='native', max_episode_steps=50)
+    conformance.check(make, num_steps=120, own_seeds=False)
+
+
+def test_native_copies_and_plain_ones_are_the_same_task():
+    """From the same state and with the same actions both give the same observations, rewards and ends."""
+    native, plain = (
+        gymnasium_env.make('CartPole-v1', 1, seed=5, vectorization=vectorization, max_episode_steps=60)
+        for vectorization in ('native', 'in_process')
+    )
+    observation = native.reset().observation
+    np.testing.assert_array_equal(observation, plain.reset().observation)  # one environment: the very same seed
+    rng = np.random.default_rng(0)
+    for _ in range(60):  # some pushes until the pole falls, or balanced until the time is up
+        action = np.array([rng.integers(2)]) if rng.random() < 0.3 else (observation[:, 2:].sum(1) > 0).astype(np.int64)
+        some, others = native.step(action), plain.step(action)
+        for name in ('step_type', 'reward', 'discount'):
+            np.testing.assert_array_equal(getattr(some, name), getattr(others, name), name)
+        np.testing.assert_allclose(some.observation, others.observation, atol=1e-5)
+        observation = some.observation
+        if some.step_type == conformance.LAST:
+            break
+    again = native.step(action), plain.step(action)
+    native.close()
+    plain.close()
+    assert some.step_type == conformance.LAST
+    assert [(t.step_type[0], t.reward[0], t.discount[0]) for t in again] == [(conformance.FIRST, 0, 1)] * 2
+
+
+@pytest.mark.parametrize(
+    ('name', 'arguments', 'kind'),
+    [
+        ('CartPole-v1', {}, copies.Native),
+        ('CartPole-v1', {'max_episode_steps': 9}, copies.OneByOne),
+        ('CartPole-v1', {'kwargs': {'sutton_barto_reward': True}}, copies.OneByOne),
+        ('Acrobot-v1', {}, copies.OneByOne),
+        ('tests.environments.example_environments:tflearn_tests/OtherNative-v0', {}, copies.OneByOne),
+    ],
+)
+def test_auto_takes_the_native_one_where_it_is_the_same_task(name, arguments, kind):
+    environment = gymnasium_env.make(name, 2, seed=0, **arguments)
+    environment.close()
+    assert type(environment._copies) is kind
+
+
+def test_native_needs_one():
+    with pytest.raises(ValueError, match="got vectorization='native' of name='Acrobot-v1', which has none registered"):
+        gymnasium_env.make('Acrobot-v1', 2, seed=0, vectorization='native')
 
 
 def test_specs_of_cartpole():
@@ -89,7 +140,7 @@ def test_unknown_name(name, message):
     [
         ('HalfCheetah-v5', 'mujoco', 'pip install "tflearn-agents[mujoco]"'),
         ('ALE/Pong-v5', 'ale_py', 'pip install "tflearn-agents[atari]"'),
-        ('LunarLander-v3', 'Box2D', 'install it (Box2D is not installed'),
+        ('LunarLander-v3', 'Box2D', 'pip install "tflearn-agents[box2d]"'),
     ],
 )
 def test_missing_package(name, module, remedy, vectorization):
@@ -108,6 +159,7 @@ def test_missing_package(name, module, remedy, vectorization):
         ({'num_environments': 0}, 'got num_environments=0; need at least 1'),
         ({'seed': -1}, 'got seed=-1; need 0 or more'),
         ({'max_episode_steps': 0}, 'got max_episode_steps=0; need at least 1'),
+        ({'step_timeout_secs': 0}, 'got step_timeout_secs=0; need more than 0'),
         ({'kwargs': {'gravitas': 9.81}}, "unexpected keyword argument 'gravitas'"),
         ({'kwargs': {'max_episode_steps': 9}}, "multiple values for keyword argument 'max_episode_steps'"),
     ],
@@ -121,5 +173,5 @@ def test_unfit_arguments(arguments, message, vectorization):
 
 
 def test_unknown_vectorization():
-    with pytest.raises(ValueError, match="got vectorization='threads'; need one of in_process, worker_processes"):
+    with pytest.raises(ValueError, match="got vectorization='threads'; need one of auto, native, in_process"):
         gymnasium_env.make('CartPole-v1', 1, seed=0, vectorization='threads')

@@ -72,4 +72,4 @@ def test_step_needs_a_reset_before(vectorize):
 def test_needs_next_step_autoreset():
     env = SyncVectorEnv([TwoStates], autoreset_mode=AutoresetMode.SAME_STEP)
     with pytest.raises(ValueError, match='got a vector environment with autoreset mode .*; need .*NEXT_STEP'):
-        vector_env.VectorEnvironment(env, seed=None)
+        vector_env.native(lambda: env, seed=None)

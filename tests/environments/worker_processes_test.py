@@ -5,21 +5,20 @@ import pathlib
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
 
-from tests.environments import example_environments
+from tests.environments import conformance, example_environments
 from tflearn.environments import vector_env
 from tflearn.waiting import wait_until
 
 _ROOT = pathlib.Path(__file__).parents[2]
 
 _PROGRAM = """
-import signal, sys, threading
+import multiprocessing, signal, sys, threading
 import numpy as np
-from tests.environments import example_environments
+from tests.environments import conformance, example_environments
 from tflearn.environments import worker_processes
 
 MODE = sys.argv[1]
@@ -29,9 +28,9 @@ stop = threading.Event()
 if __name__ == '__main__':
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    environment = worker_processes.WorkerVectorEnv([example_environments.Modules] * 2, timeout_secs=60.0)
-    print(environment.reset()[0].tolist(), flush=True)
-    print(*(process.pid for process in environment.processes), flush=True)
+    environment = worker_processes.Workers(example_environments.Modules, 2, step_timeout_secs=60.0)
+    print(environment.reset(None).tolist(), flush=True)
+    print(*(child.pid for child in multiprocessing.active_children()), flush=True)
     if MODE == 'wait':
         while not stop.wait(0.1):
             pass
@@ -113,41 +112,62 @@ def _troubled(trouble, **kwargs):
     return environment
 
 
-def _check_closed(environment):
-    assert not multiprocessing.active_children()
+def _pids():
+    """Of the workers by their environments' indices."""
+    return {int(child.name.rpartition('_')[2]): child.pid for child in multiprocessing.active_children()}
+
+
+def _check_rebuilt(environment, caplog, cause):
+    """Environment 1 of two fails in the next step; it and its neighbour go on."""
+    before = _pids()
+    time_step = environment.step(np.array([0, 1]))
+    assert time_step.step_type.tolist() == [conformance.MID, conformance.FIRST]
+    assert time_step.observation.tolist() == [0, 0]
+    assert time_step.reward.tolist() == [0, 0]
+    assert time_step.discount.tolist() == [1, 1]
+    after = _pids()
+    assert after[0] == before[0]
+    assert after[1] != before.get(1)
+    assert environment.num_rebuilt == 1
+    messages = '\n'.join(record.getMessage() for record in caplog.records if record.levelname == 'WARNING')
+    assert 'rebuilding environment 1 (failure 1 in a row)' in messages
+    assert cause in messages
+    assert environment.step(np.array([0, 0])).step_type.tolist() == [conformance.MID, conformance.MID]
     environment.close()
+    assert not multiprocessing.active_children()
 
 
-def test_exception_in_a_worker():
-    environment = _troubled('raise')
-    with pytest.raises(RuntimeError, match='environment 1 failed in its worker process: ZeroDivisionError'):
-        environment.step(np.array([0, 1]))
-    _check_closed(environment)
+@pytest.mark.parametrize(
+    ('trouble', 'cause'),
+    [
+        ('raise', 'ZeroDivisionError: the physics broke'),
+        ('exit', 'died (exit code 7)'),
+        ('hang', 'gave no answer within its time'),
+    ],
+)
+def test_an_environment_in_trouble_is_rebuilt(trouble, cause, caplog):
+    _check_rebuilt(_troubled(trouble, step_timeout_secs=3.0), caplog, cause)
 
 
-def test_worker_that_exits():
-    environment = _troubled('exit')
-    with pytest.raises(RuntimeError, match=r'the worker process of environment 1 \(pid \d+\) died \(exit code 7\)'):
-        environment.step(np.array([0, 1]))
-    _check_closed(environment)
-
-
-def test_killed_worker():
+def test_a_killed_worker_is_replaced(caplog):
     environment = _troubled('none')
-    os.kill(environment._vector_env.processes[1].pid, signal.SIGKILL)
-    environment._vector_env.processes[1].join(10)
-    with pytest.raises(RuntimeError, match=r'the worker process of environment 1 \(pid \d+\) died \(SIGKILL\)'):
+    os.kill(_pids()[1], signal.SIGKILL)
+    wait_until(lambda: 1 not in _pids(), 'the end of worker 1', timeout_secs=10)
+    _check_rebuilt(environment, caplog, 'SIGKILL')
+
+
+def test_an_environment_that_fails_at_each_reset_is_an_error(tmp_path):
+    environment = vector_env.in_worker_processes(
+        functools.partial(example_environments.Unresettable, tmp_path / 'broken'), 2, seed=0
+    )
+    environment.reset()
+    (tmp_path / 'broken').touch()
+    with pytest.raises(RuntimeError, match='got 6 failures in a row of environment [01]; .*OSError: no licence left'):
         environment.step(np.array([0, 0]))
-    _check_closed(environment)
-
-
-def test_worker_that_hangs():
-    environment = _troubled('hang', timeout_secs=0.5)
-    start = time.monotonic()
-    with pytest.raises(TimeoutError, match='waited 0 s in vain for the environments to step'):
-        environment.step(np.array([0, 1]))
-    assert time.monotonic() - start < 20
-    _check_closed(environment)
+    assert not multiprocessing.active_children()
+    with pytest.raises(RuntimeError, match='need other environments'):
+        environment.step(np.array([0, 0]))
+    environment.close()
 
 
 def test_environment_that_cannot_be_made_in_a_worker():
@@ -160,3 +180,17 @@ def test_exit_without_close_of_a_collected_environment():
     environment = _troubled('none')
     del environment
     assert not multiprocessing.active_children()
+
+
+def test_infos_come_from_workers():
+    environment = vector_env.in_worker_processes(example_environments.Talkative, 2, seed=0)
+    environment.reset()
+    assert environment.info == {}
+    environment.step(np.array([0, 1]))
+    environment.close()
+    assert {key: value.tolist() for key, value in environment.info.items()} == {
+        'count': [1, 1],
+        'executed_action': [0, 0],
+        'place': [[0.0, 1.0]] * 2,
+        'speed': [0.5, 0.5],
+    }

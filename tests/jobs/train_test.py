@@ -37,6 +37,10 @@ def test_a_run_to_its_end_and_beyond(small_run):
     assert written_summaries.texts(summaries) == {'run/seed': '3', 'run/note': 'mine'}
     assert list(written_summaries.scalars(summaries)['train/replay_size']) == [60, 120]
     assert set(written_summaries.histograms(summaries)['data/policy_lag']) == {60, 120}
+    collected = written_summaries.scalars(small_run.dir.summaries('collect'))
+    assert {'collect/mean_return', 'collect/mean_discounted_return', 'collect/mean_reward'} <= set(collected)
+    assert 0 < max(collected['collect/mean_length']) <= result['env_steps'], 'environment steps are the steps'
+    assert 'train/mean_length' in written_summaries.scalars(summaries)
     assert sorted(int(path.name) for path in small_run.dir.greedy_policy.iterdir() if path.name.isdigit())[-1] == 120
     assert (small_run.dir.checkpoints / 'ckpt-120.index').exists()
     collector.join()  # by itself: training is over

@@ -1,76 +1,12 @@
 import json
 import threading
 
-import numpy as np
-import tensorflow as tf
-
 from tests import fakes
-from tests.replay.conftest import DATA_SPEC
+from tests.replay.ring_buffer_test import chunks_of
 from tests.replay.sources_test import draw, experience, fill, open_source  # noqa: F401
 from tests.replay.writers_test import _run
-from tflearn.replay.mirror import RingBuffer
-from tflearn.replay.storage import REPLAY, STREAM, Storage
+from tflearn.replay.storage import REPLAY, STREAM
 from tflearn.replay.writers import ReplayWriter
-
-
-def _chunks(storage, first, count, begins=None):
-    """Chunks whose rows carry a running number in the column `policy_version`."""
-    length, num_bytes = storage.chunk_shape
-    chunks = np.zeros((count, length, num_bytes), np.uint8)
-    for i, chunk in enumerate(chunks):
-        numbers = (first + i) * storage.num_starts + np.arange(length)
-        chunk[:, 1:9] = numbers.astype(np.int64)[:, None].view(np.uint8)
-        chunk[: storage.num_starts, 0] = 1 if begins is None else begins
-    return chunks
-
-
-def _content(ring, storage):
-    """The numbers of the first rows of all sequences in the ring, oldest first."""
-    oldest, size = ring.window.numpy()
-    places = ring.starts.numpy()[(oldest + np.arange(size)) % ring.starts.shape[0]]
-    rows = storage.layout.unpack(tf.gather(ring.rows.read_value(), places))
-    return rows['policy_version'].numpy().tolist()
-
-
-def test_the_ring_keeps_the_newest():
-    storage = Storage(experience('learner', max_size=1000, chunk_steps=4, sequence_length=3), DATA_SPEC)
-    ring = RingBuffer(storage)
-    for first in range(0, 900, 30):
-        assert ring.add(_chunks(storage, first, 30)) == 120
-        newest = (first + 30) * 4
-        assert _content(ring, storage) == list(range(max(0, newest - 1000), newest))
-    assert ring.size == 1000
-
-
-def test_the_ring_gives_up_what_its_memory_does_not_hold():
-    """Chunks in which few sequences begin fill the rows before the places."""
-    storage = Storage(experience('learner', max_size=4000, chunk_steps=16, sequence_length=2), DATA_SPEC)
-    ring = RingBuffer(storage)
-    begins = [1, *[0] * 14, 1]
-    for first in range(0, 2000, 50):
-        ring.add(_chunks(storage, first, 50, begins))
-        content = _content(ring, storage)
-        newest = [chunk * 16 + place for chunk in range(first + 50) for place in (0, 15)]
-        assert content == newest[-len(content) :]
-    assert ring.size < 2000
-
-
-def test_what_is_there_already_is_left_out():
-    storage = Storage(experience('learner', max_size=1000, chunk_steps=4), DATA_SPEC)
-    ring = RingBuffer(storage)
-    ring.add(_chunks(storage, 0, 10))
-    assert ring.add(_chunks(storage, 5, 10)) == 40
-    assert _content(ring, storage) == list(range(15 * 4))
-
-
-def test_only_rows_of_sequences_take_memory():
-    storage = Storage(experience('learner', max_size=1000, chunk_steps=16, sequence_length=2), DATA_SPEC)
-    ring = RingBuffer(storage)
-    capacity = storage.mirror_rows // 2
-    for first in range(0, 2 * capacity, 100):
-        ring.add(_chunks(storage, first, 100, [0] * 15 + [1]))
-    assert ring.size == min(1000, capacity)
-    assert _content(ring, storage)[-1] == (first + 99) * 16 + 15
 
 
 def test_a_mirror_that_has_no_more_room_is_full(serve, open_source):  # noqa: F811
@@ -81,7 +17,7 @@ def test_a_mirror_that_has_no_more_room_is_full(serve, open_source):  # noqa: F8
     begins = [1, 0] * 8
     for first in range(0, 2 * served.storage.max_chunks, 200):
         assert source._allowed_steps(1) == 0 or ring.has_dropped
-        ring.add(_chunks(served.storage, first, 200, begins))
+        ring.add(chunks_of(served.storage, first, 200, begins))
     assert ring.size < 20_000
     source._inserts = 40_000
     assert source._allowed_steps(1) == 1

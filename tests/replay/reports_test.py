@@ -8,12 +8,20 @@ def _read(served, reader):
     reader.read(served.server.info()[reports.REPORTS].current_size)
 
 
+def _steps(count):
+    return {'env_steps': count}
+
+
+def _episodes(*returns):
+    return [{'return': episode_return} for episode_return in returns]
+
+
 def test_counts_add_up_over_collectors_and_not_over_reports(serve):
     served = serve(Experience())
     first, second = reports.Reporter(served.address), reports.Reporter(served.address)
-    first.report(100, [1.0, 2.0])
-    second.report(10, [])
-    first.report(150, [6.0])
+    first.report(_steps(100), _episodes(1.0, 2.0))
+    second.report(_steps(10), [])
+    first.report(_steps(150), _episodes(6.0))
     reader = reports.ReportReader(served.address)
     _read(served, reader)
     assert (reader.env_steps, reader.mean_return) == (160, 3.0)
@@ -21,23 +29,40 @@ def test_counts_add_up_over_collectors_and_not_over_reports(serve):
     assert reader.env_steps == 160
 
 
+def test_whatever_is_counted_and_told_arrives(serve):
+    served = serve(Experience())
+    first, second = reports.Reporter(served.address), reports.Reporter(served.address)
+    reader = reports.ReportReader(served.address)
+    assert reader.figures() == {'env_steps': 0, 'mean_return': None}
+    first.report({'env_steps': 5, 'dropped_episodes': 1}, [{'return': 1.0, 'info/speed': 3.0}, {'return': 2.0}])
+    second.report({'env_steps': 5, 'dropped_episodes': 2, 'lost_steps': 7}, [{'return': 3.0, 'info/speed': 4.0}])
+    _read(served, reader)
+    assert reader.figures() == {
+        'env_steps': 10,
+        'dropped_episodes': 3,
+        'lost_steps': 7,
+        'mean_return': 2.0,
+        'mean_info/speed': 3.5,
+    }
+
+
 def test_a_checkpoint_carries_the_counts(serve, tmp_path):
     served = serve(Experience())
     collector = reports.Reporter(served.address)
-    collector.report(100, [5.0])
+    collector.report(_steps(100), _episodes(5.0))
     reader = reports.ReportReader(served.address)
     _read(served, reader)
     path = tf.train.Checkpoint(reports=reader).write(str(tmp_path / 'checkpoint'))
     restored = reports.ReportReader(served.address)
     tf.train.Checkpoint(reports=restored).read(path).assert_consumed()
-    collector.report(130, [7.0])  # the same collector goes on
+    collector.report(_steps(130), _episodes(7.0))  # the same collector goes on
     _read(served, restored)
     assert (restored.env_steps, restored.mean_return) == (130, 6.0)
 
 
 def test_of_many_episodes_the_newest_are_told(serve):
     served = serve(Experience())
-    reports.Reporter(served.address).report(1, [0.0] * 10 + [2.0] * reports.MAX_EPISODES)
+    reports.Reporter(served.address).report(_steps(1), _episodes(*[0.0] * 10 + [2.0] * reports.MAX_EPISODES))
     reader = reports.ReportReader(served.address)
     _read(served, reader)
     assert reader.mean_return == 2.0
@@ -47,9 +72,9 @@ def test_a_server_that_is_away_loses_nothing_but_time(serve):
     served = serve(Experience())
     reporter = reports.Reporter(served.address)
     served.server.close()
-    reporter.report(10, [])
+    reporter.report(_steps(10), [])
     back = serve(Experience(), served.server.port)
-    reporter.report(20, [])
+    reporter.report(_steps(20), [])
     reader = reports.ReportReader(back.address)
     _read(back, reader)
     assert reader.env_steps == 20

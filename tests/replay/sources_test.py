@@ -54,14 +54,15 @@ def fill(served, num_steps=40, lengths=(3, 5)):
 
 def draw(source, num_steps=1, seed=0):
     """Draws `num_steps` batches in a compiled program, as the learner does; waits for them."""
-    compiled = tf.function(source.draw, autograph=False)
+    draw_some, batch = tf.function(source.draw, autograph=False), tf.function(source.batch, autograph=False)
     batches = []
     while num_steps > 0:
         granted = source.grant(min(num_steps, source.max_draw_steps))
         assert granted, source.error
-        batches.append(compiled(tf.constant(granted, tf.int64), tf.constant(seed, tf.int64)))
+        drawn = draw_some(tf.constant(granted, tf.int64), tf.constant(seed, tf.int64))
+        batches += [batch(drawn, tf.constant(i, tf.int64)) for i in range(granted)]
         num_steps, seed = num_steps - granted, seed + 1
-    return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *batches)
+    return tf.nest.map_structure(lambda *parts: tf.stack(parts), *batches)
 
 
 @pytest.mark.parametrize('sampling', SAMPLINGS)
@@ -84,8 +85,9 @@ def test_batches_hold_what_was_written(serve, open_source, sampling):
 def test_shapes_are_static(serve, open_source, sampling):
     source = open_source(serve(experience(sampling)))
     spec = tf.TensorSpec((), tf.int64)
-    trajectory, _ = tf.function(source.draw, autograph=False).get_concrete_function(spec, spec).structured_outputs
-    assert trajectory.observation.shape.as_list()[1:] == [BATCH, 2, 2]
+    first = tf.function(lambda count, seed: source.batch(source.draw(count, seed), 0), autograph=False)
+    trajectory, _ = first.get_concrete_function(spec, spec).structured_outputs
+    assert trajectory.observation.shape.as_list() == [BATCH, 2, 2]
 
 
 @pytest.mark.parametrize('sampling', SAMPLINGS)

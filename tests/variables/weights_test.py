@@ -70,6 +70,23 @@ def test_the_end_of_training_is_no_beginning(address):
     publisher.close()
 
 
+def test_weights_are_assigned_once_for_each_publication(address):
+    published, pulled = _variables(5), _variables(0)
+    publisher = Publisher(address, published)
+    subscriber = Subscriber(address, pulled, create_train_step(), interval_secs=0.01)
+    publisher.publish(1, 1, 0)
+    subscriber.wait(20)
+    pulled[1].assign([9.0, 9.0, 9.0])
+    with pytest.raises(TimeoutError):  # it looks a few dozen times meanwhile
+        wait_until(subscriber.pull, 'the same version again', 0.5)
+    assert float(pulled[1][0]) == 9.0
+    publisher.publish(2, 2, 0)
+    wait_until(subscriber.pull, 'the next version', 20)
+    assert float(pulled[1][0]) == 5.0
+    subscriber.close()
+    publisher.close()
+
+
 def test_a_publication_is_a_snapshot(address):
     published, pulled = _variables(1), _variables(0)
     publisher = Publisher(address, published)

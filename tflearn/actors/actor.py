@@ -9,16 +9,22 @@ from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories import trajectory
 
 from tflearn import specs
+from tflearn.actors import stored_state
 from tflearn.actors.compiled_policy import CompiledPolicy
 
 Observer = Callable[[trajectory.Trajectory], None]
+
+_EXECUTED_ACTION = 'executed_action'  # of an environment's info
 
 
 class Actor:
     """Acts in every environment of a batch at once: one compiled policy call and one environment step at a time.
 
+    Where an environment says that it did another action than the policy's (`specs.BatchedEnvironment.info`), that one
+    is recorded; what the policy tells of its action, as its log-probability, stays what it was.
+
     Attributes:
-      env_steps: environment steps taken; boundary rows are none.
+      env_steps: environment steps taken; boundary rows are none, nor are steps in which an environment broke.
     """
 
     def __init__(
@@ -26,6 +32,7 @@ class Actor:
         environment: specs.BatchedEnvironment,
         policy: tf_policy.TFPolicy,
         observers: Sequence[Observer] = (),
+        stores_policy_state: bool = False,
     ):
         """Compiles the policy for the environment's batch.
 
@@ -34,14 +41,23 @@ class Actor:
           policy: its variables may change between two steps.
           observers: each is called, in this order, with the Trajectory of every step: numpy arrays [B, ...], which are
             the observer's to keep and not to change. A row whose step type is LAST is the boundary between two
-            episodes: its action had no effect, its reward is 0, its discount 1 and its next step type FIRST.
+            episodes: its action had no effect, its reward is 0, its discount 1 and its next step type FIRST. So is the
+            next step type of a row in which an environment broke; nothing in that row happened but its observation.
+          stores_policy_state: add the policy state before each step to the policy info, see `stored_state`.
         """
         self.env_steps = 0
         self._environment = environment
-        self._policy = CompiledPolicy(policy, environment.num_environments)
         self._observers = tuple(observers)
+        self._stores_policy_state = stores_policy_state
+        self._checked_executed_action = False
         self._time_step: ts.TimeStep | None = None
         self._policy_state: Any = ()
+        self._initial_state: Any = ()
+        self._policy = CompiledPolicy(policy, environment.num_environments)
+
+    def follow(self, policy: tf_policy.TFPolicy) -> None:
+        """Lets another policy of the same specs act from the next step on; it takes over the policy state."""
+        self._policy = CompiledPolicy(policy, self._environment.num_environments)
 
     def run(self, num_steps: int) -> None:
         """Takes `num_steps` batched steps, from where the last call left off (the first one resets the environment).
@@ -49,21 +65,39 @@ class Actor:
         An exception of an observer passes through; the step that it was told of counts as taken.
 
         Raises:
-          ValueError: if the environment's time steps are not what the policy takes.
+          ValueError: if the environment's time steps are not what the policy takes, or an executed action is not what
+            the action's spec says.
         """
         if self._time_step is None:
             time_step = self._environment.reset()
             self._policy.check(time_step)
             self._time_step = time_step
-            self._policy_state = self._policy.initial_state(self._policy.batch_size)
+            self._policy_state = self._initial_state = self._policy.initial_state(self._policy.batch_size)
         for _ in range(num_steps):
             row = self._step(self._time_step)
             for observer in self._observers:
                 observer(row)
 
     def _step(self, time_step: ts.TimeStep) -> trajectory.Trajectory:
-        action_step = self._policy.step(time_step, self._policy_state)
-        next_time_step = self._environment.step(action_step.action)
-        self._time_step, self._policy_state = next_time_step, action_step.state
-        self.env_steps += int(np.count_nonzero(time_step.step_type != ts.StepType.LAST))
-        return trajectory.from_transition(time_step, action_step, next_time_step)
+        state = self._policy_state
+        action, self._policy_state, info = self._policy.step(time_step, state)
+        self._time_step = next_time_step = self._environment.step(action)
+        # FIRST is 0, and nothing was done before it.
+        self.env_steps += np.count_nonzero(next_time_step.step_type)
+        told = self._environment.info
+        if told and _EXECUTED_ACTION in told:
+            action = told[_EXECUTED_ACTION]
+            if not self._checked_executed_action:
+                specs.check_batch(action, self._environment.specs.action, self._policy.batch_size, 'executed action')
+                self._checked_executed_action = True
+        if self._stores_policy_state:
+            info = stored_state.add(info, stored_state.before_step(time_step.step_type, state, self._initial_state))
+        return trajectory.Trajectory(
+            step_type=time_step.step_type,
+            observation=time_step.observation,
+            action=action,
+            policy_info=info,
+            next_step_type=next_time_step.step_type,
+            reward=next_time_step.reward,
+            discount=next_time_step.discount,
+        )

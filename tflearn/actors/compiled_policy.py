@@ -37,6 +37,7 @@ class CompiledPolicy:
 
         self._program = tf.function(program, autograph=False).get_concrete_function(*tf.nest.flatten(inputs))
         self._structure = [tf.nest.map_structure(lambda _: None, part) for part in structure]
+        self._name, self._captures = self._program.name, self._program.captured_inputs  # they stay what they are
         self._output_dtypes = [output.dtype for output in self._program.outputs]
         # What the program never reads (rewards, mostly) need not be sent each time.
         leaves = tf.nest.flatten(inputs[0])
@@ -72,15 +73,13 @@ class CompiledPolicy:
           PolicyStep: action and info are nests of numpy arrays [B, ...]; the state stays tensors.
         """
         leaves = [
-            tf.constant(leaf) if unread is None else unread
+            leaf if unread is None else unread
             for leaf, unread in zip(tf.nest.flatten(time_step), self._unread, strict=True)
         ]
         # The operation behind a function's call. Calling `self._program` itself binds and checks every argument in
         # Python on the way here: 270 us for an MLP of 100-50, against 40 us.
         outputs = tf.raw_ops.StatefulPartitionedCall(
-            args=[*leaves, *tf.nest.flatten(policy_state), *self._program.captured_inputs],
-            Tout=self._output_dtypes,
-            f=self._program,
+            args=[*leaves, *tf.nest.flatten(policy_state), *self._captures], Tout=self._output_dtypes, f=self._name
         )
         action, state, info = self._pack(outputs)
         return policy_step.PolicyStep(_numpy(action), state, _numpy(info))

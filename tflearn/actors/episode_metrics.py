@@ -2,10 +2,14 @@
 
 import collections
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+
+from tflearn.actors.info_metrics import InfoMetrics
+
+Episode = Mapping[str, float]
 
 # Values of tf_agents.trajectories.StepType.
 _FIRST, _LAST = 0, 2
@@ -18,11 +22,24 @@ _MAX_DRAINED = 100_000
 class EpisodeMetrics:
     """Observer of trajectories [B] that keeps count of steps and episodes.
 
-    Termination and a time limit both end an episode. An episode that an environment's reset cuts off is forgotten.
+    Termination and a time limit both end an episode. One that a reset cuts off is forgotten; so is one that broke off
+    with its environment (FIRST after what was not LAST), which is counted.
+
+    An episode of L steps with the rewards r_1 ... r_L is described by
+
+      return             r_1 + ... + r_L
+      length             L
+      start_return       sum over t of gamma^(t - 1) r_t: the discounted return from the episode's start
+      discounted_return  the mean, over its steps, of the discounted return from there; compare it with a critic's
+                         values. Where a time limit ended the episode, it is less than what they stand for.
+      reward             the mean of its rewards
+      info/<key>         the mean, over its steps, of a number that the environment tells
+      info_end/<key>     the last that it told
 
     Attributes:
       episodes: finished episodes.
-      env_steps: environment steps; boundary rows (LAST -> FIRST) are none.
+      dropped_episodes: episodes that broke off.
+      env_steps: environment steps; boundary rows (LAST -> FIRST) are none, nor are steps that broke an episode off.
     """
 
     def __init__(
@@ -30,6 +47,7 @@ class EpisodeMetrics:
         num_environments: int,
         buffer_size: int = 10,
         gamma: float = 1.0,
+        read_info: Callable[[], Mapping[str, np.ndarray]] = dict,
         clock: Callable[[], float] = time.monotonic,
     ):
         """Starts at zero.
@@ -37,19 +55,20 @@ class EpisodeMetrics:
         Args:
           num_environments: B.
           buffer_size: means are over the newest max(buffer_size, B) episodes, so that each environment has its share.
-          gamma: discount factor of `mean_discounted_return`.
+          gamma: discount factor of the discounted returns.
+          read_info: returns what the environments told in the newest step, see `specs.BatchedEnvironment.info`.
           clock: seconds.
         """
-        self.episodes = 0
-        self.env_steps = 0
-        self._gamma = gamma
-        self._returns = np.zeros(num_environments)
-        self._discounted = np.zeros(num_environments)
-        self._weights = np.ones(num_environments)
+        self.episodes = self.dropped_episodes = self.env_steps = 0
+        # Rows: return, start return, sum of the discounted returns from each step on. A reward's weight in them:
+        # 1, gamma^(t - 1), and 1 + gamma + ... + gamma^(t - 1), since it counts for all steps up to its own.
+        self._sums = np.zeros((3, num_environments))
+        self._weights = np.ones((3, num_environments))
+        self._factors, self._addends = np.array([[1.0], [gamma], [gamma]]), np.array([[0.0], [0.0], [1.0]])
         self._lengths = np.zeros(num_environments, np.int64)
-        window = max(buffer_size, num_environments)
-        self._newest: collections.deque[tuple[float, int, float]] = collections.deque(maxlen=window)
-        self._undrained: collections.deque[tuple[float, int]] = collections.deque(maxlen=_MAX_DRAINED)
+        self._read_info, self._info = read_info, InfoMetrics(num_environments)
+        self._newest: collections.deque[Episode] = collections.deque(maxlen=max(buffer_size, num_environments))
+        self._undrained: collections.deque[Episode] = collections.deque(maxlen=_MAX_DRAINED)
         self._clock = clock
         self._marks = collections.deque([(clock(), 0)], maxlen=_RATE_MARKS)
 
@@ -57,42 +76,59 @@ class EpisodeMetrics:
         """Takes in one step of every environment.
 
         Args:
-          trajectory: tf_agents Trajectory of arrays [B]; of it are read step_type, next_step_type and reward.
+          trajectory: tf_agents Trajectory of arrays [B]; of it are read step_type, next_step_type and reward (of
+            several rewards [B, ...] their sum counts).
         """
-        first = trajectory.step_type == _FIRST
-        if first.any():
-            self._returns[first] = self._discounted[first] = self._lengths[first] = 0
-            self._weights[first] = 1.0
-        self._returns += trajectory.reward
-        self._discounted += self._weights * trajectory.reward
-        self._weights *= self._gamma
-        steps = trajectory.step_type != _LAST
-        self._lengths += steps
-        self.env_steps += int(np.count_nonzero(steps))
-        for i in np.flatnonzero(trajectory.next_step_type == _LAST):
-            self._finish(float(self._returns[i]), int(self._lengths[i]), float(self._discounted[i]))
+        step_type, next_step_type = trajectory.step_type, trajectory.next_step_type
+        first = step_type == _FIRST
+        if np.count_nonzero(first):
+            self._begin(first)
+        reward = trajectory.reward
+        self._sums += self._weights * (reward if reward.ndim == 1 else reward.reshape(len(reward), -1).sum(1))
+        self._weights *= self._factors
+        self._weights += self._addends
+        self._lengths += 1  # of boundaries too, but there the next row begins anew
+        num_steps = np.count_nonzero(next_step_type)  # FIRST is 0: nothing was done there
+        self.env_steps += num_steps
+        if info := self._read_info():
+            self._info.add(info, next_step_type != _FIRST)
+        if num_steps < len(step_type):
+            self.dropped_episodes += np.count_nonzero((next_step_type == _FIRST) & (step_type != _LAST))
+        ended = next_step_type == _LAST
+        if np.count_nonzero(ended):
+            for i in np.flatnonzero(ended).tolist():
+                self._finish(i)
         if (now := self._clock()) - self._marks[-1][0] >= _RATE_MARK_SECS:
             self._marks.append((now, self.env_steps))
 
-    def _finish(self, episode_return: float, length: int, discounted_return: float) -> None:
+    def _begin(self, first: np.ndarray) -> None:
+        self._sums[:, first], self._weights[:, first], self._lengths[first] = 0.0, 1.0, 0
+        self._info.begin(first)
+
+    def _finish(self, i: int) -> None:
+        length = int(self._lengths[i])
+        episode_return, start_return, sum_of_returns = self._sums[:, i].tolist()
+        episode = {
+            'return': episode_return,
+            'length': length,
+            'start_return': start_return,
+            'discounted_return': sum_of_returns / length,
+            'reward': episode_return / length,
+            **self._info.of(i),
+        }
         self.episodes += 1
-        self._newest.append((episode_return, length, discounted_return))
-        self._undrained.append((episode_return, length))
+        self._newest.append(episode)
+        self._undrained.append(episode)
+
+    def means(self) -> dict[str, float]:
+        """Returns the means over the newest episodes, 'mean_return' and so on; none before the first has ended."""
+        names = {name: None for episode in self._newest for name in episode}
+        return {f'mean_{name}': self._mean(name) for name in names}
 
     @property
     def mean_return(self) -> float | None:
         """Mean undiscounted return of the newest episodes; None before the first has ended."""
-        return self._mean(0)
-
-    @property
-    def mean_length(self) -> float | None:
-        """Mean length [steps] of the newest episodes; None before the first has ended."""
-        return self._mean(1)
-
-    @property
-    def mean_discounted_return(self) -> float | None:
-        """Mean return of the newest episodes, discounted with gamma; None before the first has ended."""
-        return self._mean(2)
+        return self._mean('return') if self._newest else None
 
     @property
     def env_steps_per_sec(self) -> float:
@@ -101,11 +137,11 @@ class EpisodeMetrics:
         elapsed_secs = self._clock() - then
         return (self.env_steps - steps) / elapsed_secs if elapsed_secs > 0 else 0.0
 
-    def drain(self) -> list[tuple[float, int]]:
-        """Returns (return, length) of the episodes that ended since the last call (at most the newest 100 000)."""
+    def drain(self) -> list[Episode]:
+        """Returns the episodes that ended since the last call (at most the newest 100 000)."""
         drained = list(self._undrained)
         self._undrained.clear()
         return drained
 
-    def _mean(self, column: int) -> float | None:
-        return float(np.mean([episode[column] for episode in self._newest])) if self._newest else None
+    def _mean(self, name: str) -> float:
+        return float(np.mean([episode[name] for episode in self._newest if name in episode]))

@@ -68,7 +68,7 @@ def reader(space: spaces.Space) -> Convert:
     dtype = _bounds(space, 'observation')[2].as_numpy_dtype
     if (start := _start(space)) is not None:
         return lambda batch: np.subtract(batch, start, dtype=dtype)
-    return lambda batch: np.array(batch, dtype)
+    return lambda batch: np.array(batch, dtype, order='C')
 
 
 def writer(space: spaces.Space, num_environments: int) -> Convert:

@@ -1,58 +1,67 @@
-"""N gymnasium environments stepped together, in this process or in one process each: one interface."""
+"""N gymnasium environments stepped together: in this process, in one process each, or as one vector environment."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import VectorEnv
 from tf_agents.trajectories import time_step as ts
 
 from tflearn import specs
-from tflearn.environments import spaces, worker_processes
+from tflearn.environments import copies, infos, spaces, worker_processes
 
-# Some environments load for minutes; a worker that hangs is to be noticed all the same.
-WORKER_TIMEOUT_SECS = 600.0
+# Some environments think for a while; one that hangs is to be noticed all the same.
+STEP_TIMEOUT_SECS = 120.0
 
 _FIRST, _MID = np.int32(ts.StepType.FIRST), np.int32(ts.StepType.MID)
 
 
 class VectorEnvironment:
-    """`specs.BatchedEnvironment` over a gymnasium vector environment.
+    """`specs.BatchedEnvironment` over `copies.Copies`.
 
     The arrays of a time step are the caller's: later steps leave them alone.
     """
 
-    def __init__(self, vector_env: VectorEnv, seed: int | None):
-        """Takes over `vector_env`.
+    def __init__(self, environments: copies.Copies, seed: int | None):
+        """Takes over `environments`.
 
         Args:
-          vector_env: with next-step autoreset.
+          environments: closed with this.
           seed: the first `reset` seeds the environments with seed, seed + 1, ...; None draws the seeds.
 
         Raises:
-          ValueError: for another autoreset mode or an unsupported space.
+          ValueError: for an unsupported space; `environments` are closed then.
         """
-        mode = vector_env.metadata.get('autoreset_mode')
-        if mode != AutoresetMode.NEXT_STEP:
-            raise ValueError(f'got a vector environment with autoreset mode {mode}; need {AutoresetMode.NEXT_STEP}')
-        self.num_environments = vector_env.num_envs
-        self.specs = specs.EnvironmentSpecs(
-            observation=spaces.to_spec(vector_env.single_observation_space, 'observation'),
-            action=spaces.to_spec(vector_env.single_action_space, 'action'),
-        )
-        self._vector_env = vector_env
+        self.num_environments = environments.num_envs
+        self.info: Mapping[str, np.ndarray] = {}
+        try:
+            self.specs = specs.EnvironmentSpecs(
+                observation=spaces.to_spec(environments.single_observation_space, 'observation'),
+                action=spaces.to_spec(environments.single_action_space, 'action'),
+            )
+        except ValueError:
+            environments.close()
+            raise
+        self._copies = environments
         self._seed = None if seed is None else int(seed)
-        self._read = spaces.reader(vector_env.single_observation_space)
-        self._write = spaces.writer(vector_env.single_action_space, self.num_environments)
+        self._read = spaces.reader(environments.single_observation_space)
+        self._read_action = spaces.reader(environments.single_action_space)
+        self._write = spaces.writer(environments.single_action_space, self.num_environments)
         self._checked_action = False
         self._ended: np.ndarray | None = None
 
+    @property
+    def num_rebuilt(self) -> int:
+        """Environments rebuilt so far."""
+        return self._copies.failures.num_rebuilt
+
     def reset(self) -> ts.TimeStep:
         """Starts new episodes everywhere. Returns FIRST time steps [B]."""
-        observation, _ = self._vector_env.reset(seed=self._seed)
+        observation = self._copies.reset(self._seed)
         self._seed = None  # later episodes go on with the environments' own random numbers
         self._ended = np.zeros(self.num_environments, bool)
+        self.info = {}
         return ts.TimeStep(
             step_type=np.full(self.num_environments, _FIRST),
             reward=np.zeros(self.num_environments, np.float32),
@@ -72,8 +81,7 @@ class VectorEnvironment:
 
         Raises:
           ValueError: if the action does not match its spec.
-          RuntimeError: before `reset` and after `close`, and if a worker process died.
-          TimeoutError: if a worker process hangs.
+          RuntimeError: before `reset` and after `close`, and if an environment fails too often in a row.
         """
         if self._ended is None:
             raise RuntimeError('got step() before reset() or after close(); need a reset() first')
@@ -81,53 +89,64 @@ class VectorEnvironment:
             specs.check_batch(action, self.specs.action, self.num_environments, 'action')
             spaces.check_bounds(action, self.specs.action)
             self._checked_action = True
-        observation, reward, terminated, truncated, _ = self._vector_env.step(self._write(action))
-        ended = terminated | truncated
-        time_step = ts.TimeStep(
-            step_type=np.where(self._ended, _FIRST, _MID + ended),  # LAST is MID + 1
+        observation, reward, terminated, truncated, info, rebuilt = self._copies.step(self._write(action))
+        first = self._ended if rebuilt is None else self._ended | rebuilt
+        self._ended = ended = terminated | truncated
+        if infos.EXECUTED_ACTION in info:
+            info[infos.EXECUTED_ACTION] = self._read_action(info[infos.EXECUTED_ACTION])
+        self.info = info
+        return ts.TimeStep(
+            step_type=np.where(first, _FIRST, _MID + ended),  # LAST is MID + 1
             reward=reward.astype(np.float32),
             discount=np.subtract(1, terminated, dtype=np.float32),
             observation=self._read(observation),
         )
-        self._ended = ended
-        return time_step
 
     def close(self) -> None:
         """Frees what the environments hold. Calling it twice is fine."""
         self._ended = None
-        self._vector_env.close()
+        self._copies.close()
 
 
 def in_process(make_one: Callable[[], gymnasium.Env], num_environments: int, seed: int | None) -> VectorEnvironment:
-    """Returns `num_environments` of `make_one()`, stepped one after the other in this process."""
-    return _take_over(SyncVectorEnv([make_one] * num_environments, copy=False), seed)
+    """Returns `num_environments` of `make_one()`, stepped one after the other in this process.
+
+    One that raises is rebuilt; one that hangs holds up the others: there is no way to stop it from here.
+    """
+    return VectorEnvironment(copies.OneByOne(make_one, num_environments), seed)
 
 
 def in_worker_processes(
     make_one: Callable[[], gymnasium.Env],
     num_environments: int,
     seed: int | None,
-    timeout_secs: float = WORKER_TIMEOUT_SECS,
+    step_timeout_secs: float = STEP_TIMEOUT_SECS,
 ) -> VectorEnvironment:
     """Returns `num_environments` of `make_one()`, each in a process of its own.
 
-    Pays off where a step takes longer than the half millisecond that talking to the processes costs.
+    Pays off where a step takes longer than the half millisecond that talking to the processes costs. One that
+    raises or hangs, and one whose process dies, is rebuilt in a new process.
 
     Args:
       make_one: sent to the workers with cloudpickle; a worker imports the modules it needs.
       num_environments: processes to start.
       seed: see `VectorEnvironment`.
-      timeout_secs: longest time for one step or reset.
+      step_timeout_secs: longest time for one step or reset; what takes longer hangs.
 
     Raises:
-      RuntimeError: if a worker died or could not make its environment.
+      RuntimeError: if a worker could not make its environment.
     """
-    return _take_over(worker_processes.WorkerVectorEnv([make_one] * num_environments, timeout_secs), seed)
+    return VectorEnvironment(worker_processes.Workers(make_one, num_environments, step_timeout_secs), seed)
 
 
-def _take_over(vector_env: VectorEnv, seed: int | None) -> VectorEnvironment:
-    try:
-        return VectorEnvironment(vector_env, seed)
-    except ValueError:
-        vector_env.close()
-        raise
+def native(make_all: Callable[[], VectorEnv], seed: int | None) -> VectorEnvironment:
+    """Returns a vector environment that gymnasium or another library brings; all of it is rebuilt if it raises.
+
+    Args:
+      make_all: makes it; its autoreset mode is the next-step one.
+      seed: of the whole batch; whether environment i has a seed of its own is up to the library.
+
+    Raises:
+      ValueError: for another autoreset mode.
+    """
+    return VectorEnvironment(copies.Native(make_all), seed)

@@ -4,102 +4,96 @@ This file must stay importable without TensorFlow: workers import it, and should
 """
 
 import contextlib
+import dataclasses
 import multiprocessing
-import queue
 import signal
 import sys
 import time
-import traceback
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import connection, util
 from typing import Any
 
 import gymnasium
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode
-from gymnasium.vector.utils import write_to_shared_memory
+import numpy as np
+from gymnasium.vector.utils import (
+    CloudpickleWrapper,
+    batch_space,
+    create_shared_memory,
+    iterate,
+    read_from_shared_memory,
+    write_to_shared_memory,
+)
 
+from tflearn.environments import copies, infos
+from tflearn.environments.failures import Failures, cause_of, seed_of
+
+_START_TIMEOUT_SECS = 600.0  # some environments load for minutes
 _CLOSE_SECS = 5.0
-_ERROR_SECS = 2.0
+_DEATH_SECS = 2.0
 
 
-def run_worker(
-    index: int,
-    make_environment: Callable[[], gymnasium.Env],
-    pipe: connection.Connection,
-    parent_pipe: connection.Connection,
-    shared_memory: Any,
-    error_queue: Any,
-    autoreset_mode: AutoresetMode,
-    semaphore: Any = None,
-) -> None:
-    """Serves one environment to the parent, until the parent closes it or is gone. (`AsyncVectorEnv` starts it.)
+def run_worker(index: int, make_one: CloudpickleWrapper, pipe: connection.Connection, shared_memory: Any) -> None:
+    """Serves one environment to the parent, until the parent closes it or is gone.
 
-    An exception goes to `error_queue` as (index, traceback); the parent learns of it from the end of the pipe.
-    `autoreset_mode` is the next-step one. `semaphore`, new in gymnasium 1.4, is None: there is no `max_concurrency`.
+    Args:
+      index: of the environment.
+      make_one: makes it.
+      pipe: commands (name, argument) come in, replies (True, result) go out; the last reply may be (False, the cause).
+      shared_memory: where observation `index` belongs.
     """
     # Both often go to a whole process group. The parent decides what they mean, and ends its workers through the pipe.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    parent_pipe.close()
     try:
-        with contextlib.closing(make_environment()) as environment:
+        with contextlib.closing(make_one.fn()) as environment:
             _serve(environment, index, pipe, shared_memory)
-    except Exception:
-        error_queue.put((index, traceback.format_exc()))
-    error_queue.close()
-    error_queue.join_thread()
+    except Exception as error:
+        _reply(pipe, (False, cause_of(error)))
     pipe.close()
 
 
 def _serve(environment: gymnasium.Env, index: int, pipe: connection.Connection, shared_memory: Any) -> None:
-    observation_space = environment.observation_space
     ended = False
-    for command, data in _commands(pipe):
-        if command == 'step' and not ended:
-            observation, reward, terminated, truncated, _ = environment.step(data)
-            ended = bool(terminated or truncated)
-            reply: Any = (None, float(reward), bool(terminated), bool(truncated), {})
-        elif command == 'step':
-            observation, _ = environment.reset()
-            ended = False
-            reply = (None, 0.0, False, False, {})
-        elif command == 'reset':
-            observation, _ = environment.reset(**data)
-            ended = False
-            reply = (None, {})
-        elif command == '_check_spaces':
-            _reply(pipe, (data[1] == observation_space, data[2] == environment.action_space))
+    for command, argument in _commands(pipe):
+        if command == 'start':
+            _reply(pipe, (True, None))
             continue
+        if command == 'step' and not ended:
+            observation, reward, terminated, truncated, info = environment.step(argument)
+            ended = bool(terminated or truncated)
+            result = (float(reward), bool(terminated), bool(truncated), infos.numeric(info))
         else:
-            raise ValueError(f'got the command {command!r}; need reset, step or close')
-        write_to_shared_memory(observation_space, index, observation, shared_memory)
-        _reply(pipe, reply)
+            observation, info = environment.reset(seed=argument if command == 'reset' else None)
+            ended = False
+            result = (0.0, False, False, infos.numeric(info))
+        write_to_shared_memory(environment.observation_space, index, observation, shared_memory)
+        _reply(pipe, (True, result))
 
 
 def _commands(pipe: connection.Connection) -> Iterator[tuple[str, Any]]:
     """Yields what the parent asks for; ends when it closes the environment or is gone."""
     while True:
         try:
-            command, data = pipe.recv()
+            command, argument = pipe.recv()
         except (EOFError, OSError):
             return
         if command == 'close':
             return
-        yield command, data
+        yield command, argument
 
 
 def _reply(pipe: connection.Connection, value: Any) -> None:
     with contextlib.suppress(BrokenPipeError):  # the parent is gone, as the next recv will say
-        pipe.send((value, True))
+        pipe.send(value)
 
 
 @contextlib.contextmanager
 def _without_main_module() -> Iterator[None]:
     """Keeps new processes from importing this program's main module, and TensorFlow with it.
 
-    multiprocessing has them do so for the sake of pickled objects that live there; cloudpickle, which gymnasium sends
-    the environment's maker with, sends such objects whole.
+    multiprocessing has them do so for the sake of pickled objects that live there; cloudpickle, which the environment's
+    maker is sent with, sends such objects whole.
     """
     main = sys.modules['__main__']
     sys.modules['__main__'] = types.ModuleType('__main__')
@@ -109,101 +103,157 @@ def _without_main_module() -> Iterator[None]:
         sys.modules['__main__'] = main
 
 
-class WorkerVectorEnv(AsyncVectorEnv):
-    """`AsyncVectorEnv` that says which worker failed and why, and that always ends its workers.
+@dataclasses.dataclass(frozen=True)
+class _Worker:
+    process: Any
+    pipe: connection.Connection
 
-    Observations are read from shared memory and are overwritten by the next step. Infos stay in the workers. After an
-    error it is closed.
-    """
+    def ask(self, command: str, argument: Any = None) -> None:
+        with contextlib.suppress(OSError):  # it is dead, as `answer` will say
+            self.pipe.send((command, argument))
 
-    def __init__(self, make_environments: list[Callable[[], gymnasium.Env]], timeout_secs: float):
+    def answer(self, deadline: float) -> tuple[bool, Any]:
+        """Returns (True, its result) or (False, the cause)."""
+        started = time.monotonic()
+        try:
+            if self.pipe.poll(max(0.0, deadline - started)):
+                return self.pipe.recv()
+        except (EOFError, OSError):
+            self.process.join(_DEATH_SECS)
+            exitcode = self.process.exitcode
+            cause = f'exit code {exitcode}' if (exitcode or 0) >= 0 else signal.Signals(-exitcode).name
+            return False, f'its process (pid {self.process.pid}) died ({cause})'
+        return False, f'its process (pid {self.process.pid}) gave no answer within its time and counts as hanging'
+
+
+class Workers:
+    """`copies.Copies`, each in a process of its own. After an error it is closed."""
+
+    def __init__(self, make_one: Callable[[], gymnasium.Env], num_environments: int, step_timeout_secs: float):
         """Starts one process per environment and waits until each has made its own.
 
         Args:
-          make_environments: sent with cloudpickle. The first one is called in this process too, for its spaces.
-          timeout_secs: longest time for one step or reset.
+          make_one: sent with cloudpickle. It is called in this process too, for its spaces.
+          num_environments: processes.
+          step_timeout_secs: longest time for one step or reset.
 
         Raises:
           RuntimeError: if a worker died or could not make its environment.
         """
-        self._timeout_secs = timeout_secs
-        self.processes: list[Any] = []
-        self.parent_pipes: list[Any] = []
+        with contextlib.closing(make_one()) as example:
+            self.single_observation_space = example.observation_space
+            self.single_action_space = example.action_space
+        self.num_envs = num_environments
+        self.failures = Failures(num_environments)
+        self._make_one = CloudpickleWrapper(make_one)
+        self._timeout_secs = step_timeout_secs
+        self._columns = infos.Columns(num_environments)
+        self._seed: int | None = None
         # 'fork' would copy TensorFlow's locks in whatever state its threads hold them. 'spawn' would be right too, but
         # the fork server imports gymnasium only once for all workers.
-        multiprocessing.get_context('forkserver').set_forkserver_preload([__name__])
-        try:
-            with _without_main_module():
-                # gymnasium's hint of a worker lacks the last arguments that it passes.
-                super().__init__(make_environments, copy=False, context='forkserver', worker=run_worker)  # type: ignore[arg-type]
-        except BaseException as error:
-            lost = bool(self.processes) and isinstance(error, (EOFError, ConnectionError))
-            failure = self._failure() if lost else None
-            _end_workers(self.processes, self.parent_pipes)
-            self.closed = True
-            if failure:
-                raise RuntimeError(failure) from None
-            raise
+        self._context = multiprocessing.get_context('forkserver')
+        self._context.set_forkserver_preload([__name__])
+        self._action_space = batch_space(self.single_action_space, num_environments)
+        self._memory = create_shared_memory(self.single_observation_space, num_environments, self._context)
+        self._batch = read_from_shared_memory(self.single_observation_space, self._memory, num_environments)
+        self._workers: list[_Worker] = []
         # Runs at exit too, and before multiprocessing joins what still runs there.
-        self._end = util.Finalize(self, _end_workers, args=(self.processes, self.parent_pipes), exitpriority=100)
+        self._end = util.Finalize(self, _end_workers, args=(self._workers,), exitpriority=100)
+        with self._closed_after_errors():
+            for i in range(num_environments):
+                self._workers.append(self._start(i))
+            _, failed = self._ask(dict.fromkeys(range(num_environments), ('start', None)), _START_TIMEOUT_SECS)
+            for i, cause in failed.items():
+                raise RuntimeError(f'environment {i} failed in its worker process: {cause}')
 
-    def reset(self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None) -> Any:
-        """Resets all environments. Raises RuntimeError if a worker died, TimeoutError if one hangs."""
-        with self._failures_explained('reset'):
-            self.reset_async(seed=seed, options=options)
-            return self.reset_wait(self._timeout_secs)
+    def reset(self, seed: int | None) -> Any:
+        """See `copies.Copies`."""
+        self._seed = seed if seed is not None else self._seed
+        with self._closed_after_errors():
+            commands = {i: ('reset', seed_of(seed, i, num_rebuilt=0)) for i in range(self.num_envs)}
+            _, failed = self._ask(commands, self._timeout_secs)
+            self._rebuild(failed)
+        return self._batch
 
-    def step(self, actions: Any) -> Any:
-        """Steps all environments. Raises RuntimeError if a worker died, TimeoutError if one hangs."""
-        with self._failures_explained('step'):
-            self.step_async(actions)
-            return self.step_wait(self._timeout_secs)
+    def step(self, action: Any) -> copies.Step:
+        """See `copies.Copies`."""
+        with self._closed_after_errors():
+            commands = {i: ('step', own) for i, own in enumerate(iterate(self._action_space, action))}
+            results, failed = self._ask(commands, self._timeout_secs)
+            self.failures.step_made(failed)
+            if failed:
+                self._rebuild(failed)
+        of_failed: tuple[float, bool, bool, dict[str, Any]] = (0.0, False, False, {})
+        all_results = [results.get(i, of_failed) for i in range(self.num_envs)]
+        rewards, terminated, truncated, all_infos = zip(*all_results, strict=True)
+        return copies.Step(
+            self._batch,
+            np.array(rewards, np.float32),
+            np.array(terminated),
+            np.array(truncated),
+            self._columns.gather(all_infos, action),
+            np.isin(np.arange(self.num_envs), list(failed)) if failed else None,
+        )
 
-    def close_extras(self, timeout: float | None = None, terminate: bool = False, **kwargs: Any) -> None:
+    def close(self) -> None:
         """Ends the workers: by asking them, and by force those that do not end within a few seconds."""
         self._end()
 
     @contextlib.contextmanager
-    def _failures_explained(self, call: str) -> Iterator[None]:
+    def _closed_after_errors(self) -> Iterator[None]:
         try:
             yield
-        except multiprocessing.TimeoutError:
+        except BaseException:
             self.close()
-            raise TimeoutError(
-                f'waited {self._timeout_secs:.0f} s in vain for the environments to {call} in their worker processes'
-            ) from None
-        except (EOFError, ConnectionError) as error:
-            failure = self._failure()
-            self.close()
-            raise RuntimeError(failure or f'lost the worker processes of the environments ({error!r})') from None
+            raise
 
-    def _failure(self) -> str | None:
-        """Returns what became of the first worker that failed, None if none did."""
-        with contextlib.suppress(queue.Empty):
-            index, trace = self.error_queue.get(timeout=_ERROR_SECS)
-            return f'environment {index} failed in its worker process: {trace.strip().splitlines()[-1]}\n{trace}'
-        for index, process in enumerate(self.processes):
-            if process.exitcode is not None:
-                cause = _cause(process.exitcode)
-                return f'the worker process of environment {index} (pid {process.pid}) died ({cause})'
-        return None
+    def _start(self, index: int) -> _Worker:
+        own_pipe, its_pipe = self._context.Pipe()
+        process = self._context.Process(
+            target=run_worker,
+            args=(index, self._make_one, its_pipe, self._memory),
+            name=f'environment_{index}',
+            daemon=True,
+        )
+        with _without_main_module():
+            process.start()
+        its_pipe.close()
+        return _Worker(process, own_pipe)
+
+    def _ask(self, commands: dict[int, tuple[str, Any]], timeout_secs: float) -> tuple[dict[int, Any], dict[int, str]]:
+        """Sends commands to workers. Returns the results, and for those that failed the causes."""
+        if not self._end.still_active():
+            raise RuntimeError('got a call after an error or close(); need other environments; make them anew')
+        for i, command in commands.items():
+            self._workers[i].ask(*command)
+        deadline = time.monotonic() + timeout_secs
+        results: dict[int, Any] = {}
+        failed: dict[int, Any] = {}
+        for i in commands:
+            good, value = self._workers[i].answer(deadline)
+            (results if good else failed)[i] = value
+        return results, failed
+
+    def _rebuild(self, failed: dict[int, str]) -> None:
+        """Gives the environments in `failed` new processes, until all of them are reset."""
+        while failed:
+            for i, cause in failed.items():
+                self.failures.add([i], cause)
+                self._workers[i].process.kill()
+                _end_workers([self._workers[i]])
+                self._workers[i] = self._start(i)
+            commands = {i: ('reset', seed_of(self._seed, i, self.failures.num_rebuilt)) for i in failed}
+            _, failed = self._ask(commands, max(_START_TIMEOUT_SECS, self._timeout_secs))
 
 
-def _cause(exitcode: int) -> str:
-    return f'exit code {exitcode}' if exitcode >= 0 else signal.Signals(-exitcode).name
-
-
-def _end_workers(processes: list[Any], pipes: list[Any]) -> None:
-    for pipe in pipes:
-        with contextlib.suppress(OSError):
-            pipe.send(('close', None))
+def _end_workers(workers: Iterable[_Worker]) -> None:
+    workers = list(workers)
+    for worker in workers:
+        worker.ask('close')
     deadline = time.monotonic() + _CLOSE_SECS
-    for process in processes:
-        if process.pid is None:  # never started
-            continue
-        process.join(max(0.0, deadline - time.monotonic()))
-        if process.is_alive():
-            process.kill()
-            process.join()
-    for pipe in pipes:
-        pipe.close()
+    for worker in workers:
+        worker.process.join(max(0.0, deadline - time.monotonic()))
+        if worker.process.is_alive():
+            worker.process.kill()
+            worker.process.join()
+        worker.pipe.close()

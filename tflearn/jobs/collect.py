@@ -4,24 +4,26 @@ import math
 import threading
 import time
 import zlib
-from typing import Any
 
+import tensorflow as tf
 from absl import logging
 
-from tflearn.actors.actor import Actor
-from tflearn.actors.episode_metrics import EpisodeMetrics
-from tflearn.experience import Agent, AgentFactory, Experience
+from tflearn.experience import AgentFactory, Experience
+from tflearn.jobs import recorded_data
+from tflearn.jobs.collect_settings import CollectOptions, check_counts
+from tflearn.jobs.collection import Collection, VersionLimit
 from tflearn.replay import connection, reports
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.replay.writers import ReplayWriter
 from tflearn.run_dir import RunDir, Status
-from tflearn.specs import BatchedEnvironment, EnvironmentFactory
+from tflearn.specs import EnvironmentFactory
 from tflearn.steps import create_train_step
 from tflearn.variables.subscriber import Subscriber
 from tflearn.waiting import LOG_EVERY_SECS, Stopped
 
 _REPORT_SECS = 1.0
 _STEPS_PER_RUN = 16
+_LOOK_FOR_WEIGHTS_SECS = 0.02
 
 
 def collect(
@@ -38,6 +40,7 @@ def collect(
     refresh_interval_secs: float = 0.5,
     seed: int | None = None,
     max_env_steps: int | None = None,
+    options: CollectOptions = CollectOptions(),  # noqa: B008 - it is frozen
 ) -> None:
     """Collects until training is over, it is stopped, or it has taken `max_env_steps`.
 
@@ -52,24 +55,32 @@ def collect(
       experience: of the run.
       num_environments: environments stepped together.
       refresh_interval_secs: seconds between two looks for newer weights.
-      seed: of the environments, mixed with the name; None draws one.
+      seed: of the environments and of the policy's draws, mixed with the name; None draws one.
       max_env_steps: environment steps of this collector; None is no limit.
+      options: how it explores, and how much it collects.
 
     Raises:
       TimeoutError: if the server or the learner does not show up, or the server went away for good.
-      ValueError: if the server's tables are made for other data or networks.
+      ValueError: if an argument is out of its range, the agent cannot explore as the options say, or the server's
+        tables are made for other data or networks.
     """
+    check_counts('', {'num_environments': (num_environments, 1), 'max_env_steps': (max_env_steps, 1)})
+    if not 0 < refresh_interval_secs < math.inf:
+        raise ValueError(f'got refresh_interval_secs={refresh_interval_secs!r}; need seconds above 0')
     if line := run_dir.done_line():
         logging.info(line)
         return
     status = Status(run_dir.status(name), name)
     status.update(f'waiting for the replay server at {replay_address}')
     mixed_seed = None if seed is None else (seed + zlib.crc32(name.encode())) % 2**31
+    if mixed_seed is not None:
+        tf.random.set_seed(mixed_seed)
     environment = make_environment(num_environments=num_environments, seed=mixed_seed)
     try:
         train_step = create_train_step()
         agent = make_agent(environment.specs, train_step, experience)
-        storage = Storage(experience, agent.collect_data_spec)
+        storage = Storage(experience, recorded_data.data_spec(agent, experience))
+        collection = Collection(environment, agent.collect_policy, options, name, experience.store_policy_state)
         connection.wait_for_table(replay_address, REPLAY, storage.signature, connect_timeout_secs, stop)
         variables = agent.collect_policy.variables()
         weights = Subscriber(replay_address, variables, train_step, refresh_interval_secs)
@@ -83,8 +94,11 @@ def collect(
             lambda: _training_goes_on(weights),
             connect_timeout_secs,
         )
-        reporter = reports.Reporter(replay_address)
-        _Collector(environment, agent, weights, writer, reporter, status).run(stop, max_env_steps)
+        reporter = _Reporter(replay_address, collection, weights, writer, status, options.reports_metrics(name))
+        try:
+            _run(collection, weights, writer, reporter, options, stop, max_env_steps)
+        finally:
+            reporter.close()
         status.update('stopped' if stop.is_set() else 'finished')
     except Stopped as stopped:
         logging.info('%s', stopped)
@@ -102,58 +116,98 @@ def _training_goes_on(weights: Subscriber) -> bool:
     return not weights.newest.finished
 
 
-class _Collector:
-    """An actor, its weights, and where its steps go."""
+def _run(
+    collection: Collection,
+    weights: Subscriber,
+    writer: ReplayWriter,
+    reporter: '_Reporter',
+    options: CollectOptions,
+    stop: threading.Event,
+    max_env_steps: int | None,
+) -> None:
+    write = lambda row: writer(row, weights.newest.policy_version)  # noqa: E731
+    limit = None
+    if options.max_episodes_per_version is not None:
+        limit = VersionLimit(options.max_episodes_per_version, options.collect_at_least_every_secs)
+    waits = False
+    while _training_goes_on(weights) and not stop.is_set():
+        metrics = collection.metrics
+        if limit and limit.holds_back(weights.newest.policy_version, metrics.episodes):
+            if not waits:  # the learner shall have all that these weights collected
+                writer.flush()
+            waits = True
+            reporter.report_if_due('waiting for newer weights')
+            stop.wait(_LOOK_FOR_WEIGHTS_SECS)
+            continue
+        waits = False
+        collection.run(1 if limit else _STEPS_PER_RUN, write, weights.newest.env_steps)
+        reporter.report_if_due('running')
+        if max_env_steps is not None and metrics.env_steps >= max_env_steps:
+            writer.flush()
+            return
+
+
+class _Reporter:
+    """Tells the learner, the status file and the log how collecting goes."""
 
     def __init__(
         self,
-        environment: BatchedEnvironment,
-        agent: Agent,
+        address: str,
+        collection: Collection,
         weights: Subscriber,
         writer: ReplayWriter,
-        reporter: reports.Reporter,
         status: Status,
+        tells_episodes: bool,
     ):
-        self._weights, self._writer, self._reporter, self._status = weights, writer, reporter, status
-        self._metrics = EpisodeMetrics(environment.num_environments)
-        self._actor = Actor(environment, agent.collect_policy, observers=[self._metrics, self._write])
+        self._reporter = reports.Reporter(address)
+        self._collection, self._weights, self._writer, self._status = collection, weights, writer, status
+        self._tells_episodes = tells_episodes
+        self._reported_at, self._logged_at = -math.inf, time.monotonic()
 
-    def _write(self, trajectory: Any) -> None:
-        self._writer(trajectory, self._weights.newest.policy_version)
+    def report_if_due(self, state: str) -> None:
+        """Reports every second, and logs every ten; `state` is what the collector does now."""
+        now = time.monotonic()
+        if now - self._reported_at >= _REPORT_SECS:
+            self._report(state)
+            self._reported_at = time.monotonic()
+        if now - self._logged_at >= LOG_EVERY_SECS:
+            logging.info('%s: %s', state, self._line())
+            self._logged_at = now
 
-    def run(self, stop: threading.Event, max_env_steps: int | None) -> None:
-        reported, logged = -math.inf, time.monotonic()
-        try:
-            while _training_goes_on(self._weights) and not stop.is_set():
-                self._actor.run(_STEPS_PER_RUN)
-                if time.monotonic() - reported >= _REPORT_SECS:
-                    self._report()
-                    reported = time.monotonic()
-                if time.monotonic() - logged >= LOG_EVERY_SECS:
-                    logging.info('%s', self._line())
-                    logged = time.monotonic()
-                if max_env_steps is not None and self._metrics.env_steps >= max_env_steps:
-                    self._writer.flush()
-                    break
-        finally:
-            self._report()
-            logging.info('collected %s', self._line())
+    def close(self) -> None:
+        """Reports a last time."""
+        self._report('running')
+        logging.info('collected %s', self._line())
 
-    def _report(self) -> None:
-        self._reporter.report(self._metrics.env_steps, [episode_return for episode_return, _ in self._metrics.drain()])
+    def _counts(self) -> dict[str, int]:
+        metrics = self._collection.metrics
+        return {
+            'env_steps': metrics.env_steps,
+            'episodes': metrics.episodes,
+            'dropped_episodes': metrics.dropped_episodes,
+            'rebuilt_environments': self._collection.num_rebuilt,
+            'lost_steps': self._writer.lost_steps,
+        }
+
+    def _report(self, state: str) -> None:
+        metrics, episodes = self._collection.metrics, self._collection.metrics.drain()
+        self._reporter.report(self._counts(), episodes if self._tells_episodes else [])
         self._status.update(
-            'running',
-            env_steps=self._metrics.env_steps,
-            env_steps_per_sec=self._metrics.env_steps_per_sec,
-            episodes=self._metrics.episodes,
-            mean_return=self._metrics.mean_return,
+            state,
+            **self._counts(),
+            **metrics.means(),
+            env_steps_per_sec=metrics.env_steps_per_sec,
             policy_version=self._weights.newest.policy_version,
+            random_actions=self._collection.random,
         )
 
     def _line(self) -> str:
-        metrics = self._metrics
+        metrics = self._collection.metrics
         mean_return = 'none' if metrics.mean_return is None else f'{metrics.mean_return:.1f}'
+        counts = self._counts()
+        mishaps = ('dropped_episodes', 'rebuilt_environments', 'lost_steps')
+        told = ''.join(f', {counts[name]} {name.replace("_", " ")}' for name in mishaps if counts[name])
         return (
             f'{metrics.env_steps} environment steps ({metrics.env_steps_per_sec:.0f}/s), {metrics.episodes} episodes, '
-            f'mean return {mean_return}, policy version {self._weights.newest.policy_version}'
+            f'mean return {mean_return}, policy version {self._weights.newest.policy_version}{told}'
         )

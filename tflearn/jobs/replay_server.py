@@ -7,6 +7,7 @@ from typing import Any
 from absl import logging
 
 from tflearn.experience import AgentFactory, Experience
+from tflearn.jobs import recorded_data
 from tflearn.replay import reports
 from tflearn.replay.server import ReplayServer
 from tflearn.replay.statistics import ReplayStatistics
@@ -48,7 +49,7 @@ def replay_server(
         logging.info(line)
         return
     agent = make_agent(specs_of(make_environment), create_train_step(), experience)
-    storage = Storage(experience, agent.collect_data_spec)
+    storage = Storage(experience, recorded_data.data_spec(agent, experience))
     variables = contract.table(agent.collect_policy.variables())
     run_tables = [*storage.make_tables(), reports.table(), variables]
     port = int(replay_address.rpartition(':')[2])

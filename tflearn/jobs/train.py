@@ -8,6 +8,7 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn.experience import Agent, AgentFactory, Experience
+from tflearn.jobs import recorded_data
 from tflearn.jobs.train_session import TrainSession
 from tflearn.jobs.train_settings import Settings
 from tflearn.learner import initial_load, strategies, workers
@@ -115,7 +116,7 @@ def train(
         seed += place.worker
         tf.keras.utils.set_random_seed(seed)
     agent = _agent(make_agent, specs_of(make_environment), experience, placement, precision)
-    storage = Storage(experience, agent.collect_data_spec)
+    storage = Storage(experience, recorded_data.data_spec(agent, experience))
     with workers.writable_run_dir(placement, run_dir) as run_dir:
         if not _wait_for_replay(run_dir, replay_address, storage, connect_timeout_secs, stop):
             return

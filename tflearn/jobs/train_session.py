@@ -10,6 +10,7 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn.experience import Agent
+from tflearn.jobs.collect_summaries import CollectSummaries
 from tflearn.jobs.train_settings import Settings
 from tflearn.learner import strategies, workers
 from tflearn.learner.consistency import ReplicaConsistency
@@ -95,6 +96,7 @@ class TrainSession:
         self._watchdog = Watchdog(settings.watchdog_secs) if place.workers > 1 else None
         self._publisher = Publisher(address, agent.collect_policy.variables())
         self._reports = reports.ReportReader(address)
+        self._collect_summaries = CollectSummaries(run_dir.summaries('collect'))
         self._progress = Progress()
         self._figures: dict[str, Any] = {}
         self._reported_at = self._logged_at = time.monotonic()
@@ -113,6 +115,7 @@ class TrainSession:
         triggers = [
             IntervalTrigger(settings.publish, self._publish),
             IntervalTrigger(settings.export, self._export),
+            IntervalTrigger(settings.summary, lambda step: self._collect_summaries.write(self._reports.figures())),
         ]
         if settings.replica_check and strategy.num_replicas_in_sync > 1:
             self._consistency = ReplicaConsistency(strategy, agent)
@@ -152,6 +155,7 @@ class TrainSession:
             self._source.close()
             monitor.join(_LAST_LOOK_SECS)
             learner.close()
+            self._collect_summaries.close()
         self._end(stop)
         self._agreement.on_any(False)  # nobody leaves before all is written
         if self._watchdog:
@@ -268,8 +272,7 @@ class TrainSession:
         replay = ReplayStatistics.of(info[REPLAY], self._storage)
         self._figures = {
             **self._figures,
-            'env_steps': self._reports.env_steps,
-            'mean_return': self._reports.mean_return,
+            **self._reports.figures(),
             'replay_size': replay.size,
             'samples_per_insert': replay.ratio_since_filled(self._storage.experience.min_size),
             **self._source.figures(),

@@ -60,7 +60,9 @@ class JobReport:
                 ('mean return', plain(self.number('mean_return'))),
                 ('episodes', count(self.number('episodes'))),
                 ('lag', _around('', count(self.number('policy_lag_steps')), ' steps')),
-                ('items lost', count(self.number('items_lost') or None)),
+                ('steps lost', count(self.number('lost_steps') or None)),
+                ('episodes dropped', count(self.number('dropped_episodes') or None)),
+                ('environments rebuilt', count(self.number('rebuilt_environments') or None)),
             ],
         }
         return ', '.join(f'{label} {text}'.strip() for label, text in texts.get(self.kind, []) if text)
@@ -121,6 +123,7 @@ class RunReport:
             'replay': _words(replay_size, _around('of ', max_size)),
             'samples/insert': _with_target(ratio, ratio_target),
             'collect return': plain(_mean(job.number('mean_return') for job in collectors)),
+            'episode length': plain(_mean(job.number('mean_length') for job in collectors)),
             'greedy return': _with_target(greedy, target),
             'policy lag': _around('', plain(self.newest('train', 'policy_lag', alive=True)), ' versions'),
             'data wait': '' if wait_share is None else f'{wait_share:.0%}',

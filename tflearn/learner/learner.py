@@ -183,8 +183,7 @@ class Learner:
         with self._strategy.scope():
             if element is None:
                 element = self._next_element()
-            sums = self._loop.loss(element)
-        loss, extra, info = tf.nest.map_structure(lambda value: float(value.numpy()), sums)
+            loss, extra, info = self._loop.loss(element)
         return TrainResult(0, loss, extra, info, 0, time.perf_counter() - start, 0.0)
 
     def train(self, limits: Limits, steps_per_call: int = 200, env_steps: Callable[[], int] = lambda: 0) -> str:
@@ -267,9 +266,7 @@ class Learner:
             return next(self._source)
         if not self._source.grant(1):
             raise RuntimeError('got no batch: the data ended; need an element, or data that go on')
-        one = tf.constant(1, tf.int64)
-        drawn = tf.function(self._source.draw, autograph=False)(one, self.train_step)
-        return tf.nest.map_structure(lambda column: column[0], drawn)
+        return self._source.batch(self._source.draw(tf.constant(1, tf.int64), self.train_step.read_value()), 0)
 
     def _check_numbers(self) -> None:
         """After a loss that was not finite: raises, unless such steps are skipped and the variables are finite."""

@@ -7,8 +7,8 @@ from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories import trajectory
 
 from tflearn.experience import Agent
+from tflearn.learner.elements import flatten_with_names
 from tflearn.learner.summaries import SummaryOptions
-from tflearn.learner.train_loop import flatten_with_names
 
 
 class StepSummaries:

@@ -65,16 +65,18 @@ class SummarizedLoop:
         with tf.summary.record_if(False):  # whatever writer the caller has
             self._silent = self._loop.program(source)
         self._recorded: Program | None = None
-        self._loss = tf.function(self._loop.loss, autograph=False)
+        self._loss_figures = self._loop.figures()
+        self._loss = self._loop.loss(self._loss_figures)
         self._texts = options.texts
 
     @property
     def num_traces(self) -> int:
         return self._loop.num_traces
 
-    def loss(self, element: Any) -> Any:
-        """See `TrainLoop.loss`. Compiled once for each form of element."""
-        return self._loss(element)
+    def loss(self, element: Any) -> tuple[float, dict[str, float], dict[str, float]]:
+        """Returns loss, the agent's figures and the data's of an element. Compiled once for each form of element."""
+        _, loss, extra, info = self._loss_figures.read(self._loss(element).numpy())
+        return loss, extra, info
 
     def take(self, before: int, num_steps: int, add: Callable[[Taken], None]) -> bool:
         """Takes train steps, and writes the summaries of those that are due.

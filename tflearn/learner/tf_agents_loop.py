@@ -6,11 +6,13 @@ Replicas are reduced by `TrainLoop`'s step, as everywhere here.
 import dataclasses
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tf_agents.utils import nest_utils
 
 from tflearn.learner.elements import is_whole
-from tflearn.learner.train_loop import LoopOptions, Sums, TrainLoop
+from tflearn.learner.step_figures import LOSS
+from tflearn.learner.train_loop import LoopOptions, TrainLoop
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,10 +98,11 @@ class TFAgentsLoop:
         self._agent: Any = _CalledAgent(agent, samples.keywords)
         self._strategy, self._samples = strategy, samples
         loop = TrainLoop(self._agent, strategy, options)
-        self._steps = {recorded: loop.step() for recorded in (False, True)}
+        self._figures, self._loss_figures = (loop.figures(with_info=False) for _ in range(2))
+        self._steps = {recorded: loop.step(self._figures) for recorded in (False, True)}
         self._run = tf.function(self._over_iterator)
-        self._loss = tf.function(loop.loss, autograph=False)
-        self._zeros: Any = None
+        self._loss = loop.loss(self._loss_figures)
+        self._prepared = False
         self._train_like: Any = None
         self._loss_like: Any = None
 
@@ -123,9 +126,8 @@ class TFAgentsLoop:
           sample_info_spec: of what comes with it.
         """
         with tf.summary.record_if(False):
-            step = self._steps[False].get_concrete_function((experience_spec, sample_info_spec))
-        loss, extra, _ = step.structured_outputs
-        self._zeros = tf.nest.map_structure(lambda _: tf.constant(0.0), (loss, extra))
+            self._steps[False].get_concrete_function((experience_spec, sample_info_spec))
+        self._prepared = True
         self._train_like = self._agent.like
 
     def run(self, iterator: Any, num_steps: int, writer: tf.summary.SummaryWriter | None = None) -> Steps:
@@ -136,7 +138,7 @@ class TFAgentsLoop:
           num_steps: another number does not compile anew.
           writer: records the summaries of these steps; None records none.
         """
-        if self._zeros is None:
+        if not self._prepared:
             self.prepare_for(iterator)
         asked = tf.constant(num_steps, tf.int64)
         # Recorded or not, the caller's own default writer gets nothing.
@@ -146,38 +148,36 @@ class TFAgentsLoop:
         else:
             with tf.summary.record_if(False):
                 values = self._run(self._steps[False], iterator, asked)
-        taken, total, *last = values.numpy().tolist()
-        loss, extra = tf.nest.pack_sequence_as(self._zeros, last)
-        return Steps(int(taken), total, _loss_info(self._train_like, loss, extra) if taken else None)
+        taken, total, *last = values.numpy()
+        _, loss, extra, _ = self._figures.read(np.array(last))
+        return Steps(int(taken), float(total), _loss_info(self._train_like, loss, extra) if taken else None)
 
     def loss(self, experience: Any, sample_info: Any) -> Any:
         """Returns the LossInfo of a batch, without any update, callback or summary."""
         with tf.summary.record_if(False):
-            loss, extra, _ = self._loss((experience, sample_info))
+            vector = self._loss((experience, sample_info))
+        _, loss, extra, _ = self._loss_figures.read(vector.numpy())
         if self._loss_like is None:
             self._loss_like = self._agent.like
         return _loss_info(self._loss_like, loss, extra)
 
     def _over_iterator(self, step: Any, iterator: Any, num_steps: tf.Tensor) -> tf.Tensor:
         taken, total = tf.constant(0, tf.int64), tf.constant(0.0)
-        last = self._zeros
+        last = tf.zeros([self._figures.size])
         element = iterator.get_next_as_optional()
         while taken < num_steps and is_whole(self._strategy, element):
-            last = _loss_and_extra(step(self._samples.split(element.get_value())))
-            total += last[0]
+            last = step(self._samples.split(element.get_value()))
+            total += last[LOSS]
             taken += 1
             if taken < num_steps:
                 element = iterator.get_next_as_optional()
         # One tensor: fetching many small ones costs more than a small train step.
-        return tf.stack([tf.cast(value, tf.float64) for value in tf.nest.flatten((taken, total, last))])
-
-
-def _loss_and_extra(sums: Sums) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-    return sums[0], sums[1]
+        counts = tf.stack([tf.cast(taken, tf.float64), tf.cast(total, tf.float64)])
+        return tf.concat([counts, tf.cast(last, tf.float64)], axis=0)
 
 
 def _loss_info(like: Any, loss: Any, extra: dict[str, Any]) -> Any:
     """Returns a LossInfo like `like`; figures that are no numbers are None."""
     named = nest_utils.flatten_with_joined_paths(like.extra)
-    values = [tf.constant(extra[name]) if name in extra else None for name, _ in named]
-    return like._replace(loss=tf.constant(loss), extra=tf.nest.pack_sequence_as(like.extra, values))
+    values = [tf.constant(extra[name], tf.float32) if name in extra else None for name, _ in named]
+    return like._replace(loss=tf.constant(loss, tf.float32), extra=tf.nest.pack_sequence_as(like.extra, values))

@@ -13,20 +13,12 @@ import tensorflow as tf
 
 from tflearn.experience import Agent, BatchSource
 from tflearn.learner import elements, strategies
-from tflearn.learner.elements import flatten_with_names, split
+from tflearn.learner.elements import split
+from tflearn.learner.step_figures import Reduction, StepFigures
 
 OnNonfinite = Literal['stop', 'skip', 'ignore']
-Reduction = Literal['mean', 'sum', 'max', 'min']
 
-Sums = tuple[tf.Tensor, dict[str, tf.Tensor], dict[str, tf.Tensor]]
 AfterStep = Callable[[Any, Any], object]
-
-_REDUCTIONS: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
-    'mean': tf.reduce_mean,
-    'sum': tf.reduce_sum,
-    'max': tf.reduce_max,
-    'min': tf.reduce_min,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,8 +75,10 @@ class LoopOptions:
         if self.on_nonfinite not in get_args(OnNonfinite):
             raise ValueError(f'got on_nonfinite={self.on_nonfinite!r}; need one of {", ".join(get_args(OnNonfinite))}')
         for name, rule in self.extra_reductions.items():
-            if rule not in _REDUCTIONS:
-                raise ValueError(f'got extra_reductions[{name!r}]={rule!r}; need one of {", ".join(_REDUCTIONS)}')
+            if rule not in get_args(Reduction):
+                raise ValueError(
+                    f'got extra_reductions[{name!r}]={rule!r}; need one of {", ".join(get_args(Reduction))}'
+                )
 
 
 class TrainLoop:
@@ -125,106 +119,97 @@ class TrainLoop:
         Returns:
           A function of the number of train steps.
         """
-        sliced = hasattr(source, 'draw')
+        sliced, figures = hasattr(source, 'draw'), self.figures()
         # XLA would leave out the summaries.
         train = self._agent.train if summarize else self._train
         step = tf.function(
-            lambda element: self._distributed_step(element, sliced, train, summarize=summarize), autograph=False
+            lambda element: self._distributed_step(element, figures, sliced, train, summarize=summarize),
+            autograph=False,
         )
-        zeros = self._zeros(step, source)
+        step.get_concrete_function(_element_spec(source))  # makes the optimizer's slots
         loop = tf.function(self._over_source if sliced else self._over_iterator)
         # One tensor: fetching many small ones costs more than a small train step.
-        compiled = tf.function(lambda num_steps: _packed(*loop(step, zeros, source, num_steps)), autograph=False)
+        compiled = tf.function(lambda num_steps: _packed(*loop(step, figures, source, num_steps)), autograph=False)
         concrete = compiled.get_concrete_function(tf.TensorSpec((), tf.int64))
 
         def run(num_steps: int) -> Taken:
-            numbers, *items = concrete(tf.constant(num_steps, tf.int64))
-            steps, nonfinite, waited_secs, *sums = numbers.numpy().tolist()
-            sums = tf.nest.pack_sequence_as(zeros, sums)
-            per_item = (part.numpy()[: int(steps)] for part in items)
-            return Taken(int(steps), int(nonfinite), waited_secs, *sums, *per_item)
+            packed, *items = concrete(tf.constant(num_steps, tf.int64))
+            steps, waited_secs, *sums = packed.numpy()
+            num_finite, loss, extra, info = figures.read(np.array(sums))
+            per_item = items[0].numpy()[: int(steps)] if items else None
+            return Taken(int(steps), int(steps) - num_finite, float(waited_secs), loss, extra, info, per_item)
 
         return run
 
-    def step(self) -> Any:
-        """Returns a function to compile, for loops of others: an element of an iterator -> what a train step gives."""
-        return tf.function(lambda element: self._distributed_step(element, False, self._train), autograph=False)
+    def figures(self, with_info: bool = True) -> StepFigures:
+        """Returns a new layout of figures, for one kind of step."""
+        return StepFigures(self._options.extra_reductions, self._strategy.num_replicas_in_sync, with_info)
 
-    def loss(self, element: Any) -> Sums:
-        """Returns loss, extra and info of an element (per replica, as the strategy gives it), without any update."""
-        return self._distributed_step(element, False, self._agent.loss, after_step=False)[:3]
+    def step(self, figures: StepFigures) -> Any:
+        """For loops of others: compiles a function from an element of an iterator to the figures of a train step."""
+        return tf.function(
+            lambda element: self._distributed_step(element, figures, False, self._train)[0], autograph=False
+        )
 
-    def _zeros(self, step: Any, source: Any) -> Sums:
-        """Traces the step, which makes the optimizer's slots, and returns the zeros that sums begin with."""
-        if hasattr(source, 'draw'):
-            drawn = tf.function(source.draw, autograph=False).get_concrete_function(
-                tf.TensorSpec((), tf.int64), tf.TensorSpec((), tf.int64)
-            )
-            spec = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape[1:], t.dtype), drawn.structured_outputs)
-        else:
-            spec = source.element_spec
-        outputs = step.get_concrete_function(spec).structured_outputs
-        return tf.nest.map_structure(lambda _: tf.constant(0.0), outputs[:3])
+    def loss(self, figures: StepFigures) -> Any:
+        """Likewise, but without any update; the element is per replica, as the strategy gives it."""
+        return tf.function(
+            lambda element: self._distributed_step(element, figures, False, self._agent.loss, after_step=False)[0],
+            autograph=False,
+        )
 
-    def _over_source(self, step: Any, zeros: Sums, source: BatchSource, num_steps: tf.Tensor) -> Any:
-        taken, nonfinite = tf.constant(0, tf.int64), tf.constant(0, tf.int64)
-        sums, items = tf.zeros([len(tf.nest.flatten(zeros))]), self._item_arrays(num_steps)
-        going_on = tf.constant(True)
-        while going_on and taken < num_steps:
+    def _over_source(self, step: Any, figures: StepFigures, source: BatchSource, num_steps: tf.Tensor) -> Any:
+        taken, going_on = tf.constant(0, tf.int64), tf.constant(True)
+        sums, items = tf.zeros([figures.size]), self._item_arrays(num_steps)
+        # `and` would be a conditional, which costs more than the comparison that it may save.
+        while tf.logical_and(going_on, taken < num_steps):
             count = tf.minimum(num_steps - taken, source.max_draw_steps)
-            batches = source.draw(count, self._agent.train_step_counter)
+            drawn = source.draw(count, self._agent.train_step_counter)
             i = tf.constant(0, tf.int64)
-            while going_on and i < count:
-                outputs = step(tf.nest.map_structure(lambda column: tf.gather(column, i), batches))  # noqa: B023
-                sums, finite = self._add(sums, outputs)
+            while tf.logical_and(going_on, i < count):
+                outputs = step(source.batch(drawn, i))
+                sums, going_on = self._add(sums, outputs)
                 items = _write(items, taken + i, outputs)
-                nonfinite += 1 - tf.cast(finite, tf.int64)
-                going_on = self._goes_on(finite)
                 i += 1
             taken += i
-        return taken, nonfinite, tf.constant(0.0, tf.float64), sums, _stack(items)
+        return taken, tf.constant(0.0, tf.float64), sums, _stack(items)
 
-    def _over_iterator(self, step: Any, zeros: Sums, iterator: Any, num_steps: tf.Tensor) -> Any:
-        taken, nonfinite = tf.constant(0, tf.int64), tf.constant(0, tf.int64)
-        sums, items = tf.zeros([len(tf.nest.flatten(zeros))]), self._item_arrays(num_steps)
-        going_on = tf.constant(True)
+    def _over_iterator(self, step: Any, figures: StepFigures, iterator: Any, num_steps: tf.Tensor) -> Any:
+        taken, going_on = tf.constant(0, tf.int64), tf.constant(True)
+        sums, items = tf.zeros([figures.size]), self._item_arrays(num_steps)
         element, waited_secs = _next(iterator, taken)
         while going_on and taken < num_steps and elements.is_whole(self._strategy, element):
             outputs = step(element.get_value())
-            sums, finite = self._add(sums, outputs)
+            sums, going_on = self._add(sums, outputs)
             items = _write(items, taken, outputs)
-            nonfinite += 1 - tf.cast(finite, tf.int64)
-            going_on = self._goes_on(finite)
             taken += 1
             if going_on and taken < num_steps:
-                element, secs = _next(iterator, outputs[0])
+                element, secs = _next(iterator, outputs[1])
                 waited_secs += secs
-        return taken, nonfinite, waited_secs, sums, _stack(items)
+        return taken, waited_secs, sums, _stack(items)
 
     def _item_arrays(self, num_steps: tf.Tensor) -> tuple[tf.TensorArray, ...]:
         wanted = self._options.item_figure is not None
         return (tf.TensorArray(tf.float32, tf.cast(num_steps, tf.int32)),) if wanted else ()
 
-    def _goes_on(self, finite: tf.Tensor) -> tf.Tensor:
-        return finite if self._options.on_nonfinite == 'stop' else tf.constant(True)
-
     def _add(self, sums: tf.Tensor, outputs: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        # One vector: an operation for each number would cost more than a small train step.
-        numbers = tf.stack(tf.nest.flatten(outputs[:3]))
+        vector, loss = outputs[:2]
         if self._options.on_nonfinite == 'ignore':
-            return sums + numbers, tf.constant(True)
-        finite = tf.math.is_finite(outputs[0])
-        return sums + tf.where(finite, numbers, 0.0), finite
+            return sums + vector, tf.constant(True)
+        finite = tf.math.is_finite(loss)
+        goes_on = finite if self._options.on_nonfinite == 'stop' else tf.constant(True)
+        return sums + tf.where(finite, vector, 0.0), goes_on
 
     def _distributed_step(
         self,
         element: Any,
+        figures: StepFigures,
         sliced: bool,
         train: Callable[..., Any],
         after_step: bool = True,
         summarize: AfterStep | None = None,
     ) -> Any:
-        """One train step on all replicas. Returns scalars: loss, extra, info; then the figure of items, if wanted."""
+        """One train step on all replicas. Returns its figures, the loss, and the figure of items, if wanted."""
 
         def replica_step(whole: Any) -> Any:
             data, info = split(elements.own_part(whole, self._replicas_here) if sliced else whole)
@@ -236,46 +221,33 @@ class TrainLoop:
                 summarize(data, info)
             loss = tf.cast(tf.reduce_sum(loss_info.loss), tf.float32)
             items = elements.of_items(loss_info.extra, self._options.item_figure)
-            return loss, self._numbers(loss_info.extra), self._numbers(info), items
+            return *figures.of_replica(loss, loss_info.extra, info), loss, items
 
         if after_step:
             self.num_traces += 1
-        loss, extra, info, items = self._strategy.run(replica_step, (element,), options=self._options.run_options)
+        summed, extremes, loss, items = self._strategy.run(replica_step, (element,), options=self._options.run_options)
+        vector = figures.over_replicas(self._strategy, summed, extremes)
         total = self._strategy.reduce(tf.distribute.ReduceOp.SUM, loss, axis=None)
         whole = tuple(tf.concat(self._strategy.experimental_local_results(part), axis=0) for part in items)
-        return total, self._over_replicas(extra), self._over_replicas(info), *whole
+        return vector, total, *whole
 
-    def _numbers(self, values: Any) -> dict[str, tf.Tensor]:
-        """Returns each numeric tensor of a nest as one number, named by its path."""
-        numbers = {}
-        for path, value in flatten_with_names(values):
-            tensor = tf.convert_to_tensor(value)
-            if tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool:
-                numbers[path] = _REDUCTIONS[self._rule(path)](tf.cast(tensor, tf.float32))
-        return numbers
 
-    def _over_replicas(self, numbers: dict[str, Any]) -> dict[str, tf.Tensor]:
-        if self._strategy.num_replicas_in_sync == 1:
-            return {name: self._strategy.reduce('SUM', number, axis=None) for name, number in numbers.items()}
-        reduced = {}
-        for name, number in numbers.items():
-            rule = self._rule(name)
-            if rule in ('mean', 'sum'):
-                reduced[name] = self._strategy.reduce(rule.upper(), number, axis=None)
-            else:
-                gathered = self._strategy.gather(
-                    tf.nest.map_structure(lambda part: part[None], number, expand_composites=True), axis=0
-                )
-                reduced[name] = _REDUCTIONS[rule](gathered)
-        return reduced
+def _element_spec(source: Any) -> Any:
+    found: list[Any] = []
 
-    def _rule(self, name: str) -> Reduction:
-        return self._options.extra_reductions.get(name, 'mean')
+    def find(seed: tf.Tensor) -> None:
+        # Not `iterator.element_spec`: where replicas may run out of data one by one, batch sizes are unknown.
+        drawn = hasattr(source, 'draw')
+        element = source.batch(source.draw(1, seed), 0) if drawn else source.get_next_as_optional().get_value()
+        found.append(tf.nest.map_structure(tf.type_spec_from_value, element))
+
+    tf.function(find, autograph=False).get_concrete_function(tf.TensorSpec((), tf.int64))
+    return found[0]
 
 
 def _write(arrays: tuple[tf.TensorArray, ...], place: tf.Tensor, outputs: Any) -> tuple[tf.TensorArray, ...]:
     place = tf.cast(place, tf.int32)
-    return tuple(array.write(place, items) for array, items in zip(arrays, outputs[3:], strict=True))
+    return tuple(array.write(place, items) for array, items in zip(arrays, outputs[2:], strict=True))
 
 
 def _stack(arrays: tuple[tf.TensorArray, ...]) -> tuple[tf.Tensor, ...]:

@@ -5,12 +5,13 @@ first row says so. So that no sequence is lost between two chunks, a chunk begin
 """
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 
 from tflearn.experience import Experience
 
-_LAST, _TERMINATED = 2, 0.0
+_FIRST, _LAST, _TERMINATED = 0, 2, 0.0
 
 
 class ChunkBuilder:
@@ -20,88 +21,142 @@ class ChunkBuilder:
     is its flag: not 0 if a sequence begins here, and then random, so that two chunks differ even if environments did
     the same. A sequence never crosses the end of an episode; the episode's last observation is in the boundary row
     (LAST -> FIRST) that ends its last sequence. A truncated episode of fewer rows than a sequence makes none.
+
+    A row of an environment that was made anew (not LAST, and yet -> FIRST) says nothing but its observation, for its
+    step never happened: it ends its episode as the boundary row of a truncated one does, and begins no sequence.
     """
 
-    def __init__(self, experience: Experience, num_starts: int, num_environments: int, num_bytes: int):
+    def __init__(
+        self,
+        experience: Experience,
+        num_starts: int,
+        num_environments: int,
+        num_bytes: int,
+        clock: Callable[[], float] = time.monotonic,
+    ):
         """Makes room for the rows.
 
         Args:
-          experience: gives sequence length and stride.
+          experience: gives sequence length, stride, and whether ends are padded.
           num_starts: C.
           num_environments: B.
           num_bytes: of a row, its flag included.
+          clock: seconds.
         """
-        self._length, self._stride = experience.sequence_length, experience.stride
-        self._num_starts = num_starts
-        self._rows = np.zeros((num_environments, num_starts + self._length - 1, num_bytes), np.uint8)
-        self._num_rows = np.zeros(num_environments, np.int64)
+        self._length, self._stride, self._pad = experience.sequence_length, experience.stride, experience.pad_episodes
+        self._chunk_rows = num_starts + self._length - 1
+        # Twice a chunk: rows are moved to the front once per chunk, not once per row, even if each begins one.
+        self._rows = np.zeros((num_environments, 2 * self._chunk_rows, num_bytes), np.uint8)
+        self._begin = np.zeros(num_environments, np.int64)  # where the current chunk begins
+        self._end = np.zeros(num_environments, np.int64)  # after its newest row
+        self._num_flags = np.zeros(num_environments, np.int64)  # in it
         # Rows of the current episode; none before its first, and a boundary row ends it.
         self._age = np.zeros(num_environments, np.int64)
         self._terminated = np.zeros(num_environments, bool)
-        self._since = np.full(num_environments, time.monotonic())
+        self._clock = clock
+        self._since = np.full(num_environments, clock())
         self._environments = np.arange(num_environments)
         self._random = np.random.default_rng()
 
-    def append(self, rows: np.ndarray, step_type: np.ndarray, discount: np.ndarray) -> list[np.ndarray]:
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that are whole and in no chunk yet."""
+        return int(self._num_flags.sum())
+
+    def append(
+        self, rows: np.ndarray, step_type: np.ndarray, next_step_type: np.ndarray, discount: np.ndarray
+    ) -> list[np.ndarray]:
         """Takes in one row of every environment.
 
         Args:
-          rows: uint8 [B, num_bytes].
+          rows: uint8 [B, num_bytes]; their flags are 0.
           step_type: int [B], of the rows.
+          next_step_type: int [B], of the rows.
           discount: float [B], of the rows; 0 if the episode was terminated.
 
         Returns:
           The chunks that are full now.
         """
-        first, boundary = step_type == 0, step_type == _LAST
-        self._age = np.where(first, 1, np.where(self._age > 0, self._age + 1, 0))
+        self._age = np.where(step_type == _FIRST, 1, self._age + (self._age > 0))
         chunks = self._append(self._environments, rows)
-        for i in np.flatnonzero(boundary):
-            # After termination nothing is bootstrapped, so repeating the boundary row lets each last step begin a
-            # sequence too. After truncation it would change how far the bootstrapped value is discounted.
-            for _ in range(self._length - 2 if self._terminated[i] and self._age[i] else 0):
-                self._age[i] += 1
-                chunks += self._append(self._environments[i : i + 1], rows[i : i + 1])
-            excess = self._age[i] - self._length
-            if excess > 0 and excess % self._stride:  # the stride stepped over the end
-                self._flag(self._environments[i : i + 1])
-            self._age[i] = 0
-        self._terminated = ~boundary & (discount == _TERMINATED)
+        last = step_type == _LAST
+        ended = np.flatnonzero(last | (next_step_type == _FIRST))
+        if ended.size:
+            chunks += self._end_episodes(ended, rows, last)
+        self._terminated = ~last & (discount == _TERMINATED)
         return chunks
 
     def take_older_than(self, secs: float) -> list[np.ndarray]:
         """Returns chunks of what has waited longer than `secs`, filled up with zeros."""
-        late = (self._num_rows >= self._length) & (time.monotonic() - self._since > secs)
-        return self._take(np.flatnonzero(late))
+        now, waits = self._clock(), self._num_flags > 0
+        self._since[~waits] = now
+        late = waits & (now - self._since > secs)
+        return self._take(np.flatnonzero(late)) if late.any() else []
+
+    def _end_episodes(self, environments: np.ndarray, rows: np.ndarray, last: np.ndarray) -> list[np.ndarray]:
+        """Repeats the boundary rows `rows` of these environments where need be, so that each step is in a sequence."""
+        age = self._age[environments]
+        missing = self._length - age
+        if self._pad:
+            missing = np.where(missing > 0, missing, missing % self._stride)
+        else:
+            # After termination nothing is bootstrapped, so repeating the boundary row lets each last step begin a
+            # sequence too. After truncation it would change how far the bootstrapped value is discounted.
+            missing = np.where(self._terminated[environments], self._length - 2, 0)
+        missing[(age == 0) | ~last[environments]] = 0
+        chunks: list[np.ndarray] = []
+        for i in range(missing.max()):
+            repeated = environments[missing > i]
+            self._age[repeated] += 1
+            chunks += self._append(repeated, rows[repeated])
+        excess = self._age[environments] - self._length
+        if not self._pad and self._stride > 1:  # it may have stepped over the end
+            self._flag(environments[(excess > 0) & (excess % self._stride > 0)])
+        self._age[environments] = 0
+        return chunks
 
     def _append(self, environments: np.ndarray, rows: np.ndarray) -> list[np.ndarray]:
         # Only now: the end of an episode may have put a flag on a row of a chunk that was full.
-        full = environments[self._num_rows[environments] == self._rows.shape[1]]
-        chunks = self._take(full) if full.size else []
-        self._rows[environments, self._num_rows[environments]] = rows
-        self._rows[environments, self._num_rows[environments], 0] = 0
-        self._num_rows[environments] += 1
+        end = self._end[environments]
+        full = end - self._begin[environments] == self._chunk_rows
+        chunks = []
+        if full.any():
+            chunks = self._take(environments[full])
+            end = self._end[environments]
+        self._rows[environments, end] = rows
+        self._end[environments] = end + 1
         excess = self._age[environments] - self._length
-        begins = environments[(excess >= 0) & (excess % self._stride == 0)]
-        if begins.size:
-            self._flag(begins)
+        begins = excess >= 0 if self._stride == 1 else (excess >= 0) & (excess % self._stride == 0)
+        self._flag(environments[begins])
         return chunks
 
     def _flag(self, environments: np.ndarray) -> None:
         """Marks the sequences that end with the newest rows."""
-        flags = self._random.integers(1, 256, len(environments), np.uint8)
-        self._rows[environments, self._num_rows[environments] - self._length, 0] = flags
+        self._rows[environments, self._end[environments] - self._length, 0] = 1
+        self._num_flags[environments] += 1
 
     def _take(self, environments: np.ndarray) -> list[np.ndarray]:
-        chunks = []
-        overlap = self._length - 1
-        for i in environments:
-            num_rows, rows = self._num_rows[i], self._rows[i]
-            chunk = np.zeros_like(rows)
-            chunk[:num_rows] = rows[:num_rows]
-            if chunk[:, 0].any():
-                chunks.append(chunk)
-            rows[:overlap] = chunk[num_rows - overlap : num_rows]
-            self._num_rows[i] = overlap
-        self._since[environments] = time.monotonic()
+        """Ends these environments' chunks and begins the next ones; returns those that hold a sequence."""
+        flagged = environments[self._num_flags[environments] > 0]
+        chunks = self._chunks(flagged) if flagged.size else np.empty((0,))
+        self._begin[environments] = self._end[environments] - (self._length - 1)
+        self._num_flags[environments] = 0
+        self._since[environments] = self._clock()
+        self._make_room(environments[self._begin[environments] + self._chunk_rows > self._rows.shape[1]])
+        return list(chunks)
+
+    def _chunks(self, environments: np.ndarray) -> np.ndarray:
+        """Copies the rows of chunks [n, C + L - 1, num_bytes]; their flags become random numbers."""
+        begin, num_rows = self._begin[environments], (self._end - self._begin)[environments]
+        within = np.arange(self._chunk_rows)
+        chunks = self._rows[environments[:, None], begin[:, None] + within]
+        chunks[within >= num_rows[:, None]] = 0
+        chunks[:, :, 0] *= self._random.integers(1, 256, chunks.shape[:2], np.uint8)
         return chunks
+
+    def _make_room(self, environments: np.ndarray) -> None:
+        """Moves what the next chunks begin with to the front."""
+        overlap = np.arange(self._length - 1)
+        moved = self._rows[environments[:, None], self._begin[environments][:, None] + overlap]
+        self._rows[environments[:, None], overlap] = moved
+        self._begin[environments], self._end[environments] = 0, self._length - 1

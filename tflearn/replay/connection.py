@@ -1,5 +1,6 @@
 """Finding the replay server: it may not be there yet, or be another run's."""
 
+import socket
 import threading
 from typing import Any
 
@@ -11,10 +12,30 @@ from tflearn.waiting import wait_until
 _INFO_TIMEOUT_SECS = 2
 
 
+def own_address(address: str) -> str:
+    """Returns another spelling of `address`, whose connection is not shared with the rest of the process.
+
+    gRPC shares connections by the spelling, and with them the time to wait before it tries again, which grows up to two
+    minutes while any thread looks for a server that is away.
+    """
+    host, _, port = address.rpartition(':')
+    return f'{host}:0{port}'
+
+
+def listens(address: str) -> bool:
+    """Says whether anything listens at `address`: quickly, and without gRPC, which would wait longer each time."""
+    host, _, port = address.rpartition(':')
+    try:
+        socket.create_connection((host.strip('[]'), int(port)), _INFO_TIMEOUT_SECS).close()
+    except OSError:
+        return False
+    return True
+
+
 def server_info(address: str) -> dict[str, Any] | None:
     """Returns `reverb.TableInfo` by table name, or None when no server answers at `address`."""
     try:
-        return reverb.Client(address).server_info(timeout=_INFO_TIMEOUT_SECS)
+        return reverb.Client(own_address(address)).server_info(timeout=_INFO_TIMEOUT_SECS)
     except (reverb.errors.DeadlineExceededError, RuntimeError):
         return None
 

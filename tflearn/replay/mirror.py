@@ -5,8 +5,6 @@ is filled from it. What is new comes by the server's stream. Only the training t
 calls of the compiled loop, so that no draw sees a sequence that is half overwritten.
 """
 
-import collections
-import dataclasses
 import json
 import math
 import time
@@ -18,107 +16,18 @@ from absl import logging
 
 from tflearn.replay import connection, rate_limits
 from tflearn.replay.reader import TableReader
+from tflearn.replay.ring_buffer import RingBuffer
 from tflearn.replay.storage import MIRROR_CHUNKS_AT_ONCE, REPLAY, STREAM, Storage
 from tflearn.waiting import LOG_EVERY_SECS
 
 _MAX_CHUNKS_AT_ONCE = MIRROR_CHUNKS_AT_ONCE
-_MAX_DRAW_BYTES = 4 << 20
-_MAX_DRAW_STEPS = 256
+_MAX_DRAWN_ROWS = 1 << 16
 _POLL_SECS = 0.002
 _REFRESH_SECS = 0.01
 
 
 def _chunk_spec(storage: Storage) -> tf.TensorSpec:
     return tf.TensorSpec(storage.chunk_shape, tf.uint8)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Chunk:
-    """A chunk in the ring: its rows, the sequences up to its end (all that ever were), and how to know it again."""
-
-    num_rows: int
-    next_start: int
-    fingerprint: int
-
-
-class RingBuffer:
-    """Rows in a ring of memory, and the places where their sequences begin, oldest first.
-
-    Attributes:
-      rows: uint8 variable [max_rows, num_bytes].
-      starts: int64 variable [max_size]: rows that begin a sequence, itself a ring.
-      window: int64 variable [2]: place in `starts` of the oldest sequence, and how many there are.
-    """
-
-    def __init__(self, storage: Storage):
-        """Allocates the memory, on the host."""
-        self._length = storage.experience.sequence_length
-        self._num_starts = storage.num_starts
-        self._max_size = storage.experience.max_size
-        self._max_rows = storage.mirror_rows
-        with tf.device('CPU:0'):
-            self.rows = tf.Variable(tf.zeros((self._max_rows, storage.layout.num_bytes), tf.uint8), trainable=False)
-            self.starts = tf.Variable(tf.zeros((self._max_size,), tf.int64), trainable=False)
-            self.window = tf.Variable(tf.zeros((2,), tf.int64), trainable=False)
-        self._next_row = self._num_used = self._oldest = self._next_start = 0
-        self._chunks: collections.deque[_Chunk] = collections.deque()
-        self._fingerprints: set[int] = set()
-
-    @property
-    def size(self) -> int:
-        """Sequences that can be drawn."""
-        return self._next_start - self._oldest
-
-    @property
-    def has_dropped(self) -> bool:
-        """Says whether it was full once: the oldest sequences have made room."""
-        return self._oldest > 0
-
-    def add(self, chunks: np.ndarray) -> int:
-        """Takes in chunks uint8 [n, rows, num_bytes]; fewer at once than the ring holds. Known ones are left out.
-
-        Returns:
-          The number of sequences in all of them.
-        """
-        rows, places, starts = [], [], []
-        for chunk in chunks:
-            begins = np.flatnonzero(chunk[: self._num_starts, 0])
-            fingerprint = hash(chunk.tobytes())
-            if not len(begins) or fingerprint in self._fingerprints:
-                continue
-            used = chunk[begins[0] : begins[-1] + self._length]
-            place = self._allocate(len(used), len(begins), fingerprint)
-            rows.append(used)
-            places.append(np.arange(place, place + len(used)))
-            starts.append(place + begins - begins[0])
-        if rows:
-            self._write(np.concatenate(rows), np.concatenate(places), np.concatenate(starts))
-        return int(np.count_nonzero(chunks[:, : self._num_starts, 0]))
-
-    def _allocate(self, num_rows: int, num_sequences: int, fingerprint: int) -> int:
-        """Makes room for a chunk, in one piece; the oldest go. Returns its place."""
-        wraps = self._next_row + num_rows > self._max_rows
-        needed = num_rows + (self._max_rows - self._next_row if wraps else 0)
-        while self._num_used + needed > self._max_rows:
-            oldest = self._chunks.popleft()
-            self._num_used -= oldest.num_rows
-            self._oldest = max(self._oldest, oldest.next_start)
-            self._fingerprints.discard(oldest.fingerprint)
-        place = 0 if wraps else self._next_row
-        self._next_row = place + num_rows
-        self._num_used += needed
-        self._next_start += num_sequences
-        self._chunks.append(_Chunk(needed, self._next_start, fingerprint))
-        self._fingerprints.add(fingerprint)
-        return place
-
-    def _write(self, rows: np.ndarray, places: np.ndarray, starts: np.ndarray) -> None:
-        self.rows.scatter_update(tf.IndexedSlices(rows, places))
-        starts = starts[-self._max_size :]
-        where = np.arange(self._next_start - len(starts), self._next_start) % self._max_size
-        self.starts.scatter_update(tf.IndexedSlices(starts, where))
-        self._oldest = max(self._oldest, self._next_start - self._max_size)
-        self.window.assign([self._oldest % self._max_size, self.size])
 
 
 class ReplayMirror(tf.train.experimental.PythonState):
@@ -145,8 +54,7 @@ class ReplayMirror(tf.train.experimental.PythonState):
         self._refreshed_at = 0.0
         self._error_buffer = rate_limits.error_buffer(storage.experience, storage.sequences_per_chunk)
         self._error_buffer = max(self._error_buffer, float(batch_size))
-        row_bytes = batch_size * storage.experience.sequence_length * storage.layout.num_bytes
-        self.max_draw_steps = max(1, min(_MAX_DRAW_STEPS, _MAX_DRAW_BYTES // row_bytes))
+        self.max_draw_steps = max(1, _MAX_DRAWN_ROWS // (batch_size * storage.experience.sequence_length))
         logging.info(
             'the mirror of the replay takes %.1f MB for %d sequences',
             storage.mirror_bytes / 1e6,
@@ -199,7 +107,7 @@ class ReplayMirror(tf.train.experimental.PythonState):
             self._reader.wait(_POLL_SECS)
         return 0
 
-    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
+    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         """Draws uniformly, with replacement. For a graph.
 
         Args:
@@ -207,17 +115,25 @@ class ReplayMirror(tf.train.experimental.PythonState):
           seed: int64 scalar, another one for every draw: the train step.
 
         Returns:
-          The trajectory [num_steps, B, T, ...], and a dict with `policy_version` int64 [num_steps, B, T].
+          The sequences' rows, int64 [num_steps, B, T].
         """
-        length, num_bytes = self._storage.experience.sequence_length, self._storage.layout.num_bytes
         with tf.device('CPU:0'):
             oldest, size = tf.unstack(self._ring.window)
-            shape = [tf.cast(num_steps, tf.int32) * self._batch_size]
+            shape = [tf.cast(num_steps, tf.int32), self._batch_size]
             seeds = tf.stack([tf.constant(self._seed, tf.int64), tf.cast(seed, tf.int64)])
             drawn = tf.random.stateless_uniform(shape, seeds, 0, size, tf.int64)
-            starts = tf.gather(self._ring.starts, (oldest + drawn) % self._storage.experience.max_size)
-            rows = tf.gather(self._ring.rows, starts[:, None] + tf.range(length, dtype=tf.int64))
-            columns = self._storage.layout.unpack(tf.reshape(rows, [-1, self._batch_size, length, num_bytes]))
+            experience = self._storage.experience
+            starts = tf.gather(self._ring.starts, (oldest + drawn) % experience.max_size)
+            return starts[..., None] + tf.range(experience.sequence_length, dtype=tf.int64)
+
+    def batch(self, drawn: tf.Tensor, i: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
+        """Returns batch `i` of a draw: the trajectory [B, T, ...], and `policy_version` int64 [B, T]. For a graph.
+
+        It is read from the mirror only now: what is drawn ahead need not be copied twice.
+        """
+        with tf.device('CPU:0'):
+            rows = tf.gather(drawn, i)
+            columns = tf.nest.map_structure(lambda column: tf.gather(column, rows), self._ring.columns)
             return columns['trajectory'], {'policy_version': columns['policy_version']}
 
     def _start(self) -> None:

@@ -44,7 +44,7 @@ class PrioritizedSampler(ReplaySampler):
             shape = tf.TensorShape([None, batch_size])
             self._drawn = tf.Variable(tf.zeros((0, batch_size), tf.uint64), trainable=False, shape=shape)
 
-    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
+    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> Any:
         """Takes the next batches. For a graph.
 
         Args:

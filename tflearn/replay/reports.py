@@ -6,24 +6,22 @@ wrong; the run's total is the sum over all collectors that were ever heard of.
 
 import json
 import uuid
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import reverb
 import tensorflow as tf
 
+Episode = Mapping[str, float]
+
 REPORTS = 'reports'
 MAX_EPISODES = 64
 _FLUSH_TIMEOUT_MS = 2000
-_NEWEST_RETURNS = 100
+_NEWEST_EPISODES = 100
 
-_SIGNATURE = {
-    'collector': tf.TensorSpec((16,), tf.uint8, 'collector'),
-    'env_steps': tf.TensorSpec((), tf.int64, 'env_steps'),
-    # Finished episodes since the last report, padded with NaN.
-    'returns': tf.TensorSpec((MAX_EPISODES,), tf.float32, 'returns'),
-}
+# One JSON object: {'collector': name, 'counts': {'env_steps': ..., ...}, 'episodes': [{'return': ..., ...}, ...]}. What
+# there is to tell of an episode depends on the environment.
+_SIGNATURE = {'report': tf.TensorSpec((), tf.string, 'report')}
 
 
 def table() -> reverb.Table:
@@ -44,25 +42,23 @@ class Reporter:
 
     def __init__(self, address: str):
         self._address = address
-        self._untold: list[float] = []
-        self._collector = np.frombuffer(uuid.uuid4().bytes, np.uint8)
+        self._untold: list[Episode] = []
+        self._collector = uuid.uuid4().hex
 
-    def report(self, env_steps: int, returns: Sequence[float]) -> None:
+    def report(self, counts: Mapping[str, int], episodes: Sequence[Episode]) -> None:
         """Sends one report; of more than 64 episodes the newest count.
 
         Args:
-          env_steps: environment steps since this collector started.
-          returns: of the episodes that ended since the last report.
+          counts: what there is to be added up over collectors, since this one started: 'env_steps', and more.
+          episodes: those that ended since the last report, each its figures by name: 'return', and more.
         """
-        padded = np.full(MAX_EPISODES, np.nan, np.float32)
-        newest = self._untold = [*self._untold, *returns][-MAX_EPISODES:]
-        padded[: len(newest)] = newest
-        values = {'collector': self._collector, 'env_steps': np.int64(env_steps), 'returns': padded}
+        self._untold = [*self._untold, *episodes][-MAX_EPISODES:]
+        told = {'collector': self._collector, 'counts': {**counts}, 'episodes': [{**told} for told in self._untold]}
         # Validation asks the server for its signatures first, without a deadline.
         writer = reverb.Client(self._address).trajectory_writer(num_keep_alive_refs=1, validate_items=False)
         try:
-            writer.append(values)
-            writer.create_item(REPORTS, 1.0, {name: writer.history[name][-1] for name in values})
+            writer.append({'report': np.array(json.dumps(told).encode(), object)})
+            writer.create_item(REPORTS, 1.0, {'report': writer.history['report'][-1]})
             writer.flush(timeout_ms=_FLUSH_TIMEOUT_MS)
         except (reverb.DeadlineExceededError, RuntimeError):
             return  # the server is away; the next report carries it all again
@@ -74,27 +70,39 @@ class ReportReader(tf.train.experimental.PythonState):
 
     def __init__(self, address: str):
         self._address = address
-        self._counts: dict[str, int] = {}
-        self._returns: list[float] = []
+        self._counts: dict[str, dict[str, int]] = {}
+        self._episodes: list[Episode] = []
 
     @property
     def env_steps(self) -> int:
         """Environment steps of the run."""
-        return sum(self._counts.values())
+        return int(self.figures()['env_steps'] or 0)
 
     @property
     def mean_return(self) -> float | None:
         """Mean return of the newest 100 episodes; None before the first has ended."""
-        return float(np.mean(self._returns)) if self._returns else None
+        return self.figures()['mean_return']
+
+    def figures(self) -> dict[str, float | None]:
+        """Returns the counts, added up over collectors, and 'mean_<name>' of the newest 100 episodes' figures."""
+        figures: dict[str, float | None] = {'env_steps': 0}
+        for counts in self._counts.values():
+            for name, count in counts.items():
+                figures[name] = (figures.get(name) or 0) + count
+        figures['mean_return'] = None
+        episodes = self._episodes
+        for name in {name: None for episode in episodes for name in episode}:
+            figures[f'mean_{name}'] = float(np.mean([episode[name] for episode in episodes if name in episode]))
+        return figures
 
     def serialize(self) -> str:
-        """Returns the counts by collector and the newest returns, for a checkpoint."""
-        return json.dumps({'counts': self._counts, 'returns': self._returns})
+        """Returns the counts by collector and the newest episodes, for a checkpoint."""
+        return json.dumps({'counts': self._counts, 'episodes': self._episodes})
 
     def deserialize(self, string_value: str) -> None:
         """Takes over what a checkpoint holds."""
         saved = json.loads(string_value)
-        self._counts, self._returns = saved['counts'], saved['returns']
+        self._counts, self._episodes = saved['counts'], saved['episodes']
 
     def read(self, num_reports: int) -> None:
         """Reads the reports that are there.
@@ -103,13 +111,12 @@ class ReportReader(tf.train.experimental.PythonState):
           num_reports: how many the server says there are.
         """
         for report in self._take(num_reports):
-            collector = report['collector'].tobytes().hex()
-            env_steps = max(self._counts.get(collector, 0), int(report['env_steps']))
-            self._counts = {**self._counts, collector: env_steps}  # a new one: a checkpoint may be reading the old
-            returns = report['returns'][~np.isnan(report['returns'])].tolist()
-            self._returns = [*self._returns, *returns][-_NEWEST_RETURNS:]
+            known = self._counts.get(report['collector'], {})
+            counts = {name: max(known.get(name, 0), count) for name, count in report['counts'].items()}
+            self._counts = {**self._counts, report['collector']: counts}  # a new one: a checkpoint may read the old
+            self._episodes = [*self._episodes, *report['episodes']][-_NEWEST_EPISODES:]
 
-    def _take(self, num_reports: int) -> list[dict[str, Any]]:
+    def _take(self, num_reports: int) -> list[dict]:
         if not num_reports:
             return []
         dataset = reverb.TrajectoryDataset(
@@ -123,6 +130,6 @@ class ReportReader(tf.train.experimental.PythonState):
             rate_limiter_timeout_ms=100,
         )
         try:
-            return [sample.data for sample in dataset.as_numpy_iterator()]
+            return [json.loads(sample.data['report']) for sample in dataset.as_numpy_iterator()]
         except tf.errors.OpError:  # the server is going down; counts come again with the next reports
             return []

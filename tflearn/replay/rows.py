@@ -29,6 +29,9 @@ class RowLayout:
         self.spec = spec
         self._leaves = tf.nest.flatten(spec)
         self._offsets: list[int] = []
+        # What numpy compares columns with: TensorShape and DType are slow to ask for every step.
+        self._columns: list[tuple[tuple[int, ...], np.dtype, slice]] = []
+        self._checked_structure = False
         offset = 0
         for leaf in self._leaves:
             if not leaf.shape.is_fully_defined():
@@ -36,7 +39,9 @@ class RowLayout:
             if leaf.dtype in (tf.string, tf.variant, tf.resource):
                 raise TypeError(f'got column {leaf.name!r} of {leaf.dtype.name}; need numbers or booleans')
             self._offsets.append(offset)
-            offset += leaf.dtype.size * math.prod(leaf.shape)
+            shape, num_bytes = tuple(leaf.shape), leaf.dtype.size * math.prod(leaf.shape)
+            self._columns.append((shape, np.dtype(leaf.dtype.as_numpy_dtype), slice(offset, offset + num_bytes)))
+            offset += num_bytes
         self.num_bytes = offset
 
     @property
@@ -62,18 +67,19 @@ class RowLayout:
         Raises:
           ValueError: naming the column that does not fit the spec.
         """
-        tf.nest.assert_same_structure(value, self.spec)
+        if not self._checked_structure:
+            tf.nest.assert_same_structure(value, self.spec)
+            self._checked_structure = True
         columns = [np.asarray(column) for column in tf.nest.flatten(value)]
         batch_size = len(columns[0])
         rows = np.empty((batch_size, self.num_bytes), np.uint8)
-        for column, leaf, offset in zip(columns, self._leaves, self._offsets, strict=True):
-            if column.shape != (batch_size, *leaf.shape) or column.dtype != leaf.dtype.as_numpy_dtype:
+        for column, leaf, (shape, dtype, place) in zip(columns, self._leaves, self._columns, strict=True):
+            if column.shape != (batch_size, *shape) or column.dtype != dtype:
                 raise ValueError(
                     f'got column {leaf.name!r} with shape {column.shape}, {column.dtype}; '
-                    f'need {(batch_size, *leaf.shape)}, {leaf.dtype.name}'
+                    f'need {(batch_size, *shape)}, {leaf.dtype.name}'
                 )
-            flat = np.ascontiguousarray(column).reshape(batch_size, -1).view(np.uint8)
-            rows[:, offset : offset + flat.shape[1]] = flat
+            rows[:, place] = np.ascontiguousarray(column).reshape(batch_size, -1).view(np.uint8)
         return rows
 
     def unpack(self, rows: tf.Tensor) -> types.NestedTensor:

@@ -89,7 +89,7 @@ class ReplaySampler:
             self._reader.wait(_POLL_SECS)
         return 0
 
-    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
+    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> Any:
         """Takes the next batches. For a graph.
 
         Args:
@@ -106,6 +106,10 @@ class ReplaySampler:
     def _columns(self, rows: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
         columns = self._storage.layout.unpack(rows)
         return columns['trajectory'], {'policy_version': columns['policy_version']}
+
+    def batch(self, drawn: Any, i: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
+        """Returns batch `i` of a draw: the trajectory [B, T, ...], and a dict with the rest. For a graph."""
+        return tf.nest.map_structure(lambda column: tf.gather(column, i), drawn)
 
     def _start(self) -> None:
         chunks = math.ceil(self._steps_ahead * self._batch_size / self._storage.draws_per_chunk)

@@ -112,9 +112,8 @@ class ReplayServer:
         _check_port(port)
         self._server = self._start(tables, port, restored)
         self.port: int = self._server.port
-        self._client = reverb.Client(f'localhost:{self.port}')
         for name in fresh:
-            self._client.reset(name)
+            self._client().reset(name)
         if restored:
             sizes = {name: info.current_size for name, info in self.info().items()}
             logging.info('restored the replay from %s: items %s', checkpoints, sizes)
@@ -141,10 +140,14 @@ class ReplayServer:
                 'remove the directory to go on with an empty replay'
             ) from error
 
+    def _client(self) -> reverb.Client:
+        # Made anew each time: that of a server before this one, on the same port, would have a dead connection.
+        return reverb.Client(f'localhost:{self.port}')
+
     def info(self) -> dict[str, Any]:
         """Returns `reverb.TableInfo` by table name; raises TimeoutError if the server is too busy to tell."""
         try:
-            return self._client.server_info(timeout=10)
+            return self._client().server_info(timeout=10)
         except reverb.DeadlineExceededError as error:
             raise TimeoutError('waited 10 s in vain for the replay server to tell of its tables') from error
 
@@ -162,7 +165,7 @@ class ReplayServer:
         # First, since a checkpoint without its settings would be refused. Those of an older one are the same.
         write_json(self._settings, self._wanted)
         try:
-            return self._client.checkpoint()
+            return self._client().checkpoint()
         except (RuntimeError, IndexError):
             for path in self._checkpoints.iterdir():
                 if not (path / 'DONE').exists():  # What is left of it needs the room that is missing.

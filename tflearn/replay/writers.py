@@ -1,5 +1,6 @@
 """ReplayWriter: steps of a batched environment -> chunks in the replay tables."""
 
+import collections
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -11,16 +12,27 @@ from absl import logging
 
 from tflearn.replay import connection
 from tflearn.replay.chunks import ChunkBuilder
-from tflearn.replay.storage import Storage
-from tflearn.waiting import LOG_EVERY_SECS, Stopped
+from tflearn.replay.storage import REPLAY, Storage
+from tflearn.waiting import LOG_EVERY_SECS, Stopped, wait_until
 
 _MAX_PENDING_STEPS = 256
 _MAX_CHUNK_SECS = 2.0
+_MAX_PENDING_SECS = 2.0
 _FLUSH_TIMEOUT_MS = 200
+_PROBE_SECS = 1.0
+_MAX_SILENT_SECS = 4.0
 
 
 class ReplayWriter:
-    """Observer that writes trajectories [B, ...] to the replay server; waits while the rate limiter says so."""
+    """Observer that writes trajectories [B, ...] to the replay server; waits while the rate limiter says so.
+
+    What the server has not confirmed is kept, so that it can be sent again to one that was restarted. That may insert
+    a chunk twice, but never cuts an episode. What a server had taken since its last checkpoint is lost with it.
+
+    Attributes:
+      num_sequences: sequences sent.
+      lost_steps: steps that will never be in the tables: not confirmed when the writer was stopped or gave up.
+    """
 
     def __init__(
         self,
@@ -44,14 +56,17 @@ class ReplayWriter:
         self._address, self._storage = address, storage
         self._stop, self._keep_waiting = stop, keep_waiting
         self._server_timeout_secs = server_timeout_secs
-        self._max_pending = max(1, _MAX_PENDING_STEPS // storage.num_starts)
-        self._pending = 0
+        # At least a chunk of each environment, so that they act while the server takes in what they saw last.
+        self._max_pending = max(num_environments, _MAX_PENDING_STEPS // storage.num_starts)
+        self._pending: collections.deque[np.ndarray] = collections.deque()  # chunks, the oldest first
+        self._confirmed_at = time.monotonic()
         self.num_sequences = 0
+        self.lost_steps = 0
+        self._chunks = ChunkBuilder(storage.experience, storage.num_starts, num_environments, storage.layout.num_bytes)
+        self._no_flags = np.zeros(num_environments, np.uint8)
         prioritization = storage.experience.prioritization
         self._priority = prioritization.initial_priority if prioritization else 1.0
-        self._chunks = ChunkBuilder(storage.experience, storage.num_starts, num_environments, storage.layout.num_bytes)
-        # Validation asks the server for its signatures first, without a deadline; `wait_for_table` has compared them.
-        self._writer = reverb.Client(address).trajectory_writer(num_keep_alive_refs=1, validate_items=False)
+        self._open()
 
     def __call__(self, trajectory: Any, policy_version: int) -> None:
         """Writes one step of every environment.
@@ -63,24 +78,18 @@ class ReplayWriter:
         Raises:
           Stopped: if `stop` or `keep_waiting` said so while the write was held back.
           TimeoutError: if the server went away and did not come back.
+          ValueError: if the trajectory is not what the tables hold, or the server came back with other tables.
         """
-        step_type, discount = np.asarray(trajectory.step_type), np.asarray(trajectory.discount)
-        versions = np.full(len(step_type), policy_version, np.int64)
-        begins = np.zeros(len(step_type), np.uint8)
-        packed = self._storage.layout.pack({'begins': begins, 'policy_version': versions, 'trajectory': trajectory})
-        self._insert(self._chunks.append(packed, step_type, discount))
-        self._insert(self._chunks.take_older_than(_MAX_CHUNK_SECS))
-        if self._pending >= self._max_pending:
+        versions = np.full(len(self._no_flags), policy_version, np.int64)
+        packed = self._storage.layout.pack(
+            {'begins': self._no_flags, 'policy_version': versions, 'trajectory': trajectory}
+        )
+        chunks = self._chunks.append(packed, trajectory.step_type, trajectory.next_step_type, trajectory.discount)
+        self._insert(chunks + self._chunks.take_older_than(_MAX_CHUNK_SECS))
+        if len(self._pending) > self._max_pending:
+            self._wait_until_taken(self._max_pending)
+        if self._pending and time.monotonic() - self._confirmed_at > _MAX_PENDING_SECS:
             self._wait_until_taken()
-
-    def _insert(self, chunks: Sequence[np.ndarray]) -> None:
-        for chunk in chunks:
-            self._writer.append({'chunk': chunk})
-            item = {'chunk': self._writer.history['chunk'][-1]}
-            for table in self._storage.table_names:
-                self._writer.create_item(table, self._priority, item)
-            self._pending += 1
-            self.num_sequences += int(np.count_nonzero(chunk[:, 0]))
 
     def flush(self) -> None:
         """Inserts what is gathered, and waits until all of it is in the tables.
@@ -88,42 +97,103 @@ class ReplayWriter:
         Raises:
           Stopped: if `stop` or `keep_waiting` said so meanwhile.
           TimeoutError: if the server went away and did not come back.
+          ValueError: if it came back with other tables.
         """
         self._insert(self._chunks.take_older_than(-1.0))
         self._wait_until_taken()
 
-    def _wait_until_taken(self) -> None:
-        """Waits for the server; Reverb itself sends again what a lost one had not taken."""
-        wait = _Wait(self._address, self._server_timeout_secs)
-        while True:
-            try:
-                self._writer.flush(timeout_ms=_FLUSH_TIMEOUT_MS)
-                break
-            except reverb.DeadlineExceededError:
-                if self._stop.is_set() or not self._keep_waiting():
-                    raise Stopped('stopped with steps that the replay had not taken yet') from None
-                wait.check()
-        self._pending = 0
+    def _open(self) -> None:
+        # Validation asks the server for its signatures first, without a deadline; `wait_for_table` has compared them.
+        # (Reverb's StructuredWriter is faster, but hangs when it is to end while its server is away.)
+        client = reverb.Client(connection.own_address(self._address))
+        self._writer: Any = client.trajectory_writer(num_keep_alive_refs=1, validate_items=False)
+        self._columns: list[Any] = []
+
+    def _insert(self, chunks: Sequence[np.ndarray]) -> None:
+        if not chunks:
+            return
+        if not self._pending:
+            self._confirmed_at = time.monotonic()
+        self._send(chunks)
+        self._pending += chunks
+        self.num_sequences += _num_sequences(chunks)
+
+    def _send(self, chunks: Sequence[np.ndarray]) -> None:
+        # One append with a column for each chunk: Reverb's Python takes about as long for one column as for many.
+        self._writer.append({str(i): chunk for i, chunk in enumerate(chunks)})
+        if len(chunks) > len(self._columns):
+            history = self._writer.history
+            self._columns = [history[str(i)] for i in range(len(chunks))]
+        for column in self._columns[: len(chunks)]:
+            item = {'chunk': column[-1]}
+            for table in self._storage.table_names:
+                self._writer.create_item(table, self._priority, item)
+
+    def _wait_until_taken(self, but: int = 0) -> None:
+        """Waits until the server has taken all chunks but the newest `but`; looks for it if it went away."""
+        wait = _Wait(self._address)
+        try:
+            while not self._is_taken(but):
+                if not wait.server_is_there():
+                    self._reconnect()
+                    wait = _Wait(self._address)
+                elif self._stop.is_set() or not self._keep_waiting():
+                    raise Stopped('stopped with steps that the replay had not taken yet')
+        except BaseException:
+            lost = [*self._pending, *self._chunks.take_older_than(-1.0)]
+            self.lost_steps += _num_sequences(lost) * self._storage.experience.stride
+            self._pending.clear()
+            raise
+        while len(self._pending) > but:
+            self._pending.popleft()
+        self._confirmed_at = time.monotonic()
+
+    def _is_taken(self, but: int) -> bool:
+        try:
+            self._writer.flush(block_until_num_items=but, timeout_ms=_FLUSH_TIMEOUT_MS)
+            return True
+        except reverb.DeadlineExceededError:
+            return False
+
+    def _reconnect(self) -> None:
+        """Waits until a server listens, and sends it what the last one had not confirmed."""
+        # The old stream must go: it would go on trying, and gRPC waits longer after each time, up to two minutes.
+        self._writer.close()
+        self._writer, self._columns = None, []
+        what, begun = f'the replay server at {self._address}', time.monotonic()
+        logging.warning('lost %s', what)
+        wait_until(lambda: connection.listens(self._address), what, self._server_timeout_secs, self._stop)
+        connection.wait_for_table(self._address, REPLAY, self._storage.signature, self._server_timeout_secs, self._stop)
+        self._open()
+        if self._pending:
+            self._send(self._pending)
+        away_secs = time.monotonic() - begun
+        logging.warning('%s is back after %.0f s; %d chunks are sent again', what, away_secs, len(self._pending))
+
+
+def _num_sequences(chunks: Sequence[np.ndarray]) -> int:
+    return sum(int(np.count_nonzero(chunk[:, 0])) for chunk in chunks)
 
 
 class _Wait:
-    """What a held back write waits for: the learner, by the rate limiter; or a server that went away."""
+    """What a held back write waits for: the learner, by the rate limiter; or a server that does not answer."""
 
-    def __init__(self, address: str, server_timeout_secs: float):
-        self._address, self._server_timeout_secs = address, server_timeout_secs
-        self._answered_at = self._asked_at = time.monotonic()
+    def __init__(self, address: str):
+        self._address = address
+        self._answered_at = self._asked_at = self._logged_at = time.monotonic()
 
-    def check(self) -> None:
-        """Asks the server every ten seconds; raises TimeoutError when it has not answered for too long."""
+    def server_is_there(self) -> bool:
+        """Looks, once a second, whether the server listens and answers."""
         now = time.monotonic()
-        if now - self._asked_at < min(LOG_EVERY_SECS, self._server_timeout_secs):
-            return
+        if now - self._asked_at < _PROBE_SECS:
+            return True
         self._asked_at = now
-        if connection.server_info(self._address):
+        if not connection.listens(self._address):
+            return False
+        if connection.server_info(self._address):  # which also wakes a stream that a short restart has cut
             self._answered_at = now
-            logging.info('the replay at %s holds steps back until the learner draws', self._address)
-            return
-        waited_secs = now - self._answered_at
-        if waited_secs >= self._server_timeout_secs:
-            raise TimeoutError(f'waited {waited_secs:.0f} s in vain for the replay server at {self._address}')
-        logging.warning('waiting for the replay server at %s (%.0f s)', self._address, waited_secs)
+            if now - self._logged_at >= LOG_EVERY_SECS:
+                self._logged_at = now
+                logging.info('the replay at %s holds steps back until the learner draws', self._address)
+        # It listens but cannot be asked: it hangs, or it was away for so long that gRPC waits before it tries again.
+        return time.monotonic() - self._answered_at < _MAX_SILENT_SECS

@@ -1,0 +1,72 @@
+"""Every environment factory conforms, or says in one line what to install."""
+
+import functools
+import importlib.util
+import os
+
+import pytest
+
+from tests.environments import conformance
+from tflearn.environments import atari, dm_control_env, envpool_env, gymnasium_env, pacing
+
+os.environ.setdefault('MUJOCO_GL', 'disable')  # there may be no display, and nothing is drawn
+CARTPOLE = functools.partial(gymnasium_env.make, 'CartPole-v1', max_episode_steps=50)
+CONTROL = functools.partial(dm_control_env.make, 'ball_in_cup', 'catch')
+
+# Package (None: always there), extra, factory, arguments of the check.
+FACTORIES = {
+    'gymnasium in process': (None, '', CARTPOLE, {'num_steps': 120}),
+    'gymnasium native': (None, '', functools.partial(CARTPOLE, vectorization='native'), {'own_seeds': False}),
+    'gymnasium in workers': (None, '', functools.partial(CARTPOLE, vectorization='worker_processes'), {}),
+    'paced': (None, '', functools.partial(pacing.make, make_environment=CARTPOLE, unroll_step_interval_secs=1e-4), {}),
+    'mujoco': ('mujoco', 'mujoco', functools.partial(gymnasium_env.make, 'HalfCheetah-v5', max_episode_steps=40), {}),
+    'lunar lander': ('Box2D', 'box2d', functools.partial(gymnasium_env.make, 'LunarLander-v3'), {}),
+    'atari': (
+        'ale_py',
+        'atari',
+        functools.partial(atari.make, 'breakout', max_episode_steps=60),
+        {'num_steps': 150, 'seeded': False},  # games begin with the same screen; see atari_test
+    ),
+    'atari by life': (
+        'ale_py',
+        'atari',
+        functools.partial(atari.make, 'breakout', end_with_life=True),
+        {'num_steps': 150, 'seeded': False},
+    ),
+    'dm_control': ('dm_control', 'dm_control', CONTROL, {'num_steps': 1010}),
+    'dm_control in workers': (
+        'dm_control',
+        'dm_control',
+        functools.partial(CONTROL, vectorization='worker_processes', flatten_observations=False),
+        {'num_steps': 1010},
+    ),
+    'envpool': ('envpool', 'envpool', functools.partial(envpool_env.make, 'CartPole-v1'), {}),
+    'envpool, continuous': (
+        'envpool',
+        'envpool',
+        functools.partial(envpool_env.make, 'Pendulum-v1', max_episode_steps=30),
+        {'num_steps': 70},
+    ),
+}
+EXTRAS = {name: parts for name, parts in FACTORIES.items() if parts[0]}
+
+
+@pytest.mark.filterwarnings('ignore::UserWarning')  # of bounds in float32, and of the missing display
+@pytest.mark.filterwarnings('ignore::DeprecationWarning')  # of Box2D's own and of what it imports
+@pytest.mark.parametrize('name', FACTORIES)
+def test_conforms(name):
+    package, extra, factory, arguments = FACTORIES[name]
+    if package and not importlib.util.find_spec(package):
+        pytest.skip(f'{package} is not installed; pip install "tflearn-agents[{extra}]"')
+    conformance.check(factory, **arguments)
+
+
+@pytest.mark.parametrize('name', EXTRAS)
+def test_a_missing_package_is_told(name):
+    package, extra, factory, _ = FACTORIES[name]
+    if importlib.util.find_spec(package):
+        pytest.skip(f'{package} is installed')
+    with pytest.raises(ValueError) as raised:
+        factory(num_environments=2, seed=0)
+    assert f'which needs {package}; need that installed; pip install "tflearn-agents[{extra}]"' in str(raised.value)
+    assert '\n' not in str(raised.value)

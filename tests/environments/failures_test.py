@@ -1,0 +1,51 @@
+import logging
+
+import pytest
+
+from tflearn.environments.failures import Failures, cause_of, seed_of
+
+
+def test_failures_in_a_row_are_limited():
+    failures = Failures(2, max_in_a_row=2)
+    failures.add([0], 'one')
+    failures.add([0], 'two')
+    failures.add([1], 'one')
+    assert failures.num_rebuilt == 3
+    with pytest.raises(RuntimeError, match='got 3 failures in a row of environment 0; need .*its cause: three'):
+        failures.add([0], 'three')
+
+
+def test_a_step_between_failures_forgives_them():
+    failures = Failures(2, max_in_a_row=1)
+    for _ in range(9):
+        failures.add([0], 'cause')
+        failures.step_made()
+    failures.add([0, 1], 'cause')
+    failures.step_made(failed=[1])
+    failures.add([0], 'cause')
+    with pytest.raises(RuntimeError, match='environment 1'):
+        failures.add([1], 'cause')
+
+
+def test_each_is_logged_with_its_cause(caplog):
+    Failures(3).add([0, 2], 'no power')
+    assert [(r.levelno, r.getMessage()) for r in caplog.records] == [
+        (logging.WARNING, 'rebuilding environment 0, 2 (failure 1 in a row): no power')
+    ]
+
+
+def test_a_cause_begins_with_the_error_and_says_where_it_was():
+    try:
+        raise OSError('no licence')
+    except OSError as error:
+        cause = cause_of(error)
+    assert cause.splitlines()[0] == 'OSError: no licence'
+    assert 'test_a_cause_begins_with' in cause
+
+
+def test_seeds():
+    assert seed_of(None, 1, num_rebuilt=1) is None
+    assert [seed_of(7, i, num_rebuilt=0) for i in range(3)] == [7, 8, 9]
+    others = {seed_of(7, i, num_rebuilt=n) for i in range(3) for n in range(1, 4)}
+    assert len(others) == 9
+    assert seed_of(7, 1, num_rebuilt=2) == seed_of(7, 1, num_rebuilt=2)

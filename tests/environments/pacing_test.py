@@ -1,0 +1,56 @@
+import functools
+import time
+
+import numpy as np
+import pytest
+
+from tests import fakes
+from tests.environments import conformance
+from tflearn.environments import gymnasium_env, pacing
+
+
+def test_conforms():
+    make = functools.partial(gymnasium_env.make, 'CartPole-v1', vectorization='in_process')
+    conformance.check(functools.partial(pacing.make, make_environment=make, unroll_step_interval_secs=1e-4), 100)
+
+
+def test_steps_are_an_interval_apart():
+    environment = pacing.make(2, 0, fakes.make_environment, unroll_step_interval_secs=0.02)
+    start = time.monotonic()
+    environment.reset()
+    times = []
+    for _ in range(10):
+        environment.step(np.zeros(2, np.int64))
+        times.append(time.monotonic() - start)
+    # What the machine takes for itself only adds to the intervals.
+    assert all(elapsed >= 0.02 * (i + 1) for i, elapsed in enumerate(times))
+
+
+def test_overruns_are_counted_and_not_made_up_for(caplog):
+    environment = pacing.make(2, 0, fakes.make_environment, unroll_step_interval_secs=0.05)
+    environment.reset()
+    assert environment.num_overruns == 0
+    start = time.monotonic()
+    while time.monotonic() < start + 0.12:  # a policy that takes long
+        pass
+    environment.step(np.zeros(2, np.int64))
+    late = time.monotonic()
+    assert environment.num_overruns == 1
+    assert 'too late for its time (overrun 1)' in caplog.text
+    environment.step(np.zeros(2, np.int64))
+    assert time.monotonic() - late >= 0.04
+
+
+def test_it_shows_what_the_environment_shows():
+    made = fakes.make_environment(2, 0)
+    environment = pacing.PacedEnvironment(made, 1e-3)
+    made.info, made.num_rebuilt = {'x': np.zeros(2)}, 3
+    assert environment.info is made.info
+    assert environment.num_rebuilt == 3
+    environment.close()
+    assert made.closed
+
+
+def test_needs_an_interval():
+    with pytest.raises(ValueError, match='got unroll_step_interval_secs=0; need more than 0'):
+        pacing.make(2, 0, fakes.make_environment, unroll_step_interval_secs=0)

@@ -1,0 +1,33 @@
+import math
+
+import pytest
+
+from tflearn.jobs.collect_settings import CollectOptions
+
+
+@pytest.mark.parametrize(
+    ('argument', 'message'),
+    [
+        ({'initial_random_steps': -1}, r'got CollectOptions\.initial_random_steps=-1; need an integer of at least 0'),
+        ({'initial_random_steps': 0.5}, r'got CollectOptions\.initial_random_steps=0\.5; need an integer'),
+        ({'max_episodes_per_version': 0}, r'max_episodes_per_version=0; need an integer of at least 1'),
+        ({'metrics_buffer_size': 0}, r'metrics_buffer_size=0; need an integer of at least 1'),
+        ({'metrics_gamma': 1.1}, r'metrics_gamma=1\.1; need a number in \[0, 1\]'),
+        (
+            {'collect_at_least_every_secs': math.inf, 'max_episodes_per_version': 1},
+            'collect_at_least_every_secs=inf; need seconds above 0, or None',
+        ),
+        ({'collect_at_least_every_secs': 1.0}, 'without max_episodes_per_version'),
+        ({'report_metrics': 'collect_0'}, r"report_metrics='collect_0'; need True, False or a list of names"),
+    ],
+)
+def test_what_is_refused(argument, message):
+    with pytest.raises(ValueError, match=message):
+        CollectOptions(**argument)
+
+
+def test_who_reports_metrics():
+    assert CollectOptions().reports_metrics('collect_0')
+    assert not CollectOptions(report_metrics=False).reports_metrics('collect_0')
+    chosen = CollectOptions(report_metrics=('collect_0', 'collect_2'))
+    assert [chosen.reports_metrics(f'collect_{i}') for i in range(3)] == [True, False, True]

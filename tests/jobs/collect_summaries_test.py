@@ -1,0 +1,15 @@
+from tests.learner import written_summaries
+from tflearn.jobs.collect_summaries import CollectSummaries
+
+
+def test_figures_by_environment_steps(tmp_path):
+    summaries = CollectSummaries(tmp_path)
+    summaries.write({'env_steps': 10, 'mean_return': None})
+    assert not list(tmp_path.iterdir()), 'no episode yet'
+    summaries.write({'env_steps': 20, 'mean_return': 1.5, 'mean_info/speed': 3.0})
+    summaries.write({'env_steps': 20, 'mean_return': 2.5})  # nothing was collected since
+    summaries.write({'env_steps': 40, 'mean_return': 2.5})
+    summaries.close()
+    written = written_summaries.scalars(tmp_path)
+    assert written['collect/mean_return'] == {20: 1.5, 40: 2.5}
+    assert written['collect/mean_info/speed'] == {20: 3.0}

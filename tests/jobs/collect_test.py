@@ -1,0 +1,171 @@
+"""The collect job against a real replay server, with weights that the test publishes."""
+
+import functools
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tflearn.actors.exploration import EpsilonLadder
+from tflearn.agents import sac
+from tflearn.environments import gymnasium_env
+from tflearn.experience import Experience
+from tflearn.jobs.collect import collect
+from tflearn.jobs.collect_settings import CollectOptions
+from tflearn.replay import connection, reports
+from tflearn.steps import create_train_step
+from tflearn.variables.publisher import Publisher
+from tflearn.waiting import wait_until
+
+FREE = Experience(min_size=1, max_size=10_000, chunk_steps=4, sampling='server')
+
+
+class Learner:
+    """What a learner is to collectors: it publishes, and reads their reports."""
+
+    def __init__(self, run, make_agent, experience):
+        environment = run.factories()['make_environment'](num_environments=1, seed=0)
+        self.agent = make_agent(environment.specs, create_train_step(), experience)
+        environment.close()
+        self.publisher = Publisher(run.address, self.agent.collect_policy.variables())
+        self.reader = reports.ReportReader(run.address)
+        self.address, self.version = run.address, 0
+
+    def publish(self, env_steps=0, finished=False):
+        self.version += 1
+        self.publisher.publish(self.version, self.version, env_steps, finished)
+
+    def figures(self):
+        self.reader.read(connection.server_info(self.address)[reports.REPORTS].current_size)
+        return self.reader.figures()
+
+
+@pytest.fixture
+def learner(small_run):
+    """A learner's stand-in for a small run without a rate limit, once the replay server is there."""
+    small_run.experience = FREE
+    small_run.start_replay()
+    learner = Learner(small_run, small_run.factories()['make_agent'], FREE)
+    yield learner
+    learner.publisher.close()
+
+
+def test_so_many_environment_steps(small_run, learner):
+    learner.publish()
+    small_run.start(collect, num_environments=4, max_env_steps=200, seed=1).join()
+    status = small_run.status('collect_0')
+    assert status['state'] == 'finished'
+    assert status['env_steps'] >= 200
+    assert (status['lost_steps'], status['dropped_episodes'], status['rebuilt_environments']) == (0, 0, 0)
+    assert status['mean_length'] == status['mean_return'] > 0
+    assert 0 < status['mean_start_return'] < status['mean_return']
+    figures = learner.figures()
+    assert figures['env_steps'] == status['env_steps']
+    assert figures['episodes'] == status['episodes']
+    assert figures['mean_reward'] == 1
+
+
+def test_only_chosen_collectors_tell_of_episodes(small_run, learner):
+    learner.publish()
+    options = CollectOptions(report_metrics=['collect_1'])
+    for name in ('collect_0', 'collect_1'):
+        job = small_run.start(collect, name=name, num_environments=2, max_env_steps=100, options=options)
+        job.join()
+        assert (learner.figures()['mean_return'] is None) == (name == 'collect_0')
+    both = [small_run.status(name)['env_steps'] for name in ('collect_0', 'collect_1')]
+    assert learner.figures()['env_steps'] == sum(both)
+
+
+def test_it_waits_for_newer_weights_after_so_many_episodes(small_run, learner):
+    learner.publish()
+    options = CollectOptions(max_episodes_per_version=3)
+    job = small_run.start(collect, num_environments=1, options=options)
+    for version in (1, 2):
+        wait_until(functools.partial(_waits, small_run, version, job), 'the limit', 60)
+        assert small_run.status('collect_0')['episodes'] == 3 * version
+        learner.publish()
+    learner.publish(finished=True)
+    job.join()
+
+
+def test_meanwhile_it_collects_something_now_and_then(small_run, learner):
+    learner.publish()
+    options = CollectOptions(max_episodes_per_version=1, collect_at_least_every_secs=0.2)
+    job = small_run.start(collect, num_environments=1, options=options)
+    wait_until(lambda: small_run.status('collect_0').get('episodes', 0) >= 4 or job.ended, 'more episodes', 60)
+    job.stop.set()
+    job.join()
+    assert small_run.status('collect_0')['policy_version'] == 1
+
+
+def _waits(run, version, job):
+    status = run.status('collect_0')
+    return job.ended or (status.get('state'), status.get('policy_version')) == ('waiting for newer weights', version)
+
+
+def test_random_actions_end_with_the_steps_of_the_run(small_run, learner):
+    learner.publish()
+    options = CollectOptions(initial_random_steps=10**6)
+    job = small_run.start(collect, num_environments=2, options=options)
+    wait_until(lambda: small_run.status('collect_0').get('env_steps', 0) > 0 or job.ended, 'steps', 60)
+    assert small_run.status('collect_0')['random_actions']
+    learner.publish(env_steps=10**6)
+    wait_until(lambda: not small_run.status('collect_0')['random_actions'] or job.ended, 'the policy', 60)
+    job.stop.set()
+    job.join()
+
+
+def test_a_ladder_of_epsilons(small_run, learner):
+    learner.publish()
+    options = CollectOptions(epsilon_ladder=EpsilonLadder(num_collectors=2))
+    small_run.start(collect, name='collect_1', num_environments=4, max_env_steps=50, options=options).join()
+    with pytest.raises(ValueError, match='got the collector number 2 for an epsilon ladder of num_collectors=2'):
+        small_run.start(collect, name='collect_2', options=options).join()
+    with pytest.raises(ValueError, match="got the collector name 'mine' with an epsilon ladder for several"):
+        small_run.start(collect, name='mine', options=options).join()
+
+
+def test_what_the_agent_cannot_do_is_said_before_anything_is_waited_for(small_run):
+    given = {
+        'make_environment': functools.partial(gymnasium_env.make, 'Pendulum-v1'),
+        'make_agent': functools.partial(sac.make_agent, actor_fc_layer_params=(8,), critic_fc_layer_params=(8,)),
+    }
+    options = CollectOptions(epsilon_ladder=EpsilonLadder())
+    with pytest.raises(
+        ValueError, match='an epsilon ladder for the collect policy ActorPolicy; need an epsilon-greedy'
+    ):
+        small_run.start(collect, **given, options=options).join()
+    experience = Experience(store_policy_state=True)
+    with pytest.raises(ValueError, match='got a policy without a state to be stored'):
+        small_run.start(collect, experience=experience).join()
+
+
+@pytest.mark.parametrize(
+    ('argument', 'message'),
+    [
+        ({'num_environments': 0}, 'got num_environments=0; need an integer of at least 1'),
+        ({'max_env_steps': 0}, 'got max_env_steps=0; need an integer of at least 1'),
+        ({'refresh_interval_secs': 0.0}, r'got refresh_interval_secs=0\.0; need seconds above 0'),
+    ],
+)
+def test_arguments_out_of_range(small_run, argument, message):
+    with pytest.raises(ValueError, match=message):
+        small_run.start(collect, **argument).join()
+
+
+def test_equal_seeds_collect_alike(small_run, learner):
+    """The environments' and the policy's draws both follow from the seed and the collector's name."""
+    learner.publish()
+    returns = []
+    for _ in range(2):
+        learner.reader = reports.ReportReader(small_run.address)
+        options = CollectOptions(metrics_buffer_size=100)
+        job = small_run.start(
+            collect, num_environments=2, max_env_steps=150, seed=7, options=options, stop=threading.Event()
+        )
+        job.join()
+        status = small_run.status('collect_0')
+        returns.append([status[name] for name in ('episodes', 'mean_return', 'mean_discounted_return')])
+    np.testing.assert_array_equal(*returns)
+    tf.random.set_seed(0)

@@ -1,0 +1,54 @@
+from tests import fakes
+from tflearn.agents import dqn
+from tflearn.experience import Experience
+from tflearn.jobs.collect_settings import CollectOptions
+from tflearn.jobs.collection import Collection, VersionLimit
+from tflearn.steps import create_train_step
+
+
+def test_so_many_episodes_for_each_version():
+    limit = VersionLimit(3, None)
+    assert [limit.holds_back(1, episodes) for episodes in (0, 2, 3, 4)] == [False, False, True, True]
+    assert [limit.holds_back(2, episodes) for episodes in (4, 6, 7)] == [False, False, True]
+
+
+def test_one_more_after_so_many_seconds():
+    now = 0.0
+    limit = VersionLimit(2, 10.0, clock=lambda: now)
+    assert not limit.holds_back(1, 0)
+    assert limit.holds_back(1, 2)
+    now = 9.0
+    assert limit.holds_back(1, 2)
+    now = 10.0
+    assert not limit.holds_back(1, 2)
+    assert not limit.holds_back(1, 2), 'until that one has ended'
+    now = 11.0
+    assert limit.holds_back(1, 3)
+    now = 21.0
+    assert not limit.holds_back(1, 3)
+
+
+def test_random_steps_are_counted_exactly():
+    environment = fakes.CheckedEnvironment((50, 50))
+    agent = dqn.make_agent(environment.specs, create_train_step(), Experience(), epsilon=0.0, fc_layer_params=(4,))
+    rows = []
+    collection = Collection(environment, agent.collect_policy, CollectOptions(initial_random_steps=40))
+    while collection.random:
+        collection.run(16, rows.append)
+    assert collection.metrics.env_steps >= 40
+    assert len(rows) == 16 + 4 + 16
+    best = agent.policy
+    assert len({int(row.action[0]) for row in rows[:20]}) == 2
+    for row in rows[20:]:
+        time_step = environment.specs.time_step._replace(
+            step_type=row.step_type, reward=row.reward, discount=row.discount, observation=row.observation
+        )
+        assert (best.action(time_step).action.numpy() == row.action).all()
+
+
+def test_a_run_that_has_them_already_needs_no_random_steps():
+    environment = fakes.CheckedEnvironment((50, 50))
+    agent = dqn.make_agent(environment.specs, create_train_step(), Experience(), fc_layer_params=(4,))
+    collection = Collection(environment, agent.collect_policy, CollectOptions(initial_random_steps=40))
+    collection.run(1, lambda row: None, env_steps_of_run=40)
+    assert not collection.random

@@ -1,0 +1,130 @@
+import collections
+
+import numpy as np
+import pytest
+
+from tflearn.experience import Experience
+from tflearn.replay.chunks import ChunkBuilder
+
+FIRST, MID, LAST = 0, 1, 2
+
+
+class Rows:
+    """Random episodes of several environments, row by row: what was written, and what its sequences ought to be."""
+
+    def __init__(self, num_environments, num_steps, seed):
+        random = np.random.default_rng(seed)
+        step_type = np.full(num_environments, FIRST)
+        self.rows = []
+        for step in range(num_steps):
+            ends, terminated = random.random(num_environments) < 0.2, random.random(num_environments) < 0.5
+            breaks = (random.random(num_environments) < 0.05) & (step_type != LAST)
+            next_step_type = np.where(ends, LAST, MID)
+            next_step_type[(step_type == LAST) | breaks] = FIRST
+            discount = np.where((next_step_type == LAST) & terminated, 0.0, 1.0)
+            self.rows.append((step, step_type, next_step_type, discount))
+            step_type = next_step_type
+
+    def write(self, builder):
+        """Returns all chunks."""
+        chunks = []
+        for step, step_type, next_step_type, discount in self.rows:
+            rows = np.zeros((len(step_type), 4), np.uint8)
+            rows[:, 1], rows[:, 2] = np.arange(len(step_type)), step
+            chunks += builder.append(rows, step_type, next_step_type, discount)
+        return chunks + builder.take_older_than(-1.0)
+
+    def sequences(self, length, stride, pad):
+        """What sequences there ought to be, as tuples (environment, steps ...), by plain loops."""
+        found = collections.Counter()
+        for i in range(len(self.rows[0][1])):
+            episode, terminated = [], False
+            for step, step_type, next_step_type, discount in self.rows:
+                episode.append(step)
+                if next_step_type[i] != FIRST:
+                    terminated = discount[i] == 0
+                    continue
+                last = step_type[i] == LAST
+                found.update((i, *steps) for steps in _episode(episode, last, terminated, length, stride, pad))
+                episode, terminated = [], False
+            starts = range(0, len(episode) - length + 1, stride)  # the episode that has not ended yet
+            found.update((i, *episode[start : start + length]) for start in starts)
+        return found
+
+
+def _episode(steps, last, terminated, length, stride, pad):
+    steps = list(steps)
+    if pad and last:
+        while len(steps) < length or (len(steps) - length) % stride:
+            steps.append(steps[-1])
+    elif last and terminated:
+        steps += steps[-1:] * (length - 2)
+    starts = list(range(0, len(steps) - length + 1, stride))
+    if not pad and starts and starts[-1] + length < len(steps):
+        starts.append(len(steps) - length)
+    return [tuple(steps[start : start + length]) for start in starts]
+
+
+@pytest.mark.parametrize('pad', [False, True])
+@pytest.mark.parametrize('num_starts', [1, 5])
+@pytest.mark.parametrize(('length', 'stride'), [(2, 1), (4, 1), (5, 2), (6, 5)])
+def test_all_sequences_of_all_episodes_and_no_others(length, stride, num_starts, pad):
+    rows = Rows(7, 200, seed=length)
+    experience = Experience(sequence_length=length, stride=stride, pad_episodes=pad)
+    builder = ChunkBuilder(experience, num_starts, 7, 4)
+    found = collections.Counter()
+    for chunk in rows.write(builder):
+        assert chunk.shape == (num_starts + length - 1, 4)
+        for start in np.flatnonzero(chunk[:, 0]):
+            sequence = chunk[start : start + length]
+            assert len(set(sequence[:, 1])) == 1, 'two environments in one sequence'
+            found[(sequence[0, 1], *sequence[:, 2])] += 1
+    assert found == rows.sequences(length, stride, pad)
+
+
+def _steps(builder, *steps):
+    """Writes steps (step type, next step type) of one environment; returns the second bytes of what comes out."""
+    chunks = []
+    for step, (step_type, next_step_type) in enumerate(steps):
+        row = np.array([[0, step]], np.uint8)
+        chunks += builder.append(row, np.array([step_type]), np.array([next_step_type]), np.ones(1))
+    return [chunk[:, 1].tolist() for chunk in chunks + builder.take_older_than(-1.0)]
+
+
+def test_a_broken_row_is_only_ever_the_end_of_a_sequence():
+    builder = ChunkBuilder(Experience(sequence_length=2), 1, 1, 2)
+    broken = [(FIRST, MID), (MID, FIRST), (FIRST, MID), (MID, LAST), (LAST, FIRST)]
+    assert _steps(builder, *broken) == [[0, 1], [2, 3], [3, 4]]
+
+
+def test_padding_makes_a_short_episode_one_item_but_not_a_broken_one():
+    experience = Experience(sequence_length=5, stride=4, pad_episodes=True)
+    short = [(FIRST, MID), (MID, LAST), (LAST, FIRST)]
+    assert _steps(ChunkBuilder(experience, 1, 1, 2), *short) == [[0, 1, 2, 2, 2]]
+    assert _steps(ChunkBuilder(experience, 1, 1, 2), (FIRST, MID), (MID, FIRST)) == []
+
+
+def test_what_has_waited_is_taken_and_filled_up():
+    now = [0.0]
+    builder = ChunkBuilder(Experience(sequence_length=2), 4, 1, 2, clock=lambda: now[0])
+    row, first, mid, discount = np.full((1, 2), 0, np.uint8), np.array([FIRST]), np.array([MID]), np.ones(1)
+    builder.append(row, first, mid, discount)
+    now[0] = 10.0
+    assert builder.take_older_than(1.0) == []  # no sequence yet
+    builder.append(row, mid, mid, discount)
+    assert builder.take_older_than(1.0) == []  # not for so long
+    now[0] = 12.0
+    (chunk,) = builder.take_older_than(1.0)
+    assert chunk[0, 0] > 0
+    assert not chunk[1:].any()
+    assert builder.take_older_than(-1.0) == []
+
+
+def test_chunks_of_the_same_steps_differ():
+    builder = ChunkBuilder(Experience(sequence_length=2), 16, 2, 2)
+    for step in range(18):
+        chunks = builder.append(
+            np.zeros((2, 2), np.uint8), np.full(2, MID if step else FIRST), np.full(2, MID), np.ones(2)
+        )
+    a, b = chunks
+    assert a.tobytes() != b.tobytes()

@@ -1,0 +1,34 @@
+"""A replay server as a process, for tests that kill it: `python -m tests.replay.replay_program PORT CHECKPOINTS`.
+
+It prints 'ready' once it is loaded, and serves as soon as it reads a line; it ends with its standard input.
+"""
+
+import pathlib
+import sys
+
+from tests.replay.conftest import DATA_SPEC
+from tflearn.experience import Experience
+from tflearn.replay.server import ReplayServer
+from tflearn.replay.storage import Storage
+
+EXPERIENCE = Experience(min_size=1, sampling='server', chunk_steps=4)
+
+
+def main() -> None:
+    port, checkpoints = sys.argv[1:]
+    tables = Storage(EXPERIENCE, DATA_SPEC).make_tables()
+    _tell('ready')
+    sys.stdin.readline()
+    server = ReplayServer(tables, int(port), pathlib.Path(checkpoints))
+    _tell('serving')
+    sys.stdin.read()
+    server.close()
+
+
+def _tell(word: str) -> None:
+    sys.stdout.write(f'{word}\n')
+    sys.stdout.flush()
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,114 @@
+"""A replay server in another process is killed and started again while a writer writes."""
+
+import contextlib
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import portpicker
+import pytest
+import reverb
+
+from tests import fakes
+from tests.replay.conftest import DATA_SPEC
+from tests.replay.replay_program import EXPERIENCE
+from tests.replay.writers_test import _run
+from tflearn.replay import connection
+from tflearn.replay.storage import REPLAY, Storage
+from tflearn.replay.writers import ReplayWriter
+from tflearn.waiting import wait_until
+
+RESUMES_WITHIN_SECS = 10.0
+
+
+class Server:
+    """The process: loaded at once, serving from `serve` on."""
+
+    def __init__(self, port, checkpoints):
+        command = [sys.executable, '-m', 'tests.replay.replay_program', str(port), str(checkpoints)]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+
+    def wait_until_ready(self):
+        assert self._process.stdout.readline() == 'ready\n'
+
+    def serve(self):
+        self._process.stdin.write('go\n')
+        self._process.stdin.flush()
+        assert self._process.stdout.readline() == 'serving\n'
+
+    def kill(self):
+        self._process.kill()
+        self._process.wait(30)
+        self._process.stdin.close()
+        self._process.stdout.close()
+
+
+@pytest.mark.parametrize('away_secs', [0.0, 4.0, pytest.param(40.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('idle', [False, True])
+def test_writing_goes_on_soon_after_the_server_is_back(tmp_path, away_secs, idle):
+    port = portpicker.pick_unused_port()
+    address, storage, stop = f'localhost:{port}', Storage(EXPERIENCE, DATA_SPEC), threading.Event()
+    with contextlib.ExitStack() as stack:
+        servers = [Server(port, tmp_path / str(i)) for i in range(2)]
+        for server in servers:
+            stack.callback(server.kill)
+            server.wait_until_ready()
+        stack.callback(stop.set)
+        servers[0].serve()
+        connection.wait_for_table(address, REPLAY, storage.signature, 60)
+        pause, errors, writer = threading.Event(), [], ReplayWriter(address, storage, 2, stop)
+
+        def write():
+            environment = fakes.CheckedEnvironment((30, 50))
+            try:
+                while not stop.is_set():
+                    if not pause.is_set():
+                        _run(writer, environment, 20)
+                    stop.wait(0.05)
+            except Exception as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=write, daemon=True)
+        thread.start()
+        wait_until(lambda: writer.num_sequences > 200 or errors, 'the first steps', 60)
+        if idle:
+            pause.set()
+            stop.wait(0.5)
+        servers[0].kill()
+        stop.wait(away_secs)
+        servers[1].serve()
+        back_at, before = time.monotonic(), writer.num_sequences
+        pause.clear()
+        assert not errors
+        wait_until(lambda: _num_items(address) > 4 or errors, 'new items', RESUMES_WITHIN_SECS)
+        assert not errors
+        assert time.monotonic() - back_at < RESUMES_WITHIN_SECS  # what the run asks of it, not a figure of speed
+        stop.set()
+        thread.join(60)
+        assert not thread.is_alive()
+        assert writer.num_sequences >= before
+        assert writer.lost_steps == 0
+
+
+def _num_items(address):
+    """Asks through a connection that the writer does not share, or its waits would be this test's doing."""
+    try:
+        return reverb.Client(address).server_info(timeout=1)[REPLAY].current_size
+    except (reverb.DeadlineExceededError, RuntimeError):
+        return 0
+
+
+def test_what_a_stopped_writer_had_not_delivered_is_counted(serve):
+    served = serve(EXPERIENCE)
+    stop = threading.Event()
+    writer = ReplayWriter(served.address, served.storage, 1, stop)
+    served.server.close()
+    stop.set()
+    with contextlib.suppress(Exception):
+        _run(writer, fakes.CheckedEnvironment((50,)), 33)
+    assert writer.lost_steps == 32
+    assert np.isscalar(writer.lost_steps)

@@ -1,0 +1,66 @@
+import numpy as np
+import tensorflow as tf
+
+from tests.replay.conftest import DATA_SPEC
+from tests.replay.sources_test import experience
+from tflearn.replay.ring_buffer import RingBuffer
+from tflearn.replay.storage import Storage
+
+
+def chunks_of(storage, first, count, begins=None):
+    """Chunks whose rows carry a running number in the column `policy_version`."""
+    length, num_bytes = storage.chunk_shape
+    chunks = np.zeros((count, length, num_bytes), np.uint8)
+    for i, chunk in enumerate(chunks):
+        numbers = (first + i) * storage.num_starts + np.arange(length)
+        chunk[:, 1:9] = numbers.astype(np.int64)[:, None].view(np.uint8)
+        chunk[: storage.num_starts, 0] = 1 if begins is None else begins
+    return chunks
+
+
+def _content(ring, storage):
+    """The numbers of the first rows of all sequences in the ring, oldest first."""
+    oldest, size = ring.window.numpy()
+    places = ring.starts.numpy()[(oldest + np.arange(size)) % ring.starts.shape[0]]
+    return tf.gather(ring.columns['policy_version'], places).numpy().tolist()
+
+
+def test_the_ring_keeps_the_newest():
+    storage = Storage(experience('learner', max_size=1000, chunk_steps=4, sequence_length=3), DATA_SPEC)
+    ring = RingBuffer(storage)
+    for first in range(0, 900, 30):
+        assert ring.add(chunks_of(storage, first, 30)) == 120
+        newest = (first + 30) * 4
+        assert _content(ring, storage) == list(range(max(0, newest - 1000), newest))
+    assert ring.size == 1000
+
+
+def test_the_ring_gives_up_what_its_memory_does_not_hold():
+    """Chunks in which few sequences begin fill the rows before the places."""
+    storage = Storage(experience('learner', max_size=4000, chunk_steps=16, sequence_length=2), DATA_SPEC)
+    ring = RingBuffer(storage)
+    begins = [1, *[0] * 14, 1]
+    for first in range(0, 2000, 50):
+        ring.add(chunks_of(storage, first, 50, begins))
+        content = _content(ring, storage)
+        newest = [chunk * 16 + place for chunk in range(first + 50) for place in (0, 15)]
+        assert content == newest[-len(content) :]
+    assert ring.size < 2000
+
+
+def test_what_is_there_already_is_left_out():
+    storage = Storage(experience('learner', max_size=1000, chunk_steps=4), DATA_SPEC)
+    ring = RingBuffer(storage)
+    ring.add(chunks_of(storage, 0, 10))
+    assert ring.add(chunks_of(storage, 5, 10)) == 40
+    assert _content(ring, storage) == list(range(15 * 4))
+
+
+def test_only_rows_of_sequences_take_memory():
+    storage = Storage(experience('learner', max_size=1000, chunk_steps=16, sequence_length=2), DATA_SPEC)
+    ring = RingBuffer(storage)
+    capacity = storage.mirror_rows // 2
+    for first in range(0, 2 * capacity, 100):
+        ring.add(chunks_of(storage, first, 100, [0] * 15 + [1]))
+    assert ring.size == min(1000, capacity)
+    assert _content(ring, storage)[-1] == (first + 99) * 16 + 15

@@ -1,0 +1,117 @@
+"""Exploration that belongs to collecting, not to the agent: random actions at first, and an epsilon per environment."""
+
+import dataclasses
+
+import numpy as np
+import tensorflow as tf
+from tf_agents.policies import epsilon_greedy_policy, random_tf_policy, tf_policy
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import policy_step
+
+
+@dataclasses.dataclass(frozen=True)
+class EpsilonLadder:
+    """An epsilon of its own for each environment, in place of the agent's: some explore, some hardly do.
+
+    epsilon_i = base^(1 + i / (N - 1) * alpha), i = 0 ... N - 1 (Horgan et al. 2018, "Distributed Prioritized Experience
+    Replay", arXiv 1803.00933, section 4.1, with an environment for an actor). A ladder of one step has `base`.
+
+    Attributes:
+      base: epsilon of the first environment, in (0, 1).
+      alpha: how fast it falls; the last environment's is base^(1 + alpha).
+      num_collectors: collectors that share the ladder, each with as many environments as the others. Of several, the
+        one with the number k has the steps from k * B on, so the last one is the greediest.
+    """
+
+    base: float = 0.4
+    alpha: float = 7.0
+    num_collectors: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.base < 1:
+            raise ValueError(f'got EpsilonLadder.base={self.base!r}; need a number between 0 and 1')
+        if not self.alpha >= 0:
+            raise ValueError(f'got EpsilonLadder.alpha={self.alpha!r}; need a number of at least 0')
+        if not isinstance(self.num_collectors, int) or self.num_collectors < 1:
+            raise ValueError(f'got EpsilonLadder.num_collectors={self.num_collectors!r}; need an integer from 1 on')
+
+    def epsilons(self, collector: int, num_environments: int) -> np.ndarray:
+        """Returns the epsilons of one collector's environments, float32 [B].
+
+        Args:
+          collector: its number, from 0 on.
+          num_environments: B.
+
+        Raises:
+          ValueError: if the ladder has no such collector.
+        """
+        if not 0 <= collector < self.num_collectors:
+            raise ValueError(
+                f'got the collector number {collector} for an epsilon ladder of num_collectors={self.num_collectors}; '
+                f'need 0 ... {self.num_collectors - 1}; say how many collectors share the ladder'
+            )
+        size = self.num_collectors * num_environments
+        place = collector * num_environments + np.arange(num_environments)
+        return (self.base ** (1 + place / max(1, size - 1) * self.alpha)).astype(np.float32)
+
+
+def with_epsilons(policy: tf_policy.TFPolicy, epsilons: np.ndarray) -> tf_policy.TFPolicy:
+    """Returns an epsilon-greedy policy with an epsilon for each environment of a batch; it shares the variables.
+
+    Args:
+      policy: epsilon-greedy, as the collect policy of a DQN is.
+      epsilons: float32 [B], in place of its own.
+
+    Raises:
+      ValueError: if the policy is not epsilon-greedy.
+    """
+    if not isinstance(policy, epsilon_greedy_policy.EpsilonGreedyPolicy):
+        raise ValueError(
+            f'got an epsilon ladder for the collect policy {type(policy).__name__}; need an epsilon-greedy one, as DQN '
+            'has; remove the ladder'
+        )
+    return epsilon_greedy_policy.EpsilonGreedyPolicy(policy.wrapped_policy, tf.constant(epsilons))
+
+
+def uniform(policy: tf_policy.TFPolicy) -> tf_policy.TFPolicy:
+    """Returns a policy that draws actions uniformly within their bounds, and whose data fit those of `policy`.
+
+    If that records the log-probability of its actions and nothing else, so does this one. It keeps a policy state as it
+    is, so a recurrent policy that takes over amid an episode knows nothing of its beginning.
+
+    Args:
+      policy: whose place it takes.
+
+    Raises:
+      ValueError: if an action has no bounds, or the policy records what random actions have not.
+    """
+    for spec in tf.nest.flatten(policy.action_spec):
+        if not isinstance(spec, tensor_spec.BoundedTensorSpec) or not _bounded(spec):
+            raise ValueError(f'got random actions for the action spec {spec}; need finite bounds to draw within')
+    _check_info(policy)
+    return random_tf_policy.RandomTFPolicy(
+        policy.time_step_spec,
+        policy.action_spec,
+        policy_state_spec=policy.policy_state_spec,
+        info_spec=policy.info_spec,
+        emit_log_probability=policy.emit_log_probability,
+    )
+
+
+def _check_info(policy: tf_policy.TFPolicy) -> None:
+    info = policy.info_spec
+    recorded = tf.nest.flatten(info)
+    log_probabilities = policy_step.get_log_probability(info, ()) if policy.emit_log_probability else ()
+    if len(recorded) > len(tf.nest.flatten(log_probabilities)):
+        names = ', '.join(sorted(spec.name or '?' for spec in recorded))
+        raise ValueError(
+            f'got random actions in place of a policy that records {names}; need one that records nothing, or the '
+            'log-probabilities of its actions alone; set initial_random_steps=0'
+        )
+
+
+def _bounded(spec: tensor_spec.BoundedTensorSpec) -> bool:
+    if spec.dtype.is_integer:
+        return True
+    bounds = np.abs([spec.minimum, spec.maximum])
+    return bool(np.all(bounds < spec.dtype.max))

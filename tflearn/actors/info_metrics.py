@@ -1,0 +1,65 @@
+"""InfoMetrics: the numbers that environments tell besides observation and reward, over their episodes."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+_NO_METRICS = ('executed_action',)  # data, see `specs.BatchedEnvironment.info`
+
+
+class InfoMetrics:
+    """Mean and last value of each number, in the present episode of every environment. NaN is no value."""
+
+    def __init__(self, num_environments: int):
+        """Knows no number yet.
+
+        Args:
+          num_environments: B.
+        """
+        self._num_environments = num_environments
+        self._seen: frozenset[str] = frozenset()
+        self._keys: list[str] = []  # K
+        self._sums, self._counts, self._last = np.zeros((3, 0, num_environments))  # [K, B] each
+
+    def add(self, info: Mapping[str, np.ndarray], taken: np.ndarray) -> None:
+        """Takes in the infos of a step.
+
+        Args:
+          info: arrays [B, ...]; those of numbers [B] count.
+          taken: bool [B], where there was a step.
+        """
+        if not self._seen.issuperset(info):
+            self._learn(info)
+        if not self._keys:
+            return
+        values = np.stack([info[key] for key in self._keys]).astype(np.float64)
+        valid = taken & ~np.isnan(values)
+        np.add(self._sums, values, out=self._sums, where=valid)
+        self._counts += valid
+        np.copyto(self._last, values, where=valid)
+
+    def begin(self, first: np.ndarray) -> None:
+        """Begins episodes anew where `first`, bool [B], says so."""
+        if self._keys:
+            self._sums[:, first], self._counts[:, first], self._last[:, first] = 0.0, 0.0, np.nan
+
+    def of(self, i: int) -> dict[str, float]:
+        """Returns what environment `i` told in its episode: 'info/<key>' the means, 'info_end/<key>' the last."""
+        figures = {}
+        for key, total, count, last in zip(
+            self._keys, self._sums[:, i].tolist(), self._counts[:, i].tolist(), self._last[:, i].tolist(), strict=True
+        ):
+            if count:
+                figures[f'info/{key}'], figures[f'info_end/{key}'] = total / count, last
+        return figures
+
+    def _learn(self, info: Mapping[str, np.ndarray]) -> None:
+        """Makes room for the numbers that are new."""
+        shape = (self._num_environments,)
+        new = [key for key in info if key not in self._seen and key not in _NO_METRICS]
+        new = [key for key in new if info[key].shape == shape and info[key].dtype.kind in 'biuf']
+        self._seen = self._seen.union(info)
+        self._keys += new
+        room = np.zeros((len(new), *shape))
+        self._sums, self._counts = np.concatenate([self._sums, room]), np.concatenate([self._counts, room])
+        self._last = np.concatenate([self._last, np.full_like(room, np.nan)])

@@ -1,0 +1,54 @@
+"""The state of a recurrent policy as a column of the data, so that training can begin amid an episode (as in R2D2).
+
+Kapturowski et al. 2019, "Recurrent Experience Replay in Distributed Reinforcement Learning" (ICLR), section 3. A row's
+policy info grows by the key 'policy_state': the state before the row's step, of the policy's `policy_state_spec`. An
+agent of TF-Agents leaves out what its own spec of the info does not have; one that uses it finds it there.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+POLICY_STATE = 'policy_state'
+
+
+def add(info: Any, state: Any) -> dict[str, Any]:
+    """Returns a policy's info, `()` or a dictionary, with its state: nests of arrays, or of specs.
+
+    Raises:
+      ValueError: if there is no state, or no room for it.
+    """
+    if not tf.nest.flatten(state):
+        raise ValueError('got a policy without a state to be stored; need a recurrent one, or store_policy_state=False')
+    if isinstance(info, Mapping) and POLICY_STATE not in info:
+        return {**info, POLICY_STATE: state}
+    if not isinstance(info, tuple) or info:
+        raise ValueError(
+            f'got the policy info {info}; need () or a dictionary without {POLICY_STATE!r}, to store the policy state '
+            'there; set store_policy_state=False'
+        )
+    return {POLICY_STATE: state}
+
+
+def before_step(step_type: np.ndarray, state: Any, initial: Any) -> Any:
+    """Returns the state that a policy acted from.
+
+    Args:
+      step_type: int32 [B].
+      state: nest of tensors [B, ...], that the policy was handed.
+      initial: likewise, of an episode's start: it is taken where a step is FIRST.
+
+    Returns:
+      Nest of arrays [B, ...].
+    """
+    first = step_type == 0
+    if not first.any():
+        return tf.nest.map_structure(lambda leaf: leaf.numpy(), state)
+
+    def of_leaf(leaf: tf.Tensor, initial_leaf: tf.Tensor) -> np.ndarray:
+        columns = first.reshape(first.shape + (1,) * (leaf.shape.rank - 1))
+        return np.where(columns, initial_leaf.numpy(), leaf.numpy())
+
+    return tf.nest.map_structure(of_leaf, state, initial)

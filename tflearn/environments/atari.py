@@ -1,0 +1,95 @@
+"""Atari 2600 games with the standard preprocessing (extra `atari`).
+
+Machado et al. 2018, "Revisiting the Arcade Learning Environment", arXiv:1709.06009; Mnih et al. 2015, "Human-level
+control through deep reinforcement learning", Nature 518. An agent's step is 4 frames with one action; the pixel-wise
+maximum of the last two, in grey, is resized to 84x84; an observation is the last 4 of these. ALE does all of it in C++,
+one thread per game.
+"""
+
+import difflib
+import functools
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import VectorEnv
+
+from tflearn import specs
+from tflearn.environments import packages, vector_env
+
+FRAMES_PER_STEP = 4
+
+
+def make(
+    game: str,
+    num_environments: int,
+    seed: int | None,
+    repeat_action_probability: float = 0.25,
+    max_noops: int = 0,
+    clip_rewards: bool = True,
+    end_with_life: bool = False,
+    max_episode_steps: int = 27_000,
+) -> specs.BatchedEnvironment:
+    """Makes a batch of an Atari game.
+
+    The defaults are Machado et al.'s, but for 4 frames a step and the actions that the game knows. Mnih et al. had
+    repeat_action_probability 0, max_noops 30 and end_with_life True.
+
+    Args:
+      game: ALE's name of it, such as 'pong' or 'ms_pacman'.
+      num_environments: games that are stepped together.
+      seed: game i is seeded with seed + i; None draws the seeds.
+      repeat_action_probability: of a frame to go on with the previous action ("sticky actions").
+      max_noops: episodes begin with up to so many frames without action.
+      clip_rewards: to -1 ... 1. Give an evaluation the true ones.
+      end_with_life: terminates an episode when a life is lost; the game goes on in the next.
+      max_episode_steps: truncates episodes after so many steps, of 4 frames each: half an hour of play.
+
+    Returns:
+      The batch; see `specs.BatchedEnvironment`. Close it when done. Observations are uint8 [B, 84, 84, 4], oldest frame
+      first; `info` has 'lives'.
+
+    Raises:
+      ValueError: for an unknown game, if ALE is not installed, or for unfit arguments.
+    """
+    try:
+        from ale_py import roms
+        from ale_py.vector_env import AtariVectorEnv
+    except ImportError as error:
+        raise packages.missing(game, error) from error
+    if num_environments < 1:
+        raise ValueError(f'got num_environments={num_environments}; need at least 1')
+    if max_episode_steps < 1:
+        raise ValueError(f'got max_episode_steps={max_episode_steps}; need at least 1')
+    if not 0 <= repeat_action_probability < 1:
+        raise ValueError(f'got repeat_action_probability={repeat_action_probability}; need 0 or more and below 1')
+    if game not in (known := roms.get_all_rom_ids()):
+        nearest = ', '.join(difflib.get_close_matches(game.lower(), known, n=3, cutoff=0.5))
+        raise ValueError(f"got game={game!r}; need one of ALE's; nearest: {nearest or 'none'}")
+    make_games = functools.partial(
+        AtariVectorEnv,
+        game,
+        num_environments,
+        frameskip=FRAMES_PER_STEP,
+        repeat_action_probability=repeat_action_probability,
+        noop_max=max_noops,
+        reward_clipping=clip_rewards,
+        episodic_life=end_with_life,
+        use_fire_reset=False,
+        max_num_frames_per_episode=max_episode_steps * FRAMES_PER_STEP,
+    )
+    return vector_env.native(lambda: _channels_last(make_games()), seed)
+
+
+def _channels_last(games: VectorEnv) -> VectorEnv:
+    """Returns the same with frames as the last dimension of observations, which is the first one in ALE."""
+    shape = games.single_observation_space.shape or ()
+
+    def last(observation: Any) -> np.ndarray:
+        return np.moveaxis(observation, 1, -1)
+
+    return gymnasium.wrappers.vector.TransformObservation(
+        games,
+        last,
+        single_observation_space=gymnasium.spaces.Box(0, 255, (*shape[1:], shape[0]), np.uint8),
+    )

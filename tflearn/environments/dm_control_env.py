@@ -1,0 +1,75 @@
+"""The DeepMind control suite, and any other dm_env environment (extra `dm_control`)."""
+
+import functools
+from typing import TYPE_CHECKING, Literal, get_args
+
+from tflearn import specs
+from tflearn.environments import packages, vector_env
+
+if TYPE_CHECKING:
+    from tflearn.environments.dm_env_adapter import MakeDmEnvironment
+
+Vectorization = Literal['in_process', 'worker_processes']
+
+
+def make(
+    domain: str,
+    task: str,
+    num_environments: int,
+    seed: int | None,
+    vectorization: Vectorization = 'in_process',
+    flatten_observations: bool = True,
+    step_timeout_secs: float = vector_env.STEP_TIMEOUT_SECS,
+) -> specs.BatchedEnvironment:
+    """Makes a batch of a task of the control suite.
+
+    Args:
+      domain: such as 'cartpole'.
+      task: of the domain, such as 'swingup'.
+      num_environments: copies that are stepped together.
+      seed: environment i is seeded with seed + i; None draws the seeds.
+      vectorization: 'in_process' steps them one after the other, 'worker_processes' in a process each.
+      flatten_observations: makes one vector of an observation, which is a dict otherwise.
+      step_timeout_secs: a worker process that takes longer for a step or a reset is replaced by a new one.
+
+    Returns:
+      The batch; see `specs.BatchedEnvironment`. Close it when done.
+
+    Raises:
+      ValueError: for an unknown task, or if dm_control is not installed.
+    """
+    try:
+        from dm_control import suite
+
+        from tflearn.environments.dm_env_adapter import load
+    except ImportError as error:
+        raise packages.missing(f'{domain}-{task}', error) from error
+    if (domain, task) not in suite.ALL_TASKS:
+        tasks = ', '.join(f'{known}-{its_task}' for known, its_task in suite.ALL_TASKS if domain in (known, its_task))
+        names = tasks or ', '.join(sorted(suite.TASKS_BY_DOMAIN))
+        raise ValueError(f'got domain={domain!r}, task={task!r}; need a task of the control suite; choose from {names}')
+    make_one = functools.partial(load, domain, task)
+    return from_dm_env(make_one, num_environments, seed, vectorization, flatten_observations, step_timeout_secs)
+
+
+def from_dm_env(
+    make_one: 'MakeDmEnvironment',
+    num_environments: int,
+    seed: int | None,
+    vectorization: Vectorization = 'in_process',
+    flatten_observations: bool = True,
+    step_timeout_secs: float = vector_env.STEP_TIMEOUT_SECS,
+) -> specs.BatchedEnvironment:
+    """Makes a batch of a dm_env environment; `make_one` makes one from a seed (None draws it). See `make`."""
+    try:
+        from tflearn.environments.dm_env_adapter import adapt
+    except ImportError as error:
+        raise packages.missing(str(make_one), error) from error
+    if num_environments < 1:
+        raise ValueError(f'got num_environments={num_environments}; need at least 1')
+    if vectorization not in get_args(Vectorization):
+        raise ValueError(f'got vectorization={vectorization!r}; need one of {", ".join(get_args(Vectorization))}')
+    make_env = functools.partial(adapt, make_one, flatten_observations)
+    if vectorization == 'in_process':
+        return vector_env.in_process(make_env, num_environments, seed)
+    return vector_env.in_worker_processes(make_env, num_environments, seed, step_timeout_secs)

@@ -1,0 +1,87 @@
+"""EnvPool: environments stepped by C++ threads, for Atari, MuJoCo, classic control and others (extra `envpool`)."""
+
+import difflib
+import functools
+import secrets
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from tflearn import specs
+from tflearn.environments import packages, vector_env
+
+
+def make(
+    name: str,
+    num_environments: int,
+    seed: int | None,
+    max_episode_steps: int | None = None,
+    num_threads: int = 0,
+    kwargs: dict[str, Any] | None = None,
+) -> specs.BatchedEnvironment:
+    """Makes a batch of an EnvPool environment. Differs from gymnasium's: what ends at the time limit is truncated, even
+    if it terminates in that very step.
+
+    Args:
+      name: EnvPool's, such as 'CartPole-v1' or 'Pong-v5'.
+      num_environments: copies that are stepped together.
+      seed: environment i is seeded with seed + i; None draws the seeds.
+      max_episode_steps: truncates episodes after so many steps; None keeps EnvPool's limit.
+      num_threads: that step them; 0 is as many as there are processors.
+      kwargs: passed to the environment's configuration.
+
+    Returns:
+      The batch; see `specs.BatchedEnvironment`. Close it when done.
+
+    Raises:
+      ValueError: for an unknown name, if EnvPool is not installed, or for unfit arguments.
+    """
+    try:
+        import envpool
+    except ImportError as error:
+        raise packages.missing(name, error) from error
+    if num_environments < 1:
+        raise ValueError(f'got num_environments={num_environments}; need at least 1')
+    if name not in (known := envpool.list_all_envs()):
+        nearest = ', '.join(difflib.get_close_matches(name, known, n=3, cutoff=0.5))
+        raise ValueError(f'got name={name!r}; need an environment of EnvPool; nearest: {nearest or "none"}')
+    arguments = {'num_envs': num_environments, 'num_threads': num_threads, **(kwargs or {})}
+    if max_episode_steps is not None:
+        arguments['max_episode_steps'] = max_episode_steps
+    return vector_env.native(functools.partial(_EnvPool, name, arguments), seed)
+
+
+class _EnvPool(VectorEnv):
+    """An EnvPool as one of gymnasium's vector environments. EnvPool is seeded where it is made: at a seeded reset."""
+
+    metadata = {'autoreset_mode': AutoresetMode.NEXT_STEP}  # noqa: RUF012 (gymnasium's)
+
+    def __init__(self, name: str, arguments: dict[str, Any]):
+        self._name = name
+        self._arguments = arguments
+        self.num_envs = arguments['num_envs']
+        self._pool = self._make(None)
+        self.single_observation_space = self._pool.observation_space
+        self.single_action_space = self._pool.action_space
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:  # type: ignore[override]
+        if seed is not None:
+            self._pool.close()
+            self._pool = self._make(seed)
+        return self._pool.reset()
+
+    def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        if isinstance(self.single_action_space, gymnasium.spaces.Discrete):
+            actions = actions.astype(np.int32)
+        return self._pool.step(actions)
+
+    def close_extras(self, **kwargs: Any) -> None:
+        self._pool.close()
+
+    def _make(self, seed: int | None) -> Any:
+        import envpool
+
+        seed = secrets.randbelow(2**31) if seed is None else seed % 2**31  # it has a fixed seed of its own otherwise
+        return envpool.make(self._name, env_type='gymnasium', seed=seed, **self._arguments)

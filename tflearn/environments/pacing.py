@@ -1,0 +1,78 @@
+"""Environments in real time: steps a fixed time apart, as a robot or a game at its own speed has them."""
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from absl import logging
+from tf_agents.trajectories import time_step as ts
+
+from tflearn import specs
+
+
+def make(
+    num_environments: int,
+    seed: int | None,
+    make_environment: specs.EnvironmentFactory,
+    unroll_step_interval_secs: float,
+) -> 'PacedEnvironment':
+    """Makes what `make_environment` makes, stepped in real time; see `PacedEnvironment`."""
+    if unroll_step_interval_secs <= 0:
+        raise ValueError(f'got unroll_step_interval_secs={unroll_step_interval_secs}; need more than 0')
+    return PacedEnvironment(make_environment(num_environments=num_environments, seed=seed), unroll_step_interval_secs)
+
+
+class PacedEnvironment:
+    """A `specs.BatchedEnvironment` whose steps begin `unroll_step_interval_secs` apart.
+
+    A step that is asked for too late is an overrun: it is counted and taken at once, and the next one is due an
+    interval after it. What was late is not made up for by steps in a hurry.
+
+    Attributes:
+      num_overruns: steps that came too late.
+    """
+
+    def __init__(self, environment: specs.BatchedEnvironment, unroll_step_interval_secs: float):
+        """Takes over `environment`: it is closed with this."""
+        self.num_environments = environment.num_environments
+        self.specs = environment.specs
+        self.num_overruns = 0
+        self._environment = environment
+        self._interval_secs = unroll_step_interval_secs
+        self._due = 0.0
+        self._never = threading.Event()
+
+    @property
+    def info(self) -> Mapping[str, np.ndarray]:
+        """Of the environment."""
+        return self._environment.info
+
+    @property
+    def num_rebuilt(self) -> int:
+        """Of the environment."""
+        return self._environment.num_rebuilt
+
+    def reset(self) -> ts.TimeStep:
+        """Starts new episodes everywhere; the first step is due an interval after that. Returns time steps [B]."""
+        time_step = self._environment.reset()
+        self._due = time.monotonic() + self._interval_secs
+        return time_step
+
+    def step(self, action: Any) -> ts.TimeStep:
+        """Waits until the step is due, then applies `action`. Returns time steps [B]."""
+        early_secs = self._due - time.monotonic()
+        if early_secs > 0:
+            self._never.wait(early_secs)
+            self._due += self._interval_secs
+        else:
+            self.num_overruns += 1
+            if self.num_overruns.bit_count() == 1:  # 1, 2, 4, 8, ...
+                logging.warning('step came %.4f s too late for its time (overrun %d)', -early_secs, self.num_overruns)
+            self._due = time.monotonic() + self._interval_secs
+        return self._environment.step(action)
+
+    def close(self) -> None:
+        """Frees what the environments hold. Calling it twice is fine."""
+        self._environment.close()

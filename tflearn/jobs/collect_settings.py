@@ -1,0 +1,103 @@
+"""How a collector explores, how much it collects, and what it tells of its episodes."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Collection
+
+from tf_agents.policies import tf_policy
+
+from tflearn.actors import exploration
+
+
+@dataclasses.dataclass(frozen=True)
+class CollectOptions:
+    """The collect job's further settings. All collectors of a run may have the same ones.
+
+    Attributes:
+      initial_random_steps: environment steps with random actions, drawn uniformly within their bounds, at the beginning
+        of the run: until this collector has taken so many, or has learned that the run has.
+      epsilon_ladder: an epsilon for each environment in place of the agent's; for epsilon-greedy agents (DQN).
+      max_episodes_per_version: episodes that this collector finishes with the weights of one publication; then it waits
+        for newer ones. Those that end in the same batched step count in full, so it may be up to B - 1 more. Episodes
+        that are under way go on with the newer weights. None is no limit.
+      collect_at_least_every_secs: a collector that has waited so long for newer weights finishes one more episode,
+        so that a learner that lacks data gets some. None waits as long as it takes.
+      report_metrics: whether the learner is told of this collector's episodes, for its summaries; or the names of the
+        collectors of which it is. Environment steps are always told.
+      metrics_buffer_size: episodes that means are over; at least one for each environment.
+      metrics_gamma: discount of the discounted returns per environment step, in [0, 1].
+    """
+
+    initial_random_steps: int = 0
+    epsilon_ladder: exploration.EpsilonLadder | None = None
+    max_episodes_per_version: int | None = None
+    collect_at_least_every_secs: float | None = None
+    report_metrics: bool | Collection[str] = True
+    metrics_buffer_size: int = 10
+    metrics_gamma: float = 0.99
+
+    def __post_init__(self) -> None:
+        check_counts(
+            'CollectOptions.',
+            {
+                'initial_random_steps': (self.initial_random_steps, 0),
+                'max_episodes_per_version': (self.max_episodes_per_version, 1),
+                'metrics_buffer_size': (self.metrics_buffer_size, 1),
+            },
+        )
+        secs = self.collect_at_least_every_secs
+        if secs is not None and not 0 < secs < math.inf:
+            raise ValueError(f'got CollectOptions.collect_at_least_every_secs={secs!r}; need seconds above 0, or None')
+        if secs is not None and self.max_episodes_per_version is None:
+            raise ValueError(
+                f'got CollectOptions.collect_at_least_every_secs={secs!r} without max_episodes_per_version, so that '
+                'nothing is ever waited for; need both, or None'
+            )
+        if isinstance(self.report_metrics, str):
+            raise ValueError(
+                f'got CollectOptions.report_metrics={self.report_metrics!r}; need True, False or a list of names: '
+                f'[{self.report_metrics!r}]'
+            )
+        if not 0 <= self.metrics_gamma <= 1:
+            raise ValueError(f'got CollectOptions.metrics_gamma={self.metrics_gamma!r}; need a number in [0, 1]')
+
+    def reports_metrics(self, name: str) -> bool:
+        """Says whether the collector `name` tells the learner of its episodes."""
+        if isinstance(self.report_metrics, bool):
+            return self.report_metrics
+        return name in self.report_metrics
+
+    def explore(self, policy: tf_policy.TFPolicy, name: str, num_environments: int) -> tf_policy.TFPolicy:
+        """Returns an agent's collect policy with the epsilons of the ladder, if there is one.
+
+        Raises:
+          ValueError: if the policy is not epsilon-greedy, or the ladder has no place for the collector `name`.
+        """
+        if self.epsilon_ladder is None:
+            return policy
+        epsilons = self.epsilon_ladder.epsilons(self._number(name), num_environments)
+        return exploration.with_epsilons(policy, epsilons)
+
+    def _number(self, name: str) -> int:
+        """Returns a collector's number on the ladder: what its name ends with."""
+        if self.epsilon_ladder is None or self.epsilon_ladder.num_collectors == 1:
+            return 0
+        digits = re.search(r'\d+$', name)
+        if digits is None:
+            raise ValueError(
+                f'got the collector name {name!r} with an epsilon ladder for several; need a name that ends with a '
+                'number from 0 on, as collect_0'
+            )
+        return int(digits[0])
+
+
+def check_counts(prefix: str, counts: dict[str, tuple[int | None, int]]) -> None:
+    """Checks integers, or None, against their least values.
+
+    Raises:
+      ValueError: naming the first that is less, or no integer.
+    """
+    for name, (value, least) in counts.items():
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+            raise ValueError(f'got {prefix}{name}={value!r}; need an integer of at least {least}')

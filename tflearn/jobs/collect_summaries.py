@@ -1,0 +1,38 @@
+"""CollectSummaries: what collectors report, in TensorBoard against environment steps."""
+
+import pathlib
+from collections.abc import Mapping
+
+import tensorflow as tf
+
+
+class CollectSummaries:
+    """Writes the means of episodes with the run's environment steps as the step."""
+
+    def __init__(self, directory: pathlib.Path):
+        """Writes nothing yet; the event file is made with the first episode.
+
+        Args:
+          directory: of the event files, none but these.
+        """
+        self._directory = str(directory)
+        self._written_at = -1
+        self._writer: tf.summary.SummaryWriter | None = None
+
+    def write(self, figures: Mapping[str, float | None]) -> None:
+        """Writes `figures` (of `reports.ReportReader`) that there are, unless no environment step was taken since."""
+        env_steps = int(figures.get('env_steps') or 0)
+        if env_steps <= self._written_at or figures.get('mean_return') is None:
+            return
+        self._written_at = env_steps
+        if self._writer is None:
+            self._writer = tf.summary.create_file_writer(self._directory)
+        with self._writer.as_default(step=env_steps):
+            for name, value in figures.items():
+                if value is not None:
+                    tf.summary.scalar(f'collect/{name}', value)
+
+    def close(self) -> None:
+        """Writes everything out."""
+        if self._writer:
+            self._writer.close()

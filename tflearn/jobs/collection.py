@@ -1,0 +1,116 @@
+"""Collection: what a collector does between two looks at the clock, and when it waits for newer weights."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tf_agents.policies import tf_policy
+
+from tflearn.actors import exploration
+from tflearn.actors.actor import Actor, Observer
+from tflearn.actors.episode_metrics import EpisodeMetrics
+from tflearn.jobs.collect_settings import CollectOptions
+from tflearn.specs import BatchedEnvironment
+
+
+class Collection:
+    """An actor that explores as the options say, and its metrics.
+
+    Attributes:
+      metrics: of the episodes.
+      random: whether actions are still random ones.
+    """
+
+    def __init__(
+        self,
+        environment: BatchedEnvironment,
+        policy: tf_policy.TFPolicy,
+        options: CollectOptions,
+        name: str = 'collect_0',
+        stores_policy_state: bool = False,
+    ):
+        """Compiles the policies; takes no step.
+
+        Args:
+          environment: stays the caller's to close.
+          policy: the agent's collect policy.
+          options: of the job.
+          name: of the collector.
+          stores_policy_state: see `Experience.store_policy_state`.
+
+        Raises:
+          ValueError: if the policy cannot explore as the options say.
+        """
+        num_environments = environment.num_environments
+        self.metrics = EpisodeMetrics(
+            num_environments, options.metrics_buffer_size, options.metrics_gamma, lambda: environment.info
+        )
+        self._environment = environment
+        self._num_random_steps = options.initial_random_steps
+        self._policy = options.explore(policy, name, num_environments)
+        self.random = self._num_random_steps > 0
+        first = exploration.uniform(policy) if self.random else self._policy
+        self._write: Callable[[Any], None] = lambda row: None
+        observers: list[Observer] = [self.metrics, lambda row: self._write(row)]
+        self._actor = Actor(environment, first, observers, stores_policy_state)
+
+    @property
+    def num_rebuilt(self) -> int:
+        """Environments that failed and were rebuilt."""
+        return self._environment.num_rebuilt
+
+    def run(self, num_steps: int, write: Callable[[Any], None], env_steps_of_run: int = 0) -> None:
+        """Takes `num_steps` batched steps; fewer where random actions come to their end.
+
+        Args:
+          num_steps: at most.
+          write: takes the Trajectory of every step, see `Actor`.
+          env_steps_of_run: environment steps that the whole run is known to have taken.
+        """
+        self._write = write
+        if self.random:
+            left = self._num_random_steps - max(self.metrics.env_steps, env_steps_of_run)
+            if left > 0:
+                num_steps = min(num_steps, -(-left // self._environment.num_environments))
+            else:
+                self.random = False
+                self._actor.follow(self._policy)
+        self._actor.run(num_steps)
+
+
+class VersionLimit:
+    """So many episodes for each version of the policy, then one for every so many seconds."""
+
+    def __init__(
+        self, max_episodes: int, at_least_every_secs: float | None, clock: Callable[[], float] = time.monotonic
+    ):
+        """Knows no version yet.
+
+        Args:
+          max_episodes: of a version.
+          at_least_every_secs: after so long a wait one more is allowed; None allows none.
+          clock: seconds.
+        """
+        self._max_episodes, self._at_least_every_secs, self._clock = max_episodes, at_least_every_secs, clock
+        self._version: int | None = None
+        self._allowed = 0
+        self._since: float | None = None
+
+    def holds_back(self, version: int, episodes: int) -> bool:
+        """Says whether to wait for a newer version.
+
+        Args:
+          version: of the policy that acts.
+          episodes: finished so far.
+        """
+        if version != self._version:
+            self._version, self._allowed = version, episodes + self._max_episodes
+        if episodes < self._allowed:
+            self._since = None
+            return False
+        now = self._clock()
+        self._since = now if self._since is None else self._since
+        if self._at_least_every_secs is None or now - self._since < self._at_least_every_secs:
+            return True
+        self._allowed, self._since = episodes + 1, None
+        return False
