@@ -31,6 +31,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import learner_cases, replay_process, tables  # noqa: E402
 from tflearn.experience import BatchSource  # noqa: E402
+from tflearn.learner import strategies  # noqa: E402
 from tflearn.learner.learner import Learner, LearnerOptions  # noqa: E402
 from tflearn.learner.train_loop import LoopOptions  # noqa: E402
 from tflearn.replay.mirror import ReplayMirror  # noqa: E402
@@ -59,11 +60,13 @@ def main() -> int:
     parser.add_argument('--cases', default='dqn,sac,pixels')
     parser.add_argument('--num_stored', type=int, default=100_000, help='steps in each server')
     parser.add_argument('--rounds', type=int, default=7)
+    parser.add_argument('--inter_op_threads', type=int, default=None, help="TensorFlow's, for all sides")
     parser.add_argument('--jit_compile', action='store_true', help='XLA for the limit and for us')
     parser.add_argument('--sides', default='mirror,server,tf_agents', help='of these, or prioritized,tf_agents')
     parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the figures there')
     parser.add_argument('--quick', action='store_true', help='a short run of the first case')
     options = parser.parse_args()
+    strategies.use_threads(options.inter_op_threads)
     cases = options.cases.split(',')
     if options.quick:
         cases, options.num_stored, options.rounds = cases[:1], 5_000, 3

@@ -18,6 +18,9 @@ from .gin_names import Configurable
 from .gin_reader import Import, Reference, join_scope
 from .gin_usage import Bound
 
+# By a job's argument: another job, and the name of its argument.
+Taken = Mapping[str, tuple[Callable[..., None], str]]
+
 
 @dataclasses.dataclass(frozen=True)
 class ConfiguredJob:
@@ -71,6 +74,7 @@ def configure(
     arguments: Mapping[str, Any],
     gin_file: pathlib.Path,
     flag_bindings: Sequence[str] = (),
+    takes: Taken | None = None,
 ) -> ConfiguredJob:
     """Binds a job's arguments from the run's gin file and the command line. Forgets what was configured before.
 
@@ -80,6 +84,7 @@ def configure(
       arguments: what the job's program gives it.
       gin_file: the run's gin file.
       flag_bindings: gin statements that come after the file.
+      takes: arguments of the job that other jobs have too, under that name or another: what is bound there holds here.
 
     Raises:
       ValueError: for anything in file or flags that is not gin, that stands for nothing, that nothing uses, or that is
@@ -93,6 +98,7 @@ def configure(
     jobs = _jobs(this, statements.imports)
     bounds, mistakes = gin_usage.resolve(statements, jobs)
     gin_checks.check_names(bounds, mistakes, gin_usage.reach(bounds, jobs), jobs, statements.imports)
+    bounds = gin_usage.with_taken(bounds, this, _sources(takes or {}))
     final = gin_usage.final(bounds, jobs)
     gin_checks.check_required(this, arguments.keys(), final, gin_file)
 
@@ -129,6 +135,13 @@ def _jobs(this: Configurable, imports: Iterable[Import]) -> list[Configurable]:
     functions = {module: getattr(sys.modules[module], module.rpartition('.')[2], None) for module in modules}
     others = [Configurable(function, module, function.__name__) for module, function in functions.items() if function]
     return list(dict.fromkeys([this, *others]))
+
+
+def _sources(takes: Taken) -> dict[str, tuple[Configurable, str]]:
+    return {
+        name: (Configurable(job, job.__module__, job.__qualname__), parameter)
+        for name, (job, parameter) in takes.items()
+    }
 
 
 def _gin_text(bounds: Sequence[Bound]) -> str:

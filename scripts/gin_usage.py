@@ -1,7 +1,7 @@
 """Which bindings of a run are used: follows the references from the jobs' functions through bindings and macros."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from . import gin_names
 from .gin_names import Configurable
@@ -76,6 +76,28 @@ def resolve(statements: Statements, roots: Iterable[Configurable]) -> tuple[list
                 bound.references[leaf] = found
         bounds.append(bound)
     return bounds, mistakes
+
+
+def with_taken(
+    bounds: Iterable[Bound], job: Configurable, takes: Mapping[str, tuple[Configurable, str]]
+) -> list[Bound]:
+    """Adds to each binding of another job's parameter that `job` takes over the same binding of its own.
+
+    Args:
+      bounds: the run's bindings.
+      job: the job at hand.
+      takes: by its parameter, the other job and the parameter there.
+    """
+    names = {source: name for name, source in takes.items()}
+    result: list[Bound] = []
+    for bound in bounds:
+        result.append(bound)
+        name = names.get((bound.target, bound.binding.parameter)) if bound.target and not bound.binding.scope else None
+        if name:
+            result.append(
+                dataclasses.replace(bound, target=job, binding=dataclasses.replace(bound.binding, parameter=name))
+            )
+    return result
 
 
 def final(bounds: Iterable[Bound], roots: Iterable[Configurable]) -> list[Bound]:

@@ -40,11 +40,14 @@ class Setup:
     connect_timeout_secs: float
     stop: threading.Event
 
-    def configure(self, job: Callable[..., None], **arguments: Any) -> gin_config.ConfiguredJob:
+    def configure(
+        self, job: Callable[..., None], takes: gin_config.Taken | None = None, **arguments: Any
+    ) -> gin_config.ConfiguredJob:
         """Binds, from the run's gin file, those of the job's arguments that the program does not give.
 
         Args:
           job: the job's function.
+          takes: see `gin_config.configure`.
           **arguments: those that the program gives.
 
         Raises:
@@ -52,7 +55,7 @@ class Setup:
         """
         from . import gin_config
 
-        return gin_config.configure(job, arguments, self.gin_file, self.gin_bindings)
+        return gin_config.configure(job, arguments, self.gin_file, self.gin_bindings, takes)
 
     def describe(self, configured: gin_config.ConfiguredJob) -> dict[str, str]:
         """Returns what TensorBoard shows of how the results came about: configuration, code, command line."""

@@ -61,7 +61,7 @@ def _run(job, arguments):
 
 
 def test_jobs_by_hand_and_the_policy(tmp_path):
-    by_hand = [command for command in COMMANDS if command.startswith('.venv/bin/tflearn-')]
+    by_hand = [command for command in COMMANDS if command.startswith('.venv/bin/tflearn-') and 'by_hand' in command]
     assert [pathlib.Path(command.split()[0]).name.removeprefix('tflearn-') for command in by_hand] == [
         'replay-server',
         'collect',
@@ -86,6 +86,14 @@ def test_jobs_by_hand_and_the_policy(tmp_path):
     program = snippet + '\nassert actions.shape == (1,) and actions[0] in (0, 1)\n'
     alone = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, timeout=120, check=False)
     assert alone.returncode == 0, alone.stderr
+
+
+def test_in_step(tmp_path):
+    (command,) = [command for command in COMMANDS if command.startswith('.venv/bin/tflearn-in-step')]
+    arguments = [word for word in shlex.split(command)[1:] if not word.startswith('--root_dir')]
+    done = _run('in_step', [*arguments, f'--root_dir={tmp_path}', *(f'--gin_bindings={binding}' for binding in SMALL)])
+    assert done.returncode == 0, done.stderr
+    assert read_json(RunDir(tmp_path).train_result)['train_step'] == 100
 
 
 def _start(command, root, address, directory):

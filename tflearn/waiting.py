@@ -1,5 +1,6 @@
 """Waiting for something outside this process: with a deadline, a reason and a way to be stopped."""
 
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -57,3 +58,13 @@ def wait_until(
             next_log_secs += LOG_EVERY_SECS
         if stop.wait(min(poll_secs, timeout_secs - waited_secs)):
             raise Stopped(f'stopped while waiting for {describe()}')
+
+
+def listens(address: str, timeout_secs: float = 2.0) -> bool:
+    """Says whether anything listens at `address`, 'host:port': without gRPC, which would wait longer each time."""
+    host, _, port = address.rpartition(':')
+    try:
+        socket.create_connection((host.strip('[]'), int(port)), timeout_secs).close()
+    except OSError:
+        return False
+    return True

@@ -42,7 +42,8 @@ def progress(run_dir: RunDir) -> Progress:
     reader = tf.train.load_checkpoint(str(run_dir.checkpoints))
     state, reports = (json.loads(reader.get_tensor(f'{key}/.ATTRIBUTES/py_state')) for key in ('progress', 'reports'))
     train_step = int(reader.get_tensor('train_step/.ATTRIBUTES/VARIABLE_VALUE'))
-    return Progress(train_step, state['policy_version'], sum(reports['counts'].values()), state['secs'])
+    env_steps = sum(counts['env_steps'] for counts in reports['counts'].values())
+    return Progress(train_step, state['policy_version'], env_steps, state['secs'])
 
 
 def saved(run_dir: RunDir, but: Sequence[pathlib.Path] = ()) -> dict[str, tuple[int, int]]:

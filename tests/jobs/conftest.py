@@ -6,10 +6,12 @@ import threading
 
 import pytest
 
+from tests import streams
 from tflearn.agents import dqn
 from tflearn.environments import gymnasium_env
 from tflearn.experience import Experience
 from tflearn.jobs.replay_server import replay_server
+from tflearn.replay import reader
 from tflearn.run_dir import RunDir, read_json
 from tflearn.waiting import wait_until
 
@@ -48,7 +50,7 @@ class SmallRun:
     def __init__(self, root):
         self.dir = RunDir(root)
         self.address = 'localhost:1'
-        self._jobs = []
+        self._jobs, self._servers = [], []
 
     def start(self, function, **arguments):
         """Starts a job with the run's arguments; `arguments` take precedence."""
@@ -57,6 +59,8 @@ class SmallRun:
             given['connect_timeout_secs'] = 60.0
         job = Job(function, arguments.pop('stop', threading.Event()), **(given | arguments))
         self._jobs.append(job)
+        if function is replay_server:
+            self._servers.append(job)
         return job
 
     def factories(self, units=(8,)):
@@ -82,14 +86,16 @@ class SmallRun:
 
     def close(self):
         for job in reversed(self._jobs):
+            if job in self._servers:
+                streams.wait_until_ended()
             job.stop.set()
-        for job in reversed(self._jobs):
             with contextlib.suppress(Exception):
                 job.join()
 
 
 @pytest.fixture
-def small_run(tmp_path):
+def small_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(reader, '_LOOK_UP_MS', 300)  # streams shall end when they are closed
     run = SmallRun(tmp_path / 'run')
     yield run
     run.close()

@@ -98,6 +98,19 @@ def _tf_config(size, index=0):
     return json.dumps({'cluster': {'worker': addresses}, 'task': {'type': 'worker', 'index': index}})
 
 
+def test_threads_are_limited_before_tensorflow_runs():
+    program = (
+        'import tensorflow as tf; from tflearn.learner import strategies; strategies.use_threads(1); tf.constant(1); '
+        'print(tf.config.threading.get_inter_op_parallelism_threads()); strategies.use_threads(None); '
+        'strategies.use_threads(2)'
+    )
+    result = _in_a_process_of_its_own(program)
+    assert result.stdout.strip() == '1'
+    assert 'RuntimeError: Inter op parallelism cannot be modified after initialization.' in result.stderr
+    with pytest.raises(ValueError, match='got inter_op_threads=0; need at least 1, or None'):
+        strategies.use_threads(0)
+
+
 def test_multi_worker_without_tf_config(monkeypatch):
     monkeypatch.delenv('TF_CONFIG', raising=False)
     with pytest.raises(ValueError, match='got no TF_CONFIG in the environment; need e.g.'):

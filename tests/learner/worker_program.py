@@ -82,7 +82,7 @@ def main(directory, event):
     logging.info(place.describe(GLOBAL_BATCH_SIZE // place.replicas))
     with strategy.scope():
         agent = make_agent()
-    agreement, watchdog = workers.Agreement(strategy), Watchdog(20 if event == 'stuck' else 120)
+    agreement, watchdog = workers.Agreement(strategy), Watchdog(20 if event == 'stuck' and place.worker == 0 else 120)
     with workers.writable_run_dir(strategy, RunDir(directory)) as run_dir:
         stuck_at = 10 if event == 'stuck' and place.worker == 1 else None
         with watchdog.guard('the first trace'):

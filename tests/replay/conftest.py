@@ -7,7 +7,8 @@ import pytest
 import tensorflow as tf
 from tf_agents.trajectories import trajectory
 
-from tflearn.replay import reports
+from tests import streams
+from tflearn.replay import reader, reports
 from tflearn.replay.server import ReplayServer
 from tflearn.replay.storage import REPLAY, Storage
 
@@ -35,14 +36,16 @@ class Served:
 
 
 @pytest.fixture
-def serve(tmp_path):
+def serve(tmp_path, monkeypatch):
     """Returns a function experience -> Served; all servers are closed at the end."""
+    monkeypatch.setattr(reader, '_LOOK_UP_MS', 300)  # streams shall end when they are closed
     with contextlib.ExitStack() as stack:
 
         def start(experience, port=0, checkpoints=tmp_path / 'replay' / 'checkpoints'):
             storage = Storage(experience, DATA_SPEC)
             server = ReplayServer([*storage.make_tables(), reports.table()], port, checkpoints)
             stack.callback(server.close)
+            stack.callback(streams.wait_until_ended)
             return Served(server, f'localhost:{server.port}', storage)
 
         yield start

@@ -55,8 +55,13 @@ class Server:
 
     def priorities(self):
         """Returns the priorities of the items by key."""
-        samples = reverb.Client(self.address).sample(TABLE, 500, emit_timesteps=False)
-        return {sample.info.key: sample.info.priority for sample in samples}
+        client, found = reverb.Client(self.address), {}
+        for _ in range(20):  # draws of 500 miss one of 50 now and then
+            samples = client.sample(TABLE, 500, emit_timesteps=False)
+            found |= {sample.info.key: sample.info.priority for sample in samples}
+            if len(found) == client.server_info()[TABLE].current_size:
+                break
+        return found
 
     def close(self):
         with contextlib.suppress(ProcessLookupError):

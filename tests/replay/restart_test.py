@@ -60,12 +60,13 @@ def test_writing_goes_on_soon_after_the_server_is_back(tmp_path, away_secs, idle
         stack.callback(stop.set)
         servers[0].serve()
         connection.wait_for_table(address, REPLAY, storage.signature, 60)
-        pause, errors, writer = threading.Event(), [], ReplayWriter(address, storage, 2, stop)
+        pause, enough, errors = threading.Event(), threading.Event(), []
+        writer = ReplayWriter(address, storage, 2, stop)
 
         def write():
             environment = fakes.CheckedEnvironment((30, 50))
             try:
-                while not stop.is_set():
+                while not (enough.is_set() or stop.is_set()):
                     if not pause.is_set():
                         _run(writer, environment, 20)
                     stop.wait(0.05)
@@ -87,9 +88,10 @@ def test_writing_goes_on_soon_after_the_server_is_back(tmp_path, away_secs, idle
         wait_until(lambda: _num_items(address) > 4 or errors, 'new items', RESUMES_WITHIN_SECS)
         assert not errors
         assert time.monotonic() - back_at < RESUMES_WITHIN_SECS  # what the run asks of it, not a figure of speed
-        stop.set()
+        enough.set()
         thread.join(60)
         assert not thread.is_alive()
+        assert not errors
         assert writer.num_sequences >= before
         assert writer.lost_steps == 0
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 from tests import fakes
 from tests.replay.writers_test import _run
 from tflearn.experience import BatchSource, Experience
+from tflearn.replay import reader
 from tflearn.replay.mirror import ReplayMirror
 from tflearn.replay.sampler import ReplaySampler
 from tflearn.replay.writers import ReplayWriter
@@ -183,10 +184,13 @@ def test_samples_per_insert_hold_both_sides(serve, open_source, sampling):
 def test_a_queue_hands_out_each_item_once_and_in_order(serve, open_source):
     served = serve(Experience(order='queue', min_size=1, max_size=1000, per_replica_batch_size=5))
     fill(served, 24, (5,)).join(30)  # 4 episodes: 20 items
-    trajectory, _ = draw(open_source(served), 4)
+    source = open_source(served)
+    trajectory, _ = draw(source, 4)
     drawn = [tuple(first) for first in trajectory.observation[:, :, 0].numpy().reshape(-1, 2).tolist()]
     assert drawn == [(episode, step) for episode in range(4) for step in range(5)]
     assert served.table().current_size == 0
+    source.close()
+    fill(served, 24, (5,)).join(30)  # it waits for an item for ever, and only then sees that it is closed
 
 
 def test_an_empty_count_in_the_checkpoint_and_back(serve, open_source):
@@ -198,3 +202,24 @@ def test_an_empty_count_in_the_checkpoint_and_back(serve, open_source):
     other = open_source(served)
     other.deserialize(saved)
     assert other.serialize() == saved
+
+
+def test_a_batch_waits_for_what_comes_slowly(serve, open_source, monkeypatch):
+    """Slower than the stream looks up: what came before is part of the batch."""
+    monkeypatch.setattr(reader, '_LOOK_UP_MS', 20)
+    served = serve(experience('server', chunk_steps=1, samples_per_insert=1.0, per_replica_batch_size=4))
+    source = open_source(served)
+    writer = ReplayWriter(served.address, served.storage, 1, threading.Event())
+    ended = threading.Event()
+
+    def write():
+        environment = fakes.CheckedEnvironment((1000,))
+        while not ended.is_set():
+            _run(writer, environment, 2)  # one sequence
+            ended.wait(0.2)
+
+    thread = threading.Thread(target=write, daemon=True)
+    thread.start()
+    assert source.grant(1) == 1
+    ended.set()
+    thread.join(30)

@@ -1,7 +1,10 @@
+import contextlib
+
 import pytest
 import reverb
 import tensorflow as tf
 
+from tests import streams
 from tflearn.steps import create_train_step
 from tflearn.variables import contract
 from tflearn.variables import publisher as publisher_module
@@ -21,12 +24,25 @@ def _variables(value, units=3):
 def address():
     server = reverb.Server([contract.table(_variables(0))])
     yield f'localhost:{server.port}'
+    streams.wait_until_ended()
     server.stop()
 
 
-def test_weights_and_counters_arrive(address):
+@pytest.fixture
+def opened():
+    """Closes, before the server, what a test enters."""
+    with contextlib.ExitStack() as stack:
+
+        def enter(end):
+            stack.callback(end.close)
+            return end
+
+        yield enter
+
+
+def test_weights_and_counters_arrive(address, opened):
     published, pulled, train_step = _variables(5), _variables(0), create_train_step()
-    publisher, subscriber = Publisher(address, published), Subscriber(address, pulled, train_step)
+    publisher, subscriber = opened(Publisher(address, published)), opened(Subscriber(address, pulled, train_step))
     assert subscriber.newest == Publication()
     publisher.publish(train_step=40, policy_version=2, env_steps=900)
     subscriber.wait(timeout_secs=20)
@@ -36,30 +52,30 @@ def test_weights_and_counters_arrive(address):
     for there, here in zip(published, pulled, strict=True):
         tf.debugging.assert_equal(there, here)
     assert not subscriber.pull(), 'the same version again'
-    publisher.close()
 
 
-def test_before_the_first_publication_there_is_nothing(address):
-    subscriber = Subscriber(address, _variables(1), create_train_step())
+def test_before_the_first_publication_there_is_nothing(address, opened):
+    subscriber = opened(Subscriber(address, _variables(1), create_train_step()))
     assert not subscriber.pull()
     with pytest.raises(TimeoutError, match='weights from a learner'):
         subscriber.wait(timeout_secs=0.5)
 
 
-def test_the_newest_publication_wins(address):
+def test_the_newest_publication_wins(address, opened):
     published, pulled = _variables(0), _variables(0)
-    publisher, subscriber = Publisher(address, published), Subscriber(address, pulled, create_train_step())
+    publisher = opened(Publisher(address, published))
+    subscriber = opened(Subscriber(address, pulled, create_train_step()))
     for version in range(1, 21):
         published[1].assign(tf.fill((3,), float(version)))
         publisher.publish(version, version, 0, finished=version == 20)
-    publisher.close()
     wait_until(lambda: subscriber.pull() and subscriber.newest.finished, 'the last version', 20)
     assert subscriber.newest.policy_version == 20
     assert float(pulled[1][0]) == 20.0
 
 
-def test_the_end_of_training_is_no_beginning(address):
-    publisher, subscriber = Publisher(address, _variables(1)), Subscriber(address, _variables(0), create_train_step())
+def test_the_end_of_training_is_no_beginning(address, opened):
+    publisher = opened(Publisher(address, _variables(1)))
+    subscriber = opened(Subscriber(address, _variables(0), create_train_step()))
     publisher.publish(1, 1, 0, finished=True)
     with pytest.raises(TimeoutError, match='a learner that trains'):
         subscriber.wait(2.0)
@@ -67,13 +83,12 @@ def test_the_end_of_training_is_no_beginning(address):
     subscriber.wait(20.0)
     assert not subscriber.newest.finished
     assert publisher.newest_version() == 1
-    publisher.close()
 
 
-def test_weights_are_assigned_once_for_each_publication(address):
+def test_weights_are_assigned_once_for_each_publication(address, opened):
     published, pulled = _variables(5), _variables(0)
-    publisher = Publisher(address, published)
-    subscriber = Subscriber(address, pulled, create_train_step(), interval_secs=0.01)
+    publisher = opened(Publisher(address, published))
+    subscriber = opened(Subscriber(address, pulled, create_train_step(), interval_secs=0.01))
     publisher.publish(1, 1, 0)
     subscriber.wait(20)
     pulled[1].assign([9.0, 9.0, 9.0])
@@ -83,19 +98,16 @@ def test_weights_are_assigned_once_for_each_publication(address):
     publisher.publish(2, 2, 0)
     wait_until(subscriber.pull, 'the next version', 20)
     assert float(pulled[1][0]) == 5.0
-    subscriber.close()
-    publisher.close()
 
 
-def test_a_publication_is_a_snapshot(address):
+def test_a_publication_is_a_snapshot(address, opened):
     published, pulled = _variables(1), _variables(0)
-    publisher = Publisher(address, published)
+    publisher = opened(Publisher(address, published))
     publisher.publish(1, 1, 0)
     published[0].assign(tf.fill((2, 3), 9.0))  # training goes on
-    subscriber = Subscriber(address, pulled, create_train_step())
+    subscriber = opened(Subscriber(address, pulled, create_train_step()))
     subscriber.wait(20)
     assert float(pulled[0][0, 0]) == 1.0
-    publisher.close()
 
 
 @pytest.mark.parametrize('make', [lambda a, v: Publisher(a, v), lambda a, v: Subscriber(a, v, create_train_step())])
@@ -111,25 +123,24 @@ def test_names_do_not_matter(address):
     Publisher(address, renamed).close()
 
 
-def test_a_server_that_went_away_is_no_reason_to_stop_acting():
+def test_a_server_that_went_away_is_no_reason_to_stop_acting(opened):
     server = reverb.Server([contract.table(_variables(0))])
-    subscriber = Subscriber(f'localhost:{server.port}', _variables(0), create_train_step(), interval_secs=0.05)
+    subscriber = opened(Subscriber(f'localhost:{server.port}', _variables(0), create_train_step(), interval_secs=0.05))
     server.stop()
     with pytest.raises(TimeoutError):
         subscriber.wait(1.0)
-    subscriber.close()
 
 
-def test_a_restarted_server_gets_the_weights_again(monkeypatch, address):
+def test_a_restarted_server_gets_the_weights_again(monkeypatch, address, opened):
     monkeypatch.setattr(publisher_module, '_LOOK_SECS', 0.2)
-    publisher, subscriber = Publisher(address, _variables(5)), Subscriber(address, _variables(0), create_train_step())
+    publisher = opened(Publisher(address, _variables(5)))
+    subscriber = opened(Subscriber(address, _variables(0), create_train_step()))
     publisher.publish(1, 1, 0)
     subscriber.wait(20)
     reverb.Client(address).reset(contract.VARIABLES)  # what a restart does
-    late = Subscriber(address, pulled := _variables(0), create_train_step())
+    late = opened(Subscriber(address, pulled := _variables(0), create_train_step()))
     late.wait(20)
     assert float(pulled[0][0, 0]) == 5.0
-    publisher.close()
 
 
 def test_variables_of_unknown_shape_are_refused():

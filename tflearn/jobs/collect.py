@@ -1,5 +1,6 @@
 """The collect job: acts with the newest weights and writes what it sees to the replay server."""
 
+import contextlib
 import math
 import threading
 import time
@@ -77,28 +78,29 @@ def collect(
         tf.random.set_seed(mixed_seed)
     environment = make_environment(num_environments=num_environments, seed=mixed_seed)
     try:
-        train_step = create_train_step()
-        agent = make_agent(environment.specs, train_step, experience)
-        storage = Storage(experience, recorded_data.data_spec(agent, experience))
-        collection = Collection(environment, agent.collect_policy, options, name, experience.store_policy_state)
-        connection.wait_for_table(replay_address, REPLAY, storage.signature, connect_timeout_secs, stop)
-        variables = agent.collect_policy.variables()
-        weights = Subscriber(replay_address, variables, train_step, refresh_interval_secs)
-        status.update('waiting for weights from the learner')
-        weights.wait(connect_timeout_secs, stop)
-        writer = ReplayWriter(
-            replay_address,
-            storage,
-            num_environments,
-            stop,
-            lambda: _training_goes_on(weights),
-            connect_timeout_secs,
-        )
-        reporter = _Reporter(replay_address, collection, weights, writer, status, options.reports_metrics(name))
-        try:
+        with contextlib.ExitStack() as ending:
+            ending.callback(environment.close)
+            train_step = create_train_step()
+            agent = make_agent(environment.specs, train_step, experience)
+            storage = Storage(experience, recorded_data.data_spec(agent, experience))
+            collection = Collection(environment, agent.collect_policy, options, name, experience.store_policy_state)
+            connection.wait_for_table(replay_address, REPLAY, storage.signature, connect_timeout_secs, stop)
+            variables = agent.collect_policy.variables()
+            weights = Subscriber(replay_address, variables, train_step, refresh_interval_secs)
+            ending.callback(weights.close)
+            status.update('waiting for weights from the learner')
+            weights.wait(connect_timeout_secs, stop)
+            writer = ReplayWriter(
+                replay_address,
+                storage,
+                num_environments,
+                stop,
+                lambda: _training_goes_on(weights),
+                connect_timeout_secs,
+            )
+            reporter = _Reporter(replay_address, collection, weights, writer, status, options.reports_metrics(name))
+            ending.callback(reporter.close)
             _run(collection, weights, writer, reporter, options, stop, max_env_steps)
-        finally:
-            reporter.close()
         status.update('stopped' if stop.is_set() else 'finished')
     except Stopped as stopped:
         logging.info('%s', stopped)
@@ -106,8 +108,6 @@ def collect(
     except BaseException as error:
         status.update(f'failed: {error}')
         raise
-    finally:
-        environment.close()
 
 
 def _training_goes_on(weights: Subscriber) -> bool:

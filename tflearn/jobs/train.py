@@ -7,24 +7,20 @@ from collections.abc import Callable, Collection, Mapping
 import tensorflow as tf
 from absl import logging
 
-from tflearn.experience import Agent, AgentFactory, Experience
-from tflearn.jobs import recorded_data
+from tflearn.experience import AgentFactory, Experience
+from tflearn.jobs import initial_agent, recorded_data
 from tflearn.jobs.train_session import TrainSession
-from tflearn.jobs.train_settings import Settings
-from tflearn.learner import initial_load, strategies, workers
-from tflearn.learner import precision as precisions
-from tflearn.learner.checkpoint_files import CheckpointFiles
+from tflearn.jobs.train_settings import Settings, with_texts
+from tflearn.learner import strategies, workers
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.limits import Limits
-from tflearn.learner.summaries import SummaryOptions
 from tflearn.replay import connection
 from tflearn.replay.mirror import ReplayMirror
 from tflearn.replay.prioritized import PrioritizedSampler
 from tflearn.replay.sampler import ReplaySampler
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.run_dir import RunDir, Status
-from tflearn.specs import EnvironmentFactory, EnvironmentSpecs, specs_of
-from tflearn.steps import create_train_step
+from tflearn.specs import EnvironmentFactory, specs_of
 from tflearn.waiting import Stopped
 
 _TRACE_SECS = 300.0
@@ -44,6 +40,7 @@ def train(
     max_secs: float | None = None,
     strategy: str = 'default',
     precision: str = 'float32',
+    inter_op_threads: int | None = None,
     steps_per_call: int = 200,
     checkpoint_interval_steps: int = 5_000,
     summary_interval_steps: int = 1_000,
@@ -73,13 +70,13 @@ def train(
       max_secs: seconds of training, over all sessions of the run, at which it ends; None is no limit.
       strategy: where train steps run, see `strategies.make`.
       precision: 'float32', or 'bfloat16' for the networks' inner layers.
+      inter_op_threads: threads for TensorFlow's operations; None is one for each core. Small ones are faster on 1.
       steps_per_call: train steps in one call of the compiled program.
       checkpoint_interval_steps: train steps between two checkpoints.
       summary_interval_steps: train steps between two summaries.
       publish_interval_steps: train steps between two publications of the weights.
       export_interval_steps: train steps between two exports of the greedy policy.
-      replica_check_interval_steps: train steps between two comparisons of all variables over the replicas; None makes
-        none.
+      replica_check_interval_steps: train steps between two comparisons of the replicas' variables; None makes none.
       options: the learner's further settings; its intervals are those above.
       data_timeout_secs: how long to wait for a batch.
       seed: of the network's first weights and all draws; None draws one.
@@ -98,48 +95,31 @@ def train(
     if steps_per_call < 1:
         raise ValueError(f'got steps_per_call={steps_per_call}; need at least 1')
     limits = Limits(num_train_steps, max_env_steps, max_secs)
-    settings = Settings(
-        checkpoint_interval_steps,
-        summary_interval_steps,
-        publish_interval_steps,
-        export_interval_steps,
-        replica_check_interval_steps,
-        data_timeout_secs + _TRACE_SECS,
-        _with_texts(options, lambda: {'run/seed': 'none given' if seed is None else str(seed), **describe()}),
-    )
+    texts = lambda: {'run/seed': 'none given' if seed is None else str(seed), **describe()}  # noqa: E731
+    intervals = (checkpoint_interval_steps, summary_interval_steps, publish_interval_steps, export_interval_steps)
+    call_timeout_secs = data_timeout_secs + _TRACE_SECS
+    settings = Settings(*intervals, replica_check_interval_steps, call_timeout_secs, with_texts(options, texts))
     if line := run_dir.done_line():
         logging.info(line)
         return
-    placement = strategies.make(strategy)  # before any other use of TensorFlow
+    strategies.use_threads(inter_op_threads)  # before any other use of TensorFlow
+    placement = strategies.make(strategy)  # likewise
     place = strategies.layout(placement)
     if seed is not None:  # workers draw differently; their first weights are the chief's
         seed += place.worker
         tf.keras.utils.set_random_seed(seed)
-    agent = _agent(make_agent, specs_of(make_environment), experience, placement, precision)
+    agent = initial_agent.make(make_agent, specs_of(make_environment), experience, placement, precision)
     storage = Storage(experience, recorded_data.data_spec(agent, experience))
     with workers.writable_run_dir(placement, run_dir) as run_dir:
         if not _wait_for_replay(run_dir, replay_address, storage, connect_timeout_secs, stop):
             return
-        _load(agent, initial_checkpoint, initial_prefixes, run_dir)
+        initial_agent.load(agent, initial_checkpoint, initial_prefixes, run_dir)
         source = _source(replay_address, storage, place, data_timeout_secs, seed)
         settings = _with_priorities(settings, source)
         session = TrainSession(run_dir, replay_address, agent, storage, source, placement, settings, limits)
         if place.is_chief:
             on_restored()
         session.run(stop, steps_per_call)
-
-
-def _agent(
-    make_agent: AgentFactory,
-    specs: EnvironmentSpecs,
-    experience: Experience,
-    placement: tf.distribute.Strategy,
-    precision: str,
-) -> Agent:
-    with placement.scope(), precisions.use(precision):
-        agent = make_agent(specs, create_train_step(), experience)
-    precisions.check_agent(agent, precision)
-    return agent
 
 
 def _wait_for_replay(
@@ -154,18 +134,6 @@ def _wait_for_replay(
         status.update('stopped')
         return False
     return True
-
-
-def _load(agent: Agent, checkpoint: str | None, prefixes: Collection[str] | Mapping[str, str], run_dir: RunDir) -> None:
-    """Gives the agent values of another run, unless its own run has a checkpoint to go on from."""
-    if checkpoint is None:
-        return
-    if steps := CheckpointFiles(run_dir.checkpoints, 1, None).steps():
-        logging.info('took nothing from %s: this run goes on from its own train step %d', checkpoint, steps[-1])
-        return
-    of_a_run = RunDir(checkpoint).checkpoints
-    objects = {'agent': agent, 'train_step': agent.train_step_counter}
-    initial_load.load(of_a_run if of_a_run.is_dir() else checkpoint, objects, prefixes)
 
 
 def _source(
@@ -191,8 +159,3 @@ def _with_priorities(settings: Settings, source: ReplayMirror | ReplaySampler) -
     return dataclasses.replace(
         settings, learner=dataclasses.replace(settings.learner, loop=loop, on_items=source.update)
     )
-
-
-def _with_texts(options: LearnerOptions, texts: Callable[[], Mapping[str, str]]) -> LearnerOptions:
-    summaries = dataclasses.replace(options.summaries or SummaryOptions(), texts=texts)
-    return dataclasses.replace(options, summaries=summaries)

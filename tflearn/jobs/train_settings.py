@@ -47,3 +47,9 @@ class Settings:
             figures=figures,
         )
         return dataclasses.replace(self.learner, checkpoint_interval_steps=self.checkpoint, summaries=summaries)
+
+
+def with_texts(options: LearnerOptions, texts: Callable[[], Mapping[str, str]]) -> LearnerOptions:
+    """Returns the options with what `texts` tells, by tag, for TensorBoard."""
+    summaries = dataclasses.replace(options.summaries or SummaryOptions(), texts=texts)
+    return dataclasses.replace(options, summaries=summaries)

@@ -3,14 +3,13 @@
 import dataclasses
 import os
 import signal
-import socket
 import threading
 
 import tensorflow as tf
 
 from tflearn.learner import tf_config
 from tflearn.learner.watchdog import ending_after
-from tflearn.waiting import wait_until
+from tflearn.waiting import listens, wait_until
 
 _NAMES = "'default', 'cpu', 'gpu', 'mirrored', 'mirrored:N' with N from 1, 'multi_worker', 'tpu' or 'tpu:<address>'"
 _START_TIMEOUT_SECS = 600.0
@@ -54,6 +53,20 @@ def make(name: str, timeout_secs: float = _START_TIMEOUT_SECS) -> tf.distribute.
     if name == 'multi_worker':
         return _multi_worker(timeout_secs)
     raise ValueError(f'got strategy={name!r}; need {_NAMES}')
+
+
+def use_threads(inter_op: int | None) -> None:
+    """Sets how many threads run TensorFlow's operations side by side; None leaves it as it is.
+
+    Raises:
+      ValueError: if it is below 1.
+      RuntimeError: if TensorFlow runs already, with another number.
+    """
+    if inter_op is None:
+        return
+    if inter_op < 1:
+        raise ValueError(f'got inter_op_threads={inter_op}; need at least 1, or None')
+    tf.config.threading.set_inter_op_parallelism_threads(inter_op)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +163,11 @@ def _tpu(name: str, place: str, timeout_secs: float) -> tf.distribute.Strategy:
     address = place.removeprefix('grpc://')
     if ':' in address:
         place = f'grpc://{address}'
-        wait_until(lambda: _answers(address), f'a TPU worker at {address}', timeout_secs, poll_secs=1.0)
+        if not address.rpartition(':')[2].isdigit():
+            raise ValueError(f'got the TPU address {address!r}; need host:port')
+        # TensorFlow itself would wait for ever for one who does not listen.
+        there = lambda: listens(address, _CONNECT_TIMEOUT_SECS)  # noqa: E731
+        wait_until(there, f'a TPU worker at {address}', timeout_secs, poll_secs=1.0)
     try:
         with ending_after(timeout_secs, f'the start of the TPU {place}'):
             resolver = tf.distribute.cluster_resolver.TPUClusterResolver(place)
@@ -163,15 +180,3 @@ def _tpu(name: str, place: str, timeout_secs: float) -> tf.distribute.Strategy:
             f'got strategy={name!r}, but no TPU starts at {place!r} ({reason}); need a TPU and a TensorFlow made for '
             "it; see docs/distributed.md, or take 'cpu' or 'gpu'"
         ) from error
-
-
-def _answers(address: str) -> bool:
-    """Says whether somebody listens at 'host:port'. TensorFlow itself would wait for ever for one who does not."""
-    host, _, port = address.rpartition(':')
-    if not port.isdigit():
-        raise ValueError(f'got the TPU address {address!r}; need host:port')
-    try:
-        with socket.create_connection((host, int(port)), _CONNECT_TIMEOUT_SECS):
-            return True
-    except OSError:
-        return False

@@ -1,6 +1,5 @@
 """Finding the replay server: it may not be there yet, or be another run's."""
 
-import socket
 import threading
 from typing import Any
 
@@ -20,16 +19,6 @@ def own_address(address: str) -> str:
     """
     host, _, port = address.rpartition(':')
     return f'{host}:0{port}'
-
-
-def listens(address: str) -> bool:
-    """Says whether anything listens at `address`: quickly, and without gRPC, which would wait longer each time."""
-    host, _, port = address.rpartition(':')
-    try:
-        socket.create_connection((host.strip('[]'), int(port)), _INFO_TIMEOUT_SECS).close()
-    except OSError:
-        return False
-    return True
 
 
 def server_info(address: str) -> dict[str, Any] | None:

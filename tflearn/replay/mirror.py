@@ -21,7 +21,6 @@ from tflearn.replay.storage import MIRROR_CHUNKS_AT_ONCE, REPLAY, STREAM, Storag
 from tflearn.waiting import LOG_EVERY_SECS
 
 _MAX_CHUNKS_AT_ONCE = MIRROR_CHUNKS_AT_ONCE
-_MAX_DRAWN_ROWS = 1 << 16
 _POLL_SECS = 0.002
 _REFRESH_SECS = 0.01
 
@@ -54,7 +53,7 @@ class ReplayMirror(tf.train.experimental.PythonState):
         self._refreshed_at = 0.0
         self._error_buffer = rate_limits.error_buffer(storage.experience, storage.sequences_per_chunk)
         self._error_buffer = max(self._error_buffer, float(batch_size))
-        self.max_draw_steps = max(1, _MAX_DRAWN_ROWS // (batch_size * storage.experience.sequence_length))
+        self.max_draw_steps = self._ring.max_draw_steps(batch_size)
         logging.info(
             'the mirror of the replay takes %.1f MB for %d sequences',
             storage.mirror_bytes / 1e6,
@@ -108,33 +107,12 @@ class ReplayMirror(tf.train.experimental.PythonState):
         return 0
 
     def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        """Draws uniformly, with replacement. For a graph.
-
-        Args:
-          num_steps: integer scalar: batches to draw; at most `max_draw_steps` were granted.
-          seed: int64 scalar, another one for every draw: the train step.
-
-        Returns:
-          The sequences' rows, int64 [num_steps, B, T].
-        """
-        with tf.device('CPU:0'):
-            oldest, size = tf.unstack(self._ring.window)
-            shape = [tf.cast(num_steps, tf.int32), self._batch_size]
-            seeds = tf.stack([tf.constant(self._seed, tf.int64), tf.cast(seed, tf.int64)])
-            drawn = tf.random.stateless_uniform(shape, seeds, 0, size, tf.int64)
-            experience = self._storage.experience
-            starts = tf.gather(self._ring.starts, (oldest + drawn) % experience.max_size)
-            return starts[..., None] + tf.range(experience.sequence_length, dtype=tf.int64)
+        """Draws batches, see `RingBuffer.draw`; at most `max_draw_steps` of those that were granted. For a graph."""
+        return self._ring.draw(num_steps, self._batch_size, self._seed, seed)
 
     def batch(self, drawn: tf.Tensor, i: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
-        """Returns batch `i` of a draw: the trajectory [B, T, ...], and `policy_version` int64 [B, T]. For a graph.
-
-        It is read from the mirror only now: what is drawn ahead need not be copied twice.
-        """
-        with tf.device('CPU:0'):
-            rows = tf.gather(drawn, i)
-            columns = tf.nest.map_structure(lambda column: tf.gather(column, rows), self._ring.columns)
-            return columns['trajectory'], {'policy_version': columns['policy_version']}
+        """Returns batch `i` of a draw, see `RingBuffer.batch`. For a graph."""
+        return self._ring.batch(drawn, i)
 
     def _start(self) -> None:
         self._reader.start(lambda samples: samples.batch(1).map(lambda sample: sample.data['chunk']), in_flight=8)

@@ -17,7 +17,7 @@ from tflearn.replay.storage import REPLAY, Storage
 from tflearn.waiting import LOG_EVERY_SECS
 
 _POLL_SECS = 0.25
-_LOOK_UP_MS = 5000
+_LOOK_UP_MS = 60_000
 
 Prepare = Callable[[tf.data.Dataset], tf.data.Dataset]
 
@@ -104,11 +104,12 @@ class TableReader:
             shapes={'chunk': shape},
             max_in_flight_samples_per_worker=in_flight,
             num_workers_per_iterator=1,
-            # So that it sees now and then whether it is closed. What is half a batch then is dropped: not from a queue
-            # of which each item counts.
+            # After a silence it sees whether it is closed. An item that arrives just then is lost: not from a queue,
+            # of which each counts.
             rate_limiter_timeout_ms=-1 if self._storage.experience.order == 'queue' else _LOOK_UP_MS,
         )
-        elements = prepare(samples)
+        # What is half a batch when nothing came for so long waits for its other half.
+        elements = prepare(tf.data.Dataset.counter().take_while(self._goes_on).flat_map(lambda _: samples))
 
         def hand_over(count: tf.Tensor, *tensors: tf.Tensor) -> tf.Tensor:
             with tf.control_dependencies([self._queue.enqueue_many(tf.nest.flatten(tensors))]):
@@ -121,6 +122,9 @@ class TableReader:
                 if not self._closed.is_set():
                     logging.warning('the stream from %s broke off, and begins again: %s', self._address, error.message)
             self._closed.wait(_POLL_SECS)
+
+    def _goes_on(self, _: tf.Tensor) -> tf.Tensor:
+        return tf.logical_not(self._queue.is_closed())
 
     def _watch(self) -> None:
         """Says what is waited for, and gives up at the deadline."""

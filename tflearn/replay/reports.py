@@ -12,6 +12,8 @@ import numpy as np
 import reverb
 import tensorflow as tf
 
+from tflearn.waiting import listens
+
 Episode = Mapping[str, float]
 
 REPORTS = 'reports'
@@ -54,6 +56,8 @@ class Reporter:
         """
         self._untold = [*self._untold, *episodes][-MAX_EPISODES:]
         told = {'collector': self._collector, 'counts': {**counts}, 'episodes': [{**told} for told in self._untold]}
+        if not listens(self._address):
+            return  # the next report carries it all again
         # Validation asks the server for its signatures first, without a deadline.
         writer = reverb.Client(self._address).trajectory_writer(num_keep_alive_refs=1, validate_items=False)
         try:
@@ -61,7 +65,7 @@ class Reporter:
             writer.create_item(REPORTS, 1.0, {'report': writer.history['report'][-1]})
             writer.flush(timeout_ms=_FLUSH_TIMEOUT_MS)
         except (reverb.DeadlineExceededError, RuntimeError):
-            return  # the server is away; the next report carries it all again
+            return  # likewise
         self._untold = []
 
 

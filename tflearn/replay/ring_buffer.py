@@ -1,12 +1,15 @@
-"""RingBuffer: the newest chunks of a replay table in memory, column by column, and where their sequences begin."""
+"""RingBuffer: the newest chunks of a replay in memory, column by column, and where their sequences begin."""
 
 import collections
 import dataclasses
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tflearn.replay.storage import Storage
+
+_MAX_DRAWN_ROWS = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,8 +30,14 @@ class RingBuffer:
       window: int64 variable [2]: place in `starts` of the oldest sequence, and how many there are.
     """
 
-    def __init__(self, storage: Storage):
-        """Allocates the memory, on the host."""
+    def __init__(self, storage: Storage, leaves_out_known: bool = True):
+        """Allocates the memory, on the host.
+
+        Args:
+          storage: of the run.
+          leaves_out_known: chunks that are there already are left out: a server's may come twice.
+        """
+        self._leaves_out_known = leaves_out_known
         self._layout = storage.layout
         self._length = storage.experience.sequence_length
         self._num_starts = storage.num_starts
@@ -58,8 +67,42 @@ class RingBuffer:
         """Says whether it was full once: the oldest sequences have made room."""
         return self._oldest > 0
 
+    def max_draw_steps(self, batch_size: int) -> int:
+        """Batches that `draw` draws at once, at most."""
+        return max(1, _MAX_DRAWN_ROWS // (batch_size * self._length))
+
+    def draw(self, num_steps: tf.Tensor, batch_size: int, seed: int, step: tf.Tensor) -> tf.Tensor:
+        """Draws sequences uniformly, with replacement. For a graph.
+
+        Args:
+          num_steps: integer scalar: batches to draw, at most `max_draw_steps`.
+          batch_size: B.
+          seed: of the run.
+          step: int64 scalar, another one for every draw: the train step.
+
+        Returns:
+          The sequences' rows, int64 [num_steps, B, T].
+        """
+        with tf.device('CPU:0'):
+            oldest, size = tf.unstack(self.window)
+            shape = [tf.cast(num_steps, tf.int32), batch_size]
+            seeds = tf.stack([tf.constant(seed, tf.int64), tf.cast(step, tf.int64)])
+            drawn = tf.random.stateless_uniform(shape, seeds, 0, size, tf.int64)
+            starts = tf.gather(self.starts, (oldest + drawn) % self._max_size)
+            return starts[..., None] + tf.range(self._length, dtype=tf.int64)
+
+    def batch(self, drawn: tf.Tensor, i: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
+        """Returns batch `i` of a draw: the trajectory [B, T, ...], and `policy_version` int64 [B, T]. For a graph.
+
+        It is read from the ring only now: what is drawn ahead need not be copied twice.
+        """
+        with tf.device('CPU:0'):
+            rows = tf.gather(drawn, i)
+            columns = tf.nest.map_structure(lambda column: tf.gather(column, rows), self.columns)
+            return columns['trajectory'], {'policy_version': columns['policy_version']}
+
     def add(self, chunks: np.ndarray) -> int:
-        """Takes in chunks uint8 [n, rows, num_bytes]; fewer at once than the ring holds. Known ones are left out.
+        """Takes in chunks uint8 [n, rows, num_bytes]; fewer at once than the ring holds.
 
         Returns:
           The number of sequences in all of them.
@@ -67,7 +110,7 @@ class RingBuffer:
         rows, places, starts = [], [], []
         for chunk in chunks:
             begins = np.flatnonzero(chunk[: self._num_starts, 0])
-            fingerprint = hash(chunk.tobytes())
+            fingerprint = hash(chunk.tobytes()) if self._leaves_out_known else 0
             if not len(begins) or fingerprint in self._fingerprints:
                 continue
             used = chunk[begins[0] : begins[-1] + self._length]
@@ -93,7 +136,8 @@ class RingBuffer:
         self._num_used += needed
         self._next_start += num_sequences
         self._chunks.append(_Chunk(needed, self._next_start, fingerprint))
-        self._fingerprints.add(fingerprint)
+        if self._leaves_out_known:
+            self._fingerprints.add(fingerprint)
         return place
 
     def _write(self, rows: np.ndarray, places: np.ndarray, starts: np.ndarray) -> None:

@@ -13,7 +13,7 @@ from absl import logging
 from tflearn.replay import connection
 from tflearn.replay.chunks import ChunkBuilder
 from tflearn.replay.storage import REPLAY, Storage
-from tflearn.waiting import LOG_EVERY_SECS, Stopped, wait_until
+from tflearn.waiting import LOG_EVERY_SECS, Stopped, listens, wait_until
 
 _MAX_PENDING_STEPS = 256
 _MAX_CHUNK_SECS = 2.0
@@ -162,7 +162,7 @@ class ReplayWriter:
         self._writer, self._columns = None, []
         what, begun = f'the replay server at {self._address}', time.monotonic()
         logging.warning('lost %s', what)
-        wait_until(lambda: connection.listens(self._address), what, self._server_timeout_secs, self._stop)
+        wait_until(lambda: listens(self._address), what, self._server_timeout_secs, self._stop)
         connection.wait_for_table(self._address, REPLAY, self._storage.signature, self._server_timeout_secs, self._stop)
         self._open()
         if self._pending:
@@ -188,7 +188,7 @@ class _Wait:
         if now - self._asked_at < _PROBE_SECS:
             return True
         self._asked_at = now
-        if not connection.listens(self._address):
+        if not listens(self._address):
             return False
         if connection.server_info(self._address):  # which also wakes a stream that a short restart has cut
             self._answered_at = now

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import reverb
 import tensorflow as tf
 
+from tflearn.waiting import listens
+
 VARIABLES = 'variables'
 _COUNTED = re.compile(r'_\d+(?=[/:])')
 
@@ -95,6 +97,8 @@ def _text(spec: tf.TensorSpec | None) -> str:
 
 def size(address: str) -> int | None:
     """Returns how many publications the server holds (0 or 1), or None when it does not answer."""
+    if not listens(address):
+        return None
     try:
         return reverb.Client(address).server_info(timeout=2)[VARIABLES].current_size
     except (reverb.DeadlineExceededError, RuntimeError):
@@ -102,12 +106,16 @@ def size(address: str) -> int | None:
 
 
 def fetch(address: str, columns: dict[str, tf.TensorSpec]) -> dict[str, tf.Tensor] | None:
-    """Returns the newest publication, or None if there is none yet. Waits as long as the server is away.
+    """Returns the newest publication, or None if there is none yet or the server is away.
+
+    It waits, as long as that takes, for a server that goes away meanwhile.
 
     Args:
       address: 'host:port'.
       columns: the signature.
     """
+    if not listens(address):
+        return None
     dataset = reverb.TrajectoryDataset(
         address,
         VARIABLES,

@@ -11,6 +11,7 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn.variables import contract
+from tflearn.waiting import listens
 
 _FLUSH_TIMEOUT_MS = 5_000
 _LOOK_SECS = 3.0
@@ -36,7 +37,7 @@ class Publisher:
         # Only the newest publication matters: one that waits is replaced by the next.
         self._newest: dict[str, Any] | None = None
         self._sent: dict[str, Any] | None = None
-        self._wake, self._closing = threading.Event(), threading.Event()
+        self._wake, self._closing, self._given_up = threading.Event(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._send_all, name='publisher', daemon=True)
         self._thread.start()
 
@@ -61,7 +62,7 @@ class Publisher:
 
     def _send_all(self) -> None:
         """Sends the newest publication until it is there, and again when a restarted server has none."""
-        while not (self._closing.is_set() and self._sent is self._newest):
+        while not (self._given_up.is_set() or (self._closing.is_set() and self._sent is self._newest)):
             self._wake.wait(_LOOK_SECS)
             self._wake.clear()
             newest = self._newest
@@ -76,6 +77,8 @@ class Publisher:
                 logging.warning('could not publish version %d to %s: %s', version, self._address, error)
 
     def _send(self, publication: dict[str, Any]) -> None:
+        if not listens(self._address):
+            raise RuntimeError('nobody listens there')
         # Validation asks the server for its signatures first, without a deadline; they were checked at the start.
         writer = reverb.Client(self._address).trajectory_writer(num_keep_alive_refs=1, validate_items=False)
         writer.append(publication)
@@ -88,5 +91,6 @@ class Publisher:
         self._closing.set()
         self._wake.set()
         self._thread.join(timeout_secs)
+        self._given_up.set()
         if self._sent is not self._newest:
             logging.error('gave up publishing the last weights to %s', self._address)

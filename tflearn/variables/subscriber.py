@@ -10,6 +10,8 @@ from absl import logging
 from tflearn.variables import contract
 from tflearn.waiting import wait_until
 
+_CLOSE_SECS = 2.0
+
 
 @dataclasses.dataclass(frozen=True)
 class Publication:
@@ -60,7 +62,8 @@ class Subscriber:
         self._found: list[dict[str, tf.Tensor]] = []
         self._closed = threading.Event()
         look = lambda: self._look(interval_secs)  # noqa: E731
-        threading.Thread(target=look, name='subscriber', daemon=True).start()
+        self._thread = threading.Thread(target=look, name='subscriber', daemon=True)
+        self._thread.start()
 
     def pull(self) -> bool:
         """Assigns the newest publication that was found, if it is a new one. Never waits.
@@ -89,8 +92,9 @@ class Subscriber:
         wait_until(lambda: self.pull() and not self.newest.finished, what, timeout_secs, stop)
 
     def close(self) -> None:
-        """Ends the looking, at the next look."""
+        """Ends the looking. A look at a server that is going away may never end: it is left to itself."""
         self._closed.set()
+        self._thread.join(_CLOSE_SECS)
 
     def _look(self, interval_secs: float) -> None:
         published_at = None

@@ -1,0 +1,20 @@
+"""Streams from a replay server in the test's own process."""
+
+import threading
+import time
+
+_DEADLINE_SECS = 5.0
+_THREADS = ('replay_draw', 'subscriber')
+
+
+def wait_until_ended() -> None:
+    """Waits for the threads that read, before the server ends. (Some are meant to lose their server.)
+
+    Reverb reads from a server in the same process without gRPC. If that one goes away, the stream tries again a
+    thousand times a second, for ever: it takes a share of a core from all later tests, and may crash the process.
+    """
+    deadline = time.monotonic() + _DEADLINE_SECS
+    for thread in threading.enumerate():
+        if thread.name in _THREADS:
+            thread.join(max(0.0, deadline - time.monotonic()))
+            thread.name += ' (left over)'
