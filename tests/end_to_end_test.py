@@ -161,7 +161,7 @@ def check_finished(run_dir: RunDir, output: str, folder: pathlib.Path) -> None:
         assert place in line
         assert (folder / place).exists()
     assert run_dir.learning_curve.read_bytes().startswith(b'\x89PNG')
-    assert {path.name for path in run_dir.summaries('train').parent.iterdir()} == {'train', 'evaluate'}
+    assert {path.name for path in run_dir.summaries('train').parent.iterdir()} == {'collect', 'evaluate', 'train'}
 
     evaluations = [json.loads(line) for line in run_dir.evaluations.read_text().splitlines()]
     assert evaluations[0]['train_step'] == 0
