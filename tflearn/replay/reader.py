@@ -17,7 +17,7 @@ from tflearn.replay.storage import REPLAY, Storage
 from tflearn.waiting import LOG_EVERY_SECS
 
 _POLL_SECS = 0.25
-_LOOK_UP_MS = 60_000
+_LOOK_UP_MS = 5_000
 
 Prepare = Callable[[tf.data.Dataset], tf.data.Dataset]
 
@@ -104,8 +104,8 @@ class TableReader:
             shapes={'chunk': shape},
             max_in_flight_samples_per_worker=in_flight,
             num_workers_per_iterator=1,
-            # After a silence it sees whether it is closed. An item that arrives just then is lost: not from a queue,
-            # of which each counts.
+            # After a silence it sees whether it is closed. If several items are in flight, one that arrives just then
+            # is lost: not from a queue, of which each counts.
             rate_limiter_timeout_ms=-1 if self._storage.experience.order == 'queue' else _LOOK_UP_MS,
         )
         # What is half a batch when nothing came for so long waits for its other half.
