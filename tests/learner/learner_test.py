@@ -63,7 +63,7 @@ class CountedSource:
         return num_steps
 
     def draw(self, num_steps, seed):
-        return seed + tf.range(num_steps)
+        return seed + tf.range(tf.cast(num_steps, tf.int64))
 
     def batch(self, drawn, i):
         step = tf.gather(drawn, i)
