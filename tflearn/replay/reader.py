@@ -18,6 +18,7 @@ from tflearn.waiting import LOG_EVERY_SECS
 
 _POLL_SECS = 0.25
 _LOOK_UP_MS = 5_000
+_CLOSE_SECS = 1.0
 
 Prepare = Callable[[tf.data.Dataset], tf.data.Dataset]
 
@@ -91,8 +92,10 @@ class TableReader:
         self._waits_since = None
 
     def close(self) -> None:
-        """Ends the reading. May be called from any thread."""
+        """Ends the reading, at the next item. May be called from any thread."""
         self._closed.set()
+        if self._threads and threading.current_thread() not in self._threads:
+            self._threads[0].join(_CLOSE_SECS)  # while the server is still there: it would be looked for, for ever
 
     def _draw(self, prepare: Prepare, in_flight: int) -> None:
         """Reads until it is closed, in one operation outside of Python."""
