@@ -82,12 +82,6 @@ def flatten_with_names(values: Any, prefix: str = '') -> list[tuple[str, Any]]:
     ]
 
 
-def numbers(values: Any) -> list[tuple[str, tf.Tensor]]:
-    """Returns those leaves of a nest that are numbers as float32, with their paths. Takes specs, too."""
-    leaves = [(name, leaf) for name, leaf in flatten_with_names(values) if is_number(leaf.dtype)]
-    return [(name, tf.cast(leaf, tf.float32) if tf.is_tensor(leaf) else leaf) for name, leaf in leaves]
-
-
 def is_number(dtype: tf.DType) -> bool:
     """Says whether a mean of it makes sense."""
     return bool(dtype.is_floating or dtype.is_integer or dtype.is_bool)

@@ -93,6 +93,8 @@ class TableReader:
 
     def close(self) -> None:
         """Ends the reading, at the next item. May be called from any thread."""
+        if self._closed.is_set():
+            return
         self._closed.set()
         if self._threads and threading.current_thread() not in self._threads:
             self._threads[0].join(_CLOSE_SECS)  # while the server is still there: it would be looked for, for ever
