@@ -1,6 +1,7 @@
 """What the learner's benchmarks train: agents of three sizes, and steps that fit them."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from tflearn.experience import Agent, Experience
 from tflearn.specs import EnvironmentSpecs
 
 EPISODE_STEPS = 200
+_NUM_FRAMES = 512
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,8 +117,17 @@ def _observations(case: Case, count: int, random: np.random.Generator) -> np.nda
     spec = case.specs.observation
     if not case.pixels:
         return random.normal(size=(count, *spec.shape)).astype(np.float32)
-    # A few squares on black, as in a game; noise would be nothing that a server could compress.
-    frames = np.zeros((count, *spec.shape), np.uint8)
+    return _frames(spec)[random.integers(0, _NUM_FRAMES, count)]
+
+
+@functools.cache
+def _frames(spec: tf.TensorSpec) -> np.ndarray:
+    """A few squares on black, as in a game; noise would be nothing that a server could compress.
+
+    They are made once: what an environment takes to draw them shall not count.
+    """
+    random = np.random.default_rng(0)
+    frames = np.zeros((_NUM_FRAMES, *spec.shape), np.uint8)
     for frame in frames:
         for row, column in random.integers(0, 76, (4, 2)):
             frame[row : row + 8, column : column + 8] = random.integers(50, 250)

@@ -19,7 +19,7 @@ def test_a_mirror_that_has_no_more_room_is_full(serve, open_source):  # noqa: F8
         assert source._allowed_steps(1) == 0 or ring.has_dropped
         ring.add(chunks_of(served.storage, first, 200, begins))
     assert ring.size < 20_000
-    source._inserts = 40_000
+    source._inserts_before = 20_000
     assert source._allowed_steps(1) == 1
 
 

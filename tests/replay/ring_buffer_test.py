@@ -1,3 +1,5 @@
+import threading
+
 import numpy as np
 import tensorflow as tf
 
@@ -64,3 +66,31 @@ def test_only_rows_of_sequences_take_memory():
         ring.add(chunks_of(storage, first, 100, [0] * 15 + [1]))
     assert ring.size == min(1000, capacity)
     assert _content(ring, storage)[-1] == (first + 99) * 16 + 15
+
+
+def test_what_is_drawn_is_whole_while_another_thread_writes():
+    storage = Storage(experience('learner', max_size=500, chunk_steps=4, sequence_length=3), DATA_SPEC)
+    ring = RingBuffer(storage)
+    ring.add(chunks_of(storage, 0, 100))
+    done = threading.Event()
+
+    def write():
+        first = 100
+        while not done.is_set():
+            first += ring.write(chunks_of(storage, first, 20))
+
+    thread = threading.Thread(target=write, daemon=True)
+    thread.start()
+    try:
+        newest = 0
+        for i in range(60):
+            ring.publish()
+            drawn = ring.draw(tf.constant(10), 64, 0, tf.constant(i, tf.int64))
+            done.wait(0.01)  # in which the thread writes as much as there is room for
+            numbers = np.stack([ring.batch(drawn, tf.constant(j))[1]['policy_version'] for j in range(10)])
+            assert (np.diff(numbers) == 1).all()
+            newest = max(newest, numbers.max())
+    finally:
+        done.set()
+        thread.join(30)
+    assert newest > 2 * 4 * storage.mirror_rows // 6, 'it went round at least once'

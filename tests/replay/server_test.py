@@ -154,4 +154,5 @@ def test_where_draws_are_made(changes, mirrored, num_starts):
 
 def test_large_rows_make_small_chunks():
     frame = tf.TensorSpec((84, 84, 4), tf.uint8, 'frame')
-    assert Storage(Experience(), frame).num_starts == 4
+    assert Storage(Experience(sampling='server'), frame).num_starts == 4
+    assert Storage(Experience(chunk_steps=100), frame).num_starts == 18, 'a mirror takes them as a whole'

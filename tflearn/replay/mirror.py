@@ -1,12 +1,13 @@
 """ReplayMirror: the replay table in the learner's memory, from which a compiled loop draws its batches.
 
 The replay server stays the durable truth: every chunk goes there first, and after a restart of the learner the mirror
-is filled from it. What is new comes by the server's stream. Only the training thread changes the mirror, between two
-calls of the compiled loop, so that no draw sees a sequence that is half overwritten.
+is filled from it. What is new comes by the server's stream. A thread of its own writes it to where nothing is drawn
+from; the training thread lets draws see it, between two calls of the compiled loop.
 """
 
 import json
 import math
+import threading
 import time
 from typing import Any
 
@@ -17,12 +18,13 @@ from absl import logging
 from tflearn.replay import connection, rate_limits
 from tflearn.replay.reader import TableReader
 from tflearn.replay.ring_buffer import RingBuffer
-from tflearn.replay.storage import MIRROR_CHUNKS_AT_ONCE, REPLAY, STREAM, Storage
+from tflearn.replay.storage import REPLAY, STREAM, Storage
 from tflearn.waiting import LOG_EVERY_SECS
 
-_MAX_CHUNKS_AT_ONCE = MIRROR_CHUNKS_AT_ONCE
+_MAX_CHUNKS_AT_ONCE = 16
+_MAX_CHUNKS_DRAWN = 256
 _POLL_SECS = 0.002
-_REFRESH_SECS = 0.01
+_INGEST_POLL_SECS = 0.03
 
 
 def _chunk_spec(storage: Storage) -> tf.TensorSpec:
@@ -48,9 +50,9 @@ class ReplayMirror(tf.train.experimental.PythonState):
         self._reader = TableReader(
             address, storage, STREAM, [_chunk_spec(storage)], storage.stream_chunks, timeout_secs
         )
-        self._inserts = self._samples = 0
+        self._samples = self._inserts_before = 0  # what came in before this mirror, less what that was filled with
         self._started = False
-        self._refreshed_at = 0.0
+        self._ingest_error: Exception | None = None
         self._error_buffer = rate_limits.error_buffer(storage.experience, storage.sequences_per_chunk)
         self._error_buffer = max(self._error_buffer, float(batch_size))
         self.max_draw_steps = self._ring.max_draw_steps(batch_size)
@@ -61,9 +63,13 @@ class ReplayMirror(tf.train.experimental.PythonState):
         )
 
     @property
+    def _inserts(self) -> int:
+        return self._inserts_before + self._ring.num_published
+
+    @property
     def error(self) -> Exception | None:
         """Why there are no more batches; None if it was closed."""
-        return self._reader.error
+        return self._reader.error or self._ingest_error
 
     def serialize(self) -> str:
         """Returns what came and went, for a checkpoint."""
@@ -72,7 +78,7 @@ class ReplayMirror(tf.train.experimental.PythonState):
     def deserialize(self, string_value: str) -> None:
         """Takes over what a checkpoint holds."""
         saved = json.loads(string_value)
-        self._inserts, self._samples = saved['inserts'], saved['samples']
+        self._inserts_before, self._samples = saved['inserts'] - self._ring.num_published, saved['samples']
 
     def figures(self) -> dict[str, Any]:
         """Returns `replay_size` and `samples_per_insert` (since the first draw was allowed; None before)."""
@@ -97,7 +103,7 @@ class ReplayMirror(tf.train.experimental.PythonState):
             self._started = True
             self._start()
         while not self._reader.closed:
-            self._refresh()
+            self._ring.publish()
             allowed = self._allowed_steps(num_steps)
             if allowed:
                 self._reader.resume()
@@ -117,6 +123,8 @@ class ReplayMirror(tf.train.experimental.PythonState):
     def _start(self) -> None:
         self._reader.start(lambda samples: samples.batch(1).map(lambda sample: sample.data['chunk']), in_flight=1)
         self._rebuild()
+        self._inserts_before -= self._ring.num_published
+        threading.Thread(target=self._ingest, name='replay_ingest', daemon=True).start()
 
     def _rebuild(self) -> None:
         """Fills the mirror with what the replay server holds: draws until every chunk was seen."""
@@ -125,7 +133,7 @@ class ReplayMirror(tf.train.experimental.PythonState):
         if not num_chunks:
             return
         specs = [tf.TensorSpec((), tf.uint64), _chunk_spec(self._storage)]
-        reader = TableReader(self._address, self._storage, REPLAY, specs, _MAX_CHUNKS_AT_ONCE, self._timeout_secs)
+        reader = TableReader(self._address, self._storage, REPLAY, specs, _MAX_CHUNKS_DRAWN, self._timeout_secs)
         reader.start(
             lambda samples: samples.batch(16).map(lambda sample: (sample.info.key, sample.data['chunk'])), in_flight=64
         )
@@ -157,17 +165,23 @@ class ReplayMirror(tf.train.experimental.PythonState):
         for part in np.array_split(np.argsort(versions, kind='stable'), math.ceil(len(chunks) / 64)):
             self._ring.add(np.stack([chunks[i] for i in part]))
 
-    def _refresh(self) -> None:
+    def _ingest(self) -> None:
         """Takes in what has come, unless that is too far ahead of the samples: then the writers are held back."""
-        now = time.monotonic()
-        if now - self._refreshed_at < _REFRESH_SECS:
-            return
-        self._refreshed_at = now
-        count = min(self._reader.size(), self._wanted_chunks(), _MAX_CHUNKS_AT_ONCE)
-        if count:
-            (chunks,) = self._reader.take(count)
-            self._inserts += self._ring.add(chunks.numpy())
-            self._reader.resume()
+        try:
+            while not self._reader.closed:
+                count = min(self._reader.size(), self._wanted_chunks(), _MAX_CHUNKS_AT_ONCE)
+                if count:
+                    self._write(self._reader.take(count)[0].numpy())
+                else:
+                    self._reader.sleep(_POLL_SECS if self._reader.is_waited_for else _INGEST_POLL_SECS)
+        except Exception as error:  # the training thread raises it
+            if not self._reader.closed:
+                self._ingest_error = error
+                self._reader.close()
+
+    def _write(self, chunks: np.ndarray) -> None:
+        while len(chunks := chunks[self._ring.write(chunks) :]) and not self._reader.closed:
+            self._reader.sleep(_POLL_SECS)  # until the next call of the compiled loop makes room
 
     def _wanted_chunks(self) -> int:
         experience = self._storage.experience
@@ -175,7 +189,8 @@ class ReplayMirror(tf.train.experimental.PythonState):
         if experience.samples_per_insert is None or not self._is_filled():
             return _MAX_CHUNKS_AT_ONCE
         inserts_in_balance = (self._samples + self._error_buffer) / experience.samples_per_insert + experience.min_size
-        return max(0, math.ceil((inserts_in_balance - self._inserts) / self._storage.sequences_per_chunk))
+        inserts = self._inserts_before + self._ring.num_written
+        return max(0, math.ceil((inserts_in_balance - inserts) / self._storage.sequences_per_chunk))
 
     def _allowed_steps(self, num_steps: int) -> int:
         experience = self._storage.experience

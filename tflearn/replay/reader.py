@@ -87,6 +87,15 @@ class TableReader:
             self._waits_since = time.monotonic()
         self._closed.wait(secs)
 
+    @property
+    def is_waited_for(self) -> bool:
+        """Says whether somebody has nothing to do but wait."""
+        return self._waits_since is not None
+
+    def sleep(self, secs: float) -> None:
+        """Waits for a moment, or until it is closed."""
+        self._closed.wait(secs)
+
     def resume(self) -> None:
         """Tells that the caller has what it waited for."""
         self._waits_since = None

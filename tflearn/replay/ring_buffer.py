@@ -2,14 +2,17 @@
 
 import collections
 import dataclasses
+import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tflearn.replay.storage import Storage
+from tflearn.replay.storage import MIRROR_SPARE_CHUNKS, Storage
 
 _MAX_DRAWN_ROWS = 1 << 16
+_SAMPLED_BYTES = 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,10 +27,15 @@ class _Chunk:
 class RingBuffer:
     """Rows in a ring of memory, and the places where their sequences begin, oldest first.
 
+    One thread may `write` while another draws: rows go to where no drawn sequence is, and are drawn once they are
+    published. Who draws publishes, between two draws, so no batch ever sees a sequence that is half overwritten.
+
     Attributes:
       columns: nest of variables [max_rows, ...]: the trajectories' columns, and `policy_version`.
       starts: int64 variable [max_size]: rows that begin a sequence, itself a ring.
       window: int64 variable [2]: place in `starts` of the oldest sequence, and how many there are.
+      num_written: sequences in all chunks that were ever taken, also in those left out.
+      num_published: of them, those that draws may see.
     """
 
     def __init__(self, storage: Storage, leaves_out_known: bool = True):
@@ -43,6 +51,7 @@ class RingBuffer:
         self._num_starts = storage.num_starts
         self._max_size = storage.experience.max_size
         self._max_rows = storage.mirror_rows
+        self._spare_rows = MIRROR_SPARE_CHUNKS * storage.chunk_shape[0]
         with tf.device('CPU:0'):
             self.columns = {
                 name: tf.nest.map_structure(self._variable, storage.layout.spec[name])
@@ -50,9 +59,13 @@ class RingBuffer:
             }
             self.starts = tf.Variable(tf.zeros((self._max_size,), tf.int64), trainable=False)
             self.window = tf.Variable(tf.zeros((2,), tf.int64), trainable=False)
-        self._next_row = self._num_used = self._oldest = self._next_start = 0
+        self._oldest = self._newest = 0  # sequences, of all that ever were, between which is drawn
+        self.num_written = self.num_published = 0
+        self._lock = threading.Lock()  # of all below
+        self._next_row = self._num_used = self._next_start = 0
         self._chunks: collections.deque[_Chunk] = collections.deque()
         self._fingerprints: set[int] = set()
+        self._new_starts: list[np.ndarray] = []
 
     def _variable(self, spec: tf.TensorSpec) -> tf.Variable:
         return tf.Variable(tf.zeros((self._max_rows, *spec.shape), spec.dtype), trainable=False)
@@ -60,7 +73,7 @@ class RingBuffer:
     @property
     def size(self) -> int:
         """Sequences that can be drawn."""
-        return self._next_start - self._oldest
+        return self._newest - self._oldest
 
     @property
     def has_dropped(self) -> bool:
@@ -102,52 +115,93 @@ class RingBuffer:
             return columns['trajectory'], {'policy_version': columns['policy_version']}
 
     def add(self, chunks: np.ndarray) -> int:
-        """Takes in chunks uint8 [n, rows, num_bytes]; fewer at once than the ring holds.
+        """Writes and publishes chunks uint8 [n, rows, num_bytes], for one thread that writes and draws by turns.
 
         Returns:
           The number of sequences in all of them.
         """
-        rows, places, starts = [], [], []
+        published = self.num_published
+        while len(chunks):
+            chunks = chunks[self.write(chunks) :]
+            self.publish()
+        return self.num_published - published
+
+    def write(self, chunks: np.ndarray) -> int:
+        """Writes chunks uint8 [n, rows, num_bytes], as far as there is room; `publish` makes more.
+
+        Returns:
+          How many of them were taken.
+        """
+        rows, places, starts, num_taken = [], [], [], 0
         for chunk in chunks:
             begins = np.flatnonzero(chunk[: self._num_starts, 0])
-            fingerprint = hash(chunk.tobytes()) if self._leaves_out_known else 0
-            if not len(begins) or fingerprint in self._fingerprints:
-                continue
-            used = chunk[begins[0] : begins[-1] + self._length]
-            place = self._allocate(len(used), len(begins), fingerprint)
-            rows.append(used)
-            places.append(np.arange(place, place + len(used)))
-            starts.append(place + begins - begins[0])
+            fingerprint = self._fingerprint(chunk)
+            if len(begins) and fingerprint not in self._fingerprints:
+                used = chunk[begins[0] : begins[-1] + self._length]
+                place = self._allocate(len(used), len(begins), fingerprint)
+                if place is None:
+                    break
+                rows.append(used)
+                places.append(np.arange(place, place + len(used)))
+                starts.append(place + begins - begins[0])
+            num_taken += 1
         if rows:
-            self._write(np.concatenate(rows), np.concatenate(places), np.concatenate(starts))
-        return int(np.count_nonzero(chunks[:, : self._num_starts, 0]))
+            self._write_columns(rows, np.concatenate(places))
+        with self._lock:
+            self._new_starts += starts
+            self.num_written += int(np.count_nonzero(chunks[:num_taken, : self._num_starts, 0]))
+        return num_taken
 
-    def _allocate(self, num_rows: int, num_sequences: int, fingerprint: int) -> int:
-        """Makes room for a chunk, in one piece; the oldest go. Returns its place."""
-        wraps = self._next_row + num_rows > self._max_rows
-        needed = num_rows + (self._max_rows - self._next_row if wraps else 0)
-        while self._num_used + needed > self._max_rows:
-            oldest = self._chunks.popleft()
-            self._num_used -= oldest.num_rows
-            self._oldest = max(self._oldest, oldest.next_start)
-            self._fingerprints.discard(oldest.fingerprint)
-        place = 0 if wraps else self._next_row
-        self._next_row = place + num_rows
-        self._num_used += needed
-        self._next_start += num_sequences
-        self._chunks.append(_Chunk(needed, self._next_start, fingerprint))
-        if self._leaves_out_known:
-            self._fingerprints.add(fingerprint)
-        return place
+    def publish(self) -> None:
+        """Lets draws see what was written; the oldest sequences go where there are too many, or too little room."""
+        if self.num_written == self.num_published:
+            return
+        with self._lock:
+            self.num_published = self.num_written
+            starts = np.concatenate([np.empty(0, np.int64), *self._new_starts])
+            self._new_starts = []
+            self._newest += len(starts)
+            self._oldest = max(self._oldest, self._newest - self._max_size)
+            while self._chunks and self._may_drop(self._chunks[0]):
+                dropped = self._chunks.popleft()
+                self._num_used -= dropped.num_rows
+                self._oldest = max(self._oldest, dropped.next_start)
+                self._fingerprints.discard(dropped.fingerprint)
+        if len(starts):
+            starts = starts[-self._max_size :]
+            where = np.arange(self._newest - len(starts), self._newest) % self._max_size
+            self.starts.scatter_update(tf.IndexedSlices(starts, where))
+            self.window.assign([self._oldest % self._max_size, self.size])
 
-    def _write(self, rows: np.ndarray, places: np.ndarray, starts: np.ndarray) -> None:
-        with tf.device('CPU:0'):
-            new = self._layout.unpack(tf.constant(rows))
+    def _may_drop(self, oldest: _Chunk) -> bool:
+        lacks_room = self._max_rows - self._num_used < self._spare_rows and oldest.next_start < self._newest
+        return oldest.next_start <= self._oldest or lacks_room
+
+    def _fingerprint(self, chunk: np.ndarray) -> int:
+        """Its flags, which are random, and some of its bytes: to hash all of a picture would take its time."""
+        if not self._leaves_out_known:
+            return 0
+        sampled = chunk.reshape(-1)[:: -(-chunk.size // _SAMPLED_BYTES)]
+        return hash(chunk[:, 0].tobytes() + sampled.tobytes())
+
+    def _allocate(self, num_rows: int, num_sequences: int, fingerprint: int) -> int | None:
+        """Finds room for a chunk, in one piece. Returns its place; None if there is none before the next `publish`."""
+        with self._lock:
+            wraps = self._next_row + num_rows > self._max_rows
+            needed = num_rows + (self._max_rows - self._next_row if wraps else 0)
+            if self._num_used + needed > self._max_rows:
+                return None
+            place = 0 if wraps else self._next_row
+            self._next_row = place + num_rows
+            self._num_used += needed
+            self._next_start += num_sequences
+            self._chunks.append(_Chunk(needed, self._next_start, fingerprint))
+            if self._leaves_out_known:
+                self._fingerprints.add(fingerprint)
+            return place
+
+    def _write_columns(self, rows: Sequence[np.ndarray], places: np.ndarray) -> None:
+        new = self._layout.columns(rows)
         for name, columns in self.columns.items():
             for column, values in zip(tf.nest.flatten(columns), tf.nest.flatten(new[name]), strict=True):
                 column.scatter_update(tf.IndexedSlices(values, places))
-        starts = starts[-self._max_size :]
-        where = np.arange(self._next_start - len(starts), self._next_start) % self._max_size
-        self.starts.scatter_update(tf.IndexedSlices(starts, where))
-        self._oldest = max(self._oldest, self._next_start - self._max_size)
-        self.window.assign([self._oldest % self._max_size, self.size])

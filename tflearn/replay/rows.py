@@ -6,6 +6,7 @@ the graph, after batching.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -81,6 +82,14 @@ class RowLayout:
                 )
             rows[:, place] = np.ascontiguousarray(column).reshape(batch_size, -1).view(np.uint8)
         return rows
+
+    def columns(self, rows: Sequence[np.ndarray]) -> Any:
+        """Unpacks arrays uint8 [n, num_bytes] of rows into a nest of arrays [sum of n, *column shape]. Copies once."""
+        columns = []
+        for shape, dtype, place in self._columns:
+            column = np.concatenate([part[:, place] for part in rows])
+            columns.append(column.view(dtype).reshape(len(column), *shape))
+        return tf.nest.pack_sequence_as(self.spec, columns)
 
     def unpack(self, rows: tf.Tensor) -> types.NestedTensor:
         """Unpacks rows uint8 [..., num_bytes] into the nest of tensors [..., *column shape]. Runs in a graph."""

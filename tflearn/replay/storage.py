@@ -13,12 +13,14 @@ from tflearn.replay import rate_limits, rows
 
 REPLAY = 'replay'
 STREAM = 'stream'
-MIRROR_CHUNKS_AT_ONCE = 256  # that it takes in, at most
+MIRROR_SPARE_CHUNKS = 64  # that it has room for beside those that are drawn from
 
-_MAX_CHUNK_BYTES = 128 * 1024
+_MAX_CHUNK_BYTES = 512 * 1024
+_MAX_DRAWN_CHUNK_BYTES = 128 * 1024  # the server draws a chunk for a few of its sequences
 _MAX_CHUNKED_LENGTH = 8
 _DRAWS_PER_CHUNK = 4
 _MAX_STREAM_CHUNKS = 256
+_MAX_STREAM_BYTES = 64 * 1024 * 1024
 _MIN_STREAM_CHUNKS = 16
 _MIRROR_SPARE = 1.25
 
@@ -53,9 +55,13 @@ class Storage:
     @property
     def num_starts(self) -> int:
         """Rows of a chunk that may begin a sequence."""
+        return self._num_starts(self.mirrored)
+
+    def _num_starts(self, mirrored: bool) -> int:
         if not self._draws_are_alike:
             return 1
-        return max(1, min(self.experience.chunk_steps, _MAX_CHUNK_BYTES // self.layout.num_bytes))
+        max_bytes = _MAX_CHUNK_BYTES if mirrored else _MAX_DRAWN_CHUNK_BYTES
+        return max(1, min(self.experience.chunk_steps, max_bytes // self.layout.num_bytes))
 
     @property
     def _draws_are_alike(self) -> bool:
@@ -102,8 +108,10 @@ class Storage:
     @property
     def mirror_rows(self) -> int:
         """Rows that a mirror of the table has room for."""
-        chunks = max(math.ceil(_MIRROR_SPARE * self.max_chunks), 2 * MIRROR_CHUNKS_AT_ONCE)
-        return chunks * self.chunk_shape[0]
+        num_starts = self._num_starts(mirrored=True)
+        num_chunks = math.ceil(self.experience.max_size / max(1.0, num_starts / self.experience.stride))
+        num_chunks = max(math.ceil(_MIRROR_SPARE * num_chunks), num_chunks + 2 * MIRROR_SPARE_CHUNKS)
+        return num_chunks * (num_starts + self.experience.sequence_length - 1)
 
     @property
     def mirror_bytes(self) -> int:
@@ -126,10 +134,11 @@ class Storage:
         Where samples per insert are held these steps are ahead of them, so it is no more than the limiter lets pass.
         """
         ratio = self.experience.samples_per_insert
+        most = min(_MAX_STREAM_CHUNKS, max(_MIN_STREAM_CHUNKS, _MAX_STREAM_BYTES // math.prod(self.chunk_shape)))
         if ratio is None:
-            return _MAX_STREAM_CHUNKS
+            return most
         ahead = rate_limits.error_buffer(self.experience, self.sequences_per_chunk) / ratio / self.sequences_per_chunk
-        return min(_MAX_STREAM_CHUNKS, max(_MIN_STREAM_CHUNKS, math.ceil(ahead)))
+        return min(most, max(_MIN_STREAM_CHUNKS, math.ceil(ahead)))
 
     @property
     def table_names(self) -> tuple[str, ...]:
