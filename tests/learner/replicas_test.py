@@ -18,7 +18,8 @@ from tf_agents.networks import actor_distribution_network
 from tf_agents.specs import distribution_spec
 
 from tests.agents import example_data
-from tflearn.agents import dqn, optimizers, ppo, sac
+from tflearn.agents import appo, dqn, impala, optimizers, ppo, sac
+from tflearn.agents.actor_value import NetworkOptions
 from tflearn.learner import strategies
 from tflearn.learner.learner import Learner
 from tflearn.run_dir import RunDir
@@ -104,10 +105,22 @@ def _make_ppo(experience, **settings):
     )
 
 
+def _make_impala(experience, make_agent=impala.make_agent, **settings):
+    network = NetworkOptions(fc_layer_params=(16,))
+    return make_agent(example_data.DISCRETE, create_train_step(), experience, network=network, **settings)
+
+
+def _make_appo(experience, **settings):
+    surrogate = appo.SurrogateOptions(target_update_interval=3, kl_coefficient=0.1)
+    return _make_impala(experience, functools.partial(appo.make_agent, surrogate=surrogate), **settings)
+
+
 AGENTS = {
     'dqn': (_make_dqn, dqn.EXPERIENCE),
     'sac': (_make_sac, sac.EXPERIENCE),
     'ppo': (_make_ppo, dataclasses.replace(ppo.EXPERIENCE, sequence_length=5, stride=4)),
+    'impala': (_make_impala, dataclasses.replace(impala.EXPERIENCE, sequence_length=5, stride=4)),
+    'appo': (_make_appo, dataclasses.replace(appo.EXPERIENCE, sequence_length=5, stride=4)),
 }
 
 
