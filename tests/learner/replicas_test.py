@@ -25,6 +25,8 @@ from tflearn.learner.learner import Learner
 from tflearn.run_dir import RunDir
 from tflearn.steps import create_train_step
 
+# TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
+pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
 NUM_STEPS = 50
 BATCH_SIZE = 8
 CLIPPING = 0.05  # clips nearly every gradient, each by another factor
