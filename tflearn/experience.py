@@ -58,6 +58,27 @@ class Prioritization:
 
 
 @dataclasses.dataclass(frozen=True)
+class Iteration:
+    """How a learner uses new items: so many at a time, several times over, and never again.
+
+    An iteration takes `per_replica_batch_size` items for each replica from a queue. In each epoch their steps, in a new
+    random order, make as few minibatches of equal size as hold at most `minibatch_steps`; each step is in exactly one of
+    them, with the weight 1. A minibatch is a train step. (Where sizes do not divide, places that are left over have the
+    weight 0, as padding and the rows between two episodes have.)
+
+    Attributes:
+      num_epochs: passes over the iteration's steps.
+      minibatch_steps: environment steps of a train step, over all replicas, at most.
+    """
+
+    num_epochs: int = 10
+    minibatch_steps: int = 64
+
+    def __post_init__(self) -> None:
+        _check_integers('Iteration', self, {'num_epochs': 1, 'minibatch_steps': 1})
+
+
+@dataclasses.dataclass(frozen=True)
 class Experience:
     """How steps become items, and how items are kept and drawn.
 
@@ -69,6 +90,9 @@ class Experience:
       pad_episodes: fill the last item of an episode up with copies of its boundary row, however the episode ended. With
         the stride `sequence_length` - 1 each step is in exactly one item, and an episode of fewer steps than that is
         one item as a whole. For agents that leave boundary rows out of their losses.
+      cross_episodes: let items go on from one episode into the next, so that each `stride` steps of an environment end
+        an item, whatever its episodes do. For agents that look at step types: between two episodes there is a row
+        (LAST -> FIRST) with the last observation, in which nothing was done.
       order: 'uniform' or 'prioritized' draws from all that is kept; 'queue' hands out each item once, oldest first.
       max_size: items kept; the oldest goes first. For a queue: items that wait before writers are held back.
       min_size: items needed before the first draw.
@@ -81,12 +105,15 @@ class Experience:
       max_mirror_gb: memory that the mirror may take by itself [GB].
       chunk_steps: steps that a collector gathers before it sends them [steps]; large rows make smaller chunks.
       prioritization: for the order 'prioritized', which has the default one if there is none.
+      iteration: how often new items are trained on, by agents that take several steps on the same ones (PPO); for the
+        order 'queue'. None trains on each batch once.
       store_policy_state: rows hold the recurrent policy's state before their step, as policy_info['policy_state'].
     """
 
     sequence_length: int = 2
     stride: int = 1
     pad_episodes: bool = False
+    cross_episodes: bool = False
     order: Order = 'uniform'
     max_size: int = 100_000
     min_size: int = 1_000
@@ -97,16 +124,12 @@ class Experience:
     max_mirror_gb: float = 4.0
     chunk_steps: int = 16
     prioritization: Prioritization | None = None
+    iteration: Iteration | None = None
     store_policy_state: bool = False
 
     def __post_init__(self) -> None:
         least = {'sequence_length': 2, 'stride': 1, 'max_size': 1, 'min_size': 1, 'max_times_sampled': 0}
-        for name, bound in (least | {'per_replica_batch_size': 1, 'chunk_steps': 1}).items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise TypeError(f'got Experience.{name}={value!r}; need an integer')
-            if value < bound:
-                raise ValueError(f'got Experience.{name}={value}; need at least {bound}')
+        _check_integers('Experience', self, least | {'per_replica_batch_size': 1, 'chunk_steps': 1})
         if self.stride >= self.sequence_length:
             raise ValueError(
                 f'got Experience.stride={self.stride} with sequence_length={self.sequence_length}, so that transitions '
@@ -134,11 +157,27 @@ class Experience:
             )
         if self.samples_per_insert is not None and self.samples_per_insert <= 0:
             raise ValueError(f'got Experience.samples_per_insert={self.samples_per_insert}; need a number above 0')
+        if self.cross_episodes and self.pad_episodes:
+            raise ValueError('got Experience.cross_episodes with pad_episodes; need one of them, or none')
+        if self.iteration is not None and self.order != 'queue':
+            raise ValueError(
+                f"got Experience.iteration with order={self.order!r}; need order='queue', whose items are new, or "
+                'iteration=None'
+            )
         if self.order == 'queue' and (self.samples_per_insert is not None or self.max_times_sampled):
             raise ValueError(
                 "got Experience.order='queue' with samples_per_insert or max_times_sampled; a queue hands out each "
                 'item once; remove them'
             )
+
+
+def _check_integers(kind: str, settings: Any, least: dict[str, int]) -> None:
+    for name, bound in least.items():
+        value = getattr(settings, name)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise TypeError(f'got {kind}.{name}={value!r}; need an integer')
+        if value < bound:
+            raise ValueError(f'got {kind}.{name}={value}; need at least {bound}')
 
 
 @runtime_checkable

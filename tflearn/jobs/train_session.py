@@ -15,6 +15,7 @@ from tflearn.jobs.collect_summaries import CollectSummaries
 from tflearn.jobs.train_settings import Settings
 from tflearn.learner import strategies, workers
 from tflearn.learner.consistency import ReplicaConsistency
+from tflearn.learner.iterations import Iterations
 from tflearn.learner.learner import Learner
 from tflearn.learner.limits import Limits
 from tflearn.learner.train_result import TrainResult
@@ -29,6 +30,8 @@ from tflearn.replay.storage import REPLAY, Storage
 from tflearn.run_dir import RunDir, Status
 from tflearn.variables.publisher import Publisher
 from tflearn.waiting import LOG_EVERY_SECS
+
+Source = ReplayMirror | ReplaySampler | Iterations
 
 _LOOK_AT_REPLAY_SECS = 1.0
 _LAST_LOOK_SECS = 5.0
@@ -69,7 +72,7 @@ class TrainSession:
         address: str,
         agent: Agent,
         storage: Storage,
-        source: ReplayMirror | ReplaySampler,
+        source: Source,
         strategy: tf.distribute.Strategy,
         settings: Settings,
         limits: Limits,
@@ -283,6 +286,6 @@ class TrainSession:
         )
 
 
-def _counts_of(source: ReplayMirror | ReplaySampler) -> dict[str, ReplayMirror]:
+def _counts_of(source: Source) -> dict[str, ReplayMirror]:
     # Where the server draws, it counts.
     return {'replay': source} if isinstance(source, ReplayMirror) else {}

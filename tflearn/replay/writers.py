@@ -91,6 +91,11 @@ class ReplayWriter:
         if self._pending and time.monotonic() - self._confirmed_at > _MAX_PENDING_SECS:
             self._wait_until_taken()
 
+    @property
+    def num_whole_sequences(self) -> int:
+        """Sequences that were sent, or only wait to be."""
+        return self.num_sequences + self._chunks.num_waiting
+
     def flush(self) -> None:
         """Inserts what is gathered, and waits until all of it is in the tables.
 
