@@ -18,7 +18,7 @@ from tf_agents.networks import actor_distribution_network
 from tf_agents.specs import distribution_spec
 
 from tests.agents import example_data
-from tflearn.agents import appo, dqn, impala, optimizers, ppo, sac
+from tflearn.agents import appo, dqn, impala, optimizers, ppo, ppo_loss, sac
 from tflearn.agents.actor_value import NetworkOptions
 from tflearn.learner import strategies
 from tflearn.learner.learner import Learner
@@ -101,9 +101,10 @@ def _make_sac(experience, **settings):
 
 
 def _make_ppo(experience, **settings):
-    layers = {'actor_fc_layer_params': (16,), 'value_fc_layer_params': (16,)}
+    loss = ppo_loss.LossOptions(entropy_coefficient=0.01, kl_coefficient=0.1, value_clipping=0.5)
+    network = NetworkOptions(fc_layer_params=(16,))
     return ppo.make_agent(
-        example_data.CONTINUOUS, create_train_step(), experience, **layers, entropy_coefficient=0.01, **settings
+        example_data.CONTINUOUS, create_train_step(), experience, network=network, loss=loss, **settings
     )
 
 

@@ -59,7 +59,7 @@ class Iterations:
             self._columns = tf.nest.map_structure(_room_for, columns)
             self._order = tf.Variable(tf.zeros((self.max_draw_steps, self._size), tf.int32), trainable=False)
             self._place = tf.Variable(tf.constant(0, tf.int64), trainable=False)
-        self._begin = tf.function(self._take_in, autograph=False)
+        self._begin = tf.function(self._take_in, autograph=False).get_concrete_function(tf.TensorSpec((), tf.int64))
 
     @property
     def error(self) -> Exception | None:
