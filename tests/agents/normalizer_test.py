@@ -44,4 +44,4 @@ def test_before_it_saw_anything_and_without_a_center():
     normalizer.update(values, tf.zeros((1, 2)))
     np.testing.assert_allclose(normalizer(values), values, rtol=1e-6)
     normalizer.update(values, tf.ones((1, 2)))
-    np.testing.assert_allclose(normalizer(values), values / 3.0, rtol=1e-6)
+    np.testing.assert_allclose(normalizer(values), values / np.sqrt(10.0), rtol=1e-6)

@@ -7,7 +7,7 @@ from tf_agents.typing import types
 
 
 class Normalizer(tf.Module):
-    """Shifts and scales a nest of tensors, each number by its own mean and deviation; at first not at all.
+    """Scales a nest of tensors, each number by its own mean and deviation; at first not at all.
 
     Chan et al. 1979, "Updating formulae and a pairwise algorithm for computing sample variances".
     """
@@ -18,7 +18,7 @@ class Normalizer(tf.Module):
         Args:
           spec: nest of float specs.
           clipping: greatest absolute value of what comes out.
-          center: whether the mean is subtracted.
+          center: subtract the mean, and divide by the deviation; otherwise divide by the root mean square only.
           name: of the module.
         """
         super().__init__(name)
@@ -37,14 +37,13 @@ class Normalizer(tf.Module):
         """Returns values [..., *spec] as the policy and the losses take them."""
         leaves = tf.nest.flatten(values)
         normal = [
-            tf.clip_by_value(
-                (leaf - mean if self._center else leaf) * tf.math.rsqrt(variance + 1e-8),
-                -self._clipping,
-                self._clipping,
-            )
+            (leaf - mean) * tf.math.rsqrt(variance + 1e-8)
+            if self._center
+            else leaf * tf.math.rsqrt(variance + tf.square(mean) + 1e-8)
             for leaf, mean, variance in zip(leaves, self.means, self.variances, strict=True)
         ]
-        return tf.nest.pack_sequence_as(self._spec, normal)
+        clipped = [tf.clip_by_value(leaf, -self._clipping, self._clipping) for leaf in normal]
+        return tf.nest.pack_sequence_as(self._spec, clipped)
 
     def update(self, values: Any, counts: tf.Tensor) -> None:
         """Takes in the global batch. In replica context.

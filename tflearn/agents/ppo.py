@@ -86,7 +86,7 @@ def make_agent(
       loss: what is minimized.
       learning_rate: Adam's, or a schedule of the train step.
       normalize_observations: by the mean and variance of all observations so far, within +-5.
-      normalize_rewards: by the deviation of all rewards so far, within +-10.
+      normalize_rewards: by the root mean square of all rewards so far, within +-10.
       gradient_clipping: greatest norm of the global batch's gradient, or what `make_optimizer` takes the bound for;
         None does not clip.
       make_optimizer: makes the optimizer; Adam by default.
