@@ -58,6 +58,40 @@ class Prioritization:
 
 
 @dataclasses.dataclass(frozen=True)
+class Reuse:
+    """How a learner trains more than once on what a queue hands out.
+
+    Attributes:
+      times: train steps with each batch.
+      recent_batches: so many batches take turns until each has had its train steps, which are then that far apart.
+      replay_proportion: further train steps with earlier batches, drawn at random, for each train step with a recent
+        one.
+      replay_batches: earlier batches that are kept for these.
+    """
+
+    times: int = 1
+    recent_batches: int = 1
+    replay_proportion: float = 0.0
+    replay_batches: int = 0
+
+    def __post_init__(self) -> None:
+        if self.times < 1 or self.recent_batches < 1:
+            raise ValueError(
+                f'got Reuse.times={self.times}, recent_batches={self.recent_batches}; need at least 1 for both'
+            )
+        if self.recent_batches > 1 and self.times == 1:
+            raise ValueError(
+                f'got Reuse.recent_batches={self.recent_batches} with times=1, so that there are no turns to take; need '
+                'times > 1, or recent_batches=1'
+            )
+        if not self.replay_proportion >= 0 or bool(self.replay_proportion) != (self.replay_batches > 0):
+            raise ValueError(
+                f'got Reuse.replay_proportion={self.replay_proportion}, replay_batches={self.replay_batches}; need both '
+                'above 0, or neither'
+            )
+
+
+@dataclasses.dataclass(frozen=True)
 class Experience:
     """How steps become items, and how items are kept and drawn.
 
@@ -70,17 +104,22 @@ class Experience:
         the stride `sequence_length` - 1 each step is in exactly one item, and an episode of fewer steps than that is
         one item as a whole. For agents that leave boundary rows out of their losses.
       order: 'uniform' or 'prioritized' draws from all that is kept; 'queue' hands out each item once, oldest first.
-      max_size: items kept; the oldest goes first. For a queue: items that wait before writers are held back.
+      max_size: items kept; the oldest goes first. For a queue: items that wait before writers are held back; the
+        learner holds about as many more, so 1 gives the freshest data.
       min_size: items needed before the first draw.
       samples_per_insert: how often an item is drawn on average; whoever is ahead waits. None lets both sides run free.
         1 with one item per step trains one batch per `global batch` environment steps.
       max_times_sampled: an item drawn so often is dropped; 0 is no limit.
       per_replica_batch_size: items of a train step on each replica.
+      per_replica_batch_steps: the same, told in steps, of which an item has `stride` [steps]; it has to be divisible.
       sampling: where uniform draws are made. 'learner': in a mirror of the table in the learner's memory, by far the
         fastest; 'server': by the replay server. 'auto' is the learner, if its mirror takes at most `max_mirror_gb`.
       max_mirror_gb: memory that the mirror may take by itself [GB].
       chunk_steps: steps that a collector gathers before it sends them [steps]; large rows make smaller chunks.
       prioritization: for the order 'prioritized', which has the default one if there is none.
+      max_policy_lag: for a queue: items with a row whose policy is older by more versions (publications) than this are
+        dropped and counted, never trained on; None takes all.
+      reuse: for a queue: how a learner trains more than once on what it hands out; None does not.
       store_policy_state: rows hold the recurrent policy's state before their step, as policy_info['policy_state'].
     """
 
@@ -93,13 +132,17 @@ class Experience:
     samples_per_insert: float | None = None
     max_times_sampled: int = 0
     per_replica_batch_size: int = 64
+    per_replica_batch_steps: int | None = None
     sampling: Sampling = 'auto'
     max_mirror_gb: float = 4.0
     chunk_steps: int = 16
     prioritization: Prioritization | None = None
+    max_policy_lag: int | None = None
+    reuse: Reuse | None = None
     store_policy_state: bool = False
 
     def __post_init__(self) -> None:
+        self._count_batch_steps()
         least = {'sequence_length': 2, 'stride': 1, 'max_size': 1, 'min_size': 1, 'max_times_sampled': 0}
         for name, bound in (least | {'per_replica_batch_size': 1, 'chunk_steps': 1}).items():
             value = getattr(self, name)
@@ -139,6 +182,29 @@ class Experience:
                 "got Experience.order='queue' with samples_per_insert or max_times_sampled; a queue hands out each "
                 'item once; remove them'
             )
+        self._check_use()
+
+    def _check_use(self) -> None:
+        """Checks what is only for a queue."""
+        if self.order != 'queue' and (self.max_policy_lag is not None or self.reuse is not None):
+            raise ValueError(
+                f"got Experience.max_policy_lag or reuse with order={self.order!r}; need order='queue', or None for both"
+            )
+        if self.max_policy_lag is not None and self.max_policy_lag < 0:
+            raise ValueError(f'got Experience.max_policy_lag={self.max_policy_lag}; need at least 0, or None')
+
+    def _count_batch_steps(self) -> None:
+        """Sets `per_replica_batch_size` where it is told in steps."""
+        steps = self.per_replica_batch_steps
+        if steps is None:
+            return
+        if steps < 1 or steps % self.stride:
+            raise ValueError(
+                f'got Experience.per_replica_batch_steps={steps} with stride={self.stride}; need a multiple of it, '
+                'since a batch is made of whole items'
+            )
+        object.__setattr__(self, 'per_replica_batch_size', steps // self.stride)
+        object.__setattr__(self, 'per_replica_batch_steps', None)
 
 
 @runtime_checkable

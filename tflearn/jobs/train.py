@@ -9,7 +9,7 @@ from absl import logging
 
 from tflearn.experience import AgentFactory, Experience
 from tflearn.jobs import initial_agent, recorded_data
-from tflearn.jobs.train_session import TrainSession
+from tflearn.jobs.train_session import Source, TrainSession
 from tflearn.jobs.train_settings import Settings, with_texts
 from tflearn.learner import strategies, workers
 from tflearn.learner.learner import LearnerOptions
@@ -17,6 +17,7 @@ from tflearn.learner.limits import Limits
 from tflearn.replay import connection
 from tflearn.replay.mirror import ReplayMirror
 from tflearn.replay.prioritized import PrioritizedSampler
+from tflearn.replay.queue_source import QueueSource
 from tflearn.replay.sampler import ReplaySampler
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.run_dir import RunDir, Status
@@ -71,7 +72,7 @@ def train(
       strategy: where train steps run, see `strategies.make`.
       precision: 'float32', or 'bfloat16' for the networks' inner layers.
       inter_op_threads: threads for TensorFlow's operations; None is one for each core. Small ones are faster on 1.
-      steps_per_call: train steps in one call of the compiled program.
+      steps_per_call: train steps in one call of the compiled program; at most `publish_interval_steps` are taken.
       checkpoint_interval_steps: train steps between two checkpoints.
       summary_interval_steps: train steps between two summaries.
       publish_interval_steps: train steps between two publications of the weights.
@@ -119,7 +120,7 @@ def train(
         session = TrainSession(run_dir, replay_address, agent, storage, source, placement, settings, limits)
         if place.is_chief:
             on_restored()
-        session.run(stop, steps_per_call)
+        session.run(stop, min(steps_per_call, publish_interval_steps))
 
 
 def _wait_for_replay(
@@ -138,17 +139,19 @@ def _wait_for_replay(
 
 def _source(
     address: str, storage: Storage, place: strategies.ReplicaLayout, timeout_secs: float, seed: int | None
-) -> ReplayMirror | ReplaySampler:
+) -> Source:
     logging.info('%s', place.describe(storage.experience.per_replica_batch_size))
     batch_size = storage.experience.per_replica_batch_size * place.replicas // place.workers
     if storage.mirrored:
         return ReplayMirror(address, storage, batch_size, timeout_secs, seed or place.worker)
+    if storage.experience.order == 'queue':
+        return QueueSource([address], storage, batch_size, timeout_secs, seed)
     if storage.experience.prioritization:
         return PrioritizedSampler(address, storage, batch_size, timeout_secs)
     return ReplaySampler(address, storage, batch_size, timeout_secs)
 
 
-def _with_priorities(settings: Settings, source: ReplayMirror | ReplaySampler) -> Settings:
+def _with_priorities(settings: Settings, source: Source) -> Settings:
     """Lets the errors of items go back to the replay, if that draws by priority."""
     if not isinstance(source, PrioritizedSampler):
         return settings
