@@ -123,7 +123,9 @@ def _run_ours(side: str, path: pathlib.Path, seed: int, options: argparse.Namesp
     ]
     with contextlib.ExitStack() as stack:
         jobs = [
-            stack.enter_context(_process([sys.executable, '-m', f'scripts.{job}', *flags], path.with_name(f'{job}.log')))
+            stack.enter_context(
+                _process([sys.executable, '-m', f'scripts.{job}', *flags], path.with_name(f'{job}.log'))
+            )
             for job in ('replay_server', 'train', 'collect')
         ]
         alive = lambda: all(job.poll() is None for job in jobs)  # noqa: E731
@@ -162,11 +164,16 @@ def _wait(condition: Callable[[], bool], secs: float) -> None:
 
 
 def _table(outcomes: Mapping[str, Sequence[Outcome]]) -> str:
-    lines = ['| side | seconds of each seed | median | environment steps of each seed | median |', '|---|---|---|---|---|']
+    lines = [
+        '| side | seconds of each seed | median | environment steps of each seed | median |',
+        '|---|---|---|---|---|',
+    ]
     for side, found in outcomes.items():
         secs = ', '.join('-' if outcome.secs is None else f'{outcome.secs:.1f}' for outcome in found)
         steps = ', '.join('-' if outcome.env_steps is None else f'{outcome.env_steps:,}' for outcome in found)
-        lines.append(f'| {side} | {secs} | {_median(found, "secs", ".1f")} | {steps} | {_median(found, "env_steps", ",.0f")} |')
+        lines.append(
+            f'| {side} | {secs} | {_median(found, "secs", ".1f")} | {steps} | {_median(found, "env_steps", ",.0f")} |'
+        )
     return '\n'.join(lines)
 
 

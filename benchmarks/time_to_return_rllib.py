@@ -58,9 +58,7 @@ def ppo() -> AlgorithmConfig:
         PPOConfig()
         .env_runners(num_env_runners=2)
         .training(lr=0.0003, num_epochs=6, vf_loss_coeff=0.01)
-        .rl_module(
-            model_config=DefaultModelConfig(fcnet_hiddens=[32], fcnet_activation='linear', vf_share_layers=True)
-        )
+        .rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[32], fcnet_activation='linear', vf_share_layers=True))
     )
 
 

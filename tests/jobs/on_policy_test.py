@@ -46,7 +46,9 @@ def on_policy_run(small_run):
 def _normalizer_count(run):
     reader = tf.train.load_checkpoint(str(run.dir.checkpoints))
     (name,) = [
-        name for name in reader.get_variable_to_shape_map() if '_observation_normalizer/count/' in name and 'agent' in name
+        name
+        for name in reader.get_variable_to_shape_map()
+        if '_observation_normalizer/count/' in name and 'agent' in name
     ]
     return float(reader.get_tensor(name))
 

@@ -169,7 +169,9 @@ def test_two_replicas_agree_with_one(tmp_path):
         agent = _agent(strategy)
         learner = _learner(tmp_path / name, agent, Sequences(*_batches(agent, 2)), 3, strategy)
         result = learner.run(100)
-        outcomes.append((result.loss, result.extra, [variable.numpy() for variable in agent.collect_policy.variables()]))
+        outcomes.append(
+            (result.loss, result.extra, [variable.numpy() for variable in agent.collect_policy.variables()])
+        )
         learner.close()
     (loss, extra, variables), (loss_2, extra_2, variables_2) = outcomes
     assert loss_2 == pytest.approx(loss, rel=1e-4)

@@ -324,7 +324,9 @@ def _means(
     """Returns the figures' means over the steps of the global batch that count, and what these count together."""
     rows = tf.ones_like(counts)
     parts = tf.stack([*figures.values(), targets, tf.square(targets), errors, tf.square(errors), rows])
-    sums = tf.reduce_sum(tf.where(counts > 0, counts * tf.stop_gradient(parts), 0.0), axis=list(range(1, parts.shape.rank)))
+    sums = tf.reduce_sum(
+        tf.where(counts > 0, counts * tf.stop_gradient(parts), 0.0), axis=list(range(1, parts.shape.rank))
+    )
     own = tf.concat([sums, [tf.cast(tf.size(counts), tf.float32)]], axis=0)
     summed = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, own)
     count, num_rows = summed[-2], summed[-1]

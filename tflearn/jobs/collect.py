@@ -23,7 +23,6 @@ from tflearn.variables.subscriber import Subscriber
 from tflearn.waiting import LOG_EVERY_SECS, Stopped
 
 _REPORT_SECS = 1.0
-_STEPS_PER_RUN = 16
 _LOOK_FOR_STOP_SECS = 0.02
 
 
@@ -138,7 +137,7 @@ def _run(
             weights.wait_for_next(_LOOK_FOR_STOP_SECS)
             continue
         waits = False
-        collection.run(1 if limit else _STEPS_PER_RUN, write, weights.newest.env_steps)
+        collection.run(1, write, weights.newest.env_steps)
         reporter.report_if_due('running')
         if max_env_steps is not None and metrics.env_steps >= max_env_steps:
             writer.flush()

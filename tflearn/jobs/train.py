@@ -18,6 +18,7 @@ from tflearn.learner.limits import Limits
 from tflearn.replay import connection
 from tflearn.replay.mirror import ReplayMirror
 from tflearn.replay.prioritized import PrioritizedSampler
+from tflearn.replay.queue_source import QueueSource
 from tflearn.replay.sampler import ReplaySampler
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.run_dir import RunDir, Status
@@ -72,8 +73,8 @@ def train(
       strategy: where train steps run, see `strategies.make`.
       precision: 'float32', or 'bfloat16' for the networks' inner layers.
       inter_op_threads: threads for TensorFlow's operations; None is one for each core. Small ones are faster on 1.
-      steps_per_call: train steps in one call of the compiled program. Where the experience has an `iteration`, a call is
-        an iteration, after which weights are published that are due.
+      steps_per_call: train steps in one call of the compiled program; at most `publish_interval_steps` are taken. Where the
+        experience has an `iteration`, a call is an iteration, after which the weights are published if that is due.
       checkpoint_interval_steps: train steps between two checkpoints.
       summary_interval_steps: train steps between two summaries.
       publish_interval_steps: train steps between two publications of the weights.
@@ -117,13 +118,12 @@ def train(
             return
         initial_agent.load(agent, initial_checkpoint, initial_prefixes, run_dir)
         source = _source(replay_address, storage, agent, placement, data_timeout_secs, seed)
-        if isinstance(source, Iterations):
-            steps_per_call = source.max_draw_steps
         settings = _with_priorities(settings, source)
         session = TrainSession(run_dir, replay_address, agent, storage, source, placement, settings, limits)
         if place.is_chief:
             on_restored()
-        session.run(stop, steps_per_call)
+        whole = isinstance(source, Iterations)
+        session.run(stop, source.max_draw_steps if whole else min(steps_per_call, publish_interval_steps))
 
 
 def _wait_for_replay(
@@ -155,15 +155,17 @@ def _source(
         return ReplayMirror(address, storage, batch_size, timeout_secs, seed or place.worker)
     if experience.prioritization:
         return PrioritizedSampler(address, storage, batch_size, timeout_secs)
-    if experience.iteration is None:
+    if experience.order != 'queue':
         return ReplaySampler(address, storage, batch_size, timeout_secs)
+    queue = QueueSource([address], storage, batch_size, timeout_secs, seed)
+    if experience.iteration is None:
+        return queue
     if not hasattr(agent, 'prepare'):
         raise ValueError(
             f'got Experience.iteration with a {type(agent).__name__}; need an agent that prepares sequences for several '
             'epochs, as PPO; or iteration=None'
         )
-    sequences = ReplaySampler(address, storage, batch_size, timeout_secs, max_ahead_steps=1)
-    return Iterations(sequences, agent.prepare, experience.iteration, placement, seed or place.worker)
+    return Iterations(queue, agent.prepare, experience.iteration, placement, seed or place.worker)
 
 
 def _with_priorities(settings: Settings, source: Source) -> Settings:

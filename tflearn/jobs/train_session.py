@@ -24,6 +24,7 @@ from tflearn.learner.watchdog import Watchdog
 from tflearn.policies.saved_policy import PolicyExporter
 from tflearn.replay import connection, reports
 from tflearn.replay.mirror import ReplayMirror
+from tflearn.replay.queue_source import QueueSource
 from tflearn.replay.sampler import ReplaySampler
 from tflearn.replay.statistics import ReplayStatistics
 from tflearn.replay.storage import REPLAY, Storage
@@ -31,10 +32,10 @@ from tflearn.run_dir import RunDir, Status
 from tflearn.variables.publisher import Publisher
 from tflearn.waiting import LOG_EVERY_SECS
 
-Source = ReplayMirror | ReplaySampler | Iterations
-
 _LOOK_AT_REPLAY_SECS = 1.0
 _LAST_LOOK_SECS = 5.0
+
+Source = ReplayMirror | ReplaySampler | QueueSource | Iterations
 
 
 class Progress(tf.train.experimental.PythonState):
@@ -140,7 +141,9 @@ class TrainSession:
             self._run_dir.train_result.unlink(missing_ok=True)
         self._exporter.drop_newer_than(learner.step)
         # After a crash the checkpoint's version may be behind what actors have seen.
-        self._progress.policy_version = max(self._progress.policy_version, self._publisher.newest_version())
+        newest = self._publisher.newest_version()
+        if newest > self._progress.policy_version:
+            self._progress.policy_version = newest + 1  # the weights of that one are lost
         # Only now, when a checkpoint may have been restored, are the weights what actors and readers shall have.
         self._send(learner.step)
         self._export(learner.step)
@@ -230,6 +233,9 @@ class TrainSession:
         self._send(step)
 
     def _send(self, step: int, finished: bool = False) -> None:
+        queue = self._source.source if isinstance(self._source, Iterations) else self._source
+        if isinstance(queue, QueueSource):
+            queue.newest_version = self._progress.policy_version
         if self._chief:
             self._publisher.publish(step, self._progress.policy_version, self._reports.env_steps, finished)
 

@@ -20,6 +20,7 @@ class Iterations:
     it inside the compiled program. Since it is kept between two programs, summaries may fall in its midst.
 
     Attributes:
+      source: of the sequences.
       max_draw_steps: train steps of an iteration.
       num_iterations: begun so far.
     """
@@ -43,7 +44,7 @@ class Iterations:
           seed: of the order.
         """
         place = strategies.layout(strategy)
-        self._source, self._prepare, self._strategy = source, prepare, strategy
+        self.source, self._prepare, self._strategy = source, prepare, strategy
         self._replicas, self._seed = place.replicas // place.workers, seed
         prepared = tf.function(self._prepared, autograph=False).get_concrete_function()
         columns = prepared.structured_outputs
@@ -64,15 +65,15 @@ class Iterations:
     @property
     def error(self) -> Exception | None:
         """Why there are no more batches; None if it was closed."""
-        return self._source.error
+        return self.source.error
 
     def figures(self) -> dict[str, Any]:
-        """Returns how many iterations were begun."""
-        return {'num_iterations': self.num_iterations}
+        """Returns `num_iterations`, begun so far, and the source's own figures, if it has any."""
+        return {**getattr(self.source, 'figures', dict)(), 'num_iterations': self.num_iterations}
 
     def close(self) -> None:
         """Ends it, also for a learner that waits. May be called from any thread."""
-        self._source.close()
+        self.source.close()
 
     def grant(self, num_steps: int) -> int:
         """Waits, at the beginning of an iteration, for its sequences.
@@ -84,7 +85,7 @@ class Iterations:
           How many of them the iteration still has; 0 if there are no more sequences.
         """
         if not self._left:
-            if not self._source.grant(1):
+            if not self.source.grant(1):
                 return 0
             self._begin(tf.constant(self.num_iterations, tf.int64))
             self.num_iterations += 1
@@ -129,7 +130,7 @@ class Iterations:
 
     def _prepared(self) -> tuple[Any, tf.Tensor, tf.Tensor]:
         """Returns samples, counts and policy versions of the source's next batch, nests of [B * T, ...]."""
-        data, info = self._source.batch(self._source.draw(tf.constant(1, tf.int64), tf.constant(0, tf.int64)), 0)
+        data, info = self.source.batch(self.source.draw(tf.constant(1, tf.int64), tf.constant(0, tf.int64)), 0)
         own = lambda whole: self._prepare(elements.own_part(whole, self._replicas))  # noqa: E731
         samples, counts = self._strategy.run(own, (data,))
         join = functools.partial(_joined, self._strategy)

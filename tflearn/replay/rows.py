@@ -82,6 +82,12 @@ class RowLayout:
             rows[:, place] = np.ascontiguousarray(column).reshape(batch_size, -1).view(np.uint8)
         return rows
 
+    def column(self, rows: np.ndarray, name: str) -> np.ndarray:
+        """Returns one column of packed rows [B, num_bytes]: the first whose spec has this name, [B, *its shape]."""
+        names = [leaf.name for leaf in self._leaves]
+        shape, dtype, place = self._columns[names.index(name)]
+        return np.ascontiguousarray(rows[:, place]).view(dtype).reshape(len(rows), *shape)
+
     def unpack(self, rows: tf.Tensor) -> types.NestedTensor:
         """Unpacks rows uint8 [..., num_bytes] into the nest of tensors [..., *column shape]. Runs in a graph."""
         outer = rows.shape[:-1].as_list()

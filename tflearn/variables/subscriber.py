@@ -102,13 +102,18 @@ class Subscriber:
         self._thread.join(_CLOSE_SECS)
 
     def _look(self, interval_secs: float) -> None:
+        publications, seen = contract.dataset(self._address, self._columns), None
         published_at = None
         while not self._closed.is_set():
+            data = None
             try:
-                data = contract.fetch(self._address, self._columns)
+                # To ask whether there is something new takes a tenth of the time that it takes to fetch it.
+                counts = contract.counts(self._address)
+                if counts and counts != seen:
+                    data = contract.fetch(self._address, publications)
+                seen = counts if data is not None or counts == seen else None
             except Exception:  # a collector must not act on old weights for ever because this thread died
                 logging.exception('could not read weights from %s', self._address)
-                data = None
             if data is not None and int(data['published_at']) != published_at:
                 published_at = int(data['published_at'])
                 self._found[:] = [data]
