@@ -1,9 +1,9 @@
 """How long does a run take to a mean return of 450 on CartPole-v1, from when all of it runs? Beside RLlib, in turns.
 
-    python benchmarks/time_to_return.py --rllib_python=rllib_environment/bin/python --picture=docs/images/time_to_return.png
+    python benchmarks/time_to_return.py --rllib_python=rllib_environment/bin/python --picture=returns.png
 
-A run is over when the last 20 training episodes have a mean return of 450, wherever they were played; environment steps are
-those of all episodes until then. Ours are the gin files as they are, with three processes (replay server, collect,
+A run is over when the last 20 training episodes have a mean return of 450, wherever they were played; environment steps
+are those of all episodes until then. Ours are the gin files as they are, with three processes (replay server, collect,
 train), each started by its program; seconds count from the first environment step, which is taken when the learner has
 published its first weights, so all three run. RLlib's count from its algorithm's first `train()`, when it is built.
 RLlib has an environment of its own: benchmarks/requirements_rllib.txt says how to make it.
@@ -142,7 +142,7 @@ def _run_rllib(side: str, path: pathlib.Path, seed: int, options: argparse.Names
 
 
 @contextlib.contextmanager
-def _process(command: Sequence[str], log: pathlib.Path):  # noqa: ANN202 - an iterator of it
+def _process(command: Sequence[str], log: pathlib.Path):
     with open(log, 'w', encoding='utf-8') as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT)
         try:

@@ -1,5 +1,6 @@
-"""RLlib's side of benchmarks/time_to_return.py: one run on CartPole-v1. In an environment of its own: requirements_rllib.txt.
+"""RLlib's side of benchmarks/time_to_return.py: one run on CartPole-v1.
 
+It has an environment of its own: requirements_rllib.txt.
 Writes what `recorded_environment.read` reads: the start, which is the moment before the first `train()` of an algorithm
 that is built, and each episode when its env runner sees its end.
 """
@@ -38,7 +39,7 @@ def main() -> None:
     path = options.path
 
     class Record(RLlibCallback):
-        def on_episode_end(self, *, episode, **kwargs) -> None:  # noqa: ANN001, ANN003 - RLlib's
+        def on_episode_end(self, *, episode, **kwargs) -> None:  # noqa: ANN001 - RLlib's
             _append(path, episode=[time.time(), float(episode.get_return()), len(episode)])
 
     algorithm = config.callbacks(Record).build_algo()

@@ -61,9 +61,9 @@ class Prioritization:
 class Iteration:
     """How a learner uses new items: so many at a time, several times over, and never again.
 
-    An iteration takes `per_replica_batch_size` items for each replica. In each epoch their steps, in a new random order,
-    make as few minibatches of equal size as hold at most `minibatch_steps`, each of which is a train step; each step is in
-    exactly one. (Places that are left over have the weight 0, as padding and rows between two episodes have.)
+    An iteration takes `per_replica_batch_size` items for each replica. In each epoch their steps, in new random order,
+    make as few minibatches (train steps) of equal size as hold at most `minibatch_steps`; each step is in exactly one.
+    (Places that are left over have the weight 0, as padding and rows between two episodes have.)
 
     Attributes:
       num_epochs: passes over the iteration's steps.
@@ -101,13 +101,13 @@ class Reuse:
             )
         if self.recent_batches > 1 and self.times == 1:
             raise ValueError(
-                f'got Reuse.recent_batches={self.recent_batches} with times=1, so that there are no turns to take; need '
-                'times > 1, or recent_batches=1'
+                f'got Reuse.recent_batches={self.recent_batches} with times=1, so that there are no turns to take; '
+                'need times > 1, or recent_batches=1'
             )
         if not self.replay_proportion >= 0 or bool(self.replay_proportion) != (self.replay_batches > 0):
             raise ValueError(
-                f'got Reuse.replay_proportion={self.replay_proportion}, replay_batches={self.replay_batches}; need both '
-                'above 0, or neither'
+                f'got Reuse.replay_proportion={self.replay_proportion}, replay_batches={self.replay_batches}; need '
+                'both above 0, or neither'
             )
 
 
@@ -213,8 +213,8 @@ class Experience:
         given = (self.max_policy_lag, self.reuse, self.iteration)
         if self.order != 'queue' and given != (None, None, None):
             raise ValueError(
-                f"got Experience.max_policy_lag, reuse or iteration with order={self.order!r}; need order='queue', or None "
-                'for all of them'
+                f"got Experience.max_policy_lag, reuse or iteration with order={self.order!r}; need order='queue', or "
+                'None for all of them'
             )
         if self.reuse is not None and self.iteration is not None:
             raise ValueError('got Experience.reuse with iteration; need one of them, or none')

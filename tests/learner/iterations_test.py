@@ -1,4 +1,4 @@
-"""Each new step is trained on as often as there are epochs, whatever divides what; what it takes in it takes in once."""
+"""Each new step is trained on as often as there are epochs, whatever divides what, and taken in once."""
 
 import collections
 import dataclasses

@@ -1,9 +1,16 @@
-"""Normalizer: values by the mean and variance of all that were seen so far, one result on any number of replicas."""
+"""Normalizer: values by the mean and variance of all that were seen so far, and the policy that has one.
+
+One result on any number of replicas.
+"""
 
 from typing import Any
 
 import tensorflow as tf
+from tf_agents.trajectories import time_step as ts
 from tf_agents.typing import types
+
+from tflearn.agents.actor_value import ActorValueNetwork, ActorValuePolicy
+from tflearn.specs import EnvironmentSpecs
 
 
 class Normalizer(tf.Module):
@@ -74,6 +81,25 @@ class Normalizer(tf.Module):
             variance.assign(tf.where(number > 0, tf.math.divide_no_nan(moment, total), variance))
             mean.assign_add(delta * tf.math.divide_no_nan(number, total))
         self.count.assign(total)
+
+
+class NormalizingPolicy(ActorValuePolicy):
+    """Takes observations as the environment gives them; their normalizer is a part of it."""
+
+    def __init__(
+        self, specs: EnvironmentSpecs, network: ActorValueNetwork, normalizer: Normalizer | None, tells: bool, name: str
+    ):
+        """Makes the policy; see `ActorValuePolicy`."""
+        super().__init__(specs, network, tells, name)
+        self._normalizer = normalizer
+
+    def _variables(self) -> list[tf.Variable]:
+        return [*super()._variables(), *(self._normalizer.statistics if self._normalizer else [])]
+
+    def _distribution(self, time_step: ts.TimeStep, policy_state: Any) -> Any:
+        if self._normalizer:
+            time_step = time_step._replace(observation=self._normalizer(time_step.observation))
+        return super()._distribution(time_step, policy_state)
 
 
 def _variable(value: tf.Tensor, name: str) -> tf.Variable:

@@ -1,6 +1,6 @@
 """PPO: several epochs of steps on new sequences, with a policy that is held close to the one that acted.
 
-Schulman et al. 2017, "Proximal Policy Optimization Algorithms" (arXiv 1707.06347); what is minimized is in `ppo_loss.py`.
+Schulman et al. 2017, "Proximal Policy Optimization Algorithms" (arXiv 1707.06347); `ppo_loss.py` says what is minimized.
 TF-Agents' PPOAgent has the same terms; unlike it, a batch here has one result on any number of replicas, a truncated
 episode is bootstrapped from its last observation, and means are over the steps that count.
 
@@ -8,7 +8,6 @@ With one epoch of one minibatch, without clipping, this is the advantage actor-c
 1602.01783).
 """
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -19,8 +18,8 @@ from tf_agents.trajectories import time_step as ts
 from tf_agents.utils import common
 
 from tflearn.agents import optimizers, ppo_loss, schedules
-from tflearn.agents.actor_value import ActorValueNetwork, ActorValuePolicy, NetworkOptions
-from tflearn.agents.normalizer import Normalizer
+from tflearn.agents.actor_value import ActorValueNetwork, NetworkOptions
+from tflearn.agents.normalizer import Normalizer, NormalizingPolicy
 from tflearn.agents.ppo_loss import LossOptions
 from tflearn.experience import Agent, Experience, Iteration
 from tflearn.specs import EnvironmentSpecs
@@ -124,25 +123,6 @@ class Normalizers(NamedTuple):
     reward: Normalizer | None
 
 
-class NormalizingPolicy(ActorValuePolicy):
-    """Takes observations as the environment gives them; their normalizer is a part of it."""
-
-    def __init__(
-        self, specs: EnvironmentSpecs, network: ActorValueNetwork, normalizer: Normalizer | None, tells: bool, name: str
-    ):
-        """Makes the policy; see `ActorValuePolicy`."""
-        super().__init__(specs, network, tells, name)
-        self._normalizer = normalizer
-
-    def _variables(self) -> list[tf.Variable]:
-        return [*super()._variables(), *(self._normalizer.statistics if self._normalizer else [])]
-
-    def _distribution(self, time_step: ts.TimeStep, policy_state: Any) -> Any:
-        if self._normalizer:
-            time_step = time_step._replace(observation=self._normalizer(time_step.observation))
-        return super()._distribution(time_step, policy_state)
-
-
 class PPOAgent(tf_agent.TFAgent):
     """See the module. Its collect policy tells the parameters of the distribution that it drew from.
 
@@ -237,7 +217,7 @@ class PPOAgent(tf_agent.TFAgent):
             log_prob=tf.where(counts > 0, log_prob, 0.0),
             value=values[:, :-1],
             target=advantages + values[:, :-1],
-            advantage=_normalized(advantages, counts) if self._options.normalize_advantages else advantages,
+            advantage=ppo_loss.normalized(advantages, counts) if self._options.normalize_advantages else advantages,
         )
 
     def _log_prob(self, distribution: Any, action: Any) -> tf.Tensor:
@@ -298,7 +278,7 @@ class PPOAgent(tf_agent.TFAgent):
         )
         if options.kl_coefficient:
             losses += self._kl_coefficient * divergence
-        means, count = _means(figures, samples.target, samples.target - values, counts)
+        means, count = ppo_loss.means(figures, samples.target, samples.target - values, counts)
         loss = tf.reduce_sum(tf.where(counts > 0, counts * losses, 0.0))
         extra = means | {'kl_coefficient': tf.identity(self._kl_coefficient)}
         return tf_agent.LossInfo(tf.math.divide_no_nan(loss, count), extra)
@@ -307,33 +287,6 @@ class PPOAgent(tf_agent.TFAgent):
 def _counts(experience: Any) -> tf.Tensor:
     """Returns float32 [B, T]: 1 but between two episodes, where an environment broke, and in padding."""
     return tf.cast(experience.next_step_type != ts.StepType.FIRST, tf.float32)[:, :-1]
-
-
-def _normalized(advantages: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
-    """Returns advantages of mean 0 and variance 1 over those of the global batch that count, [B, T]."""
-    reduce = tf.distribute.get_replica_context().all_reduce
-    count, total = reduce(tf.distribute.ReduceOp.SUM, [tf.reduce_sum(counts), tf.reduce_sum(counts * advantages)])
-    mean = tf.math.divide_no_nan(total, count)
-    squares = reduce(tf.distribute.ReduceOp.SUM, tf.reduce_sum(counts * tf.square(advantages - mean)))
-    return (advantages - mean) * tf.math.rsqrt(tf.math.divide_no_nan(squares, count) + 1e-8)
-
-
-def _means(
-    figures: Mapping[str, tf.Tensor], targets: tf.Tensor, errors: tf.Tensor, counts: tf.Tensor
-) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-    """Returns the figures' means over the steps of the global batch that count, and what these count together."""
-    rows = tf.ones_like(counts)
-    parts = tf.stack([*figures.values(), targets, tf.square(targets), errors, tf.square(errors), rows])
-    sums = tf.reduce_sum(
-        tf.where(counts > 0, counts * tf.stop_gradient(parts), 0.0), axis=list(range(1, parts.shape.rank))
-    )
-    own = tf.concat([sums, [tf.cast(tf.size(counts), tf.float32)]], axis=0)
-    summed = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, own)
-    count, num_rows = summed[-2], summed[-1]
-    *means, target, target_square, error, error_square, _, _ = tf.unstack(tf.math.divide_no_nan(summed, count))
-    unexplained = tf.math.divide_no_nan(error_square - tf.square(error), target_square - tf.square(target))
-    told = dict(zip(figures, means, strict=True))
-    return told | {'explained_variance': 1.0 - unexplained, 'valid_share': count / num_rows}, count
 
 
 def _variable(value: float, name: str) -> tf.Variable:

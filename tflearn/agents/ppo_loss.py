@@ -1,11 +1,12 @@
 """What proximal policy optimization minimizes: pure functions and their coefficients.
 
-Schulman et al. 2017, "Proximal Policy Optimization Algorithms" (arXiv 1707.06347): the clipped objective (equation 7) and
-the adaptive KL penalty (section 4); Schulman et al. 2016 (arXiv 1506.02438): generalized advantage estimation. The terms
-are those of TF-Agents' PPOAgent.
+Schulman et al. 2017, "Proximal Policy Optimization Algorithms" (arXiv 1707.06347): the clipped objective (equation 7), the
+adaptive KL penalty (section 4); Schulman et al. 2016 (arXiv 1506.02438): generalized advantage estimation. The terms are
+those of TF-Agents' PPOAgent.
 """
 
 import dataclasses
+from collections.abc import Mapping
 
 import tensorflow as tf
 
@@ -105,3 +106,30 @@ def next_kl_coefficient(coefficient: tf.Tensor, divergence: tf.Tensor, target: f
     """Returns the penalty's coefficient after an iteration that ended at this divergence [nats]."""
     factor = tf.where(divergence > 1.5 * target, 1.5, tf.where(divergence < 0.5 * target, 1 / 1.5, 1.0))
     return tf.clip_by_value(coefficient * factor, 1e-15, 1e15)
+
+
+def normalized(advantages: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
+    """Returns advantages of mean 0 and variance 1 over those of the global batch that count, [B, T]."""
+    reduce = tf.distribute.get_replica_context().all_reduce
+    count, total = reduce(tf.distribute.ReduceOp.SUM, [tf.reduce_sum(counts), tf.reduce_sum(counts * advantages)])
+    mean = tf.math.divide_no_nan(total, count)
+    squares = reduce(tf.distribute.ReduceOp.SUM, tf.reduce_sum(counts * tf.square(advantages - mean)))
+    return (advantages - mean) * tf.math.rsqrt(tf.math.divide_no_nan(squares, count) + 1e-8)
+
+
+def means(
+    figures: Mapping[str, tf.Tensor], targets: tf.Tensor, errors: tf.Tensor, counts: tf.Tensor
+) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+    """Returns the figures' means over the steps of the global batch that count, and what these count together."""
+    rows = tf.ones_like(counts)
+    parts = tf.stack([*figures.values(), targets, tf.square(targets), errors, tf.square(errors), rows])
+    sums = tf.reduce_sum(
+        tf.where(counts > 0, counts * tf.stop_gradient(parts), 0.0), axis=list(range(1, parts.shape.rank))
+    )
+    own = tf.concat([sums, [tf.cast(tf.size(counts), tf.float32)]], axis=0)
+    summed = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, own)
+    count, num_rows = summed[-2], summed[-1]
+    *means, target, target_square, error, error_square, _, _ = tf.unstack(tf.math.divide_no_nan(summed, count))
+    unexplained = tf.math.divide_no_nan(error_square - tf.square(error), target_square - tf.square(target))
+    told = dict(zip(figures, means, strict=True))
+    return told | {'explained_variance': 1.0 - unexplained, 'valid_share': count / num_rows}, count

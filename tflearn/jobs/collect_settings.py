@@ -62,8 +62,8 @@ class CollectOptions:
             raise ValueError('got max_episodes_per_version and max_sequences_per_version; need one of them, or none')
         if (secs is not None or self.versions_ahead) and not self.waits_for_versions:
             raise ValueError(
-                f'got CollectOptions.collect_at_least_every_secs={secs!r}, versions_ahead={self.versions_ahead} without '
-                'max_episodes_per_version or max_sequences_per_version, so that nothing is ever waited for; need both, '
+                f'got CollectOptions.collect_at_least_every_secs={secs!r}, versions_ahead={self.versions_ahead} '
+                'without max_episodes_per_version or max_sequences_per_version, so that nothing is ever waited for; need both, '
                 'or none'
             )
         if isinstance(self.report_metrics, str):

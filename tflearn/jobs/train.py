@@ -73,8 +73,8 @@ def train(
       strategy: where train steps run, see `strategies.make`.
       precision: 'float32', or 'bfloat16' for the networks' inner layers.
       inter_op_threads: threads for TensorFlow's operations; None is one for each core. Small ones are faster on 1.
-      steps_per_call: train steps in one call of the compiled program; at most `publish_interval_steps` are taken. Where the
-        experience has an `iteration`, a call is an iteration, after which the weights are published if that is due.
+      steps_per_call: train steps in one call of the compiled program; at most `publish_interval_steps` are taken. Where
+        the experience has an `iteration`, a call is an iteration, after which the weights are published if that is due.
       checkpoint_interval_steps: train steps between two checkpoints.
       summary_interval_steps: train steps between two summaries.
       publish_interval_steps: train steps between two publications of the weights.
@@ -162,8 +162,8 @@ def _source(
         return queue
     if not hasattr(agent, 'prepare'):
         raise ValueError(
-            f'got Experience.iteration with a {type(agent).__name__}; need an agent that prepares sequences for several '
-            'epochs, as PPO; or iteration=None'
+            f'got Experience.iteration with a {type(agent).__name__}; need an agent that prepares sequences for '
+            'several epochs, as PPO; or iteration=None'
         )
     return Iterations(queue, agent.prepare, experience.iteration, placement, seed or place.worker)
 

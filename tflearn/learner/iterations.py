@@ -1,4 +1,4 @@
-"""Iterations: a number of new sequences at a time, several times over, in shuffled minibatches; nothing is left over."""
+"""Iterations: a number of new sequences at a time, several times over, in shuffled minibatches, and nothing left."""
 
 import functools
 from collections.abc import Callable
@@ -134,7 +134,7 @@ class Iterations:
         own = lambda whole: self._prepare(elements.own_part(whole, self._replicas))  # noqa: E731
         samples, counts = self._strategy.run(own, (data,))
         join = functools.partial(_joined, self._strategy)
-        return tf.nest.map_structure(join, (samples, counts)) + (_flat(info['policy_version'][:, :-1]),)
+        return (*tf.nest.map_structure(join, (samples, counts)), _flat(info['policy_version'][:, :-1]))
 
 
 def _joined(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:

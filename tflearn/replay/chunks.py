@@ -53,7 +53,7 @@ class ChunkBuilder:
         self._begin = np.zeros(num_environments, np.int64)  # where the current chunk begins
         self._end = np.zeros(num_environments, np.int64)  # after its newest row
         self._num_flags = np.zeros(num_environments, np.int64)  # in it
-        # Rows of the current episode (or of all, if sequences cross them); none before its first, and a boundary row ends it.
+        # Rows of the current episode; none before its first, and a boundary row ends it. Or all, if sequences cross.
         self._age = np.zeros(num_environments, np.int64)
         self._terminated = np.zeros(num_environments, bool)
         self._clock = clock
