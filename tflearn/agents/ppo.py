@@ -1,6 +1,6 @@
 """PPO: several epochs of steps on new sequences, with a policy that is held close to the one that acted.
 
-Schulman et al. 2017, "Proximal Policy Optimization Algorithms" (arXiv 1707.06347); `ppo_loss.py` says what is minimized.
+Schulman et al. 2017, "Proximal Policy Optimization Algorithms" (arXiv 1707.06347); `ppo_loss.py` has the loss.
 TF-Agents' PPOAgent has the same terms; unlike it, a batch here has one result on any number of replicas, a truncated
 episode is bootstrapped from its last observation, and means are over the steps that count.
 

@@ -63,7 +63,7 @@ class CollectOptions:
         if (secs is not None or self.versions_ahead) and not self.waits_for_versions:
             raise ValueError(
                 f'got CollectOptions.collect_at_least_every_secs={secs!r}, versions_ahead={self.versions_ahead} '
-                'without max_episodes_per_version or max_sequences_per_version, so that nothing is ever waited for; need both, '
+                'without max_episodes_per_version or max_sequences_per_version, so that nothing is ever waited for; '
                 'or none'
             )
         if isinstance(self.report_metrics, str):
