@@ -1,8 +1,8 @@
 """What proximal policy optimization minimizes: pure functions and their coefficients.
 
-Schulman et al. 2017, "Proximal Policy Optimization Algorithms" (arXiv 1707.06347): the clipped objective (equation 7),
-the adaptive KL penalty (section 4); Schulman et al. 2016 (arXiv 1506.02438): generalized advantage estimation. The terms
-are those of TF-Agents' PPOAgent.
+Schulman et al. 2017, "Proximal Policy Optimization Algorithms" (arXiv 1707.06347): the clipped objective (equation 7)
+and the adaptive KL penalty (section 4); Schulman et al. 2016 (arXiv 1506.02438): generalized advantage estimation. The
+terms are those of TF-Agents' PPOAgent.
 """
 
 import dataclasses

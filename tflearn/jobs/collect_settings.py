@@ -64,7 +64,7 @@ class CollectOptions:
             raise ValueError(
                 f'got CollectOptions.collect_at_least_every_secs={secs!r}, versions_ahead={self.versions_ahead} '
                 'without max_episodes_per_version or max_sequences_per_version, so that nothing is ever waited for; '
-                'or none'
+                'need one of these, or neither of those'
             )
         if isinstance(self.report_metrics, str):
             raise ValueError(
