@@ -7,10 +7,21 @@ from tflearn.run_dir import RunDir, read_json
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('run', ['impala_cartpole', 'appo_cartpole', 'impala_cartpole_hidden'])
-def test_it_is_solved(run, tmp_path):
+@pytest.mark.parametrize(
+    ('run', 'target'),
+    [
+        ('impala_cartpole', 475),
+        ('appo_cartpole', 475),
+        ('impala_cartpole_hidden', 475),
+        ('ppo_cartpole', 475),
+        ('a2c_cartpole', 475),
+        ('reinforce_cartpole', 475),
+        ('ppo_pendulum', -200),
+    ],
+)
+def test_it_is_solved(run, target, tmp_path):
     with Program('launch', '--root_dir=run', f'--gin_file={run}', folder=tmp_path) as launch:
         assert launch.end() == 0, launch.output
     done = read_json(RunDir(tmp_path / 'run').done)
-    assert done['reason'].startswith('target_return 475 reached'), launch.output
-    assert done['evaluation']['mean_return'] >= 475
+    assert done['reason'].startswith(f'target_return {target} reached'), launch.output
+    assert done['evaluation']['mean_return'] >= target
