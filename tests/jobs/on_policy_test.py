@@ -64,7 +64,6 @@ def test_a_run_to_its_end_and_beyond(on_policy_run):
         collector.join()
         status = run.status('train')
         assert read_json(run.dir.train_result)['train_step'] == num_train_steps
-        assert status['num_iterations'] == 10
         assert status['policy_version'] == num_train_steps // 6, 'after each iteration'
         assert status['policy_lag'] <= 2
         counts.append(_normalizer_count(run))
