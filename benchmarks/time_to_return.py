@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import recorded_environment, return_curves  # noqa: E402
 
-OURS = {'PPO': 'ppo_cartpole', 'IMPALA': 'impala_cartpole'}
+OURS = {'PPO': 'ppo_cartpole', 'IMPALA': 'impala_reuse_cartpole'}
 PEERS = {'RLlib PPO': 'ppo', 'RLlib IMPALA': 'impala'}
 # Of RLlib PPO's medians, at most: seconds, environment steps.
 WANTED = {'PPO': (0.25, 1.5), 'IMPALA': (0.5, 1.5)}
@@ -135,10 +135,11 @@ def _run_ours(side: str, path: pathlib.Path, seed: int, options: argparse.Namesp
 
 def _run_rllib(side: str, path: pathlib.Path, seed: int, options: argparse.Namespace) -> None:
     program = pathlib.Path(__file__).with_name('time_to_return_rllib.py')
-    flags = [f'--path={path}', f'--seed={seed}', f'--goal={options.goal}', f'--limit_secs={options.limit_secs}']
+    flags = [f'--path={path}', f'--seed={seed}', f'--limit_secs={options.limit_secs}']
     command = [str(options.rllib_python), str(program), f'--algorithm={PEERS[side]}', *flags]
     with _process(command, path.with_name('rllib.log')) as process:
-        _wait(lambda: process.poll() is not None, _START_SECS + options.limit_secs)
+        there = lambda: path.exists() and _read(path, options.goal, options.limit_secs).secs is not None  # noqa: E731
+        _wait(lambda: process.poll() is not None or there(), _START_SECS + options.limit_secs)
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from tflearn.run_dir import RunDir, read_json
         ('impala_cartpole', 475),
         ('appo_cartpole', 475),
         ('impala_cartpole_hidden', 475),
+        ('impala_reuse_cartpole', 475),
         ('ppo_cartpole', 475),
         ('a2c_cartpole', 475),
         ('reinforce_cartpole', 475),
