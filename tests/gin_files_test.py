@@ -21,6 +21,7 @@ NEEDED = {
     'sac_halfcheetah': ('mujoco', 'mujoco'),
     'dqn_lunar_lander': ('Box2D', 'box2d'),
     'dqn_pong': ('ale_py', 'atari'),
+    'impala_pong': ('ale_py', 'atari'),
 }
 GIVEN = {
     'replay_server': ('run_dir', 'replay_address', 'stop'),

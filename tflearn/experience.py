@@ -58,6 +58,60 @@ class Prioritization:
 
 
 @dataclasses.dataclass(frozen=True)
+class Iteration:
+    """How a learner uses new items: so many at a time, several times over, and never again.
+
+    An iteration takes `per_replica_batch_size` items for each replica. In each epoch their steps, in new random order,
+    make as few minibatches (train steps) of equal size as hold at most `minibatch_steps`; each step is in exactly one.
+    (Places that are left over have the weight 0, as padding and rows between two episodes have.)
+
+    Attributes:
+      num_epochs: passes over the iteration's steps.
+      minibatch_steps: environment steps of a train step, over all replicas, at most.
+    """
+
+    num_epochs: int = 10
+    minibatch_steps: int = 64
+
+    def __post_init__(self) -> None:
+        _check_integers('Iteration', self, {'num_epochs': 1, 'minibatch_steps': 1})
+
+
+@dataclasses.dataclass(frozen=True)
+class Reuse:
+    """How a learner trains more than once on what a queue hands out.
+
+    Attributes:
+      times: train steps with each batch.
+      recent_batches: so many batches take turns until each has had its train steps, which are then that far apart.
+      replay_proportion: further train steps with earlier batches, drawn at random, for each train step with a recent
+        one.
+      replay_batches: earlier batches that are kept for these.
+    """
+
+    times: int = 1
+    recent_batches: int = 1
+    replay_proportion: float = 0.0
+    replay_batches: int = 0
+
+    def __post_init__(self) -> None:
+        if self.times < 1 or self.recent_batches < 1:
+            raise ValueError(
+                f'got Reuse.times={self.times}, recent_batches={self.recent_batches}; need at least 1 for both'
+            )
+        if self.recent_batches > 1 and self.times == 1:
+            raise ValueError(
+                f'got Reuse.recent_batches={self.recent_batches} with times=1, so that there are no turns to take; '
+                'need times > 1, or recent_batches=1'
+            )
+        if not self.replay_proportion >= 0 or bool(self.replay_proportion) != (self.replay_batches > 0):
+            raise ValueError(
+                f'got Reuse.replay_proportion={self.replay_proportion}, replay_batches={self.replay_batches}; need '
+                'both above 0, or neither'
+            )
+
+
+@dataclasses.dataclass(frozen=True)
 class Experience:
     """How steps become items, and how items are kept and drawn.
 
@@ -69,44 +123,55 @@ class Experience:
       pad_episodes: fill the last item of an episode up with copies of its boundary row, however the episode ended. With
         the stride `sequence_length` - 1 each step is in exactly one item, and an episode of fewer steps than that is
         one item as a whole. For agents that leave boundary rows out of their losses.
+      cross_episodes: let items go on from one episode into the next, so that each `stride` steps of an environment end
+        an item, whatever its episodes do. For agents that look at step types: between two episodes there is a row
+        (LAST -> FIRST) with the last observation, in which nothing was done.
       order: 'uniform' or 'prioritized' draws from all that is kept; 'queue' hands out each item once, oldest first.
-      max_size: items kept; the oldest goes first. For a queue: items that wait before writers are held back.
+      max_size: items kept; the oldest goes first. For a queue: items that wait before writers are held back; the
+        learner holds about as many more, so 1 gives the freshest data.
       min_size: items needed before the first draw.
       samples_per_insert: how often an item is drawn on average; whoever is ahead waits. None lets both sides run free.
         1 with one item per step trains one batch per `global batch` environment steps.
       max_times_sampled: an item drawn so often is dropped; 0 is no limit.
       per_replica_batch_size: items of a train step on each replica.
+      per_replica_batch_steps: the same, told in steps, of which an item has `stride` [steps]; it has to be divisible.
       sampling: where uniform draws are made. 'learner': in a mirror of the table in the learner's memory, by far the
         fastest; 'server': by the replay server. 'auto' is the learner, if its mirror takes at most `max_mirror_gb`.
       max_mirror_gb: memory that the mirror may take by itself [GB].
       chunk_steps: steps that a collector gathers before it sends them [steps]; large rows make smaller chunks.
       prioritization: for the order 'prioritized', which has the default one if there is none.
+      iteration: how often new items are trained on, by agents that take several steps on the same ones (PPO); for the
+        order 'queue'. None trains on each batch once.
+      max_policy_lag: for a queue: items with a row whose policy is older by more versions (publications) than this are
+        dropped and counted, never trained on; None takes all.
+      reuse: for a queue: how a learner trains more than once on what it hands out; None does not.
       store_policy_state: rows hold the recurrent policy's state before their step, as policy_info['policy_state'].
     """
 
     sequence_length: int = 2
     stride: int = 1
     pad_episodes: bool = False
+    cross_episodes: bool = False
     order: Order = 'uniform'
     max_size: int = 100_000
     min_size: int = 1_000
     samples_per_insert: float | None = None
     max_times_sampled: int = 0
     per_replica_batch_size: int = 64
+    per_replica_batch_steps: int | None = None
     sampling: Sampling = 'auto'
     max_mirror_gb: float = 4.0
     chunk_steps: int = 16
     prioritization: Prioritization | None = None
+    iteration: Iteration | None = None
+    max_policy_lag: int | None = None
+    reuse: Reuse | None = None
     store_policy_state: bool = False
 
     def __post_init__(self) -> None:
+        self._count_batch_steps()
         least = {'sequence_length': 2, 'stride': 1, 'max_size': 1, 'min_size': 1, 'max_times_sampled': 0}
-        for name, bound in (least | {'per_replica_batch_size': 1, 'chunk_steps': 1}).items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise TypeError(f'got Experience.{name}={value!r}; need an integer')
-            if value < bound:
-                raise ValueError(f'got Experience.{name}={value}; need at least {bound}')
+        _check_integers('Experience', self, least | {'per_replica_batch_size': 1, 'chunk_steps': 1})
         if self.stride >= self.sequence_length:
             raise ValueError(
                 f'got Experience.stride={self.stride} with sequence_length={self.sequence_length}, so that transitions '
@@ -134,11 +199,49 @@ class Experience:
             )
         if self.samples_per_insert is not None and self.samples_per_insert <= 0:
             raise ValueError(f'got Experience.samples_per_insert={self.samples_per_insert}; need a number above 0')
+        if self.cross_episodes and self.pad_episodes:
+            raise ValueError('got Experience.cross_episodes with pad_episodes; need one of them, or none')
         if self.order == 'queue' and (self.samples_per_insert is not None or self.max_times_sampled):
             raise ValueError(
                 "got Experience.order='queue' with samples_per_insert or max_times_sampled; a queue hands out each "
                 'item once; remove them'
             )
+        self._check_use()
+
+    def _check_use(self) -> None:
+        """Checks what is only for a queue."""
+        given = (self.max_policy_lag, self.reuse, self.iteration)
+        if self.order != 'queue' and given != (None, None, None):
+            raise ValueError(
+                f"got Experience.max_policy_lag, reuse or iteration with order={self.order!r}; need order='queue', or "
+                'None for all of them'
+            )
+        if self.reuse is not None and self.iteration is not None:
+            raise ValueError('got Experience.reuse with iteration; need one of them, or none')
+        if self.max_policy_lag is not None and self.max_policy_lag < 0:
+            raise ValueError(f'got Experience.max_policy_lag={self.max_policy_lag}; need at least 0, or None')
+
+    def _count_batch_steps(self) -> None:
+        """Sets `per_replica_batch_size` where it is told in steps."""
+        steps = self.per_replica_batch_steps
+        if steps is None:
+            return
+        if steps < 1 or steps % self.stride:
+            raise ValueError(
+                f'got Experience.per_replica_batch_steps={steps} with stride={self.stride}; need a multiple of it, '
+                'since a batch is made of whole items'
+            )
+        object.__setattr__(self, 'per_replica_batch_size', steps // self.stride)
+        object.__setattr__(self, 'per_replica_batch_steps', None)
+
+
+def _check_integers(kind: str, settings: Any, least: dict[str, int]) -> None:
+    for name, bound in least.items():
+        value = getattr(settings, name)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise TypeError(f'got {kind}.{name}={value!r}; need an integer')
+        if value < bound:
+            raise ValueError(f'got {kind}.{name}={value}; need at least {bound}')
 
 
 @runtime_checkable

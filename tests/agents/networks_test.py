@@ -12,6 +12,7 @@ from tf_agents.trajectories import time_step as ts
 
 from tests.agents import example_data
 from tflearn.agents import dqn, networks, ppo, sac
+from tflearn.agents.actor_value import NetworkOptions
 from tflearn.learner import precision
 from tflearn.steps import create_train_step
 from tflearn.variables import contract
@@ -152,8 +153,8 @@ FEW = {'actor_fc_layer_params': (16,)}
 AGENTS = {
     'dqn': (dqn, example_data.DISCRETE, {}, 2),
     'sac': (sac, example_data.CONTINUOUS, FEW | {'critic_fc_layer_params': (16,)}, 2),
-    'ppo': (ppo, example_data.CONTINUOUS, FEW | {'value_fc_layer_params': (16,)}, 9),
-    'ppo discrete': (ppo, example_data.DISCRETE, FEW | {'value_fc_layer_params': (16,)}, 9),
+    'ppo': (ppo, example_data.CONTINUOUS, {'network': NetworkOptions(fc_layer_params=(16,))}, 9),
+    'ppo discrete': (ppo, example_data.DISCRETE, {'network': NetworkOptions(fc_layer_params=(16,))}, 9),
 }
 
 

@@ -1,99 +1,225 @@
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
 from tf_agents.trajectories import time_step as ts
 
 from tests.agents import example_data
-from tflearn.agents import ppo
+from tflearn.agents import ppo, ppo_loss, schedules
+from tflearn.agents.actor_value import NetworkOptions
+from tflearn.agents.ppo_loss import LossOptions
 from tflearn.experience import Experience
 from tflearn.specs import EnvironmentSpecs, zeros
 from tflearn.steps import create_train_step
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
-SMALL = {'actor_fc_layer_params': (16,), 'value_fc_layer_params': (16,)}
+SMALL = NetworkOptions(fc_layer_params=(16,))
 PLAIN = {'normalize_observations': False, 'normalize_rewards': False}
 
 
 def _agent(specs=example_data.CONTINUOUS, **changes):
-    agent = ppo.make_agent(specs, create_train_step(), ppo.EXPERIENCE, **SMALL | changes)
+    agent = ppo.make_agent(specs, create_train_step(), ppo.EXPERIENCE, network=SMALL, **changes)
     agent.initialize()
     return agent
 
 
-def _advantages(rewards, discounts, last, values, gamma, lambda_):
-    """The definition, one step after the other: sums of errors until the episode ends."""
-    advantages, following = np.zeros(len(rewards)), 0.0
-    for t in reversed(range(len(rewards))):
-        delta = rewards[t] + gamma * discounts[t] * values[t + 1] - values[t]
-        following = delta + (0.0 if last[t] else gamma * lambda_ * discounts[t] * following)
-        advantages[t] = following
-    return advantages
+def _flat(nest):
+    return tf.nest.map_structure(lambda leaf: tf.reshape(leaf, [-1, *leaf.shape[2:]]), nest)
+
+
+def _with_episodes(data, next_types, discounts=None):
+    """Sequences whose rows end episodes as said, [T] for all of them."""
+    size, types = data.reward.shape[0], np.array(next_types, np.int32)
+    starts = np.concatenate([[ts.StepType.MID], types[:-1]])
+    tile = lambda row: tf.constant(np.tile(row, (size, 1)))  # noqa: E731
+    discounts = np.ones(len(types), np.float32) if discounts is None else np.float32(discounts)
+    return data._replace(step_type=tile(starts), next_step_type=tile(types), discount=tile(discounts))
+
+
+MID, LAST, FIRST = (int(kind) for kind in (ts.StepType.MID, ts.StepType.LAST, ts.StepType.FIRST))
 
 
 @pytest.mark.parametrize(
-    ('discounts', 'last'),
+    ('discounts', 'next_types'),
     [
-        ([1, 1, 1, 1], [0, 0, 0, 0]),
-        ([1, 0, 1, 1], [0, 1, 0, 0]),  # a termination
-        ([1, 1, 1, 1], [0, 1, 0, 0]),  # a time limit: its last observation's value counts
-        ([1, 1, 1, 1], [0, 0, 0, 1]),
+        ([1, 1, 1, 1, 1], [MID, MID, MID, MID, MID]),
+        ([1, 0, 1, 1, 1], [MID, LAST, FIRST, MID, MID]),  # a termination
+        ([1, 1, 1, 1, 1], [MID, LAST, FIRST, MID, MID]),  # a time limit: its last observation's value counts
+        ([1, 1, 1, 1, 1], [MID, FIRST, MID, MID, MID]),  # an environment that broke
+        ([1, 1, 1, 0, 1], [MID, MID, MID, LAST, FIRST]),
     ],
 )
-def test_advantages(discounts, last):
-    agent = _agent(gamma=0.9, gae_lambda=0.8, **PLAIN)
-    rewards, values = np.array([1.0, -2.0, 3.0, 0.5]), np.array([0.3, -0.4, 0.5, 0.7, -1.1])
-    step_types = np.where(last, ts.StepType.LAST, ts.StepType.MID).astype(np.int32)
-    steps = ts.TimeStep(step_types, np.float32(rewards), np.float32(discounts), np.zeros((4, 3), np.float32))
-    steps = tf.nest.map_structure(lambda value: tf.constant(value)[tf.newaxis], steps)
-    returns, advantages = agent.compute_return_and_advantage(steps, tf.constant(np.float32(values))[tf.newaxis])
-    expected = _advantages(rewards, discounts, last, values, 0.9, 0.8)
-    np.testing.assert_allclose(advantages[0], expected, rtol=1e-5)
-    np.testing.assert_allclose(returns[0], expected + values[:-1], rtol=1e-5)
+def test_advantages(discounts, next_types):
+    """The definition, one step after the other: sums of errors until the episode ends."""
+    rewards, values = np.array([1.0, -2.0, 3.0, 0.5, 0.7]), np.array([0.3, -0.4, 0.5, 0.7, -1.1, 0.2])
+    expected, following = np.zeros(5), 0.0
+    for t in reversed(range(5)):
+        delta = rewards[t] + 0.9 * discounts[t] * values[t + 1] - values[t]
+        following = delta + 0.9 * 0.8 * discounts[t] * following * (next_types[t] != LAST)
+        expected[t] = following = 0.0 if next_types[t] == FIRST else following
+    kinds = np.array([next_types])
+    got = ppo_loss.advantages(
+        tf.constant(np.float32([rewards])),
+        tf.constant(np.float32([discounts])) * 0.9,
+        tf.constant(np.float32([values])),
+        tf.constant(kinds == LAST),
+        tf.constant(kinds != FIRST),
+        0.8,
+    )
+    np.testing.assert_allclose(got[0], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_padding_changes_nothing():
-    """A sequence that ends early and is filled up with its last step trains as one without that filling."""
-    agent = _agent(**PLAIN)
-    kept = example_data.sequences(agent, 1, 6)
-    losses = []
-    for padding in (0, 4):
-        place = np.arange(6 + padding)
-        fill = lambda value: tf.concat([value, tf.repeat(value[:, -1:], padding, axis=1)], axis=1)  # noqa: E731, B023
-        types = np.select([place < 4, place == 4], [ts.StepType.MID, ts.StepType.LAST], ts.StepType.FIRST)
-        data = tf.nest.map_structure(fill, kept)._replace(
-            step_type=tf.constant(np.where(place < 5, ts.StepType.MID, ts.StepType.LAST)[np.newaxis], tf.int32),
-            next_step_type=tf.constant(types[np.newaxis], tf.int32),
-        )
-        # TF-Agents takes the mean over all steps, whether they count or not.
-        losses.append(float(agent.loss(data).loss) * (6 + padding))
+def test_the_loss_is_what_the_papers_say():
+    options = LossOptions(
+        gamma=0.9, lambda_=0.8, clip_epsilon=0.1, value_coefficient=0.3, value_clipping=0.05, entropy_coefficient=0.02
+    )
+    agent = _agent(example_data.DISCRETE, loss=dataclasses.replace(options, kl_coefficient=0.7), **PLAIN)
+    data = example_data.sequences(agent, 4, 9)
+    samples, counts = agent.prepare(data)
+    (_, before), _ = agent._network(data.observation)
+    raw = ppo_loss.advantages(data.reward[:, :-1], 0.9 * tf.ones((4, 8)), before, counts < 0, counts > 0, 0.8).numpy()
+    np.testing.assert_allclose(samples.target, raw + before[:, :-1], rtol=1e-5)
+    advantages = (raw - raw.mean()) / raw.std()
+    np.testing.assert_allclose(samples.advantage, advantages, rtol=1e-4, atol=1e-5)
+    for variable in agent._network.trainable_variables:  # what an epoch before this one may have done
+        variable.assign_add(0.05 * tf.random.stateless_normal(variable.shape, (1, 2)))
+    (distribution, values), _ = agent._network(samples.observation)
+    logits = tf.nn.log_softmax(distribution.logits).numpy()
+    acted = tf.nn.log_softmax(samples.behaviour['dist_params']['logits']).numpy()
+    pick = lambda table: np.take_along_axis(table, samples.action.numpy()[..., None], -1)[..., 0]  # noqa: E731
+    ratios = np.exp(pick(logits) - pick(acted))
+    policy_loss = -np.minimum(ratios * advantages, np.clip(ratios, 0.9, 1.1) * advantages).mean()
+    held = before[:, :-1] + np.clip(values - before[:, :-1], -0.05, 0.05)
+    value_loss = np.maximum(np.square(values - samples.target), np.square(held - samples.target)).mean()
+    entropy = -(np.exp(logits) * logits).sum(-1).mean()
+    divergence = (np.exp(acted) * (acted - logits)).sum(-1).mean()
+    loss, told = agent.loss(_flat(samples), _flat(counts))
+    expected = policy_loss + 0.3 * value_loss - 0.02 * entropy + 0.7 * divergence
+    assert float(loss) == pytest.approx(expected, rel=1e-4)
+    expected = {
+        'policy_loss': policy_loss,
+        'value_loss': value_loss,
+        'entropy': entropy,
+        'kl_to_behaviour': divergence,
+        'clipped_share': (np.abs(ratios - 1) > 0.1).mean(),
+        'explained_variance': 1 - np.var(samples.target - values) / np.var(samples.target),
+        'kl_coefficient': 0.7,
+        'valid_share': 1.0,
+    }
+    assert {name: float(value) for name, value in told.items()} == pytest.approx(expected, rel=1e-3)
+
+
+def test_rows_between_two_episodes_count_nothing():
+    """What they are rewarded with, be it not finite, changes neither loss nor gradients nor normalizers."""
+    agent = _agent()
+    types = [MID, MID, LAST, FIRST, MID, MID, MID]
+    losses, gradients = [], []
+    for poison in (0.0, np.nan):
+        data = _with_episodes(example_data.sequences(agent, 3, 7), types, [1, 1, 0, 1, 1, 1, 1])
+        between = np.arange(7) == 3
+        data = data._replace(reward=tf.where(between, tf.constant(poison), data.reward))
+        samples, counts = agent.prepare(data)
+        np.testing.assert_array_equal(counts, np.tile(~between[:-1], (3, 1)))
+        with tf.GradientTape() as tape:
+            info = agent.loss(_flat(samples), _flat(counts))
+        losses.append(float(info.loss))
+        gradients.append(tf.linalg.global_norm(tape.gradient(info.loss, agent._network.trainable_variables)).numpy())
+        assert float(info.extra['valid_share']) == pytest.approx(5 / 6)
+        agent = _agent_like(agent)
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert gradients[1] == pytest.approx(gradients[0], rel=1e-5)
 
 
-def test_loss_changes_nothing_and_is_what_train_sees():
+def _agent_like(agent):
+    """An agent with the same weights, and normalizers that saw nothing."""
+    other = _agent()
+    for ours, theirs in zip(other._network.variables, agent._network.variables, strict=True):
+        ours.assign(theirs)
+    return other
+
+
+def test_an_episode_ends_where_it_ends():
+    """Two episodes in one sequence have the advantages that each has alone."""
+    agent = _agent(**PLAIN)
+    whole = _with_episodes(example_data.sequences(agent, 2, 8), [MID, MID, LAST, FIRST, MID, MID, MID, MID])
+    samples, _ = agent.prepare(whole)
+    for begin, end in ((0, 4), (4, 8)):
+        part = tf.nest.map_structure(lambda leaf, b=begin, e=end: leaf[:, b:e], whole)
+        own, _ = agent.prepare(part)
+        np.testing.assert_allclose(own.target, samples.target[:, begin : end - 1], rtol=1e-5)
+
+
+def test_new_samples_are_normalized_as_the_policy_saw_them_and_taken_in_once():
+    agent = _agent()
+    first, second = (example_data.sequences(agent, 4, 9, seed) for seed in (0, 1))
+    first = _with_episodes(first, [MID, LAST, FIRST, MID, MID, MID, MID, MID, MID])
+    samples, counts = agent.prepare(first)
+    np.testing.assert_array_equal(samples.observation, first.observation[:, :-1])  # at first not at all
+    for _ in range(3):
+        agent.train(_flat(samples), _flat(counts))
+    taken = first.observation.numpy()[:, :-1][counts.numpy() > 0]
+    count, mean, variance = agent._observation_normalizer.statistics
+    assert count.numpy() == agent._reward_normalizer.count.numpy() == 28
+    np.testing.assert_allclose(mean, taken.mean(axis=0), rtol=1e-4)
+    np.testing.assert_allclose(variance, taken.var(axis=0), rtol=1e-4)
+    samples, _ = agent.prepare(second)
+    expected = (second.observation[:, :-1] - taken.mean(axis=0)) / taken.std(axis=0)
+    np.testing.assert_allclose(samples.observation, expected, rtol=1e-3, atol=1e-4)
+    assert count.numpy() == 28 + 32
+    time_step = ts.restart(second.observation[:, 0], 4)
+    ours = agent.collect_policy.distribution(time_step).action
+    (theirs, _), _ = agent._network(agent._observation_normalizer(second.observation[:, 0]))
+    np.testing.assert_allclose(ours.mean(), theirs.mean(), rtol=1e-5)
+
+
+def test_sequences_that_are_trained_on_once():
+    """`train` prepares them by itself; the loss takes nothing in."""
     agent = _agent()
     data = example_data.sequences(agent, 4, 9)
     loss = agent.loss(data)
-    before = [variable.numpy() for variable in agent.collect_policy.variables()]
+    assert agent._observation_normalizer.count.numpy() == 0
+    before = [variable.numpy() for variable in agent._network.trainable_variables]
     np.testing.assert_allclose(agent.train(data).loss, loss.loss, rtol=1e-5)
     assert agent.train_step_counter.numpy() == 1
-    assert any((a != b.numpy()).any() for a, b in zip(before, agent.collect_policy.variables(), strict=True))
+    assert agent._observation_normalizer.count.numpy() == agent._reward_normalizer.count.numpy() == 32
+    changed = [(a != b.numpy()).any() for a, b in zip(before, agent._network.trainable_variables, strict=True)]
+    assert all(changed)
 
 
-def test_every_epoch_is_a_train_step():
-    agent = _agent(num_epochs=3)
-    agent.train(example_data.sequences(agent, 4, 9))
-    assert agent.train_step_counter.numpy() == agent._optimizer.iterations.numpy() == 3
-
-
-def test_normalizers_take_the_batch():
-    agent = _agent()
+def test_without_clipping_the_first_step_is_the_advantage_actor_critics():
+    agent = _agent(example_data.DISCRETE, loss=LossOptions(clip_epsilon=None, normalize_advantages=False), **PLAIN)
     data = example_data.sequences(agent, 4, 9)
-    agent.train(data)
-    count, mean, *_ = agent._observation_normalizer.variables
-    assert count.numpy() == pytest.approx(36)
-    np.testing.assert_allclose(mean.numpy(), data.observation.numpy().mean(axis=(0, 1)), rtol=1e-4)
-    assert agent._reward_normalizer.variables[0].numpy() == pytest.approx(36)
+    flat = _flat(data)
+    step = agent.collect_policy.action(ts.TimeStep(flat.step_type, flat.reward, flat.discount, flat.observation))
+    again = lambda leaf: tf.reshape(leaf, [4, 9, *leaf.shape[1:]])  # noqa: E731
+    data = data._replace(action=again(step.action), policy_info=tf.nest.map_structure(again, step.info))
+    samples, counts = agent.prepare(data)
+    variables = agent._network.trainable_variables
+    with tf.GradientTape(persistent=True) as tape:
+        loss = agent.loss(_flat(samples), _flat(counts)).loss
+        (distribution, values), _ = agent._network(samples.observation)
+        log_probs = distribution.log_prob(samples.action)
+        expected = tf.reduce_mean(-log_probs * samples.advantage + 0.5 * tf.square(values - samples.target))
+    for ours, theirs in zip(tape.gradient(loss, variables), tape.gradient(expected, variables), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-6)
+
+
+def test_the_clip_and_the_penalty_follow_their_schedules():
+    loss = LossOptions(clip_epsilon=schedules.linear(0.2, 0.0, 10), kl_coefficient=1.0, kl_target=1e-6)
+    agent = _agent(loss=loss, learning_rate=1e-2)
+    data = example_data.sequences(agent, 4, 9)
+    assert float(loss.epsilon(agent.train_step_counter)) == pytest.approx(0.2)
+    samples, counts = agent.prepare(data)
+    assert agent._kl_coefficient.numpy() == 1.0
+    for _ in range(5):
+        agent.train(_flat(samples), _flat(counts))
+    assert float(loss.epsilon(agent.train_step_counter)) == pytest.approx(0.1)
+    agent.prepare(data)
+    assert agent._kl_coefficient.numpy() == pytest.approx(1.5)
+    next_coefficient = ppo_loss.next_kl_coefficient(tf.constant(1.0), tf.constant([0.4, 0.6, 1.4, 1.6]), 1.0)
+    np.testing.assert_allclose(next_coefficient, [1 / 1.5, 1.0, 1.0, 1.5])
 
 
 def _bandit(specs, size=64):
@@ -129,8 +255,7 @@ def test_it_learns_continuous_actions():
     ('changes', 'message'),
     [
         ({'experience': Experience()}, "PPO needs 'queue'"),
-        ({'num_epochs': 0}, 'got num_epochs=0'),
-        ({'clip_epsilon': 0.0}, 'clip_epsilon=0.0; need'),
+        ({'network': NetworkOptions(lstm_size=(4,))}, r'got lstm_size=\(4,\); need None'),
         (
             {'specs': EnvironmentSpecs(tf.TensorSpec((4,), tf.uint8), example_data.DISCRETE.action)},
             'need floats, or normalize_observations=False',
@@ -141,3 +266,16 @@ def test_what_it_cannot_learn(changes, message):
     arguments = {'specs': example_data.DISCRETE, 'train_step': create_train_step(), 'experience': ppo.EXPERIENCE}
     with pytest.raises(ValueError, match=message):
         ppo.make_agent(**arguments | changes)
+
+
+@pytest.mark.parametrize(
+    ('changes', 'message'),
+    [
+        ({'gamma': 1.1}, r'got gamma=1.1; need a number in \[0, 1\]'),
+        ({'clip_epsilon': 0.0}, 'got clip_epsilon=0.0; need a number above 0, or None'),
+        ({'entropy_coefficient': -0.1}, 'got entropy_coefficient=-0.1; need'),
+    ],
+)
+def test_losses_that_mean_nothing(changes, message):
+    with pytest.raises(ValueError, match=message):
+        LossOptions(**changes)

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from tests.environments import conformance
-from tflearn.environments import atari, dm_control_env, envpool_env, gymnasium_env, pacing
+from tflearn.environments import atari, dm_control_env, envpool_env, gymnasium_env, pacing, partial_view
 
 os.environ.setdefault('MUJOCO_GL', 'disable')  # there may be no display, and nothing is drawn
 CARTPOLE = functools.partial(gymnasium_env.make, 'CartPole-v1', max_episode_steps=50)
@@ -19,6 +19,7 @@ FACTORIES = {
     'gymnasium native': (None, '', functools.partial(CARTPOLE, vectorization='native'), {'own_seeds': False}),
     'gymnasium in workers': (None, '', functools.partial(CARTPOLE, vectorization='worker_processes'), {}),
     'paced': (None, '', functools.partial(pacing.make, make_environment=CARTPOLE, unroll_step_interval_secs=1e-4), {}),
+    'in part': (None, '', functools.partial(partial_view.make, make_environment=CARTPOLE, shown=(0, 2)), {}),
     'mujoco': ('mujoco', 'mujoco', functools.partial(gymnasium_env.make, 'HalfCheetah-v5', max_episode_steps=40), {}),
     'lunar lander': ('Box2D', 'box2d', functools.partial(gymnasium_env.make, 'LunarLander-v3'), {}),
     'atari': (

@@ -12,6 +12,14 @@ def test_so_many_episodes_for_each_version():
     assert [limit.holds_back(2, episodes) for episodes in (4, 6, 7)] == [False, False, True]
 
 
+def test_so_many_versions_ahead():
+    limit = VersionLimit(8, versions_ahead=1)
+    assert [limit.holds_back(5, count) for count in (0, 8, 15, 16)] == [False, False, False, True]
+    assert [limit.holds_back(6, count) for count in (16, 20, 24)] == [False, False, True]
+    assert [limit.holds_back(8, count) for count in (24, 39, 40)] == [False, False, True], 'one was missed'
+    assert [limit.holds_back(99, count) for count in (40, 55, 56)] == [False, False, True], 'but never more at once'
+
+
 def test_one_more_after_so_many_seconds():
     now = 0.0
     limit = VersionLimit(2, 10.0, clock=lambda: now)

@@ -10,6 +10,7 @@ from tf_agents.networks import q_network
 
 from tests.agents import example_data
 from tflearn.agents import dqn, optimizers, ppo, sac
+from tflearn.agents.actor_value import NetworkOptions
 from tflearn.learner import strategies
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.train_loop import LoopOptions
@@ -21,7 +22,7 @@ SMALL = {'actor_fc_layer_params': (8,)}
 AGENTS = {
     'dqn': (dqn, example_data.DISCRETE, {'fc_layer_params': (8,)}, 2),
     'sac': (sac, example_data.CONTINUOUS, SMALL | {'critic_fc_layer_params': (8,)}, 2),
-    'ppo': (ppo, example_data.CONTINUOUS, SMALL | {'value_fc_layer_params': (8,)}, 5),
+    'ppo': (ppo, example_data.CONTINUOUS, {'network': NetworkOptions(fc_layer_params=(8,))}, 5),
 }
 # SAC and PPO take long to compile.
 KINDS = ['dqn', *(pytest.param(kind, marks=pytest.mark.slow) for kind in ('sac', 'ppo'))]

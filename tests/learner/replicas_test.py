@@ -18,12 +18,15 @@ from tf_agents.networks import actor_distribution_network
 from tf_agents.specs import distribution_spec
 
 from tests.agents import example_data
-from tflearn.agents import dqn, optimizers, ppo, sac
+from tflearn.agents import appo, dqn, impala, optimizers, ppo, ppo_loss, sac
+from tflearn.agents.actor_value import NetworkOptions
 from tflearn.learner import strategies
 from tflearn.learner.learner import Learner
 from tflearn.run_dir import RunDir
 from tflearn.steps import create_train_step
 
+# TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
+pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
 NUM_STEPS = 50
 BATCH_SIZE = 8
 CLIPPING = 0.05  # clips nearly every gradient, each by another factor
@@ -98,16 +101,29 @@ def _make_sac(experience, **settings):
 
 
 def _make_ppo(experience, **settings):
-    layers = {'actor_fc_layer_params': (16,), 'value_fc_layer_params': (16,)}
+    loss = ppo_loss.LossOptions(entropy_coefficient=0.01, kl_coefficient=0.1, value_clipping=0.5)
+    network = NetworkOptions(fc_layer_params=(16,))
     return ppo.make_agent(
-        example_data.CONTINUOUS, create_train_step(), experience, **layers, entropy_coefficient=0.01, **settings
+        example_data.CONTINUOUS, create_train_step(), experience, network=network, loss=loss, **settings
     )
+
+
+def _make_impala(experience, make_agent=impala.make_agent, **settings):
+    network = NetworkOptions(fc_layer_params=(16,))
+    return make_agent(example_data.DISCRETE, create_train_step(), experience, network=network, **settings)
+
+
+def _make_appo(experience, **settings):
+    surrogate = appo.SurrogateOptions(target_update_interval=3, kl_coefficient=0.1)
+    return _make_impala(experience, functools.partial(appo.make_agent, surrogate=surrogate), **settings)
 
 
 AGENTS = {
     'dqn': (_make_dqn, dqn.EXPERIENCE),
     'sac': (_make_sac, sac.EXPERIENCE),
     'ppo': (_make_ppo, dataclasses.replace(ppo.EXPERIENCE, sequence_length=5, stride=4)),
+    'impala': (_make_impala, dataclasses.replace(impala.EXPERIENCE, sequence_length=5, stride=4)),
+    'appo': (_make_appo, dataclasses.replace(appo.EXPERIENCE, sequence_length=5, stride=4)),
 }
 
 

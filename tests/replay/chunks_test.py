@@ -104,6 +104,19 @@ def test_padding_makes_a_short_episode_one_item_but_not_a_broken_one():
     assert _steps(ChunkBuilder(experience, 1, 1, 2), (FIRST, MID), (MID, FIRST)) == []
 
 
+@pytest.mark.parametrize('num_starts', [1, 3])
+def test_sequences_that_cross_episodes_hold_every_row_of_an_environment_in_a_row(num_starts):
+    experience = Experience(sequence_length=6, stride=5, cross_episodes=True)
+    builder, found = ChunkBuilder(experience, num_starts, 7, 4), collections.defaultdict(list)
+    for chunk in Rows(7, 206, seed=3).write(builder):
+        for start in np.flatnonzero(chunk[:, 0]):
+            sequence = chunk[start : start + 6]
+            assert len(set(sequence[:, 1])) == 1
+            found[sequence[0, 1]].append(sequence[:, 2].tolist())
+    expected = [list(range(begin, begin + 6)) for begin in range(0, 201, 5)]
+    assert found == dict.fromkeys(range(7), expected)
+
+
 def test_what_has_waited_is_taken_and_filled_up():
     now = [0.0]
     builder = ChunkBuilder(Experience(sequence_length=2), 4, 1, 2, clock=lambda: now[0])

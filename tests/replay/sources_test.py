@@ -183,18 +183,6 @@ def test_samples_per_insert_hold_both_sides(serve, open_source, sampling):
     assert ratio * (inserts - 440) - untaken <= samples <= ratio * inserts + 40 * BATCH
 
 
-def test_a_queue_hands_out_each_item_once_and_in_order(serve, open_source):
-    served = serve(Experience(order='queue', min_size=1, max_size=1000, per_replica_batch_size=5))
-    fill(served, 24, (5,)).join(30)  # 4 episodes: 20 items
-    source = open_source(served)
-    trajectory, _ = draw(source, 4)
-    drawn = [tuple(first) for first in trajectory.observation[:, :, 0].numpy().reshape(-1, 2).tolist()]
-    assert drawn == [(episode, step) for episode in range(4) for step in range(5)]
-    assert served.table().current_size == 0
-    source.close()
-    fill(served, 24, (5,)).join(30)  # it waits for an item for ever, and only then sees that it is closed
-
-
 def test_an_empty_count_in_the_checkpoint_and_back(serve, open_source):
     served = serve(experience('learner', samples_per_insert=2.0, min_size=4))
     fill(served, 40)

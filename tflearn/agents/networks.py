@@ -19,6 +19,7 @@ from tf_agents.networks import (
     q_network,
     value_network,
 )
+from tf_agents.specs import tensor_spec
 from tf_agents.typing import types
 
 ConvLayerParams = Sequence[tuple[int, int, int]]
@@ -170,6 +171,19 @@ def actor(
         dtype=tf.keras.mixed_precision.global_policy(),
         discrete_projection_net=_made_in_float32(categorical_projection_network.CategoricalProjectionNetwork),
         continuous_projection_net=_made_in_float32(continuous),
+    )
+
+
+def projections(action_spec: types.NestedTensorSpec, continuous: MakeProjection = normal) -> Any:
+    """Makes a nest of networks as the action's: features -> distribution of a tensor of actions, float32.
+
+    Args:
+      action_spec: of the action.
+      continuous: makes those of floats; those of integers are categorical.
+    """
+    discrete = categorical_projection_network.CategoricalProjectionNetwork
+    return tf.nest.map_structure(
+        lambda spec: _made_in_float32(discrete if tensor_spec.is_discrete(spec) else continuous)(spec), action_spec
     )
 
 

@@ -1,28 +1,64 @@
-"""Proximal policy optimization with clipped probability ratios, for discrete or continuous actions.
+"""PPO: several epochs of steps on new sequences, with a policy that is held close to the one that acted.
 
-Schulman et al. 2017, "Proximal Policy Optimization Algorithms" (arXiv 1707.06347), with generalized advantage
-estimation, Schulman et al. 2016 (arXiv 1506.02438). Networks, policies and losses are TF-Agents'; the train step and
-the advantages are ours, see `PPOAgent`.
+Schulman et al. 2017, "Proximal Policy Optimization Algorithms" (arXiv 1707.06347); `ppo_loss.py` has the loss.
+TF-Agents' PPOAgent has the same terms; unlike it, a batch here has one result on any number of replicas, a truncated
+episode is bootstrapped from its last observation, and means are over the steps that count.
+
+With one epoch of one minibatch, without clipping, this is the advantage actor-critic A2C (Mnih et al. 2016, arXiv
+1602.01783).
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tf_agents.agents import tf_agent
-from tf_agents.agents.ppo import ppo_clip_agent, ppo_utils
-from tf_agents.networks import network
+from tf_agents.agents.ppo import ppo_utils
+from tf_agents.policies import greedy_policy
 from tf_agents.trajectories import time_step as ts
-from tf_agents.utils import common, tensor_normalizer, value_ops
+from tf_agents.utils import common
 
-from tflearn.agents import networks, optimizers, schedules
-from tflearn.experience import Agent, Experience
+from tflearn.agents import optimizers, ppo_loss, schedules
+from tflearn.agents.actor_value import ActorValueNetwork, NetworkOptions
+from tflearn.agents.normalizer import Normalizer, NormalizingPolicy
+from tflearn.agents.ppo_loss import LossOptions
+from tflearn.experience import Agent, Experience, Iteration
 from tflearn.specs import EnvironmentSpecs
 
 # Sequences of 128 transitions and the observation after them, where the next sequence begins.
 EXPERIENCE = Experience(
-    sequence_length=129, stride=128, order='queue', max_size=32, min_size=1, per_replica_batch_size=16
+    sequence_length=129,
+    stride=128,
+    cross_episodes=True,
+    order='queue',
+    max_size=16,
+    min_size=1,
+    per_replica_batch_size=8,
+    iteration=Iteration(num_epochs=4, minibatch_steps=256),
 )
+
+_REWARD_CLIPPING, _OBSERVATION_CLIPPING = 10.0, 5.0
+
+
+class Samples(NamedTuple):
+    """Steps, of whichever sequences, ready to be trained on; outer dimensions [B] or [B, T].
+
+    Attributes:
+      observation: as the networks take it.
+      action: what was done.
+      behaviour: parameters of the distribution that the action was drawn from, as policy info.
+      log_prob: float32, of the action, under that distribution.
+      value: float32, of the observation, before training.
+      target: float32, what the value is to become.
+      advantage: float32.
+    """
+
+    observation: Any
+    action: Any
+    behaviour: Any
+    log_prob: tf.Tensor
+    value: tf.Tensor
+    target: tf.Tensor
+    advantage: tf.Tensor
 
 
 def make_agent(
@@ -30,48 +66,40 @@ def make_agent(
     train_step: tf.Variable,
     experience: Experience,
     *,
-    actor_fc_layer_params: Sequence[int] = (64, 64),
-    value_fc_layer_params: Sequence[int] = (64, 64),
+    network: NetworkOptions = NetworkOptions(),  # noqa: B008 - it is frozen
+    loss: LossOptions = LossOptions(),  # noqa: B008 - it is frozen
     learning_rate: float | schedules.Schedule = 3e-4,
-    num_epochs: int = 1,
-    clip_epsilon: float = 0.2,
-    gamma: float = 0.99,
-    gae_lambda: float = 0.95,
-    entropy_coefficient: float = 0.0,
-    value_coefficient: float = 0.5,
     normalize_observations: bool = True,
     normalize_rewards: bool = True,
     gradient_clipping: float | None = 0.5,
     make_optimizer: optimizers.OptimizerFactory = optimizers.make,
 ) -> Agent:
-    """Makes a PPO agent.
+    """Makes a PPO agent, for discrete, several discrete, or continuous actions.
 
     Args:
       specs: of the environment.
-      train_step: int64 scalar, counts gradient steps: `num_epochs` for each call of `train`.
-      experience: of the run; a queue.
-      actor_fc_layer_params: units of the actor's fully connected layers, with tanh.
-      value_fc_layer_params: units of the value network's.
+      train_step: int64 scalar, counts gradient steps.
+      experience: of the run: a queue, with an `iteration` for several steps on the same sequences; the last row of a
+        sequence is there for its observation's value only, and begins the next one (stride = sequence_length - 1).
+      network: of policy and value; without memory.
+      loss: what is minimized.
       learning_rate: Adam's, or a schedule of the train step.
-      num_epochs: gradient steps on each batch.
-      clip_epsilon: how far a probability ratio counts from 1 (equation 7).
-      gamma: discount per environment step, in [0, 1].
-      gae_lambda: lambda of the advantages, in [0, 1].
-      entropy_coefficient: weight of the policy's entropy (c2 in equation 9).
-      value_coefficient: weight of the value network's squared error (c1 in equation 9).
-      normalize_observations: by the mean and variance of all observations so far.
-      normalize_rewards: by the deviation of all rewards so far, within +-10.
+      normalize_observations: by the mean and variance of all observations so far, within +-5.
+      normalize_rewards: by the root mean square of all rewards so far, within +-10.
       gradient_clipping: greatest norm of the global batch's gradient, or what `make_optimizer` takes the bound for;
         None does not clip.
       make_optimizer: makes the optimizer; Adam by default.
 
     Raises:
-      ValueError: if the experience is no queue, or observations are to be normalized and are no floats.
+      ValueError: if the experience is no queue, the network has a memory, or observations are to be normalized and are
+        no floats.
     """
     if experience.order != 'queue':
-        raise ValueError(f"got Experience.order={experience.order!r}; PPO needs 'queue': it learns from new items once")
-    if num_epochs < 1 or clip_epsilon <= 0:
-        raise ValueError(f'got num_epochs={num_epochs}, clip_epsilon={clip_epsilon}; need 1 or more, and above 0')
+        raise ValueError(f"got Experience.order={experience.order!r}; PPO needs 'queue': it learns from new items only")
+    if network.lstm_size is not None:
+        raise ValueError(
+            f'got lstm_size={network.lstm_size!r}; need None: the steps of a minibatch follow no order; take IMPALA'
+        )
     if normalize_observations and not all(spec.dtype.is_floating for spec in tf.nest.flatten(specs.observation)):
         raise ValueError(f'got observations {specs.observation}; need floats, or normalize_observations=False')
     optimizer = make_optimizer(
@@ -81,165 +109,188 @@ def make_agent(
         per_replica_batch_size=experience.per_replica_batch_size,
         name='ppo',
     )
-    return PPOAgent(
-        specs.time_step,
-        specs.action,
-        optimizer=optimizer.keras,
-        actor_net=networks.actor(
-            specs.observation, specs.action, actor_fc_layer_params, activation=tf.keras.activations.tanh
-        ),
-        value_net=networks.ValueNetwork(specs.observation, value_fc_layer_params),
-        replica_optimizer=optimizer,
-        importance_ratio_clipping=clip_epsilon,
-        lambda_value=gae_lambda,
-        discount_factor=gamma,
-        entropy_regularization=entropy_coefficient,
-        value_pred_loss_coef=value_coefficient,
-        num_epochs=num_epochs,
-        use_gae=True,
-        use_td_lambda_return=True,
-        normalize_observations=normalize_observations,
-        normalize_rewards=normalize_rewards,
-        train_step_counter=train_step,
+    normalizers = Normalizers(
+        Normalizer(specs.observation, _OBSERVATION_CLIPPING, name='observations') if normalize_observations else None,
+        Normalizer(specs.reward, _REWARD_CLIPPING, center=False, name='rewards') if normalize_rewards else None,
     )
+    return PPOAgent(specs, train_step, experience, ActorValueNetwork(specs, network), loss, optimizer, normalizers)
 
 
-class PPOAgent(ppo_clip_agent.PPOClipAgent):
-    """TF-Agents' PPO agent, with another train step and other advantages.
+class Normalizers(NamedTuple):
+    """Of observations and rewards; None leaves them as they are."""
 
-    Its own normalizes advantages over each replica's batch and the padding, updates its normalizers on one replica
-    only, takes the value before the last observation for the value after it, and takes a time limit for a termination.
-    Here a batch has one result on any number of replicas, and a truncated episode is bootstrapped from its end.
+    observation: Normalizer | None
+    reward: Normalizer | None
+
+
+class PPOAgent(tf_agent.TFAgent):
+    """See the module. Its collect policy tells the parameters of the distribution that it drew from.
+
+    `prepare` turns new sequences into samples, once; `train` takes a step on a minibatch of them, or on sequences that
+    are trained on once, which it prepares by itself.
+
+    The losses' extra figures are means over the steps of the global batch that count: `policy_loss`, `value_loss`,
+    `entropy` [nats], `kl_to_behaviour` (of the policy, from the one that acted) [nats], `clipped_share` (of steps whose
+    ratio counts no further); and `explained_variance` of the values, at most 1, `kl_coefficient`, and `valid_share`, of
+    rows that count.
     """
 
-    def __init__(self, *args: Any, replica_optimizer: optimizers.Optimizer, **kwargs: Any):
-        """Takes PPOClipAgent's arguments, and the optimizer that all replicas share.
+    def __init__(
+        self,
+        specs: EnvironmentSpecs,
+        train_step: tf.Variable,
+        experience: Experience,
+        network: ActorValueNetwork,
+        loss: LossOptions,
+        optimizer: optimizers.Optimizer,
+        normalizers: Normalizers,
+    ):
+        """Makes the agent, within the strategy's scope; see `make_agent`."""
+        normalizer = normalizers.observation
+        super().__init__(
+            specs.time_step,
+            specs.action,
+            policy=greedy_policy.GreedyPolicy(NormalizingPolicy(specs, network, normalizer, False, 'policy')),
+            collect_policy=NormalizingPolicy(specs, network, normalizer, True, 'collect_policy'),
+            train_sequence_length=experience.sequence_length,
+            train_step_counter=train_step,
+        )
+        self._network, self._options, self._optimizer = network, loss, optimizer
+        self._observation_normalizer, self._reward_normalizer = normalizers
+        self._kl_coefficient = _variable(loss.kl_coefficient, 'kl_coefficient')
+        self._divergence = _variable(loss.kl_target or 0.0, 'divergence')
+
+    def prepare(self, experience: Any) -> tuple[Samples, tf.Tensor]:
+        """Takes new sequences in, in replica context: into the normalizers, and into advantages and targets.
+
+        Observations are normalized as the policy saw that acted, so ratios are 1 at first. The normalizers and the KL
+        penalty's coefficient are updated here and nowhere else.
 
         Args:
-          *args: PPOClipAgent's.
-          replica_optimizer: takes the steps; its Keras optimizer is PPOClipAgent's `optimizer`.
-          **kwargs: PPOClipAgent's.
-        """
-        super().__init__(*args, **kwargs)
-        self._optimizer = replica_optimizer
-
-    def compute_return_and_advantage(
-        self, next_time_steps: ts.TimeStep, value_preds: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Generalized advantage estimation (arXiv 1506.02438, equation 16) and the returns that go with it.
-
-        delta_t = r_t + gamma d_t V(s_t+1) - V(s_t)
-        A_t = delta_t + gamma lambda d_t (1 - last_t) A_t+1
-        R_t = A_t + V(s_t)
-
-        Args:
-          next_time_steps: [B, T], the time steps after the actions: r_t, d_t, and whether the episode ended.
-          value_preds: float32 [B, T + 1], V of all observations.
+          experience: this replica's Trajectory [B, T + 1, ...].
 
         Returns:
-          R and A, float32 [B, T].
+          Samples [B, T, ...], and float32 [B, T]: 1 where a step counts, 0 between two episodes and in padding.
         """
-        rewards = next_time_steps.reward
-        if self._reward_normalizer:
-            rewards = self._reward_normalizer.normalize(
-                rewards, center_mean=False, clip_value=self._reward_norm_clipping
-            )
-        discounts = self._discount_factor * next_time_steps.discount
-        last = tf.cast(next_time_steps.is_last(), tf.float32)
-        # The value at an episode's end (0 at a termination) goes into the last reward; there the sums begin anew.
-        advantages = value_ops.generalized_advantage_estimation(
-            values=value_preds[:, :-1],
-            final_value=value_preds[:, -1],
-            rewards=rewards + last * discounts * value_preds[:, 1:],
-            discounts=(1 - last) * discounts,
-            td_lambda=self._lambda,
-            time_major=False,
-        )
-        return advantages + value_preds[:, :-1], advantages
+        counts = _counts(experience)
+        if self._options.kl_coefficient and self._options.kl_target is not None:
+            coefficient = ppo_loss.next_kl_coefficient(self._kl_coefficient, self._divergence, self._options.kl_target)
+            self._kl_coefficient.assign(coefficient)
+        self._take_in_rewards(experience, counts)
+        samples = self._samples(experience)
+        self._take_in_observations(experience, counts)
+        return samples, counts
 
-    def update_observation_normalizer(self, batched_observations: Any, taken: tf.Tensor | None = None) -> None:
-        """Takes the global batch's observations [B, T, ...] into their mean and variance, unless `taken` is false."""
+    def _take_in_rewards(self, experience: Any, counts: tf.Tensor) -> None:
+        if self._reward_normalizer:
+            self._reward_normalizer.update(experience.reward[:, :-1], counts)
+
+    def _take_in_observations(self, experience: Any, counts: tf.Tensor) -> None:
         if self._observation_normalizer:
-            _update(self._observation_normalizer, batched_observations, taken)
+            now = tf.nest.map_structure(lambda leaf: leaf[:, :-1], experience.observation)
+            self._observation_normalizer.update(now, counts)
 
-    def update_reward_normalizer(self, batched_rewards: tf.Tensor, taken: tf.Tensor | None = None) -> None:
-        """Takes the global batch's rewards [B, T] into their variance, unless `taken` is false."""
+    def _samples(self, experience: Any) -> Samples:
+        """Returns the samples of sequences [B, T + 1]."""
+        now = lambda nest: tf.nest.map_structure(lambda leaf: leaf[:, :-1], nest)  # noqa: E731
+        observation, reward = experience.observation, experience.reward[:, :-1]
+        if self._observation_normalizer:
+            observation = self._observation_normalizer(observation)
         if self._reward_normalizer:
-            _update(self._reward_normalizer, batched_rewards, taken)
+            reward = self._reward_normalizer(reward)
+        counts = _counts(experience)
+        (_, values), _ = self._network(observation, step_type=experience.step_type)
+        advantages = ppo_loss.advantages(
+            reward,
+            self._options.gamma * experience.discount[:, :-1],
+            values,
+            experience.is_last()[:, :-1],
+            counts > 0,
+            self._options.lambda_,
+        )
+        behaviour = now(experience.policy_info)
+        log_prob = self._log_prob(self._network.distribution(behaviour), now(experience.action))
+        return Samples(
+            observation=now(observation),
+            action=now(experience.action),
+            behaviour=behaviour,
+            log_prob=tf.where(counts > 0, log_prob, 0.0),
+            value=values[:, :-1],
+            target=advantages + values[:, :-1],
+            advantage=ppo_loss.normalized(advantages, counts) if self._options.normalize_advantages else advantages,
+        )
+
+    def _log_prob(self, distribution: Any, action: Any) -> tf.Tensor:
+        return common.log_probability(distribution, action, self.action_spec)
 
     def _train(self, experience: Any, weights: tf.Tensor | None) -> tf_agent.LossInfo:
-        """Takes `num_epochs` steps on a batch of sequences [B, T + 1]. Returns the last one's LossInfo."""
-        experience = self._as_trajectory(experience)
-        objective = self._objective(experience, weights)
-        variables = [*self._actor_net.trainable_weights, *self._value_net.trainable_weights]
-        for _ in range(self._num_epochs):
-            with tf.GradientTape() as tape:
-                loss_info = objective(True)
-            gradients = tape.gradient(loss_info.loss, variables)
-            taken = self._optimizer.apply_gradients(zip(gradients, variables, strict=True), loss_info.loss)
-            self.train_step_counter.assign_add(1)
-        if self.update_normalizers_in_train:
-            self.update_observation_normalizer(experience.observation, taken)
-            self.update_reward_normalizer(experience.reward, taken)
-        return _with_means(loss_info)
+        """Takes one step on samples [B], weighted by `weights` [B]; or on sequences [B, T + 1], and takes them in."""
+        own = not isinstance(experience, Samples)
+        samples, counts = self._both(experience, weights)
+        variables = self._network.trainable_variables
+        with tf.GradientTape() as tape:
+            info = self._loss_of(samples, counts, training=True)
+        gradients = tape.gradient(info.loss, variables)
+        taken = self._optimizer.apply_gradients(zip(gradients, variables, strict=True), info.loss)
+        self.train_step_counter.assign_add(1)
+        self._divergence.assign(info.extra['kl_to_behaviour'])
+        if own:
+            new = _counts(experience) * (1.0 if taken is None else tf.cast(taken, tf.float32))
+            self._take_in_rewards(experience, new)
+            self._take_in_observations(experience, new)
+        return info
 
     def _loss(self, experience: Any, weights: tf.Tensor | None = None, training: bool = False) -> tf_agent.LossInfo:
-        return _with_means(self._objective(self._as_trajectory(experience), weights)(training))
+        return self._loss_of(*self._both(experience, weights), training)
 
-    def _objective(self, experience: Any, weights: tf.Tensor | None) -> Callable[[bool], tf_agent.LossInfo]:
-        """Returns the loss of sequences [B, T + 1] as a function of the networks alone; it takes `training`."""
-        if self._compute_value_and_advantage_in_train:
-            experience = self._preprocess(experience)
-        info = experience.policy_info
-        mask = ppo_utils.make_trajectory_mask(experience)
-        old_distribution = ppo_utils.distribution_from_spec(
-            self._action_distribution_spec,
-            info['dist_params'],
-            legacy_distribution_network=isinstance(self._actor_net, network.DistributionNetwork),
+    def _both(self, experience: Any, weights: tf.Tensor | None) -> tuple[Samples, tf.Tensor]:
+        """Returns samples, and what each counts: `weights` if given, [B] of samples or of sequences."""
+        if isinstance(experience, Samples):
+            return experience, tf.ones_like(experience.advantage) if weights is None else weights
+        counts = _counts(experience)
+        samples = tf.nest.map_structure(tf.stop_gradient, self._samples(experience))
+        return samples, counts if weights is None else counts * weights[:, tf.newaxis]
+
+    def _loss_of(self, samples: Samples, counts: tf.Tensor, training: bool) -> tf_agent.LossInfo:
+        """Returns this replica's share of the mean loss over the global batch."""
+        options = self._options
+        (distribution, values), _ = self._network(samples.observation, training=training)
+        log_ratios = tf.where(counts > 0, self._log_prob(distribution, samples.action) - samples.log_prob, 0.0)
+        ratios, epsilon = tf.exp(log_ratios), options.epsilon(self.train_step_counter)
+        rank = counts.shape.rank
+        entropy = common.entropy(distribution, self.action_spec, outer_rank=rank)
+        divergence = ppo_utils.nested_kl_divergence(
+            self._network.distribution(samples.behaviour), distribution, outer_dims=tuple(range(rank))
         )
-        old_log_probs = common.log_probability(old_distribution, experience.action, self._action_spec)
-        advantages = _normalized(info['advantage'], mask)
-        return lambda training: self.get_loss(
-            ts.TimeStep(experience.step_type, experience.reward, experience.discount, experience.observation),
-            experience.action,
-            old_log_probs,
-            info['return'],
-            advantages,
-            info['dist_params'],
-            mask if weights is None else weights * mask,
-            self.train_step_counter,
-            debug_summaries=False,
-            old_value_predictions=info['value_prediction'],
-            training=training,
+        figures = {
+            'policy_loss': ppo_loss.policy_loss(ratios, samples.advantage, epsilon),
+            'value_loss': ppo_loss.value_loss(values, samples.target, samples.value, options.value_clipping),
+            'entropy': entropy,
+            'kl_to_behaviour': divergence,
+            'clipped_share': tf.zeros_like(ratios)
+            if epsilon is None
+            else tf.cast(tf.abs(ratios - 1) > epsilon, tf.float32),
+        }
+        losses = (
+            figures['policy_loss']
+            + options.value_coefficient * figures['value_loss']
+            - options.entropy_weight(self.train_step_counter) * entropy
         )
+        if options.kl_coefficient:
+            losses += self._kl_coefficient * divergence
+        means, count = ppo_loss.means(figures, samples.target, samples.target - values, counts)
+        loss = tf.reduce_sum(tf.where(counts > 0, counts * losses, 0.0))
+        extra = means | {'kl_coefficient': tf.identity(self._kl_coefficient)}
+        return tf_agent.LossInfo(tf.math.divide_no_nan(loss, count), extra)
 
 
-def _normalized(advantages: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
-    """Returns advantages of mean 0 and variance 1 over those of the global batch that `mask` lets count, [B, T]."""
-    reduce = tf.distribute.get_replica_context().all_reduce
-    count, total = reduce(tf.distribute.ReduceOp.SUM, [tf.reduce_sum(mask), tf.reduce_sum(mask * advantages)])
-    mean = tf.math.divide_no_nan(total, count)
-    squares = reduce(tf.distribute.ReduceOp.SUM, tf.reduce_sum(mask * tf.square(advantages - mean)))
-    return (advantages - mean) * tf.math.rsqrt(tf.math.divide_no_nan(squares, count) + 1e-8)
+def _counts(experience: Any) -> tf.Tensor:
+    """Returns float32 [B, T]: 1 but between two episodes, where an environment broke, and in padding."""
+    return tf.cast(experience.next_step_type != ts.StepType.FIRST, tf.float32)[:, :-1]
 
 
-def _update(normalizer: tensor_normalizer.TensorNormalizer, values: Any, taken: tf.Tensor | None) -> None:
-    """Takes the global batch [B, T, ...] into a normalizer, whose variables replicas cannot assign by themselves."""
-    context = tf.distribute.get_replica_context()
-    gathered = tf.nest.map_structure(lambda value: context.all_gather(value, axis=0), values)
-
-    def meet(strategy: tf.distribute.Strategy, values: Any, taken: tf.Tensor | None) -> None:
-        first = tf.nest.map_structure(lambda value: strategy.experimental_local_results(value)[0], (values, taken))
-        if taken is None:
-            normalizer.update(first[0], outer_dims=[0, 1])
-        else:
-            tf.cond(first[1], lambda: tf.group(normalizer.update(first[0], outer_dims=[0, 1])), tf.no_op)
-
-    context.merge_call(meet, (gathered, taken))
-
-
-def _with_means(info: tf_agent.LossInfo) -> tf_agent.LossInfo:
-    """Returns the losses that make up the loss as means over the global batch, not as a replica's share of them."""
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    whole = tf.nest.map_structure(lambda share: share * replicas, info.extra)
-    return info._replace(extra=whole._replace(clip_fraction=info.extra.clip_fraction))
+def _variable(value: float, name: str) -> tf.Variable:
+    # All replicas assign the same.
+    return tf.Variable(
+        value, trainable=False, name=name, dtype=tf.float32, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA
+    )

@@ -23,8 +23,7 @@ from tflearn.variables.subscriber import Subscriber
 from tflearn.waiting import LOG_EVERY_SECS, Stopped
 
 _REPORT_SECS = 1.0
-_STEPS_PER_RUN = 16
-_LOOK_FOR_WEIGHTS_SECS = 0.02
+_LOOK_FOR_STOP_SECS = 0.02
 
 
 def collect(
@@ -126,25 +125,30 @@ def _run(
     max_env_steps: int | None,
 ) -> None:
     write = lambda row: writer(row, weights.newest.policy_version)  # noqa: E731
-    limit = None
-    if options.max_episodes_per_version is not None:
-        limit = VersionLimit(options.max_episodes_per_version, options.collect_at_least_every_secs)
+    limit, metrics = _limit(options), collection.metrics
     waits = False
     while _training_goes_on(weights) and not stop.is_set():
-        metrics = collection.metrics
-        if limit and limit.holds_back(weights.newest.policy_version, metrics.episodes):
+        count = writer.num_whole_sequences if options.max_sequences_per_version else metrics.episodes
+        if limit and limit.holds_back(weights.newest.policy_version, count):
             if not waits:  # the learner shall have all that these weights collected
                 writer.flush()
             waits = True
             reporter.report_if_due('waiting for newer weights')
-            stop.wait(_LOOK_FOR_WEIGHTS_SECS)
+            weights.wait_for_next(_LOOK_FOR_STOP_SECS)
             continue
         waits = False
-        collection.run(1 if limit else _STEPS_PER_RUN, write, weights.newest.env_steps)
+        collection.run(1, write, weights.newest.env_steps)
         reporter.report_if_due('running')
         if max_env_steps is not None and metrics.env_steps >= max_env_steps:
             writer.flush()
             return
+
+
+def _limit(options: CollectOptions) -> VersionLimit | None:
+    per_version = options.max_sequences_per_version or options.max_episodes_per_version
+    if per_version is None:
+        return None
+    return VersionLimit(per_version, options.collect_at_least_every_secs, options.versions_ahead)
 
 
 class _Reporter:

@@ -21,8 +21,13 @@ class CollectOptions:
       max_episodes_per_version: episodes that this collector finishes with the weights of one publication; then it waits
         for newer ones. Those that end in the same batched step count in full, so it may be up to B - 1 more. Episodes
         that are under way go on with the newer weights. None is no limit.
-      collect_at_least_every_secs: a collector that has waited so long for newer weights finishes one more episode,
-        so that a learner that lacks data gets some. None waits as long as it takes.
+      max_sequences_per_version: items of the experience that this collector makes with the weights of one publication;
+        then it waits likewise. With as many as the learner takes between two publications, over all collectors, each
+        learns from the other, and nothing waits in the queue.
+      versions_ahead: publications that a collector need not wait for: with 1 it makes the items that the learner takes
+        next, while the learner learns from those before.
+      collect_at_least_every_secs: a collector that has waited so long for newer weights finishes one more episode, or
+        makes one more item, so that a learner that lacks data gets some. None waits as long as it takes.
       report_metrics: whether the learner is told of this collector's episodes, for its summaries; or the names of the
         collectors of which it is. Environment steps are always told.
       metrics_buffer_size: episodes that means are over; at least one for each environment.
@@ -32,6 +37,8 @@ class CollectOptions:
     initial_random_steps: int = 0
     epsilon_ladder: exploration.EpsilonLadder | None = None
     max_episodes_per_version: int | None = None
+    max_sequences_per_version: int | None = None
+    versions_ahead: int = 0
     collect_at_least_every_secs: float | None = None
     report_metrics: bool | Collection[str] = True
     metrics_buffer_size: int = 10
@@ -43,16 +50,21 @@ class CollectOptions:
             {
                 'initial_random_steps': (self.initial_random_steps, 0),
                 'max_episodes_per_version': (self.max_episodes_per_version, 1),
+                'max_sequences_per_version': (self.max_sequences_per_version, 1),
+                'versions_ahead': (self.versions_ahead, 0),
                 'metrics_buffer_size': (self.metrics_buffer_size, 1),
             },
         )
         secs = self.collect_at_least_every_secs
         if secs is not None and not 0 < secs < math.inf:
             raise ValueError(f'got CollectOptions.collect_at_least_every_secs={secs!r}; need seconds above 0, or None')
-        if secs is not None and self.max_episodes_per_version is None:
+        if self.max_episodes_per_version is not None and self.max_sequences_per_version is not None:
+            raise ValueError('got max_episodes_per_version and max_sequences_per_version; need one of them, or none')
+        if (secs is not None or self.versions_ahead) and not self.waits_for_versions:
             raise ValueError(
-                f'got CollectOptions.collect_at_least_every_secs={secs!r} without max_episodes_per_version, so that '
-                'nothing is ever waited for; need both, or None'
+                f'got CollectOptions.collect_at_least_every_secs={secs!r}, versions_ahead={self.versions_ahead} '
+                'without max_episodes_per_version or max_sequences_per_version, so that nothing is ever waited for; '
+                'need one of these, or neither of those'
             )
         if isinstance(self.report_metrics, str):
             raise ValueError(
@@ -61,6 +73,11 @@ class CollectOptions:
             )
         if not 0 <= self.metrics_gamma <= 1:
             raise ValueError(f'got CollectOptions.metrics_gamma={self.metrics_gamma!r}; need a number in [0, 1]')
+
+    @property
+    def waits_for_versions(self) -> bool:
+        """Says whether a collector waits for newer weights."""
+        return self.max_episodes_per_version is not None or self.max_sequences_per_version is not None
 
     def reports_metrics(self, name: str) -> bool:
         """Says whether the collector `name` tells the learner of its episodes."""

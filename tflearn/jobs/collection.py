@@ -79,38 +79,48 @@ class Collection:
 
 
 class VersionLimit:
-    """So many episodes for each version of the policy, then one for every so many seconds."""
+    """So many episodes or sequences for each version of the policy, then one for every so many seconds."""
 
     def __init__(
-        self, max_episodes: int, at_least_every_secs: float | None, clock: Callable[[], float] = time.monotonic
+        self,
+        per_version: int,
+        at_least_every_secs: float | None = None,
+        versions_ahead: int = 0,
+        clock: Callable[[], float] = time.monotonic,
     ):
         """Knows no version yet.
 
         Args:
-          max_episodes: of a version.
+          per_version: episodes or sequences.
           at_least_every_secs: after so long a wait one more is allowed; None allows none.
+          versions_ahead: versions that need not be waited for.
           clock: seconds.
         """
-        self._max_episodes, self._at_least_every_secs, self._clock = max_episodes, at_least_every_secs, clock
+        self._per_version, self._ahead, self._at_least_every_secs = per_version, versions_ahead, at_least_every_secs
+        self._clock = clock
         self._version: int | None = None
         self._allowed = 0
         self._since: float | None = None
 
-    def holds_back(self, version: int, episodes: int) -> bool:
+    def holds_back(self, version: int, count: int) -> bool:
         """Says whether to wait for a newer version.
 
         Args:
           version: of the policy that acts.
-          episodes: finished so far.
+          count: episodes or sequences so far.
         """
         if version != self._version:
-            self._version, self._allowed = version, episodes + self._max_episodes
-        if episodes < self._allowed:
+            most = count + (1 + self._ahead) * self._per_version
+            # Versions that were missed are made up for, but never more than what may be made with one.
+            newer = 1 + self._ahead if self._version is None else max(1, version - self._version)
+            self._allowed = min(max(self._allowed, count) + newer * self._per_version, most)
+            self._version = version
+        if count < self._allowed:
             self._since = None
             return False
         now = self._clock()
         self._since = now if self._since is None else self._since
         if self._at_least_every_secs is None or now - self._since < self._at_least_every_secs:
             return True
-        self._allowed, self._since = episodes + 1, None
+        self._allowed, self._since = count + 1, None
         return False

@@ -7,16 +7,18 @@ from collections.abc import Callable, Collection, Mapping
 import tensorflow as tf
 from absl import logging
 
-from tflearn.experience import AgentFactory, Experience
+from tflearn.experience import Agent, AgentFactory, Experience
 from tflearn.jobs import initial_agent, recorded_data
-from tflearn.jobs.train_session import TrainSession
+from tflearn.jobs.train_session import Source, TrainSession
 from tflearn.jobs.train_settings import Settings, with_texts
 from tflearn.learner import strategies, workers
+from tflearn.learner.iterations import Iterations
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.limits import Limits
 from tflearn.replay import connection
 from tflearn.replay.mirror import ReplayMirror
 from tflearn.replay.prioritized import PrioritizedSampler
+from tflearn.replay.queue_source import QueueSource
 from tflearn.replay.sampler import ReplaySampler
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.run_dir import RunDir, Status
@@ -71,7 +73,8 @@ def train(
       strategy: where train steps run, see `strategies.make`.
       precision: 'float32', or 'bfloat16' for the networks' inner layers.
       inter_op_threads: threads for TensorFlow's operations; None is one for each core. Small ones are faster on 1.
-      steps_per_call: train steps in one call of the compiled program.
+      steps_per_call: train steps in one call of the compiled program; at most `publish_interval_steps` are taken. Where
+        the experience has an `iteration`, a call is an iteration, after which the weights are published if that is due.
       checkpoint_interval_steps: train steps between two checkpoints.
       summary_interval_steps: train steps between two summaries.
       publish_interval_steps: train steps between two publications of the weights.
@@ -114,12 +117,13 @@ def train(
         if not _wait_for_replay(run_dir, replay_address, storage, connect_timeout_secs, stop):
             return
         initial_agent.load(agent, initial_checkpoint, initial_prefixes, run_dir)
-        source = _source(replay_address, storage, place, data_timeout_secs, seed)
+        source = _source(replay_address, storage, agent, placement, data_timeout_secs, seed)
         settings = _with_priorities(settings, source)
         session = TrainSession(run_dir, replay_address, agent, storage, source, placement, settings, limits)
         if place.is_chief:
             on_restored()
-        session.run(stop, steps_per_call)
+        whole = isinstance(source, Iterations)
+        session.run(stop, source.max_draw_steps if whole else min(steps_per_call, publish_interval_steps))
 
 
 def _wait_for_replay(
@@ -137,18 +141,34 @@ def _wait_for_replay(
 
 
 def _source(
-    address: str, storage: Storage, place: strategies.ReplicaLayout, timeout_secs: float, seed: int | None
-) -> ReplayMirror | ReplaySampler:
-    logging.info('%s', place.describe(storage.experience.per_replica_batch_size))
-    batch_size = storage.experience.per_replica_batch_size * place.replicas // place.workers
+    address: str,
+    storage: Storage,
+    agent: Agent,
+    placement: tf.distribute.Strategy,
+    timeout_secs: float,
+    seed: int | None,
+) -> Source:
+    place, experience = strategies.layout(placement), storage.experience
+    logging.info('%s', place.describe(experience.per_replica_batch_size))
+    batch_size = experience.per_replica_batch_size * place.replicas // place.workers
     if storage.mirrored:
         return ReplayMirror(address, storage, batch_size, timeout_secs, seed or place.worker)
-    if storage.experience.prioritization:
+    if experience.prioritization:
         return PrioritizedSampler(address, storage, batch_size, timeout_secs)
-    return ReplaySampler(address, storage, batch_size, timeout_secs)
+    if experience.order != 'queue':
+        return ReplaySampler(address, storage, batch_size, timeout_secs)
+    queue = QueueSource([address], storage, batch_size, timeout_secs, seed)
+    if experience.iteration is None:
+        return queue
+    if not hasattr(agent, 'prepare'):
+        raise ValueError(
+            f'got Experience.iteration with a {type(agent).__name__}; need an agent that prepares sequences for '
+            'several epochs, as PPO; or iteration=None'
+        )
+    return Iterations(queue, agent.prepare, experience.iteration, placement, seed or place.worker)
 
 
-def _with_priorities(settings: Settings, source: ReplayMirror | ReplaySampler) -> Settings:
+def _with_priorities(settings: Settings, source: Source) -> Settings:
     """Lets the errors of items go back to the replay, if that draws by priority."""
     if not isinstance(source, PrioritizedSampler):
         return settings

@@ -15,6 +15,7 @@ from tflearn.jobs.collect_summaries import CollectSummaries
 from tflearn.jobs.train_settings import Settings
 from tflearn.learner import strategies, workers
 from tflearn.learner.consistency import ReplicaConsistency
+from tflearn.learner.iterations import Iterations
 from tflearn.learner.learner import Learner
 from tflearn.learner.limits import Limits
 from tflearn.learner.train_result import TrainResult
@@ -23,6 +24,7 @@ from tflearn.learner.watchdog import Watchdog
 from tflearn.policies.saved_policy import PolicyExporter
 from tflearn.replay import connection, reports
 from tflearn.replay.mirror import ReplayMirror
+from tflearn.replay.queue_source import QueueSource
 from tflearn.replay.sampler import ReplaySampler
 from tflearn.replay.statistics import ReplayStatistics
 from tflearn.replay.storage import REPLAY, Storage
@@ -32,6 +34,8 @@ from tflearn.waiting import LOG_EVERY_SECS
 
 _LOOK_AT_REPLAY_SECS = 1.0
 _LAST_LOOK_SECS = 5.0
+
+Source = ReplayMirror | ReplaySampler | QueueSource | Iterations
 
 
 class Progress(tf.train.experimental.PythonState):
@@ -69,7 +73,7 @@ class TrainSession:
         address: str,
         agent: Agent,
         storage: Storage,
-        source: ReplayMirror | ReplaySampler,
+        source: Source,
         strategy: tf.distribute.Strategy,
         settings: Settings,
         limits: Limits,
@@ -137,7 +141,9 @@ class TrainSession:
             self._run_dir.train_result.unlink(missing_ok=True)
         self._exporter.drop_newer_than(learner.step)
         # After a crash the checkpoint's version may be behind what actors have seen.
-        self._progress.policy_version = max(self._progress.policy_version, self._publisher.newest_version())
+        newest = self._publisher.newest_version()
+        if newest > self._progress.policy_version:
+            self._progress.policy_version = newest + 1  # the weights of that one are lost
         # Only now, when a checkpoint may have been restored, are the weights what actors and readers shall have.
         self._send(learner.step)
         self._export(learner.step)
@@ -227,6 +233,9 @@ class TrainSession:
         self._send(step)
 
     def _send(self, step: int, finished: bool = False) -> None:
+        queue = self._source.source if isinstance(self._source, Iterations) else self._source
+        if isinstance(queue, QueueSource):
+            queue.newest_version = self._progress.policy_version
         if self._chief:
             self._publisher.publish(step, self._progress.policy_version, self._reports.env_steps, finished)
 
@@ -283,6 +292,6 @@ class TrainSession:
         )
 
 
-def _counts_of(source: ReplayMirror | ReplaySampler) -> dict[str, ReplayMirror]:
+def _counts_of(source: Source) -> dict[str, ReplayMirror]:
     # Where the server draws, it counts.
     return {'replay': source} if isinstance(source, ReplayMirror) else {}

@@ -24,6 +24,8 @@ class ChunkBuilder:
 
     A row of an environment that was made anew (not LAST, and yet -> FIRST) says nothing but its observation, for its
     step never happened: it ends its episode as the boundary row of a truncated one does, and begins no sequence.
+
+    Where the experience lets sequences cross episodes, all rows of an environment are one run of them, whatever ends.
     """
 
     def __init__(
@@ -37,20 +39,21 @@ class ChunkBuilder:
         """Makes room for the rows.
 
         Args:
-          experience: gives sequence length, stride, and whether ends are padded.
+          experience: gives sequence length, stride, and what becomes of an episode's end.
           num_starts: C.
           num_environments: B.
           num_bytes: of a row, its flag included.
           clock: seconds.
         """
         self._length, self._stride, self._pad = experience.sequence_length, experience.stride, experience.pad_episodes
+        self._cross = experience.cross_episodes
         self._chunk_rows = num_starts + self._length - 1
         # Twice a chunk: rows are moved to the front once per chunk, not once per row, even if each begins one.
         self._rows = np.zeros((num_environments, 2 * self._chunk_rows, num_bytes), np.uint8)
         self._begin = np.zeros(num_environments, np.int64)  # where the current chunk begins
         self._end = np.zeros(num_environments, np.int64)  # after its newest row
         self._num_flags = np.zeros(num_environments, np.int64)  # in it
-        # Rows of the current episode; none before its first, and a boundary row ends it.
+        # Rows of the current episode; none before its first, and a boundary row ends it. Or all, if sequences cross.
         self._age = np.zeros(num_environments, np.int64)
         self._terminated = np.zeros(num_environments, bool)
         self._clock = clock
@@ -77,6 +80,9 @@ class ChunkBuilder:
         Returns:
           The chunks that are full now.
         """
+        if self._cross:
+            self._age += 1
+            return self._append(self._environments, rows)
         self._age = np.where(step_type == _FIRST, 1, self._age + (self._age > 0))
         chunks = self._append(self._environments, rows)
         last = step_type == _LAST

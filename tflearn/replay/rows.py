@@ -91,6 +91,12 @@ class RowLayout:
             columns.append(column.view(dtype).reshape(len(column), *shape))
         return tf.nest.pack_sequence_as(self.spec, columns)
 
+    def column(self, rows: np.ndarray, name: str) -> np.ndarray:
+        """Returns one column of packed rows [B, num_bytes]: the first whose spec has this name, [B, *its shape]."""
+        names = [leaf.name for leaf in self._leaves]
+        shape, dtype, place = self._columns[names.index(name)]
+        return np.ascontiguousarray(rows[:, place]).view(dtype).reshape(len(rows), *shape)
+
     def unpack(self, rows: tf.Tensor) -> types.NestedTensor:
         """Unpacks rows uint8 [..., num_bytes] into the nest of tensors [..., *column shape]. Runs in a graph."""
         outer = rows.shape[:-1].as_list()

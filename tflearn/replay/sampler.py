@@ -1,4 +1,4 @@
-"""ReplaySampler: batches that the replay server draws (or, from a queue, hands out)."""
+"""ReplaySampler: batches that the replay server draws."""
 
 import math
 from collections.abc import Sequence

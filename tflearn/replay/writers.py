@@ -58,6 +58,8 @@ class ReplayWriter:
         self._server_timeout_secs = server_timeout_secs
         # At least a chunk of each environment, so that they act while the server takes in what they saw last.
         self._max_pending = max(num_environments, _MAX_PENDING_STEPS // storage.num_starts)
+        if storage.experience.order == 'queue':  # what waits here waits like the rest
+            self._max_pending = min(self._max_pending, storage.experience.max_size - 1)
         self._pending: collections.deque[np.ndarray] = collections.deque()  # chunks, the oldest first
         self._confirmed_at = time.monotonic()
         self.num_sequences = 0
@@ -90,6 +92,11 @@ class ReplayWriter:
             self._wait_until_taken(self._max_pending)
         if self._pending and time.monotonic() - self._confirmed_at > _MAX_PENDING_SECS:
             self._wait_until_taken()
+
+    @property
+    def num_whole_sequences(self) -> int:
+        """Sequences that were sent, or only wait to be."""
+        return self.num_sequences + self._chunks.num_waiting
 
     def flush(self) -> None:
         """Inserts what is gathered, and waits until all of it is in the tables.

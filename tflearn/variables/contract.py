@@ -95,28 +95,25 @@ def _text(spec: tf.TensorSpec | None) -> str:
     return f'{spec.dtype.name}{list(spec.shape)}' if spec is not None else 'absent'
 
 
-def size(address: str) -> int | None:
-    """Returns how many publications the server holds (0 or 1), or None when it does not answer."""
+def counts(address: str) -> tuple[int, int] | None:
+    """Returns how many publications the server holds (0 or 1) and has had, or None when it does not answer."""
     if not listens(address):
         return None
     try:
-        return reverb.Client(address).server_info(timeout=2)[VARIABLES].current_size
+        info = reverb.Client(address).server_info(timeout=2)[VARIABLES]
     except (reverb.DeadlineExceededError, RuntimeError):
         return None
+    return info.current_size, info.rate_limiter_info.insert_stats.completed
 
 
-def fetch(address: str, columns: dict[str, tf.TensorSpec]) -> dict[str, tf.Tensor] | None:
-    """Returns the newest publication, or None if there is none yet or the server is away.
-
-    It waits, as long as that takes, for a server that goes away meanwhile.
+def dataset(address: str, columns: dict[str, tf.TensorSpec]) -> tf.data.Dataset:
+    """Returns a dataset for `fetch`, which may be used again.
 
     Args:
       address: 'host:port'.
       columns: the signature.
     """
-    if not listens(address):
-        return None
-    dataset = reverb.TrajectoryDataset(
+    return reverb.TrajectoryDataset(
         address,
         VARIABLES,
         dtypes={name: spec.dtype for name, spec in columns.items()},
@@ -125,8 +122,21 @@ def fetch(address: str, columns: dict[str, tf.TensorSpec]) -> dict[str, tf.Tenso
         num_workers_per_iterator=1,
         rate_limiter_timeout_ms=200,
     )
+
+
+def fetch(address: str, publications: tf.data.Dataset) -> dict[str, tf.Tensor] | None:
+    """Returns the newest publication, or None if there is none yet or the server is away.
+
+    It waits, as long as that takes, for a server that goes away meanwhile.
+
+    Args:
+      address: 'host:port'.
+      publications: what `dataset` gave for this address.
+    """
+    if not listens(address):
+        return None
     try:
-        sample = next(iter(dataset), None)
+        sample = next(iter(publications), None)
     except tf.errors.OpError:  # the server is going down
         return None
     return None if sample is None else sample.data

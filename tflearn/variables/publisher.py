@@ -43,7 +43,9 @@ class Publisher:
 
     def newest_version(self) -> int:
         """Returns the policy version that actors see now; 0 if there is none."""
-        data = contract.fetch(self._address, self._columns) if contract.size(self._address) else None
+        counts = contract.counts(self._address)
+        there = counts is not None and counts[0] > 0
+        data = contract.fetch(self._address, contract.dataset(self._address, self._columns)) if there else None
         return 0 if data is None else int(data['policy_version'])
 
     def publish(self, train_step: int, policy_version: int, env_steps: int, finished: bool = False) -> None:
@@ -66,7 +68,7 @@ class Publisher:
             self._wake.wait(_LOOK_SECS)
             self._wake.clear()
             newest = self._newest
-            if newest is None or (newest is self._sent and contract.size(self._address) != 0):
+            if newest is None or (newest is self._sent and not self._is_lost()):
                 continue
             try:
                 self._send(newest)
@@ -75,6 +77,11 @@ class Publisher:
                 # Actors go on with older weights until the server is back.
                 version = newest['policy_version']
                 logging.warning('could not publish version %d to %s: %s', version, self._address, error)
+
+    def _is_lost(self) -> bool:
+        """Says whether the server is there and has no publication: it was restarted."""
+        counts = contract.counts(self._address)
+        return counts is not None and counts[0] == 0
 
     def _send(self, publication: dict[str, Any]) -> None:
         if not listens(self._address):

@@ -1,0 +1,87 @@
+"""Any environment, with a line in a file for its first step and for the end of every episode."""
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from tf_agents.trajectories import time_step as ts
+
+from tflearn import specs
+
+
+def make(
+    num_environments: int, seed: int | None, *, make_environment: specs.EnvironmentFactory, path: str
+) -> specs.BatchedEnvironment:
+    """Makes an environment, see `specs.EnvironmentFactory`.
+
+    Args:
+      num_environments: B.
+      seed: of the first.
+      make_environment: makes the one that is recorded.
+      path: of the file; `read` says what is in it. Nothing is written before the first step.
+    """
+    return RecordedEnvironment(make_environment(num_environments=num_environments, seed=seed), path)
+
+
+def read(path: str | os.PathLike[str]) -> tuple[float | None, list[tuple[float, float, int]]]:
+    """Returns the time of the first step, and (time, return, length) of each episode, in their order.
+
+    Times are seconds since 1970; without a file there is no first step and no episode.
+    """
+    if not os.path.exists(path):
+        return None, []
+    with open(path, encoding='utf-8') as lines:
+        entries = [json.loads(line) for line in lines if line.endswith('\n')]
+    starts = [entry['start'] for entry in entries if 'start' in entry]
+    episodes = [tuple(entry['episode']) for entry in entries if 'episode' in entry]
+    return min(starts, default=None), sorted(episodes)
+
+
+def append(path: str | os.PathLike[str], **entry: Any) -> None:
+    """Appends a line, whole also if several processes write."""
+    with open(path, 'a', encoding='utf-8') as lines:
+        lines.write(json.dumps(entry) + '\n')
+
+
+class RecordedEnvironment:
+    """A `specs.BatchedEnvironment` that tells of its episodes."""
+
+    def __init__(self, environment: specs.BatchedEnvironment, path: str):
+        """Takes over `environment`: it is closed with this."""
+        self.num_environments, self.specs = environment.num_environments, environment.specs
+        self._environment, self._path, self._started = environment, path, False
+        self._returns, self._lengths = np.zeros(self.num_environments), np.zeros(self.num_environments, int)
+
+    @property
+    def info(self) -> Mapping[str, np.ndarray]:
+        """Of the environment."""
+        return self._environment.info
+
+    @property
+    def num_rebuilt(self) -> int:
+        """Of the environment."""
+        return self._environment.num_rebuilt
+
+    def reset(self) -> ts.TimeStep:
+        """Starts new episodes everywhere."""
+        return self._environment.reset()
+
+    def step(self, action: Any) -> ts.TimeStep:
+        """Applies `action`, and writes a line for each episode that ends."""
+        if not self._started:
+            append(self._path, start=time.time())
+            self._started = True
+        time_step = self._environment.step(action)
+        self._returns += time_step.reward
+        self._lengths += time_step.step_type != ts.StepType.FIRST
+        for i in np.flatnonzero(time_step.step_type == ts.StepType.LAST):
+            append(self._path, episode=[time.time(), float(self._returns[i]), int(self._lengths[i])])
+            self._returns[i] = self._lengths[i] = 0
+        return time_step
+
+    def close(self) -> None:
+        """Frees what the environments hold."""
+        self._environment.close()

@@ -1,0 +1,47 @@
+import numpy as np
+import tensorflow as tf
+
+from tflearn.agents.normalizer import Normalizer
+
+SPEC = {'big': tf.TensorSpec((2,), tf.float32), 'flag': tf.TensorSpec((), tf.float32)}
+
+
+def _values(generator, size):
+    return {
+        'big': np.float32(generator.normal((1e4, -3.0), (1.0, 5.0), (size, 3, 2))),
+        'flag': np.float32(generator.uniform(size=(size, 3))),
+    }
+
+
+def test_parts_make_the_whole():
+    """Mean and variance of all that counted, also far from 0; what does not count or is not finite changes nothing."""
+    normalizer, generator = Normalizer(SPEC, clipping=3.0), np.random.default_rng(1)
+    kept = {name: [] for name in SPEC}
+    for size in (1, 7, 200):
+        values, counts = _values(generator, size), np.float32(generator.random((size, 3)) < 0.7)
+        for name, value in values.items():
+            kept[name].append(value[counts > 0])
+            value[counts == 0] = np.inf
+        values['flag'][0, 0] = np.nan
+        for parts in kept.values():
+            parts[-1] = parts[-1][int(counts[0, 0]) :]
+        normalizer.update(tf.nest.map_structure(tf.constant, values), tf.constant(counts))
+    whole = {name: np.concatenate(parts).astype(np.float64) for name, parts in kept.items()}
+    assert normalizer.count.numpy() == len(whole['flag'])
+    for mean, variance, value in zip(normalizer.means, normalizer.variances, tf.nest.flatten(whole), strict=True):
+        np.testing.assert_allclose(mean, value.mean(axis=0), rtol=1e-5)
+        np.testing.assert_allclose(variance, value.var(axis=0), rtol=1e-3)
+    normal = normalizer({name: tf.constant(np.float32(value)) for name, value in whole.items()})
+    for name, value in whole.items():
+        expected = np.clip((value - value.mean(axis=0)) / value.std(axis=0), -3, 3)
+        np.testing.assert_allclose(normal[name], expected, atol=3e-3)
+
+
+def test_before_it_saw_anything_and_without_a_center():
+    values = tf.constant([[2.0, -4.0]])
+    normalizer = Normalizer(tf.TensorSpec((), tf.float32), clipping=10.0, center=False)
+    np.testing.assert_allclose(normalizer(values), values, rtol=1e-6)
+    normalizer.update(values, tf.zeros((1, 2)))
+    np.testing.assert_allclose(normalizer(values), values, rtol=1e-6)
+    normalizer.update(values, tf.ones((1, 2)))
+    np.testing.assert_allclose(normalizer(values), values / np.sqrt(10.0), rtol=1e-6)

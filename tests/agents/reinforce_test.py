@@ -1,0 +1,75 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+from tf_agents.trajectories import time_step as ts
+
+from tests.agents import example_data
+from tflearn.agents import reinforce
+from tflearn.experience import Experience
+from tflearn.steps import create_train_step
+
+# TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
+pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
+
+
+def _agent(**changes):
+    agent = reinforce.make_agent(
+        example_data.DISCRETE,
+        create_train_step(),
+        reinforce.EXPERIENCE,
+        actor_fc_layer_params=(16,),
+        **{'value_fc_layer_params': (16,)} | changes,
+    )
+    agent.initialize()
+    return agent
+
+
+def _episodes(agent, size, length, padding=0):
+    """One episode in each sequence: `length` steps, the row after it, and copies of that."""
+    data = example_data.sequences(agent, size, length + 1)
+    place = np.arange(length + 1 + padding)
+    data = tf.nest.map_structure(
+        lambda leaf: tf.concat([leaf, tf.repeat(leaf[:, -1:], padding, axis=1)], axis=1) if padding else leaf, data
+    )
+    next_types = np.select([place < length - 1, place == length - 1], [ts.StepType.MID, ts.StepType.LAST], 0)
+    types = np.select([place == 0, place < length], [ts.StepType.FIRST, ts.StepType.MID], ts.StepType.LAST)
+    tile = lambda row: tf.constant(np.tile(np.int32(row), (size, 1)))  # noqa: E731
+    return data._replace(step_type=tile(types), next_step_type=tile(next_types))
+
+
+def test_the_loss_is_what_the_paper_says():
+    agent = _agent(value_fc_layer_params=None, normalize_returns=False, gamma=0.9)
+    data = _episodes(agent, 3, 5)
+    rewards = data.reward.numpy()[:, :5]
+    returns = np.array([[sum(0.9 ** (k - t) * row[k] for k in range(t, 5)) for t in range(5)] for row in rewards])
+    step = ts.TimeStep(data.step_type, data.reward, data.discount, data.observation)
+    log_probs = agent.collect_policy.distribution(step).action.log_prob(data.action).numpy()[:, :5]
+    assert float(agent.loss(data).loss) == pytest.approx(-(log_probs * returns).sum() / 3, rel=1e-4)
+
+
+def test_padding_changes_nothing():
+    agent = _agent(normalize_returns=False)
+    plain, padded = (agent.loss(_episodes(agent, 3, 5, padding)).loss for padding in (0, 4))
+    assert float(padded) == pytest.approx(float(plain), rel=1e-3)
+
+
+def test_it_learns():
+    """The reward is the action: one episode of three steps after the other."""
+    agent = _agent(learning_rate=2e-2)
+    train, act = tf.function(agent.train), tf.function(agent.collect_policy.action)
+    data = _episodes(agent, 32, 3)
+    for _ in range(60):
+        flat = tf.nest.map_structure(lambda leaf: tf.reshape(leaf, [-1, *leaf.shape[2:]]), data)
+        action = act(ts.TimeStep(flat.step_type, flat.reward, flat.discount, flat.observation)).action
+        action = tf.reshape(action, (32, 4))
+        train(data._replace(action=action, reward=tf.cast(action, tf.float32)))
+    assert float(tf.reduce_mean(tf.cast(action, tf.float32))) > 0.85
+    assert agent.train_step_counter.numpy() == 60
+
+
+def test_what_it_cannot_learn_from():
+    with pytest.raises(ValueError, match='REINFORCE learns from whole episodes, once'):
+        reinforce.make_agent(example_data.DISCRETE, create_train_step(), Experience())
+    strategy = tf.distribute.MirroredStrategy(['CPU:0', 'CPU:1'])
+    with strategy.scope(), pytest.raises(ValueError, match='got 2 replicas; need one for REINFORCE'):
+        reinforce.make_agent(example_data.DISCRETE, create_train_step(), reinforce.EXPERIENCE)

@@ -1,0 +1,27 @@
+import functools
+
+import numpy as np
+import pytest
+
+from tflearn.environments import gymnasium_env, partial_view
+
+CARTPOLE = functools.partial(gymnasium_env.make, 'CartPole-v1')
+
+
+def test_it_shows_a_part():
+    whole, part = CARTPOLE(2, 0), partial_view.make(2, 0, CARTPOLE, (0, 2))
+    try:
+        assert part.specs.observation.shape == (2,)
+        np.testing.assert_array_equal(part.specs.observation.maximum, whole.specs.observation.maximum[[0, 2]])
+        np.testing.assert_array_equal(part.reset().observation, whole.reset().observation[:, [0, 2]])
+        action = np.array([0, 1])
+        np.testing.assert_array_equal(part.step(action).observation, whole.step(action).observation[:, [0, 2]])
+    finally:
+        whole.close()
+        part.close()
+
+
+@pytest.mark.parametrize('shown', [(), (4,), (-1,)])
+def test_places_are_checked(shown):
+    with pytest.raises(ValueError, match='need places in a vector'):
+        partial_view.make(2, 0, CARTPOLE, shown)

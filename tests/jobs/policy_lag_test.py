@@ -1,0 +1,57 @@
+"""How old the policy is that acted, when the learner trains on what it did; with a real collector and a real queue."""
+
+import functools
+import threading
+
+from tests.learner import written_summaries
+from tflearn.agents import impala
+from tflearn.agents.actor_value import NetworkOptions
+from tflearn.environments import gymnasium_env
+from tflearn.experience import Experience
+from tflearn.jobs.collect import collect
+from tflearn.jobs.train import train
+from tflearn.learner.learner import LearnerOptions
+
+# One item in the queue, and weights sent with every train step.
+QUEUE = Experience(
+    sequence_length=9,
+    stride=8,
+    pad_episodes=True,
+    order='queue',
+    max_size=1,
+    min_size=1,
+    per_replica_batch_size=8,
+    max_policy_lag=2,
+)
+NUM_STEPS = 40
+# Slower than the collector, so that it is the queue that holds the collector back.
+SECS_PER_STEP = 0.05
+
+
+def test_it_is_bounded_as_configured_which_a_histogram_shows(small_run):
+    given = {
+        'make_environment': functools.partial(gymnasium_env.make, 'Pendulum-v1'),
+        'make_agent': functools.partial(impala.make_agent, network=NetworkOptions(fc_layer_params=(8,))),
+        'experience': QUEUE,
+    }
+    never = threading.Event()
+    small_run.start_replay(**given)
+    collector = small_run.start(collect, num_environments=8, refresh_interval_secs=0.005, **given)
+    small_run.start(
+        train,
+        num_train_steps=NUM_STEPS,
+        publish_interval_steps=1,
+        summary_interval_steps=1,
+        options=LearnerOptions(after_run=lambda result: never.wait(SECS_PER_STEP)),
+        **given,
+    ).join()
+    collector.join()
+    summaries = small_run.dir.summaries('train')
+    lags = written_summaries.histograms(summaries)['data/policy_lag']
+    assert set(lags) == set(range(1, NUM_STEPS + 1))
+    assert all(0 <= least <= greatest <= 2 for least, greatest, _ in lags.values())
+    assert any(greatest for _, greatest, _ in lags.values())
+    figures = written_summaries.scalars(summaries)
+    assert max(figures['train/greatest_policy_lag'].values()) <= 2
+    # The bound is kept by the short queue first of all.
+    assert max(figures['train/stale_sequences'].values()) < NUM_STEPS * QUEUE.per_replica_batch_size

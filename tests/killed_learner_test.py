@@ -1,0 +1,56 @@
+"""A learner is killed and started again, while its collector waits with a full queue: real programs, real signals."""
+
+import contextlib
+import signal
+
+import pytest
+
+from tests.end_to_end.programs import Program, figure, pid
+from tests.learner import written_summaries
+from tflearn.launch.local import free_address
+from tflearn.run_dir import RunDir
+
+MAX_LAG = 2
+BINDINGS = (
+    'actor_value.NetworkOptions.fc_layer_params=(16,)',
+    f'Experience.max_policy_lag={MAX_LAG}',
+    'Experience.max_size=64',  # eight batches, of which most are too old once the learner is back
+    'Experience.per_replica_batch_size=8',
+    'train.num_train_steps=1_000_000',
+    'train.checkpoint_interval_steps=20',
+    'train.export_interval_steps=1_000_000',
+    'train.summary_interval_steps=5',
+)
+
+
+@pytest.mark.slow
+def test_it_goes_on_without_stale_batches_and_with_the_same_collector(tmp_path):
+    run_dir = RunDir(tmp_path / 'run')
+    flags = ['--root_dir=run', '--gin_file=impala_cartpole', f'--replay_address={free_address()}']
+    flags += [f'--gin_bindings={binding}' for binding in BINDINGS]
+    with contextlib.ExitStack() as programs:
+
+        def start(job, name=''):
+            return programs.enter_context(Program(job, *flags, folder=tmp_path, name=name))
+
+        start('replay_server')
+        collect, killed = start('collect'), start('train')
+        killed.wait_for(lambda: figure(run_dir, 'train', 'train_step') > 100, 'training')
+        killed.send(signal.SIGKILL)
+        assert killed.end() == -signal.SIGKILL
+        step, collector = figure(run_dir, 'train', 'train_step'), pid(run_dir, 'collect_0')
+        collect.wait_for(lambda: figure(run_dir, 'replay_server', 'replay_size') >= 64, 'a full queue')
+        waiting_at = figure(run_dir, 'collect_0', 'env_steps')
+
+        learner = start('train', 'again')
+        learner.wait_for(lambda: figure(run_dir, 'train', 'train_step') > step + 100, 'training to go on')
+        learner.wait_for(lambda: figure(run_dir, 'train', 'stale_sequences') > 0, 'stale sequences')
+        collect.wait_for(lambda: figure(run_dir, 'collect_0', 'env_steps') > waiting_at + 1_000, 'collecting to go on')
+        assert pid(run_dir, 'collect_0') == collector
+        assert figure(run_dir, 'train', 'greatest_policy_lag') <= MAX_LAG
+        learner.send(signal.SIGTERM)
+        assert learner.end() == 128 + signal.SIGTERM
+        assert 'from scratch' not in learner.output
+    histograms = written_summaries.histograms(run_dir.summaries('train'))['data/policy_lag']
+    assert all(greatest <= MAX_LAG for _, greatest, _ in histograms.values())
+    assert max(histograms) > step

@@ -1,0 +1,180 @@
+"""Networks with two heads, the action's distribution and the observation's value, and the policy that acts by one."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import tensorflow as tf
+from tf_agents.agents.ppo import ppo_utils
+from tf_agents.networks import encoding_network, lstm_encoding_network, network
+from tf_agents.policies import tf_policy
+from tf_agents.trajectories import policy_step
+from tf_agents.trajectories import time_step as ts
+from tf_agents.typing import types
+
+from tflearn.agents import networks
+from tflearn.specs import EnvironmentSpecs
+
+DIST_PARAMS = 'dist_params'  # of the policy info: the parameters of the distribution that the action was drawn from
+
+_ACTIVATIONS = {'relu': tf.keras.activations.relu, 'tanh': tf.keras.activations.tanh}
+
+
+@dataclasses.dataclass(frozen=True)
+class NetworkOptions:
+    """What lies between the observation and the heads.
+
+    Attributes:
+      conv_layer_params: (filters, kernel size, stride) of convolutions, for pictures [height, width, channels]; None
+        has none. Observations of bytes are divided by 255.
+      fc_layer_params: units of the fully connected layers.
+      activation: of all these layers.
+      lstm_size: units of the LSTM layers after them; None is a network without memory. With memory, let the experience
+        store the policy's state (`Experience.store_policy_state`), or each sequence begins with zeros.
+      shared: one such network for both heads; otherwise the value has its own.
+    """
+
+    conv_layer_params: networks.ConvLayerParams | None = None
+    fc_layer_params: Sequence[int] = (64, 64)
+    activation: Literal['relu', 'tanh'] = 'tanh'
+    lstm_size: Sequence[int] | None = None
+    shared: bool = False
+
+    def __post_init__(self) -> None:
+        if self.activation not in _ACTIVATIONS:
+            raise ValueError(f'got activation={self.activation!r}; need one of {", ".join(_ACTIVATIONS)}')
+
+    def make_encoder(self, observation_spec: types.NestedTensorSpec, name: str) -> network.Network:
+        """Makes a network: observation -> features.
+
+        Raises:
+          ValueError: for convolutions of what is no picture.
+        """
+        leaves = tf.nest.flatten(observation_spec)
+        if self.conv_layer_params and any(spec.shape.rank != 3 for spec in leaves):
+            raise ValueError(
+                f'got conv_layer_params for the observation {observation_spec}; need pictures [height, width, '
+                'channels], or conv_layer_params=None'
+            )
+        bytes_only = all(spec.dtype == tf.uint8 for spec in leaves)
+        arguments = {
+            'preprocessing_layers': tf.nest.map_structure(lambda _: networks.Pixels(), observation_spec)
+            if bytes_only
+            else None,
+            'preprocessing_combiner': tf.keras.layers.Concatenate() if len(leaves) > 1 else None,
+            'conv_layer_params': self.conv_layer_params,
+            'activation_fn': _ACTIVATIONS[self.activation],
+            'name': name,
+        }
+        units = tuple(self.fc_layer_params)
+        if self.lstm_size is None:
+            policy = tf.keras.mixed_precision.global_policy()
+            return encoding_network.EncodingNetwork(observation_spec, fc_layer_params=units, dtype=policy, **arguments)
+        return lstm_encoding_network.LSTMEncodingNetwork(
+            observation_spec,
+            input_fc_layer_params=units,
+            lstm_size=tuple(self.lstm_size),
+            output_fc_layer_params=(),
+            **arguments,
+        )
+
+
+class ActorValueNetwork(network.Network):
+    """Observation -> (distribution of the action, value float32), of observations [B, ...] or [B, T, ...]."""
+
+    def __init__(self, specs: EnvironmentSpecs, options: NetworkOptions, name: str = 'ActorValueNetwork'):
+        """Makes the variables, in the strategy's scope.
+
+        Args:
+          specs: of the environment.
+          options: what it is made of.
+          name: of the network.
+        """
+        actor = options.make_encoder(specs.observation, 'actor' if not options.shared else 'encoder')
+        value = actor if options.shared else options.make_encoder(specs.observation, 'value')
+        state_spec = actor.state_spec
+        if state_spec and not options.shared:
+            state_spec = {'actor': actor.state_spec, 'value': value.state_spec}
+        super().__init__(input_tensor_spec=specs.observation, state_spec=state_spec, name=name)
+        self._shared, self._actor, self._value = options.shared, actor, value
+        self._projections = networks.projections(specs.action)
+        self._value_head = tf.keras.layers.Dense(1, kernel_initializer='glorot_uniform', dtype='float32', name='head')
+        self.create_variables(specs.observation)
+
+    def call(
+        self, observation: types.NestedTensor, step_type: Any = None, network_state: Any = (), training: bool = False
+    ) -> tuple[tuple[Any, tf.Tensor], Any]:
+        """See `network.Network.call`. Returns ((distribution, value), state)."""
+        separate = bool(self.state_spec) and not self._shared
+        own = network_state or {'actor': (), 'value': ()} if separate else {'actor': network_state, 'value': ()}
+        features, state = self._actor(observation, step_type, own['actor'], training=training)
+        value_features = features
+        if not self._shared:
+            value_features, value_state = self._value(observation, step_type, own['value'], training=training)
+            state = {'actor': state, 'value': value_state} if separate else state
+        value = tf.squeeze(self._value_head(tf.cast(value_features, tf.float32)), axis=-1)
+        outer_rank = features.shape.rank - 1
+        distribution = tf.nest.map_structure(
+            lambda projection: projection(features, outer_rank, training=training)[0], self._projections
+        )
+        return (distribution, value), state
+
+    # These two are no attributes: Keras would wrap their dictionaries.
+    @property
+    def info_spec(self) -> dict[str, Any]:
+        """Of the policy info that goes with the distribution."""
+        return {DIST_PARAMS: tf.nest.map_structure(lambda spec: spec.input_params_spec, self._distribution_specs)}
+
+    @property
+    def _distribution_specs(self) -> Any:
+        return tf.nest.map_structure(lambda projection: projection.output_spec, self._projections)
+
+    @property
+    def value_variables(self) -> list[tf.Variable]:
+        """The trainable variables of the value alone."""
+        own = [] if self._shared else self._value.trainable_variables
+        return [*own, *self._value_head.trainable_variables]
+
+    def parameters(self, distribution: Any) -> dict[str, Any]:
+        """Returns the policy info of a distribution."""
+        return {DIST_PARAMS: ppo_utils.get_distribution_params(distribution, legacy_distribution_network=True)}
+
+    def distribution(self, info: Any) -> Any:
+        """Returns the distribution that `parameters` gave the policy info of."""
+        return ppo_utils.distribution_from_spec(
+            self._distribution_specs, info[DIST_PARAMS], legacy_distribution_network=True
+        )
+
+
+class ActorValuePolicy(tf_policy.TFPolicy):
+    """Draws from the network's distribution. Actions are not clipped: their probabilities would be others."""
+
+    def __init__(self, specs: EnvironmentSpecs, actor_value: ActorValueNetwork, tells: bool, name: str = 'policy'):
+        """Makes the policy.
+
+        Args:
+          specs: of the environment.
+          actor_value: the network.
+          tells: the parameters of the distribution, as policy info.
+          name: of the policy.
+        """
+        super().__init__(
+            specs.time_step,
+            specs.action,
+            policy_state_spec=actor_value.state_spec,
+            info_spec=actor_value.info_spec if tells else (),
+            clip=False,
+            name=name,
+        )
+        self._network, self._tells = actor_value, tells
+
+    def _variables(self) -> list[tf.Variable]:
+        return self._network.variables
+
+    def _distribution(self, time_step: ts.TimeStep, policy_state: Any) -> policy_step.PolicyStep:
+        (distribution, _), state = self._network(
+            time_step.observation, step_type=time_step.step_type, network_state=policy_state
+        )
+        return policy_step.PolicyStep(
+            distribution, state, self._network.parameters(distribution) if self._tells else ()
+        )

@@ -1,0 +1,188 @@
+"""APPO: asynchronous proximal policy optimization, IMPALA with PPO's clipped objective and a target network.
+
+Luo et al. 2020, "IMPACT: Importance Weighted Asynchronous Architectures with Clipped Target Networks" (arXiv
+1912.00167); the adaptive KL penalty is that of Schulman et al. 2017, "Proximal Policy Optimization Algorithms" (arXiv
+1707.06347), section 4. With the behaviour policy mu, the target policy pi', which follows the trained policy pi
+every so many train steps, and V-trace's advantages A of pi':
+
+  ratio = min(mu / pi', ratio_bar) pi / mu
+  policy loss = - min(ratio A, clip(ratio, 1 - epsilon, 1 + epsilon) A) + kl_coefficient KL(pi', pi)
+
+Differs from the paper: the advantages are V-trace's, whose ratios are pi' / mu, as in RLlib's APPO.
+"""
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+from tf_agents.agents import tf_agent
+from tf_agents.agents.ppo import ppo_utils
+from tf_agents.utils import common
+
+from tflearn.agents import impala, optimizers, schedules, vtrace
+from tflearn.agents.actor_value import ActorValueNetwork, NetworkOptions
+from tflearn.agents.impala_loss import LossOptions
+from tflearn.experience import Agent, Experience
+from tflearn.specs import EnvironmentSpecs
+
+EXPERIENCE = impala.EXPERIENCE
+
+
+@dataclasses.dataclass(frozen=True)
+class SurrogateOptions:
+    """How the policy is kept close to the target policy.
+
+    Attributes:
+      clip_epsilon: how far a ratio counts from 1.
+      ratio_bar: bound of mu / pi'; at least 1.
+      target_update_interval: train steps between two updates of the target network.
+      target_update_tau: weight of the trained network in an update; 1 copies it.
+      kl_coefficient: of KL(pi', pi), at first; 0 has no penalty.
+      kl_target: that the coefficient adapts to at each update of the target network, by a factor of 1.5 or 0.5 where
+        the divergence is more than twice, or less than half of it [nats]; None leaves it as it is.
+    """
+
+    clip_epsilon: float = 0.4
+    ratio_bar: float = 2.0
+    target_update_interval: int = 1
+    target_update_tau: float = 1.0
+    kl_coefficient: float = 0.0
+    kl_target: float | None = 0.01
+
+    def __post_init__(self) -> None:
+        if not self.clip_epsilon > 0 or not self.ratio_bar >= 1:
+            raise ValueError(
+                f'got clip_epsilon={self.clip_epsilon!r}, ratio_bar={self.ratio_bar!r}; need a number above 0, and one '
+                'of at least 1'
+            )
+        if self.target_update_interval < 1 or not 0 < self.target_update_tau <= 1:
+            raise ValueError(
+                f'got target_update_interval={self.target_update_interval!r}, target_update_tau='
+                f'{self.target_update_tau!r}; need at least 1 train step, and a number above 0, at most 1'
+            )
+        if not self.kl_coefficient >= 0 or (self.kl_target is not None and not self.kl_target > 0):
+            raise ValueError(
+                f'got kl_coefficient={self.kl_coefficient!r}, kl_target={self.kl_target!r}; need at least 0, and a '
+                'number above 0, or None'
+            )
+
+
+def make_agent(
+    specs: EnvironmentSpecs,
+    train_step: tf.Variable,
+    experience: Experience,
+    *,
+    surrogate: SurrogateOptions = SurrogateOptions(),
+    network: NetworkOptions = NetworkOptions(),  # noqa: B008 - it is frozen
+    loss: LossOptions = LossOptions(),  # noqa: B008 - it is frozen
+    learning_rate: float | schedules.Schedule = 5e-4,
+    value_learning_rate: float | schedules.Schedule | None = None,
+    gradient_clipping: float | None = 40.0,
+    make_optimizer: optimizers.OptimizerFactory = optimizers.make,
+) -> Agent:
+    """Makes an APPO agent.
+
+    Args:
+      specs: of the environment.
+      train_step: int64 scalar, counts gradient steps.
+      experience: see `impala.make_agent`, as all below.
+      surrogate: how the policy is kept close to the target policy.
+      network: of policy and value.
+      loss: the rest of what is minimized.
+      learning_rate: a number, or a schedule of the train step.
+      value_learning_rate: of an optimizer of its own for the value; None has one for both.
+      gradient_clipping: of the global batch's gradient; None does not clip.
+      make_optimizer: makes the optimizers.
+
+    Raises:
+      ValueError: see `impala.make_agent`.
+    """
+    made = impala.make_optimizers(
+        train_step,
+        experience,
+        network,
+        {'appo': learning_rate, 'appo_value': value_learning_rate},
+        gradient_clipping,
+        make_optimizer,
+    )
+    trained, target = ActorValueNetwork(specs, network), ActorValueNetwork(specs, network, name='TargetNetwork')
+    return AppoAgent(specs, train_step, experience, trained, loss, made, target, surrogate)
+
+
+class AppoAgent(impala.ImpalaAgent):
+    """See the module. Figures besides IMPALA's: `kl_to_target` [nats], `surrogate_clipped_share`, `kl_coefficient`.
+
+    Here `mean_rho`, `clipped_share` and `mean_abs_log_rho` are of the target policy's ratios, pi' / mu.
+    """
+
+    def __init__(
+        self,
+        specs: EnvironmentSpecs,
+        train_step: tf.Variable,
+        experience: Experience,
+        network: ActorValueNetwork,
+        loss: LossOptions,
+        made: impala.Optimizers,
+        target: ActorValueNetwork,
+        surrogate: SurrogateOptions,
+    ):
+        """Makes the agent, within the strategy's scope; see `make_agent`."""
+        super().__init__(specs, train_step, experience, network, loss, made)
+        self._target, self._surrogate = target, surrogate
+        self._kl_coefficient = tf.Variable(surrogate.kl_coefficient, trainable=False, name='kl_coefficient')
+
+    def _initialize(self) -> None:
+        for target, trained in self._target_pairs():
+            target.assign(trained)
+
+    def _target_pairs(self) -> list[tuple[tf.Variable, tf.Variable]]:
+        return list(zip(self._target.variables, self._network.variables, strict=True))
+
+    def _objective(self, unroll: impala.Unroll, training: bool) -> impala.PolicyObjective:
+        options, experience = self._surrogate, unroll.experience
+        (distribution, _), _ = self._target(
+            experience.observation,
+            step_type=experience.step_type,
+            network_state=self._initial_state(experience),
+            training=training,
+        )
+        log_probs = common.log_probability(distribution, experience.action, self.action_spec)[:, :-1]
+        # Neither the advantages nor the first factor of the ratio has a gradient.
+        log_probs = tf.stop_gradient(log_probs)
+        factor = vtrace.clipped_ratios(unroll.behaviour_log_probs - log_probs, options.ratio_bar)
+        ratios = factor * tf.exp(unroll.log_probs - unroll.behaviour_log_probs)
+        clipped = tf.clip_by_value(ratios, 1 - options.clip_epsilon, 1 + options.clip_epsilon)
+        divergence = ppo_utils.nested_kl_divergence(distribution, unroll.distribution, outer_dims=(0, 1))[:, :-1]
+
+        def loss(advantages: tf.Tensor) -> tf.Tensor:
+            surrogate = tf.minimum(ratios * advantages, clipped * advantages)
+            return self._kl_coefficient * divergence - surrogate
+
+        outside = tf.cast(tf.abs(ratios - 1) > options.clip_epsilon, tf.float32)
+        figures = {'kl_to_target': divergence, 'surrogate_clipped_share': outside}
+        return impala.PolicyObjective(log_probs - unroll.behaviour_log_probs, loss, figures)
+
+    def _loss(self, experience: Any, weights: tf.Tensor | None = None, training: bool = False) -> tf_agent.LossInfo:
+        info = super()._loss(experience, weights, training)
+        return info._replace(extra=info.extra | {'kl_coefficient': tf.convert_to_tensor(self._kl_coefficient)})
+
+    def _train(self, experience: Any, weights: tf.Tensor | None) -> tf_agent.LossInfo:
+        info = super()._train(experience, weights)
+        due = tf.equal(self.train_step_counter % self._surrogate.target_update_interval, 0)
+
+        # As with optimizers: replicas meet, and there a branch may assign.
+        def meet(strategy: tf.distribute.Strategy, due: tf.Tensor, divergence: tf.Tensor) -> None:
+            first = [strategy.experimental_local_results(value)[0] for value in (due, divergence)]
+            tf.cond(first[0], lambda: self._follow(first[1]), lambda: None)
+
+        tf.distribute.get_replica_context().merge_call(meet, (due, info.extra['kl_to_target']))
+        return info
+
+    def _follow(self, divergence: tf.Tensor) -> None:
+        """Updates the target network and the KL penalty's coefficient."""
+        tau, wanted = self._surrogate.target_update_tau, self._surrogate.kl_target
+        for target, trained in self._target_pairs():
+            target.assign(trained if tau == 1 else (1 - tau) * target + tau * trained)
+        if wanted is not None:
+            factor = tf.where(divergence > 2 * wanted, 1.5, tf.where(divergence < 0.5 * wanted, 0.5, 1.0))
+            self._kl_coefficient.assign(factor * self._kl_coefficient)

@@ -1,0 +1,291 @@
+"""IMPALA: an actor-critic whose learner corrects by V-trace for policies that are older than its own.
+
+Espeholt et al. 2018, "IMPALA: Scalable Distributed Deep-RL with Importance Weighted Actor-Learner Architectures" (arXiv
+1802.01561). Differs from the paper: the loss is a mean over the steps unless `LossOptions.reduction` is 'sum', Adam is
+the default, and the defaults are for small observation vectors instead of pictures.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+from tf_agents.agents import tf_agent
+from tf_agents.agents.ppo import ppo_utils
+from tf_agents.policies import greedy_policy
+from tf_agents.utils import common
+
+from tflearn.agents import optimizers, schedules, vtrace
+from tflearn.agents.actor_value import ActorValueNetwork, ActorValuePolicy, NetworkOptions
+from tflearn.agents.impala_loss import LossOptions
+from tflearn.experience import Agent, Experience
+from tflearn.specs import EnvironmentSpecs
+
+# 50 transitions and the observation after them, where the next sequence of the episode begins.
+EXPERIENCE = Experience(
+    sequence_length=51, stride=50, pad_episodes=True, order='queue', max_size=32, min_size=1, per_replica_batch_size=10
+)
+
+
+class Unroll(NamedTuple):
+    """What the networks say of a batch of sequences of T + 1 rows.
+
+    Attributes:
+      experience: the Trajectory [B, T + 1, ...].
+      distribution: of the actions, [B, T + 1, ...].
+      log_probs: float32 [B, T], of the actions.
+      behaviour_log_probs: float32 [B, T], of the same under the policy that took them.
+      values: float32 [B, T + 1].
+      valid: bool [B, T], false between two episodes and in padding.
+    """
+
+    experience: Any
+    distribution: Any
+    log_probs: tf.Tensor
+    behaviour_log_probs: tf.Tensor
+    values: tf.Tensor
+    valid: tf.Tensor
+
+
+class PolicyObjective(NamedTuple):
+    """How the policy is trained.
+
+    Attributes:
+      log_ratios: float32 [B, T], log of the ratios that V-trace corrects by.
+      loss: advantages [B, T] -> losses [B, T].
+      figures: further ones to be told, [B, T], by name.
+    """
+
+    log_ratios: tf.Tensor
+    loss: Callable[[tf.Tensor], tf.Tensor]
+    figures: Mapping[str, tf.Tensor]
+
+
+def make_agent(
+    specs: EnvironmentSpecs,
+    train_step: tf.Variable,
+    experience: Experience,
+    *,
+    network: NetworkOptions = NetworkOptions(),  # noqa: B008 - it is frozen
+    loss: LossOptions = LossOptions(),  # noqa: B008 - it is frozen
+    learning_rate: float | schedules.Schedule = 5e-4,
+    value_learning_rate: float | schedules.Schedule | None = None,
+    gradient_clipping: float | None = 40.0,
+    make_optimizer: optimizers.OptimizerFactory = optimizers.make,
+) -> Agent:
+    """Makes an IMPALA agent, for discrete, several discrete, or continuous actions.
+
+    Args:
+      specs: of the environment.
+      train_step: int64 scalar, counts gradient steps.
+      experience: of the run: sequences whose last row is there for its observation's value only, and begins the next
+        sequence (stride = sequence_length - 1, and pad_episodes, let each step count once). A queue, mostly.
+      network: of policy and value.
+      loss: what is minimized.
+      learning_rate: a number, or a schedule of the train step.
+      value_learning_rate: likewise, of an optimizer of its own for the value, which then needs a network of its own;
+        None has one optimizer for both.
+      gradient_clipping: greatest norm of the global batch's gradient, or what `make_optimizer` takes the bound for;
+        None does not clip.
+      make_optimizer: makes the optimizers; Adam by default.
+
+    Raises:
+      ValueError: if the experience is prioritized, or a value has its own optimizer and no network of its own.
+    """
+    made = make_optimizers(
+        train_step,
+        experience,
+        network,
+        {'impala': learning_rate, 'impala_value': value_learning_rate},
+        gradient_clipping,
+        make_optimizer,
+    )
+    return ImpalaAgent(specs, train_step, experience, ActorValueNetwork(specs, network), loss, made)
+
+
+class Optimizers(NamedTuple):
+    """Of policy and value.
+
+    Attributes:
+      policy: takes the policy's steps, and the value's if that has none of its own.
+      value: takes the value's steps; None if `policy` does.
+    """
+
+    policy: optimizers.Optimizer
+    value: optimizers.Optimizer | None
+
+
+def make_optimizers(
+    train_step: tf.Variable,
+    experience: Experience,
+    network: NetworkOptions,
+    rates: Mapping[str, float | schedules.Schedule | None],
+    gradient_clipping: float | None,
+    make_optimizer: optimizers.OptimizerFactory,
+) -> Optimizers:
+    """Makes the optimizers, after a look at what `make_agent` was told.
+
+    Args:
+      train_step: see `make_agent`.
+      experience: likewise.
+      network: likewise.
+      rates: of policy and value, by the names that their summaries shall have.
+      gradient_clipping: see `make_agent`.
+      make_optimizer: likewise.
+
+    Raises:
+      ValueError: see `make_agent`.
+    """
+    if experience.order == 'prioritized':
+        raise ValueError("got Experience.order='prioritized'; need 'queue' or 'uniform': it tells no errors of items")
+    if network.shared and all(rate is not None for rate in rates.values()):
+        raise ValueError(
+            'got value_learning_rate with a shared network; need shared=False, so that the value has variables of its '
+            'own, or value_learning_rate=None'
+        )
+
+    def make(name: str, rate: float | schedules.Schedule) -> optimizers.Optimizer:
+        size = experience.per_replica_batch_size
+        return make_optimizer(
+            train_step, rate, gradient_clipping=gradient_clipping, per_replica_batch_size=size, name=name
+        )
+
+    return Optimizers(*(None if rate is None else make(name, rate) for name, rate in rates.items()))
+
+
+class ImpalaAgent(tf_agent.TFAgent):
+    """See the module. Its collect policy tells the parameters of the distribution that it drew from.
+
+    The losses' extra figures are means over the steps of the global batch that count: `policy_loss`, `value_loss`,
+    `entropy` [nats], `kl_to_behaviour` (of the policy, from the one that acted) [nats], `mean_rho` (the clipped ratio),
+    `clipped_share` (of steps whose ratio is above rho_bar), `mean_abs_log_rho`; and `explained_variance` of the values,
+    at most 1, and `valid_share`, of rows that count.
+    """
+
+    def __init__(
+        self,
+        specs: EnvironmentSpecs,
+        train_step: tf.Variable,
+        experience: Experience,
+        network: ActorValueNetwork,
+        loss: LossOptions,
+        made: Optimizers,
+    ):
+        """Makes the agent, within the strategy's scope; see `make_agent`."""
+        super().__init__(
+            specs.time_step,
+            specs.action,
+            policy=greedy_policy.GreedyPolicy(ActorValuePolicy(specs, network, tells=False)),
+            collect_policy=ActorValuePolicy(specs, network, tells=True, name='collect_policy'),
+            train_sequence_length=experience.sequence_length,
+            train_step_counter=train_step,
+        )
+        self._network, self._options = network, loss
+        self._optimizer, self._value_optimizer = made
+        self._stored_state = experience.store_policy_state
+
+    def _train(self, experience: Any, weights: tf.Tensor | None) -> tf_agent.LossInfo:
+        variables = self._network.trainable_variables
+        with tf.GradientTape() as tape:
+            info = self._loss(experience, weights, training=True)
+        gradients = tape.gradient(info.loss, variables)
+        own = self._network.value_variables if self._value_optimizer else []
+        values = {variable.ref() for variable in own}
+        parts: list[list[Any]] = [[], []]
+        for gradient, variable in zip(gradients, variables, strict=True):
+            parts[variable.ref() in values].append((gradient, variable))
+        self._optimizer.apply_gradients(parts[0], info.loss)
+        if self._value_optimizer:
+            self._value_optimizer.apply_gradients(parts[1], info.loss)
+        self.train_step_counter.assign_add(1)
+        return info
+
+    def _loss(self, experience: Any, weights: tf.Tensor | None = None, training: bool = False) -> tf_agent.LossInfo:
+        options, unroll = self._options, self._unroll(experience, training)
+        objective = self._objective(unroll, training)
+        targets = vtrace.targets(
+            objective.log_ratios,
+            options.clip(experience.reward[:, :-1]),
+            options.gamma * experience.discount[:, :-1],
+            unroll.values,
+            unroll.valid,
+            rho_bar=options.rho_bar,
+            c_bar=options.c_bar,
+            pg_rho_bar=options.pg_rho_bar,
+            lambda_=options.lambda_,
+        )
+        policy_loss = objective.loss(targets.advantages)
+        errors = targets.values - unroll.values[:, :-1]
+        value_loss = 0.5 * tf.square(errors)
+        entropy = common.entropy(unroll.distribution, self.action_spec, outer_rank=2)[:, :-1]
+        losses = (
+            options.policy_coefficient * policy_loss
+            + options.value_coefficient * value_loss
+            - options.entropy_weight(self.train_step_counter) * entropy
+        )
+        if weights is not None:
+            losses *= weights[:, tf.newaxis]
+        figures = {'policy_loss': policy_loss, 'value_loss': value_loss, 'entropy': entropy, **objective.figures}
+        means, count = self._means(unroll, figures | self._off_policy(unroll, objective), targets.values, errors)
+        loss = tf.reduce_sum(tf.where(unroll.valid, losses, 0.0))
+        return tf_agent.LossInfo(loss if options.reduction == 'sum' else tf.math.divide_no_nan(loss, count), means)
+
+    def _unroll(self, experience: Any, training: bool) -> Unroll:
+        """Returns what the network says of sequences, from the state that they began with if that is stored."""
+        (distribution, values), _ = self._network(
+            experience.observation,
+            step_type=experience.step_type,
+            network_state=self._initial_state(experience),
+            training=training,
+        )
+        # Between two episodes, and where an environment broke, nothing was done.
+        valid = ~(experience.is_boundary() | (experience.next_step_type == 0))[:, :-1]
+        log_prob = lambda of: common.log_probability(of, experience.action, self.action_spec)[:, :-1]  # noqa: E731
+        behaviour_log_probs = log_prob(self._network.distribution(experience.policy_info))
+        # Of rows of zeros it is not finite, and would make their gradients so.
+        behaviour_log_probs = tf.where(valid, behaviour_log_probs, 0.0)
+        return Unroll(experience, distribution, log_prob(distribution), behaviour_log_probs, values, valid)
+
+    def _initial_state(self, experience: Any) -> Any:
+        """Returns the state that the sequences began with; () if it is not stored."""
+        if not self._stored_state:
+            return ()
+        return tf.nest.map_structure(lambda leaf: leaf[:, 0], experience.policy_info['policy_state'])
+
+    def _objective(self, unroll: Unroll, training: bool) -> PolicyObjective:
+        """Returns how the policy is trained: here by its gradient, weighted with V-trace's advantages."""
+        del training
+        log_ratios = unroll.log_probs - unroll.behaviour_log_probs
+        return PolicyObjective(log_ratios, lambda advantages: -advantages * unroll.log_probs, {})
+
+    def _off_policy(self, unroll: Unroll, objective: PolicyObjective) -> dict[str, tf.Tensor]:
+        """Returns figures [B, T] of how far the policy is from the one that acted."""
+        log_ratios, bound = objective.log_ratios, self._options.rho_bar
+        ratios = vtrace.clipped_ratios(log_ratios, bound)
+        behaviour = self._network.distribution(unroll.experience.policy_info)
+        divergence = ppo_utils.nested_kl_divergence(behaviour, unroll.distribution, outer_dims=(0, 1))
+        return {
+            'kl_to_behaviour': divergence[:, :-1],
+            'mean_rho': ratios,
+            'clipped_share': tf.zeros_like(ratios)
+            if bound is None
+            else tf.cast(log_ratios > math.log(bound), tf.float32),
+            'mean_abs_log_rho': tf.abs(log_ratios),
+        }
+
+    def _means(
+        self, unroll: Unroll, figures: Mapping[str, tf.Tensor], targets: tf.Tensor, errors: tf.Tensor
+    ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+        """Returns the figures' means over the steps of the global batch that count, and how many these are."""
+        moments = [tf.ones_like(targets), targets, tf.square(targets), errors, tf.square(errors)]
+        parts = tf.stack([*figures.values(), *moments])
+        sums = tf.reduce_sum(tf.where(unroll.valid, tf.stop_gradient(parts), 0.0), axis=[1, 2])
+        rows = tf.cast(tf.size(unroll.valid), tf.float32)
+        summed = tf.distribute.get_replica_context().all_reduce(
+            tf.distribute.ReduceOp.SUM, tf.concat([sums, rows[tf.newaxis]], axis=0)
+        )
+        count, num_rows = summed[-6], summed[-1]
+        *means, _, target, target_square, error, error_square, _ = tf.unstack(tf.math.divide_no_nan(summed, count))
+        unexplained = tf.math.divide_no_nan(error_square - tf.square(error), target_square - tf.square(target))
+        told = dict(zip(figures, means, strict=True))
+        return told | {'explained_variance': 1.0 - unexplained, 'valid_share': count / num_rows}, count

@@ -1,0 +1,68 @@
+"""What an actor-critic with V-trace minimizes: coefficients, bounds, rewards as they are learned from."""
+
+import dataclasses
+from typing import Literal, get_args
+
+import tensorflow as tf
+
+from tflearn.agents import schedules, vtrace
+
+Reduction = Literal['mean', 'sum']
+
+
+@dataclasses.dataclass(frozen=True)
+class LossOptions:
+    """What is minimized: policy_coefficient * policy + value_coefficient * value - entropy_coefficient * entropy.
+
+    Attributes:
+      gamma: discount per environment step, in [0, 1].
+      rho_bar: bound of the ratios in the values' errors (see `vtrace.py`); None is none.
+      c_bar: bound of the ratios that errors are traced back by; None is none.
+      pg_rho_bar: bound of the ratios in the advantages; None is none.
+      lambda_: from 0 (one step) to 1 (to the end of the sequence).
+      policy_coefficient: of - advantage * log pi(a | x).
+      value_coefficient: of half the squared error of the value.
+      entropy_coefficient: of the policy's entropy; or a schedule of the train step.
+      reward_clipping: bound of a reward's absolute value; 'soft_asymmetric' squashes large ones, and negative ones
+        to 0.3 of what positive ones become, as the paper's code does; None takes rewards as they are.
+      reduction: 'mean' over the steps of the global batch that count, or their 'sum', as in the paper. Learning rate
+        and gradient clipping go with it.
+    """
+
+    gamma: float = 0.99
+    rho_bar: float | None = 1.0
+    c_bar: float | None = 1.0
+    pg_rho_bar: float | None = 1.0
+    lambda_: float = 1.0
+    policy_coefficient: float = 1.0
+    value_coefficient: float = 0.5
+    entropy_coefficient: float | schedules.Schedule = 0.01
+    reward_clipping: float | Literal['soft_asymmetric'] | None = None
+    reduction: Reduction = 'mean'
+
+    def __post_init__(self) -> None:
+        vtrace.check_bounds(rho_bar=self.rho_bar, c_bar=self.c_bar, pg_rho_bar=self.pg_rho_bar, lambda_=self.lambda_)
+        if not 0 <= self.gamma <= 1:
+            raise ValueError(f'got gamma={self.gamma!r}; need a number in [0, 1]')
+        for name in ('policy_coefficient', 'value_coefficient', 'entropy_coefficient'):
+            value = getattr(self, name)
+            if not callable(value) and not value >= 0:
+                raise ValueError(f'got {name}={value!r}; need a number of at least 0, or a schedule')
+        clipping = self.reward_clipping
+        if clipping not in (None, 'soft_asymmetric') and (isinstance(clipping, str) or not clipping > 0):
+            raise ValueError(f"got reward_clipping={clipping!r}; need a number above 0, 'soft_asymmetric' or None")
+        if self.reduction not in get_args(Reduction):
+            raise ValueError(f'got reduction={self.reduction!r}; need one of {", ".join(get_args(Reduction))}')
+
+    def clip(self, rewards: tf.Tensor) -> tf.Tensor:
+        """Returns rewards as they are learned from."""
+        if self.reward_clipping is None:
+            return rewards
+        if self.reward_clipping == 'soft_asymmetric':
+            squashed = 5.0 * tf.tanh(rewards / 5.0)
+            return tf.where(rewards < 0, 0.3 * squashed, squashed)
+        return tf.clip_by_value(rewards, -self.reward_clipping, self.reward_clipping)
+
+    def entropy_weight(self, train_step: tf.Tensor) -> tf.Tensor | float:
+        """Returns the entropy's coefficient at a train step."""
+        return self.entropy_coefficient(train_step) if callable(self.entropy_coefficient) else self.entropy_coefficient

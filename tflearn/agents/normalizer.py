@@ -1,0 +1,107 @@
+"""Normalizer: values by the mean and variance of all that were seen so far, and the policy that has one.
+
+One result on any number of replicas.
+"""
+
+from typing import Any
+
+import tensorflow as tf
+from tf_agents.trajectories import time_step as ts
+from tf_agents.typing import types
+
+from tflearn.agents.actor_value import ActorValueNetwork, ActorValuePolicy
+from tflearn.specs import EnvironmentSpecs
+
+
+class Normalizer(tf.Module):
+    """Scales a nest of tensors, each number by its own mean and deviation; at first not at all.
+
+    Chan et al. 1979, "Updating formulae and a pairwise algorithm for computing sample variances".
+    """
+
+    def __init__(self, spec: types.NestedTensorSpec, clipping: float, center: bool = True, name: str = 'normalizer'):
+        """Makes the variables, in the strategy's scope.
+
+        Args:
+          spec: nest of float specs.
+          clipping: greatest absolute value of what comes out.
+          center: subtract the mean, and divide by the deviation; otherwise divide by the root mean square only.
+          name: of the module.
+        """
+        super().__init__(name)
+        self._spec, self._clipping, self._center = spec, clipping, center
+        leaves = tf.nest.flatten(spec)
+        self.count = _variable(tf.zeros(()), 'count')
+        self.means = [_variable(tf.zeros(leaf.shape), 'mean') for leaf in leaves]
+        self.variances = [_variable(tf.ones(leaf.shape), 'variance') for leaf in leaves]
+
+    @property
+    def statistics(self) -> list[tf.Variable]:
+        """All there is to know of it: how many values, their means, their variances."""
+        return [self.count, *self.means, *self.variances]
+
+    def __call__(self, values: Any) -> Any:
+        """Returns values [..., *spec] as the policy and the losses take them."""
+        leaves = tf.nest.flatten(values)
+        normal = [
+            (leaf - mean) * tf.math.rsqrt(variance + 1e-8)
+            if self._center
+            else leaf * tf.math.rsqrt(variance + tf.square(mean) + 1e-8)
+            for leaf, mean, variance in zip(leaves, self.means, self.variances, strict=True)
+        ]
+        clipped = [tf.clip_by_value(leaf, -self._clipping, self._clipping) for leaf in normal]
+        return tf.nest.pack_sequence_as(self._spec, clipped)
+
+    def update(self, values: Any, counts: tf.Tensor) -> None:
+        """Takes in the global batch. In replica context.
+
+        Args:
+          values: this replica's part, nest of [B, T, *spec].
+          counts: float32 [B, T], 1 for each that is new, 0 for each that does not count. What is not finite does not.
+        """
+        reduce = lambda parts: tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, parts)  # noqa: E731
+        leaves = tf.nest.flatten(values)
+        for leaf in leaves:
+            inner = list(range(2, leaf.shape.rank))
+            counts = tf.where(tf.reduce_all(tf.math.is_finite(leaf), axis=inner), counts, 0.0)
+        masks = [tf.reshape(counts, [*tf.unstack(tf.shape(counts)), *[1] * (leaf.shape.rank - 2)]) for leaf in leaves]
+        counted = [tf.where(mask > 0, leaf, 0.0) for mask, leaf in zip(masks, leaves, strict=True)]
+        number, *sums = reduce([tf.reduce_sum(counts), *(tf.reduce_sum(leaf, axis=[0, 1]) for leaf in counted)])
+        means = [tf.math.divide_no_nan(total, number) for total in sums]
+        squares = reduce(
+            [
+                tf.reduce_sum(mask * tf.math.squared_difference(leaf, mean), axis=[0, 1])
+                for mask, leaf, mean in zip(masks, counted, means, strict=True)
+            ]
+        )
+        before, total = self.count.read_value(), self.count + number
+        for mean, variance, new, square in zip(self.means, self.variances, means, squares, strict=True):
+            delta = new - mean
+            moment = before * variance + square + tf.square(delta) * before * tf.math.divide_no_nan(number, total)
+            variance.assign(tf.where(number > 0, tf.math.divide_no_nan(moment, total), variance))
+            mean.assign_add(delta * tf.math.divide_no_nan(number, total))
+        self.count.assign(total)
+
+
+class NormalizingPolicy(ActorValuePolicy):
+    """Takes observations as the environment gives them; their normalizer is a part of it."""
+
+    def __init__(
+        self, specs: EnvironmentSpecs, network: ActorValueNetwork, normalizer: Normalizer | None, tells: bool, name: str
+    ):
+        """Makes the policy; see `ActorValuePolicy`."""
+        super().__init__(specs, network, tells, name)
+        self._normalizer = normalizer
+
+    def _variables(self) -> list[tf.Variable]:
+        return [*super()._variables(), *(self._normalizer.statistics if self._normalizer else [])]
+
+    def _distribution(self, time_step: ts.TimeStep, policy_state: Any) -> Any:
+        if self._normalizer:
+            time_step = time_step._replace(observation=self._normalizer(time_step.observation))
+        return super()._distribution(time_step, policy_state)
+
+
+def _variable(value: tf.Tensor, name: str) -> tf.Variable:
+    # All replicas assign the same.
+    return tf.Variable(value, trainable=False, name=name, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)

@@ -1,0 +1,135 @@
+"""What proximal policy optimization minimizes: pure functions and their coefficients.
+
+Schulman et al. 2017, "Proximal Policy Optimization Algorithms" (arXiv 1707.06347): the clipped objective (equation 7)
+and the adaptive KL penalty (section 4); Schulman et al. 2016 (arXiv 1506.02438): generalized advantage estimation. The
+terms are those of TF-Agents' PPOAgent.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+import tensorflow as tf
+
+from tflearn.agents import schedules, vtrace
+
+
+@dataclasses.dataclass(frozen=True)
+class LossOptions:
+    """What is minimized: policy + value_coefficient * value - entropy_coefficient * entropy + kl_coefficient * KL.
+
+    Attributes:
+      gamma: discount per environment step, in [0, 1].
+      lambda_: of the advantages, from 0 (one step) to 1 (to the end of the sequence).
+      normalize_advantages: to mean 0 and variance 1 over an iteration's steps.
+      clip_epsilon: how far a probability ratio counts from 1, or a schedule of the train step; None does not clip.
+      value_coefficient: of the value's squared error.
+      value_clipping: how far a value may move from what it was at the iteration's beginning before its error counts in
+        full; None is no bound.
+      entropy_coefficient: of the policy's entropy; or a schedule.
+      kl_coefficient: of the divergence from the policy that acted, at first; 0 has no such penalty.
+      kl_target: divergence [nats]: after an iteration that ended above 1.5 times as much, the coefficient becomes 1.5
+        times as large; below half of it, as much smaller. None leaves it as it is.
+    """
+
+    gamma: float = 0.99
+    lambda_: float = 0.95
+    normalize_advantages: bool = True
+    clip_epsilon: float | schedules.Schedule | None = 0.2
+    value_coefficient: float = 0.5
+    value_clipping: float | None = None
+    entropy_coefficient: float | schedules.Schedule = 0.0
+    kl_coefficient: float = 0.0
+    kl_target: float | None = 0.01
+
+    def __post_init__(self) -> None:
+        for name in ('gamma', 'lambda_'):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f'got {name}={getattr(self, name)!r}; need a number in [0, 1]')
+        for name in ('value_coefficient', 'entropy_coefficient', 'kl_coefficient'):
+            value = getattr(self, name)
+            if not callable(value) and not value >= 0:
+                raise ValueError(f'got {name}={value!r}; need a number of at least 0')
+        for name in ('clip_epsilon', 'value_clipping', 'kl_target'):
+            value = getattr(self, name)
+            if value is not None and not callable(value) and not value > 0:
+                raise ValueError(f'got {name}={value!r}; need a number above 0, or None')
+
+    def epsilon(self, train_step: tf.Tensor) -> tf.Tensor | float | None:
+        """Returns how far a ratio counts from 1 at a train step."""
+        return self.clip_epsilon(train_step) if callable(self.clip_epsilon) else self.clip_epsilon
+
+    def entropy_weight(self, train_step: tf.Tensor) -> tf.Tensor | float:
+        """Returns the entropy's coefficient at a train step."""
+        return self.entropy_coefficient(train_step) if callable(self.entropy_coefficient) else self.entropy_coefficient
+
+
+def advantages(
+    rewards: tf.Tensor, discounts: tf.Tensor, values: tf.Tensor, last: tf.Tensor, valid: tf.Tensor, lambda_: float
+) -> tf.Tensor:
+    """Generalized advantage estimation (arXiv 1506.02438, equation 16), for sequences that may hold several episodes.
+
+    delta_t = r_t + gamma_t V(x_t+1) - V(x_t)
+    A_t = delta_t + lambda gamma_t (1 - last_t) A_t+1      A_T = 0
+
+    Args:
+      rewards: float32 [B, T], r_t.
+      discounts: float32 [B, T], gamma_t: 0 where the episode was terminated.
+      values: float32 [B, T + 1], V(x_t), that of x_T included.
+      last: bool [B, T], whether x_t+1 is an episode's last observation; its value counts, as after a time limit.
+      valid: bool [B, T], whether the step counts; elsewhere A_t is 0, and nothing passes.
+      lambda_: from 0 to 1.
+
+    Returns:
+      A, float32 [B, T].
+    """
+    deltas = tf.where(valid, rewards + discounts * values[:, 1:] - values[:, :-1], 0.0)
+    return vtrace.backward_sums(deltas, tf.where(valid & ~last, lambda_ * discounts, 0.0))
+
+
+def policy_loss(ratios: tf.Tensor, advantages: tf.Tensor, epsilon: tf.Tensor | float | None) -> tf.Tensor:
+    """Returns - min(ratio A, clip(ratio, 1 - epsilon, 1 + epsilon) A), or - ratio A without an epsilon, [B]."""
+    if epsilon is None:
+        return -ratios * advantages
+    return -tf.minimum(ratios * advantages, tf.clip_by_value(ratios, 1 - epsilon, 1 + epsilon) * advantages)
+
+
+def value_loss(values: tf.Tensor, targets: tf.Tensor, before: tf.Tensor, clipping: float | None) -> tf.Tensor:
+    """Returns (V - target)^2, or the greater one of that and of V held within `clipping` of `before`, [B]."""
+    squares = tf.math.squared_difference(values, targets)
+    if clipping is None:
+        return squares
+    held = before + tf.clip_by_value(values - before, -clipping, clipping)
+    return tf.maximum(squares, tf.math.squared_difference(held, targets))
+
+
+def next_kl_coefficient(coefficient: tf.Tensor, divergence: tf.Tensor, target: float) -> tf.Tensor:
+    """Returns the penalty's coefficient after an iteration that ended at this divergence [nats]."""
+    factor = tf.where(divergence > 1.5 * target, 1.5, tf.where(divergence < 0.5 * target, 1 / 1.5, 1.0))
+    return tf.clip_by_value(coefficient * factor, 1e-15, 1e15)
+
+
+def normalized(advantages: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
+    """Returns advantages of mean 0 and variance 1 over those of the global batch that count, [B, T]."""
+    reduce = tf.distribute.get_replica_context().all_reduce
+    count, total = reduce(tf.distribute.ReduceOp.SUM, [tf.reduce_sum(counts), tf.reduce_sum(counts * advantages)])
+    mean = tf.math.divide_no_nan(total, count)
+    squares = reduce(tf.distribute.ReduceOp.SUM, tf.reduce_sum(counts * tf.square(advantages - mean)))
+    return (advantages - mean) * tf.math.rsqrt(tf.math.divide_no_nan(squares, count) + 1e-8)
+
+
+def means(
+    figures: Mapping[str, tf.Tensor], targets: tf.Tensor, errors: tf.Tensor, counts: tf.Tensor
+) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+    """Returns the figures' means over the steps of the global batch that count, and what these count together."""
+    rows = tf.ones_like(counts)
+    parts = tf.stack([*figures.values(), targets, tf.square(targets), errors, tf.square(errors), rows])
+    sums = tf.reduce_sum(
+        tf.where(counts > 0, counts * tf.stop_gradient(parts), 0.0), axis=list(range(1, parts.shape.rank))
+    )
+    own = tf.concat([sums, [tf.cast(tf.size(counts), tf.float32)]], axis=0)
+    summed = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, own)
+    count, num_rows = summed[-2], summed[-1]
+    *means, target, target_square, error, error_square, _, _ = tf.unstack(tf.math.divide_no_nan(summed, count))
+    unexplained = tf.math.divide_no_nan(error_square - tf.square(error), target_square - tf.square(target))
+    told = dict(zip(figures, means, strict=True))
+    return told | {'explained_variance': 1.0 - unexplained, 'valid_share': count / num_rows}, count

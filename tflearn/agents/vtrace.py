@@ -1,0 +1,156 @@
+"""V-trace: off-policy targets and advantages, as pure functions.
+
+Espeholt et al. 2018, "IMPALA: Scalable Distributed Deep-RL with Importance Weighted Actor-Learner Architectures" (arXiv
+1802.01561), section 4.1. B is the batch, T the number of transitions of a sequence. With the behaviour policy mu and
+the target policy pi:
+
+  ratio_t = pi(a_t | x_t) / mu(a_t | x_t)
+  rho_t = min(rho_bar, ratio_t)      c_t = lambda min(c_bar, ratio_t)
+  delta_t = rho_t (r_t + gamma_t V(x_t+1) - V(x_t))
+  v_t = V(x_t) + delta_t + gamma_t c_t (v_t+1 - V(x_t+1))      v_T = V(x_T)
+  advantage_t = min(pg_rho_bar, ratio_t) (r_t + gamma_t v_t+1 - V(x_t))
+
+Differs from the paper: lambda, which is 1 there (it names lambda in remark 2), and steps that do not count: between two
+episodes and in padding, v_t = V(x_t) and the advantage is 0. With the last observation of an episode at such a step, a
+termination (gamma_t = 0) and a truncation (bootstrapped from that observation) both come out right.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import tensorflow as tf
+
+
+class Targets(NamedTuple):
+    """What V-trace gives; float32 [B, T], without gradients.
+
+    Attributes:
+      values: v_t, what the values are to become.
+      advantages: that log pi(a_t | x_t) is weighted with.
+    """
+
+    values: tf.Tensor
+    advantages: tf.Tensor
+
+
+def targets(
+    log_ratios: tf.Tensor,
+    rewards: tf.Tensor,
+    discounts: tf.Tensor,
+    values: tf.Tensor,
+    valid: tf.Tensor | None = None,
+    *,
+    rho_bar: float | None = 1.0,
+    c_bar: float | None = 1.0,
+    pg_rho_bar: float | None = 1.0,
+    lambda_: float = 1.0,
+) -> Targets:
+    """Returns v_t and the advantages.
+
+    Where T is static, the program is unrolled, in log2(T) rounds; otherwise it loops over them. Both are for XLA too.
+
+    Args:
+      log_ratios: float32 [B, T], log pi(a_t | x_t) - log mu(a_t | x_t).
+      rewards: float32 [B, T], r_t.
+      discounts: float32 [B, T], gamma_t: 0 where the episode was terminated.
+      values: float32 [B, T + 1], V(x_t), that of x_T included.
+      valid: bool [B, T], whether the step counts; None is all. What the other arguments but `values` hold where it does
+        not, be it not finite, changes nothing.
+      rho_bar: bound of rho_t, which decides what the values converge to; None is none.
+      c_bar: bound of c_t, which decides how fast; None is none.
+      pg_rho_bar: bound of the ratio in the advantages; None is none.
+      lambda_: from 0 (one step) to 1 (all of them).
+
+    Raises:
+      ValueError: for shapes that do not fit, or bounds that are none.
+    """
+    check_bounds(rho_bar=rho_bar, c_bar=c_bar, pg_rho_bar=pg_rho_bar, lambda_=lambda_)
+    _check_shapes(log_ratios, rewards, discounts, values)
+    values = tf.stop_gradient(values)
+    if valid is not None:
+        log_ratios, rewards, discounts = (
+            tf.where(valid, part, tf.zeros_like(part)) for part in (log_ratios, rewards, discounts)
+        )
+    counts = tf.ones_like(rewards) if valid is None else tf.cast(valid, rewards.dtype)
+    log_ratios = tf.stop_gradient(log_ratios)
+    now, following = values[:, :-1], values[:, 1:]
+    deltas = counts * clipped_ratios(log_ratios, rho_bar) * (rewards + discounts * following - now)
+    # The discounts are 0 where steps do not count, so nothing passes there.
+    excess = backward_sums(deltas, discounts * lambda_ * clipped_ratios(log_ratios, c_bar))
+    next_targets = following + tf.concat([excess[:, 1:], tf.zeros_like(excess[:, :1])], axis=1)
+    advantages = counts * clipped_ratios(log_ratios, pg_rho_bar) * (rewards + discounts * next_targets - now)
+    return Targets(tf.stop_gradient(now + excess), tf.stop_gradient(advantages))
+
+
+def clipped_ratios(log_ratios: tf.Tensor, bound: float | None) -> tf.Tensor:
+    """Returns min(bound, exp(log_ratios)), which cannot overflow unless `bound` is None."""
+    return tf.exp(log_ratios if bound is None else tf.minimum(log_ratios, math.log(bound)))
+
+
+def backward_sums(terms: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
+    """Returns s with s_t = terms_t + factors_t s_t+1 and s_T = 0.
+
+    Round k knows the sums over 2^k steps and doubles them (Hillis and Steele 1986, "Data parallel algorithms"): for a
+    program, log2(T) operations on all steps instead of T on one each.
+
+    Args:
+      terms: float32 [B, T].
+      factors: float32 [B, T].
+    """
+    length = terms.shape[1]
+    if length is not None:
+        for round_ in range(max(0, length - 1).bit_length()):
+            terms, factors = _doubled(terms, factors, _shift(2**round_))
+        return terms
+    places = tf.range(tf.shape(terms)[1])
+
+    def body(offset: tf.Tensor, terms: tf.Tensor, factors: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        return (2 * offset, *_doubled(terms, factors, _gather(places + offset)))
+
+    start = (tf.constant(1), terms, factors)
+    return tf.while_loop(lambda offset, *_: offset < tf.size(places), body, start)[1]
+
+
+def check_bounds(*, lambda_: float, **bounds: float | None) -> None:
+    """Checks the bounds of ratios, by name, and lambda.
+
+    Raises:
+      ValueError: naming the one that is out of its range.
+    """
+    for name, bound in bounds.items():
+        if bound is not None and not bound > 0:
+            raise ValueError(f'got {name}={bound!r}; need a number above 0, or None')
+    if not 0 <= lambda_ <= 1:
+        raise ValueError(f'got lambda_={lambda_!r}; need a number in [0, 1]')
+
+
+def _check_shapes(log_ratios: tf.Tensor, rewards: tf.Tensor, discounts: tf.Tensor, values: tf.Tensor) -> None:
+    for name, tensor in {'log_ratios': log_ratios, 'discounts': discounts, 'rewards': rewards}.items():
+        if tensor.shape.rank != 2 or not tensor.shape.is_compatible_with(log_ratios.shape):
+            raise ValueError(f'got {name} {tensor.shape} with log_ratios {log_ratios.shape}; need [B, T] for both')
+    length = log_ratios.shape[1]
+    if values.shape.rank != 2 or not (length is None or values.shape[1] in (None, length + 1)):
+        raise ValueError(f'got values {values.shape} for {length} steps; need [B, T + 1], the bootstrap value included')
+
+
+def _doubled(
+    terms: tf.Tensor, factors: tf.Tensor, later: Callable[[tf.Tensor], tf.Tensor]
+) -> tuple[tf.Tensor, tf.Tensor]:
+    # Without bounds the product of many ratios may be infinite, also where there is nothing to multiply.
+    return terms + tf.math.multiply_no_nan(factors, later(terms)), tf.math.multiply_no_nan(factors, later(factors))
+
+
+def _shift(offset: int) -> Callable[[tf.Tensor], tf.Tensor]:
+    return lambda tensor: tf.pad(tensor[:, offset:], [[0, 0], [0, offset]])
+
+
+def _gather(places: tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Like `_shift`, by an offset that is a tensor."""
+    inside = places < tf.size(places)
+
+    def later(tensor: tf.Tensor) -> tf.Tensor:
+        values = tf.gather(tensor, tf.where(inside, places, 0), axis=1)
+        return tf.ensure_shape(tf.where(inside, values, tf.zeros_like(values)), tensor.shape)
+
+    return later

@@ -1,0 +1,73 @@
+"""Environments of which only a part of the observation is shown: tasks that need a memory."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import time_step as ts
+
+from tflearn import specs
+
+
+def make(
+    num_environments: int, seed: int | None, make_environment: specs.EnvironmentFactory, shown: Sequence[int]
+) -> 'PartialView':
+    """Makes what `make_environment` makes, and shows only the numbers `shown` of its observation."""
+    return PartialView(make_environment(num_environments=num_environments, seed=seed), shown)
+
+
+class PartialView:
+    """A `specs.BatchedEnvironment` that shows some of the numbers of another one's observation, a vector."""
+
+    def __init__(self, environment: specs.BatchedEnvironment, shown: Sequence[int]):
+        """Takes over `environment`: it is closed with this.
+
+        Args:
+          environment: its observation is one vector.
+          shown: places in it.
+
+        Raises:
+          ValueError: if the observation is no vector, or has no such places; `environment` is closed.
+        """
+        spec = environment.specs.observation
+        size = spec.shape[0] if isinstance(spec, tf.TensorSpec) and spec.shape.rank == 1 else 0
+        if not shown or not all(0 <= place < size for place in shown):
+            environment.close()
+            raise ValueError(f'got shown={list(shown)} of the observation {spec}; need places in a vector of numbers')
+        self.num_environments = environment.num_environments
+        self._environment, self._shown = environment, list(shown)
+        self.specs = specs.EnvironmentSpecs(self._part(spec), environment.specs.action, environment.specs.reward)
+
+    @property
+    def info(self) -> Mapping[str, np.ndarray]:
+        """Of the environment."""
+        return self._environment.info
+
+    @property
+    def num_rebuilt(self) -> int:
+        """Of the environment."""
+        return self._environment.num_rebuilt
+
+    def reset(self) -> ts.TimeStep:
+        """Starts new episodes everywhere. Returns time steps [B]."""
+        return self._show(self._environment.reset())
+
+    def step(self, action: Any) -> ts.TimeStep:
+        """Applies `action`. Returns time steps [B]."""
+        return self._show(self._environment.step(action))
+
+    def close(self) -> None:
+        """Frees what the environments hold. Calling it twice is fine."""
+        self._environment.close()
+
+    def _show(self, time_step: ts.TimeStep) -> ts.TimeStep:
+        return time_step._replace(observation=time_step.observation[:, self._shown])
+
+    def _part(self, spec: Any) -> Any:
+        shape = (len(self._shown),)
+        if not isinstance(spec, tensor_spec.BoundedTensorSpec):
+            return tf.TensorSpec(shape, spec.dtype, spec.name)
+        low, high = (np.broadcast_to(bound, spec.shape)[self._shown] for bound in (spec.minimum, spec.maximum))
+        return tensor_spec.BoundedTensorSpec(shape, spec.dtype, low, high, spec.name)
