@@ -2,10 +2,10 @@
 
     python benchmarks/impala.py --rllib_python=rllib_environment/bin/python
 
-CartPole-v1, MLP 64-64 for policy and value, fragments of 50 steps, each step trained on once. Ours are the programs that
-users start: a replay server, a collector and a learner, each a process. RLlib's IMPALA has an environment of its own:
-benchmarks/requirements_rllib.txt says how to make it. Both have the best setting that was found for two cores. Each round
-starts both sides, one after the other; a ratio is the median of the ratios of the rounds.
+CartPole-v1, MLP 64-64 for policy and value, fragments of 50 steps, each step trained on once. Ours are the programs
+that users start: a replay server, a collector and a learner, each a process. RLlib's IMPALA has an environment of its
+own: benchmarks/requirements_rllib.txt says how to make it. Both have the best setting that was found for two cores.
+Each round starts both sides, one after the other; a ratio is the median of the ratios of the rounds.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def main() -> int:
     parser.add_argument('--rounds', type=int, default=5)
     parser.add_argument('--secs', type=float, default=10.0, help='of each side in a round')
     parser.add_argument('--gin_bindings', action='append', default=[], help='on top of our setting')
-    parser.add_argument('--rllib_flags', nargs='*', default=RLLIB, help="in place of RLlib's setting")
+    parser.add_argument('--rllib_flags', type=str.split, default=RLLIB, help="in place of RLlib's setting, in quotes")
     parser.add_argument('--rllib_python', type=pathlib.Path, default=ROOT / 'rllib_environment' / 'bin' / 'python')
     parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the figures there')
     parser.add_argument('--quick', action='store_true', help='one short round')

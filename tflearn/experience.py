@@ -81,13 +81,13 @@ class Reuse:
             )
         if self.recent_batches > 1 and self.times == 1:
             raise ValueError(
-                f'got Reuse.recent_batches={self.recent_batches} with times=1, so that there are no turns to take; need '
-                'times > 1, or recent_batches=1'
+                f'got Reuse.recent_batches={self.recent_batches} with times=1, so that there are no turns to '
+                'take; need times > 1, or recent_batches=1'
             )
         if not self.replay_proportion >= 0 or bool(self.replay_proportion) != (self.replay_batches > 0):
             raise ValueError(
-                f'got Reuse.replay_proportion={self.replay_proportion}, replay_batches={self.replay_batches}; need both '
-                'above 0, or neither'
+                f'got Reuse.replay_proportion={self.replay_proportion}, replay_batches={self.replay_batches}; need '
+                'both above 0, or neither'
             )
 
 
@@ -188,7 +188,8 @@ class Experience:
         """Checks what is only for a queue."""
         if self.order != 'queue' and (self.max_policy_lag is not None or self.reuse is not None):
             raise ValueError(
-                f"got Experience.max_policy_lag or reuse with order={self.order!r}; need order='queue', or None for both"
+                f"got Experience.max_policy_lag or reuse with order={self.order!r}; need order='queue', or None for "
+                'both'
             )
         if self.max_policy_lag is not None and self.max_policy_lag < 0:
             raise ValueError(f'got Experience.max_policy_lag={self.max_policy_lag}; need at least 0, or None')
