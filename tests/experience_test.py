@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from tflearn.experience import Experience, Prioritization
+from tflearn.experience import Experience, Prioritization, Reuse
 
 
 def test_defaults_hold_together():
@@ -21,6 +21,13 @@ def test_defaults_hold_together():
         ({'order': 'random'}, "order='random'; need one of uniform, prioritized, queue"),
         ({'order': 'queue', 'samples_per_insert': 1.0}, 'hands out each item once'),
         ({'order': 'queue', 'max_times_sampled': 1}, 'hands out each item once'),
+        ({'max_policy_lag': 2}, "max_policy_lag or reuse with order='uniform'; need order='queue'"),
+        ({'reuse': Reuse()}, "max_policy_lag or reuse with order='uniform'; need order='queue'"),
+        ({'order': 'queue', 'max_policy_lag': -1}, 'got Experience.max_policy_lag=-1; need at least 0'),
+        (
+            {'sequence_length': 51, 'stride': 50, 'per_replica_batch_steps': 520},
+            'got Experience.per_replica_batch_steps=520 with stride=50; need a multiple of it',
+        ),
     ],
 )
 def test_values_that_cannot_be(change, message):
@@ -44,3 +51,8 @@ def test_a_prioritized_order_brings_its_settings():
     assert Experience().prioritization is None
     with pytest.raises(ValueError, match="got Experience.prioritization with order='uniform'"):
         Experience(prioritization=Prioritization())
+
+
+def test_a_batch_may_be_told_in_steps():
+    experience = Experience(sequence_length=51, stride=50, per_replica_batch_steps=500)
+    assert experience == Experience(sequence_length=51, stride=50, per_replica_batch_size=10)

@@ -1,6 +1,7 @@
 """Schedules: the train step -> a value (a learning rate, an epsilon)."""
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -56,6 +57,32 @@ def exponential(start: float, end: float, steps: int) -> Schedule:
     def value(step: tf.Tensor) -> tf.Tensor:
         share = tf.minimum(tf.cast(step, tf.float32) / steps, 1.0)
         return start * tf.pow(end / start, share)
+
+    return value
+
+
+def piecewise(points: Sequence[tuple[int, float]]) -> Schedule:
+    """Goes through `points` in straight lines; stays at the first value before them, and at the last one after them.
+
+    Args:
+      points: (train step, value), at rising train steps.
+
+    Returns:
+      A function of the train step (integer scalar) that gives a float32 scalar.
+
+    Raises:
+      ValueError: if there are no points, or their train steps do not rise.
+    """
+    steps, values = [float(step) for step, _ in points], [value for _, value in points]
+    if not steps or any(after <= before for before, after in itertools.pairwise(steps)):
+        raise ValueError(f'got points={points!r}; need some (train step, value), at rising train steps')
+
+    def value(step: tf.Tensor) -> tf.Tensor:
+        result = tf.constant(values[0], tf.float32)
+        for i, (start, end) in enumerate(itertools.pairwise(steps)):
+            share = tf.clip_by_value((tf.cast(step, tf.float32) - start) / (end - start), 0.0, 1.0)
+            result += (values[i + 1] - values[i]) * share
+        return result
 
     return value
 

@@ -5,13 +5,14 @@ import math
 import threading
 import time
 import zlib
+from collections.abc import Sequence
 
 import tensorflow as tf
 from absl import logging
 
 from tflearn.experience import AgentFactory, Experience
 from tflearn.jobs import recorded_data
-from tflearn.jobs.collect_settings import CollectOptions, check_counts
+from tflearn.jobs.collect_settings import CollectOptions, check_counts, own_address
 from tflearn.jobs.collection import Collection, VersionLimit
 from tflearn.replay import connection, reports
 from tflearn.replay.storage import REPLAY, Storage
@@ -40,6 +41,7 @@ def collect(
     refresh_interval_secs: float = 0.5,
     seed: int | None = None,
     max_env_steps: int | None = None,
+    data_addresses: Sequence[str] = (),
     options: CollectOptions = CollectOptions(),  # noqa: B008 - it is frozen
 ) -> None:
     """Collects until training is over, it is stopped, or it has taken `max_env_steps`.
@@ -57,6 +59,8 @@ def collect(
       refresh_interval_secs: seconds between two looks for newer weights.
       seed: of the environments and of the policy's draws, mixed with the name; None draws one.
       max_env_steps: environment steps of this collector; None is no limit.
+      data_addresses: of the replay servers that share the experience, where it is a queue: this collector writes to the
+        one that its number, which its name ends with, falls to by turns. None is `replay_address` alone.
       options: how it explores, and how much it collects.
 
     Raises:
@@ -83,6 +87,8 @@ def collect(
             agent = make_agent(environment.specs, train_step, experience)
             storage = Storage(experience, recorded_data.data_spec(agent, experience))
             collection = Collection(environment, agent.collect_policy, options, name, experience.store_policy_state)
+            data_address = own_address(data_addresses, name) or replay_address
+            connection.wait_for_table(data_address, REPLAY, storage.signature, connect_timeout_secs, stop)
             connection.wait_for_table(replay_address, REPLAY, storage.signature, connect_timeout_secs, stop)
             variables = agent.collect_policy.variables()
             weights = Subscriber(replay_address, variables, train_step, refresh_interval_secs)
@@ -90,7 +96,7 @@ def collect(
             status.update('waiting for weights from the learner')
             weights.wait(connect_timeout_secs, stop)
             writer = ReplayWriter(
-                replay_address,
+                data_address,
                 storage,
                 num_environments,
                 stop,

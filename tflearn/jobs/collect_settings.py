@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from tf_agents.policies import tf_policy
 
@@ -100,13 +100,28 @@ class CollectOptions:
         """Returns a collector's number on the ladder: what its name ends with."""
         if self.epsilon_ladder is None or self.epsilon_ladder.num_collectors == 1:
             return 0
-        digits = re.search(r'\d+$', name)
-        if digits is None:
-            raise ValueError(
-                f'got the collector name {name!r} with an epsilon ladder for several; need a name that ends with a '
-                'number from 0 on, as collect_0'
-            )
-        return int(digits[0])
+        return _number(name, 'an epsilon ladder for several')
+
+
+def own_address(addresses: Sequence[str], name: str) -> str | None:
+    """Returns the address that falls to the collector `name`, by turns; None if there are no addresses.
+
+    Raises:
+      ValueError: if there are several, and the name has no number.
+    """
+    if not addresses:
+        return None
+    return addresses[0 if len(addresses) == 1 else _number(name, 'several data_addresses') % len(addresses)]
+
+
+def _number(name: str, reason: str) -> int:
+    digits = re.search(r'\d+$', name)
+    if digits is None:
+        raise ValueError(
+            f'got the collector name {name!r} with {reason}; need a name that ends with a number from 0 on, as '
+            'collect_0'
+        )
+    return int(digits[0])
 
 
 def check_counts(prefix: str, counts: dict[str, tuple[int | None, int]]) -> None:

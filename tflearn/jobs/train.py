@@ -2,7 +2,7 @@
 
 import dataclasses
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import tensorflow as tf
 from absl import logging
@@ -51,6 +51,7 @@ def train(
     replica_check_interval_steps: int | None = None,
     options: LearnerOptions = LearnerOptions(),  # noqa: B008 - it is frozen
     data_timeout_secs: float = 600.0,
+    data_addresses: Sequence[str] = (),
     seed: int | None = None,
     initial_checkpoint: str | None = None,
     initial_prefixes: Collection[str] | Mapping[str, str] = ('agent',),
@@ -82,6 +83,8 @@ def train(
       replica_check_interval_steps: train steps between two comparisons of the replicas' variables; None makes none.
       options: the learner's further settings; its intervals are those above.
       data_timeout_secs: how long to wait for a batch.
+      data_addresses: of the replay servers that share the experience, where it is a queue: items are taken from all of
+        them. Weights and reports go through `replay_address`. None is that one alone.
       seed: of the network's first weights and all draws; None draws one.
       initial_checkpoint: of another run, whose values this one begins with: its directory, that of its checkpoints, or
         the path prefix of one. Not where the run has a checkpoint of its own.
@@ -97,6 +100,8 @@ def train(
     """
     if steps_per_call < 1:
         raise ValueError(f'got steps_per_call={steps_per_call}; need at least 1')
+    if data_addresses and experience.order != 'queue':
+        raise ValueError(f'got data_addresses with Experience.order={experience.order!r}; need a queue, or none')
     limits = Limits(num_train_steps, max_env_steps, max_secs)
     texts = lambda: {'run/seed': 'none given' if seed is None else str(seed), **describe()}  # noqa: E731
     intervals = (checkpoint_interval_steps, summary_interval_steps, publish_interval_steps, export_interval_steps)
@@ -114,10 +119,11 @@ def train(
     agent = initial_agent.make(make_agent, specs_of(make_environment), experience, placement, precision)
     storage = Storage(experience, recorded_data.data_spec(agent, experience))
     with workers.writable_run_dir(placement, run_dir) as run_dir:
-        if not _wait_for_replay(run_dir, replay_address, storage, connect_timeout_secs, stop):
+        addresses = data_addresses or [replay_address]
+        if not _wait_for_replay(run_dir, [replay_address, *addresses], storage, connect_timeout_secs, stop):
             return
         initial_agent.load(agent, initial_checkpoint, initial_prefixes, run_dir)
-        source = _source(replay_address, storage, agent, placement, data_timeout_secs, seed)
+        source = _source(addresses, storage, agent, placement, data_timeout_secs, seed)
         settings = _with_priorities(settings, source)
         session = TrainSession(run_dir, replay_address, agent, storage, source, placement, settings, limits)
         if place.is_chief:
@@ -127,13 +133,14 @@ def train(
 
 
 def _wait_for_replay(
-    run_dir: RunDir, address: str, storage: Storage, timeout_secs: float, stop: threading.Event
+    run_dir: RunDir, addresses: Sequence[str], storage: Storage, timeout_secs: float, stop: threading.Event
 ) -> bool:
-    """Returns whether the server is there; it is not if `stop` is set first."""
+    """Returns whether the servers are there; they are not if `stop` is set first."""
     status = Status(run_dir.status('train'), 'train')
-    status.update(f'waiting for the replay server at {address}')
     try:
-        connection.wait_for_table(address, REPLAY, storage.signature, timeout_secs, stop)
+        for address in dict.fromkeys(addresses):
+            status.update(f'waiting for the replay server at {address}')
+            connection.wait_for_table(address, REPLAY, storage.signature, timeout_secs, stop)
     except Stopped:
         status.update('stopped')
         return False
@@ -141,7 +148,7 @@ def _wait_for_replay(
 
 
 def _source(
-    address: str,
+    addresses: Sequence[str],
     storage: Storage,
     agent: Agent,
     placement: tf.distribute.Strategy,
@@ -149,6 +156,7 @@ def _source(
     seed: int | None,
 ) -> Source:
     place, experience = strategies.layout(placement), storage.experience
+    address = addresses[0]
     logging.info('%s', place.describe(experience.per_replica_batch_size))
     batch_size = experience.per_replica_batch_size * place.replicas // place.workers
     if storage.mirrored:
@@ -157,7 +165,7 @@ def _source(
         return PrioritizedSampler(address, storage, batch_size, timeout_secs)
     if experience.order != 'queue':
         return ReplaySampler(address, storage, batch_size, timeout_secs)
-    queue = QueueSource([address], storage, batch_size, timeout_secs, seed)
+    queue = QueueSource(addresses, storage, batch_size, timeout_secs, seed)
     if experience.iteration is None:
         return queue
     if not hasattr(agent, 'prepare'):

@@ -1,0 +1,46 @@
+"""Several replay servers share the experience of a run."""
+
+import functools
+
+import pytest
+
+from tests.jobs.policy_lag_test import QUEUE
+from tflearn.agents import impala
+from tflearn.agents.actor_value import NetworkOptions
+from tflearn.jobs.collect import collect
+from tflearn.jobs.collect_settings import own_address
+from tflearn.jobs.train import train
+from tflearn.replay import connection
+from tflearn.replay.storage import REPLAY
+from tflearn.run_dir import RunDir, read_json
+
+
+def test_each_collector_has_one_and_the_learner_takes_from_all(small_run, tmp_path):
+    network = NetworkOptions(fc_layer_params=(8,))
+    given = {'make_agent': functools.partial(impala.make_agent, network=network), 'experience': QUEUE}
+    small_run.start_replay(**given)
+    addresses = [small_run.address]
+    # What is waited for is the status of the run's own, which serves already; the jobs wait for this one.
+    small_run.start_replay(run_dir=RunDir(tmp_path / 'other'), **given)
+    addresses.append(small_run.address)
+    small_run.address = addresses[0]
+    for name in ('collect_0', 'collect_1'):
+        small_run.start(collect, name=name, num_environments=4, data_addresses=addresses, **given)
+    small_run.start(train, num_train_steps=20, data_addresses=addresses, **given).join()
+    assert read_json(small_run.dir.train_result)['train_step'] == 20
+    for address in addresses:
+        taken = connection.server_info(address)[REPLAY].rate_limiter_info.sample_stats.completed
+        assert taken > 0
+
+
+def test_who_writes_where():
+    assert own_address((), 'guest') is None
+    assert own_address(['a'], 'guest') == 'a'
+    assert [own_address(['a', 'b'], f'collect_{i}') for i in range(4)] == ['a', 'b', 'a', 'b']
+    with pytest.raises(ValueError, match="got the collector name 'guest' with several data_addresses"):
+        own_address(['a', 'b'], 'guest')
+
+
+def test_only_a_queue_is_shared(small_run):
+    with pytest.raises(ValueError, match="data_addresses with Experience.order='uniform'; need a queue"):
+        small_run.start(train, num_train_steps=1, data_addresses=['localhost:1']).join()
