@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from tests.architecture import source_tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-JOBS = ('replay_server', 'collect', 'train', 'in_step', 'evaluate', 'launch')
+JOBS = ('replay_server', 'collect', 'train', 'in_step', 'evaluate', 'serve', 'launch')
 EXTRAS = ('mujoco', 'atari', 'box2d', 'envpool', 'dm_control', 'serving', 'ray')
 # What setup.py, the shell programs and the lock files may not name, for they are the user's choice. (Spelt in parts, so
 # that this file does not name them either.)
@@ -103,6 +103,7 @@ def test_what_the_code_imports_is_declared(wheel):
     modules = (
         {name.lower().replace('-', '_') for name in declared} | {'tflearn', 'scripts'} | set(sys.stdlib_module_names)
     )
+    modules |= {'grpc_health', 'tensorflow_serving'}  # Of an extra, where it is not installed.
     for name in declared:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # An extra's.
             modules |= {file.parts[0].removesuffix('.py') for file in importlib.metadata.files(name) or ()}

@@ -1,6 +1,6 @@
 """Compares an exported policy with the live one, before anybody else sees it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ _BATCH_SIZE = 16
 _RANDOM_OPS = ('Random', 'Multinomial', 'Normal', 'StatefulUniform', 'Rng')
 
 
-def check_acts_alike(live: Any, exported: Any, policy: Any, signatures: Mapping[str, Callable[..., Any]]) -> None:
+def check_acts_alike(live: Any, exported: Any, policy: Any, signatures: Mapping[str, Any]) -> None:
     """Has both act on the same random batch. Results must agree bit by bit; of a stochastic policy in shape and dtype.
 
     Args:
@@ -31,15 +31,15 @@ def check_acts_alike(live: Any, exported: Any, policy: Any, signatures: Mapping[
         **{name: _draw_nest(getattr(time_step, name), rng) for name in ('reward', 'discount', 'observation')},
         'policy_state': live.get_initial_state(tf.constant(_BATCH_SIZE)),
     }
-    results = [model.action(*inputs.values()) for model in (live, exported)]
-    _check_same('the exported policy', *results, not _is_stochastic(live.action.get_concrete_function()))
+    expected, got = (model.action(*inputs.values()) for model in (live, exported))
+    _check_same('the exported policy', expected, got, not _is_stochastic(live.action.get_concrete_function()))
     leaves = {'batch_size': _BATCH_SIZE, **plain_nests.flat_dict(inputs)}
     for name, function in signatures.items():
         program = function.get_concrete_function()
         flat, _ = program.structured_input_signature
         named = {spec.name: tf.constant(leaves[spec.name], spec.dtype) for spec in tf.nest.flatten(flat)}
-        results = [function(*named.values()), exported.signatures[name](**named)]
-        _check_same(f'the signature {name}', *results, not _is_stochastic(program))
+        expected, got = function(*named.values()), exported.signatures[name](**named)
+        _check_same(f'the signature {name}', expected, got, not _is_stochastic(program))
 
 
 def _check_same(where: str, live: Any, exported: Any, exact: bool) -> None:

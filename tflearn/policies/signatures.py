@@ -68,7 +68,7 @@ def named(policy: Any, module: tf.Module) -> Mapping[str, Callable[..., Any]]:
     return signatures
 
 
-def _on_time_steps(policy: Any, function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+def _on_time_steps(policy: Any, function: Callable[[Any, Any], Any]) -> Any:
     """Returns `function` of a `TimeStep` and a policy state as a `tf.function` of plain nests."""
     like = policy.time_step_spec
     state_spec = policy.policy_state_spec
