@@ -13,10 +13,12 @@ import contextlib
 import dataclasses
 import json
 import pathlib
+import queue
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -109,6 +111,9 @@ def _measure_case(
             sides.append(Side('tf_agents', peer, 'tf_agents'))
         for prepared in sides:
             prepared.run(10)
+        read = [prepared.run for prepared in sides if prepared.name in experiences]
+        # A mirrored server is filled only as fast as its learner reads.
+        command('write nothing', lambda: [run(1) for run in read])
         many = _rounds(sides, case.num_steps, rounds, command)
         single = _rounds(sides[3:], 1, rounds, command)
     return [*_rows(case.name, 'train steps per call: many', many), *_rows(case.name, 'train steps per call: 1', single)]
@@ -121,7 +126,7 @@ def servers(
     num_stored: int,
     prioritized: bool = False,
     with_peer: bool = True,
-) -> Iterator[tuple[dict[str, int], Callable[[str], None]]]:
+) -> Iterator[tuple[dict[str, int], Callable[..., None]]]:
     """Starts the servers in a process of their own; gives their ports and a function that sends it a command."""
     names = [*experiences, 'tf_agents'] if with_peer else [*experiences]
     ports = {name: portpicker.pick_unused_port() for name in names}
@@ -142,11 +147,18 @@ def servers(
     if stdout.readline().strip() != 'serving':
         raise RuntimeError('the replay process could not start; run it by hand to see why')
 
-    def command(line: str) -> None:
+    answers: queue.Queue[str] = queue.Queue()
+    threading.Thread(target=lambda: [answers.put(line.strip()) for line in stdout], daemon=True).start()
+
+    def command(line: str, meanwhile: Callable[[], None] = lambda: None) -> None:
         stdin.write(line + '\n')
         stdin.flush()
-        while (answer := stdout.readline().strip()) != 'ok':
-            if not answer and process.poll() is not None:
+        answer = ''
+        while answer != 'ok':
+            meanwhile()
+            with contextlib.suppress(queue.Empty):
+                answer = answers.get(timeout=0.1)
+            if process.poll() is not None:
                 raise RuntimeError('the replay process has ended')
 
     try:
@@ -226,7 +238,7 @@ def _peer_learner(case: learner_cases.Case, port: int, root_dir: str, prioritize
     return lambda num_steps: learner.run(iterations=num_steps)
 
 
-def _rounds(sides: list[Side], num_steps: int, rounds: int, command: Callable[[str], None]) -> dict[str, list[float]]:
+def _rounds(sides: list[Side], num_steps: int, rounds: int, command: Callable[..., None]) -> dict[str, list[float]]:
     """Returns train steps per second of every side in every round."""
     rates: dict[str, list[float]] = {side.name: [] for side in sides}
     for _ in range(rounds):

@@ -92,7 +92,7 @@ def _train(
     )
     trainer.run(1_001)
     traces = trainer.num_traces
-    command('write mirror')
+    command('write mirror', lambda: trainer.run(STEPS_PER_CALL))  # it is filled only as fast as it is read
     while trainer.step < warm_up:
         trainer.run(STEPS_PER_CALL)
     memory.clear()

@@ -1,14 +1,14 @@
-"""Streams from a replay server in the test's own process."""
+"""Streams from and to a replay server in the test's own process."""
 
 import threading
 import time
 
 _DEADLINE_SECS = 5.0
-_THREADS = ('replay_draw', 'subscriber')
+_THREADS = ('replay_draw', 'subscriber', 'fill')
 
 
 def wait_until_ended() -> None:
-    """Waits for the threads that read, before the server ends. (Some are meant to lose their server.)
+    """Waits for the threads that read and write, before the server ends. (Some are meant to lose their server.)
 
     Reverb reads from a server in the same process without gRPC. If that one goes away, the stream tries again a
     thousand times a second, for ever: it takes a share of a core from all later tests, and may crash the process.

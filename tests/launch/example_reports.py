@@ -14,7 +14,7 @@ def whole_run() -> RunReport:
     train |= {'loss': 0.012346, 'policy_version': 124, 'policy_lag': 1.3, 'data_wait_share': 0.12, 'secs_left': 82.0}
     evaluate = {'train_step': 12_000, 'mean_return': 342.1, 'num_episodes': 20, 'best_mean_return': 361.5}
     evaluate |= {'target_return': 475.0}
-    collect = {'env_steps': 24_800, 'env_steps_per_sec': 186.2, 'policy_version': 123, 'policy_lag_steps': 102}
+    collect = {'env_steps': 24_800, 'env_steps_per_sec': 186.2, 'policy_version': 123}
     collectors = (collect | {'mean_return': 220.4, 'episodes': 301}, collect | {'mean_return': 242.3, 'episodes': 298})
     return RunReport(
         jobs=(

@@ -31,8 +31,8 @@ def test_a_run_in_the_middle():
         'replay_server  ● running   inserts 49,600, samples 3,180,000',
         'train          ● running   loss 0.01235, policy version 124',
         'evaluate       ● running   train step 12,000, episodes 20, best 361.5',
-        'collect_0      ● running   186/s, mean return 220.4, episodes 301, lag 102 steps',
-        'collect_1      ● running   restarts 1  186/s, mean return 242.3, episodes 298, lag 102 steps',
+        'collect_0      ● running   186/s, mean return 220.4, episodes 301',
+        'collect_1      ● running   restarts 1  186/s, mean return 242.3, episodes 298',
     ]
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.learner import written_summaries
+from tests.learner import conftest, written_summaries
 from tflearn.learner import strategies
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.summaries import SummaryOptions
@@ -52,6 +52,36 @@ def test_the_loss_is_the_mean_over_the_steps(tmp_path, make_agent, make_dataset_
     many = Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path / 'b'))
     losses = [single.run(1).loss for _ in range(6)]
     assert many.run(6).loss == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+class CountedSource:
+    """A `BatchSource` of the same batches as `make_dataset_fn`'s, up to three in a draw."""
+
+    max_draw_steps, error = 3, None
+
+    def grant(self, num_steps):
+        return num_steps
+
+    def draw(self, num_steps, seed):
+        return seed + tf.range(tf.cast(num_steps, tf.int64))
+
+    def batch(self, drawn, i):
+        step = tf.gather(drawn, i)
+        return conftest.batch(step), {'policy_version': tf.fill((conftest.BATCH_SIZE, 2), step)}
+
+    def close(self):
+        pass
+
+
+def test_a_source_gives_the_same_as_a_dataset_and_tells_of_its_last_batch(tmp_path, make_agent, make_dataset_fn):
+    one, other = make_agent(), make_agent()
+    expected = Learner(one, make_dataset_fn(), RunDir(tmp_path / 'a')).run(5)
+    got = Learner(other, CountedSource(), RunDir(tmp_path / 'b')).run(5)
+    assert got.loss == pytest.approx(expected.loss, rel=1e-5)
+    assert got.extra == pytest.approx(expected.extra, rel=1e-5)
+    assert got.info == {'policy_version': pytest.approx(4.0)}
+    for a, b in zip(one.policy.variables(), other.policy.variables(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
 def test_it_traces_once(tmp_path, make_agent, make_dataset_fn):

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import threading
 
 import pytest
 import tensorflow as tf
@@ -25,11 +26,12 @@ DATA_SPEC = trajectory.Trajectory(
 
 @dataclasses.dataclass
 class Served:
-    """A running server, its address and what lies where."""
+    """A running server, its address and what lies where; `stop` ends those who write."""
 
     server: ReplayServer
     address: str
     storage: Storage
+    stop: threading.Event = dataclasses.field(default_factory=threading.Event)
 
     def table(self, name=REPLAY):
         return self.server.info()[name]
@@ -46,6 +48,8 @@ def serve(tmp_path, monkeypatch):
             server = ReplayServer([*storage.make_tables(), reports.table()], port, checkpoints)
             stack.callback(server.close)
             stack.callback(streams.wait_until_ended)
-            return Served(server, f'localhost:{server.port}', storage)
+            served = Served(server, f'localhost:{server.port}', storage)
+            stack.callback(served.stop.set)
+            return served
 
         yield start

@@ -16,6 +16,7 @@ from tflearn.replay import reader
 from tflearn.replay.mirror import ReplayMirror
 from tflearn.replay.sampler import ReplaySampler
 from tflearn.replay.writers import ReplayWriter
+from tflearn.waiting import Stopped
 
 BATCH = 16
 SAMPLINGS = ['learner', 'server']
@@ -45,10 +46,11 @@ def fill(served, num_steps=40, lengths=(3, 5)):
     """Writes on a thread, for a stream holds writers back until it is read."""
 
     def write():
-        writer = ReplayWriter(served.address, served.storage, len(lengths), threading.Event())
-        _run(writer, fakes.CheckedEnvironment(lengths), num_steps)
+        writer = ReplayWriter(served.address, served.storage, len(lengths), served.stop)
+        with contextlib.suppress(Stopped):
+            _run(writer, fakes.CheckedEnvironment(lengths), num_steps)
 
-    thread = threading.Thread(target=write, daemon=True)
+    thread = threading.Thread(target=write, name='fill', daemon=True)
     thread.start()
     return thread
 

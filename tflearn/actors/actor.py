@@ -11,10 +11,9 @@ from tf_agents.trajectories import trajectory
 from tflearn import specs
 from tflearn.actors import stored_state
 from tflearn.actors.compiled_policy import CompiledPolicy
+from tflearn.actors.info_metrics import EXECUTED_ACTION
 
 Observer = Callable[[trajectory.Trajectory], None]
-
-_EXECUTED_ACTION = 'executed_action'  # of an environment's info
 
 
 class Actor:
@@ -85,8 +84,8 @@ class Actor:
         # FIRST is 0, and nothing was done before it.
         self.env_steps += np.count_nonzero(next_time_step.step_type)
         told = self._environment.info
-        if told and _EXECUTED_ACTION in told:
-            action = told[_EXECUTED_ACTION]
+        if told and EXECUTED_ACTION in told:
+            action = told[EXECUTED_ACTION]
             if not self._checked_executed_action:
                 specs.check_batch(action, self._environment.specs.action, self._policy.batch_size, 'executed action')
                 self._checked_executed_action = True

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-_NO_METRICS = ('executed_action',)  # data, see `specs.BatchedEnvironment.info`
+EXECUTED_ACTION = 'executed_action'  # see `specs.BatchedEnvironment.info`; it is data, no metric
 
 
 class InfoMetrics:
@@ -56,7 +56,7 @@ class InfoMetrics:
     def _learn(self, info: Mapping[str, np.ndarray]) -> None:
         """Makes room for the numbers that are new."""
         shape = (self._num_environments,)
-        new = [key for key in info if key not in self._seen and key not in _NO_METRICS]
+        new = [key for key in info if key not in self._seen and key != EXECUTED_ACTION]
         new = [key for key in new if info[key].shape == shape and info[key].dtype.kind in 'biuf']
         self._seen = self._seen.union(info)
         self._keys += new

@@ -6,7 +6,6 @@ maximum of the last two, in grey, is resized to 84x84; an observation is the las
 one thread per game.
 """
 
-import difflib
 import functools
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from tflearn import specs
-from tflearn.environments import packages, vector_env
+from tflearn.environments import refusals, vector_env
 
 FRAMES_PER_STEP = 4
 
@@ -56,16 +55,14 @@ def make(
         from ale_py import roms
         from ale_py.vector_env import AtariVectorEnv
     except ImportError as error:
-        raise packages.missing(game, error) from error
-    if num_environments < 1:
-        raise ValueError(f'got num_environments={num_environments}; need at least 1')
+        raise refusals.missing(game, error) from error
+    refusals.check_num_environments(num_environments)
     if max_episode_steps < 1:
         raise ValueError(f'got max_episode_steps={max_episode_steps}; need at least 1')
     if not 0 <= repeat_action_probability < 1:
         raise ValueError(f'got repeat_action_probability={repeat_action_probability}; need 0 or more and below 1')
     if game not in (known := roms.get_all_rom_ids()):
-        nearest = ', '.join(difflib.get_close_matches(game.lower(), known, n=3, cutoff=0.5))
-        raise ValueError(f"got game={game!r}; need one of ALE's; nearest: {nearest or 'none'}")
+        raise refusals.unknown('game', game, known, "one of ALE's")
     make_games = functools.partial(
         AtariVectorEnv,
         game,

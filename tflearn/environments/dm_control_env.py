@@ -4,7 +4,7 @@ import functools
 from typing import TYPE_CHECKING, Literal, get_args
 
 from tflearn import specs
-from tflearn.environments import packages, vector_env
+from tflearn.environments import refusals, vector_env
 
 if TYPE_CHECKING:
     from tflearn.environments.dm_env_adapter import MakeDmEnvironment
@@ -43,7 +43,7 @@ def make(
 
         from tflearn.environments.dm_env_adapter import load
     except ImportError as error:
-        raise packages.missing(f'{domain}-{task}', error) from error
+        raise refusals.missing(f'{domain}-{task}', error) from error
     if (domain, task) not in suite.ALL_TASKS:
         tasks = ', '.join(f'{known}-{its_task}' for known, its_task in suite.ALL_TASKS if domain in (known, its_task))
         names = tasks or ', '.join(sorted(suite.TASKS_BY_DOMAIN))
@@ -64,9 +64,8 @@ def from_dm_env(
     try:
         from tflearn.environments.dm_env_adapter import adapt
     except ImportError as error:
-        raise packages.missing(str(make_one), error) from error
-    if num_environments < 1:
-        raise ValueError(f'got num_environments={num_environments}; need at least 1')
+        raise refusals.missing(str(make_one), error) from error
+    refusals.check_num_environments(num_environments)
     if vectorization not in get_args(Vectorization):
         raise ValueError(f'got vectorization={vectorization!r}; need one of {", ".join(get_args(Vectorization))}')
     make_env = functools.partial(adapt, make_one, flatten_observations)

@@ -1,6 +1,5 @@
 """EnvPool: environments stepped by C++ threads, for Atari, MuJoCo, classic control and others (extra `envpool`)."""
 
-import difflib
 import functools
 import secrets
 from typing import Any
@@ -10,7 +9,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from tflearn import specs
-from tflearn.environments import packages, vector_env
+from tflearn.environments import refusals, vector_env
 
 
 def make(
@@ -41,12 +40,10 @@ def make(
     try:
         import envpool
     except ImportError as error:
-        raise packages.missing(name, error) from error
-    if num_environments < 1:
-        raise ValueError(f'got num_environments={num_environments}; need at least 1')
+        raise refusals.missing(name, error) from error
+    refusals.check_num_environments(num_environments)
     if name not in (known := envpool.list_all_envs()):
-        nearest = ', '.join(difflib.get_close_matches(name, known, n=3, cutoff=0.5))
-        raise ValueError(f'got name={name!r}; need an environment of EnvPool; nearest: {nearest or "none"}')
+        raise refusals.unknown('name', name, known, 'an environment of EnvPool')
     arguments = {'num_envs': num_environments, 'num_threads': num_threads, **(kwargs or {})}
     if max_episode_steps is not None:
         arguments['max_episode_steps'] = max_episode_steps

@@ -1,7 +1,6 @@
 """Environments by their gymnasium names."""
 
 import contextlib
-import difflib
 import functools
 import importlib
 from collections.abc import Callable
@@ -11,7 +10,7 @@ import gymnasium
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from tflearn import specs
-from tflearn.environments import packages, vector_env
+from tflearn.environments import refusals, vector_env
 
 Vectorization = Literal['auto', 'native', 'in_process', 'worker_processes']
 
@@ -75,7 +74,7 @@ def make(
             return vector_env.in_process(make_one, num_environments, seed)
         return vector_env.in_worker_processes(make_one, num_environments, seed, step_timeout_secs)
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
-        raise packages.missing(name, error) from error
+        raise refusals.missing(name, error) from error
     except TypeError as error:
         raise ValueError(
             f'got name={name!r}, kwargs={kwargs}; need what an environment of fixed-size spaces takes ({error})'
@@ -89,8 +88,7 @@ def _check(
     max_episode_steps: int | None,
     step_timeout_secs: float,
 ) -> None:
-    if num_environments < 1:
-        raise ValueError(f'got num_environments={num_environments}; need at least 1')
+    refusals.check_num_environments(num_environments)
     if seed is not None and seed < 0:
         raise ValueError(f'got seed={seed}; need 0 or more, or None')
     if vectorization not in get_args(Vectorization):
@@ -110,12 +108,9 @@ def _find(name: str) -> gymnasium.envs.registration.EnvSpec:
             importlib.import_module(module)
         return gymnasium.spec(registered_name)
     except ImportError as error:
-        raise packages.missing(name, error) from error
+        raise refusals.missing(name, error) from error
     except gymnasium.error.Error as error:
-        nearest = difflib.get_close_matches(registered_name, gymnasium.registry, n=3, cutoff=0.5)
-        raise ValueError(
-            f'got name={name!r}; need a registered gymnasium environment; nearest: {", ".join(nearest) or "none"}'
-        ) from error
+        raise refusals.unknown('name', name, gymnasium.registry, 'a registered gymnasium environment') from error
 
 
 def _are_same_task(make_one: Callable[[], gymnasium.Env], make_all: Callable[..., VectorEnv]) -> bool:

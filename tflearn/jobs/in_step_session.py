@@ -9,6 +9,7 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn.experience import Agent
+from tflearn.jobs import run_end
 from tflearn.jobs.collect_summaries import CollectSummaries
 from tflearn.jobs.collection import Collection
 from tflearn.jobs.train_settings import Settings
@@ -17,7 +18,7 @@ from tflearn.learner.limits import Limits
 from tflearn.learner.triggers import IntervalTrigger
 from tflearn.policies.saved_policy import PolicyExporter
 from tflearn.replay.local import LocalReplay
-from tflearn.run_dir import RunDir, Status, read_json, write_json
+from tflearn.run_dir import RunDir, Status
 from tflearn.waiting import LOG_EVERY_SECS
 
 _REPORT_SECS = 1.0
@@ -145,23 +146,19 @@ class InStepSession:
 
     def _end_reason(self) -> str | None:
         """Says why training is over; None while it is not."""
-        request = read_json(self._run_dir.stop_request)
-        if request is not None:
-            return str(request.get('reason', 'stop requested'))
-        return self._limits.reached(self._learner.step, self._counts.env_steps, self._counts.secs)
+        counts = self._counts
+        return run_end.reason(self._run_dir, self._limits, self._learner.step, counts.env_steps, counts.secs)
 
     def _export(self, step: int) -> None:
         self._exporter.export_soon(step, {'policy_version': step, 'env_steps': self._counts.env_steps})
 
     def _finish(self, reason: str) -> None:
         """Exports the last weights, then says that there will be no more."""
-        step, env_steps = self._learner.step, self._counts.env_steps
+        step = self._learner.step
         self._export(step)
         self._exporter.wait()
-        result = {'reason': reason, 'train_step': step, 'env_steps': env_steps, 'seconds': round(self._counts.secs, 1)}
-        write_json(self._run_dir.train_result, result)
+        run_end.write_result(self._run_dir, reason, step, self._counts.env_steps, self._counts.secs)
         self._status.update('finished', train_step=step, **self._figures())
-        logging.info('finished: %s, at train step %d, %d environment steps', reason, step, env_steps)
 
     def _figures(self) -> dict[str, Any]:
         """What there is to tell besides the learner's figures; nothing that goes by the clock."""

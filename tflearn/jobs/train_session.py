@@ -10,6 +10,7 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn.experience import Agent
+from tflearn.jobs import run_end
 from tflearn.jobs.collect_summaries import CollectSummaries
 from tflearn.jobs.train_settings import Settings
 from tflearn.learner import strategies, workers
@@ -25,7 +26,7 @@ from tflearn.replay.mirror import ReplayMirror
 from tflearn.replay.sampler import ReplaySampler
 from tflearn.replay.statistics import ReplayStatistics
 from tflearn.replay.storage import REPLAY, Storage
-from tflearn.run_dir import RunDir, Status, read_json, write_json
+from tflearn.run_dir import RunDir, Status
 from tflearn.variables.publisher import Publisher
 from tflearn.waiting import LOG_EVERY_SECS
 
@@ -209,11 +210,8 @@ class TrainSession:
 
     def _end_reason(self, more_secs: float = 0.0) -> str | None:
         """Says why training is over; None while it is not. `more_secs` have passed since `secs` were counted."""
-        request = read_json(self._run_dir.stop_request)
-        if request is not None:
-            return str(request.get('reason', 'stop requested'))
         secs = self._progress.secs + more_secs
-        return self._limits.reached(self._learner.step, self._reports.env_steps, secs)
+        return run_end.reason(self._run_dir, self._limits, self._learner.step, self._reports.env_steps, secs)
 
     def _finish(self, reason: str) -> None:
         """Publishes and exports the last weights, then says that there will be no more."""
@@ -221,15 +219,8 @@ class TrainSession:
         self._export(step)
         self._exporter.wait()
         self._send(step, finished=True)
-        result = {
-            'reason': reason,
-            'train_step': step,
-            'env_steps': self._reports.env_steps,
-            'seconds': round(self._progress.secs, 1),
-        }
-        write_json(self._run_dir.train_result, result)
+        run_end.write_result(self._run_dir, reason, step, self._reports.env_steps, self._progress.secs)
         self._status.update('finished', train_step=step)
-        logging.info('finished: %s, at train step %d, %d environment steps', reason, step, self._reports.env_steps)
 
     def _publish(self, step: int) -> None:
         self._progress.policy_version += 1

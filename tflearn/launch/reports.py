@@ -59,7 +59,6 @@ class JobReport:
                 ('', rate(self.number('env_steps_per_sec'))),
                 ('mean return', plain(self.number('mean_return'))),
                 ('episodes', count(self.number('episodes'))),
-                ('lag', _around('', count(self.number('policy_lag_steps')), ' steps')),
                 ('steps lost', count(self.number('lost_steps') or None)),
                 ('episodes dropped', count(self.number('dropped_episodes') or None)),
                 ('environments rebuilt', count(self.number('rebuilt_environments') or None)),

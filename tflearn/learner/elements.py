@@ -82,6 +82,11 @@ def flatten_with_names(values: Any, prefix: str = '') -> list[tuple[str, Any]]:
     ]
 
 
+def is_number(dtype: tf.DType) -> bool:
+    """Says whether a mean of it makes sense."""
+    return bool(dtype.is_floating or dtype.is_integer or dtype.is_bool)
+
+
 def is_whole(strategy: tf.distribute.Strategy, element: Any) -> tf.Tensor:
     """Says whether an optional element holds a batch for each replica here; an empty one would make the loss NaN."""
     if strategy.num_replicas_in_sync == 1:

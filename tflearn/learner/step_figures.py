@@ -6,7 +6,7 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from tflearn.learner.elements import flatten_with_names
+from tflearn.learner.elements import flatten_with_names, is_number
 
 Reduction = Literal['mean', 'sum', 'max', 'min']
 
@@ -53,7 +53,7 @@ class StepFigures:
         for kind, values in (('extra', extra), ('info', info if self._with_info else ())):
             for name, value in flatten_with_names(values):
                 tensor = tf.convert_to_tensor(value)
-                if not (tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool):
+                if not is_number(tensor.dtype):
                     continue
                 tensor, rule = tf.cast(tensor, tf.float32), self._rules.get(name, 'mean')
                 if rule in ('max', 'min'):

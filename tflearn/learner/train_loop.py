@@ -5,7 +5,8 @@ its networks and its optimizers are recorded. So silence costs nothing.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -13,7 +14,7 @@ import tensorflow as tf
 
 from tflearn.experience import Agent, BatchSource
 from tflearn.learner import elements, strategies
-from tflearn.learner.elements import split
+from tflearn.learner.elements import is_number, split
 from tflearn.learner.step_figures import Reduction, StepFigures
 
 OnNonfinite = Literal['stop', 'skip', 'ignore']
@@ -31,7 +32,7 @@ class Taken:
       waited_secs: spent waiting for the iterator.
       loss: summed over the steps whose loss was finite.
       extra: the agent's further figures, likewise.
-      info: the data's own figures, likewise.
+      info: the data's own figures, likewise; of a `BatchSource` those of the last batch, as often.
       items: `LoopOptions.item_figure`, float32 [num_steps, B], B items of this process' batches; None if not wanted.
     """
 
@@ -119,15 +120,18 @@ class TrainLoop:
         Returns:
           A function of the number of train steps.
         """
-        sliced, figures = hasattr(source, 'draw'), self.figures()
+        sliced = hasattr(source, 'draw')
+        figures = self.figures(with_info=not sliced)
         # XLA would leave out the summaries.
         train = self._agent.train if summarize else self._train
         step = tf.function(
             lambda element: self._distributed_step(element, figures, sliced, train, summarize=summarize),
             autograph=False,
         )
-        step.get_concrete_function(_element_spec(source))  # makes the optimizer's slots
-        loop = tf.function(self._over_source if sliced else self._over_iterator)
+        spec = _element_spec(source)
+        step.get_concrete_function(spec)  # makes the optimizer's slots
+        names = [name for name, leaf in spec[1].items() if is_number(leaf.dtype)] if sliced else []
+        loop = tf.function(functools.partial(self._over_source, names=names) if sliced else self._over_iterator)
         # One tensor: fetching many small ones costs more than a small train step.
         compiled = tf.function(lambda num_steps: _packed(*loop(step, figures, source, num_steps)), autograph=False)
         concrete = compiled.get_concrete_function(tf.TensorSpec((), tf.int64))
@@ -135,7 +139,8 @@ class TrainLoop:
         def run(num_steps: int) -> Taken:
             packed, *items = concrete(tf.constant(num_steps, tf.int64))
             steps, waited_secs, *sums = packed.numpy()
-            num_finite, loss, extra, info = figures.read(np.array(sums))
+            num_finite, loss, extra, info = figures.read(np.array(sums[: figures.size]))
+            info |= {name: num_finite * mean for name, mean in zip(names, sums[figures.size :], strict=True)}
             per_item = items[0].numpy()[: int(steps)] if items else None
             return Taken(int(steps), int(steps) - num_finite, float(waited_secs), loss, extra, info, per_item)
 
@@ -158,9 +163,13 @@ class TrainLoop:
             autograph=False,
         )
 
-    def _over_source(self, step: Any, figures: StepFigures, source: BatchSource, num_steps: tf.Tensor) -> Any:
+    def _over_source(
+        self, step: Any, figures: StepFigures, source: BatchSource, num_steps: tf.Tensor, names: Sequence[str]
+    ) -> Any:
+        """Returns steps, seconds that were waited, sums of figures and means of the data's `names`, and items."""
         taken, going_on = tf.constant(0, tf.int64), tf.constant(True)
         sums, items = tf.zeros([figures.size]), self._item_arrays(num_steps)
+        means = tf.zeros([len(names)])
         # `and` would be a conditional, which costs more than the comparison that it may save.
         while tf.logical_and(going_on, taken < num_steps):
             count = tf.minimum(num_steps - taken, source.max_draw_steps)
@@ -172,7 +181,10 @@ class TrainLoop:
                 items = _write(items, taken + i, outputs)
                 i += 1
             taken += i
-        return taken, tf.constant(0.0, tf.float64), sums, _stack(items)
+            if names:  # of each step they would cost more than the step's own figures
+                _, info = source.batch(drawn, i - 1)
+                means = tf.stack([tf.reduce_mean(tf.cast(info[name], tf.float32)) for name in names])
+        return taken, tf.constant(0.0, tf.float64), tf.concat([sums, means], axis=0), _stack(items)
 
     def _over_iterator(self, step: Any, figures: StepFigures, iterator: Any, num_steps: tf.Tensor) -> Any:
         taken, going_on = tf.constant(0, tf.int64), tf.constant(True)

@@ -16,7 +16,7 @@ class TrainResult:
       num_steps: train steps taken; fewer than asked for only when the data ended.
       loss: mean over the steps of the global batch's loss.
       extra: the agent's further figures, means over steps, replicas and their own axes, by name.
-      info: means of the data's own figures (`policy_version`, ...), by name.
+      info: means of the data's own figures (`policy_version`, ...); of a `BatchSource` those of the last batch.
       num_nonfinite: train steps whose loss was not finite; they are not in the means.
       secs: of the call, without its triggers.
       data_wait_share: the part of the call spent waiting for data, in [0, 1].

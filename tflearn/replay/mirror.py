@@ -115,7 +115,7 @@ class ReplayMirror(tf.train.experimental.PythonState):
         return self._ring.batch(drawn, i)
 
     def _start(self) -> None:
-        self._reader.start(lambda samples: samples.batch(1).map(lambda sample: sample.data['chunk']), in_flight=8)
+        self._reader.start(lambda samples: samples.batch(1).map(lambda sample: sample.data['chunk']), in_flight=1)
         self._rebuild()
 
     def _rebuild(self) -> None:

@@ -17,7 +17,8 @@ from tflearn.replay.storage import REPLAY, Storage
 from tflearn.waiting import LOG_EVERY_SECS
 
 _POLL_SECS = 0.25
-_LOOK_UP_MS = 60_000
+_LOOK_UP_MS = 5_000
+_CLOSE_SECS = 1.0
 
 Prepare = Callable[[tf.data.Dataset], tf.data.Dataset]
 
@@ -91,8 +92,12 @@ class TableReader:
         self._waits_since = None
 
     def close(self) -> None:
-        """Ends the reading. May be called from any thread."""
+        """Ends the reading, at the next item. May be called from any thread."""
+        if self._closed.is_set():
+            return
         self._closed.set()
+        if self._threads and threading.current_thread() not in self._threads:
+            self._threads[0].join(_CLOSE_SECS)  # while the server is still there: it would be looked for, for ever
 
     def _draw(self, prepare: Prepare, in_flight: int) -> None:
         """Reads until it is closed, in one operation outside of Python."""
@@ -104,8 +109,8 @@ class TableReader:
             shapes={'chunk': shape},
             max_in_flight_samples_per_worker=in_flight,
             num_workers_per_iterator=1,
-            # After a silence it sees whether it is closed. An item that arrives just then is lost: not from a queue,
-            # of which each counts.
+            # After a silence it sees whether it is closed. If several items are in flight, one that arrives just then
+            # is lost: not from a queue, of which each counts.
             rate_limiter_timeout_ms=-1 if self._storage.experience.order == 'queue' else _LOOK_UP_MS,
         )
         # What is half a batch when nothing came for so long waits for its other half.

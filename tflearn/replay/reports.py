@@ -80,24 +80,23 @@ class ReportReader(tf.train.experimental.PythonState):
     @property
     def env_steps(self) -> int:
         """Environment steps of the run."""
-        return int(self.figures()['env_steps'] or 0)
+        return sum(counts.get('env_steps', 0) for counts in self._counts.values())
 
     @property
     def mean_return(self) -> float | None:
         """Mean return of the newest 100 episodes; None before the first has ended."""
-        return self.figures()['mean_return']
+        episodes = self._episodes
+        return _mean('return', episodes) if episodes else None
 
     def figures(self) -> dict[str, float | None]:
         """Returns the counts, added up over collectors, and 'mean_<name>' of the newest 100 episodes' figures."""
-        figures: dict[str, float | None] = {'env_steps': 0}
+        figures: dict[str, float | None] = {'env_steps': 0, 'mean_return': None}
         for counts in self._counts.values():
             for name, count in counts.items():
                 figures[name] = (figures.get(name) or 0) + count
-        figures['mean_return'] = None
-        episodes = self._episodes
-        for name in {name: None for episode in episodes for name in episode}:
-            figures[f'mean_{name}'] = float(np.mean([episode[name] for episode in episodes if name in episode]))
-        return figures
+        episodes = self._episodes  # another thread may read newer ones meanwhile
+        names = {name: None for episode in episodes for name in episode}
+        return figures | {f'mean_{name}': _mean(name, episodes) for name in names}
 
     def serialize(self) -> str:
         """Returns the counts by collector and the newest episodes, for a checkpoint."""
@@ -137,3 +136,7 @@ class ReportReader(tf.train.experimental.PythonState):
             return [json.loads(sample.data['report']) for sample in dataset.as_numpy_iterator()]
         except tf.errors.OpError:  # the server is going down; counts come again with the next reports
             return []
+
+
+def _mean(name: str, episodes: Sequence[Episode]) -> float:
+    return float(np.mean([episode[name] for episode in episodes if name in episode]))

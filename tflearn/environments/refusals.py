@@ -1,0 +1,46 @@
+"""Errors that all factories share: what to install, which name was meant, how many environments there can be."""
+
+import difflib
+from collections.abc import Iterable
+
+# Module -> the extra of this package that installs it.
+_EXTRAS = {
+    'mujoco': 'mujoco',
+    'ale_py': 'atari',
+    'Box2D': 'box2d',
+    'envpool': 'envpool',
+    'dm_control': 'dm_control',
+    'dm_env': 'dm_control',
+}
+
+
+def missing(name: str, error: BaseException) -> ValueError:
+    """Returns the error to raise, in one line, where making the environment `name` raised `error`.
+
+    gymnasium's own message is about the module; its cause names it.
+    """
+    cause = error if isinstance(error, ImportError) else error.__cause__
+    module = (getattr(cause, 'name', None) or '').partition('.')[0]
+    if module in _EXTRAS:
+        what, remedy = module, f'pip install "tflearn-agents[{_EXTRAS[module]}]"'
+    else:
+        what, remedy = module or 'a package', f'install it ({error})'
+    return ValueError(f'got name={name!r}, which needs {what}; need that installed; {remedy}')
+
+
+def unknown(argument: str, name: str, known: Iterable[str], what: str) -> ValueError:
+    """Returns the error to raise where `name`, with or without 'module:', is not among the `known` names of `what`."""
+    by_lower_case = {other.lower(): other for other in known}
+    near = difflib.get_close_matches(name.rpartition(':')[2].lower(), by_lower_case, n=3, cutoff=0.5)
+    nearest = ', '.join(by_lower_case[other] for other in near)
+    return ValueError(f'got {argument}={name!r}; need {what}; nearest: {nearest or "none"}')
+
+
+def check_num_environments(num_environments: int) -> None:
+    """Checks the size of a batch.
+
+    Raises:
+      ValueError: if it is below 1.
+    """
+    if num_environments < 1:
+        raise ValueError(f'got num_environments={num_environments}; need at least 1')
