@@ -26,7 +26,7 @@ def define() -> None:
     )
     flags.DEFINE_integer('num_batch_threads', 1, 'Batches that are computed at the same time.', 1)
     flags.DEFINE_integer('max_enqueued_batches', 100, 'Batches that may wait; what comes beyond is refused.', 1)
-    flags.DEFINE_integer('num_threads', 64, 'Requests that are worked on at the same time.', 1)
+    flags.DEFINE_integer('num_threads', 4, 'Calls of TensorFlow at the same time, each with one request or more.', 1)
     flags.DEFINE_integer('max_concurrent_requests', 1024, 'Requests accepted at the same time; more are refused.', 1)
     flags.DEFINE_integer('max_request_bytes', 4 * 1024 * 1024, 'Of one request.', 1)
     flags.DEFINE_integer('max_rows', 1024, 'The largest batch that one request may bring.', 1)

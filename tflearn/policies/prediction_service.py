@@ -3,38 +3,43 @@
 Messages are parsed here rather than by gRPC, whose answer to bytes that are no message is not INVALID_ARGUMENT.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+import numpy as np
 from google.protobuf.message import DecodeError
 from tensorflow.core.protobuf import saved_model_pb2
 
 from tflearn.policies import signatures, tensor_protos
 from tflearn.policies.model_holder import ModelHolder, Models
-from tflearn.policies.served_version import InvalidRequest, ServedVersion
+from tflearn.policies.served_version import InvalidRequest, ServedVersion, Signature
 from tflearn.policies.serving_protos import get_model_metadata_pb2, get_model_status_pb2, predict_pb2
 
 _SIGNATURES = 'signature_def'
+
+Run = Callable[[Signature, Mapping[str, np.ndarray]], Awaitable[Mapping[str, np.ndarray]]]
 
 
 class PredictionService:
     """The methods of both services, by their full gRPC names in `methods`."""
 
-    def __init__(self, models: Models, predicted: Callable[[str, int], object] = lambda model, rows: None):
+    def __init__(self, models: Models, run: Run, predicted: Callable[[str, int], object] = lambda model, rows: None):
         """
         Args:
           models: what is served.
+          run: computes a signature on arrays [B, ...].
           predicted: called with the model's name and the rows of each request that was computed.
         """
         self._models = models
+        self._run = run
         self._predicted = predicted
-        self.methods: Mapping[str, Callable[[bytes], Any]] = {
+        self.methods: Mapping[str, Callable[[bytes], Awaitable[Any]]] = {
             '/tensorflow.serving.PredictionService/Predict': self.predict,
             '/tensorflow.serving.PredictionService/GetModelMetadata': self.get_model_metadata,
             '/tensorflow.serving.ModelService/GetModelStatus': self.get_model_status,
         }
 
-    def predict(self, data: bytes) -> Any:
+    async def predict(self, data: bytes) -> Any:
         """Answers a PredictRequest by exactly one version, which the answer names.
 
         Raises:
@@ -53,7 +58,7 @@ class PredictionService:
             name: tensor_protos.to_array(name, tensor, signature.spec_of(name).dtype)
             for name, tensor in tensors.items()
         }
-        outputs = signature.run(arrays)
+        outputs = await self._run(signature, arrays)
         response = predict_pb2.PredictResponse()
         response.model_spec.name = request.model_spec.name
         response.model_spec.version.value = model.version
@@ -65,7 +70,7 @@ class PredictionService:
             self._predicted(request.model_spec.name, next(iter(arrays.values())).shape[0])
         return response
 
-    def get_model_metadata(self, data: bytes) -> Any:
+    async def get_model_metadata(self, data: bytes) -> Any:
         """Answers a GetModelMetadataRequest for the field 'signature_def', the only one there is.
 
         Raises:
@@ -82,7 +87,7 @@ class PredictionService:
         response.metadata[_SIGNATURES].Pack(_signature_map(model))
         return response
 
-    def get_model_status(self, data: bytes) -> Any:
+    async def get_model_status(self, data: bytes) -> Any:
         """Answers a GetModelStatusRequest.
 
         Raises:

@@ -1,5 +1,6 @@
 """One loaded version of a policy: its signatures, and what may be asked of each."""
 
+import math
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,7 +17,15 @@ class InvalidRequest(ValueError):
 
 
 class Signature:
-    """A function of named tensors that checks its inputs."""
+    """A function of named tensors that checks its inputs.
+
+    Attributes:
+      inputs: what has to be given, by name.
+      outputs: names of what is returned.
+      batched: all inputs and outputs have a leading batch dimension.
+      rows_per_call: requests may be put together up to that many rows; 0: each goes by itself.
+      max_waiting_rows: what may wait to be computed.
+    """
 
     def __init__(self, name: str, function: Any, options: BatchOptions | None, max_rows: int):
         """
@@ -36,7 +45,11 @@ class Signature:
         self.batched = all(shape and shape[0] is None for shape in self._shapes.values())
         own = function.inputs[: len(function.inputs) - len(function.captured_inputs)]
         self._order = [tensor.op.name for tensor in own]
-        self._program: Callable[..., Any] = batching.program(function, options if self.batched else None)
+        self._alone: Callable[..., Any] = batching.program(function, None)
+        together = options if self.batched else None
+        self._program = batching.program(function, together) if together else self._alone
+        self.rows_per_call = together.max_batch_size if together else 0
+        self.max_waiting_rows = together.max_enqueued_batches * together.max_batch_size if together else math.inf
 
     def spec_of(self, name: str) -> tf.TensorSpec:
         """Returns what the input `name` has to be.
@@ -70,22 +83,28 @@ class Signature:
         if not 1 <= next(iter(rows)) <= self.max_rows:
             raise InvalidRequest(f'got a batch of {next(iter(rows))}; need 1 to {self.max_rows} rows')
 
-    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Computes the outputs, by name, of inputs that were checked and have the dtypes of `inputs`.
+    def run(self, inputs: Mapping[str, np.ndarray], alone: bool = False) -> dict[str, np.ndarray]:
+        """Computes the outputs, by name, of inputs that were checked.
+
+        Args:
+          inputs: of the dtypes of `self.inputs`.
+          alone: not in one batch with other calls.
 
         Raises:
           InvalidRequest: if there are more rows than one call may ask for.
+          tf.errors.InvalidArgumentError: if the policy cannot compute these values.
           tf.errors.UnavailableError: if too many batches wait.
         """
         if 'batch_size' in self.inputs and not self.batched and not 1 <= inputs['batch_size'] <= self.max_rows:
             raise InvalidRequest(f'got batch_size={inputs["batch_size"]}; need 1 to {self.max_rows}')
-        outputs = self._program([tf.constant(inputs[name], self.inputs[name].dtype) for name in self._order])
+        program = self._alone if alone else self._program
+        outputs = program([tf.constant(inputs[name], self.inputs[name].dtype) for name in self._order])
         return {name: output.numpy() for name, output in zip(self.outputs, outputs, strict=True)}
 
     def warm_up(self) -> None:
         """Computes zeros, so that the first request does not have to wait for what TensorFlow does once."""
         ones = {name: [1 if size is None else size for size in spec.shape] for name, spec in self.inputs.items()}
-        make: Callable[..., np.ndarray] = np.zeros if self.batched else np.ones
+        make: Callable[..., Any] = np.zeros if self.batched else np.ones
         self.run({name: make(shape, self.inputs[name].dtype.as_numpy_dtype) for name, shape in ones.items()})
 
 
