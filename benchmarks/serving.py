@@ -40,6 +40,8 @@ from tflearn.run_dir import RunDir  # noqa: E402
 from tflearn.waiting import listens, wait_until  # noqa: E402
 
 SIDES = {'batching': '--batching', 'single': '--nobatching'}
+# Observation's size, and layers.
+MLPS = {'mlp': (4, (100, 50)), 'wide': (376, (2048, 2048, 2048))}
 NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 Figures = dict[str, list[dict[str, float]]]
 
@@ -47,7 +49,7 @@ Figures = dict[str, list[dict[str, float]]]
 def main() -> int:
     """Measures, prints the table, draws the picture."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--cases', default='mlp,pixels')
+    parser.add_argument('--cases', default='mlp,wide,pixels')
     parser.add_argument('--clients', default='1,4,16,64')
     parser.add_argument('--rounds', type=int, default=5)
     parser.add_argument('--secs', type=float, default=2.0, help='of each side in a round')
@@ -76,16 +78,16 @@ def main() -> int:
 
 
 def make_policy(case: str) -> Any:
-    """Returns a greedy Q policy: 'mlp' of 4 -> 100-50 -> 2, 'pixels' of 84x84x4 on the Nature network."""
-    pixels = case == 'pixels'
-    action = tensor_spec.BoundedTensorSpec((), tf.int64, 0, 5 if pixels else 1, 'action')
-    if pixels:
+    """Returns a greedy Q policy: one of MLPS, or 'pixels' of 84x84x4 on the Nature network."""
+    action = tensor_spec.BoundedTensorSpec((), tf.int64, 0, 1 if case == 'mlp' else 5, 'action')
+    if case == 'pixels':
         spec = tensor_spec.BoundedTensorSpec((84, 84, 4), tf.uint8, 0, 255, 'observation')
         scale = tf.keras.layers.Lambda(lambda frames: tf.cast(frames, tf.float32) / 255)
         network = q_network.QNetwork(spec, action, scale, None, NATURE, fc_layer_params=(512,))
     else:
-        spec = tf.TensorSpec((4,), tf.float32, 'observation')
-        network = q_network.QNetwork(spec, action, fc_layer_params=(100, 50))
+        size, layers = MLPS[case]
+        spec = tf.TensorSpec((size,), tf.float32, 'observation')
+        network = q_network.QNetwork(spec, action, fc_layer_params=layers)
     network.create_variables()
     return greedy_policy.GreedyPolicy(q_policy.QPolicy(ts.time_step_spec(spec), action, network))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import re
 from typing import TYPE_CHECKING, Any
@@ -12,11 +13,15 @@ if TYPE_CHECKING:
     from tflearn.jobs import serve
 
 
+# So many calls may join a batch that waits for more.
+_JOINING_CALLS = 16
+
+
 def define() -> None:
     """Defines what only this job has."""
     flags.DEFINE_string('host', 'localhost', "Name or address to listen at; '0.0.0.0' is all networks.")
     flags.DEFINE_integer('port', 8500, 'Port of gRPC; 0 takes a free one.', 0, 65535)
-    flags.DEFINE_integer('metrics_port', None, 'Port of http://HOST:PORT/metrics for Prometheus; none by default.', 1)
+    flags.DEFINE_integer('metrics_port', None, 'Port of http://HOST:PORT/metrics for Prometheus; else none.', 1, 65535)
     flags.DEFINE_list('policies', [], 'Policies to serve, with commas; all that the run exports by default.')
     flags.DEFINE_list('versions', [], 'Train steps to serve, with commas; the newest of each policy by default.')
     flags.DEFINE_bool('batching', True, 'Computes requests that come at the same time together.')
@@ -26,7 +31,13 @@ def define() -> None:
     )
     flags.DEFINE_integer('num_batch_threads', 1, 'Batches that are computed at the same time.', 1)
     flags.DEFINE_integer('max_enqueued_batches', 100, 'Batches that may wait; what comes beyond is refused.', 1)
-    flags.DEFINE_integer('num_threads', 4, 'Calls of TensorFlow at the same time, each with one request or more.', 1)
+    flags.DEFINE_integer(
+        'num_threads',
+        None,
+        'Calls of TensorFlow at the same time, each with all requests that wait then, or one with --nobatching. By '
+        f'default --num_batch_threads; {_JOINING_CALLS} with --batch_timeout_micros; one for each core with --nobatching.',
+        1,
+    )
     flags.DEFINE_integer('max_concurrent_requests', 1024, 'Requests accepted at the same time; more are refused.', 1)
     flags.DEFINE_integer('max_request_bytes', 4 * 1024 * 1024, 'Of one request.', 1)
     flags.DEFINE_integer('max_rows', 1024, 'The largest batch that one request may bring.', 1)
@@ -45,8 +56,13 @@ def check() -> None:
       ValueError: in the words of the command line.
     """
     values = flags.FLAGS
-    if wrong := [version for version in values.versions if not re.fullmatch('[0-9]+', version)]:
+    if wrong := [version for version in values.versions if not re.fullmatch('[0-9]{1,18}', version)]:
         raise ValueError(f'got --versions={wrong[0]}; need train steps, such as --versions=1000,2000')
+    if wrong := [name for name in values.policies if not re.fullmatch(r'\w[\w.-]*', name)]:
+        raise ValueError(f'got --policies={wrong[0]}; need names of directories, such as --policies=greedy_policy')
+    for flag in ('tls_certificate', 'tls_key', 'tls_client_ca'):
+        if values[flag].value and not pathlib.Path(values[flag].value).is_file():
+            raise ValueError(f'got --{flag}={values[flag].value}; need a file')
     if bool(values.tls_certificate) != bool(values.tls_key) or (values.tls_client_ca and not values.tls_key):
         raise ValueError('got a part of --tls_certificate, --tls_key, --tls_client_ca; need the first two together')
 
@@ -72,9 +88,19 @@ def server_options() -> serve.ServerOptions:
     from tflearn.jobs import serve
 
     values = flags.FLAGS
-    limits = _values('host', 'port', 'num_threads', 'max_concurrent_requests', 'max_request_bytes')
+    limits = _values('host', 'port', 'max_concurrent_requests', 'max_request_bytes')
     files = [pathlib.Path(name) for name in (values.tls_certificate, values.tls_key, values.tls_client_ca) if name]
-    return serve.ServerOptions(**limits, tls=serve.TlsFiles(*files) if files else None)
+    return serve.ServerOptions(**limits, num_threads=_num_threads(), tls=serve.TlsFiles(*files) if files else None)
+
+
+def _num_threads() -> int:
+    values = flags.FLAGS
+    if values.num_threads:
+        return values.num_threads
+    if not values.batching:
+        return len(os.sched_getaffinity(0))
+    # A call that goes while another is computed takes its requests away from the batch after that.
+    return _JOINING_CALLS if values.batch_timeout_micros else values.num_batch_threads
 
 
 def _values(*names: str) -> dict[str, Any]:

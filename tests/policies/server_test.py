@@ -211,7 +211,10 @@ def test_a_recurrent_policy_keeps_its_state_with_the_client(tmp_path):
 
 
 def test_a_taken_port_is_told(root):
-    with served_policies.serving(root) as (server, models), pytest.raises(ValueError, match='need a free port'):
+    with (
+        served_policies.serving(root) as (server, models),
+        pytest.raises(ValueError, match='and a free port'),
+    ):
         PolicyServer(models, ServerOptions(port=server.port))
 
 

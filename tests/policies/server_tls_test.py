@@ -55,3 +55,11 @@ def test_tls(root, tmp_path, mutual):
                 answered[name] = error.code() is not grpc.StatusCode.UNAVAILABLE
             client.close()
     assert answered == {'none': not mutual, 'strange': not mutual, 'own': True}
+
+
+def test_files_that_are_not_what_they_should_be_are_told(tmp_path):
+    own, strange = certificate(tmp_path, 'own'), certificate(tmp_path, 'strange')
+    (tmp_path / 'noise').write_bytes(b'noise')
+    for files in ((own[1], strange[0]), (own[1], own[0], tmp_path / 'noise'), (tmp_path / 'none', own[0])):
+        with pytest.raises(ValueError, match=f'got the files {files[0]}, .*; need a certificate, its key, CAs, in PEM'):
+            TlsFiles(*files).credentials()

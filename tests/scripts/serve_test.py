@@ -47,8 +47,10 @@ def test_help(flag):
     [
         ((), 'got no --root_dir; need '),
         (('--root_dir=x', '--versions=new'), 'got --versions=new; need train steps'),
-        (('--root_dir=x', '--tls_key=file'), 'got a part of --tls_certificate, --tls_key'),
+        (('--root_dir=x', f'--tls_key={__file__}'), 'got a part of --tls_certificate, --tls_key'),
+        (('--root_dir=x', '--policies=../x'), 'got --policies=../x; need names of directories'),
         (('--root_dir=x', '--port=99999'), 'got a wrong flag: '),
+        (('--root_dir=x', '--tls_key=no_file'), 'got --tls_key=no_file; need a file'),
     ],
 )
 def test_a_users_mistake_takes_one_line(flags, message):

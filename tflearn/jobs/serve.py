@@ -68,8 +68,7 @@ def serve(
 
     Raises:
       TimeoutError: if a policy has no version in time.
-      ValueError: for a taken port or unfit arguments.
-      OSError: if a file of the encryption cannot be read.
+      ValueError: for a taken port, unfit arguments or files of the encryption.
     """
     load = functools.partial(ServedVersion, options=options.batching, max_rows=options.max_rows)
     models = Models(run_dir.policies, load, options.policies, options.versions)

@@ -63,6 +63,7 @@ class Calls:
         """
         self._pool = futures.ThreadPoolExecutor(num_threads, 'policy_server')
         self._idle = num_threads
+        self._due = False  # a start
         self._waiting: dict[Signature, _Queue] = {}
 
     async def run(self, signature: Signature, inputs: Arrays) -> Arrays:
@@ -83,7 +84,9 @@ class Calls:
             raise Overloaded(f'got {rows} rows, and {queue.rows} wait already; send less at a time, or try again later')
         request = _Request(inputs, rows, asyncio.get_running_loop().create_future())
         queue.add(request)
-        self._start()
+        if not self._due:  # after all requests that have come by now
+            self._due = True
+            asyncio.get_running_loop().call_soon(self._start)
         return await request.answer
 
     def close(self) -> None:
@@ -91,6 +94,7 @@ class Calls:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _start(self) -> None:
+        self._due = False
         while self._idle and self._waiting:
             signature = next(iter(self._waiting))
             queue = self._waiting.pop(signature)

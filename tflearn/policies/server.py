@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import pathlib
+import ssl
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
@@ -43,8 +44,16 @@ class TlsFiles:
         """Returns gRPC's credentials.
 
         Raises:
-          OSError: if a file cannot be read.
+          ValueError: if a file cannot be read, or does not hold what it should. (gRPC itself would blame the port.)
         """
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            context.load_cert_chain(self.certificate, self.key)
+            if self.client_ca:
+                context.load_verify_locations(self.client_ca)
+        except OSError as error:
+            names = ', '.join(str(file) for file in (self.certificate, self.key, self.client_ca) if file)
+            raise ValueError(f'got the files {names} ({error}); need a certificate, its key, CAs, in PEM') from error
         ca = self.client_ca.read_bytes() if self.client_ca else None
         pair = (self.key.read_bytes(), self.certificate.read_bytes())
         return grpc.ssl_server_credentials([pair], ca, require_client_auth=ca is not None)
@@ -65,7 +74,7 @@ class ServerOptions:
 
     host: str = 'localhost'
     port: int = 8500
-    num_threads: int = 4
+    num_threads: int = 1
     max_concurrent_requests: int = 1024
     max_request_bytes: int = 4 * 1024 * 1024
     tls: TlsFiles | None = None
@@ -88,8 +97,7 @@ class PolicyServer:
           metrics: counts the requests; None counts none.
 
         Raises:
-          ValueError: if the address cannot be listened at.
-          OSError: if a file of `options.tls` cannot be read.
+          ValueError: if the address cannot be listened at, or a file of `options.tls` is not what it should be.
         """
         self._models = models
         self._metrics = metrics
@@ -143,13 +151,16 @@ async def _start(options: ServerOptions, handler: Any, servicer: Any) -> tuple[A
     )
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     address = f'{options.host}:{options.port}'
+    credentials = options.tls.credentials() if options.tls else None
     try:
-        if options.tls:
-            port = server.add_secure_port(address, options.tls.credentials())
+        if credentials:
+            port = server.add_secure_port(address, credentials)
         else:
             port = server.add_insecure_port(address)
     except RuntimeError as error:
-        raise ValueError(f'got the address {address}, which cannot be listened at; need a free port') from error
+        raise ValueError(
+            f'got the address {address}, which cannot be listened at; need a name of this machine and a free port'
+        ) from error
     await server.start()
     return server, port
 
