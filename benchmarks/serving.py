@@ -1,10 +1,14 @@
 """How fast are exported policies, in process beside TF-Agents' way, and over gRPC with and without batches?
 
-    python benchmarks/serving.py --picture=docs/images/serving.png
+    python benchmarks/serving.py --picture=docs/images/serving_latency.png
 
 In process: one observation at a time, against TF-Agents' SavedModelPyTFEagerPolicy on the same policy. Over gRPC: two
 servers (`tflearn-serve`, with and without --batching) and closed-loop clients in a process of their own, on this same
 machine. All sides are measured in turns; a ratio is the median of the ratios of the rounds.
+
+Policies: `mlp` is CartPole's, so small that gRPC takes nearly all of the time; `wide` has nine million weights, which
+from the second request of a batch on are read for nothing; `pixels` is the Nature network, whose convolutions take as
+long for each row of a batch.
 """
 
 import argparse
@@ -185,7 +189,7 @@ def _grpc_rows(case: str, figures: Figures, clients: Sequence[int]) -> list[dict
     return [
         _row(
             case,
-            f'gRPC, clients: {number}, batches beside single requests, {name}',
+            f'gRPC, {number} clients, {name}: batching beside --nobatching',
             unit,
             *([figure[key] for figure in figures[f'{side} {number}']] for side in SIDES),
         )

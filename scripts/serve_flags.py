@@ -34,8 +34,8 @@ def define() -> None:
     flags.DEFINE_integer(
         'num_threads',
         None,
-        'Calls of TensorFlow at the same time, each with all requests that wait then, or one with --nobatching. By '
-        f'default --num_batch_threads; {_JOINING_CALLS} with --batch_timeout_micros; one for each core with --nobatching.',
+        'Calls of TensorFlow at the same time, each with all requests that wait then; with --nobatching one. By '
+        f'default --num_batch_threads; {_JOINING_CALLS} with --batch_timeout_micros; the cores with --nobatching.',
         1,
     )
     flags.DEFINE_integer('max_concurrent_requests', 1024, 'Requests accepted at the same time; more are refused.', 1)
