@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
-from tensorflow.core.protobuf import saved_model_pb2
 
 from tflearn.policies import signatures, tensor_protos
 from tflearn.policies.model_holder import ModelHolder, Models
@@ -84,7 +83,10 @@ class PredictionService:
         response = get_model_metadata_pb2.GetModelMetadataResponse()
         response.model_spec.name = request.model_spec.name
         response.model_spec.version.value = model.version
-        response.metadata[_SIGNATURES].Pack(_signature_map(model))
+        message = get_model_metadata_pb2.SignatureDefMap()
+        for name, definition in model.signature_defs.items():
+            message.signature_def[name].CopyFrom(definition)
+        response.metadata[_SIGNATURES].Pack(message)
         return response
 
     async def get_model_status(self, data: bytes) -> Any:
@@ -121,14 +123,6 @@ class PredictionService:
     def _version(self, spec: Any) -> ServedVersion:
         holder, version = self._holder(spec)
         return holder.get(version)
-
-
-def _signature_map(model: ServedVersion) -> Any:
-    saved_model = saved_model_pb2.SavedModel.FromString(model.saved_model)
-    message = get_model_metadata_pb2.SignatureDefMap()
-    for name, definition in saved_model.meta_graphs[0].signature_def.items():
-        message.signature_def[name].CopyFrom(definition)
-    return message
 
 
 def _parse(message: Any, data: bytes) -> Any:

@@ -1,5 +1,6 @@
 """One loaded version of a policy: its signatures, and what may be asked of each."""
 
+import copy
 import math
 import pathlib
 from collections.abc import Callable, Mapping
@@ -7,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.core.protobuf import saved_model_pb2
 
 from tflearn.policies import batching, loader
 from tflearn.policies.batching import BatchOptions
@@ -115,7 +117,7 @@ class ServedVersion:
       version: its train step.
       path: where it was loaded from.
       signatures: by name.
-      saved_model: the bytes of saved_model.pb, which tell the signatures to clients.
+      signature_defs: TensorFlow's messages about the signatures, by name, for clients.
     """
 
     def __init__(self, path: pathlib.Path, options: BatchOptions | None = None, max_rows: int = 1024):
@@ -133,7 +135,8 @@ class ServedVersion:
         self.path = path
         self.version = int(path.name)
         self._model, _ = loader.load_model(path)
-        self.saved_model = (path / 'saved_model.pb').read_bytes()
+        graph = saved_model_pb2.SavedModel.FromString((path / 'saved_model.pb').read_bytes()).meta_graphs[0]
+        self.signature_defs = {name: copy.deepcopy(each) for name, each in graph.signature_def.items()}
         self.signatures = {
             name: Signature(name, function, options, max_rows) for name, function in self._model.signatures.items()
         }
