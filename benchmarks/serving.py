@@ -6,8 +6,8 @@ In process: one observation at a time, against TF-Agents' SavedModelPyTFEagerPol
 servers (`tflearn-serve`, with and without --batching) and closed-loop clients in a process of their own, on this same
 machine. All sides are measured in turns; a ratio is the median of the ratios of the rounds.
 
-Policies: `mlp` is CartPole's, so small that gRPC takes most of the time; `wide` has nine million weights, which are read
-from memory once for a batch; `pixels` is the Nature network, whose convolutions are computed for each row.
+Policies: `mlp` is CartPole's, so small that gRPC takes most of the time; `wide` has nine million weights, which are
+read from memory once for a batch; `pixels` is the Nature network, whose convolutions are computed for each row.
 """
 
 import argparse

@@ -78,12 +78,13 @@ class Calls:
           InvalidRequest: as `signature.run`.
           tf.errors.InvalidArgumentError: if the policy cannot compute these values.
         """
-        queue = self._waiting.setdefault(signature, _Queue())
+        queue = self._waiting.get(signature) or _Queue()
         rows = next(iter(inputs.values())).shape[0] if signature.batched else 1
         if queue.rows + rows > signature.max_waiting_rows:
             raise Overloaded(f'got {rows} rows, and {queue.rows} wait already; send less at a time, or try again later')
         request = _Request(inputs, rows, asyncio.get_running_loop().create_future())
         queue.add(request)
+        self._waiting[signature] = queue
         if not self._due:  # after all requests that have come by now
             self._due = True
             asyncio.get_running_loop().call_soon(self._start)
