@@ -16,7 +16,7 @@ from tflearn.policies.calls import Calls, Overloaded
 from tflearn.policies.saved_policy import PolicyExporter
 from tflearn.policies.served_version import ServedVersion
 
-BATCHING = BatchOptions(max_batch_size=8, max_enqueued_batches=2)
+BATCHING = BatchOptions(max_batch_size=8, max_enqueued_batches=3)
 
 
 @pytest.fixture(scope='module')
@@ -61,7 +61,7 @@ def test_what_waits_together_goes_in_one_call_up_to_the_batch_size(path):
     observations = [[1], [2, 3], [4, 5, 6], [7, 8, 9], [0] * 9]
     answers, rows = ask(path, observations)
     assert answers == [[number % 2 for number in each] for each in observations]
-    assert rows == [6, 3]  # the last is more than a batch, and is computed by itself
+    assert rows == [6, 3, 9]  # the last is more than a batch
 
 
 def test_without_batches_each_goes_by_itself(path):
@@ -76,10 +76,10 @@ def test_values_that_cannot_be_computed_harm_nobody_else(path):
 
 
 def test_too_much_is_refused(path):
-    answers, _ = ask(path, [[1] * 8, [2] * 8, [3], [4]])
-    assert answers[:2] == [[1] * 8, [0] * 8]
-    assert [str(answer) for answer in answers[2:] if isinstance(answer, Overloaded)] == [
-        'got 1 rows, and 16 wait already; send less at a time, or try again later'
+    answers, _ = ask(path, [[1] * 8, [2] * 8, [3] * 8, [4], [5]])
+    assert answers[:3] == [[1] * 8, [0] * 8, [1] * 8]
+    assert [str(answer) for answer in answers[3:] if isinstance(answer, Overloaded)] == [
+        'got 1 rows, and 24 wait already; send less at a time, or try again later'
     ] * 2
 
 
