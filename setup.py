@@ -11,7 +11,7 @@ import setuptools  # After the check: an unfit Python may have none.
 
 ROOT = pathlib.Path(__file__).resolve().parent
 VERSION = re.search(r"^__version__ = '(.+)'$", (ROOT / 'tflearn' / '__init__.py').read_text(encoding='utf-8'), re.M)
-JOBS = ('replay_server', 'collect', 'train', 'in_step', 'evaluate', 'launch')
+JOBS = ('replay_server', 'collect', 'train', 'in_step', 'evaluate', 'serve', 'launch')
 
 setuptools.setup(
     name='tflearn-agents',
@@ -46,7 +46,13 @@ setuptools.setup(
         'box2d': ['box2d>=2.3.10,<3'],
         'envpool': ['envpool>=0.8.4,<1'],
         'dm_control': ['dm-control>=1.0.14,<2', 'dm-env>=1.5,<2', 'mujoco>=3,<4'],
-        'serving': ['tensorflow-serving-api>=2.15,<2.16'],
+        'serving': [
+            'grpcio>=1.62',
+            'grpcio-health-checking>=1.62',
+            'prometheus-client>=0.20',
+            'protobuf>=4.21',
+            'tensorflow-serving-api>=2.15,<2.16',
+        ],
         'ray': ['ray>=2.9'],
         'dev': ['mypy>=1.10', 'pytest>=9', 'ruff>=0.9', 'wheel'],
     },

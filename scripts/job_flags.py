@@ -25,13 +25,26 @@ A gin statement on top of the gin file, which it overrides; may be given many ti
   'from tflearn.agents import schedules'         for names of modules that no gin file of the run imports"""
 
 
+def define_process() -> None:
+    """Defines the flags of every program that runs a job, whatever it is configured by."""
+    flags.DEFINE_string('root_dir', None, 'Directory of the run; it is created. The same for all its jobs. Needed.')
+    flags.DEFINE_float(
+        'connect_timeout_secs', 300.0, 'How long a job waits for another one before it gives up [s].', lower_bound=0.0
+    )
+    flags.DEFINE_float(
+        'stop_timeout_secs', 30.0, 'How long a job may take to end after SIGINT or SIGTERM [s].', lower_bound=0.0
+    )
+    flags.DEFINE_bool('help', False, 'Shows these flags.')
+    flags.DEFINE_bool('helpfull', False, 'Shows these flags and those of the libraries.')
+
+
 def define(name_flag: tuple[str, str] | None = None) -> None:
-    """Defines the flags.
+    """Defines the flags of a job that is configured by a gin file.
 
     Args:
       name_flag: name and default of the flag for the job's own name, where a run may have several such jobs.
     """
-    flags.DEFINE_string('root_dir', None, 'Directory of the run; it is created. The same for all its jobs. Needed.')
+    define_process()
     flags.DEFINE_string(
         'gin_file', None, "The run's gin file: a path, or the name of a packaged one (dqn_cartpole). Needed."
     )
@@ -41,23 +54,30 @@ def define(name_flag: tuple[str, str] | None = None) -> None:
         DEFAULT_REPLAY_ADDRESS,
         'HOST:PORT of the replay server: where replay_server listens, where collect and train look for it.',
     )
-    flags.DEFINE_float(
-        'connect_timeout_secs', 300.0, 'How long a job waits for another one before it gives up [s].', lower_bound=0.0
-    )
-    flags.DEFINE_float(
-        'stop_timeout_secs', 30.0, 'How long a job may take to end after SIGINT or SIGTERM [s].', lower_bound=0.0
-    )
     if name_flag:
         flags.DEFINE_string(*name_flag, 'Name of this job among those of its kind; its status and its log go by it.')
         flags.register_validator(
             name_flag[0], lambda name: re.fullmatch(r'[\w-]+', name), 'need letters, digits, _ and -, and nothing else'
         )
-    flags.DEFINE_bool('help', False, 'Shows these flags.')
-    flags.DEFINE_bool('helpfull', False, 'Shows these flags and those of the libraries.')
 
 
 def parse(argv: Sequence[str]) -> None:
     """Parses the command line and checks what can be checked without the gin file.
+
+    Raises:
+      ValueError: in the words of the command line.
+    """
+    parse_process(argv)
+    if flags.FLAGS.help or flags.FLAGS.helpfull:
+        return
+    if not flags.FLAGS.gin_file:
+        runs = ', '.join(name for name in gin_files.names() if '/' not in name and name != 'jobs')
+        raise ValueError(f'got no --gin_file; need the path of one, or one of {runs}')
+    check_address(flags.FLAGS.replay_address)
+
+
+def parse_process(argv: Sequence[str]) -> None:
+    """Parses the command line and checks the flags of `define_process`, unless help is asked for.
 
     Raises:
       ValueError: in the words of the command line.
@@ -74,10 +94,6 @@ def parse(argv: Sequence[str]) -> None:
         raise ValueError(f'got the argument {rest[0]!r}; need flags only, such as --root_dir=DIR')
     if not flags.FLAGS.root_dir:
         raise ValueError('got no --root_dir; need a directory for the files of the run, such as --root_dir=/tmp/run')
-    if not flags.FLAGS.gin_file:
-        runs = ', '.join(name for name in gin_files.names() if '/' not in name and name != 'jobs')
-        raise ValueError(f'got no --gin_file; need the path of one, or one of {runs}')
-    check_address(flags.FLAGS.replay_address)
 
 
 def check_address(address: str) -> None:
@@ -91,18 +107,19 @@ def check_address(address: str) -> None:
         raise ValueError(f'got --replay_address={address}; need HOST:PORT with a port from 1 to 65535')
 
 
-def help_text(program: str, description: str, full: bool) -> str:
+def help_text(program: str, description: str, full: bool, example: str = '--gin_file=dqn_cartpole') -> str:
     """Returns what --help prints.
 
     Args:
       program: the program's name.
       description: what the job does: the docstring of its module.
       full: whether to add the flags of the libraries.
+      example: flags after --root_dir in the example.
     """
     modules = flags.FLAGS.flags_by_module_dict()
     ours = [flag for module, items in modules.items() if not module.startswith('absl') for flag in items]
     about = [textwrap.fill(paragraph, _WIDTH) for paragraph in f'{program}: {description.strip()}'.split('\n\n')]
-    parts = [*about, f'Example: {program} --root_dir=/tmp/run --gin_file=dqn_cartpole']
+    parts = [*about, f'Example: {program} --root_dir=/tmp/run {example}']
     parts += ['Flags:', *map(_flag_help, ours)]
     if full:
         theirs = [flag for module, items in modules.items() if module.startswith('absl') for flag in items]

@@ -18,8 +18,9 @@ from packaging.requirements import Requirement
 from tests.architecture import source_tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-JOBS = ('replay_server', 'collect', 'train', 'in_step', 'evaluate', 'launch')
-EXTRAS = ('mujoco', 'atari', 'box2d', 'envpool', 'dm_control', 'serving', 'ray')
+JOBS = ('replay_server', 'collect', 'train', 'in_step', 'evaluate', 'serve', 'launch')
+EXTRAS = ('mujoco', 'atari', 'box2d', 'envpool', 'dm_control', 'ray')
+LOCKED_EXTRAS = ('dev', 'serving')  # in lock.txt: the tests need them
 # What setup.py, the shell programs and the lock files may not name, for they are the user's choice. (Spelt in parts, so
 # that this file does not name them either.)
 REGISTRY = re.compile(r'py' r'pi\.org|python' r'hosted|index' r'-url|--find' r'-links|debian' r'\.org')
@@ -81,7 +82,7 @@ def test_the_wheel_says_what_it_is(wheel):
     version = re.search(r"__version__ = '(.+)'", (ROOT / 'tflearn' / '__init__.py').read_text(encoding='utf-8'))
     assert (fields['Name'], fields['Version']) == ('tflearn-agents', version.group(1))
     assert set(fields['Requires-Python'].split(',')) == {'>=3.10', '<3.12'}
-    assert {name.replace('-', '_') for name in fields.get_all('Provides-Extra')} == {*EXTRAS, 'dev'}
+    assert {name.replace('-', '_') for name in fields.get_all('Provides-Extra')} == {*EXTRAS, *LOCKED_EXTRAS}
     assert [pathlib.PurePath(name).name for name in fields.get_all('License-File')] == ['LICENSE']
 
 
@@ -103,6 +104,7 @@ def test_what_the_code_imports_is_declared(wheel):
     modules = (
         {name.lower().replace('-', '_') for name in declared} | {'tflearn', 'scripts'} | set(sys.stdlib_module_names)
     )
+    modules |= {'grpc_health', 'tensorflow_serving'}  # Of an extra, where it is not installed.
     for name in declared:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # An extra's.
             modules |= {file.parts[0].removesuffix('.py') for file in importlib.metadata.files(name) or ()}
@@ -121,7 +123,7 @@ def test_locked_versions_are_exact(name):
     assert locked(name) and not inexact
 
 
-@pytest.mark.parametrize('extra', ['dev', *EXTRAS])
+@pytest.mark.parametrize('extra', [*LOCKED_EXTRAS, *EXTRAS])
 @pytest.mark.parametrize('python_version', ['3.10', '3.11'])
 def test_the_lock_fits_setup_py(wheel, extra, python_version):
     full_version = f'{python_version}.9'
@@ -130,7 +132,7 @@ def test_the_lock_fits_setup_py(wheel, extra, python_version):
         'python_full_version': full_version,
         'extra': extra.replace('_', '-'),
     }
-    lines = locked('lock') + (locked(extra) if extra != 'dev' else [])
+    lines = locked('lock') + (locked(extra) if extra in EXTRAS else [])
     versions = {line.name: line.specifier for line in lines if not line.marker or line.marker.evaluate(environment)}
     for text in metadata(wheel).get_all('Requires-Dist'):
         requirement = Requirement(text)

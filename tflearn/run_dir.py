@@ -94,9 +94,24 @@ class RunDir:
         """TensorBoard events of `job`."""
         return self.root / 'summaries' / job
 
+    @property
+    def policies(self) -> pathlib.Path:
+        """Has a directory for each exported policy."""
+        return self.root / 'policies'
+
+    @property
+    def serving_models(self) -> pathlib.Path:
+        """TensorFlow Serving's --model_config_file, as this run is served."""
+        return self.root / 'serving' / 'models.config'
+
+    @property
+    def serving_batching(self) -> pathlib.Path:
+        """TensorFlow Serving's --batching_parameters_file, as this run is served."""
+        return self.root / 'serving' / 'batching.config'
+
     def policy(self, name: str) -> pathlib.Path:
         """Directory of the exported versions of policy `name`: `<train step>/saved_model.pb` below it."""
-        return self.root / 'policies' / name
+        return self.policies / name
 
     @property
     def greedy_policy(self) -> pathlib.Path:

@@ -17,6 +17,7 @@ NESTED_OBSERVATION = {
     'speeds': (tf.TensorSpec((2,), tf.float32), tf.TensorSpec((1,), tf.float32)),
 }
 DISCRETE = tensor_spec.BoundedTensorSpec((), tf.int64, 0, 3, 'action')
+DISCRETE_PAIR = tensor_spec.BoundedTensorSpec((), tf.int64, 0, 1, 'action')
 CONTINUOUS = tensor_spec.BoundedTensorSpec((2,), tf.float32, -1, 1, 'action')
 
 

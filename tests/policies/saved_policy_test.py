@@ -112,6 +112,32 @@ def test_info_comes_with_the_full_function(tmp_path):
     assert set(flat) == {'action', 'info_dist_params_loc', 'info_dist_params_scale', 'info_value_prediction'}
 
 
+SIGNATURES = {
+    'greedy': {'serving_default', 'action', 'distribution'},
+    'epsilon_greedy': {'serving_default', 'action'},
+    'recurrent': {'serving_default', 'action', 'distribution', 'get_initial_state'},
+    'random': {'serving_default', 'action'},
+    'with_info': {'serving_default', 'action', 'distribution'},
+}
+
+
+@pytest.mark.parametrize('kind', SIGNATURES)
+def test_signatures_are_those_that_the_policy_has(kind, tmp_path):
+    model = tf.saved_model.load(str(PolicyExporter(getattr(example_policies, kind)(), tmp_path).export(0, {})))
+    assert set(model.signatures) == SIGNATURES[kind]
+
+
+def test_the_distribution_is_that_of_the_live_policy(tmp_path):
+    policy = example_policies.stochastic_actor()
+    model = tf.saved_model.load(str(PolicyExporter(policy, tmp_path).export(0, {})))
+    time_step = tf.nest.map_structure(tf.constant, example_policies.time_step(policy, 3))
+    flat = model.signatures['distribution'](**time_step._asdict())
+    live = policy.distribution(time_step).action
+    assert {name: value.shape[0] for name, value in flat.items()} == dict.fromkeys(flat, 3)
+    np.testing.assert_allclose(flat['distribution_loc'], live.mean(), atol=1e-6)
+    np.testing.assert_allclose(flat['distribution_scale_diag'], live.stddev(), atol=1e-6)
+
+
 def test_a_seed_set_for_training_does_not_travel_with_the_policy(tmp_path):
     tf.random.set_seed(1)
     version = PolicyExporter(example_policies.stochastic_actor(), tmp_path).export(0, {})

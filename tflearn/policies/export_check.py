@@ -1,5 +1,6 @@
 """Compares an exported policy with the live one, before anybody else sees it."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,31 +12,49 @@ _BATCH_SIZE = 16
 _RANDOM_OPS = ('Random', 'Multinomial', 'Normal', 'StatefulUniform', 'Rng')
 
 
-def check_acts_alike(live: Any, exported: Any, policy: Any) -> None:
+def check_acts_alike(live: Any, exported: Any, policy: Any, signatures: Mapping[str, Any]) -> None:
     """Has both act on the same random batch. Results must agree bit by bit; of a stochastic policy in shape and dtype.
 
     Args:
       live: a module with `action` and `get_initial_state`.
-      exported: the same, loaded.
+      exported: the same, loaded, with its `signatures`.
       policy: the TF-Agents policy, for its specs.
+      signatures: the live functions of named tensors, by the names of the exported ones.
 
     Raises:
       RuntimeError: if they differ.
     """
     rng = np.random.default_rng(0)
     time_step = policy.time_step_spec
-    inputs = [
-        rng.integers(0, 3, [_BATCH_SIZE], np.int32),
-        *(_draw_nest(spec, rng) for spec in (time_step.reward, time_step.discount, time_step.observation)),
-    ]
-    results = [model.action(*inputs, model.get_initial_state(tf.constant(_BATCH_SIZE))) for model in (live, exported)]
-    exact = not _is_stochastic(live.action.get_concrete_function())
-    for (name, expected), (_, got) in zip(*(plain_nests.flat(result) for result in results), strict=True):
+    inputs = {
+        'step_type': rng.integers(0, 3, [_BATCH_SIZE], np.int32),
+        **{name: _draw_nest(getattr(time_step, name), rng) for name in ('reward', 'discount', 'observation')},
+        'policy_state': live.get_initial_state(tf.constant(_BATCH_SIZE)),
+    }
+    expected, got = (model.action(*inputs.values()) for model in (live, exported))
+    _check_same('the exported policy', expected, got, not _is_stochastic(live.action.get_concrete_function()))
+    leaves = {'batch_size': _BATCH_SIZE, **plain_nests.flat_dict(inputs)}
+    for name, function in signatures.items():
+        program = function.get_concrete_function()
+        flat, _ = program.structured_input_signature
+        named = {spec.name: tf.constant(leaves[spec.name], spec.dtype) for spec in tf.nest.flatten(flat)}
+        expected, got = function(*named.values()), exported.signatures[name](**named)
+        _check_same(f'the signature {name}', expected, got, not _is_stochastic(program))
+
+
+def _check_same(where: str, live: Any, exported: Any, exact: bool) -> None:
+    flat = [plain_nests.flat_dict(result) for result in (live, exported)]
+    if set(flat[0]) != set(flat[1]):
+        raise RuntimeError(
+            f'got the results {sorted(flat[1])} from {where}; need {sorted(flat[0])}, as the live one has'
+        )
+    for name, expected in flat[0].items():
+        got = flat[1][name]
         same = expected.dtype == got.dtype and expected.shape == got.shape
         # Bytes, because a NaN does not equal itself.
         if not same or (exact and expected.numpy().tobytes() != got.numpy().tobytes()):
             raise RuntimeError(
-                f'got {name}={got.numpy()!r} from the exported policy; need {expected.numpy()!r}, as the live one gives'
+                f'got {name}={got.numpy()!r} from {where}; need {expected.numpy()!r}, as the live one gives'
             )
 
 

@@ -89,10 +89,18 @@ def _texts(nest: Any) -> dict[str, str]:
 
 
 def load(path: pathlib.Path) -> LoadedPolicy:
-    """Loads one version.
+    """Loads one version; see `load_model`."""
+    return LoadedPolicy(path, *load_model(path))
+
+
+def load_model(path: pathlib.Path) -> tuple[Any, dict[str, Any]]:
+    """Loads the SavedModel of one version.
 
     Args:
       path: `<directory>/<train step>`.
+
+    Returns:
+      The model and its metadata.
 
     Raises:
       FileNotFoundError: if the version is not there (any more).
@@ -107,7 +115,7 @@ def load(path: pathlib.Path) -> LoadedPolicy:
         raise ValueError(f'got a damaged policy at {path} ({error}); remove it') from error
     if metadata is None:
         raise FileNotFoundError(f'got no policy at {path}; need a version that is still there')
-    return LoadedPolicy(path, model, metadata)
+    return model, metadata
 
 
 def load_newest(directory: pathlib.Path) -> LoadedPolicy | None:

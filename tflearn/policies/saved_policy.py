@@ -12,16 +12,15 @@ import pathlib
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 from absl import logging
-from tf_agents.trajectories import time_step as ts
 
 import tflearn
 from tflearn.background import Background
-from tflearn.policies import export_check, plain_nests, versions
+from tflearn.policies import export_check, plain_nests, signatures, versions
 from tflearn.run_dir import write_json
 
 _WEIGHTS = pathlib.Path(tf.saved_model.VARIABLES_DIRECTORY, tf.saved_model.VARIABLES_FILENAME)
@@ -58,7 +57,8 @@ class PolicyExporter:
         self._keep_last = keep_last
         self._checked = False
         versions.remove_leftovers(directory)
-        self._live = _traced(policy)
+        self._live = signatures.traced(policy)
+        self._signatures = signatures.named(policy, self._live)
         self._graph, self._constants, self._keys = self._template()
         self._read_all = tf.function(lambda: [_on_host(variable) for variable in self._live.model_variables])
         self._background = Background('policy_exporter')
@@ -68,7 +68,7 @@ class PolicyExporter:
         """Returns what of the SavedModel does not depend on the weights: files, saved values, keys of the weights."""
         path = versions.temporary(self._directory, 'template')
         try:
-            tf.saved_model.save(self._live, str(path), signatures=_signatures(self._policy, self._live))
+            tf.saved_model.save(self._live, str(path), signatures=self._signatures)
             files = {file.relative_to(path): file for file in path.rglob('*') if file.is_file()}
             # The fingerprint is one of the weights too, and optional.
             graph = {
@@ -145,7 +145,9 @@ class PolicyExporter:
             try:
                 self._write(written, weights, facts)
                 if check:
-                    export_check.check_acts_alike(self._live, tf.saved_model.load(str(written)), self._policy)
+                    export_check.check_acts_alike(
+                        self._live, tf.saved_model.load(str(written)), self._policy, self._signatures
+                    )
                 versions.publish(written, version)
             except BaseException:
                 versions.remove(written)
@@ -196,68 +198,3 @@ def _check_outside_scope() -> None:
     if tf.distribute.has_strategy():
         name = type(tf.distribute.get_strategy()).__name__
         raise ValueError(f'got a PolicyExporter in the scope of a {name}; need it outside; leave the scope first')
-
-
-def _traced(policy: Any) -> tf.Module:
-    """Returns a module with the functions `action` and `get_initial_state`, which use the policy's own variables."""
-    like = policy.time_step_spec
-    state_spec = policy.policy_state_spec
-    specs = [plain_nests.batched(getattr(like, name), name) for name in like._fields]
-
-    @tf.function(input_signature=[*specs, plain_nests.batched(state_spec, 'policy_state')], autograph=False)
-    def action(step_type: Any, reward: Any, discount: Any, observation: Any, policy_state: Any = ()) -> Any:
-        # Else a seed that was set for training would make every process that loads the policy draw the same.
-        tf.random.set_seed(None)
-        plain = {'step_type': step_type, 'reward': reward, 'discount': discount, 'observation': observation}
-        time_step = ts.TimeStep(**{name: plain_nests.from_plain(plain[name], getattr(like, name)) for name in plain})
-        step = policy.action(time_step, plain_nests.from_plain(policy_state, state_spec))
-        return plain_nests.to_plain({'action': step.action, 'policy_state': step.state, 'info': step.info})
-
-    @tf.function(input_signature=[tf.TensorSpec((), tf.int32, 'batch_size')], autograph=False)
-    def get_initial_state(batch_size: tf.Tensor) -> Any:
-        return plain_nests.to_plain(policy.get_initial_state(batch_size))
-
-    module = tf.Module(name='policy')
-    module.action = action
-    module.get_initial_state = get_initial_state
-    concrete = [function.get_concrete_function() for function in (action, get_initial_state)]
-    used = {variable.ref(): variable for function in concrete for variable in function.variables}
-    module.model_variables = sorted(used.values(), key=lambda variable: variable.name)
-    return module
-
-
-def _signatures(policy: Any, module: tf.Module) -> dict[str, Callable[..., Any]]:
-    """Returns the functions with flat, named tensors that TensorFlow Serving knows."""
-    like = policy.time_step_spec
-    time_step = {name: plain_nests.batched(getattr(like, name), name) for name in like._fields}
-    state = {'policy_state': plain_nests.batched(policy.policy_state_spec, 'policy_state')}
-
-    def serving_default(observation: Any, policy_state: Any) -> Any:
-        batch_size = tf.shape(tf.nest.flatten(observation)[0])[0]
-        reward = tf.nest.map_structure(
-            lambda spec: tf.zeros([batch_size, *spec.shape[1:]], spec.dtype), time_step['reward']
-        )
-        step_type = tf.fill([batch_size], ts.StepType.MID)
-        step = module.action(step_type, reward, tf.ones([batch_size]), observation, policy_state)
-        return {name: step[name] for name in ('action', 'policy_state')}
-
-    signatures = {
-        'serving_default': _flat_function(serving_default, {'observation': time_step['observation'], **state}),
-        'action': _flat_function(module.action, {**time_step, **state}),
-    }
-    if tf.nest.flatten(policy.policy_state_spec):
-        signatures['get_initial_state'] = _flat_function(
-            lambda batch_size: {'policy_state': module.get_initial_state(batch_size)},
-            {'batch_size': tf.TensorSpec((), tf.int32, 'batch_size')},
-        )
-    return signatures
-
-
-def _flat_function(function: Callable[..., Any], specs: dict[str, Any]) -> Callable[..., Any]:
-    """Returns `function`, which takes nests of `specs` and returns a dict of nests, as a function of named tensors."""
-
-    @tf.function(input_signature=list(plain_nests.flat_dict(specs).values()), autograph=False)
-    def flat_function(*tensors: tf.Tensor) -> dict[str, tf.Tensor]:
-        return plain_nests.flat_dict(function(**tf.nest.pack_sequence_as(specs, tensors)))
-
-    return flat_function

@@ -1,0 +1,107 @@
+"""The flags of the serve program, and what they mean to its job."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+from typing import TYPE_CHECKING, Any
+
+from absl import flags
+
+if TYPE_CHECKING:
+    from tflearn.jobs import serve
+
+
+# So many calls may join a batch that waits for more.
+_JOINING_CALLS = 16
+
+
+def define() -> None:
+    """Defines what only this job has."""
+    flags.DEFINE_string('host', 'localhost', "Name or address to listen at; '0.0.0.0' is all networks.")
+    flags.DEFINE_integer('port', 8500, 'Port of gRPC; 0 takes a free one.', 0, 65535)
+    flags.DEFINE_integer('metrics_port', None, 'Port of http://HOST:PORT/metrics for Prometheus; else none.', 1, 65535)
+    flags.DEFINE_list('policies', [], 'Policies to serve, with commas; all that the run exports by default.')
+    flags.DEFINE_list('versions', [], 'Train steps to serve, with commas; the newest of each policy by default.')
+    flags.DEFINE_bool('batching', True, 'Computes requests that come at the same time together.')
+    flags.DEFINE_integer('max_batch_size', 64, 'Rows of one batch.', 1)
+    flags.DEFINE_integer(
+        'batch_timeout_micros', 0, 'How long an incomplete batch waits for more [us]; 0: for nothing but a thread.', 0
+    )
+    flags.DEFINE_integer('num_batch_threads', 1, 'Batches that are computed at the same time.', 1)
+    flags.DEFINE_integer('max_enqueued_batches', 100, 'Batches that may wait; what comes beyond is refused.', 1)
+    flags.DEFINE_integer(
+        'num_threads',
+        None,
+        'Calls of TensorFlow at the same time, each with all requests that wait then; with --nobatching one. By '
+        f'default --num_batch_threads; {_JOINING_CALLS} with --batch_timeout_micros; the cores with --nobatching.',
+        1,
+    )
+    flags.DEFINE_integer('max_concurrent_requests', 1024, 'Requests accepted at the same time; more are refused.', 1)
+    flags.DEFINE_integer('max_request_bytes', 4 * 1024 * 1024, 'Of one request.', 1)
+    flags.DEFINE_integer('max_rows', 1024, 'The largest batch that one request may bring.', 1)
+    flags.DEFINE_float('poll_secs', 1.0, 'Seconds between two looks for new versions.', 0.01)
+    flags.DEFINE_string('tls_certificate', None, 'PEM file of the server certificate; encrypts, with --tls_key.')
+    flags.DEFINE_string('tls_key', None, 'PEM file of the key of --tls_certificate.')
+    flags.DEFINE_string(
+        'tls_client_ca', None, 'PEM file of what signs client certificates; clients without one are refused.'
+    )
+
+
+def check() -> None:
+    """Checks what can be checked without TensorFlow.
+
+    Raises:
+      ValueError: in the words of the command line.
+    """
+    values = flags.FLAGS
+    if wrong := [version for version in values.versions if not re.fullmatch('[0-9]{1,18}', version)]:
+        raise ValueError(f'got --versions={wrong[0]}; need train steps, such as --versions=1000,2000')
+    if wrong := [name for name in values.policies if not re.fullmatch(r'\w[\w.-]*', name)]:
+        raise ValueError(f'got --policies={wrong[0]}; need names of directories, such as --policies=greedy_policy')
+    for flag in ('tls_certificate', 'tls_key', 'tls_client_ca'):
+        if values[flag].value and not pathlib.Path(values[flag].value).is_file():
+            raise ValueError(f'got --{flag}={values[flag].value}; need a file')
+    if bool(values.tls_certificate) != bool(values.tls_key) or (values.tls_client_ca and not values.tls_key):
+        raise ValueError('got a part of --tls_certificate, --tls_key, --tls_client_ca; need the first two together')
+
+
+def serve_options() -> serve.ServeOptions:
+    """Returns what is served."""
+    from tflearn.jobs import serve
+
+    values = flags.FLAGS
+    batching = _values('max_batch_size', 'batch_timeout_micros', 'num_batch_threads', 'max_enqueued_batches')
+    return serve.ServeOptions(
+        policies=tuple(values.policies),
+        versions=tuple(map(int, values.versions)),
+        batching=serve.BatchOptions(**batching) if values.batching else None,
+        max_rows=values.max_rows,
+        poll_secs=values.poll_secs,
+        metrics_port=values.metrics_port,
+    )
+
+
+def server_options() -> serve.ServerOptions:
+    """Returns where to listen, and the limits."""
+    from tflearn.jobs import serve
+
+    values = flags.FLAGS
+    limits = _values('host', 'port', 'max_concurrent_requests', 'max_request_bytes')
+    files = [pathlib.Path(name) for name in (values.tls_certificate, values.tls_key, values.tls_client_ca) if name]
+    return serve.ServerOptions(**limits, num_threads=_num_threads(), tls=serve.TlsFiles(*files) if files else None)
+
+
+def _num_threads() -> int:
+    values = flags.FLAGS
+    if values.num_threads:
+        return values.num_threads
+    if not values.batching:
+        return len(os.sched_getaffinity(0))
+    # A call that goes while another is computed takes its requests away from the batch after that.
+    return _JOINING_CALLS if values.batch_timeout_micros else values.num_batch_threads
+
+
+def _values(*names: str) -> dict[str, Any]:
+    return {name: flags.FLAGS[name].value for name in names}

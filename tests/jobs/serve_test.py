@@ -1,0 +1,75 @@
+"""The serve job follows a run's policies, whichever starts first, and ends when it is told to."""
+
+import threading
+
+import numpy as np
+import pytest
+
+pytest.importorskip('tensorflow_serving', reason='needs pip install "tflearn-agents[serving]"')
+
+from tests.jobs.conftest import Job
+from tests.policies import served_policies
+from tflearn.jobs import serve
+from tflearn.policies.client import PolicyClient
+from tflearn.run_dir import RunDir, read_json
+from tflearn.waiting import wait_until
+
+OBSERVATION = np.array([[1, 0, 0, 0], [-1, 0, 0, 0]], np.float32)
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts the job; returns it and the run directory."""
+    jobs = []
+
+    def start(connect_timeout_secs=60.0, port=0, **options):
+        run_dir = RunDir(tmp_path)
+        arguments = {
+            'run_dir': run_dir,
+            'server_options': serve.ServerOptions(port=port),
+            'options': serve.ServeOptions(poll_secs=0.05, **options),
+            'connect_timeout_secs': connect_timeout_secs,
+        }
+        jobs.append(Job(serve.serve, threading.Event(), **arguments))
+        return jobs[-1], run_dir
+
+    yield start
+    for job in jobs:
+        job.stop.set()
+        job._thread.join(60)
+
+
+def status(run_dir):
+    return read_json(run_dir.status('serve')) or {}
+
+
+def test_it_waits_for_the_first_policy_and_follows(start):
+    job, run_dir = start(batching=serve.BatchOptions())
+    wait_until(lambda: status(run_dir).get('port'), 'the server', 60)
+    assert status(run_dir)['state'] == 'waiting for a policy'
+    publisher = served_policies.Publisher(run_dir.policies)
+    client = PolicyClient(f'localhost:{status(run_dir)["port"]}')
+    for step in (1, 2):
+        publisher.publish(step)
+        wait_until(lambda step=step: status(run_dir).get('greedy_policy_version') == step, f'version {step}', 60)
+        outputs, version = client.predict({'observation': OBSERVATION})
+        assert version == step and served_policies.agrees(OBSERVATION, outputs['action'], step)
+    client.close()
+    assert f'base_path: "{run_dir.greedy_policy}"' in run_dir.serving_models.read_text()
+    assert 'max_batch_size { value: 64 }' in run_dir.serving_batching.read_text()
+    job.stop.set()
+    job.join()
+    assert status(run_dir)['state'] == 'stopped'
+
+
+def test_it_gives_up_where_nothing_comes(start):
+    job, run_dir = start(connect_timeout_secs=0.1, policies=('greedy_policy',))
+    with pytest.raises(TimeoutError, match=f'in vain for a version of greedy_policy in {run_dir.policies}'):
+        job.join()
+
+
+@pytest.mark.parametrize('options', [{'max_rows': 0}, {'poll_secs': -1.0}])
+def test_unfit_options_are_told(options):
+    (name,) = options
+    with pytest.raises(ValueError, match=f'got {name}='):
+        serve.ServeOptions(**options)

@@ -1,0 +1,48 @@
+"""Served policies for tests: whole versions of a linear policy, whose answers tell which version gave them."""
+
+import contextlib
+
+import numpy as np
+import tensorflow as tf
+
+from tests.policies import example_policies
+from tflearn.policies.model_holder import Models
+from tflearn.policies.saved_policy import PolicyExporter
+from tflearn.policies.served_version import ServedVersion
+from tflearn.policies.server import PolicyServer, ServerOptions
+
+NEEDS = 'needs tensorflow-serving-api; pip install "tflearn-agents[serving]"'
+
+
+class Publisher:
+    """Publishes versions of a policy whose action is 1 for observations above 0 when its step is odd, else for those
+    below; so an action tells the parity of the version that chose it."""
+
+    def __init__(self, root, name='greedy_policy'):
+        self.directory = root / name
+        spec = tf.TensorSpec((4,), tf.float32, 'observation')
+        self._linear = example_policies.Linear(spec, example_policies.DISCRETE_PAIR)
+        self._exporter = PolicyExporter(self._linear.policy, self.directory, keep_last=2)
+
+    def publish(self, step):
+        sign = 1.0 if step % 2 else -1.0
+        self._linear.set([sign, 0, 0, 0])
+        return self._exporter.export(step, {})
+
+
+def agrees(observation, action, step):
+    """Says whether `action` is that of version `step`."""
+    sign = 1.0 if step % 2 else -1.0
+    return np.array_equal(action, (np.asarray(observation)[:, 0] * sign > 0).astype(np.int64))
+
+
+@contextlib.contextmanager
+def serving(root, batching=None, pinned=(), names=(), **options):
+    """A server of what is below `root`, on a free port. Yields it and its models."""
+    models = Models(root, lambda path: ServedVersion(path, batching), names, pinned)
+    models.refresh()
+    server = PolicyServer(models, ServerOptions(port=0, **options))
+    try:
+        yield server, models
+    finally:
+        server.close(0)

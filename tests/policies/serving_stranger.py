@@ -1,0 +1,55 @@
+"""Asks a server for actions, as somebody who has tensorflow-serving-api only: `serving_stranger.py ADDRESS`.
+
+Prints what the server answered as JSON.
+"""
+
+import json
+import sys
+
+
+class Blocked:
+    """Lets nobody import what a stranger does not have."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition('.')[0] in ('tflearn', 'tf_agents', 'tensorflow_probability', 'tests'):
+            raise ImportError(f'{name} is blocked')
+
+
+sys.meta_path.insert(0, Blocked())
+
+import grpc  # noqa: E402
+import tensorflow as tf  # noqa: E402
+from tensorflow_serving.apis import (  # noqa: E402
+    get_model_metadata_pb2,
+    get_model_status_pb2,
+    model_service_pb2_grpc,
+    predict_pb2,
+    prediction_service_pb2_grpc,
+)
+
+channel = grpc.insecure_channel(sys.argv[1])
+predictions = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+models = model_service_pb2_grpc.ModelServiceStub(channel)
+
+request = predict_pb2.PredictRequest()
+request.model_spec.name = 'greedy_policy'
+request.inputs['observation'].CopyFrom(tf.make_tensor_proto([[1.0, 0, 0, 0], [-1.0, 0, 0, 0]]))
+answer = predictions.Predict(request, 30)
+
+wanted = get_model_metadata_pb2.GetModelMetadataRequest(metadata_field=['signature_def'])
+wanted.model_spec.name = 'greedy_policy'
+signatures = get_model_metadata_pb2.SignatureDefMap()
+predictions.GetModelMetadata(wanted, 30).metadata['signature_def'].Unpack(signatures)
+
+status = get_model_status_pb2.GetModelStatusRequest()
+status.model_spec.name = 'greedy_policy'
+states = models.GetModelStatus(status, 30).model_version_status
+
+answers = {
+    'version': answer.model_spec.version.value,
+    'action': tf.make_ndarray(answer.outputs['action']).tolist(),
+    'int64_val': list(answer.outputs['action'].int64_val),
+    'inputs': list(signatures.signature_def['serving_default'].inputs),
+    'states': [[state.version, state.state] for state in states],
+}
+sys.stdout.write(json.dumps(answers))

@@ -1,0 +1,99 @@
+"""The real serve program: its flags, its mistakes, and that it serves until it is stopped."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import portpicker
+import pytest
+
+import scripts
+from tflearn.waiting import listens, wait_until
+
+CHECKOUT = pathlib.Path(scripts.__path__[0]).parent
+DEADLINE_SECS = 120.0
+BLOCKED = """
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition('.')[0] == 'tensorflow_serving':
+            raise ModuleNotFoundError(f'{name} is blocked', name=name)
+sys.meta_path.insert(0, Blocked())
+from scripts import serve
+serve.main()
+"""
+
+
+def run(*arguments, program=('-m', 'scripts.serve')):
+    command = [sys.executable, *program, *arguments]
+    return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=DEADLINE_SECS)
+
+
+@pytest.mark.parametrize('flag', ['--help', '--helpfull'])
+def test_help(flag):
+    ended = run(flag)
+    assert (ended.returncode, ended.stderr) == (0, '')
+    assert ended.stdout.startswith('tflearn-serve: Serves the policies')
+    for name in ('root_dir', 'port', 'batching', 'tls_client_ca', 'stop_timeout_secs'):
+        assert f'  --{name}\n' in ended.stdout
+    assert 'gin_file' not in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ('flags', 'message'),
+    [
+        ((), 'got no --root_dir; need '),
+        (('--root_dir=x', '--versions=new'), 'got --versions=new; need train steps'),
+        (('--root_dir=x', f'--tls_key={__file__}'), 'got a part of --tls_certificate, --tls_key'),
+        (('--root_dir=x', '--policies=../x'), 'got --policies=../x; need names of directories'),
+        (('--root_dir=x', '--port=99999'), 'got a wrong flag: '),
+        (('--root_dir=x', '--tls_key=no_file'), 'got --tls_key=no_file; need a file'),
+    ],
+)
+def test_a_users_mistake_takes_one_line(flags, message):
+    ended = run(*flags)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith(f'tflearn-serve: error: {message}') and ended.stderr.count('\n') == 1
+
+
+def test_a_missing_extra_takes_one_line(tmp_path):
+    ended = run(f'--root_dir={tmp_path}', program=('-c', BLOCKED))
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[-1] == (
+        'tflearn-serve: error: got no tensorflow_serving, which serving needs; need that installed; pip install '
+        '"tflearn-agents[serving]"'
+    )
+    assert 'Traceback' not in ended.stderr
+
+
+def test_it_serves_until_it_is_stopped(tmp_path):
+    pytest.importorskip('tensorflow_serving', reason='needs pip install "tflearn-agents[serving]"')
+    from tests.policies import served_policies
+    from tflearn.policies.client import PolicyClient
+
+    served_policies.Publisher(tmp_path / 'policies').publish(5)
+    port = portpicker.pick_unused_port()
+    command = [sys.executable, '-m', 'scripts.serve', f'--root_dir={tmp_path}', f'--port={port}']
+    process = subprocess.Popen(command, cwd=CHECKOUT, stderr=subprocess.PIPE, text=True, env={**os.environ})
+    try:
+        wait_until(lambda: listens(f'localhost:{port}') or process.poll() is not None, 'the server', DEADLINE_SECS)
+        client = PolicyClient(f'localhost:{port}')
+
+        def answer():
+            try:
+                return client.predict({'observation': np.ones([1, 4], np.float32)})
+            except Exception:  # it listens before it has loaded the policy
+                return None
+
+        outputs, version = wait_until(answer, 'an answer', DEADLINE_SECS)
+        assert (version, outputs['action'].tolist()) == (5, [1])
+        client.close()
+        process.send_signal(signal.SIGTERM)
+        _, stderr = process.communicate(timeout=DEADLINE_SECS)
+    finally:
+        process.kill()
+    assert process.returncode == 128 + signal.SIGTERM, stderr
+    assert 'Traceback' not in stderr

@@ -1,0 +1,126 @@
+"""The serve job: the run's exported policies over gRPC, as TensorFlow Serving would serve them."""
+
+import dataclasses
+import functools
+import threading
+import time
+
+from absl import logging
+
+from tflearn.policies import serving_config
+from tflearn.policies.batching import BatchOptions
+from tflearn.policies.model_holder import Models
+from tflearn.policies.served_version import ServedVersion
+from tflearn.policies.server import PolicyServer, ServerOptions, TlsFiles
+from tflearn.policies.serving_metrics import ServingMetrics
+from tflearn.run_dir import RunDir, Status, write_whole
+from tflearn.waiting import LOG_EVERY_SECS
+
+# With what is handed over to the job.
+__all__ = ['BatchOptions', 'ServeOptions', 'ServerOptions', 'TlsFiles', 'serve']
+
+
+@dataclasses.dataclass(frozen=True)
+class ServeOptions:
+    """What is served, and how.
+
+    Attributes:
+      policies: names of policies; none serves all that the run exports.
+      versions: train steps to serve; none serves the newest of each policy, also of those to come.
+      batching: how requests become batches; None computes each by itself.
+      max_rows: the largest batch that one request may bring.
+      poll_secs: seconds between two looks for new versions.
+      metrics_port: where Prometheus finds figures; None offers none.
+    """
+
+    policies: tuple[str, ...] = ()
+    versions: tuple[int, ...] = ()
+    batching: BatchOptions | None = None
+    max_rows: int = 1024
+    poll_secs: float = 1.0
+    metrics_port: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (('max_rows', self.max_rows), ('poll_secs', self.poll_secs)):
+            if value <= 0:
+                raise ValueError(f'got {name}={value}; need a number above 0')
+
+
+def serve(
+    *,
+    run_dir: RunDir,
+    stop: threading.Event,
+    server_options: ServerOptions,
+    options: ServeOptions,
+    connect_timeout_secs: float = 300.0,
+) -> None:
+    """Serves a run's exported policies until it is stopped; follows what the train job exports meanwhile.
+
+    It also writes the files with which TensorFlow Serving does the same: `RunDir.serving_models`, `serving_batching`.
+
+    Args:
+      run_dir: of the run; nothing but the status and these two files is written there.
+      stop: ends the job when set.
+      server_options: where to listen, and the limits of requests.
+      options: what to serve.
+      connect_timeout_secs: how long to wait for the first version of each policy. Until then the server answers that
+        there is none.
+
+    Raises:
+      TimeoutError: if a policy has no version in time.
+      ValueError: for a taken port, unfit arguments or files of the encryption.
+    """
+    load = functools.partial(ServedVersion, options=options.batching, max_rows=options.max_rows)
+    models = Models(run_dir.policies, load, options.policies, options.versions)
+    metrics = ServingMetrics(models)
+    server = PolicyServer(models, server_options, metrics)
+    status = Status(run_dir.status('serve'), 'serve')
+    try:
+        if options.metrics_port is not None:
+            metrics.serve(server_options.host, options.metrics_port)
+        logging.info('listens at %s:%d; policies in %s', server_options.host, server.port, run_dir.policies)
+        _follow(models, server, status, run_dir, options, stop, connect_timeout_secs)
+    finally:
+        server.close()
+        metrics.close()
+        status.update('stopped')
+
+
+def _follow(
+    models: Models,
+    server: PolicyServer,
+    status: Status,
+    run_dir: RunDir,
+    options: ServeOptions,
+    stop: threading.Event,
+    connect_timeout_secs: float,
+) -> None:
+    start = next_log = time.monotonic()
+    while not stop.is_set():
+        if models.refresh():
+            server.reloaded()
+            _write_serving_config(run_dir, models, options)
+        served = {holder.name: holder.get().version for holder in models.holders if holder.ready}
+        missing = [holder.name for holder in models.holders if not holder.ready]
+        now = time.monotonic()
+        if missing or not served:
+            what = f'a version of {", ".join(missing) or "any policy"} in {run_dir.policies}'
+            if now - start > connect_timeout_secs:
+                raise TimeoutError(f'waited {now - start:.0f} s in vain for {what}')
+            if now >= next_log:
+                next_log = now + LOG_EVERY_SECS
+                logging.info('waiting for %s', what)
+            status.update('waiting for a policy', port=server.port)
+        else:
+            start = now
+            status.update('running', port=server.port, **{f'{name}_version': step for name, step in served.items()})
+        stop.wait(options.poll_secs)
+
+
+def _write_serving_config(run_dir: RunDir, models: Models, options: ServeOptions) -> None:
+    names = sorted(holder.name for holder in models.holders)
+    try:
+        write_whole(run_dir.serving_models, serving_config.models(run_dir.policies, names, options.versions))
+        write_whole(run_dir.serving_batching, (options.batching or BatchOptions()).serving_config())
+    except OSError as error:  # the run may be where this job can only read
+        logging.warning('could not write %s: %s', run_dir.serving_models.parent, error)

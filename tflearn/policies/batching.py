@@ -1,0 +1,93 @@
+"""Batches of requests: the settings, TensorFlow's own batch operation, and the same for TensorFlow Serving."""
+
+import collections
+import dataclasses
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchOptions:
+    """How requests that come at the same time become one batch. The names are those of TensorFlow Serving.
+
+    Attributes:
+      max_batch_size: rows of a batch; a larger request is computed by itself.
+      batch_timeout_micros: how long an incomplete batch waits for more, in microseconds; 0 takes what has come by the
+        time that a thread is free.
+      num_batch_threads: batches that are computed at the same time.
+      max_enqueued_batches: batches that may wait; what comes beyond is refused as RESOURCE_EXHAUSTED.
+    """
+
+    max_batch_size: int = 64
+    batch_timeout_micros: int = 0
+    num_batch_threads: int = 1
+    max_enqueued_batches: int = 100
+
+    def __post_init__(self) -> None:
+        for name, value in dataclasses.asdict(self).items():
+            least = 0 if name == 'batch_timeout_micros' else 1
+            if value < least:
+                raise ValueError(f'got {name}={value}; need at least {least}')
+
+    def serving_config(self) -> str:
+        """Returns these settings as TensorFlow Serving's --batching_parameters_file."""
+        return ''.join(f'{name} {{ value: {value} }}\n' for name, value in dataclasses.asdict(self).items())
+
+
+# TensorFlow keeps a queue for ever, so those of unloaded functions are taken again: a deque's ends are thread-safe.
+_free_queues: collections.deque[str] = collections.deque()
+_queue_numbers = itertools.count()
+
+
+def program(function: Any, options: BatchOptions | None) -> Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]:
+    """Returns a loaded function as one operation on its inputs. May be called by many threads at a time.
+
+    The operation behind a function's call: the call itself binds and checks its arguments in Python first, for several
+    times what a small network takes.
+
+    Args:
+      function: a concrete function of a SavedModel. In batches its inputs and outputs have a leading batch dimension.
+      options: of the batches; None computes each call by itself.
+
+    Returns:
+      A function from inputs, in the order of `function.inputs`, to outputs in that of `function.outputs`.
+    """
+    weights = function.captured_inputs
+    dtypes = [output.dtype for output in function.outputs]
+
+    def alone(inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return tf.raw_ops.StatefulPartitionedCall(args=[*inputs, *weights], Tout=dtypes, f=function)
+
+    if options is None:
+        return alone
+    attributes = dataclasses.asdict(options)
+    queue = _take_queue(function)
+
+    def together(inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        if inputs[0].shape[0] > options.max_batch_size:
+            return alone(inputs)
+        return tf.raw_ops.BatchFunction(
+            in_tensors=inputs,
+            captured_tensors=weights,
+            f=function,
+            Tout=dtypes,
+            shared_name=repr(options),  # one pool of threads for all functions
+            batching_queue=queue,  # calls of one queue share batches, so it must belong to this function alone
+            **attributes,
+        )
+
+    return together
+
+
+def _take_queue(function: Any) -> str:
+    """Returns the name of a queue that is the function's as long as the function is there."""
+    try:
+        queue = _free_queues.popleft()
+    except IndexError:
+        queue = f'queue_{next(_queue_numbers)}'
+    weakref.finalize(function, _free_queues.append, queue)
+    return queue

@@ -1,0 +1,130 @@
+"""The functions of an exported policy: for Python with nests, for TensorFlow Serving with named tensors."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+from tf_agents.distributions import utils as distributions
+from tf_agents.trajectories import time_step as ts
+
+from tflearn.policies import plain_nests
+
+DEFAULT = 'serving_default'
+INITIAL_STATE = 'get_initial_state'
+
+
+def traced(policy: Any) -> tf.Module:
+    """Returns a module with the functions of a TF-Agents policy, which use the policy's own variables.
+
+    They are `action`, `get_initial_state`, and `distribution` if the policy tells its distribution.
+    """
+    module = tf.Module(name='policy')
+    module.action = _on_time_steps(policy, lambda time_step, state: _action(policy, time_step, state))
+    module.get_initial_state = tf.function(
+        lambda batch_size: plain_nests.to_plain(policy.get_initial_state(batch_size)),
+        input_signature=[tf.TensorSpec((), tf.int32, 'batch_size')],
+        autograph=False,
+    )
+    functions = [module.action, module.get_initial_state]
+    if distribution := _distribution_function(policy):
+        module.distribution = distribution
+        functions.append(distribution)
+    concrete = [function.get_concrete_function() for function in functions]
+    used = {variable.ref(): variable for function in concrete for variable in function.variables}
+    module.model_variables = sorted(used.values(), key=lambda variable: variable.name)
+    return module
+
+
+def named(policy: Any, module: tf.Module) -> Mapping[str, Callable[..., Any]]:
+    """Returns the functions of `traced` with flat, named tensors, by the names of their signatures.
+
+    'serving_default' takes observations only (and the policy state, where there is one), the others all of the step.
+    """
+    like = policy.time_step_spec
+    time_step = {name: plain_nests.batched(getattr(like, name), name) for name in like._fields}
+    state = {'policy_state': plain_nests.batched(policy.policy_state_spec, 'policy_state')}
+
+    def serving_default(observation: Any, policy_state: Any) -> Any:
+        batch_size = tf.shape(tf.nest.flatten(observation)[0])[0]
+        reward = tf.nest.map_structure(
+            lambda spec: tf.zeros([batch_size, *spec.shape[1:]], spec.dtype), time_step['reward']
+        )
+        step_type = tf.fill([batch_size], ts.StepType.MID)
+        step = module.action(step_type, reward, tf.ones([batch_size]), observation, policy_state)
+        return {name: step[name] for name in ('action', 'policy_state')}
+
+    signatures = {
+        DEFAULT: _flat_function(serving_default, {'observation': time_step['observation'], **state}),
+        'action': _flat_function(module.action, {**time_step, **state}),
+    }
+    if hasattr(module, 'distribution'):
+        signatures['distribution'] = _flat_function(module.distribution, {**time_step, **state})
+    if tf.nest.flatten(policy.policy_state_spec):
+        signatures[INITIAL_STATE] = _flat_function(
+            lambda batch_size: {'policy_state': module.get_initial_state(batch_size)},
+            {'batch_size': tf.TensorSpec((), tf.int32, 'batch_size')},
+        )
+    return signatures
+
+
+def _on_time_steps(policy: Any, function: Callable[[Any, Any], Any]) -> Any:
+    """Returns `function` of a `TimeStep` and a policy state as a `tf.function` of plain nests."""
+    like = policy.time_step_spec
+    state_spec = policy.policy_state_spec
+    specs = [plain_nests.batched(getattr(like, name), name) for name in like._fields]
+
+    @tf.function(input_signature=[*specs, plain_nests.batched(state_spec, 'policy_state')], autograph=False)
+    def compiled(step_type: Any, reward: Any, discount: Any, observation: Any, policy_state: Any = ()) -> Any:
+        # Else a seed that was set for training would make every process that loads the policy draw the same.
+        tf.random.set_seed(None)
+        plain = {'step_type': step_type, 'reward': reward, 'discount': discount, 'observation': observation}
+        time_step = ts.TimeStep(**{name: plain_nests.from_plain(plain[name], getattr(like, name)) for name in plain})
+        return plain_nests.to_plain(function(time_step, plain_nests.from_plain(policy_state, state_spec)))
+
+    return compiled
+
+
+def _action(policy: Any, time_step: ts.TimeStep, state: Any) -> dict[str, Any]:
+    step = policy.action(time_step, state)
+    return {'action': step.action, 'policy_state': step.state, 'info': step.info}
+
+
+def _distribution(policy: Any, time_step: ts.TimeStep, state: Any) -> dict[str, Any]:
+    """Returns the parameters of the action's distribution that differ from row to row, and the policy state."""
+    step = policy.distribution(time_step, state)
+    parameters = tf.nest.map_structure(
+        lambda leaf: distributions.parameters_to_dict(distributions.get_parameters(leaf), tensors_only=True),
+        step.action,
+    )
+    return {'distribution': _rows(plain_nests.to_plain(parameters)) or {}, 'policy_state': step.state}
+
+
+def _rows(nest: Any) -> Any:
+    """Returns `nest` with only those tensors that have a leading batch dimension; None where nothing is left."""
+    if isinstance(nest, Mapping):
+        kept = {name: rows for name, value in nest.items() if (rows := _rows(value)) is not None}
+        return kept or None
+    if isinstance(nest, list | tuple):
+        return _rows({str(index): value for index, value in enumerate(nest)})
+    return nest if isinstance(nest, tf.Tensor) and nest.shape.rank and nest.shape[0] is None else None
+
+
+def _distribution_function(policy: Any) -> Callable[..., Any] | None:
+    function = _on_time_steps(policy, lambda time_step, state: _distribution(policy, time_step, state))
+    try:
+        outputs = function.get_concrete_function().structured_outputs
+    except Exception as error:  # Many policies have none, each says so in its own way; the export does not need it.
+        logging.info('the policy is exported without its distribution: %s', str(error).partition('\n')[0])
+        return None
+    return function if tf.nest.flatten(outputs['distribution']) else None
+
+
+def _flat_function(function: Callable[..., Any], specs: dict[str, Any]) -> Callable[..., Any]:
+    """Returns `function`, which takes nests of `specs` and returns a dict of nests, as a function of named tensors."""
+
+    @tf.function(input_signature=list(plain_nests.flat_dict(specs).values()), autograph=False)
+    def flat_function(*tensors: tf.Tensor) -> dict[str, tf.Tensor]:
+        return plain_nests.flat_dict(function(**tf.nest.pack_sequence_as(specs, tensors)))
+
+    return flat_function
