@@ -135,7 +135,13 @@ class RunDir:
 
     @property
     def learning_curve(self) -> pathlib.Path:
-        return self.root / 'learning_curve.png'
+        """The picture of the evaluations."""
+        return self.root / 'evaluation.png'
+
+    @property
+    def videos(self) -> pathlib.Path:
+        """Films of evaluations."""
+        return self.root / 'videos'
 
     @property
     def done(self) -> pathlib.Path:

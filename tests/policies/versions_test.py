@@ -113,10 +113,13 @@ def test_versions_of_lost_training_are_moved_aside_and_never_deleted(tmp_path):
     for step in (7, 8, 9, 10):
         make_version(tmp_path, step)
     versions.keep(tmp_path / '10')
+    versions.keep(tmp_path / '8', versions.IN_USE)
+    versions.point_best(tmp_path / '9')
     assert versions.drop_newer_than(tmp_path, 7) == [8, 9]
     make_version(tmp_path, 9)
     assert versions.drop_newer_than(tmp_path, 7) == [9]
     assert versions.versions(tmp_path) == [7, 10]
     assert (tmp_path / 'latest').resolve().name == '10'
+    assert not (tmp_path / 'best').is_symlink()
     assert len(list(tmp_path.glob('.moved_aside-9-*/saved_model.pb'))) == 2
     assert versions.drop_newer_than(tmp_path / 'missing', 7) == []

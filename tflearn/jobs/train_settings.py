@@ -31,7 +31,7 @@ class Settings:
     replica_check: int | None = None
     watchdog_secs: float = 900.0
     learner: LearnerOptions = dataclasses.field(default_factory=LearnerOptions)
-    exports: ExportOptions = ExportOptions()
+    exports: ExportOptions = dataclasses.field(default_factory=ExportOptions)
 
     def __post_init__(self) -> None:
         for name in ('checkpoint', 'summary', 'publish', 'export', 'replica_check'):

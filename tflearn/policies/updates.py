@@ -77,7 +77,9 @@ def materialise(directory: pathlib.Path, train_step: int, output: pathlib.Path |
         raise ValueError(f'got output={version}, which exists; need a path that does not; choose another')
     update = folder(directory) / str(train_step)
     if not _is_whole(update):
-        raise ValueError(f'got no update of step {train_step} of the policy {directory}; need one of: {_list(directory)}')
+        raise ValueError(
+            f'got no update of step {train_step} of the policy {directory}; need one of: {_list(directory)}'
+        )
     model = update.with_name(_MODEL + str((read_json(update / versions.METADATA) or {}).get(GRAPH)))
     if not model.is_dir():
         raise ValueError(f'got the update {update} without its graph; need {model}; copy both')
@@ -101,4 +103,3 @@ def _list(directory: pathlib.Path) -> str:
 
 def _is_whole(update: pathlib.Path) -> bool:
     return (update / versions.METADATA).is_file()
-

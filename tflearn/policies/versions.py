@@ -1,8 +1,8 @@
 """The versions of an exported policy: `<directory>/<train step>/`, each of them whole or not there.
 
 This is TensorFlow Serving's layout, for one writer and any number of readers on a file system with atomic renames.
-What is being written or removed has a name that starts with a dot. Two links lead to versions: `latest`, and `best`, once
-somebody has said which is the best one.
+What is being written or removed has a name that starts with a dot. Two links lead to versions: `latest`, and `best`,
+once somebody has said which is the best one.
 """
 
 import os
@@ -80,7 +80,7 @@ def point_latest(directory: pathlib.Path) -> None:
 
 
 def point_best(version: pathlib.Path) -> bool:
-    """Makes the link `best` lead to a version, which `prune` spares from then on. Returns False if it is gone already."""
+    """Makes the link `best` lead to a version, which `prune` spares from then on. Returns False if it is gone."""
     _point(version.parent, BEST, int(version.name))
     return is_whole(version)
 
@@ -182,7 +182,7 @@ def remove_leftovers(directory: pathlib.Path) -> None:
 def drop_newer_than(
     directory: pathlib.Path, train_step: int, whole: Callable[[pathlib.Path], bool] = is_whole
 ) -> list[int]:
-    """Moves the versions beyond `train_step` aside, where no reader looks; kept ones stay.
+    """Moves the versions beyond `train_step` aside, where no reader looks; those that are `KEPT` stay.
 
     They were exported by training that was lost since. They are never deleted: the lost training may have been better.
 
@@ -194,7 +194,10 @@ def drop_newer_than(
     Returns:
       The train steps of the versions that were moved.
     """
-    steps = [step for step in versions(directory, whole) if step > train_step and not is_kept(directory / str(step))]
+    newer = [step for step in versions(directory, whole) if step > train_step]
+    steps = [step for step in newer if not (directory / str(step) / KEPT).exists()]
+    if _pointed(directory, BEST) in steps:
+        (directory / BEST).unlink(missing_ok=True)
     for step in steps:
         aside = directory / f'{_MOVED_ASIDE}{step}-{time.time_ns()}'
         os.rename(directory / str(step), aside)
