@@ -18,8 +18,8 @@ from packaging.requirements import Requirement
 from tests.architecture import source_tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-JOBS = ('replay_server', 'collect', 'train', 'in_step', 'evaluate', 'serve', 'launch')
-EXTRAS = ('mujoco', 'atari', 'box2d', 'envpool', 'dm_control', 'serving', 'ray')
+JOBS = ('replay_server', 'collect', 'train', 'in_step', 'evaluate', 'serve', 'export', 'launch')
+EXTRAS = ('mujoco', 'atari', 'box2d', 'envpool', 'dm_control', 'serving', 'video', 'ray')
 # What setup.py, the shell programs and the lock files may not name, for they are the user's choice. (Spelt in parts, so
 # that this file does not name them either.)
 REGISTRY = re.compile(r'py' r'pi\.org|python' r'hosted|index' r'-url|--find' r'-links|debian' r'\.org')

@@ -113,6 +113,10 @@ class RunDir:
         """Directory of the exported versions of policy `name`: `<train step>/saved_model.pb` below it."""
         return self.policies / name
 
+    def tflite(self, name: str, train_step: int, precision: str) -> pathlib.Path:
+        """TFLite model of a version of policy `name`."""
+        return self.root / 'tflite' / name / f'{train_step}_{precision}.tflite'
+
     @property
     def greedy_policy(self) -> pathlib.Path:
         """Directory of the exported versions of the policy that evaluations follow."""
