@@ -72,8 +72,9 @@ class Actor:
         self._policy = self._compiled(policy)
 
     def _compiled(self, policy: tf_policy.TFPolicy | ActingPolicy) -> ActingPolicy:
-        is_ours = isinstance(policy, tf_policy.TFPolicy)
-        return CompiledPolicy(policy, self._environment.num_environments) if is_ours else policy
+        if isinstance(policy, tf_policy.TFPolicy):
+            return CompiledPolicy(policy, self._environment.num_environments)
+        return policy
 
     def run(self, num_steps: int) -> None:
         """Takes `num_steps` batched steps, from where the last call left off (the first one resets the environment).
