@@ -11,7 +11,7 @@ import setuptools  # After the check: an unfit Python may have none.
 
 ROOT = pathlib.Path(__file__).resolve().parent
 VERSION = re.search(r"^__version__ = '(.+)'$", (ROOT / 'tflearn' / '__init__.py').read_text(encoding='utf-8'), re.M)
-JOBS = ('replay_server', 'collect', 'train', 'in_step', 'evaluate', 'serve', 'launch')
+JOBS = ('replay_server', 'collect', 'train', 'in_step', 'evaluate', 'serve', 'export', 'launch')
 
 setuptools.setup(
     name='tflearn-agents',
@@ -53,6 +53,7 @@ setuptools.setup(
             'protobuf>=4.21',
             'tensorflow-serving-api>=2.15,<2.16',
         ],
+        'video': ['moviepy>=2.1,<3', 'pillow<12'],
         'ray': ['ray>=2.9'],
         'dev': ['mypy>=1.10', 'pytest>=9', 'ruff>=0.9', 'wheel'],
     },

@@ -1,6 +1,7 @@
 """Evaluates each policy that the train job exports, until the run has ended; draws the learning curve.
 
-When a target return is set and reached, it asks the train job to finish. --replay_address has no meaning here.
+When a target return is set and reached, it asks the train job to finish. --replay_address counts only where the weights
+published there are evaluated (EvaluateOptions.follow).
 """
 
 from . import job_setup
@@ -11,7 +12,11 @@ def run(setup: job_setup.Setup) -> None:
     from tflearn.jobs import evaluate  # TensorFlow comes with it: not before the flags are parsed.
 
     configured = setup.configure(
-        evaluate.evaluate, run_dir=setup.run_dir, connect_timeout_secs=setup.connect_timeout_secs, stop=setup.stop
+        evaluate.evaluate,
+        run_dir=setup.run_dir,
+        replay_address=setup.replay_address,
+        connect_timeout_secs=setup.connect_timeout_secs,
+        stop=setup.stop,
     )
     setup.run(configured)
 

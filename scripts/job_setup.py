@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import pathlib
 import shlex
 import sys
@@ -63,6 +64,7 @@ class Setup:
 
         return {
             **configured.texts(),
+            'run/config_hash': hashlib.sha256(configured.text.encode()).hexdigest()[:16],
             'run/code_revision': code_revision(),
             'run/command_line': f'    {shlex.join(sys.argv)}',
         }

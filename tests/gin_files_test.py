@@ -27,7 +27,7 @@ GIVEN = {
     'replay_server': ('run_dir', 'replay_address', 'stop'),
     'collect': ('run_dir', 'replay_address', 'connect_timeout_secs', 'stop', 'name'),
     'train': ('run_dir', 'replay_address', 'connect_timeout_secs', 'stop'),
-    'evaluate': ('run_dir', 'connect_timeout_secs', 'stop'),
+    'evaluate': ('run_dir', 'replay_address', 'connect_timeout_secs', 'stop'),
 }
 
 
@@ -94,6 +94,27 @@ def test_every_job_is_configured_and_its_objects_are_made(configure, run, job):
             assert agent.collect_policy.action_spec == environment.specs.action
     finally:
         environment.close()
+
+
+def test_the_settings_that_the_documentation_shows(configure):
+    shown = (FOLDER.parent / 'docs' / 'exporting.md').read_text(encoding='utf-8')
+    blocks = re.findall(r'^```\n(.*?)^```', shown, re.DOTALL | re.MULTILINE)
+    lines = [line.partition('#')[0].strip() for block in blocks for line in block.splitlines()]
+    modules = [f'from tflearn.jobs import {name}' for name in ('policy_exports', 'evaluate_settings')]
+    bindings = [*modules, *filter(None, lines)]
+    assert len(bindings) > 15
+    configure('train', 'dqn_cartpole', *bindings)
+    exports = gin.get_bindings(job_function('train'))['exports']
+    assert (exports.keep_last, exports.update_interval_steps) == (10, 100)
+    configure('evaluate', 'dqn_cartpole', *bindings)
+    bound = gin.get_bindings(job_function('evaluate'))
+    assert (bound['options'].follow, bound['options'].epsilon) == ('each', 0.01)
+    assert bound['record_video'] is not None
+    environment = bound['make_environment'](num_environments=1, seed=0)
+    environment.reset()
+    longest = max(leaf.spec.max_episode_steps for leaf in environment._copies._environments)
+    environment.close()
+    assert longest == 1000, 'of evaluation; training has the registered 500'
 
 
 @pytest.mark.parametrize('run', RUNS)

@@ -18,8 +18,8 @@ from packaging.requirements import Requirement
 from tests.architecture import source_tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-JOBS = ('replay_server', 'collect', 'train', 'in_step', 'evaluate', 'serve', 'launch')
-EXTRAS = ('mujoco', 'atari', 'box2d', 'envpool', 'dm_control', 'ray')
+JOBS = ('replay_server', 'collect', 'train', 'in_step', 'evaluate', 'serve', 'export', 'launch')
+EXTRAS = ('mujoco', 'atari', 'box2d', 'envpool', 'dm_control', 'video', 'ray')
 LOCKED_EXTRAS = ('dev', 'serving')  # in lock.txt: the tests need them
 # What setup.py, the shell programs and the lock files may not name, for they are the user's choice. (Spelt in parts, so
 # that this file does not name them either.)

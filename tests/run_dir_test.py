@@ -15,7 +15,7 @@ def test_paths_that_others_rely_on(tmp_path):
     assert run_dir.checkpoints == tmp_path / 'train' / 'checkpoints'
     assert run_dir.policy('greedy_policy') == tmp_path / 'policies' / 'greedy_policy'
     assert run_dir.evaluations == tmp_path / 'evaluations.jsonl'
-    assert run_dir.learning_curve == tmp_path / 'learning_curve.png'
+    assert run_dir.learning_curve == tmp_path / 'evaluation.png'
     assert run_dir.config == tmp_path / 'config.gin'
     assert run_dir.log('train') == tmp_path / 'logs' / 'train.log'
 

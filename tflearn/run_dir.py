@@ -113,6 +113,10 @@ class RunDir:
         """Directory of the exported versions of policy `name`: `<train step>/saved_model.pb` below it."""
         return self.policies / name
 
+    def tflite(self, name: str, train_step: int, precision: str) -> pathlib.Path:
+        """TFLite model of a version of policy `name`."""
+        return self.root / 'tflite' / name / f'{train_step}_{precision}.tflite'
+
     @property
     def greedy_policy(self) -> pathlib.Path:
         """Directory of the exported versions of the policy that evaluations follow."""
@@ -135,7 +139,13 @@ class RunDir:
 
     @property
     def learning_curve(self) -> pathlib.Path:
-        return self.root / 'learning_curve.png'
+        """The picture of the evaluations."""
+        return self.root / 'evaluation.png'
+
+    @property
+    def videos(self) -> pathlib.Path:
+        """Films of evaluations."""
+        return self.root / 'videos'
 
     @property
     def done(self) -> pathlib.Path:

@@ -12,7 +12,7 @@ ROOMS = (
     *('environments', 'agents', 'replay', 'variables', 'policies', 'actors', 'learner', 'offline', 'transforms'),
     *('launch', 'jobs'),
 )
-JOBS = ('replay_server', 'collect', 'train', 'in_step', 'train_offline', 'evaluate', 'serve')
+JOBS = ('replay_server', 'collect', 'train', 'in_step', 'train_offline', 'evaluate', 'serve', 'export')
 VOCABULARY_LIBRARIES = (
     *('absl.logging', 'numpy', 'tensorflow', 'tf_agents.specs', 'tf_agents.trajectories', 'tf_agents.typing'),
     *sys.stdlib_module_names,

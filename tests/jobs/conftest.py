@@ -10,7 +10,9 @@ from tests import streams
 from tflearn.agents import dqn
 from tflearn.environments import gymnasium_env
 from tflearn.experience import Experience
+from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.replay_server import replay_server
+from tflearn.jobs.train import train
 from tflearn.replay import reader
 from tflearn.run_dir import RunDir, read_json
 from tflearn.waiting import wait_until
@@ -57,6 +59,8 @@ class SmallRun:
         given = {'run_dir': self.dir, 'replay_address': self.address, **self.factories()}
         if function is not replay_server:
             given['connect_timeout_secs'] = 60.0
+        if function is train:
+            given['exports'] = ExportOptions(('greedy_policy',))  # for the time that it takes to trace more
         job = Job(function, arguments.pop('stop', threading.Event()), **(given | arguments))
         self._jobs.append(job)
         if function is replay_server:

@@ -8,9 +8,12 @@ import time
 import pytest
 
 from tests import fakes
+from tests.learner import written_summaries
 from tests.policies import example_policies
 from tflearn.environments import gymnasium_env
 from tflearn.jobs.evaluate import evaluate
+from tflearn.jobs.evaluate_settings import EvaluateOptions
+from tflearn.policies import versions
 from tflearn.policies.saved_policy import PolicyExporter
 from tflearn.run_dir import RunDir, read_json, write_json
 from tflearn.waiting import wait_until
@@ -98,12 +101,18 @@ def test_a_run_ends_with_its_last_policy(run):
         **RESULT,
         'policy': 'policies/greedy_policy/9',
         'evaluation': {'train_step': 9, 'mean_return': 500.0, 'num_episodes': 4, 'returns': [500.0] * 4},
+        'best_policy': 'policies/greedy_policy/9',
     }
     status = read_json(run.dir.status('evaluate'))
     assert status['state'].startswith('finished')
     assert (status['train_step'], status['mean_return'], status['best_mean_return']) == (9, 500.0, 500.0)
     assert run.dir.learning_curve.stat().st_size > 1000
-    assert list(run.dir.summaries('evaluate').glob('events.*'))
+    written = written_summaries.scalars(run.dir.summaries('evaluate'))
+    assert written['evaluate/mean_return'] == {0: first['mean_return'], 9: 500.0}
+    assert written['evaluate_by_env_steps/mean_return'] == {0: first['mean_return'], 90: 500.0}
+    low, high = first['mean_return_interval']
+    assert low < first['mean_return'] < high
+    assert written['evaluate/mean_return_low'][0] == pytest.approx(low)
     assert not run.dir.stop_request.exists()
 
 
@@ -124,7 +133,8 @@ def test_a_target_that_is_reached_twice_ends_training(run):
     assert done['train_step'] == 9
     assert done['evaluation']['train_step'] == 3
     assert (run.dir.root / done['policy'] / 'saved_model.pb').exists()
-    assert sorted(path.name for path in run.dir.greedy_policy.iterdir()) == ['3', '6', '7']
+    assert versions.versions(run.dir.greedy_policy) == [3, 6, 7]
+    assert versions.best_version(run.dir.greedy_policy) == 3
 
 
 def test_a_target_that_was_reached_by_luck_does_not(tmp_path):
@@ -153,6 +163,49 @@ def test_a_job_that_was_killed_after_its_request_finishes_the_run(run):
     assert run.join() == []
     assert run.evaluations() == []
     assert read_json(run.dir.done)['evaluation'] == evaluation
+
+
+def test_each_version_is_evaluated_once_and_in_order_and_the_best_stays(run):
+    for train_step, weights in ((5, FALLS), (40, BALANCES), (300, FALLS)):
+        exported = run.export(train_step, weights)
+        versions.keep(exported)
+    run.start(options=EvaluateOptions(follow='each'))
+    run.wait_for_evaluations(3)
+    for train_step in (5, 40, 300):
+        versions.unkeep(run.dir.greedy_policy / str(train_step))
+    for train_step in (1000, 2000, 3000):
+        run.export(train_step, FALLS)
+        run.wait_for_evaluations(len(run.evaluations()) + 1)
+    write_json(run.dir.train_result, RESULT)
+    assert run.join() == []
+    assert [evaluation['train_step'] for evaluation in run.evaluations()] == [5, 40, 300, 1000, 2000, 3000]
+    assert versions.versions(run.dir.greedy_policy) == [40, 2000, 3000]
+    assert (run.dir.greedy_policy / 'best').resolve().name == '40'
+    done = read_json(run.dir.done)
+    assert (done['policy'], done['best_policy']) == ('policies/greedy_policy/3000', 'policies/greedy_policy/40')
+
+
+def test_random_actions_on_request(run):
+    run.export(9, BALANCES)
+    write_json(run.dir.train_result, RESULT)
+    run.start(options=EvaluateOptions(epsilon=1.0))
+    assert run.join() == []
+    (evaluation,) = run.evaluations()
+    assert evaluation['mean_return'] < 60
+
+
+@pytest.mark.filterwarnings('ignore')  # pygame's and moviepy's own
+def test_a_film_on_request(run):
+    pytest.importorskip('moviepy', reason='needs pip install "tflearn-agents[video]"')
+    run.export(9, FALLS)
+    write_json(run.dir.train_result, RESULT)
+    record = functools.partial(gymnasium_env.record, 'CartPole-v1')
+    run.start(record_video=record, options=EvaluateOptions(video_episodes=2))
+    assert run.join() == []
+    (evaluation,) = run.evaluations()
+    assert evaluation['num_episodes'] == 4
+    films = sorted(path.name for path in (run.dir.videos / 'train_step_9').iterdir())
+    assert films == ['film-episode-0.mp4', 'film-episode-1.mp4']
 
 
 def test_stop_ends_an_evaluation_that_is_under_way(run):
@@ -214,6 +267,12 @@ def test_mistakes_are_told(run, tmp_path):
     arguments = {'run_dir': run.dir, 'stop': run.stop, 'make_environment': make_cart_pole, 'connect_timeout_secs': 0.2}
     with pytest.raises(ValueError, match='num_episodes=0'):
         evaluate(**arguments, num_episodes=0)
+    with pytest.raises(ValueError, match='without all of replay_address, make_agent and experience'):
+        evaluate(**arguments, options=EvaluateOptions(follow='weights'))
+    with pytest.raises(ValueError, match="need follow='served' and served_at='host:port' together"):
+        EvaluateOptions(follow='served')
+    with pytest.raises(ValueError, match="got EvaluateOptions.follow='all'; need one of newest, each, weights, served"):
+        EvaluateOptions(follow='all')
     with pytest.raises(TimeoutError, match=str(run.dir.greedy_policy)):
         evaluate(**arguments)
     write_json(run.dir.train_result, RESULT)

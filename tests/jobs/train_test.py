@@ -9,9 +9,11 @@ import tensorflow as tf
 
 from tests.learner import written_summaries
 from tflearn.jobs.collect import collect
+from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.train import train
 from tflearn.jobs.train_session import Progress, Settings
 from tflearn.learner.limits import Limits
+from tflearn.policies import updates
 from tflearn.run_dir import read_json, write_json
 from tflearn.waiting import wait_until
 
@@ -26,7 +28,8 @@ def test_a_run_to_its_end_and_beyond(small_run):
     replay = small_run.start_replay()
     collector = small_run.start(collect, num_environments=2)
     restored = []
-    given = {'on_restored': lambda: restored.append(1), 'describe': lambda: {'run/note': 'mine'}}
+    given = {'on_restored': lambda: restored.append(1), 'describe': lambda: {'run/config_hash': 'mine'}}
+    given['exports'] = ExportOptions(update_interval_steps=30)
     small_run.start(train, num_train_steps=120, **FEW, **given, seed=3, summary_interval_steps=60).join()
     result = _result(small_run)
     assert result['reason'] == 'num_train_steps 120 reached'
@@ -34,14 +37,19 @@ def test_a_run_to_its_end_and_beyond(small_run):
     assert result['env_steps'] > 0
     assert restored == [1]
     summaries = small_run.dir.summaries('train')
-    assert written_summaries.texts(summaries) == {'run/seed': '3', 'run/note': 'mine'}
+    assert written_summaries.texts(summaries) == {'run/seed': '3', 'run/config_hash': 'mine'}
     assert list(written_summaries.scalars(summaries)['train/replay_size']) == [60, 120]
     assert set(written_summaries.histograms(summaries)['data/policy_lag']) == {60, 120}
     collected = written_summaries.scalars(small_run.dir.summaries('collect'))
     assert {'collect/mean_return', 'collect/mean_discounted_return', 'collect/mean_reward'} <= set(collected)
     assert 0 < max(collected['collect/mean_length']) <= result['env_steps'], 'environment steps are the steps'
     assert 'train/mean_length' in written_summaries.scalars(summaries)
-    assert sorted(int(path.name) for path in small_run.dir.greedy_policy.iterdir() if path.name.isdigit())[-1] == 120
+    for name in ('greedy_policy', 'collect_policy', 'raw_policy'):
+        metadata = read_json(small_run.dir.policy(name) / 'latest' / 'metadata.json')
+        assert metadata['train_step'] == 120
+        assert metadata['env_steps'] > 0 and metadata['mean_return'] > 0
+        assert (metadata['config_hash'], metadata['code_revision']) == ('mine', None)
+    assert updates.steps(small_run.dir.greedy_policy)[-1] == 120
     assert (small_run.dir.checkpoints / 'ckpt-120.index').exists()
     collector.join()  # by itself: training is over
     assert small_run.status('collect_0')['state'] == 'finished'

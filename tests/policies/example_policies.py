@@ -10,6 +10,7 @@ from tf_agents.networks import actor_distribution_network, q_network, q_rnn_netw
 from tf_agents.policies import actor_policy, epsilon_greedy_policy, greedy_policy, q_policy, random_tf_policy
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
+from tf_agents.utils import tensor_normalizer
 
 OBSERVATION = tf.TensorSpec((4,), tf.float32, 'observation')
 NESTED_OBSERVATION = {
@@ -62,6 +63,18 @@ def _actor_network() -> Any:
 
 def greedy_actor() -> Any:
     return greedy_policy.GreedyPolicy(stochastic_actor())
+
+
+def normalized() -> Any:
+    """Normalizes observations inside, by what it has seen: means of 1, 2, 3 and 4."""
+    time_step = ts.time_step_spec(OBSERVATION)
+    normalizer = tensor_normalizer.StreamingTensorNormalizer(OBSERVATION)
+    normalizer.update(tf.random.stateless_normal([1000, 4], [0, 0]) * 3.0 + [1.0, 2.0, 3.0, 4.0])
+    value = _built(value_network.ValueNetwork(OBSERVATION, fc_layer_params=(16,)))
+    policy = ppo_policy.PPOPolicy(
+        time_step, CONTINUOUS, _actor_network(), value, observation_normalizer=normalizer, collect=False
+    )
+    return greedy_policy.GreedyPolicy(policy)
 
 
 def nested() -> Any:
@@ -124,4 +137,5 @@ def reweigh(policy: Any, seed: int = 0) -> None:
     """Gives the policy other weights, as training would."""
     rng = np.random.default_rng(seed)
     for variable in policy.variables():
-        variable.assign(rng.normal(size=variable.shape, scale=0.3))
+        if variable.trainable:  # not what a normalizer has counted
+            variable.assign(rng.normal(size=variable.shape, scale=0.3))

@@ -22,11 +22,12 @@ POLICIES = [
     'recurrent',
     'stochastic_actor',
     'greedy_actor',
+    'normalized',
     'nested',
     'random',
     'with_info',
 ]
-DETERMINISTIC = ['greedy', 'recurrent', 'greedy_actor', 'nested']
+DETERMINISTIC = ['greedy', 'recurrent', 'greedy_actor', 'normalized', 'nested']
 
 
 @pytest.fixture(scope='module')

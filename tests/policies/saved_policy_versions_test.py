@@ -19,6 +19,10 @@ from tflearn.policies.saved_policy import PolicyExporter
 from tflearn.waiting import wait_until
 
 
+def names(directory):
+    return sorted(path.name for path in directory.iterdir())
+
+
 def test_an_old_version_keeps_its_weights(tmp_path):
     policy = example_policies.greedy()
     exporter = PolicyExporter(policy, tmp_path)
@@ -40,7 +44,7 @@ def test_a_version_that_exists_is_not_overwritten(tmp_path):
     example_policies.reweigh(policy)
     assert PolicyExporter(policy, tmp_path).export(5, {'env_steps': 2}) == version
     assert {path: path.read_bytes() for path in version.rglob('*') if path.is_file()} == before
-    assert [path.name for path in tmp_path.iterdir()] == ['5']
+    assert names(tmp_path) == ['5', 'latest']
 
 
 def test_a_policy_that_acts_otherwise_is_not_published(tmp_path, monkeypatch):
@@ -52,6 +56,28 @@ def test_a_policy_that_acts_otherwise_is_not_published(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match='need .* the live one gives'):
         exporter.export(1, {})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_later_version_that_is_not_what_the_live_policy_was_is_not_published(tmp_path, monkeypatch):
+    policy = example_policies.greedy()
+    exporter = PolicyExporter(policy, tmp_path)
+    exporter.export(1, {})
+    other = [tf.zeros_like(weight) for weight in exporter._read_all()]
+    write = exporter._files.write_weights
+    monkeypatch.setattr(type(exporter._files), 'write_weights', lambda self, path, weights: write(path, other))
+    exporter.export_soon(2, {})
+    with pytest.raises(RuntimeError, match='got .* from the file of the weights, model_variables/.*; need'):
+        exporter.wait()
+    monkeypatch.undo()
+    snapshot = exporter._read_all()
+    example_policies.reweigh(policy)
+    monkeypatch.setattr(exporter, '_read_all', lambda: snapshot)
+    with pytest.raises(RuntimeError, match='got .* from the exported policy; need .* the live one gives'):
+        exporter.export(3, {})
+    assert names(tmp_path) == ['1', 'latest']
+    monkeypatch.undo()
+    exporter.export(4, {})
+    assert (tmp_path / 'latest').resolve().name == '4'
 
 
 def test_what_is_exported_soon_is_what_it_was_when_it_was_asked_for(tmp_path):
@@ -77,7 +103,7 @@ def test_a_newer_one_replaces_one_that_is_not_begun(tmp_path):
     for train_step in range(50):
         exporter.export_soon(train_step, {})
     exporter.wait()
-    exported = sorted(int(path.name) for path in tmp_path.iterdir())
+    exported = versions.versions(tmp_path)
     assert (exported[0], exported[-1]) == (0, 49)
     assert len(exported) < 50
 
@@ -99,7 +125,7 @@ def test_a_step_that_is_being_exported_is_exported_once(tmp_path, monkeypatch):
     go_on.set()
     assert exporter.export(2, {}) == tmp_path / '2'
     exporter.wait()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ['1', '2']
+    assert names(tmp_path) == ['1', '2', 'latest']
     assert json.loads((tmp_path / '2' / versions.METADATA).read_text())['first']
 
 
@@ -114,17 +140,17 @@ def test_an_export_that_fails_leaves_the_others_alone_and_is_told_at_the_end(tmp
             exporter.wait()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert [path.name for path in tmp_path.iterdir()] == ['1']
+    assert names(tmp_path) == ['1', 'latest']
     exporter.export_soon(3, {})
     exporter.wait()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ['1', '3']
+    assert names(tmp_path) == ['1', '3', 'latest']
 
 
 def test_only_the_last_versions_are_kept(tmp_path):
     exporter = PolicyExporter(example_policies.greedy(), tmp_path, keep_last=2)
     for train_step in (100, 200, 1000, 3000):
         exporter.export(train_step, {})
-    assert sorted(path.name for path in tmp_path.iterdir()) == ['1000', '3000']
+    assert names(tmp_path) == ['1000', '3000', 'latest']
     assert exporter.export(50, {}).exists()
     with pytest.raises(ValueError, match='keep_last'):
         PolicyExporter(example_policies.greedy(), tmp_path, keep_last=0)
@@ -168,4 +194,4 @@ def test_readers_see_whole_versions_only_when_the_exporter_is_killed_in_between(
     assert 1 <= len(whole) <= 101
     assert all(loader.load(directory / str(step)).metadata['env_steps'] == step for step in whole)
     PolicyExporter(example_policies.greedy(), directory)
-    assert all(path.name.isdecimal() for path in directory.iterdir())
+    assert not list(directory.glob('.*'))

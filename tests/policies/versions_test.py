@@ -36,7 +36,8 @@ def test_a_version_gets_its_name_when_it_is_written(tmp_path):
     assert versions.newest_version(tmp_path / 'policy') is None
     versions.publish(written, tmp_path / 'policy' / '5')
     assert versions.newest_version(tmp_path / 'policy') == 5
-    assert names(tmp_path / 'policy') == ['5']
+    assert names(tmp_path / 'policy') == ['5', 'latest']
+    assert (tmp_path / 'policy' / 'latest' / 'metadata.json').exists()
 
 
 def test_publishing_never_overwrites(tmp_path):
@@ -73,9 +74,36 @@ def test_a_version_that_was_kept_while_it_was_being_removed_comes_back(tmp_path)
     assert versions.newest_version(tmp_path) == 2
 
 
+def test_the_best_version_stays_and_the_link_says_which_it_is(tmp_path):
+    for step in (1, 2, 3, 4):
+        make_version(tmp_path, step)
+    assert versions.best_version(tmp_path) is None
+    assert versions.point_best(tmp_path / '2')
+    versions.prune(tmp_path, keep_last=1)
+    versions.remove(tmp_path / '2')
+    assert names(tmp_path) == ['2', '4', 'best']
+    assert versions.best_version(tmp_path) == 2
+    assert versions.point_best(tmp_path / '4')
+    versions.prune(tmp_path, keep_last=1)
+    assert names(tmp_path) == ['4', 'best']
+    assert not versions.point_best(tmp_path / '5')
+    assert versions.best_version(tmp_path) is None
+
+
+def test_two_reasons_to_keep_a_version(tmp_path):
+    for step in (1, 2):
+        make_version(tmp_path, step)
+    versions.keep(tmp_path / '1')
+    versions.keep(tmp_path / '1', versions.IN_USE)
+    versions.unkeep(tmp_path / '1', versions.IN_USE)
+    versions.prune(tmp_path, keep_last=1)
+    assert names(tmp_path) == ['1', '2']
+
+
 def test_leftovers_go_and_nothing_else(tmp_path):
     for name in (5, '.exporting-6-77', '.removing-4-77', '.moved_aside-9-1', 'mine', '.mine'):
         make_version(tmp_path, name)
+    (tmp_path / '.exporting-latest-77').symlink_to('5')
     versions.remove_leftovers(tmp_path)
     assert names(tmp_path) == ['.mine', '.moved_aside-9-1', '5', 'mine']
     versions.remove_leftovers(tmp_path / 'missing')
@@ -85,9 +113,13 @@ def test_versions_of_lost_training_are_moved_aside_and_never_deleted(tmp_path):
     for step in (7, 8, 9, 10):
         make_version(tmp_path, step)
     versions.keep(tmp_path / '10')
+    versions.keep(tmp_path / '8', versions.IN_USE)
+    versions.point_best(tmp_path / '9')
     assert versions.drop_newer_than(tmp_path, 7) == [8, 9]
     make_version(tmp_path, 9)
     assert versions.drop_newer_than(tmp_path, 7) == [9]
     assert versions.versions(tmp_path) == [7, 10]
+    assert (tmp_path / 'latest').resolve().name == '10'
+    assert not (tmp_path / 'best').is_symlink()
     assert len(list(tmp_path.glob('.moved_aside-9-*/saved_model.pb'))) == 2
     assert versions.drop_newer_than(tmp_path / 'missing', 7) == []

@@ -1,12 +1,12 @@
 """Actor: steps a batched environment with a policy and tells observers what happened."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from tf_agents.policies import tf_policy
+from tf_agents.trajectories import policy_step, trajectory
 from tf_agents.trajectories import time_step as ts
-from tf_agents.trajectories import trajectory
 
 from tflearn import specs
 from tflearn.actors import stored_state
@@ -14,6 +14,19 @@ from tflearn.actors.compiled_policy import CompiledPolicy
 from tflearn.actors.info_metrics import EXECUTED_ACTION
 
 Observer = Callable[[trajectory.Trajectory], None]
+
+
+class ActingPolicy(Protocol):
+    """What acts in place of a TF-Agents policy: compiled here, or served elsewhere."""
+
+    def initial_state(self, batch_size: int) -> Any:
+        """Returns the policy state [B, ...] before a first step."""
+
+    def step(self, time_step: ts.TimeStep, policy_state: Any) -> policy_step.PolicyStep:
+        """Acts on time steps [B] of numpy arrays; action and info are numpy [B, ...]."""
+
+    def check(self, time_step: ts.TimeStep) -> None:
+        """Raises ValueError if time steps [B] are not what the policy takes."""
 
 
 class Actor:
@@ -29,7 +42,7 @@ class Actor:
     def __init__(
         self,
         environment: specs.BatchedEnvironment,
-        policy: tf_policy.TFPolicy,
+        policy: tf_policy.TFPolicy | ActingPolicy,
         observers: Sequence[Observer] = (),
         stores_policy_state: bool = False,
     ):
@@ -52,11 +65,16 @@ class Actor:
         self._time_step: ts.TimeStep | None = None
         self._policy_state: Any = ()
         self._initial_state: Any = ()
-        self._policy = CompiledPolicy(policy, environment.num_environments)
+        self._policy = self._compiled(policy)
 
-    def follow(self, policy: tf_policy.TFPolicy) -> None:
+    def follow(self, policy: tf_policy.TFPolicy | ActingPolicy) -> None:
         """Lets another policy of the same specs act from the next step on; it takes over the policy state."""
-        self._policy = CompiledPolicy(policy, self._environment.num_environments)
+        self._policy = self._compiled(policy)
+
+    def _compiled(self, policy: tf_policy.TFPolicy | ActingPolicy) -> ActingPolicy:
+        if isinstance(policy, tf_policy.TFPolicy):
+            return CompiledPolicy(policy, self._environment.num_environments)
+        return policy
 
     def run(self, num_steps: int) -> None:
         """Takes `num_steps` batched steps, from where the last call left off (the first one resets the environment).
@@ -71,7 +89,7 @@ class Actor:
             time_step = self._environment.reset()
             self._policy.check(time_step)
             self._time_step = time_step
-            self._policy_state = self._initial_state = self._policy.initial_state(self._policy.batch_size)
+            self._policy_state = self._initial_state = self._policy.initial_state(self._environment.num_environments)
         for _ in range(num_steps):
             row = self._step(self._time_step)
             for observer in self._observers:
@@ -87,7 +105,8 @@ class Actor:
         if told and EXECUTED_ACTION in told:
             action = told[EXECUTED_ACTION]
             if not self._checked_executed_action:
-                specs.check_batch(action, self._environment.specs.action, self._policy.batch_size, 'executed action')
+                environment = self._environment
+                specs.check_batch(action, environment.specs.action, environment.num_environments, 'executed action')
                 self._checked_executed_action = True
         if self._stores_policy_state:
             info = stored_state.add(info, stored_state.before_step(time_step.step_type, state, self._initial_state))

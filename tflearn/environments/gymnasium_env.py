@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 import gymnasium
 from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.wrappers import RecordVideo
 
 from tflearn import specs
 from tflearn.environments import refusals, vector_env
@@ -78,6 +79,42 @@ def make(
     except TypeError as error:
         raise ValueError(
             f'got name={name!r}, kwargs={kwargs}; need what an environment of fixed-size spaces takes ({error})'
+        ) from error
+
+
+def record(
+    name: str,
+    folder: str,
+    max_episode_steps: int | None = None,
+    kwargs: dict[str, Any] | None = None,
+) -> specs.BatchedEnvironment:
+    """Makes a batch of one environment that films its episodes with gymnasium's recorder. (Extra: video.)
+
+    Args:
+      name: as for `make`.
+      folder: of the films; one is whole when its episode has ended and the next one has begun, or the environment is
+        closed.
+      max_episode_steps: as for `make`.
+      kwargs: as for `make`.
+
+    Raises:
+      ValueError: as `make` does, and if the environment cannot be drawn, or the extra is not installed.
+    """
+    _check(1, None, 'in_process', max_episode_steps, vector_env.STEP_TIMEOUT_SECS)
+    spec = _find(name)
+
+    def make_one() -> gymnasium.Env:
+        arguments = {'max_episode_steps': max_episode_steps, 'disable_env_checker': True, **(kwargs or {})}
+        drawn = gymnasium.make(spec, render_mode='rgb_array', **arguments)
+        return RecordVideo(drawn, folder, episode_trigger=lambda episode: True, name_prefix='film')
+
+    try:
+        return vector_env.in_process(make_one, 1, seed=None)
+    except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
+        raise refusals.missing(name, error) from error
+    except (TypeError, gymnasium.error.Error) as error:
+        raise ValueError(
+            f'got name={name!r}, kwargs={kwargs}; need an environment that can be drawn ({error})'
         ) from error
 
 

@@ -11,6 +11,8 @@ _EXTRAS = {
     'envpool': 'envpool',
     'dm_control': 'dm_control',
     'dm_env': 'dm_control',
+    'moviepy': 'video',
+    'pygame': 'video',
 }
 
 

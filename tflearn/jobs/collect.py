@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 from absl import logging
 
-from tflearn.experience import AgentFactory, Experience
+from tflearn.actors.actor import ActingPolicy
+from tflearn.experience import Agent, AgentFactory, Experience
 from tflearn.jobs import recorded_data
 from tflearn.jobs.collect_settings import CollectOptions, check_counts, own_address
 from tflearn.jobs.collection import Collection, VersionLimit
@@ -86,12 +87,13 @@ def collect(
             train_step = create_train_step()
             agent = make_agent(environment.specs, train_step, experience)
             storage = Storage(experience, recorded_data.data_spec(agent, experience))
-            collection = Collection(environment, agent.collect_policy, options, name, experience.store_policy_state)
+            acts = _served(agent, options, connect_timeout_secs, stop, ending)
+            stores = experience.store_policy_state
+            collection = Collection(environment, agent.collect_policy, options, name, stores, acts)
             data_address = own_address(data_addresses, name) or replay_address
             connection.wait_for_table(data_address, REPLAY, storage.signature, connect_timeout_secs, stop)
             connection.wait_for_table(replay_address, REPLAY, storage.signature, connect_timeout_secs, stop)
-            variables = agent.collect_policy.variables()
-            weights = Subscriber(replay_address, variables, train_step, refresh_interval_secs)
+            weights = Subscriber(replay_address, agent.collect_policy.variables(), train_step, refresh_interval_secs)
             ending.callback(weights.close)
             status.update('waiting for weights from the learner')
             weights.wait(connect_timeout_secs, stop)
@@ -113,6 +115,19 @@ def collect(
     except BaseException as error:
         status.update(f'failed: {error}')
         raise
+
+
+def _served(
+    agent: Agent, options: CollectOptions, timeout_secs: float, stop: threading.Event, ending: contextlib.ExitStack
+) -> ActingPolicy | None:
+    """Returns the served collect policy, if the options name a server."""
+    if options.served_at is None:
+        return None
+    from tflearn.policies.served_policy import ServedPolicy  # it needs an extra
+
+    policy = ServedPolicy(options.served_at, 'collect_policy', agent.collect_policy, None, timeout_secs, stop)
+    ending.callback(policy.close)
+    return policy
 
 
 def _training_goes_on(weights: Subscriber) -> bool:

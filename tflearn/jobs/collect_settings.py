@@ -28,6 +28,9 @@ class CollectOptions:
         next, while the learner learns from those before.
       collect_at_least_every_secs: a collector that has waited so long for newer weights finishes one more episode, or
         makes one more item, so that a learner that lacks data gets some. None waits as long as it takes.
+      served_at: 'host:port' of a server of the run's 'collect_policy' (`tflearn-serve`), which then acts in place of
+        the one that is compiled here. The data's policy version is that of the newest published weights then, which
+        may be a little ahead of what is served. None acts here.
       report_metrics: whether the learner is told of this collector's episodes, for its summaries; or the names of the
         collectors of which it is. Environment steps are always told.
       metrics_buffer_size: episodes that means are over; at least one for each environment.
@@ -40,6 +43,7 @@ class CollectOptions:
     max_sequences_per_version: int | None = None
     versions_ahead: int = 0
     collect_at_least_every_secs: float | None = None
+    served_at: str | None = None
     report_metrics: bool | Collection[str] = True
     metrics_buffer_size: int = 10
     metrics_gamma: float = 0.99
@@ -65,6 +69,11 @@ class CollectOptions:
                 f'got CollectOptions.collect_at_least_every_secs={secs!r}, versions_ahead={self.versions_ahead} '
                 'without max_episodes_per_version or max_sequences_per_version, so that nothing is ever waited for; '
                 'need one of these, or neither of those'
+            )
+        if self.served_at is not None and self.epsilon_ladder is not None:
+            raise ValueError(
+                f'got CollectOptions.served_at={self.served_at!r} with an epsilon ladder; need one of them: a served '
+                'policy explores by itself'
             )
         if isinstance(self.report_metrics, str):
             raise ValueError(

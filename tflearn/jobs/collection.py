@@ -7,7 +7,7 @@ from typing import Any
 from tf_agents.policies import tf_policy
 
 from tflearn.actors import exploration
-from tflearn.actors.actor import Actor, Observer
+from tflearn.actors.actor import ActingPolicy, Actor, Observer
 from tflearn.actors.episode_metrics import EpisodeMetrics
 from tflearn.jobs.collect_settings import CollectOptions
 from tflearn.specs import BatchedEnvironment
@@ -28,6 +28,7 @@ class Collection:
         options: CollectOptions,
         name: str = 'collect_0',
         stores_policy_state: bool = False,
+        acts: ActingPolicy | None = None,
     ):
         """Compiles the policies; takes no step.
 
@@ -37,6 +38,7 @@ class Collection:
           options: of the job.
           name: of the collector.
           stores_policy_state: see `Experience.store_policy_state`.
+          acts: in place of the agent's collect policy, with the same specs.
 
         Raises:
           ValueError: if the policy cannot explore as the options say.
@@ -47,7 +49,7 @@ class Collection:
         )
         self._environment = environment
         self._num_random_steps = options.initial_random_steps
-        self._policy = options.explore(policy, name, num_environments)
+        self._policy = acts or options.explore(policy, name, num_environments)
         self.random = self._num_random_steps > 0
         first = exploration.uniform(policy) if self.random else self._policy
         self._write: Callable[[Any], None] = lambda row: None

@@ -1,26 +1,25 @@
-"""The evaluate job: how good the newest exported policy is, again and again, until the run has reached its end."""
+"""The evaluate job: how good the newest policy is, again and again, until the run has reached its end."""
 
 import contextlib
 import pathlib
 import threading
-import time
 from typing import Any
 
-import tensorflow as tf
 from absl import logging
 
-from tflearn.actors import learning_curve
-from tflearn.actors.evaluation_record import Evaluation, EvaluationRecord
-from tflearn.actors.evaluator import EpisodeStatistics, Evaluator
-from tflearn.policies import loader, versions
-from tflearn.policies.loader import LoadedPolicy
-from tflearn.run_dir import RunDir, Status, read_json, write_json
-from tflearn.specs import BatchedEnvironment, EnvironmentFactory
+from tflearn.actors.epsilon_policy import EpsilonPolicy
+from tflearn.actors.evaluation_record import Evaluation
+from tflearn.actors.evaluator import EvaluationPolicy, Evaluator
+from tflearn.experience import AgentFactory, Experience
+from tflearn.jobs import evaluated_policies
+from tflearn.jobs.evaluate_settings import EvaluateOptions, VideoFactory
+from tflearn.jobs.evaluated_policies import Candidate, Source
+from tflearn.jobs.evaluation_report import EvaluationReport
+from tflearn.policies import versions
+from tflearn.policies.loader import VersionGone
+from tflearn.run_dir import RunDir, read_json, write_json
+from tflearn.specs import BatchedEnvironment, EnvironmentFactory, EnvironmentSpecs
 from tflearn.waiting import Stopped, wait_until
-
-# Pictures take a core away from training: one each few seconds at the most, and few when they take long.
-_LEAST_SECS_BETWEEN_PICTURES = 5.0
-_MOST_SHARE_OF_TIME = 0.05
 
 
 def evaluate(
@@ -34,23 +33,34 @@ def evaluate(
     target_return: float | None = None,
     idle_timeout_secs: float = 3600.0,
     seed: int | None = None,
+    options: EvaluateOptions = EvaluateOptions(),  # noqa: B008 - it is frozen
+    record_video: VideoFactory | None = None,
+    replay_address: str | None = None,
+    make_agent: AgentFactory | None = None,
+    experience: Experience | None = None,
 ) -> None:
-    """Evaluates the newest exported policy whenever there is a new one, and ends the run when it is good enough.
+    """Evaluates policies as there are new ones, and ends the run when one is good enough.
 
-    It appends to `RunDir.evaluations`, draws the learning curve, and writes `RunDir.done` when the train job has
-    finished and its last policy is evaluated. A job that is started again goes on where it was.
+    It appends to `RunDir.evaluations`, draws the learning curve, lets the link `best` among the versions lead to the
+    best one, and writes `RunDir.done` when the train job has finished and its last policy is evaluated. A job that is
+    started again goes on where it was.
 
     Args:
       run_dir: of the run; the train job exports its policies there.
       connect_timeout_secs: how long to wait for the first policy.
       stop: ends the job when set.
-      make_environment: makes the environment.
+      make_environment: makes the environment; it may have other settings than that of training.
       num_episodes: of one evaluation.
       num_environments: stepped together; never more than `num_episodes`.
       target_return: asks the train job to finish when the mean return has reached this, and does so again in
         `num_episodes` other episodes of the same policy. None trains to the end.
       idle_timeout_secs: how long to wait for the next policy, and for the end of training.
       seed: of the environment; None draws one.
+      options: which policies are evaluated, and how they act.
+      record_video: makes an environment that films; None films nothing.
+      replay_address: 'host:port' of the replay server; for `follow='weights'` only, like the next two.
+      make_agent: of the run.
+      experience: of the run.
 
     Raises:
       TimeoutError: if no policy comes in time.
@@ -63,157 +73,181 @@ def evaluate(
     for name, value in (('num_episodes', num_episodes), ('num_environments', num_environments)):
         if value < 1:
             raise ValueError(f'got {name}={value}; need at least 1')
-    batch_size = min(num_environments, num_episodes)
-    with (
-        contextlib.closing(make_environment(num_environments=batch_size, seed=seed)) as environment,
-        contextlib.closing(_Report(run_dir, target_return)) as report,
-    ):
-        timeouts = (connect_timeout_secs, idle_timeout_secs)
+    weights = (replay_address, make_agent, experience)
+    _check_weights(options, *weights)
+    with contextlib.ExitStack() as ending:
+        environment = ending.enter_context(
+            contextlib.closing(make_environment(num_environments=min(num_environments, num_episodes), seed=seed))
+        )
+        report = ending.enter_context(contextlib.closing(EvaluationReport(run_dir, options.policy, target_return)))
         try:
-            _Evaluation(run_dir, report, environment, num_episodes, target_return, stop, *timeouts).run()
+            source = _source(run_dir, options, environment.specs, weights, connect_timeout_secs, stop)
+            ending.enter_context(contextlib.closing(source))
+            player = _Player(run_dir, environment, options, num_episodes, record_video, seed, stop)
+            timeouts = (connect_timeout_secs, idle_timeout_secs)
+            _Evaluation(run_dir, report, source, player, target_return, stop, *timeouts).run()
         except Stopped:
             report.say('stopped')
 
 
-class _Report:
-    """Tells everybody about evaluations: record, TensorBoard, status, picture, log."""
-
-    def __init__(self, run_dir: RunDir, target_return: float | None):
-        self.record = EvaluationRecord(run_dir.evaluations)
-        self._run_dir = run_dir
-        self._target_return = target_return
-        self._status = Status(run_dir.status('evaluate'), 'evaluate')
-        self._writer = tf.summary.create_file_writer(str(run_dir.summaries('evaluate')))
-        self._drawn = len(self.record.evaluations) if run_dir.learning_curve.exists() else 0
-        self._next_picture_at = 0.0
-        figures = dict.fromkeys(('train_step', 'mean_return', 'num_episodes'))
-        best = self.record.best_mean_return
-        self._status.update('waiting for a policy', best_mean_return=best, target_return=target_return, **figures)
-
-    def say(self, state: str) -> None:
-        """Changes the job's state."""
-        self._status.update(state)
-
-    def add(self, policy: LoadedPolicy, statistics: EpisodeStatistics) -> Evaluation:
-        """Takes in one evaluation. Returns it as it is in the record."""
-        evaluation = {
-            'train_step': policy.train_step,
-            'env_steps': policy.metadata.get('env_steps'),
-            'mean_return': statistics.mean_return,
-            'num_episodes': statistics.num_episodes,
-            'returns': list(statistics.returns),
-            'exported_at': policy.metadata.get('exported_at'),
-        }
-        figures = {key: evaluation[key] for key in ('train_step', 'mean_return', 'num_episodes')}
-        self.record.append(evaluation)
-        logging.info('train step %d: mean return %.2f of %d episodes', *figures.values())
-        self._status.update('running', best_mean_return=self.record.best_mean_return, **figures)
-        self._summarize(policy.train_step, statistics)
-        if time.monotonic() >= self._next_picture_at:
-            self.draw()
-        return evaluation
-
-    def close(self) -> None:
-        self.draw()
-        self._writer.close()
-
-    def _summarize(self, train_step: int, statistics: EpisodeStatistics) -> None:
-        with self._writer.as_default(step=train_step):
-            tf.summary.scalar('evaluate/mean_return', statistics.mean_return)
-            tf.summary.scalar('evaluate/min_return', min(statistics.returns))
-            tf.summary.scalar('evaluate/max_return', max(statistics.returns))
-            tf.summary.scalar('evaluate/mean_episode_length', statistics.mean_length)
-        self._writer.flush()
-
-    def draw(self) -> None:
-        """Draws the learning curve, unless that was done."""
-        evaluations = self.record.evaluations
-        if self._drawn == len(evaluations):
-            return
-        start = time.monotonic()
-        title = f'{self._run_dir.root.name}: greedy policy'
-        learning_curve.draw(self._run_dir.learning_curve, {'mean return': evaluations}, title, self._target_return)
-        end = time.monotonic()
-        self._drawn = len(evaluations)
-        self._next_picture_at = end + max(_LEAST_SECS_BETWEEN_PICTURES, (end - start) / _MOST_SHARE_OF_TIME)
+def _check_weights(options: EvaluateOptions, *weights: Any) -> None:
+    if options.follow == 'weights' and None in weights:
+        raise ValueError(
+            "got EvaluateOptions.follow='weights' without all of replay_address, make_agent and experience; need them; "
+            'bind evaluate.evaluate.make_agent = %make_agent and evaluate.evaluate.experience = %experience'
+        )
 
 
-class _Evaluation:
-    """Follows the exported policies to the end of the run."""
+def _source(
+    run_dir: RunDir,
+    options: EvaluateOptions,
+    specs: EnvironmentSpecs,
+    weights: tuple[Any, Any, Any],
+    connect_timeout_secs: float,
+    stop: threading.Event,
+) -> Source:
+    if options.follow == 'weights':
+        return evaluated_policies.PublishedWeights(run_dir, *weights, specs, connect_timeout_secs, stop)
+    if options.follow == 'served':
+        return evaluated_policies.ServedPolicies(run_dir, options, specs, stop)
+    return evaluated_policies.ExportedPolicies(run_dir, options.policy, specs, options.follow == 'each')
+
+
+class _Player:
+    """Plays the episodes of an evaluation, and films some more."""
 
     def __init__(
         self,
         run_dir: RunDir,
-        report: _Report,
         environment: BatchedEnvironment,
+        options: EvaluateOptions,
         num_episodes: int,
+        record_video: VideoFactory | None,
+        seed: int | None,
+        stop: threading.Event,
+    ):
+        self._run_dir, self._environment, self._options = run_dir, environment, options
+        self._evaluator = Evaluator(environment, num_episodes, options.max_steps_per_episode)
+        self._record_video, self._seed, self._stop = record_video, seed, stop
+        self._played = 0
+        self._acting(None)  # tells at once if there can be no random actions
+
+    def play(self, candidate: Candidate) -> Any:
+        """Returns the statistics of the episodes of a policy."""
+        policy = self._acting(candidate.policy)
+        statistics = self._evaluator.run(policy, self._stop)
+        if self._record_video and self._played % self._options.video_interval == 0:
+            folder = str(self._run_dir.videos / f'train_step_{candidate.train_step}')
+            with contextlib.closing(self._record_video(folder=folder)) as filmed:
+                Evaluator(filmed, self._options.video_episodes, self._options.max_steps_per_episode).run(
+                    policy, self._stop
+                )
+        self._played += 1
+        return statistics
+
+    def _acting(self, policy: Any) -> EvaluationPolicy:
+        if not self._options.epsilon:
+            return policy
+        seed = None if self._seed is None else self._seed + self._played
+        return EpsilonPolicy(policy, self._options.epsilon, self._environment.specs.action, seed)
+
+
+class _Evaluation:
+    """Follows the policies to the end of the run."""
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        report: EvaluationReport,
+        source: Source,
+        player: _Player,
         target_return: float | None,
         stop: threading.Event,
         connect_timeout_secs: float,
         idle_timeout_secs: float,
     ):
-        self._run_dir = run_dir
-        self._policies = run_dir.greedy_policy
-        self._report = report
-        self._environment = environment
-        self._evaluator = Evaluator(environment, num_episodes)
+        self._run_dir, self._report, self._source, self._player = run_dir, report, source, player
         self._target_return = target_return
         self._stop = stop
-        self._connect_timeout_secs = connect_timeout_secs
-        self._idle_timeout_secs = idle_timeout_secs
+        self._connect_timeout_secs, self._idle_timeout_secs = connect_timeout_secs, idle_timeout_secs
         self._last: Evaluation | None = None
+        for step in versions.versions(source.directory):  # of an earlier life
+            versions.unkeep(source.directory / str(step), versions.IN_USE)
 
     def run(self) -> None:
         """Evaluates until training has ended, then says that the run is done."""
         request = self._request_before()
-        while request is None and (policy := self._next_policy()):
-            self._last = self._play(policy)
-            if self._reached(self._last):
-                request = self._confirm(policy)
+        while request is None and (candidate := self._next_candidate()):
+            evaluation = self._play(candidate)
+            if evaluation is not None and self._reached(evaluation):
+                request = self._confirm(candidate)
         self._finish(request)
 
-    def _next_policy(self) -> LoadedPolicy | None:
+    def _next_candidate(self) -> Candidate | None:
         """Waits for a policy that is not in the record. Returns None when there will be none: training has ended."""
-        ended = self._run_dir.train_result.exists
-        while True:
-            # Asked before looking for policies, because the train job exports its last one before it says so.
-            no_more = ended()
-            policy = loader.load_newest(self._policies)
-            self._last = self._report.record.find(policy.metadata) if policy else None
-            if policy and self._last is None:
-                return policy
-            if no_more:
-                return None
-            self._report.say('waiting for a policy')
-            newest, timeout_secs = (
-                (policy.train_step, self._idle_timeout_secs) if policy else (None, self._connect_timeout_secs)
-            )
-            loader.wait_for_newer(self._policies, newest, timeout_secs, self._stop, unless=ended)
 
-    def _play(self, policy: LoadedPolicy) -> Evaluation:
+        def look() -> tuple[Candidate | None] | None:
+            # Asked before looking for policies, because the train job exports its last one before it says so.
+            no_more = self._source.result() is not None
+            candidate = self._source.find(self._report.record)
+            return (candidate,) if candidate or no_more else None
+
+        if (found := look()) is None:
+            self._report.say('waiting for a policy')
+            newest, what = self._source.newest(), self._source.what
+            what, timeout_secs = (
+                (what, self._connect_timeout_secs)
+                if newest is None
+                else (f'{what} other than that of step {newest}', self._idle_timeout_secs)
+            )
+            found = wait_until(look, what, timeout_secs, self._stop)
+        return found[0]
+
+    def _play(self, candidate: Candidate) -> Evaluation | None:
+        """Evaluates a policy; returns None if it was taken away meanwhile."""
         self._report.say('running')
-        policy.check(self._environment.specs)
-        return self._report.add(policy, self._evaluator.run(policy, self._stop))
+        if candidate.path:  # it may become the best one: nobody shall prune it meanwhile
+            versions.keep(candidate.path, versions.IN_USE)
+        try:
+            evaluation = self._report.add(candidate, self._player.play(candidate))
+            if candidate.path and self._is_best(evaluation):
+                versions.point_best(candidate.path)
+        except VersionGone as gone:
+            logging.info('%s; its evaluation is dropped', gone)
+            return None
+        finally:
+            if candidate.path:
+                versions.unkeep(candidate.path, versions.IN_USE)
+        self._last = evaluation
+        return evaluation
+
+    def _is_best(self, evaluation: Evaluation) -> bool:
+        """Says whether a policy, just evaluated, is better than what is marked as the best one."""
+        best = versions.best_version(self._source.directory)
+        if best is None:
+            return True
+        known = self._report.record.find(read_json(self._source.directory / str(best) / versions.METADATA) or {})
+        return known is None or evaluation['mean_return'] > known['mean_return']
 
     def _reached(self, evaluation: Evaluation) -> bool:
         return self._target_return is not None and evaluation['mean_return'] >= self._target_return
 
-    def _confirm(self, policy: LoadedPolicy) -> dict[str, Any] | None:
+    def _confirm(self, candidate: Candidate) -> dict[str, Any] | None:
         """Evaluates the policy once more. Asks the train job to finish and returns the request if it is good again."""
         # From now on the train job must not prune it: it may become the run's result.
-        if not versions.keep(policy.path):
+        if candidate.path and not versions.keep(candidate.path):
             return None
-        self._last = None
+        evaluation = None
         try:
-            self._last = self._play(policy)
+            evaluation = self._play(candidate)
         finally:
-            if self._last is None or not self._reached(self._last):
-                versions.unkeep(policy.path)
-        if not self._reached(self._last):
+            if candidate.path and (evaluation is None or not self._reached(evaluation)):
+                versions.unkeep(candidate.path)
+        if evaluation is None or not self._reached(evaluation):
             logging.info('reached the target return of %g only once; training goes on', self._target_return)
             return None
-        reason = f'target_return {self._target_return:g} reached at train step {policy.train_step}'
-        request = {'reason': reason, 'evaluation': self._last}
+        reason = f'target_return {self._target_return:g} reached at train step {candidate.train_step}'
+        request = {'reason': reason, 'evaluation': evaluation}
         write_json(self._run_dir.stop_request, request)
         return request
 
@@ -225,18 +259,16 @@ class _Evaluation:
         return request if versions.is_whole(self._version(request['evaluation'])) else None
 
     def _version(self, evaluation: Evaluation) -> pathlib.Path:
-        return self._policies / str(evaluation['train_step'])
+        return self._source.directory / str(evaluation['train_step'])
 
     def _finish(self, request: dict[str, Any] | None) -> None:
         """Waits for the train job's result and writes DONE."""
         self._report.say('waiting for the end of training')
-        path = self._run_dir.train_result
-        what = f'the end of training, {path}'
-        result = wait_until(lambda: read_json(path), what, self._idle_timeout_secs, self._stop)
-        evaluation = request['evaluation'] if request else self._last
+        result = wait_until(self._source.result, 'the end of training', self._idle_timeout_secs, self._stop)
+        evaluation = request['evaluation'] if request else self._last or self._known()
         if evaluation is None:
             raise ValueError(
-                f'got a train job that finished without a policy in {self._policies}; need one to evaluate'
+                f'got a train job that finished without a policy in {self._source.directory}; need one to evaluate'
             )
         self._report.draw()
         keys = ('train_step', 'mean_return', 'num_episodes', 'returns')
@@ -245,7 +277,20 @@ class _Evaluation:
             **{key: result[key] for key in ('train_step', 'env_steps', 'seconds')},
             'policy': str(self._version(evaluation).relative_to(self._run_dir.root)),
             'evaluation': {key: evaluation[key] for key in keys},
+            'best_policy': self._best_policy(),
         }
         write_json(self._run_dir.done, done)
         self._report.say(f'finished: {done["reason"]}')
         logging.info('done: %s; mean return %.2f', done['reason'], evaluation['mean_return'])
+
+    def _known(self) -> Evaluation | None:
+        """Returns the evaluation of the newest policy, from an earlier life of this job."""
+        newest = self._source.newest()
+        if newest is None:
+            return None
+        metadata = read_json(self._source.directory / str(newest) / versions.METADATA)
+        return self._report.record.find(metadata or {'train_step': newest})
+
+    def _best_policy(self) -> str | None:
+        best = versions.best_version(self._source.directory)
+        return None if best is None else str((self._source.directory / str(best)).relative_to(self._run_dir.root))

@@ -11,6 +11,7 @@ from tflearn.experience import AgentFactory, Experience
 from tflearn.jobs import collection, initial_agent, recorded_data
 from tflearn.jobs.collect_settings import CollectOptions, check_counts
 from tflearn.jobs.in_step_session import InStepSession
+from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.train_settings import Settings, with_texts
 from tflearn.learner import strategies
 from tflearn.learner.learner import LearnerOptions
@@ -38,7 +39,8 @@ def in_step(
     checkpoint_interval_steps: int = 5_000,
     summary_interval_steps: int = 1_000,
     export_interval_steps: int = 2_000,
-    learner_options: LearnerOptions = LearnerOptions(),  # noqa: B008 - it is frozen
+    exports: ExportOptions = ExportOptions(),  # noqa: B008 - it is frozen
+    learner_options: LearnerOptions = LearnerOptions(),  # noqa: B008 - likewise
     collect_options: CollectOptions = CollectOptions(),  # noqa: B008 - likewise
     max_collect_steps: int | None = None,
     seed: int | None = None,
@@ -76,7 +78,8 @@ def in_step(
       inter_op_threads: see the train job.
       checkpoint_interval_steps: train steps between two checkpoints.
       summary_interval_steps: train steps between two summaries.
-      export_interval_steps: train steps between two exports of the greedy policy.
+      export_interval_steps: train steps between two exports of the policies.
+      exports: see the train job.
       learner_options: the train job's `options`.
       collect_options: the collect job's `options`.
       max_collect_steps: the collect job's `max_env_steps`; the run ends with what comes first.
@@ -102,7 +105,7 @@ def in_step(
     seed = _set_seed(seed)
     texts = lambda: {'run/seed': str(seed), **describe()}  # noqa: E731
     intervals = (checkpoint_interval_steps, summary_interval_steps, 1, export_interval_steps)
-    settings = Settings(*intervals, learner=with_texts(learner_options, texts))
+    settings = Settings(*intervals, learner=with_texts(learner_options, texts), exports=exports)
     environment = make_environment(
         num_environments=num_environments, seed=seed if collect_seed is None else collect_seed
     )

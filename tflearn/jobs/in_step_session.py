@@ -12,11 +12,11 @@ from tflearn.experience import Agent
 from tflearn.jobs import run_end
 from tflearn.jobs.collect_summaries import CollectSummaries
 from tflearn.jobs.collection import Collection
+from tflearn.jobs.policy_exports import PolicyExports
 from tflearn.jobs.train_settings import Settings
 from tflearn.learner.learner import Learner
 from tflearn.learner.limits import Limits
 from tflearn.learner.triggers import IntervalTrigger
-from tflearn.policies.saved_policy import PolicyExporter
 from tflearn.replay.local import LocalReplay
 from tflearn.run_dir import RunDir, Status
 from tflearn.waiting import LOG_EVERY_SECS
@@ -83,19 +83,21 @@ class InStepSession:
         self._reported_at = self._logged_at = 0.0
         self._loss: float | None = None
         train_step = agent.train_step_counter
+        updates = settings.exports.update_interval_steps
         self._learner = Learner(
             agent,
             replay,
             run_dir,
             triggers=[
-                IntervalTrigger(settings.export, self._export),
+                IntervalTrigger(settings.export, lambda step: self._exports.export(step)),
+                *([IntervalTrigger(updates, lambda step: self._exports.export_update(step))] if updates else []),
                 IntervalTrigger(settings.summary, lambda step: self._collect_summaries.write(self._figures())),
             ],
             options=settings.learner_options(lambda: int(train_step.numpy()), self._figures),
             state={'in_step': self._counts},
         )
         self._earlier = {'env_steps': self._counts.env_steps, 'episodes': self._counts.episodes}
-        self._exporter = PolicyExporter(agent.policy, run_dir.greedy_policy)
+        self._exports = PolicyExports(agent, run_dir, settings.exports, self._export_facts, settings.texts)
 
     def run(self, stop: threading.Event) -> None:
         """Goes on until a limit is reached or a stop is requested (then the result is written), or `stop` is set."""
@@ -121,8 +123,8 @@ class InStepSession:
     def _begin(self) -> None:
         if self._end_reason() is None:  # an earlier session may have ended at a lower limit
             self._run_dir.train_result.unlink(missing_ok=True)
-        self._exporter.drop_newer_than(self._learner.step)
-        self._export(self._learner.step)
+        self._exports.drop_newer_than(self._learner.step)
+        self._exports.export(self._learner.step)
         if self._learner.step:
             logging.info('the replay is in no checkpoint: it is filled again before training goes on')
         self._status.update(
@@ -149,14 +151,19 @@ class InStepSession:
         counts = self._counts
         return run_end.reason(self._run_dir, self._limits, self._learner.step, counts.env_steps, counts.secs)
 
-    def _export(self, step: int) -> None:
-        self._exporter.export_soon(step, {'policy_version': step, 'env_steps': self._counts.env_steps})
+    def _export_facts(self) -> dict[str, Any]:
+        mean_return = self._collection.metrics.mean_return
+        return {
+            'env_steps': self._counts.env_steps,
+            'mean_return': mean_return,
+            'policy_version': self._learner.step,
+        }
 
     def _finish(self, reason: str) -> None:
         """Exports the last weights, then says that there will be no more."""
         step = self._learner.step
-        self._export(step)
-        self._exporter.wait()
+        self._exports.export(step)
+        self._exports.wait()
         run_end.write_result(self._run_dir, reason, step, self._counts.env_steps, self._counts.secs)
         self._status.update('finished', train_step=step, **self._figures())
 

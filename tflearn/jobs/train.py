@@ -9,6 +9,7 @@ from absl import logging
 
 from tflearn.experience import Agent, AgentFactory, Experience
 from tflearn.jobs import initial_agent, recorded_data
+from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.train_session import Source, TrainSession
 from tflearn.jobs.train_settings import Settings, with_texts
 from tflearn.learner import strategies, workers
@@ -50,6 +51,7 @@ def train(
     export_interval_steps: int = 2_000,
     replica_check_interval_steps: int | None = None,
     options: LearnerOptions = LearnerOptions(),  # noqa: B008 - it is frozen
+    exports: ExportOptions = ExportOptions(),  # noqa: B008 - likewise
     data_timeout_secs: float = 600.0,
     data_addresses: Sequence[str] = (),
     seed: int | None = None,
@@ -79,9 +81,10 @@ def train(
       checkpoint_interval_steps: train steps between two checkpoints.
       summary_interval_steps: train steps between two summaries.
       publish_interval_steps: train steps between two publications of the weights.
-      export_interval_steps: train steps between two exports of the greedy policy.
+      export_interval_steps: train steps between two exports of the policies.
       replica_check_interval_steps: train steps between two comparisons of the replicas' variables; None makes none.
       options: the learner's further settings; its intervals are those above.
+      exports: which policies are exported, and what of that is kept.
       data_timeout_secs: how long to wait for a batch.
       data_addresses: of the replay servers that share the experience, where it is a queue: items are taken from all of
         them. Weights and reports go through `replay_address`. None is that one alone.
@@ -106,7 +109,9 @@ def train(
     texts = lambda: {'run/seed': 'none given' if seed is None else str(seed), **describe()}  # noqa: E731
     intervals = (checkpoint_interval_steps, summary_interval_steps, publish_interval_steps, export_interval_steps)
     call_timeout_secs = data_timeout_secs + _TRACE_SECS
-    settings = Settings(*intervals, replica_check_interval_steps, call_timeout_secs, with_texts(options, texts))
+    settings = Settings(
+        *intervals, replica_check_interval_steps, call_timeout_secs, with_texts(options, texts), exports
+    )
     if line := run_dir.done_line():
         logging.info(line)
         return

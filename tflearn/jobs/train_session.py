@@ -12,6 +12,7 @@ from absl import logging
 from tflearn.experience import Agent
 from tflearn.jobs import run_end
 from tflearn.jobs.collect_summaries import CollectSummaries
+from tflearn.jobs.policy_exports import PolicyExports
 from tflearn.jobs.train_settings import Settings
 from tflearn.learner import strategies, workers
 from tflearn.learner.consistency import ReplicaConsistency
@@ -21,7 +22,6 @@ from tflearn.learner.limits import Limits
 from tflearn.learner.train_result import TrainResult
 from tflearn.learner.triggers import IntervalTrigger
 from tflearn.learner.watchdog import Watchdog
-from tflearn.policies.saved_policy import PolicyExporter
 from tflearn.replay import connection, reports
 from tflearn.replay.mirror import ReplayMirror
 from tflearn.replay.queue_source import QueueSource
@@ -114,7 +114,7 @@ class TrainSession:
             options=settings.learner_options(lambda: self._progress.policy_version, lambda: self._figures),
             state={'reports': self._reports, 'progress': self._progress, **_counts_of(source)},
         )
-        self._exporter = PolicyExporter(agent.policy, run_dir.greedy_policy)
+        self._exports = PolicyExports(agent, run_dir, settings.exports, self._export_facts, settings.texts)
 
     def _triggers(self, settings: Settings, agent: Agent, strategy: tf.distribute.Strategy) -> list[IntervalTrigger]:
         triggers = [
@@ -122,6 +122,8 @@ class TrainSession:
             IntervalTrigger(settings.export, self._export),
             IntervalTrigger(settings.summary, lambda step: self._collect_summaries.write(self._reports.figures())),
         ]
+        if settings.exports.update_interval_steps:
+            triggers.append(IntervalTrigger(settings.exports.update_interval_steps, self._export_update))
         if settings.replica_check and strategy.num_replicas_in_sync > 1:
             self._consistency = ReplicaConsistency(strategy, agent)
             triggers.append(IntervalTrigger(settings.replica_check, self._check_replicas))
@@ -139,7 +141,7 @@ class TrainSession:
         learner = self._learner
         if self._end_reason() is None:  # an earlier session may have ended at a lower limit
             self._run_dir.train_result.unlink(missing_ok=True)
-        self._exporter.drop_newer_than(learner.step)
+        self._exports.drop_newer_than(learner.step)
         # After a crash the checkpoint's version may be behind what actors have seen.
         newest = self._publisher.newest_version()
         if newest > self._progress.policy_version:
@@ -223,7 +225,7 @@ class TrainSession:
         """Publishes and exports the last weights, then says that there will be no more."""
         step = self._learner.step
         self._export(step)
-        self._exporter.wait()
+        self._exports.wait()
         self._send(step, finished=True)
         run_end.write_result(self._run_dir, reason, step, self._reports.env_steps, self._progress.secs)
         self._status.update('finished', train_step=step)
@@ -240,9 +242,17 @@ class TrainSession:
             self._publisher.publish(step, self._progress.policy_version, self._reports.env_steps, finished)
 
     def _export(self, step: int) -> None:
-        facts = {'policy_version': self._progress.policy_version, 'env_steps': self._reports.env_steps}
         if self._chief:
-            self._exporter.export_soon(step, facts)
+            self._exports.export(step)
+
+    def _export_update(self, step: int) -> None:
+        if self._chief:
+            self._exports.export_update(step)
+
+    def _export_facts(self) -> dict[str, Any]:
+        reports = self._reports
+        version = self._progress.policy_version
+        return {'env_steps': reports.env_steps, 'mean_return': reports.mean_return, 'policy_version': version}
 
     def _report(self, result: TrainResult) -> None:
         now = self._reported_at = time.monotonic()

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.summaries import SummaryOptions
 
@@ -20,6 +21,7 @@ class Settings:
       replica_check: between two comparisons of the replicas' variables; None makes none.
       watchdog_secs: how long several workers may take for a call of the learner, before their processes are ended.
       learner: the learner's further settings.
+      exports: which policies are exported.
     """
 
     checkpoint: int
@@ -29,12 +31,18 @@ class Settings:
     replica_check: int | None = None
     watchdog_secs: float = 900.0
     learner: LearnerOptions = dataclasses.field(default_factory=LearnerOptions)
+    exports: ExportOptions = dataclasses.field(default_factory=ExportOptions)
 
     def __post_init__(self) -> None:
         for name in ('checkpoint', 'summary', 'publish', 'export', 'replica_check'):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f'got {name}_interval_steps={value}; need at least 1 train step')
+
+    @property
+    def texts(self) -> Callable[[], Mapping[str, str]]:
+        """Tells of the run, by tag: its configuration, the code's revision, ..."""
+        return (self.learner.summaries and self.learner.summaries.texts) or dict
 
     def learner_options(
         self, policy_version: Callable[[], int], figures: Callable[[], Mapping[str, float | None]]

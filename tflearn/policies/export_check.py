@@ -1,45 +1,113 @@
-"""Compares an exported policy with the live one, before anybody else sees it."""
+"""Compares exported policies with the live one, before anybody else sees them."""
 
-from collections.abc import Mapping
+import pathlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tflearn.policies import plain_nests
+from tflearn.policies.model_files import ModelFiles
 
 _BATCH_SIZE = 16
 _RANDOM_OPS = ('Random', 'Multinomial', 'Normal', 'StatefulUniform', 'Rng')
 
 
-def check_acts_alike(live: Any, exported: Any, policy: Any, signatures: Mapping[str, Any]) -> None:
-    """Has both act on the same random batch. Results must agree bit by bit; of a stochastic policy in shape and dtype.
+class ExportCheck:
+    """Has the exported policy and the live one act on the same random batch.
 
-    Args:
-      live: a module with `action` and `get_initial_state`.
-      exported: the same, loaded, with its `signatures`.
-      policy: the TF-Agents policy, for its specs.
-      signatures: the live functions of named tensors, by the names of the exported ones.
-
-    Raises:
-      RuntimeError: if they differ.
+    Results must agree bit by bit; those of a stochastic policy in shape and dtype. The first version is loaded as
+    anybody would load it, and each of its signatures is compared. Later ones have the same graph, so their weights are
+    read back from their files into what was loaded first: their bits must be those of the snapshot, and the actions
+    those of the live policy when it was taken.
     """
+
+    def __init__(self, live: Any, policy: Any, signatures: Mapping[str, Any], files: ModelFiles):
+        """
+        Args:
+          live: a module with `action` and `get_initial_state`.
+          policy: the TF-Agents policy, for its specs.
+          signatures: the live functions of named tensors, by the names of the exported ones.
+          files: of the exported policies.
+        """
+        self._live, self._signatures, self._files = live, signatures, files
+        self._program = live.action.get_concrete_function()
+        self._exact = not _is_stochastic(self._program)
+        self._inputs = _inputs(live, policy)
+        leaves = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten([*self._inputs.values()])]
+        placeholders = self._program.inputs[: len(leaves)]
+        self._leaves = [tf.cast(leaf, given.dtype) for leaf, given in zip(leaves, placeholders, strict=True)]
+        self._loaded: Any = None
+
+    @property
+    def begun(self) -> bool:
+        """Says whether a first version was compared."""
+        return self._loaded is not None
+
+    def actions(self) -> list[tf.Tensor]:
+        """Returns what the live policy answers with the weights that it has now; nothing for a stochastic one.
+
+        Must not run beside a train step.
+        """
+        return _call(self._program, self._leaves) if self._exact else []
+
+    def first(self, path: pathlib.Path) -> None:
+        """Compares a whole version with the live policy, which must have the same weights still.
+
+        Raises:
+          RuntimeError: if they differ.
+        """
+        exported = tf.saved_model.load(str(path))
+        expected, got = (model.action(*self._inputs.values()) for model in (self._live, exported))
+        _check_same('the exported policy', expected, got, self._exact)
+        leaves = {'batch_size': _BATCH_SIZE, **plain_nests.flat_dict(self._inputs)}
+        for name, function in self._signatures.items():
+            program = function.get_concrete_function()
+            flat, _ = program.structured_input_signature
+            named = {spec.name: tf.constant(leaves[spec.name], spec.dtype) for spec in tf.nest.flatten(flat)}
+            expected, got = function(*named.values()), exported.signatures[name](**named)
+            _check_same(f'the signature {name}', expected, got, not _is_stochastic(program))
+        self._loaded = exported
+
+    def again(self, path: pathlib.Path, weights: Sequence[tf.Tensor], actions: Sequence[tf.Tensor]) -> None:
+        """Compares a later version with what the live policy was when the snapshot was taken. In any thread.
+
+        Args:
+          path: of the version, or of its weights alone.
+          weights: the snapshot.
+          actions: what `actions` returned then.
+
+        Raises:
+          RuntimeError: if they differ.
+        """
+        read = self._files.read_weights(path)
+        for key, expected, got in zip(self._files.keys, weights, read, strict=True):
+            _check_leaf(f'the file of the weights, {key}', expected, got, exact=True)
+        for variable, value in zip(self._loaded.model_variables, read, strict=True):
+            variable.assign(value)
+        program = self._loaded.action.get_concrete_function()
+        answers = _call(program, self._leaves)
+        for expected, got in zip(actions, answers, strict=self._exact):
+            _check_leaf('the exported policy', expected, got, exact=True)
+
+
+def _call(program: Any, leaves: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Calls a traced function by its operation: without the time that Python takes to bind the arguments."""
+    outputs: list[tf.Tensor] = tf.raw_ops.StatefulPartitionedCall(
+        args=[*leaves, *program.captured_inputs], Tout=[output.dtype for output in program.outputs], f=program
+    )
+    return outputs
+
+
+def _inputs(live: Any, policy: Any) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     time_step = policy.time_step_spec
-    inputs = {
+    return {
         'step_type': rng.integers(0, 3, [_BATCH_SIZE], np.int32),
         **{name: _draw_nest(getattr(time_step, name), rng) for name in ('reward', 'discount', 'observation')},
         'policy_state': live.get_initial_state(tf.constant(_BATCH_SIZE)),
     }
-    expected, got = (model.action(*inputs.values()) for model in (live, exported))
-    _check_same('the exported policy', expected, got, not _is_stochastic(live.action.get_concrete_function()))
-    leaves = {'batch_size': _BATCH_SIZE, **plain_nests.flat_dict(inputs)}
-    for name, function in signatures.items():
-        program = function.get_concrete_function()
-        flat, _ = program.structured_input_signature
-        named = {spec.name: tf.constant(leaves[spec.name], spec.dtype) for spec in tf.nest.flatten(flat)}
-        expected, got = function(*named.values()), exported.signatures[name](**named)
-        _check_same(f'the signature {name}', expected, got, not _is_stochastic(program))
 
 
 def _check_same(where: str, live: Any, exported: Any, exact: bool) -> None:
@@ -49,13 +117,19 @@ def _check_same(where: str, live: Any, exported: Any, exact: bool) -> None:
             f'got the results {sorted(flat[1])} from {where}; need {sorted(flat[0])}, as the live one has'
         )
     for name, expected in flat[0].items():
-        got = flat[1][name]
-        same = expected.dtype == got.dtype and expected.shape == got.shape
-        # Bytes, because a NaN does not equal itself.
-        if not same or (exact and expected.numpy().tobytes() != got.numpy().tobytes()):
-            raise RuntimeError(
-                f'got {name}={got.numpy()!r} from {where}; need {expected.numpy()!r}, as the live one gives'
-            )
+        _check_leaf(f'{where}, {name}', expected, flat[1][name], exact)
+
+
+def _check_leaf(where: str, expected: tf.Tensor, got: tf.Tensor, exact: bool) -> None:
+    same = expected.dtype == got.dtype and expected.shape == got.shape
+    # Bytes, because a NaN does not equal itself.
+    if not same or (exact and expected.numpy().tobytes() != got.numpy().tobytes()):
+        raise RuntimeError(f'got {_text(got)} from {where}; need {_text(expected)}, as the live one gives')
+
+
+def _text(tensor: tf.Tensor) -> str:
+    with np.printoptions(threshold=4, edgeitems=2):
+        return ' '.join(repr(tensor.numpy()).split())
 
 
 def _draw_nest(spec: Any, rng: np.random.Generator) -> Any:

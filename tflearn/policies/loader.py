@@ -15,6 +15,10 @@ from tflearn.waiting import wait_until
 newest_version = versions.newest_version
 
 
+class VersionGone(LookupError):
+    """A server does not serve the version any more that was asked for by its number."""
+
+
 class LoadedPolicy:
     """An exported policy that acts on numpy time steps."""
 

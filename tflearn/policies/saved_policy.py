@@ -9,10 +9,9 @@ Arguments and results are dicts, lists and tuples of tensors with a leading batc
 """
 
 import pathlib
-import shutil
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -20,74 +19,55 @@ from absl import logging
 
 import tflearn
 from tflearn.background import Background
-from tflearn.policies import export_check, plain_nests, signatures, versions
+from tflearn.policies import plain_nests, signatures, updates, versions
+from tflearn.policies.export_check import ExportCheck
+from tflearn.policies.model_files import ModelFiles
 from tflearn.run_dir import write_json
-
-_WEIGHTS = pathlib.Path(tf.saved_model.VARIABLES_DIRECTORY, tf.saved_model.VARIABLES_FILENAME)
-_VALUE = '.ATTRIBUTES/VARIABLE_VALUE'
 
 
 class PolicyExporter:
     """Writes versions of one policy: `<directory>/<train step>/`, whole or not there.
 
     The policy is traced and saved as a SavedModel once, in the constructor. An export takes a snapshot of the weights
-    (the only part that must not run beside a train step), then writes them next to the same graph.
+    (the only part that must not run beside a train step), then writes them next to the same graph, and compares what is
+    written with the live policy before it gets its name (see `ExportCheck`).
 
     One exporter writes to a directory; readers are as many as they like.
     """
 
-    def __init__(self, policy: Any, directory: pathlib.Path, keep_last: int = 5):
+    def __init__(self, policy: Any, directory: pathlib.Path, keep_last: int = 5, keep_updates: int = 100):
         """Traces the policy, and removes what a killed exporter left in `directory`.
 
         Args:
           policy: a TF-Agents `TFPolicy` whose variables exist. A stochastic one draws anew wherever it is loaded,
             whatever `tf.random.set_seed` says here.
           directory: of the versions, for instance `RunDir.policy('greedy_policy')`.
-          keep_last: versions that are kept.
+          keep_last: versions that are kept, besides the best one.
+          keep_updates: updates that are kept.
 
         Raises:
-          ValueError: if `keep_last` is below 1, the specs give two tensors the same name, or this is in the scope of a
+          ValueError: if a number is below 1, the specs give two tensors the same name, or this is in the scope of a
             distribution strategy (where what is loaded would be distributed; the policy itself may be).
         """
-        if keep_last < 1:
-            raise ValueError(f'got keep_last={keep_last}; need at least 1')
+        for name, value in (('keep_last', keep_last), ('keep_updates', keep_updates)):
+            if value < 1:
+                raise ValueError(f'got {name}={value}; need at least 1')
         _check_outside_scope()
-        self._policy = policy
         self._directory = directory
-        self._keep_last = keep_last
-        self._checked = False
-        versions.remove_leftovers(directory)
+        self._keep_last, self._keep_updates = keep_last, keep_updates
+        for folder in (directory, updates.folder(directory)):
+            versions.remove_leftovers(folder)
         self._live = signatures.traced(policy)
-        self._signatures = signatures.named(policy, self._live)
-        self._graph, self._constants, self._keys = self._template()
+        named = signatures.named(policy, self._live)
+        self._files = ModelFiles.of(self._live, named, directory)
+        self._check = ExportCheck(self._live, policy, named, self._files)
+        self._constant_facts = _constant_facts(policy)
         self._read_all = tf.function(lambda: [_on_host(variable) for variable in self._live.model_variables])
         self._background = Background('policy_exporter')
         self._writing = threading.Lock()
 
-    def _template(self) -> tuple[dict[pathlib.Path, bytes], dict[str, Any], list[str]]:
-        """Returns what of the SavedModel does not depend on the weights: files, saved values, keys of the weights."""
-        path = versions.temporary(self._directory, 'template')
-        try:
-            tf.saved_model.save(self._live, str(path), signatures=self._signatures)
-            files = {file.relative_to(path): file for file in path.rglob('*') if file.is_file()}
-            # The fingerprint is one of the weights too, and optional.
-            graph = {
-                name: file.read_bytes()
-                for name, file in files.items()
-                if name.parts[0] not in (tf.saved_model.VARIABLES_DIRECTORY, 'fingerprint.pb')
-            }
-            # A SavedModel's weights are a checkpoint of its root object.
-            reader = tf.train.load_checkpoint(str(path / _WEIGHTS))
-            keys = [f'model_variables/{i}/{_VALUE}' for i in range(len(self._live.model_variables))]
-            others = sorted(reader.get_variable_to_shape_map().keys() - set(keys))
-            return graph, {key: reader.get_tensor(key) for key in others}, keys
-        finally:
-            shutil.rmtree(path, ignore_errors=True)
-
     def export(self, train_step: int, metadata: Mapping[str, Any]) -> pathlib.Path:
         """Exports the policy as it is now. Must not run beside a train step.
-
-        The first version of an exporter is loaded again before it gets its name, and must act as the live policy does.
 
         Args:
           train_step: names the version.
@@ -98,94 +78,134 @@ class PolicyExporter:
           The version's path. A version that is there already is left as it is.
 
         Raises:
-          RuntimeError: if the exported policy acts otherwise than the live one.
+          RuntimeError: if the exported policy acts otherwise than the live one; the version is not published.
           OSError: if it cannot be written.
           ValueError: inside the scope of a distribution strategy.
         """
-        _check_outside_scope()
-        version = self._directory / str(int(train_step))
-        self._export(version, self._read_all(), {**metadata, 'train_step': int(train_step)}, not self._checked)
-        self._checked = True
-        return version
+        self.snapshot(train_step, metadata)()
+        return self._directory / str(int(train_step))
+
+    def export_update(self, train_step: int, metadata: Mapping[str, Any]) -> None:
+        """Exports only the weights, see `updates`. Arguments and errors are those of `export`."""
+        self.snapshot(train_step, metadata, update=True)()
 
     def export_soon(self, train_step: int, metadata: Mapping[str, Any]) -> None:
         """Takes the snapshot now and exports it on a thread of its own. A newer one replaces one that is not begun.
 
-        A failure is logged; it is raised by `wait`, unless a later export succeeds.
+        A failure is logged; it is raised by `wait`, unless a later export succeeds. The first version is exported at
+        once: to be compared as a whole, it needs the live policy.
 
         Args:
           train_step: as for `export`.
           metadata: as for `export`.
         """
-        if not self._checked:
-            self.export(train_step, metadata)
-            return
-        version, weights = self._directory / str(int(train_step)), self._read_all()
-        facts = {**metadata, 'train_step': int(train_step)}
-        self._background.submit(lambda: self._export(version, weights, facts))
+        work = self.snapshot(train_step, metadata)
+        if self.checked:
+            self._background.submit(work)
+        else:
+            work()
+
+    @property
+    def checked(self) -> bool:
+        """Says whether a first version was exported, so that the work of a snapshot may run beside train steps."""
+        return self._check.begun
+
+    def snapshot(self, train_step: int, metadata: Mapping[str, Any], update: bool = False) -> Callable[[], None]:
+        """Takes a snapshot of the policy. Must not run beside a train step.
+
+        Args:
+          train_step: as for `export`.
+          metadata: as for `export`.
+          update: whether only the weights are to be exported.
+
+        Returns:
+          Writes it: in any thread once `checked` is true, until then in this one, and before the next train step.
+
+        Raises:
+          ValueError: inside the scope of a distribution strategy.
+        """
+        _check_outside_scope()
+        weights, actions = self._read_all(), self._check.actions()
+        facts = {**metadata, 'train_step': int(train_step), 'exported_at': time.time(), **self._constant_facts}
+        write = self._write_update if update else self._write_version
+        return lambda: write(int(train_step), weights, actions, facts)
 
     def wait(self, timeout_secs: float = 600.0) -> None:
         """Waits until all is exported.
 
         Raises:
           TimeoutError: if it takes longer.
-          OSError, tf.errors.OpError: what made the newest export fail.
+          OSError, RuntimeError, tf.errors.OpError: what made the newest export fail.
         """
         self._background.join(timeout_secs)
         self._background.raise_failure()
 
-    def _export(
-        self, version: pathlib.Path, weights: Sequence[tf.Tensor], facts: Mapping[str, Any], check: bool = False
-    ) -> None:
-        with self._writing:
-            if version.exists():
-                logging.info('the policy of step %s is exported already: left %s as it is', version.name, version)
-                return
-            written = versions.temporary(self._directory, version.name)
-            try:
-                self._write(written, weights, facts)
-                if check:
-                    export_check.check_acts_alike(
-                        self._live, tf.saved_model.load(str(written)), self._policy, self._signatures
-                    )
-                versions.publish(written, version)
-            except BaseException:
-                versions.remove(written)
-                raise
-            versions.prune(self._directory, self._keep_last, spare=int(version.name))
-
     def drop_newer_than(self, train_step: int) -> list[int]:
-        """Moves versions beyond `train_step` aside: of training that was lost when an older checkpoint was restored.
+        """Moves versions and updates beyond `train_step` aside: of training that was lost when an older checkpoint was
+        restored.
 
         To be called before the first export. Versions that an evaluation holds on to stay.
 
         Returns:
           The train steps of the versions that were moved.
         """
+        updates.drop_newer_than(self._directory, train_step)
         return versions.drop_newer_than(self._directory, train_step)
 
-    def _write(self, path: pathlib.Path, weights: Sequence[tf.Tensor], metadata: Mapping[str, Any]) -> None:
-        for name, content in self._graph.items():
-            (path / name).parent.mkdir(parents=True, exist_ok=True)
-            (path / name).write_bytes(content)
-        (path / _WEIGHTS).parent.mkdir(exist_ok=True)
-        with tf.device('CPU:0'):
-            tf.raw_ops.SaveV2(
-                prefix=str(path / _WEIGHTS),
-                tensor_names=[*self._keys, *self._constants],
-                shape_and_slices=[''] * (len(self._keys) + len(self._constants)),
-                tensors=[*weights, *map(tf.constant, self._constants.values())],
-            )
-        time_step_spec = self._policy.time_step_spec
-        specs = {name: getattr(time_step_spec, name) for name in time_step_spec._fields}
-        specs |= {name: getattr(self._policy, f'{name}_spec') for name in ('action', 'policy_state', 'info')}
-        facts = {
-            'exported_at': time.time(),
-            'specs': {name: plain_nests.describe(spec) for name, spec in specs.items()},
-            'tflearn_version': tflearn.__version__,
-            'tensorflow_version': tf.__version__,
-        }
-        write_json(path / versions.METADATA, {**metadata, **facts})
+    def _write_version(
+        self, train_step: int, weights: Sequence[tf.Tensor], actions: Sequence[tf.Tensor], facts: Mapping[str, Any]
+    ) -> None:
+        version = self._directory / str(train_step)
+        with self._writing:
+            self._publish(version, weights, actions, facts, self._files.write_graph)
+            versions.prune(self._directory, self._keep_last, spare=train_step)
+
+    def _write_update(
+        self, train_step: int, weights: Sequence[tf.Tensor], actions: Sequence[tf.Tensor], facts: Mapping[str, Any]
+    ) -> None:
+        update = updates.folder(self._directory) / str(train_step)
+        with self._writing:
+            updates.write_model(self._directory, self._files)
+            self._publish(update, weights, actions, {**facts, updates.GRAPH: self._files.digest})
+            updates.prune(self._directory, self._keep_updates)
+
+    def _publish(
+        self,
+        path: pathlib.Path,
+        weights: Sequence[tf.Tensor],
+        actions: Sequence[tf.Tensor],
+        facts: Mapping[str, Any],
+        write_graph: Callable[[pathlib.Path], None] | None = None,
+    ) -> None:
+        if path.exists():
+            logging.info('the policy of step %s is exported already: left %s as it is', path.name, path)
+            return
+        written = versions.temporary(path.parent, path.name)
+        try:
+            if write_graph:
+                write_graph(written)
+            self._files.write_weights(written, weights)
+            write_json(written / versions.METADATA, facts)
+            if write_graph and not self._check.begun:
+                self._check.first(written)
+            elif self._check.begun:
+                self._check.again(written, weights, actions)
+            versions.publish(written, path)
+        except BaseException:
+            versions.remove(written)
+            raise
+
+
+def _constant_facts(policy: Any) -> dict[str, Any]:
+    """Returns what the metadata of all versions say."""
+    time_step_spec = policy.time_step_spec
+    specs = {name: getattr(time_step_spec, name) for name in time_step_spec._fields}
+    specs |= {name: getattr(policy, f'{name}_spec') for name in ('action', 'policy_state', 'info')}
+    return {
+        'specs': {name: plain_nests.describe(spec) for name, spec in specs.items()},
+        'tflearn_version': tflearn.__version__,
+        'tensorflow_version': tf.__version__,
+    }
 
 
 def _on_host(variable: tf.Variable) -> tf.Tensor:

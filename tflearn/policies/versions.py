@@ -1,7 +1,8 @@
 """The versions of an exported policy: `<directory>/<train step>/`, each of them whole or not there.
 
 This is TensorFlow Serving's layout, for one writer and any number of readers on a file system with atomic renames.
-What is being written or removed has a name that starts with a dot.
+What is being written or removed has a name that starts with a dot. Two links lead to versions: `latest`, and `best`,
+once somebody has said which is the best one.
 """
 
 import os
@@ -9,37 +10,49 @@ import pathlib
 import re
 import shutil
 import time
+from collections.abc import Callable
 
 from absl import logging
 
 METADATA = 'metadata.json'
-_KEPT = 'KEPT'
+LATEST = 'latest'
+BEST = 'best'
+
+# Files in versions that `prune` is to spare.
+KEPT = 'KEPT'
+IN_USE = 'IN_USE'
+
 _TEMPORARY = '.exporting-'
 _REMOVED = '.removing-'
 _MOVED_ASIDE = '.moved_aside-'
 
 
-def versions(directory: pathlib.Path) -> list[int]:
-    """Returns the train steps of the whole versions, rising."""
+def is_whole(version: pathlib.Path) -> bool:
+    return (version / 'saved_model.pb').is_file() and (version / METADATA).is_file()
+
+
+def versions(directory: pathlib.Path, whole: Callable[[pathlib.Path], bool] = is_whole) -> list[int]:
+    """Returns the train steps of the whole versions, rising.
+
+    Args:
+      directory: of the versions; need not exist.
+      whole: says whether the version at a path is.
+    """
     while True:
         try:
             names = os.listdir(directory)
         except FileNotFoundError:
             return []
         steps = sorted(int(name) for name in names if re.fullmatch('0|[1-9][0-9]*', name))
-        whole = [step for step in steps if is_whole(directory / str(step))]
+        found = [step for step in steps if whole(directory / str(step))]
         # A writer may have put a newer version in the place of all that were listed.
-        if whole or all((directory / str(step)).exists() for step in steps):
-            return whole
+        if found or all((directory / str(step)).exists() for step in steps):
+            return found
 
 
 def newest_version(directory: pathlib.Path) -> int | None:
     """Returns the highest train step of the whole versions, or None when there is no version."""
     return max(versions(directory), default=None)
-
-
-def is_whole(version: pathlib.Path) -> bool:
-    return (version / 'saved_model.pb').is_file() and (version / METADATA).is_file()
 
 
 def temporary(directory: pathlib.Path, name: str) -> pathlib.Path:
@@ -55,7 +68,44 @@ def publish(written: pathlib.Path, version: pathlib.Path) -> None:
     for path in [*written.rglob('*'), written]:
         _sync(path)
     os.rename(written, version)
+    point_latest(version.parent)
     _sync(version.parent)
+
+
+def point_latest(directory: pathlib.Path) -> None:
+    """Makes the link `latest` lead to the newest whole version."""
+    newest = newest_version(directory)
+    if newest is not None and _pointed(directory, LATEST) != newest:
+        _point(directory, LATEST, newest)
+
+
+def point_best(version: pathlib.Path) -> bool:
+    """Makes the link `best` lead to a version, which `prune` spares from then on. Returns False if it is gone."""
+    _point(version.parent, BEST, int(version.name))
+    return is_whole(version)
+
+
+def best_version(directory: pathlib.Path) -> int | None:
+    """Returns the train step of the best version; None if nobody has said which it is, or it is gone."""
+    step = _pointed(directory, BEST)
+    return step if step is not None and is_whole(directory / str(step)) else None
+
+
+def _point(directory: pathlib.Path, name: str, step: int) -> None:
+    temporary_link = directory / f'{_TEMPORARY}{name}-{os.getpid()}'
+    try:
+        temporary_link.unlink(missing_ok=True)
+        os.symlink(str(step), temporary_link)
+        os.replace(temporary_link, directory / name)
+    except OSError as error:  # some file systems have no links; versions are found without them
+        logging.warning('could not make the link %s to %d: %s', directory / name, step, error)
+
+
+def _pointed(directory: pathlib.Path, name: str) -> int | None:
+    try:
+        return int(os.readlink(directory / name))
+    except (OSError, ValueError):
+        return None
 
 
 def _sync(path: pathlib.Path) -> None:
@@ -66,27 +116,42 @@ def _sync(path: pathlib.Path) -> None:
         os.close(descriptor)
 
 
-def keep(version: pathlib.Path) -> bool:
-    """Exempts a version from `prune`, which may run in another process. Returns False if it is gone already."""
+def keep(version: pathlib.Path, marker: str = KEPT) -> bool:
+    """Exempts a version from `prune`, which may run in another process. Returns False if it is gone already.
+
+    Args:
+      version: its path.
+      marker: why: `KEPT` for good, `IN_USE` for a while.
+    """
     try:
-        (version / _KEPT).touch()
+        (version / marker).touch()
     except FileNotFoundError:
         return False
     return True
 
 
-def unkeep(version: pathlib.Path) -> None:
-    """Lets `prune` have the version again."""
-    (version / _KEPT).unlink(missing_ok=True)
+def unkeep(version: pathlib.Path, marker: str = KEPT) -> None:
+    """Lets `prune` have the version again, unless there is another reason to keep it."""
+    (version / marker).unlink(missing_ok=True)
 
 
 def is_kept(version: pathlib.Path) -> bool:
-    return (version / _KEPT).exists()
+    """Says whether a version is exempt from `prune`: it is marked, or the best one."""
+    return _is_marked(version) or _pointed(version.parent, BEST) == int(version.name)
 
 
-def prune(directory: pathlib.Path, keep_last: int, spare: int | None = None) -> None:
-    """Removes all versions but the `keep_last` newest, that of step `spare`, and those kept by `keep`."""
-    for step in versions(directory)[:-keep_last]:
+def _is_marked(path: pathlib.Path) -> bool:
+    return any((path / marker).exists() for marker in (KEPT, IN_USE))
+
+
+def prune(
+    directory: pathlib.Path,
+    keep_last: int,
+    spare: int | None = None,
+    whole: Callable[[pathlib.Path], bool] = is_whole,
+) -> None:
+    """Removes all versions but the `keep_last` newest, that of step `spare`, and those that are kept."""
+    for step in versions(directory, whole)[:-keep_last]:
         if step != spare and not is_kept(directory / str(step)):
             remove(directory / str(step))
 
@@ -98,7 +163,7 @@ def remove(path: pathlib.Path) -> None:
         os.rename(path, away)
     except FileNotFoundError:
         return
-    if is_kept(away):
+    if _is_marked(away) or str(_pointed(path.parent, BEST)) == path.name:
         os.rename(away, path)
     else:
         shutil.rmtree(away, ignore_errors=True)
@@ -108,24 +173,34 @@ def remove_leftovers(directory: pathlib.Path) -> None:
     """Removes what a killed writer left behind. Only the one writer of the directory may call it."""
     for prefix in (_TEMPORARY, _REMOVED):
         for path in directory.glob(f'{prefix}*'):
-            shutil.rmtree(path, ignore_errors=True)
+            if path.is_symlink():
+                path.unlink(missing_ok=True)
+            else:
+                shutil.rmtree(path, ignore_errors=True)
 
 
-def drop_newer_than(directory: pathlib.Path, train_step: int) -> list[int]:
-    """Moves the versions beyond `train_step` aside, where no reader looks; kept ones stay.
+def drop_newer_than(
+    directory: pathlib.Path, train_step: int, whole: Callable[[pathlib.Path], bool] = is_whole
+) -> list[int]:
+    """Moves the versions beyond `train_step` aside, where no reader looks; those that are `KEPT` stay.
 
     They were exported by training that was lost since. They are never deleted: the lost training may have been better.
 
     Args:
       directory: of the versions.
       train_step: that training goes on from.
+      whole: says whether the version at a path is.
 
     Returns:
       The train steps of the versions that were moved.
     """
-    steps = [step for step in versions(directory) if step > train_step and not is_kept(directory / str(step))]
+    newer = [step for step in versions(directory, whole) if step > train_step]
+    steps = [step for step in newer if not (directory / str(step) / KEPT).exists()]
+    if _pointed(directory, BEST) in steps:
+        (directory / BEST).unlink(missing_ok=True)
     for step in steps:
         aside = directory / f'{_MOVED_ASIDE}{step}-{time.time_ns()}'
         os.rename(directory / str(step), aside)
         logging.info('training goes on from step %d: moved the policy of step %d aside, to %s', train_step, step, aside)
+    point_latest(directory)
     return steps

@@ -71,7 +71,7 @@ def _check_port(port: int) -> None:
 
 
 @contextlib.contextmanager
-def _quiet_reading() -> Iterator[None]:
+def quiet_reading() -> Iterator[None]:
     """Holds stderr back, and writes it at the end without what Reverb tells of its reading. (It has no log level.)"""
     sys.stderr.flush()
     stderr = os.dup(2)
@@ -129,7 +129,7 @@ class ReplayServer:
 
     def _start(self, tables: Sequence[reverb.Table], port: int, restored: bool) -> reverb.Server:
         try:
-            with _quiet_reading():
+            with quiet_reading():
                 checkpointer = reverb.checkpointers.DefaultCheckpointer(str(self._checkpoints))
                 return reverb.Server(list(tables), port=port or None, checkpointer=checkpointer)
         except (RuntimeError, IndexError) as error:

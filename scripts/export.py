@@ -1,0 +1,56 @@
+"""Makes, of what a run exported, a full model of one train step, or a TFLite model (floats, or int8).
+
+Full models of steps of which there are only weights need train.exports with update_interval_steps. To int8 the ranges
+are fitted on observations of the replay's newest checkpoint, or of --observations.
+"""
+
+import sys
+import threading
+
+from absl import flags
+
+from tflearn.run_dir import RunDir
+
+from . import job_flags, job_process, preflight
+
+
+def define() -> None:
+    """Defines what only this job has."""
+    flags.DEFINE_string('policy', 'greedy_policy', 'Name of the exported policy.')
+    flags.DEFINE_integer('train_step', None, 'Of the version or the weights; the newest version by default.', 0)
+    flags.DEFINE_string('output', None, 'Where to write: a new directory, or a file for TFLite; in the run by default.')
+    flags.DEFINE_integer('batch_size', None, 'For compilers: a model of this batch size only, at --output.', 1)
+    flags.DEFINE_enum('tflite', None, ['float32', 'int8'], 'Converts to TFLite instead of writing a full model.')
+    flags.DEFINE_string('observations', None, 'npz file with arrays [N, ...] by the names of the inputs.')
+
+
+def run(stop: threading.Event) -> None:
+    """Runs the job with the flags of this program, and prints where the model is."""
+    del stop  # it ends by itself, and soon
+    preflight.import_quietly('tensorflow', 'gym')
+    from tflearn.jobs import export  # TensorFlow comes with it: not before the flags are parsed.
+
+    names = ('policy', 'train_step', 'output', 'batch_size', 'tflite', 'observations')
+    arguments = {name: flags.FLAGS[name].value for name in names}
+    print(export.export(run_dir=RunDir(flags.FLAGS.root_dir), **arguments))
+
+
+def main() -> None:
+    """Runs the program."""
+    program = 'tflearn-export'
+    job_flags.define_process()
+    define()
+    try:
+        preflight.check()
+        job_flags.parse_process(sys.argv)
+        if flags.FLAGS.help or flags.FLAGS.helpfull:
+            print(job_flags.help_text(program, __doc__ or '', flags.FLAGS.helpfull, '--train_step=4000'))
+            return
+    except (ImportError, ValueError) as error:
+        sys.exit(job_process.report(program, error))
+    job_process.set_up_logging('export')
+    job_process.run(program, run, flags.FLAGS.stop_timeout_secs)
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,63 @@
+"""The evaluator's mean return is that of a plain loop over gymnasium and the SavedModel, within their intervals."""
+
+import functools
+import json
+import math
+import threading
+
+import gymnasium
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import fakes
+from tests.policies import example_policies
+from tflearn.environments import gymnasium_env
+from tflearn.jobs.evaluate import evaluate
+from tflearn.policies.saved_policy import PolicyExporter
+from tflearn.run_dir import RunDir, write_json
+
+NUM_EPISODES = 200
+
+
+def returns_of_a_plain_loop(path, num_episodes):
+    """Knows nothing of this project."""
+    act = tf.saved_model.load(str(path)).signatures['serving_default']
+    environment = gymnasium.make('CartPole-v1')
+    returns = []
+    for episode in range(num_episodes):
+        observation, _ = environment.reset(seed=10_000 + episode)
+        total, ended = 0.0, False
+        while not ended:
+            action = act(observation=tf.constant(observation[None]))['action'].numpy()[0]
+            observation, reward, terminated, truncated, _ = environment.step(action)
+            total, ended = total + reward, terminated or truncated
+        returns.append(total)
+    environment.close()
+    return returns
+
+
+def test_the_mean_return_agrees_with_a_plain_loop(tmp_path):
+    run_dir = RunDir(tmp_path)
+    make = functools.partial(gymnasium_env.make, 'CartPole-v1')
+    specs = fakes.specs.specs_of(make)
+    linear = example_policies.Linear(specs.observation, specs.action)
+    linear.set((0.0, 0.0, 1.0, 0.0))  # looks at the angle only: falls after some 40 steps, now sooner, now later
+    path = PolicyExporter(linear.policy, run_dir.greedy_policy).export(1, {'env_steps': 2})
+    write_json(run_dir.train_result, {'reason': 'enough', 'train_step': 1, 'env_steps': 2, 'seconds': 3.0})
+    evaluate(
+        run_dir=run_dir,
+        connect_timeout_secs=10.0,
+        stop=threading.Event(),
+        make_environment=make,
+        num_episodes=NUM_EPISODES,
+        num_environments=16,
+        seed=7,
+    )
+    (evaluation,) = map(json.loads, run_dir.evaluations.read_text().splitlines())
+    low, high = evaluation['mean_return_interval']
+    plain = returns_of_a_plain_loop(path, NUM_EPISODES)
+    radius = 1.97 * np.std(plain, ddof=1) / math.sqrt(NUM_EPISODES)
+    assert np.std(plain) > 3, 'a policy whose returns are all alike would show nothing'
+    assert high - low == pytest.approx(2 * radius, rel=0.3)
+    assert low < np.mean(plain) + radius and high > np.mean(plain) - radius, 'their 95% intervals overlap'

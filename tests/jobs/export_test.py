@@ -1,0 +1,93 @@
+"""The export job, on what a short run left: full models of steps, and TFLite models calibrated on its replay."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import scripts
+from tests.policies import example_policies
+from tflearn.jobs.collect import collect
+from tflearn.jobs.export import export
+from tflearn.jobs.policy_exports import ExportOptions
+from tflearn.jobs.train import train
+from tflearn.policies import loader, tflite, updates
+from tflearn.policies.saved_policy import PolicyExporter
+from tflearn.replay import stored_rows
+from tflearn.run_dir import RunDir
+
+CHECKOUT = pathlib.Path(scripts.__path__[0]).parent
+FEW = {'steps_per_call': 20, 'checkpoint_interval_steps': 50, 'publish_interval_steps': 20}
+
+
+def test_models_of_a_run_that_has_ended(small_run):
+    replay = small_run.start_replay()
+    small_run.start(collect, num_environments=2)
+    options = ExportOptions(('greedy_policy',), update_interval_steps=20)
+    small_run.start(train, num_train_steps=100, export_interval_steps=100, exports=options, **FEW).join()
+    replay.stop.set()
+    replay.join()
+    run_dir, directory = small_run.dir, small_run.dir.greedy_policy
+    step = updates.steps(directory)[-2]
+    program = [sys.executable, '-m', 'scripts.export', f'--root_dir={run_dir.root}', f'--train_step={step}']
+    environment = {**os.environ, 'PYTHONPATH': str(CHECKOUT)}
+    ended = subprocess.run(program, cwd=CHECKOUT, env=environment, capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stdout) == (0, f'{directory / str(step)}\n'), ended.stderr
+    assert loader.load(directory / str(step)).train_step == step
+
+    rows = stored_rows.read(run_dir.replay_checkpoints, 100)
+    observation = rows[3][1]
+    assert [name for name, _ in rows][:5] == ['begins', 'policy_version', 'step_type', 'observation', 'action']
+    assert observation.shape[1:] == (4,) and np.abs(observation).max() < 10
+    assert set(np.unique(rows[4][1])) == {0, 1}
+    model = tf.saved_model.load(str(directory / '100')).signatures['serving_default']
+    expected = model(observation=tf.constant(observation))['action'].numpy()
+    for precision in ('float32', 'int8'):
+        path = export(run_dir=run_dir, tflite=precision)
+        assert path == run_dir.root / 'tflite' / 'greedy_policy' / f'100_{precision}.tflite'
+        got = tflite.run(path.read_bytes(), {'observation': observation})['action']
+        assert np.mean(got == expected) > 0.9
+
+
+def test_a_quantised_actor(tmp_path):
+    policy = example_policies.greedy_actor()
+    run_dir = RunDir(tmp_path)
+    PolicyExporter(policy, run_dir.greedy_policy).export(3, {})
+    observation = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
+    np.savez(tmp_path / 'seen.npz', observation=observation)
+    given = {'run_dir': run_dir, 'observations': str(tmp_path / 'seen.npz')}
+    exact = export(**given, tflite='float32', output=str(tmp_path / 'exact.tflite'))
+    quantised = export(**given, tflite='int8').read_bytes()
+    details = tf.lite.Interpreter(model_content=quantised).get_tensor_details()
+    assert any(tensor['dtype'] == np.int8 for tensor in details)
+    shuffled = {'observation': observation[::-1].copy()}
+    fixed = tf.saved_model.load(str(export(run_dir=run_dir, batch_size=2, output=str(tmp_path / 'fixed'))))
+    serving = fixed.signatures['serving_default']
+    assert serving.structured_input_signature[1]['observation'].shape == (2, 4)
+    live = policy.action(
+        example_policies.time_step(policy, 2)._replace(observation=tf.constant(observation[:2]))
+    ).action
+    np.testing.assert_allclose(serving(observation=tf.constant(observation[:2]))['action'], live, atol=1e-6)
+    other = tmp_path / 'other'
+    example_policies.reweigh(policy)
+    version = PolicyExporter(policy, other).export(3, {})
+    with pytest.raises(RuntimeError, match='got action of the TFLite model with a greatest difference of'):
+        tflite.compare(exact.read_bytes(), version, shuffled, 'int8')
+
+
+def test_mistakes_are_told(tmp_path):
+    run_dir = RunDir(tmp_path)
+    with pytest.raises(ValueError, match='got no policy in .*greedy_policy; need one that the train job has exported'):
+        export(run_dir=run_dir)
+    PolicyExporter(example_policies.stochastic_actor(), run_dir.policy('raw_policy')).export(1, {})
+    with pytest.raises(ValueError, match='got no checkpoint of the replay'):
+        export(run_dir=run_dir, policy='raw_policy', tflite='int8')
+    np.savez(tmp_path / 'seen.npz', observation=np.zeros((5, 3), np.float32))
+    with pytest.raises(ValueError, match=r'got observations of .*float32\[3\].*need .*float32\[4\]'):
+        export(run_dir=run_dir, policy='raw_policy', tflite='int8', observations=str(tmp_path / 'seen.npz'))
+    with pytest.raises(ValueError, match="need 'float32' or 'int8'"):
+        export(run_dir=run_dir, tflite='int4')

@@ -1,0 +1,129 @@
+"""What a run exports, and that a full disk takes nothing from readers and does not end training."""
+
+import functools
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tflearn
+from tests.policies import example_policies
+from tflearn.agents import dqn, sac
+from tflearn.environments import gymnasium_env
+from tflearn.experience import Experience
+from tflearn.jobs.policy_exports import ExportOptions, PolicyExports
+from tflearn.policies import loader, versions
+from tflearn.run_dir import RunDir, read_json
+from tflearn.specs import specs_of
+from tflearn.steps import create_train_step
+
+ROOT = pathlib.Path(tflearn.__file__).parent.parent
+
+
+@pytest.mark.parametrize(
+    ('make_agent', 'name'),
+    [(dqn.make_agent, 'CartPole-v1'), pytest.param(sac.make_agent, 'Pendulum-v1', marks=pytest.mark.slow)],
+)
+def test_greedy_collect_and_raw_policies_of_one_snapshot(make_agent, name, tmp_path):
+    specs = specs_of(functools.partial(gymnasium_env.make, name))
+    agent = make_agent(specs, create_train_step(), Experience())
+    run_dir = RunDir(tmp_path)
+    facts = {'env_steps': 10, 'mean_return': 1.5}
+    texts = {'run/config_hash': 'abc', 'run/code_revision': 'def', 'run/seed': '1'}
+    exports = PolicyExports(agent, run_dir, ExportOptions(), lambda: facts, lambda: texts)
+    for step in (0, 5):
+        exports.export(step)
+    exports.wait()
+    time_step = example_policies.time_step(agent.policy, 40)
+    loaded = {name: loader.load(run_dir.policy(name) / 'latest') for name in ExportOptions().policies}
+    assert {policy.train_step for policy in loaded.values()} == {5}
+    greedy = agent.policy.action(tf.nest.map_structure(tf.constant, time_step)).action
+    np.testing.assert_allclose(loaded['greedy_policy'].action(time_step)[0], greedy, atol=1e-6)
+    for name in ('collect_policy', 'raw_policy'):
+        draws = [loaded[name].action(time_step)[0] for _ in range(8)]
+        assert any(not np.array_equal(draws[0], draw) for draw in draws[1:]), f'{name} draws'
+    metadata = read_json(run_dir.policy('raw_policy') / '5' / 'metadata.json')
+    assert {'train_step': 5, **facts, 'config_hash': 'abc', 'code_revision': 'def'}.items() <= metadata.items()
+
+
+def test_options_that_make_no_sense():
+    for policies in ((), ('best_policy',), 'greedy_policy'):
+        with pytest.raises(ValueError, match='need a list of one or more of greedy_policy, collect_policy, raw_policy'):
+            ExportOptions(policies)
+    with pytest.raises(ValueError, match='got ExportOptions.keep_last=0'):
+        ExportOptions(keep_last=0)
+
+
+# Trains and exports, as the train job does, while files may not grow beyond a limit; prints what there is to read.
+PROGRAM = """
+import functools, os, pathlib, resource, sys
+import numpy as np
+import tensorflow as tf
+from tflearn.agents import dqn
+from tflearn.environments import gymnasium_env
+from tflearn.experience import Experience
+from tflearn.jobs.policy_exports import ExportOptions, PolicyExports
+from tflearn.learner.learner import Learner, LearnerOptions
+from tflearn.learner.triggers import IntervalTrigger
+from tflearn.policies import loader, versions
+from tflearn.run_dir import RunDir
+from tflearn.specs import specs_of, zeros
+from tflearn.steps import create_train_step
+
+run_dir = RunDir(sys.argv[1])
+make = functools.partial(gymnasium_env.make, 'CartPole-v1')
+experience = Experience(per_replica_batch_size=4)
+agent = dqn.make_agent(specs_of(make), create_train_step(), experience, fc_layer_params=(400, 300))
+batch = zeros(agent.collect_data_spec, (4, 2))
+exports = PolicyExports(agent, run_dir, ExportOptions(('greedy_policy',)), dict)
+learner = Learner(
+    agent,
+    lambda _: tf.data.Dataset.from_tensors((batch, ())).repeat(),
+    run_dir,
+    triggers=[IntervalTrigger(10, exports.export)],
+    options=LearnerOptions(checkpoint_interval_steps=None, summaries=None),
+)
+directory = run_dir.greedy_policy
+exports.export(0)
+
+def train(limit):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    try:
+        learner.run(10)
+        exports.wait()
+        failed = ''
+    except (OSError, RuntimeError, tf.errors.OpError) as error:
+        failed = type(error).__name__
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    policy = loader.load_newest(directory)
+    action, _ = policy.action(make(num_environments=2, seed=0).reset())
+    hidden = [path.name for path in directory.glob('.*')]
+    print(learner.step, policy.train_step, os.readlink(directory / 'latest'), failed, hidden, flush=True)
+
+graph = (directory / '0' / 'saved_model.pb').stat().st_size
+weights = next((directory / '0' / 'variables').glob('*.data*')).stat().st_size
+assert graph + 5000 < weights, (graph, weights)
+train(resource.RLIM_INFINITY)
+train(200)            # within the graph
+train(graph + 5000)   # within the weights
+train(resource.RLIM_INFINITY)
+learner.close()
+"""
+
+
+def test_a_full_disk_leaves_readers_the_version_before_and_training_goes_on(tmp_path):
+    environment = {**os.environ, 'PYTHONPATH': str(ROOT), 'TF_CPP_MIN_LOG_LEVEL': '3'}
+    ended = subprocess.run(
+        [sys.executable, '-c', PROGRAM, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=120
+    )
+    lines = ended.stdout.splitlines()
+    assert ended.returncode == 0, ended.stderr
+    steps = [tuple(map(int, line.split()[:3])) for line in lines]  # of the learner, the newest policy, `latest`
+    assert steps == [(10, 10, 10), (20, 10, 10), (30, 10, 10), (40, 40, 40)]
+    assert [line.rpartition('[')[0].split()[3:] != [] for line in lines] == [False, True, True, False]
+    assert all(line.endswith('[]') for line in lines), 'nothing is left behind'
+    assert versions.versions(RunDir(tmp_path).greedy_policy) == [0, 10, 40]

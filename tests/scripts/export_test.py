@@ -1,0 +1,40 @@
+"""The real export program: its flags and its mistakes. (tests/jobs/export_test.py has it do its work.)"""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import scripts
+
+CHECKOUT = pathlib.Path(scripts.__path__[0]).parent
+DEADLINE_SECS = 120.0
+
+
+def run(*arguments):
+    command = [sys.executable, '-m', 'scripts.export', *arguments]
+    return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=DEADLINE_SECS)
+
+
+def test_help():
+    ended = run('--help')
+    assert (ended.returncode, ended.stderr) == (0, '')
+    assert ended.stdout.startswith('tflearn-export: Makes, of what a run exported, a full model')
+    for name in ('root_dir', 'policy', 'train_step', 'output', 'batch_size', 'tflite', 'observations'):
+        assert f'  --{name}\n' in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ('flags', 'message'),
+    [
+        ((), 'got no --root_dir; need '),
+        (('--root_dir=x', '--tflite=int4'), 'got a wrong flag: flag --tflite=int4'),
+        (('--root_dir=no_such_run',), 'got no policy in '),
+    ],
+)
+def test_mistakes_take_one_line(flags, message):
+    ended = run(*flags)
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[-1].startswith(f'tflearn-export: error: {message}')
+    assert 'Traceback' not in ended.stderr

@@ -1,0 +1,234 @@
+"""Where the evaluate job finds its policies: exported by the train job, published by it, or served."""
+
+import dataclasses
+import pathlib
+import threading
+from typing import Any, Protocol
+
+from absl import logging
+
+from tflearn.actors.evaluation_record import EvaluationRecord
+from tflearn.actors.evaluator import EvaluationPolicy
+from tflearn.experience import AgentFactory, Experience
+from tflearn.jobs import recorded_data
+from tflearn.jobs.evaluate_settings import EvaluateOptions
+from tflearn.policies import loader, versions
+from tflearn.policies.loader import VersionGone
+from tflearn.policies.saved_policy import PolicyExporter
+from tflearn.replay import connection
+from tflearn.replay.storage import REPLAY, Storage
+from tflearn.run_dir import RunDir, read_json
+from tflearn.specs import EnvironmentSpecs
+from tflearn.steps import create_train_step
+from tflearn.variables.subscriber import Subscriber
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A policy to be evaluated.
+
+    Attributes:
+      policy: acts.
+      metadata: train_step, and as far as they are known env_steps and exported_at.
+      path: of the exported version; None if its files are not here, which may be so where it is served.
+    """
+
+    policy: EvaluationPolicy
+    metadata: dict[str, Any]
+    path: pathlib.Path | None
+
+    @property
+    def train_step(self) -> int:
+        return int(self.metadata['train_step'])
+
+
+class Source(Protocol):
+    """Finds policies that are to be evaluated.
+
+    Attributes:
+      directory: of the exported versions.
+      what: that is waited for, in words.
+    """
+
+    directory: pathlib.Path
+    what: str
+
+    def result(self) -> dict[str, Any] | None:
+        """Returns how training ended; None while it goes on. What was found before may not be the last."""
+
+    def newest(self) -> int | None:
+        """Returns the train step of the newest policy; None if there is none."""
+
+    def find(self, record: EvaluationRecord) -> Candidate | None:
+        """Returns the next policy that is not in the record; None if there is none now."""
+
+    def close(self) -> None:
+        """Frees what it holds."""
+
+
+class ExportedPolicies:
+    """The versions that the train job exports; see `Source`."""
+
+    def __init__(self, run_dir: RunDir, name: str, specs: EnvironmentSpecs, each: bool = False):
+        """
+        Args:
+          run_dir: of the run.
+          name: of the policy.
+          specs: that the policies must be made for.
+          each: whether none is to be left out; else only the newest counts.
+        """
+        self.directory = run_dir.policy(name)
+        self.what = f'a policy in {self.directory}'
+        self._run_dir, self._specs, self._each = run_dir, specs, each
+
+    def result(self) -> dict[str, Any] | None:
+        """See `Source`."""
+        return read_json(self._run_dir.train_result)
+
+    def newest(self) -> int | None:
+        """See `Source`."""
+        return versions.newest_version(self.directory)
+
+    def find(self, record: EvaluationRecord) -> Candidate | None:
+        """See `Source`. Raises ValueError for a damaged version, or one of another environment."""
+        while True:
+            steps = versions.versions(self.directory)
+            wanted = (step for step in (steps if self._each else steps[-1:]) if not self._known(record, step))
+            step = next(wanted, None)
+            if step is None:
+                return None
+            try:
+                policy = loader.load(self.directory / str(step))
+            except FileNotFoundError:  # pruned meanwhile
+                continue
+            policy.check(self._specs)
+            return Candidate(policy, policy.metadata, policy.path)
+
+    def close(self) -> None:
+        """See `Source`."""
+
+    def _known(self, record: EvaluationRecord, step: int) -> bool:
+        metadata = read_json(self.directory / str(step) / versions.METADATA)
+        return metadata is not None and record.find(metadata) is not None
+
+
+class PublishedWeights(ExportedPolicies):
+    """What the train job publishes to the replay server: each publication that is seen becomes a version here."""
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        address: str,
+        make_agent: AgentFactory,
+        experience: Experience,
+        specs: EnvironmentSpecs,
+        connect_timeout_secs: float,
+        stop: threading.Event,
+    ):
+        """Waits for the replay server.
+
+        Raises:
+          TimeoutError: if there is none in time.
+          ValueError: if it is for other data or networks.
+        """
+        super().__init__(run_dir, 'evaluated_policy', specs)
+        self.what = f'weights from the replay server at {address}'
+        train_step = create_train_step()
+        agent = make_agent(specs, train_step, experience)
+        storage = Storage(experience, recorded_data.data_spec(agent, experience))
+        connection.wait_for_table(address, REPLAY, storage.signature, connect_timeout_secs, stop)
+        self._exporter = PolicyExporter(agent.policy, self.directory, keep_last=1)
+        self._weights = Subscriber(address, agent.collect_policy.variables(), train_step)
+
+    def result(self) -> dict[str, Any] | None:
+        """See `Source`."""
+        self._take_over()
+        newest = self._weights.newest
+        if not newest.finished:
+            return None
+        told = {'reason': 'training finished', 'train_step': newest.train_step, 'env_steps': newest.env_steps}
+        return super().result() or {**told, 'seconds': None}
+
+    def newest(self) -> int | None:
+        """See `Source`."""
+        self._take_over()
+        return super().newest()
+
+    def close(self) -> None:
+        """Ends the looking for weights."""
+        self._weights.close()
+
+    def _take_over(self) -> None:
+        if not self._weights.pull():
+            return
+        published = self._weights.newest
+        known = super().newest()
+        if known is not None and published.train_step < known:
+            self._exporter.drop_newer_than(published.train_step)
+        facts = {'env_steps': published.env_steps, 'policy_version': published.policy_version}
+        self._exporter.export(published.train_step, facts)
+
+
+class ServedPolicies(ExportedPolicies):
+    """The newest version that a server has of a policy, which also acts."""
+
+    def __init__(self, run_dir: RunDir, options: EvaluateOptions, specs: EnvironmentSpecs, stop: threading.Event):
+        """Connects to nobody yet.
+
+        Raises:
+          ImportError: without the extra `serving`.
+        """
+        # Imported here, for it needs an extra.
+        from tflearn.policies import served_policy
+
+        super().__init__(run_dir, options.policy, specs)
+        self.what = f'the policy {options.policy!r} served at {options.served_at}'
+        self._address, self._name, self._stop = str(options.served_at), options.policy, stop
+        self._served_policy = served_policy
+        self._model = served_policy.ServedModel(self._address, self._name)
+        self._policy: Any = None
+
+    def result(self) -> dict[str, Any] | None:
+        """See `Source`. Training has ended for this job when the server has the last policy."""
+        result = super().result()
+        return result if result and (self.newest() or 0) >= result['train_step'] else None
+
+    def newest(self) -> int | None:
+        """See `Source`."""
+        return self._model.newest_version()
+
+    def find(self, record: EvaluationRecord) -> Candidate | None:
+        """See `Source`."""
+        version = self.newest()
+        if version is None:
+            return None
+        path = self.directory / str(version)
+        here = read_json(path / versions.METADATA)
+        metadata = here or {'train_step': version}
+        if record.find(metadata):
+            return None
+        try:
+            like = _Like(self._specs, self._model.state_spec(version))
+        except VersionGone as gone:
+            logging.info('%s', gone)
+            return None
+        self._close_policy()
+        self._policy = self._served_policy.ServedPolicy(self._address, self._name, like, version, stop=self._stop)
+        return Candidate(self._policy, metadata, path if here else None)
+
+    def close(self) -> None:
+        """Ends the connections."""
+        self._close_policy()
+        self._model.close()
+
+    def _close_policy(self) -> None:
+        if self._policy is not None:
+            self._policy.close()
+
+
+class _Like:
+    """The specs of a policy that nobody made here."""
+
+    def __init__(self, specs: EnvironmentSpecs, policy_state_spec: Any):
+        self.time_step_spec, self.action_spec = specs.time_step, specs.action
+        self.policy_state_spec, self.info_spec = policy_state_spec, ()

@@ -1,0 +1,111 @@
+"""What the evaluate job tells of its evaluations, and to whom."""
+
+import math
+import time
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from tflearn.actors import learning_curve
+from tflearn.actors.evaluation_record import Evaluation, EvaluationRecord
+from tflearn.actors.evaluator import EpisodeStatistics
+from tflearn.jobs.evaluated_policies import Candidate
+from tflearn.run_dir import RunDir, Status
+
+# Pictures take a core away from training: one each few seconds at the most, and few when they take long.
+_LEAST_SECS_BETWEEN_PICTURES = 5.0
+_MOST_SHARE_OF_TIME = 0.05
+
+
+class EvaluationReport:
+    """Tells everybody about evaluations: record, TensorBoard, status, picture, log.
+
+    Attributes:
+      record: of all evaluations.
+    """
+
+    def __init__(self, run_dir: RunDir, policy: str, target_return: float | None):
+        """
+        Args:
+          run_dir: of the run.
+          policy: what is evaluated, for the picture's title.
+          target_return: for the picture and the status.
+        """
+        self.record = EvaluationRecord(run_dir.evaluations)
+        self._run_dir = run_dir
+        self._policy = policy.replace('_', ' ')
+        self._target_return = target_return
+        self._status = Status(run_dir.status('evaluate'), 'evaluate')
+        self._writer = tf.summary.create_file_writer(str(run_dir.summaries('evaluate')))
+        self._drawn = len(self.record.evaluations) if run_dir.learning_curve.exists() else 0
+        self._next_picture_at = 0.0
+        figures = dict.fromkeys(('train_step', 'mean_return', 'num_episodes'))
+        best = self.record.best_mean_return
+        self._status.update('waiting for a policy', best_mean_return=best, target_return=target_return, **figures)
+
+    def say(self, state: str) -> None:
+        """Changes the job's state."""
+        self._status.update(state)
+
+    def add(self, candidate: Candidate, statistics: EpisodeStatistics) -> Evaluation:
+        """Takes in one evaluation. Returns it as it is in the record."""
+        low, high = statistics.mean_return_interval
+        evaluation = {
+            'train_step': candidate.train_step,
+            'env_steps': candidate.metadata.get('env_steps'),
+            'mean_return': statistics.mean_return,
+            'num_episodes': statistics.num_episodes,
+            'returns': list(statistics.returns),
+            'mean_return_interval': [low, high] if math.isfinite(low) else None,
+            'mean_length': statistics.mean_length,
+            'exported_at': candidate.metadata.get('exported_at'),
+        }
+        figures = {key: evaluation[key] for key in ('train_step', 'mean_return', 'num_episodes')}
+        self.record.append(evaluation)
+        logging.info(
+            'train step %d: mean return %.2f of %d episodes (95%% of such means within %.2f ... %.2f)',
+            *figures.values(),
+            low,
+            high,
+        )
+        self._status.update('running', best_mean_return=self.record.best_mean_return, **figures)
+        self._summarize(evaluation)
+        if time.monotonic() >= self._next_picture_at:
+            self.draw()
+        return evaluation
+
+    def close(self) -> None:
+        """Draws the last picture and writes everything out."""
+        self.draw()
+        self._writer.close()
+
+    def draw(self) -> None:
+        """Draws the learning curve, unless that was done."""
+        evaluations = self.record.evaluations
+        if self._drawn == len(evaluations):
+            return
+        start = time.monotonic()
+        title = f'{self._run_dir.root.name}: {self._policy}'
+        learning_curve.draw(self._run_dir.learning_curve, {'mean return': evaluations}, title, self._target_return)
+        end = time.monotonic()
+        self._drawn = len(evaluations)
+        self._next_picture_at = end + max(_LEAST_SECS_BETWEEN_PICTURES, (end - start) / _MOST_SHARE_OF_TIME)
+
+    def _summarize(self, evaluation: Evaluation) -> None:
+        returns, interval = evaluation['returns'], evaluation['mean_return_interval']
+        figures: dict[str, Any] = {
+            'mean_return': evaluation['mean_return'],
+            'min_return': min(returns),
+            'max_return': max(returns),
+            'mean_episode_length': evaluation['mean_length'],
+        }
+        if interval:
+            figures |= {'mean_return_low': interval[0], 'mean_return_high': interval[1]}
+        axes = {'evaluate': evaluation['train_step'], 'evaluate_by_env_steps': evaluation['env_steps']}
+        with self._writer.as_default(step=0):
+            for axis, step in axes.items():
+                for name, value in figures.items():
+                    if step is not None:
+                        tf.summary.scalar(f'{axis}/{name}', value, step)
+        self._writer.flush()

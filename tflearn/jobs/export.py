@@ -1,0 +1,107 @@
+"""The export job: turns what a run exported into a full model of one step, or into a TFLite model."""
+
+import os
+import pathlib
+from collections.abc import Mapping
+
+import numpy as np
+from absl import logging
+
+from tflearn.policies import fixed_batch, updates, versions
+from tflearn.policies import tflite as lite
+from tflearn.replay import stored_rows
+from tflearn.run_dir import RunDir
+
+# Columns of a stored row before the observation: whether a sequence begins, the policy's version, the step type.
+_BEFORE_OBSERVATION = 3
+
+
+def export(
+    *,
+    run_dir: RunDir,
+    policy: str = 'greedy_policy',
+    train_step: int | None = None,
+    output: str | None = None,
+    batch_size: int | None = None,
+    tflite: str | None = None,
+    observations: str | None = None,
+    num_observations: int = 500,
+) -> pathlib.Path:
+    """Writes a model of one train step; of an update (see `policies.updates`) it makes the full model first.
+
+    Args:
+      run_dir: of the run.
+      policy: name of the exported policy.
+      train_step: of the version or update; None takes the newest version.
+      output: where the model is written: a directory for a full one, that must not exist; a file for TFLite. None
+        leaves a full model among the exported versions, exempt from pruning, and a TFLite model in `RunDir.tflite`.
+      batch_size: writes 'serving_default' for this batch size only, to `output`; None for any size.
+      tflite: 'float32' or 'int8' converts to TFLite; None writes a full model.
+      observations: npz file with arrays [N, ...] by the names of the inputs, to calibrate int8 and to compare with the
+        SavedModel; None takes them from the newest checkpoint of the replay.
+      num_observations: how many of these are taken, at most.
+
+    Returns:
+      Where it was written.
+
+    Raises:
+      ValueError: if there is no such step, no observations, or TFLite cannot compute the policy.
+      RuntimeError: if the TFLite model does not act as the SavedModel does; nothing is written then.
+    """
+    if tflite not in (None, 'float32', 'int8'):
+        raise ValueError(f"got tflite={tflite!r}; need 'float32' or 'int8', or None")
+    if batch_size is not None and (batch_size < 1 or output is None or tflite is not None):
+        raise ValueError(
+            f'got batch_size={batch_size}, output={output}, tflite={tflite}; need at least 1, a path, None'
+        )
+    directory = run_dir.policy(policy)
+    step = versions.newest_version(directory) if train_step is None else train_step
+    if step is None:
+        raise ValueError(f'got no policy in {directory}; need one that the train job has exported')
+    version = directory / str(step)
+    if tflite is None and batch_size is None:
+        version = updates.materialise(directory, step, pathlib.Path(output) if output else None)
+        logging.info('the full model of step %d is %s', step, version)
+        return version
+    if not versions.is_whole(version):
+        version = updates.materialise(directory, step)
+    if tflite is None:
+        path = pathlib.Path(str(output))
+        fixed_batch.save(version, int(batch_size or 1), path)
+        return path
+    path = pathlib.Path(output) if output else run_dir.tflite(policy, step, tflite)
+    given = _observations(run_dir, version, observations, num_observations)
+    model = lite.convert(version, given if tflite == 'int8' else None)
+    figures = lite.compare(model, version, given, tflite)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f'.{path.name}.{os.getpid()}')
+    temporary.write_bytes(model)
+    os.replace(temporary, path)
+    told = ', '.join(f'{name} {figure:.4g}' for name, figure in figures.items())
+    logging.info(
+        '%s: %d bytes; compared with the SavedModel on %d observations: %s', path, len(model), _len(given), told
+    )
+    return path
+
+
+def _observations(run_dir: RunDir, version: pathlib.Path, file: str | None, limit: int) -> dict[str, np.ndarray]:
+    wanted = lite.inputs(version)
+    if any(name.startswith('policy_state') for name in wanted):
+        raise ValueError(f'got the recurrent policy {version} for TFLite; need one without a policy state')
+    if file is not None:
+        with np.load(file) as arrays:
+            found = {name: arrays[name][:limit] for name in arrays.files}
+    else:
+        columns = stored_rows.read(run_dir.replay_checkpoints, limit)
+        observed = columns[_BEFORE_OBSERVATION : _BEFORE_OBSERVATION + len(wanted)]
+        # Both in the order of `tf.nest.flatten`: that of the names, which the keys of nests begin alike.
+        found = {name: array for name, (_, array) in zip(sorted(wanted), observed, strict=False)}
+    got = {name: f'{array.dtype.name}{list(array.shape[1:])}' for name, array in found.items()}
+    need = {name: f'{spec.dtype.name}{list(spec.shape[1:])}' for name, spec in wanted.items()}
+    if got != need or not _len(found):
+        raise ValueError(f'got observations of {got} in {file or run_dir.replay_checkpoints}; need {need}')
+    return found
+
+
+def _len(arrays: Mapping[str, np.ndarray]) -> int:
+    return len(next(iter(arrays.values()), ()))

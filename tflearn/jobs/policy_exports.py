@@ -1,0 +1,144 @@
+"""Which policies of an agent a run exports, and what their metadata say. What train and in_step share."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+from tf_agents.policies import greedy_policy, tf_policy
+
+from tflearn.background import Background
+from tflearn.experience import Agent
+from tflearn.policies.saved_policy import PolicyExporter
+from tflearn.run_dir import RunDir
+
+_WAIT_SECS = 600.0
+_TEXTS = ('run/config_hash', 'run/code_revision')
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportOptions:
+    """What is exported, and what is kept.
+
+    Attributes:
+      policies: names of what is exported. 'greedy_policy' acts by the mode, 'collect_policy' explores as collectors do,
+        'raw_policy' draws from the distribution that the network gives. Evaluations follow the greedy one.
+      keep_last: versions of each that are kept, besides the best by evaluation.
+      update_interval_steps: train steps between two weights-only updates, see `policies.updates`; None makes none.
+      keep_updates: updates of each policy that are kept.
+    """
+
+    policies: tuple[str, ...] = ('greedy_policy', 'collect_policy', 'raw_policy')
+    keep_last: int = 5
+    update_interval_steps: int | None = None
+    keep_updates: int = 100
+
+    def __post_init__(self) -> None:
+        if not self.policies or not set(self.policies) <= _POLICIES.keys() or isinstance(self.policies, str):
+            raise ValueError(
+                f'got ExportOptions.policies={self.policies!r}; need a list of one or more of {", ".join(_POLICIES)}'
+            )
+        for name in ('keep_last', 'keep_updates', 'update_interval_steps'):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f'got ExportOptions.{name}={value}; need at least 1')
+
+
+def _greedy(agent: Agent) -> tf_policy.TFPolicy:
+    is_greedy = isinstance(agent.policy, greedy_policy.GreedyPolicy)
+    return agent.policy if is_greedy else greedy_policy.GreedyPolicy(agent.policy)
+
+
+def _raw(agent: Agent) -> tf_policy.TFPolicy:
+    policy = agent.policy
+    while isinstance(policy, greedy_policy.GreedyPolicy):
+        policy = policy.wrapped_policy
+    return policy
+
+
+_POLICIES: dict[str, Callable[[Agent], tf_policy.TFPolicy]] = {
+    'greedy_policy': _greedy,
+    'collect_policy': lambda agent: agent.collect_policy,
+    'raw_policy': _raw,
+}
+
+
+class PolicyExports:
+    """The exporters of a run, behind one thread: the policies of a step come from one snapshot."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        run_dir: RunDir,
+        options: ExportOptions,
+        facts: Callable[[], Mapping[str, Any]],
+        texts: Callable[[], Mapping[str, str]] = dict,
+    ):
+        """Traces the policies; exports nothing yet.
+
+        Args:
+          agent: whose policies they are.
+          run_dir: of the run.
+          options: which ones.
+          facts: returns what metadata say of the step: env_steps, policy_version, mean_return.
+          texts: returns what is told of the run, by tag: metadata say its configuration's hash and the code's revision.
+        """
+        self._exporters = [
+            PolicyExporter(_POLICIES[name](agent), run_dir.policy(name), options.keep_last, options.keep_updates)
+            for name in options.policies
+        ]
+        self._facts = facts
+        self._texts = functools.cache(lambda: {tag.partition('/')[2]: texts().get(tag) for tag in _TEXTS})
+        self._full, self._updates = Background('policy_exports'), Background('policy_updates')
+
+    def export(self, step: int) -> None:
+        """Takes a snapshot of each policy and exports it on a thread. A newer one replaces one that is not begun.
+
+        A failure is logged; it is raised by `wait`, unless a later export succeeds.
+        """
+        self._submit(self._full, step, update=False)
+
+    def export_update(self, step: int) -> None:
+        """The same for weights only."""
+        self._submit(self._updates, step, update=True)
+
+    def wait(self) -> None:
+        """Waits until all is exported.
+
+        Raises:
+          TimeoutError: if it takes longer than ten minutes.
+          OSError, RuntimeError, tf.errors.OpError: what made the newest export fail.
+        """
+        for background in (self._full, self._updates):
+            background.join(_WAIT_SECS)
+            background.raise_failure()
+
+    def drop_newer_than(self, step: int) -> None:
+        """Moves what was exported beyond `step` aside; see `PolicyExporter.drop_newer_than`."""
+        for exporter in self._exporters:
+            exporter.drop_newer_than(step)
+
+    def _submit(self, background: Background, step: int, update: bool) -> None:
+        facts = {**self._facts(), **self._texts()}
+        works = []
+        for exporter in self._exporters:
+            work = exporter.snapshot(step, facts, update)
+            if exporter.checked:
+                works.append(work)
+            else:  # the first is compared with the live policy as a whole
+                work()
+        if works:
+            background.submit(lambda: _all(works))
+
+
+def _all(works: list[Callable[[], None]]) -> None:
+    """Does each of them, whatever the others come to; raises what the last one raised that failed."""
+    failure: Exception | None = None
+    for work in works:
+        try:
+            work()
+        except (OSError, RuntimeError, tf.errors.OpError) as error:
+            failure = error
+    if failure:
+        raise failure

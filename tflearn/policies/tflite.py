@@ -1,0 +1,111 @@
+"""TFLite models of exported policies: of floats, or of 8-bit integers for small machines.
+
+They take observations only, as 'serving_default' does, and there are such of policies whose operations TFLite has: no
+random numbers, so greedy policies, mostly.
+"""
+
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tflearn.policies import signatures
+
+# How far the model may be from the SavedModel: of equal discrete actions the least share, of continuous ones the
+# greatest difference, as a share of the range that they have.
+_LEAST_EQUAL = {'float32': 0.99, 'int8': 0.9}
+_MOST_DIFFERENCE = {'float32': 1e-4, 'int8': 0.1}
+
+Arrays = Mapping[str, np.ndarray]
+
+
+def inputs(version: pathlib.Path) -> dict[str, tf.TensorSpec]:
+    """Returns what 'serving_default' of a version takes, by name."""
+    named: dict[str, tf.TensorSpec] = _load(version).signatures[signatures.DEFAULT].structured_input_signature[1]
+    return named
+
+
+def convert(version: pathlib.Path, calibration: Arrays | None = None) -> bytes:
+    """Converts an exported version, and checks the result against it.
+
+    Args:
+      version: its path.
+      calibration: inputs [N, ...] by name, as the policy meets them: quantises to int8 with ranges that fit them.
+        Inputs and outputs stay what they are. None keeps floats.
+
+    Returns:
+      The model, with the signature 'serving_default'.
+
+    Raises:
+      ValueError: if TFLite lacks an operation of the policy.
+    """
+    converter = tf.lite.TFLiteConverter.from_saved_model(str(version), [signatures.DEFAULT])
+    if calibration is not None:
+        converter.optimizations = [tf.lite.Optimize.DEFAULT]
+        converter.representative_dataset = lambda: ((signatures.DEFAULT, row) for row in _rows(calibration))
+    try:
+        model: bytes = converter.convert()
+    except Exception as error:  # the converter raises what its parts say, in classes of theirs
+        reason = ' '.join(str(error).split())[:300]
+        raise ValueError(
+            f'got the policy {version}, which TFLite cannot compute ({reason}); need one of its operations only, as '
+            'greedy policies are'
+        ) from error
+    return model
+
+
+def compare(model: bytes, version: pathlib.Path, given: Arrays, precision: str) -> dict[str, float]:
+    """Compares a converted model with its version.
+
+    Args:
+      model: from `convert`.
+      version: its path.
+      given: inputs [N, ...] by name.
+      precision: 'float32' or 'int8'.
+
+    Returns:
+      By output: of discrete ones the share that is equal; of continuous ones the greatest difference, as a share of
+      the range that they have here.
+
+    Raises:
+      RuntimeError: if they are further apart than the precision explains.
+    """
+    tensors = {name: tf.constant(value) for name, value in given.items()}
+    exported = _load(version)
+    expected = {name: value.numpy() for name, value in exported.signatures[signatures.DEFAULT](**tensors).items()}
+    got = run(model, given)
+    figures = {}
+    for name, values in expected.items():
+        discrete = values.dtype.kind in 'iu'
+        if discrete:
+            figures[name] = float(np.mean(values == got[name]))
+        else:
+            figures[name] = float(np.max(np.abs(values - got[name])) / max(np.ptp(values), 1e-6))
+        bound = (_LEAST_EQUAL if discrete else _MOST_DIFFERENCE)[precision]
+        if (figures[name] < bound) if discrete else not figures[name] <= bound:
+            what = 'a share of equal ones of' if discrete else 'a greatest difference of'
+            raise RuntimeError(
+                f'got {name} of the TFLite model with {what} {figures[name]:.3g}, compared with {version}; need '
+                f'{bound}; calibrate with more observations, or keep floats'
+            )
+    return figures
+
+
+def run(model: bytes, given: Arrays) -> dict[str, np.ndarray]:
+    """Returns what a converted model answers to inputs [N, ...] by name."""
+    answers: dict[str, np.ndarray] = tf.lite.Interpreter(model_content=model).get_signature_runner(signatures.DEFAULT)(
+        **given
+    )
+    return answers
+
+
+def _load(version: pathlib.Path) -> Any:
+    return tf.saved_model.load(str(version))
+
+
+def _rows(arrays: Arrays) -> Iterator[dict[str, np.ndarray]]:
+    """Yields batches of one."""
+    for i in range(len(next(iter(arrays.values())))):
+        yield {name: array[i : i + 1] for name, array in arrays.items()}

@@ -1,0 +1,105 @@
+"""Updates of an exported policy: only its weights, small enough to be kept for many steps, beside one full model.
+
+    <directory>/updates/<train step>/       the weights and the metadata of a step
+    <directory>/updates/model-<digest>/     the graph that they belong to, once
+
+`materialise` puts the two together to a version like any other.
+"""
+
+import pathlib
+import shutil
+
+import tensorflow as tf
+
+from tflearn.policies import versions
+from tflearn.policies.model_files import ModelFiles
+from tflearn.run_dir import read_json
+
+GRAPH = 'graph'
+
+_FOLDER = 'updates'
+_MODEL = 'model-'
+
+
+def folder(directory: pathlib.Path) -> pathlib.Path:
+    """Returns where the updates of the policy in `directory` are."""
+    return directory / _FOLDER
+
+
+def steps(directory: pathlib.Path) -> list[int]:
+    """Returns the train steps of the whole updates, rising."""
+    return versions.versions(folder(directory), _is_whole)
+
+
+def write_model(directory: pathlib.Path, files: ModelFiles) -> None:
+    """Writes the graph that updates belong to, unless it is there."""
+    model = folder(directory) / f'{_MODEL}{files.digest}'
+    if model.exists():
+        return
+    written = versions.temporary(model.parent, model.name)
+    try:
+        files.write_graph(written)
+        versions.publish(written, model)
+    except BaseException:
+        versions.remove(written)
+        raise
+
+
+def prune(directory: pathlib.Path, keep_last: int) -> None:
+    """Removes all updates but the `keep_last` newest."""
+    versions.prune(folder(directory), keep_last, whole=_is_whole)
+
+
+def drop_newer_than(directory: pathlib.Path, train_step: int) -> list[int]:
+    """Moves updates beyond `train_step` aside; see `versions.drop_newer_than`."""
+    return versions.drop_newer_than(folder(directory), train_step, _is_whole)
+
+
+def materialise(directory: pathlib.Path, train_step: int, output: pathlib.Path | None = None) -> pathlib.Path:
+    """Makes a full model of an update; it is loaded once before it gets its name.
+
+    Args:
+      directory: of the policy.
+      train_step: of the update.
+      output: where the model shall be; None is among the other versions, where it is exempt from pruning.
+
+    Returns:
+      The model's path. Among the versions, one that is there already is left as it is.
+
+    Raises:
+      ValueError: if there is no such update, or `output` exists.
+    """
+    version = output or directory / str(train_step)
+    if output is None and versions.is_whole(version):
+        versions.keep(version)
+        return version
+    if version.exists():
+        raise ValueError(f'got output={version}, which exists; need a path that does not; choose another')
+    update = folder(directory) / str(train_step)
+    if not _is_whole(update):
+        raise ValueError(
+            f'got no update of step {train_step} of the policy {directory}; need one of: {_list(directory)}'
+        )
+    model = update.with_name(_MODEL + str((read_json(update / versions.METADATA) or {}).get(GRAPH)))
+    if not model.is_dir():
+        raise ValueError(f'got the update {update} without its graph; need {model}; copy both')
+    written = versions.temporary(version.parent, version.name)
+    try:
+        for part in (model, update):
+            shutil.copytree(part, written, dirs_exist_ok=True)
+        tf.saved_model.load(str(written))
+        if output is None:
+            versions.keep(written)
+        versions.publish(written, version)
+    except BaseException:
+        versions.remove(written)
+        raise
+    return version
+
+
+def _list(directory: pathlib.Path) -> str:
+    return ', '.join(map(str, steps(directory))) or 'none; set update_interval_steps, so that the train job writes some'
+
+
+def _is_whole(update: pathlib.Path) -> bool:
+    return (update / versions.METADATA).is_file()

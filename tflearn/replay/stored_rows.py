@@ -1,0 +1,69 @@
+"""Reads steps out of a checkpoint of the replay, for whoever has the file and nothing else of the run."""
+
+import pathlib
+import re
+import tempfile
+
+import numpy as np
+import reverb
+
+from tflearn.replay.server import quiet_reading
+from tflearn.replay.storage import REPLAY
+from tflearn.run_dir import read_json
+
+_COLUMN = re.compile(r'(\S+):(\w+)\[([\d,]*)\]')
+_TIMEOUT_MS = 2000
+
+
+def read(checkpoints: pathlib.Path, num_rows: int) -> list[tuple[str, np.ndarray]]:
+    """Draws items of the newest checkpoint, as its table draws them, and takes the first row of each.
+
+    Args:
+      checkpoints: directory of the replay server's checkpoints. Nothing is written there.
+      num_rows: at most so many; fewer where the table's limits let no more pass.
+
+    Returns:
+      The columns of the rows in the order of `Storage.layout`: name and array [num_rows, ...].
+
+    Raises:
+      ValueError: if there is no checkpoint, or nothing in it.
+    """
+    settings = read_json(checkpoints.parent / 'tables.json')
+    if settings is None or not any(checkpoints.glob('*/DONE')):
+        raise ValueError(
+            f'got no checkpoint of the replay in {checkpoints}; need one, which the replay server writes when it is '
+            'stopped; or give observations of your own'
+        )
+    chunks = _draw(checkpoints, list(settings), num_rows)
+    if not chunks:
+        raise ValueError(f'got an empty replay in {checkpoints}; need steps in it')
+    rows, columns, offset = np.stack([chunk[0] for chunk in chunks]), [], 0
+    for name, dtype_name, dims in _COLUMN.findall(settings[REPLAY]['signature']['chunk']):
+        dtype = np.dtype(dtype_name)
+        shape = [int(size) for size in dims.split(',') if size]
+        size = dtype.itemsize * int(np.prod(shape))
+        column = np.ascontiguousarray(rows[:, offset : offset + size]).view(dtype)
+        columns.append((name, column.reshape(len(rows), *shape)))
+        offset += size
+    return columns
+
+
+def _draw(checkpoints: pathlib.Path, names: list[str], num_items: int) -> list[np.ndarray]:
+    """Returns chunks, uint8 [rows, bytes], from a server of its own."""
+    # Reverb takes the settings of tables from the checkpoint; only their names must be the same.
+    tables = [reverb.Table.queue(name, 1) for name in names]
+    newest = max(path.parent for path in checkpoints.glob('*/DONE'))
+    with tempfile.TemporaryDirectory() as scratch, quiet_reading():
+        checkpointer = reverb.checkpointers.DefaultCheckpointer(scratch, fallback_checkpoint_path=str(newest))
+        server = reverb.Server(tables, checkpointer=checkpointer)
+        try:
+            dataset = reverb.TrajectoryDataset.from_table_signature(
+                f'localhost:{server.port}',
+                REPLAY,
+                max_in_flight_samples_per_worker=1,
+                max_samples=num_items,
+                rate_limiter_timeout_ms=_TIMEOUT_MS,
+            )
+            return [sample.data['chunk'] for sample in dataset.as_numpy_iterator()]
+        finally:
+            server.stop()
