@@ -123,7 +123,7 @@ def _programs(flags: Sequence[str], jobs: Sequence[str]) -> Iterator[None]:
 
 
 def _rllib(python: pathlib.Path, secs: float, flags: Sequence[str]) -> tuple[float, str]:
-    command = [python, ROOT / 'benchmarks' / 'impala_rllib.py', f'--secs={secs}', *flags]
+    command = [str(python), str(ROOT / 'benchmarks' / 'impala_rllib.py'), f'--secs={secs}', *flags]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
     told = json.loads(done.stdout.splitlines()[-1])
     return told['steps'] / told['secs'], f'RLlib {told["version"]}'
