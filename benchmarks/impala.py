@@ -42,7 +42,7 @@ OURS = (
     'train.export_interval_steps=1_000_000',
     'train.inter_op_threads=1',
 )
-RLLIB = ('--num_env_runners=1', '--num_environments=32', '--batch_steps=2000')
+RLLIB = ('--num_env_runners=1', '--num_environments=128', '--batch_steps=8000', '--broadcast_interval=2')
 WARM_UP_SECS = 8.0
 START_SECS = 180.0
 WANTED = 10
