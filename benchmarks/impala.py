@@ -42,7 +42,7 @@ OURS = (
     'train.export_interval_steps=1_000_000',
     'train.inter_op_threads=1',
 )
-RLLIB = ('--num_env_runners=1', '--num_environments=32', '--batch_steps=2000')
+RLLIB = ('--num_env_runners=1', '--num_environments=128', '--batch_steps=8000', '--broadcast_interval=2')
 WARM_UP_SECS = 8.0
 START_SECS = 180.0
 WANTED = 10
@@ -123,7 +123,7 @@ def _programs(flags: Sequence[str], jobs: Sequence[str]) -> Iterator[None]:
 
 
 def _rllib(python: pathlib.Path, secs: float, flags: Sequence[str]) -> tuple[float, str]:
-    command = [python, ROOT / 'benchmarks' / 'impala_rllib.py', f'--secs={secs}', *flags]
+    command = [str(python), str(ROOT / 'benchmarks' / 'impala_rllib.py'), f'--secs={secs}', *flags]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
     told = json.loads(done.stdout.splitlines()[-1])
     return told['steps'] / told['secs'], f'RLlib {told["version"]}'

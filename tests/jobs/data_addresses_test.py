@@ -14,6 +14,9 @@ from tflearn.replay import connection
 from tflearn.replay.storage import REPLAY
 from tflearn.run_dir import RunDir, read_json
 
+# TF-Agents' own
+pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
+
 
 def test_each_collector_has_one_and_the_learner_takes_from_all(small_run, tmp_path):
     network = NetworkOptions(fc_layer_params=(8,))

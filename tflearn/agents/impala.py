@@ -150,7 +150,8 @@ def make_optimizers(
             train_step, rate, gradient_clipping=gradient_clipping, per_replica_batch_size=size, name=name
         )
 
-    return Optimizers(*(None if rate is None else make(name, rate) for name, rate in rates.items()))
+    made: list[Any] = [None if rate is None else make(name, rate) for name, rate in rates.items()]
+    return Optimizers(*made)
 
 
 class ImpalaAgent(tf_agent.TFAgent):

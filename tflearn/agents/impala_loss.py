@@ -49,7 +49,8 @@ class LossOptions:
             if not callable(value) and not value >= 0:
                 raise ValueError(f'got {name}={value!r}; need a number of at least 0, or a schedule')
         clipping = self.reward_clipping
-        if clipping not in (None, 'soft_asymmetric') and (isinstance(clipping, str) or not clipping > 0):
+        ok = clipping in (None, 'soft_asymmetric') or (isinstance(clipping, float | int) and clipping > 0)
+        if not ok:
             raise ValueError(f"got reward_clipping={clipping!r}; need a number above 0, 'soft_asymmetric' or None")
         if self.reduction not in get_args(Reduction):
             raise ValueError(f'got reduction={self.reduction!r}; need one of {", ".join(get_args(Reduction))}')

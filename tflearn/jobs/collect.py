@@ -25,6 +25,7 @@ from tflearn.variables.subscriber import Subscriber
 from tflearn.waiting import LOG_EVERY_SECS, Stopped
 
 _REPORT_SECS = 1.0
+_STEPS_PER_RUN = 16
 _LOOK_FOR_STOP_SECS = 0.02
 
 
@@ -77,10 +78,7 @@ def collect(
         return
     status = Status(run_dir.status(name), name)
     status.update(f'waiting for the replay server at {replay_address}')
-    mixed_seed = None if seed is None else (seed + zlib.crc32(name.encode())) % 2**31
-    if mixed_seed is not None:
-        tf.random.set_seed(mixed_seed)
-    environment = make_environment(num_environments=num_environments, seed=mixed_seed)
+    environment = make_environment(num_environments=num_environments, seed=_set_seed(seed, name))
     try:
         with contextlib.ExitStack() as ending:
             ending.callback(environment.close)
@@ -107,7 +105,7 @@ def collect(
             )
             reporter = _Reporter(replay_address, collection, weights, writer, status, options.reports_metrics(name))
             ending.callback(reporter.close)
-            _run(collection, weights, writer, reporter, options, stop, max_env_steps)
+            _run(collection, weights, writer, reporter, options, stop, max_env_steps, experience.order == 'queue')
         status.update('stopped' if stop.is_set() else 'finished')
     except Stopped as stopped:
         logging.info('%s', stopped)
@@ -130,6 +128,15 @@ def _served(
     return policy
 
 
+def _set_seed(seed: int | None, name: str) -> int | None:
+    """Sets TensorFlow's seed to one of the collector's own, if there is one. Returns it."""
+    if seed is None:
+        return None
+    mixed = (seed + zlib.crc32(name.encode())) % 2**31
+    tf.random.set_seed(mixed)
+    return mixed
+
+
 def _training_goes_on(weights: Subscriber) -> bool:
     """Takes over new weights if there are any. Also asked while a write is held back."""
     weights.pull()
@@ -144,7 +151,9 @@ def _run(
     options: CollectOptions,
     stop: threading.Event,
     max_env_steps: int | None,
+    ages: bool,
 ) -> None:
+    """Collects; where data must not age, it looks for newer weights before each step."""
     write = lambda row: writer(row, weights.newest.policy_version)  # noqa: E731
     limit, metrics = _limit(options), collection.metrics
     waits = False
@@ -158,7 +167,7 @@ def _run(
             weights.wait_for_next(_LOOK_FOR_STOP_SECS)
             continue
         waits = False
-        collection.run(1, write, weights.newest.env_steps)
+        collection.run(1 if limit or ages else _STEPS_PER_RUN, write, weights.newest.env_steps)
         reporter.report_if_due('running')
         if max_env_steps is not None and metrics.env_steps >= max_env_steps:
             writer.flush()

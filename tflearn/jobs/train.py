@@ -101,10 +101,7 @@ def train(
       ValueError: if the server's tables or a checkpoint are made for other data or networks, or nothing computes in
         `precision`.
     """
-    if steps_per_call < 1:
-        raise ValueError(f'got steps_per_call={steps_per_call}; need at least 1')
-    if data_addresses and experience.order != 'queue':
-        raise ValueError(f'got data_addresses with Experience.order={experience.order!r}; need a queue, or none')
+    _check(steps_per_call, data_addresses, experience)
     limits = Limits(num_train_steps, max_env_steps, max_secs)
     texts = lambda: {'run/seed': 'none given' if seed is None else str(seed), **describe()}  # noqa: E731
     intervals = (checkpoint_interval_steps, summary_interval_steps, publish_interval_steps, export_interval_steps)
@@ -135,6 +132,13 @@ def train(
             on_restored()
         whole = isinstance(source, Iterations)
         session.run(stop, source.max_draw_steps if whole else min(steps_per_call, publish_interval_steps))
+
+
+def _check(steps_per_call: int, data_addresses: Sequence[str], experience: Experience) -> None:
+    if steps_per_call < 1:
+        raise ValueError(f'got steps_per_call={steps_per_call}; need at least 1')
+    if data_addresses and experience.order != 'queue':
+        raise ValueError(f'got data_addresses with Experience.order={experience.order!r}; need a queue, or none')
 
 
 def _wait_for_replay(
