@@ -30,7 +30,7 @@ from tflearn.run_dir import RunDir  # noqa: E402
 from tflearn.steps import create_train_step  # noqa: E402
 
 # Intervals of one measurement: some seconds.
-INTERVALS = {'dqn': 20, 'sac': 3}
+INTERVALS = {'dqn': 10, 'sac': 1}
 
 
 class Trainer:

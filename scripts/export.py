@@ -6,6 +6,7 @@ are fitted on observations of the replay's newest checkpoint, or of --observatio
 
 import sys
 import threading
+from typing import Any
 
 from absl import flags
 
@@ -31,7 +32,7 @@ def run(stop: threading.Event) -> None:
     from tflearn.jobs import export  # TensorFlow comes with it: not before the flags are parsed.
 
     names = ('policy', 'train_step', 'output', 'batch_size', 'tflite', 'observations')
-    arguments = {name: flags.FLAGS[name].value for name in names}
+    arguments: dict[str, Any] = {name: flags.FLAGS[name].value for name in names}
     print(export.export(run_dir=RunDir(flags.FLAGS.root_dir), **arguments))
 
 

@@ -98,7 +98,7 @@ def test_every_job_is_configured_and_its_objects_are_made(configure, run, job):
 
 def test_the_settings_that_the_documentation_shows(configure):
     shown = (FOLDER.parent / 'docs' / 'exporting.md').read_text(encoding='utf-8')
-    blocks = re.findall(r'^```\n(.*?)^```', shown, re.DOTALL | re.MULTILINE)
+    blocks = re.findall(r'^```gin\n(.*?)^```', shown, re.DOTALL | re.MULTILINE)
     lines = [line.partition('#')[0].strip() for block in blocks for line in block.splitlines()]
     modules = [f'from tflearn.jobs import {name}' for name in ('policy_exports', 'evaluate_settings')]
     bindings = [*modules, *filter(None, lines)]

@@ -51,6 +51,6 @@ class EpsilonPolicy:
     def _mixed(self, spec: Any, leaf: np.ndarray, explores: np.ndarray) -> np.ndarray:
         low, high = (np.broadcast_to(bound, leaf.shape) for bound in (spec.minimum, spec.maximum))
         integer = spec.dtype.is_integer
-        draw = functools.partial(self._random.integers, endpoint=True) if integer else self._random.uniform
+        draw: Any = functools.partial(self._random.integers, endpoint=True) if integer else self._random.uniform
         drawn: np.ndarray = draw(low, high, leaf.shape)
         return np.where(explores.reshape(-1, *[1] * (leaf.ndim - 1)), drawn, leaf).astype(leaf.dtype)
