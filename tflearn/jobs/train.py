@@ -7,20 +7,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import tensorflow as tf
 from absl import logging
 
-from tflearn.experience import Agent, AgentFactory, Experience
-from tflearn.jobs import initial_agent, recorded_data
+from tflearn.experience import AgentFactory, Experience
+from tflearn.jobs import batch_source, initial_agent, recorded_data
+from tflearn.jobs.batch_source import Source
 from tflearn.jobs.policy_exports import ExportOptions
-from tflearn.jobs.train_session import Source, TrainSession
+from tflearn.jobs.train_session import TrainSession
 from tflearn.jobs.train_settings import Settings, with_texts
 from tflearn.learner import strategies, workers
-from tflearn.learner.iterations import Iterations
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.limits import Limits
 from tflearn.replay import connection
-from tflearn.replay.mirror import ReplayMirror
 from tflearn.replay.prioritized import PrioritizedSampler
-from tflearn.replay.queue_source import QueueSource
-from tflearn.replay.sampler import ReplaySampler
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.run_dir import RunDir, Status
 from tflearn.specs import EnvironmentFactory, specs_of
@@ -121,17 +118,16 @@ def train(
     agent = initial_agent.make(make_agent, specs_of(make_environment), experience, placement, precision)
     storage = Storage(experience, recorded_data.data_spec(agent, experience))
     with workers.writable_run_dir(placement, run_dir) as run_dir:
-        addresses = data_addresses or [replay_address]
-        if not _wait_for_replay(run_dir, [replay_address, *addresses], storage, connect_timeout_secs, stop):
+        if not _wait_for_replay(run_dir, [replay_address, *data_addresses], storage, connect_timeout_secs, stop):
             return
         initial_agent.load(agent, initial_checkpoint, initial_prefixes, run_dir)
-        source = _source(addresses, storage, agent, placement, data_timeout_secs, seed)
+        addresses = data_addresses or [replay_address]
+        source = batch_source.make(addresses, storage, agent, placement, data_timeout_secs, seed)
         settings = _with_priorities(settings, source)
         session = TrainSession(run_dir, replay_address, agent, storage, source, placement, settings, limits)
         if place.is_chief:
             on_restored()
-        whole = isinstance(source, Iterations)
-        session.run(stop, source.max_draw_steps if whole else min(steps_per_call, publish_interval_steps))
+        session.run(stop, batch_source.steps_per_call(source, min(steps_per_call, publish_interval_steps)))
 
 
 def _check(steps_per_call: int, data_addresses: Sequence[str], experience: Experience) -> None:
@@ -154,35 +150,6 @@ def _wait_for_replay(
         status.update('stopped')
         return False
     return True
-
-
-def _source(
-    addresses: Sequence[str],
-    storage: Storage,
-    agent: Agent,
-    placement: tf.distribute.Strategy,
-    timeout_secs: float,
-    seed: int | None,
-) -> Source:
-    place, experience = strategies.layout(placement), storage.experience
-    address = addresses[0]
-    logging.info('%s', place.describe(experience.per_replica_batch_size))
-    batch_size = experience.per_replica_batch_size * place.replicas // place.workers
-    if storage.mirrored:
-        return ReplayMirror(address, storage, batch_size, timeout_secs, seed or place.worker)
-    if experience.prioritization:
-        return PrioritizedSampler(address, storage, batch_size, timeout_secs)
-    if experience.order != 'queue':
-        return ReplaySampler(address, storage, batch_size, timeout_secs)
-    queue = QueueSource(addresses, storage, batch_size, timeout_secs, seed)
-    if experience.iteration is None:
-        return queue
-    if not hasattr(agent, 'prepare'):
-        raise ValueError(
-            f'got Experience.iteration with a {type(agent).__name__}; need an agent that prepares sequences for '
-            'several epochs, as PPO; or iteration=None'
-        )
-    return Iterations(queue, agent.prepare, experience.iteration, placement, seed or place.worker)
 
 
 def _with_priorities(settings: Settings, source: Source) -> Settings:

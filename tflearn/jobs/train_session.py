@@ -10,22 +10,19 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn.experience import Agent
-from tflearn.jobs import run_end
+from tflearn.jobs import batch_source, run_end
+from tflearn.jobs.batch_source import Source
 from tflearn.jobs.collect_summaries import CollectSummaries
 from tflearn.jobs.policy_exports import PolicyExports
 from tflearn.jobs.train_settings import Settings
 from tflearn.learner import strategies, workers
 from tflearn.learner.consistency import ReplicaConsistency
-from tflearn.learner.iterations import Iterations
 from tflearn.learner.learner import Learner
 from tflearn.learner.limits import Limits
 from tflearn.learner.train_result import TrainResult
 from tflearn.learner.triggers import IntervalTrigger
 from tflearn.learner.watchdog import Watchdog
 from tflearn.replay import connection, reports
-from tflearn.replay.mirror import ReplayMirror
-from tflearn.replay.queue_source import QueueSource
-from tflearn.replay.sampler import ReplaySampler
 from tflearn.replay.statistics import ReplayStatistics
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.run_dir import RunDir, Status
@@ -34,8 +31,6 @@ from tflearn.waiting import LOG_EVERY_SECS
 
 _LOOK_AT_REPLAY_SECS = 1.0
 _LAST_LOOK_SECS = 5.0
-
-Source = ReplayMirror | ReplaySampler | QueueSource | Iterations
 
 
 class Progress(tf.train.experimental.PythonState):
@@ -112,7 +107,7 @@ class TrainSession:
             strategy=strategy,
             triggers=self._triggers(settings, agent, strategy),
             options=settings.learner_options(lambda: self._progress.policy_version, lambda: self._figures),
-            state={'reports': self._reports, 'progress': self._progress, **_counts_of(source)},
+            state={'reports': self._reports, 'progress': self._progress, **batch_source.counts(source)},
         )
         self._exports = PolicyExports(agent, run_dir, settings.exports, self._export_facts, settings.texts)
 
@@ -235,9 +230,7 @@ class TrainSession:
         self._send(step)
 
     def _send(self, step: int, finished: bool = False) -> None:
-        queue = self._source.source if isinstance(self._source, Iterations) else self._source
-        if isinstance(queue, QueueSource):
-            queue.newest_version = self._progress.policy_version
+        batch_source.tell_version(self._source, self._progress.policy_version)
         if self._chief:
             self._publisher.publish(step, self._progress.policy_version, self._reports.env_steps, finished)
 
@@ -300,8 +293,3 @@ class TrainSession:
             'none' if mean_return is None else f'{mean_return:.1f}',
             result.loss,
         )
-
-
-def _counts_of(source: Source) -> dict[str, ReplayMirror]:
-    # Where the server draws, it counts.
-    return {'replay': source} if isinstance(source, ReplayMirror) else {}

@@ -1,0 +1,75 @@
+"""Where a train job's batches come from, as its experience says."""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+from absl import logging
+
+from tflearn.experience import Agent
+from tflearn.learner import strategies
+from tflearn.learner.iterations import Iterations
+from tflearn.replay.mirror import ReplayMirror
+from tflearn.replay.prioritized import PrioritizedSampler
+from tflearn.replay.queue_source import QueueSource
+from tflearn.replay.sampler import ReplaySampler
+from tflearn.replay.storage import Storage
+
+Source = ReplayMirror | ReplaySampler | QueueSource | Iterations
+
+
+def make(
+    addresses: Sequence[str],
+    storage: Storage,
+    agent: Agent,
+    placement: tf.distribute.Strategy,
+    timeout_secs: float,
+    seed: int | None,
+) -> Source:
+    """Makes the source of batches for this process.
+
+    Args:
+      addresses: of the replay servers, 'host:port'; several for a queue only.
+      storage: of the run's experience.
+      agent: that is trained.
+      placement: that it was made in.
+      timeout_secs: how long to wait for data.
+      seed: of the draws; None takes the number of the worker.
+
+    Raises:
+      ValueError: if the experience has an `iteration`, and the agent cannot prepare one.
+    """
+    place, experience = strategies.layout(placement), storage.experience
+    logging.info('%s', place.describe(experience.per_replica_batch_size))
+    batch_size = experience.per_replica_batch_size * place.replicas // place.workers
+    if storage.mirrored:
+        return ReplayMirror(addresses[0], storage, batch_size, timeout_secs, seed or place.worker)
+    if experience.prioritization:
+        return PrioritizedSampler(addresses[0], storage, batch_size, timeout_secs)
+    if experience.order != 'queue':
+        return ReplaySampler(addresses[0], storage, batch_size, timeout_secs)
+    queue = QueueSource(addresses, storage, batch_size, timeout_secs, seed)
+    if experience.iteration is None:
+        return queue
+    if not hasattr(agent, 'prepare'):
+        raise ValueError(
+            f'got Experience.iteration with a {type(agent).__name__}; need an agent that prepares sequences for '
+            'several epochs, as PPO; or iteration=None'
+        )
+    return Iterations(queue, agent.prepare, experience.iteration, placement, seed or place.worker)
+
+
+def steps_per_call(source: Source, num_steps: int) -> int:
+    """Returns the train steps of a call: an iteration as a whole, or `num_steps`."""
+    return source.max_draw_steps if isinstance(source, Iterations) else num_steps
+
+
+def tell_version(source: Source, policy_version: int) -> None:
+    """Tells a queue which weights are the newest, for what is too old."""
+    queue = source.source if isinstance(source, Iterations) else source
+    if isinstance(queue, QueueSource):
+        queue.newest_version = policy_version
+
+
+def counts(source: Source) -> dict[str, ReplayMirror]:
+    """Returns what of the source belongs in a checkpoint. (Where the server draws, it counts.)"""
+    return {'replay': source} if isinstance(source, ReplayMirror) else {}
