@@ -102,10 +102,8 @@ def train(
     limits = Limits(num_train_steps, max_env_steps, max_secs)
     texts = lambda: {'run/seed': 'none given' if seed is None else str(seed), **describe()}  # noqa: E731
     intervals = (checkpoint_interval_steps, summary_interval_steps, publish_interval_steps, export_interval_steps)
-    call_timeout_secs = data_timeout_secs + _TRACE_SECS
-    settings = Settings(
-        *intervals, replica_check_interval_steps, call_timeout_secs, with_texts(options, texts), exports
-    )
+    learner_options, call_timeout_secs = with_texts(options, texts), data_timeout_secs + _TRACE_SECS
+    settings = Settings(*intervals, replica_check_interval_steps, call_timeout_secs, learner_options, exports)
     if line := run_dir.done_line():
         logging.info(line)
         return
