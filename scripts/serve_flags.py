@@ -58,11 +58,12 @@ def check() -> None:
     values = flags.FLAGS
     if wrong := [version for version in values.versions if not re.fullmatch('[0-9]{1,18}', version)]:
         raise ValueError(f'got --versions={wrong[0]}; need train steps, such as --versions=1000,2000')
-    if wrong := [name for name in values.policies if not re.fullmatch(r'\w[\w.-]*', name)]:
+    if wrong := [policy for policy in values.policies if not re.fullmatch(r'\w[\w.-]*', policy)]:
         raise ValueError(f'got --policies={wrong[0]}; need names of directories, such as --policies=greedy_policy')
     for flag in ('tls_certificate', 'tls_key', 'tls_client_ca'):
-        if values[flag].value and not pathlib.Path(values[flag].value).is_file():
-            raise ValueError(f'got --{flag}={values[flag].value}; need a file')
+        name: Any = values[flag].value
+        if name and not pathlib.Path(name).is_file():
+            raise ValueError(f'got --{flag}={name}; need a file')
     if bool(values.tls_certificate) != bool(values.tls_key) or (values.tls_client_ca and not values.tls_key):
         raise ValueError('got a part of --tls_certificate, --tls_key, --tls_client_ca; need the first two together')
 

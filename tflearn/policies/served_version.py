@@ -99,14 +99,14 @@ class Signature:
         """
         if 'batch_size' in self.inputs and not self.batched and not 1 <= inputs['batch_size'] <= self.max_rows:
             raise InvalidRequest(f'got batch_size={inputs["batch_size"]}; need 1 to {self.max_rows}')
-        program = self._alone if alone else self._program
+        program: Any = self._alone if alone else self._program
         outputs = program([tf.constant(inputs[name], self.inputs[name].dtype) for name in self._order])
         return {name: output.numpy() for name, output in zip(self.outputs, outputs, strict=True)}
 
     def warm_up(self) -> None:
         """Computes zeros, so that the first request does not have to wait for what TensorFlow does once."""
         ones = {name: [1 if size is None else size for size in spec.shape] for name, spec in self.inputs.items()}
-        make: Callable[..., Any] = np.zeros if self.batched else np.ones
+        make: Any = np.zeros if self.batched else np.ones
         self.run({name: make(shape, self.inputs[name].dtype.as_numpy_dtype) for name, shape in ones.items()})
 
 
