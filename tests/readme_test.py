@@ -82,10 +82,18 @@ def test_jobs_by_hand_and_the_policy(tmp_path):
     assert done['train_step'] == 100
 
     snippet = re.search(r'```python\n(.*?)```', README, re.DOTALL).group(1)
-    snippet = re.sub(r"load\('.*?'\)", f'load({str(root / done["policy"])!r})', snippet)
-    program = snippet + '\nassert actions.shape == (1,) and actions[0] in (0, 1)\n'
+    program = (
+        snippet.replace('runs/dqn_cartpole', str(root)) + '\nassert actions.shape == (1,) and actions[0] in (0, 1)\n'
+    )
     alone = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, timeout=120, check=False)
     assert alone.returncode == 0, alone.stderr
+
+    (command,) = [command for command in COMMANDS if command.startswith('.venv/bin/tflearn-export')]
+    # (A policy that has learned nothing yet does not bear int8.)
+    arguments = command.replace('runs/dqn_cartpole', str(root)).replace('=int8', '=float32')
+    exported = _run('export', shlex.split(arguments)[1:])
+    assert exported.returncode == 0, exported.stderr
+    assert list(root.rglob('*.tflite'))
 
 
 def test_in_step(tmp_path):
