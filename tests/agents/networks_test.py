@@ -167,7 +167,9 @@ def _agent(kind, name):
     return agent
 
 
-@pytest.mark.parametrize('kind', AGENTS)
+@pytest.mark.parametrize(
+    'kind', [kind if kind == 'dqn' else pytest.param(kind, marks=pytest.mark.slow) for kind in AGENTS]
+)
 def test_agents_train_in_bfloat16_nearly_as_in_float32(kind):
     exact, rough = _agent(kind, 'float32'), _agent(kind, 'bfloat16')
     precision.check_agent(exact, 'float32')

@@ -95,6 +95,7 @@ def test_the_same_seed_gives_the_same_bits(tmp_path):
     assert figures(one)['collect/mean_return'] != figures(other)['collect/mean_return']
 
 
+@pytest.mark.slow
 def test_environments_may_have_a_seed_of_their_own(tmp_path):
     one, other = (
         run_in_step(tmp_path / str(seed), num_train_steps=20, seed=5, collect_seed=seed) for seed in (None, 7)

@@ -66,7 +66,8 @@ def test_the_loss_is_the_last_steps_and_extras_are_means(tmp_path, make_agent, m
     np.testing.assert_allclose(last.extra.td_loss, last.loss, rtol=1e-4)  # a sum would be 8 times as large
 
 
-@pytest.mark.parametrize('replicas', [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow  # learner_test has the core's
+@pytest.mark.parametrize('replicas', [2, 4])
 def test_replicas_agree_with_one(tmp_path, make_agent, make_dataset_fn, replicas):
     strategy = strategies.make(f'mirrored:{replicas}')
     one, several = make_agent(), make_agent(strategy)
@@ -165,7 +166,7 @@ def test_their_policy_trigger_works(tmp_path, make_agent, make_dataset_fn):
     assert 'RunTime/train_steps_per_sec' in event_files.tags(tmp_path / 'train')
 
 
-@pytest.mark.parametrize(('first', 'second'), [(peer.Learner, Learner), (Learner, peer.Learner), (Learner, Learner)])
+@pytest.mark.parametrize(('first', 'second'), [(peer.Learner, Learner), (Learner, peer.Learner)])
 @pytest.mark.filterwarnings('ignore')
 def test_checkpoints_are_the_same(tmp_path, make_agent, make_dataset_fn, first, second):
     dataset_fn = lambda: make_dataset_fn()(tf.distribute.InputContext())  # noqa: E731
