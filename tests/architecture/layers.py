@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tests.architecture.source_tree import SourceFile, dotted_name, is_within
 
-VOCABULARY = ('steps', 'waiting', 'background', 'run_dir', 'specs', 'experience')
+VOCABULARY = ('steps', 'waiting', 'background', 'histograms', 'run_dir', 'specs', 'experience')
 ROOMS = (
     *('environments', 'agents', 'replay', 'variables', 'policies', 'actors', 'learner', 'offline', 'transforms'),
     *('launch', 'jobs'),

@@ -84,6 +84,31 @@ def test_a_source_gives_the_same_as_a_dataset_and_tells_of_its_last_batch(tmp_pa
         np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
+def test_what_summaries_need_is_compiled_ahead_if_there_are_any(tmp_path, make_agent):
+    agent, options = make_agent(), LearnerOptions(None, SummaryOptions(4))
+    learner = Learner(agent, CountedSource(), RunDir(tmp_path), options=options)
+    built, before = learner.num_traces, [variable.numpy() for variable in agent.policy.variables()]
+    learner.prepare(3)
+    assert learner.num_traces == built, 'none of three steps is summarized'
+    learner.prepare(4)
+    prepared = learner.num_traces
+    assert prepared > built
+    assert learner.step == 0
+    for variable, value in zip(agent.policy.variables(), before, strict=True):
+        np.testing.assert_array_equal(variable, value)
+    learner.run(5)
+    learner.close()
+    assert learner.num_traces == prepared
+    assert list(written_summaries.scalars(RunDir(tmp_path).summaries('train'))['gradients/dqn/norm']) == [4]
+
+
+def test_an_iterator_is_not_asked_ahead(tmp_path, make_agent, make_dataset_fn):
+    options = LearnerOptions(None, SummaryOptions(1))
+    learner = Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path), options=options)
+    learner.prepare(4)
+    assert learner.run(1).info == {'policy_version': 0}
+
+
 def test_it_traces_once(tmp_path, make_agent, make_dataset_fn):
     agent, traces = make_agent(), []
     train = agent.train

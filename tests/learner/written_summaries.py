@@ -6,16 +6,20 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 
-def _values(directory: pathlib.Path, plugin: str) -> Iterator[tuple[int, str, tf.Tensor]]:
-    plugins = {}  # told with the first value of each tag only
+def _events(directory: pathlib.Path) -> Iterator[tf.compat.v1.Event]:
     for path in sorted(directory.glob('events.*')):
         for record in tf.data.TFRecordDataset(str(path)):
-            event = tf.compat.v1.Event.FromString(record.numpy())
-            for value in event.summary.value:
-                name = value.metadata.plugin_data.plugin_name or plugins[value.tag]
-                plugins[value.tag] = name
-                if name == plugin:
-                    yield event.step, value.tag, tf.make_ndarray(value.tensor)
+            yield tf.compat.v1.Event.FromString(record.numpy())
+
+
+def _values(directory: pathlib.Path, plugin: str) -> Iterator[tuple[int, str, tf.Tensor]]:
+    plugins = {}  # told with the first value of each tag only
+    for event in _events(directory):
+        for value in event.summary.value:
+            name = value.metadata.plugin_data.plugin_name or plugins.get(value.tag)
+            plugins[value.tag] = name
+            if name == plugin:
+                yield event.step, value.tag, tf.make_ndarray(value.tensor)
 
 
 def scalars(directory: pathlib.Path) -> dict[str, dict[int, float]]:
@@ -30,9 +34,10 @@ def scalars(directory: pathlib.Path) -> dict[str, dict[int, float]]:
 def histograms(directory: pathlib.Path) -> dict[str, dict[int, tuple[float, float, float]]]:
     """Returns {tag: {train step: (least, greatest, count)}}."""
     found = {}
-    for step, tag, buckets in _values(directory, 'histograms'):
-        filled = buckets[buckets[:, 2] > 0]
-        found.setdefault(tag, {})[step] = (filled[0, 0], filled[-1, 1], filled[:, 2].sum())
+    for event in _events(directory):
+        for value in event.summary.value:
+            if value.HasField('histo'):
+                found.setdefault(value.tag, {})[event.step] = (value.histo.min, value.histo.max, value.histo.num)
     return found
 
 

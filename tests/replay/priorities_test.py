@@ -43,6 +43,12 @@ class Server:
         self.port = int(self.process.stdout.readline())
         self.address = f'localhost:{self.port}'
 
+    def halt(self):
+        """Stops it, and returns once it does nothing any more."""
+        os.kill(self.process.pid, signal.SIGSTOP)
+        _, status = os.waitpid(self.process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+
     def fill(self, count):
         """Inserts items of priority 1; returns their keys."""
         client = reverb.Client(self.address)
@@ -179,7 +185,7 @@ def test_a_server_that_hangs_holds_nobody_back(serve, make_updater):
     updater = make_updater(server.address, max_waiting=3)
     updater.update(0, keys[:1], errors(0.5))
     assert updater.flush(30)
-    os.kill(server.process.pid, signal.SIGSTOP)
+    server.halt()
     updater.update(1, keys[:1], errors(0.4))
     wait_until(lambda: not updater._waiting, 'the first of them on its way', 30)
     for step in range(2, 8):
@@ -212,7 +218,7 @@ def test_closing_has_a_deadline(serve):
     server = serve()
     keys = server.fill(1)
     updater = PriorityUpdater(server.address, TABLE, PLAIN)
-    os.kill(server.process.pid, signal.SIGSTOP)
+    server.halt()
     updater.update(0, keys, errors(0.5))
     start = time.monotonic()
     updater.close(0.5)

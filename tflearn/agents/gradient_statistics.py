@@ -8,13 +8,9 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tflearn import histograms
+
 _DECAY = 0.9
-
-
-def recorded() -> bool:
-    """Says whether this step, or the program that is being traced, may write summaries."""
-    value = tf.get_static_value(tf.summary.should_record_summaries())
-    return value is None or bool(value)
 
 
 def summarize(
@@ -25,7 +21,7 @@ def summarize(
     norm: tf.Tensor,
     clipped_norm: tf.Tensor,
 ) -> None:
-    """Writes norms under `gradients/<name>/`, and histograms where there is no TPU.
+    """Writes norms and histograms under `gradients/<name>/`.
 
     Args:
       name: of the optimizer.
@@ -35,8 +31,6 @@ def summarize(
       norm: float32 scalar, global norm of `gradients`.
       clipped_norm: float32 scalar, global norm after clipping.
     """
-    # Histograms are not for TPUs.
-    histograms = not tf.config.list_logical_devices('TPU')
     with tf.name_scope(f'gradients/{name}/'):  # the slash leaves the scopes of whoever called
         tf.summary.scalar('norm', norm, step=step)
         tf.summary.scalar('clipped_norm', clipped_norm, step=step)
@@ -44,9 +38,8 @@ def summarize(
             tag = variable.name.replace(':', '_')
             tf.summary.scalar(f'{tag}/gradient_norm', tf.norm(gradient), step=step)
             tf.summary.scalar(f'{tag}/variable_norm', tf.norm(variable), step=step)
-            if histograms:
-                tf.summary.histogram(f'{tag}/gradient', gradient, step=step)
-                tf.summary.histogram(f'{tag}/variable', variable, step=step)
+            histograms.write(f'{tag}/gradient', gradient, step)
+            histograms.write(f'{tag}/variable', variable, step)
 
 
 class GradientNoise(tf.Module):

@@ -10,6 +10,7 @@ from typing import Literal, Protocol, get_args
 import tensorflow as tf
 from absl import logging
 
+from tflearn import histograms
 from tflearn.agents import gradient_statistics, schedules
 
 Kind = Literal['adam', 'rmsprop']
@@ -81,7 +82,7 @@ class Optimizer(tf.Module):
         summed = [gradient for gradient, _ in self.keras.aggregate_gradients(own)]
         norm = tf.linalg.global_norm(summed)
         clipped = self.clip(summed, norm)
-        if gradient_statistics.recorded():
+        if histograms.recorded():
             clipped_norm = tf.linalg.global_norm(clipped)
             step = self._train_step + 1  # agents count a step when it is done
             gradient_statistics.summarize(self.name, step, variables, summed, norm, clipped_norm)

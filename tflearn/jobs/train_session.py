@@ -144,6 +144,7 @@ class TrainSession:
         # Only now, when a checkpoint may have been restored, are the weights what actors and readers shall have.
         self._send(learner.step)
         self._export(learner.step)
+        learner.prepare(self._limits.num_train_steps)  # while collectors gather the first data
         self._status.update('waiting for data', train_step=learner.step, num_train_steps=self._limits.num_train_steps)
         over = threading.Event()
         monitor = threading.Thread(target=self._monitor, args=(stop, over), name='train_monitor', daemon=True)

@@ -139,6 +139,10 @@ class Learner:
         """How often the train step was traced: a few times at first, never again."""
         return self._loop.num_traces
 
+    def prepare(self, num_train_steps: int) -> None:
+        """Compiles what summaries of steps up to `num_train_steps` need; of a `BatchSource`, before it has data."""
+        self._loop.prepare(self.step, num_train_steps)
+
     def run(self, num_steps: int) -> TrainResult:
         """Takes train steps, then calls the triggers.
 

@@ -6,6 +6,7 @@ import tensorflow as tf
 from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories import trajectory
 
+from tflearn import histograms
 from tflearn.experience import Agent
 from tflearn.learner.elements import flatten_with_names
 from tflearn.learner.summaries import SummaryOptions
@@ -31,15 +32,13 @@ class StepSummaries:
           data: [B, T, ...]; what is no Trajectory has no actions.
           info: the data's own figures.
         """
-        if tf.config.list_logical_devices('TPU'):  # no histograms there
-            return
         step = self._agent.train_step_counter
         if self._options.actions and isinstance(data, trajectory.Trajectory):
             self._write_actions(data, step)
         if self._options.policy_version and 'policy_version' in info:
             with tf.name_scope('data/'):
                 lag = self._newest.read_value() - tf.cast(info['policy_version'], tf.int64)
-                tf.summary.histogram('policy_lag', lag, step=step)
+                histograms.write('policy_lag', lag, step)
 
     def _write_actions(self, data: trajectory.Trajectory, step: tf.Variable) -> None:
         first = tf.nest.map_structure(lambda column: column[:, 0], data)
@@ -49,4 +48,4 @@ class StepSummaries:
         actions = {'batch': data.action, 'policy': policy.action(time_step, state).action}
         with tf.name_scope('actions/'):
             for name, action in flatten_with_names(actions):
-                tf.summary.histogram(name, action, step=step)
+                histograms.write(name, action, step)

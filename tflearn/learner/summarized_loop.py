@@ -111,6 +111,15 @@ class SummarizedLoop:
         self._profile.at(end)
         return True
 
+    def prepare(self, before: int, end: int) -> None:
+        """Compiles the recorded program if one of the steps up to `end` is summarized, and the source is drawn from.
+
+        An iterator cannot be asked without taking an element; then it is compiled when it is first wanted.
+        """
+        due = self.summaries.next_step(before)
+        if due is not None and due <= end and hasattr(self._source, 'draw'):
+            self._take_recorded(0)
+
     def close(self, step: int) -> None:
         """Writes the summary of the steps since the last one, and everything out."""
         self._profile.stop()
