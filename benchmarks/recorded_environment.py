@@ -3,13 +3,13 @@
 import json
 import os
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from tf_agents.trajectories import time_step as ts
 
 from tflearn import specs
+from tflearn.environments.wrapper import Wrapper
 
 
 def make(
@@ -46,28 +46,14 @@ def append(path: str | os.PathLike[str], **entry: Any) -> None:
         lines.write(json.dumps(entry) + '\n')
 
 
-class RecordedEnvironment:
-    """A `specs.BatchedEnvironment` that tells of its episodes."""
+class RecordedEnvironment(Wrapper):
+    """Another environment that also tells of its episodes."""
 
     def __init__(self, environment: specs.BatchedEnvironment, path: str):
         """Takes over `environment`: it is closed with this."""
-        self.num_environments, self.specs = environment.num_environments, environment.specs
-        self._environment, self._path, self._started = environment, path, False
+        super().__init__(environment)
+        self._path, self._started = path, False
         self._returns, self._lengths = np.zeros(self.num_environments), np.zeros(self.num_environments, int)
-
-    @property
-    def info(self) -> Mapping[str, np.ndarray]:
-        """Of the environment."""
-        return self._environment.info
-
-    @property
-    def num_rebuilt(self) -> int:
-        """Of the environment."""
-        return self._environment.num_rebuilt
-
-    def reset(self) -> ts.TimeStep:
-        """Starts new episodes everywhere."""
-        return self._environment.reset()
 
     def step(self, action: Any) -> ts.TimeStep:
         """Applies `action`, and writes a line for each episode that ends."""
@@ -81,7 +67,3 @@ class RecordedEnvironment:
             append(self._path, episode=[time.time(), float(self._returns[i]), int(self._lengths[i])])
             self._returns[i] = self._lengths[i] = 0
         return time_step
-
-    def close(self) -> None:
-        """Frees what the environments hold."""
-        self._environment.close()

@@ -4,7 +4,6 @@ Full models of steps of which there are only weights need train.exports with upd
 are fitted on observations of the replay's newest checkpoint, or of --observations.
 """
 
-import sys
 import threading
 from typing import Any
 
@@ -12,7 +11,7 @@ from absl import flags
 
 from tflearn.run_dir import RunDir
 
-from . import job_flags, job_process, preflight
+from . import plain_job, preflight
 
 
 def define() -> None:
@@ -37,20 +36,8 @@ def run(stop: threading.Event) -> None:
 
 
 def main() -> None:
-    """Runs the program."""
-    program = 'tflearn-export'
-    job_flags.define_process()
-    define()
-    try:
-        preflight.check()
-        job_flags.parse_process(sys.argv)
-        if flags.FLAGS.help or flags.FLAGS.helpfull:
-            print(job_flags.help_text(program, __doc__ or '', flags.FLAGS.helpfull, '--train_step=4000'))
-            return
-    except (ImportError, ValueError) as error:
-        sys.exit(job_process.report(program, error))
-    job_process.set_up_logging('export')
-    job_process.run(program, run, flags.FLAGS.stop_timeout_secs)
+    """Runs the program; see `plain_job.main`."""
+    plain_job.main('export', __doc__, run, define, '--train_step=4000')
 
 
 if __name__ == '__main__':

@@ -3,14 +3,13 @@
 Needs the extra `serving`. The name of a model is that of the policy's directory, `greedy_policy`.
 """
 
-import sys
 import threading
 
 from absl import flags
 
 from tflearn.run_dir import RunDir
 
-from . import job_flags, job_process, preflight, serve_flags
+from . import plain_job, preflight, serve_flags
 
 
 def run(stop: threading.Event) -> None:
@@ -28,21 +27,8 @@ def run(stop: threading.Event) -> None:
 
 
 def main() -> None:
-    """Runs the program."""
-    program = 'tflearn-serve'
-    job_flags.define_process()
-    serve_flags.define()
-    try:
-        preflight.check()
-        job_flags.parse_process(sys.argv)
-        if flags.FLAGS.help or flags.FLAGS.helpfull:
-            print(job_flags.help_text(program, __doc__ or '', flags.FLAGS.helpfull, '--port=8500'))
-            return
-        serve_flags.check()
-    except (ImportError, ValueError) as error:
-        sys.exit(job_process.report(program, error))
-    job_process.set_up_logging('serve')
-    job_process.run(program, run, flags.FLAGS.stop_timeout_secs)
+    """Runs the program; see `plain_job.main`."""
+    plain_job.main('serve', __doc__, run, serve_flags.define, '--port=8500', serve_flags.check)
 
 
 if __name__ == '__main__':

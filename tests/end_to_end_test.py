@@ -156,7 +156,7 @@ def check_finished(run_dir: RunDir, output: str, folder: pathlib.Path) -> None:
 
     result, *where = output.splitlines()[-6:]
     assert result.startswith(f'The run is done: {done["reason"]}; train step 1,500, ')
-    places = ('run/evaluation.png', 'run/summaries', 'run/train/checkpoints', f'run/{done["policy"]}')
+    places = ('run/learning_curve.png', 'run/summaries', 'run/train/checkpoints', f'run/{done["policy"]}')
     for line, place in zip(where, (*places, 'run/commands.txt'), strict=True):
         assert place in line
         assert (folder / place).exists()

@@ -15,7 +15,7 @@ def test_paths_that_others_rely_on(tmp_path):
     assert run_dir.checkpoints == tmp_path / 'train' / 'checkpoints'
     assert run_dir.policy('greedy_policy') == tmp_path / 'policies' / 'greedy_policy'
     assert run_dir.evaluations == tmp_path / 'evaluations.jsonl'
-    assert run_dir.learning_curve == tmp_path / 'evaluation.png'
+    assert run_dir.learning_curve == tmp_path / 'learning_curve.png'
     assert run_dir.config == tmp_path / 'config.gin'
     assert run_dir.log('train') == tmp_path / 'logs' / 'train.log'
 
@@ -77,9 +77,12 @@ def test_status_keeps_figures_and_writes_changes_of_state_at_once(tmp_path):
     assert written['pid'] == os.getpid()
 
 
-def test_a_status_that_cannot_be_written_is_no_reason_to_stop(tmp_path):
+def test_a_status_that_cannot_be_written_is_no_reason_to_stop(tmp_path, caplog):
     (tmp_path / 'status').write_text('a file where a directory should be')
-    Status(RunDir(tmp_path).status('train'), 'train').update('running', loss=float('nan'))
+    status = Status(RunDir(tmp_path).status('train'), 'train')
+    for state in ('waiting', 'running', 'finished'):
+        status.update(state, loss=float('nan'))
+    assert len(caplog.messages) == 1, 'each second would be too much'
 
 
 def test_numbers_that_json_does_not_know_are_none(tmp_path):

@@ -54,6 +54,7 @@ class Status:
         self._path = path
         self._figures: dict[str, Any] = {'job': job, 'pid': os.getpid()}
         self._written_at = 0.0
+        self._failure: str | None = None
 
     def update(self, state: str, **figures: Any) -> None:
         """Takes over `figures`; a change of `state` is written at once.
@@ -71,7 +72,9 @@ class Status:
             try:
                 write_json(self._path, self._figures)
             except OSError as error:  # nobody's work shall end because nobody can watch it
-                logging.warning('could not write %s: %s', self._path, error)
+                if str(error) != self._failure:
+                    logging.warning('could not write %s, and go on without: %s', self._path, error.strerror)
+                self._failure = str(error)
 
 
 class RunDir:
@@ -140,6 +143,11 @@ class RunDir:
     @property
     def learning_curve(self) -> pathlib.Path:
         """The picture of the evaluations."""
+        return self.root / 'learning_curve.png'
+
+    @property
+    def evaluation_picture(self) -> pathlib.Path:
+        """Another name of that picture."""
         return self.root / 'evaluation.png'
 
     @property

@@ -68,7 +68,7 @@ def test_it_gives_up_where_nothing_comes(start):
         job.join()
 
 
-@pytest.mark.parametrize('options', [{'max_rows': 0}, {'poll_secs': -1.0}])
+@pytest.mark.parametrize('options', [{'max_rows': 0}, {'poll_secs': -1.0}, {'poll_secs': float('nan')}])
 def test_unfit_options_are_told(options):
     (name,) = options
     with pytest.raises(ValueError, match=f'got {name}='):

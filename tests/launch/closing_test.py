@@ -28,7 +28,7 @@ def here(tmp_path, monkeypatch):
 def test_done_lines_can_be_pasted(here):
     assert closing.done_lines(here, DONE) == [
         f'The run is done: {RESULT}.',
-        "  learning curve   'runs/my run/evaluation.png'",
+        "  learning curve   'runs/my run/learning_curve.png'",
         "  TensorBoard      'runs/my run/summaries'  "
         f"(to see it: {sys.executable} -m tensorboard.main --logdir='runs/my run/summaries')",
         "  checkpoints      'runs/my run/train/checkpoints'",
@@ -40,7 +40,7 @@ def test_done_lines_can_be_pasted(here):
 def test_a_finished_run_takes_one_line(here):
     assert closing.already_done_line(here, DONE) == (
         f"This run is already finished: {RESULT}. Its policy is in 'runs/my run/policies/greedy_policy/12000', its "
-        "learning curve in 'runs/my run/evaluation.png'; for a new run choose another --root_dir."
+        "learning curve in 'runs/my run/learning_curve.png'; for a new run choose another --root_dir."
     )
 
 

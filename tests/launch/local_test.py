@@ -35,7 +35,7 @@ def test_normal_end(run, run_dir):
         'The run is done: num_train_steps 1000; train step 1,000, 4,321 env steps, 1 min 15 s; '
         'greedy mean return 487.2 over 20 episodes.'
     )
-    for line, path in zip(where[:4], ['evaluation.png', 'summaries', 'train/checkpoints', 'policies'], strict=True):
+    for line, path in zip(where[:4], ['learning_curve.png', 'summaries', 'train/checkpoints', 'policies'], strict=True):
         assert str(run_dir.root / path) in line
     assert 'tensorboard.main --logdir=' in where[1]
     assert 'policies/greedy_policy/900' in where[3]

@@ -54,7 +54,7 @@ def test_a_run_through_the_program(installed, tmp_path):
     assert (ended.returncode, ended.stderr) == (0, '')
     lines = ended.stdout.splitlines()
     assert lines[0] == 'Run in run; logs in run/logs.'
-    assert lines[-5] == '  learning curve   run/evaluation.png'
+    assert lines[-5] == '  learning curve   run/learning_curve.png'
     run_dir = RunDir(tmp_path / 'run')
     shared = [
         f'--root_dir={run_dir.root}',

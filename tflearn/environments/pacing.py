@@ -2,14 +2,13 @@
 
 import threading
 import time
-from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from absl import logging
 from tf_agents.trajectories import time_step as ts
 
 from tflearn import specs
+from tflearn.environments.wrapper import Wrapper
 
 
 def make(
@@ -24,8 +23,8 @@ def make(
     return PacedEnvironment(make_environment(num_environments=num_environments, seed=seed), unroll_step_interval_secs)
 
 
-class PacedEnvironment:
-    """A `specs.BatchedEnvironment` whose steps begin `unroll_step_interval_secs` apart.
+class PacedEnvironment(Wrapper):
+    """Another environment whose steps begin `unroll_step_interval_secs` apart.
 
     A step that is asked for too late is an overrun: it is counted and taken at once, and the next one is due an
     interval after it. What was late is not made up for by steps in a hurry.
@@ -36,23 +35,11 @@ class PacedEnvironment:
 
     def __init__(self, environment: specs.BatchedEnvironment, unroll_step_interval_secs: float):
         """Takes over `environment`: it is closed with this."""
-        self.num_environments = environment.num_environments
-        self.specs = environment.specs
+        super().__init__(environment)
         self.num_overruns = 0
-        self._environment = environment
         self._interval_secs = unroll_step_interval_secs
         self._due = 0.0
         self._never = threading.Event()
-
-    @property
-    def info(self) -> Mapping[str, np.ndarray]:
-        """Of the environment."""
-        return self._environment.info
-
-    @property
-    def num_rebuilt(self) -> int:
-        """Of the environment."""
-        return self._environment.num_rebuilt
 
     def reset(self) -> ts.TimeStep:
         """Starts new episodes everywhere; the first step is due an interval after that. Returns time steps [B]."""
@@ -72,7 +59,3 @@ class PacedEnvironment:
                 logging.warning('step came %.4f s too late for its time (overrun %d)', -early_secs, self.num_overruns)
             self._due = time.monotonic() + self._interval_secs
         return self._environment.step(action)
-
-    def close(self) -> None:
-        """Frees what the environments hold. Calling it twice is fine."""
-        self._environment.close()

@@ -1,6 +1,6 @@
 """Environments of which only a part of the observation is shown: tasks that need a memory."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
 from tflearn import specs
+from tflearn.environments.wrapper import Wrapper
 
 
 def make(
@@ -18,8 +19,8 @@ def make(
     return PartialView(make_environment(num_environments=num_environments, seed=seed), shown)
 
 
-class PartialView:
-    """A `specs.BatchedEnvironment` that shows some of the numbers of another one's observation, a vector."""
+class PartialView(Wrapper):
+    """Another environment of whose observation, a vector, only some numbers are shown."""
 
     def __init__(self, environment: specs.BatchedEnvironment, shown: Sequence[int]):
         """Takes over `environment`: it is closed with this.
@@ -36,19 +37,9 @@ class PartialView:
         if not shown or not all(0 <= place < size for place in shown):
             environment.close()
             raise ValueError(f'got shown={list(shown)} of the observation {spec}; need places in a vector of numbers')
-        self.num_environments = environment.num_environments
-        self._environment, self._shown = environment, list(shown)
+        super().__init__(environment)
+        self._shown = list(shown)
         self.specs = specs.EnvironmentSpecs(self._part(spec), environment.specs.action, environment.specs.reward)
-
-    @property
-    def info(self) -> Mapping[str, np.ndarray]:
-        """Of the environment."""
-        return self._environment.info
-
-    @property
-    def num_rebuilt(self) -> int:
-        """Of the environment."""
-        return self._environment.num_rebuilt
 
     def reset(self) -> ts.TimeStep:
         """Starts new episodes everywhere. Returns time steps [B]."""
@@ -57,10 +48,6 @@ class PartialView:
     def step(self, action: Any) -> ts.TimeStep:
         """Applies `action`. Returns time steps [B]."""
         return self._show(self._environment.step(action))
-
-    def close(self) -> None:
-        """Frees what the environments hold. Calling it twice is fine."""
-        self._environment.close()
 
     def _show(self, time_step: ts.TimeStep) -> ts.TimeStep:
         return time_step._replace(observation=time_step.observation[:, self._shown])

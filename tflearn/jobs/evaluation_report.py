@@ -1,5 +1,6 @@
 """What the evaluate job tells of its evaluations, and to whom."""
 
+import contextlib
 import math
 import time
 from typing import Any
@@ -88,6 +89,8 @@ class EvaluationReport:
         start = time.monotonic()
         title = f'{self._run_dir.root.name}: {self._policy}'
         learning_curve.draw(self._run_dir.learning_curve, {'mean return': evaluations}, title, self._target_return)
+        with contextlib.suppress(OSError):  # it is there already, or the file system has no links
+            self._run_dir.evaluation_picture.symlink_to(self._run_dir.learning_curve.name)
         end = time.monotonic()
         self._drawn = len(evaluations)
         self._next_picture_at = end + max(_LEAST_SECS_BETWEEN_PICTURES, (end - start) / _MOST_SHARE_OF_TIME)

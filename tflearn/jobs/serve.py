@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import threading
 import time
 
@@ -42,7 +43,7 @@ class ServeOptions:
 
     def __post_init__(self) -> None:
         for name, value in (('max_rows', self.max_rows), ('poll_secs', self.poll_secs)):
-            if value <= 0:
+            if not 0 < value < math.inf:
                 raise ValueError(f'got {name}={value}; need a number above 0')
 
 

@@ -1,0 +1,43 @@
+"""The program of a job that has no gin file, only flags."""
+
+import sys
+import threading
+from collections.abc import Callable
+
+from absl import flags
+
+from . import job_flags, job_process, preflight
+
+
+def main(
+    job: str,
+    description: str | None,
+    run: Callable[[threading.Event], None],
+    define_flags: Callable[[], None],
+    example: str,
+    check_flags: Callable[[], None] = lambda: None,
+) -> None:
+    """Runs a job's program; does not return but for --help. `job_setup.main` is the same for jobs with a gin file.
+
+    Args:
+      job: the job's name; its program is tflearn-<job>.
+      description: what --help begins with.
+      run: runs the job with its flags, until it is done or soon after its argument is set.
+      define_flags: defines what flags only this job has.
+      example: a flag with a value, for --help.
+      check_flags: raises ValueError for values that do not fit together.
+    """
+    program = f'tflearn-{job}'
+    job_flags.define_process()
+    define_flags()
+    try:
+        preflight.check()
+        job_flags.parse_process(sys.argv)
+        if flags.FLAGS.help or flags.FLAGS.helpfull:
+            print(job_flags.help_text(program, description or '', flags.FLAGS.helpfull, example))
+            return
+        check_flags()
+    except (ImportError, ValueError) as error:
+        sys.exit(job_process.report(program, error))
+    job_process.set_up_logging(job)
+    job_process.run(program, run, flags.FLAGS.stop_timeout_secs)
