@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def ppo() -> AlgorithmConfig:
-    """Meant as RLlib's tuned example for CartPole-v1; the package of 2.60 does not hold it, so it is not compared."""
+    """RLlib's tuned example, rllib/tuned_examples/ppo/cartpole_ppo.py, with two env runners."""
     return (
         PPOConfig()
         .env_runners(num_env_runners=2)
@@ -59,7 +59,7 @@ def ppo() -> AlgorithmConfig:
 
 
 def impala() -> AlgorithmConfig:
-    """Likewise."""
+    """RLlib's tuned example, rllib/tuned_examples/impala/cartpole_impala.py, with eight environments an env runner."""
     return (
         IMPALAConfig()
         .env_runners(num_env_runners=2, num_envs_per_env_runner=8)
