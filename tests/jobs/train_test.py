@@ -1,5 +1,6 @@
 """The train, collect and replay server jobs together, each in a thread of this process."""
 
+import functools
 import json
 
 import numpy as np
@@ -8,6 +9,7 @@ import reverb
 import tensorflow as tf
 
 from tests.learner import written_summaries
+from tflearn.environments import pacing
 from tflearn.jobs.collect import collect
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.train import train
@@ -26,7 +28,11 @@ def _result(run):
 
 def test_a_run_to_its_end_and_beyond(small_run):
     replay = small_run.start_replay()
-    collector = small_run.start(collect, num_environments=2)
+    # Slow enough for the learner's looks at the replay, one a second.
+    slow = functools.partial(
+        pacing.make, make_environment=small_run.factories()['make_environment'], unroll_step_interval_secs=0.04
+    )
+    collector = small_run.start(collect, num_environments=2, make_environment=slow)
     restored = []
     given = {'on_restored': lambda: restored.append(1), 'describe': lambda: {'run/config_hash': 'mine'}}
     given['exports'] = ExportOptions(update_interval_steps=30)

@@ -11,6 +11,18 @@ class Clock:
         return self.now
 
 
+def test_what_is_left_out_before_the_first_step_counts_for_nothing():
+    clock = Clock()
+    figures = IntervalFigures(clock)
+    figures.leave_out(3.5)
+    figures.add_wait(100.0)
+    clock.now += 100.0
+    figures.begin()
+    figures.add(Taken(8, 0, 0.5, 6.0, {}, {}))
+    clock.now += 4.0
+    assert figures.take()['steps_per_sec'] == 2.0
+
+
 def test_they_are_over_all_steps_since_the_last_time():
     clock = Clock()
     figures = IntervalFigures(clock)

@@ -111,6 +111,27 @@ def test_each_step_counts_once_in_each_epoch(replicas, size, epochs, minibatch, 
     assert source.closed
 
 
+def test_no_worker_begins_an_iteration_alone():
+    """The preparation reduces over all workers: where the data of another one ended, this one does not begin."""
+    prepared = []
+
+    def prepare(numbers):
+        tf.py_function(lambda: prepared.append(1), [], [])
+        return numbers[:, :-1], tf.ones_like(numbers[:, :-1], tf.float32)
+
+    iterations = Iterations(Sequences(_numbers(6, 0)), prepare, Iteration(1, 8), strategies.make('default'))
+    iterations._agreement = OthersAtTheirEnd()
+    assert iterations.grant(3) == 0
+    assert not prepared
+
+
+class OthersAtTheirEnd:
+    """A `workers.Agreement` with a worker that has no more data."""
+
+    def least(self, value):
+        return min(value, 0)
+
+
 def _learner(directory, agent, source, epochs, strategy=None):
     strategy = strategy or strategies.make('default')
     iterations = Iterations(source, agent.prepare, Iteration(epochs, 12), strategy)

@@ -1,5 +1,6 @@
 import json
 import threading
+import time
 
 from tests import fakes
 from tests.replay.ring_buffer_test import chunks_of
@@ -31,6 +32,28 @@ def test_a_server_that_lost_everything_is_taken_as_it_is(serve, open_source):  #
     fill(served, 200)
     draw(source, 5)
     assert source.figures()['replay_size'] >= 64
+
+
+def test_data_that_come_slowly_are_waited_for(serve, open_source):  # noqa: F811
+    """They take longer than the timeout, which is for data that do not come at all."""
+    served = serve(experience('learner', min_size=64, chunk_steps=4))
+    source = open_source(served, timeout_secs=1.0)
+    over = threading.Event()
+
+    def write():
+        writer = ReplayWriter(served.address, served.storage, 2, served.stop)
+        while not over.wait(0.2):
+            _run(writer, fakes.CheckedEnvironment((50, 50)), 5)
+
+    writing = threading.Thread(target=write, daemon=True)
+    start = time.monotonic()
+    writing.start()
+    try:
+        draw(source)
+        assert time.monotonic() - start > 1.0
+    finally:
+        over.set()
+        writing.join(30)
 
 
 def test_it_is_filled_from_the_server_after_a_restart(serve, open_source):  # noqa: F811

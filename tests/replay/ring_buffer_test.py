@@ -7,6 +7,7 @@ from tests.replay.conftest import DATA_SPEC
 from tests.replay.sources_test import experience
 from tflearn.replay.ring_buffer import RingBuffer
 from tflearn.replay.storage import Storage
+from tflearn.waiting import wait_until
 
 
 def chunks_of(storage, first, count, begins=None):
@@ -68,16 +69,40 @@ def test_only_rows_of_sequences_take_memory():
     assert _content(ring, storage)[-1] == (first + 99) * 16 + 15
 
 
+def test_known_chunks_do_not_hide_that_others_were_dropped():
+    """Rows for what is to come are taken while nothing new has been written; the oldest chunk makes room."""
+    storage = Storage(experience('learner', max_size=4000, chunk_steps=4, sequence_length=2), DATA_SPEC)
+    ring = RingBuffer(storage)
+    first = 0
+    while not ring.has_dropped:
+        ring.add(chunks_of(storage, first, 10, [1, 0, 0, 0]))
+        first += 10
+    assert ring.write(chunks_of(storage, first - 2, 2, [1, 0, 0, 0])) == 2
+    before = ring.window.numpy()
+    while ring._allocate(4, 1, -1) is not None:
+        pass
+    ring.publish()
+    oldest, size = ring.window.numpy()
+    assert size == ring.size < before[1]
+    assert oldest == ring._oldest % 4000
+
+
 def test_what_is_drawn_is_whole_while_another_thread_writes():
     storage = Storage(experience('learner', max_size=500, chunk_steps=4, sequence_length=3), DATA_SPEC)
     ring = RingBuffer(storage)
     ring.add(chunks_of(storage, 0, 100))
-    done = threading.Event()
+    done, failures = threading.Event(), []
+    num_writes = 0
 
     def write():
+        nonlocal num_writes
         first = 100
-        while not done.is_set():
-            first += ring.write(chunks_of(storage, first, 20))
+        try:
+            while not done.is_set():
+                first += ring.write(chunks_of(storage, first, 20))
+                num_writes += 1
+        except Exception as error:
+            failures.append(error)
 
     thread = threading.Thread(target=write, daemon=True)
     thread.start()
@@ -86,7 +111,11 @@ def test_what_is_drawn_is_whole_while_another_thread_writes():
         for i in range(60):
             ring.publish()
             drawn = ring.draw(tf.constant(10), 64, 0, tf.constant(i, tf.int64))
-            done.wait(0.01)  # in which the thread writes as much as there is room for
+            before = num_writes  # the next but one began after the draw
+            wait_until(
+                lambda before=before: failures or num_writes > before + 1, 'the other thread', 30, poll_secs=0.001
+            )
+            assert not failures
             numbers = np.stack([ring.batch(drawn, tf.constant(j))[1]['policy_version'] for j in range(10)])
             assert (np.diff(numbers) == 1).all()
             newest = max(newest, numbers.max())

@@ -3,7 +3,7 @@
 One result on any number of replicas.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tf_agents.trajectories import time_step as ts
@@ -81,6 +81,13 @@ class Normalizer(tf.Module):
             variance.assign(tf.where(number > 0, tf.math.divide_no_nan(moment, total), variance))
             mean.assign_add(delta * tf.math.divide_no_nan(number, total))
         self.count.assign(total)
+
+
+class Normalizers(NamedTuple):
+    """Of observations and rewards; None leaves them as they are."""
+
+    observation: Normalizer | None
+    reward: Normalizer | None
 
 
 class NormalizingPolicy(ActorValuePolicy):

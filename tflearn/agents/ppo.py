@@ -19,7 +19,7 @@ from tf_agents.utils import common
 
 from tflearn.agents import optimizers, ppo_loss, schedules
 from tflearn.agents.actor_value import ActorValueNetwork, NetworkOptions
-from tflearn.agents.normalizer import Normalizer, NormalizingPolicy
+from tflearn.agents.normalizer import Normalizer, Normalizers, NormalizingPolicy
 from tflearn.agents.ppo_loss import LossOptions
 from tflearn.experience import Agent, Experience, Iteration
 from tflearn.specs import EnvironmentSpecs
@@ -91,11 +91,19 @@ def make_agent(
       make_optimizer: makes the optimizer; Adam by default.
 
     Raises:
-      ValueError: if the experience is no queue, the network has a memory, or observations are to be normalized and are
-        no floats.
+      ValueError: if the experience is no queue of new items, the network has a memory, a penalty is to adapt without
+        iterations, or observations are to be normalized and are no floats.
     """
-    if experience.order != 'queue':
-        raise ValueError(f"got Experience.order={experience.order!r}; PPO needs 'queue': it learns from new items only")
+    if experience.order != 'queue' or experience.reuse is not None:
+        raise ValueError(
+            f"got Experience.order={experience.order!r}, reuse={experience.reuse}; PPO needs 'queue' and None: "
+            'it learns from new items only, for several steps in an Experience.iteration'
+        )
+    if loss.kl_coefficient and loss.kl_target is not None and experience.iteration is None:
+        raise ValueError(
+            f'got kl_target={loss.kl_target} without Experience.iteration, after which the coefficient adapts to it; '
+            'need an iteration, or kl_target=None'
+        )
     if network.lstm_size is not None:
         raise ValueError(
             f'got lstm_size={network.lstm_size!r}; need None: the steps of a minibatch follow no order; take IMPALA'
@@ -114,13 +122,6 @@ def make_agent(
         Normalizer(specs.reward, _REWARD_CLIPPING, center=False, name='rewards') if normalize_rewards else None,
     )
     return PPOAgent(specs, train_step, experience, ActorValueNetwork(specs, network), loss, optimizer, normalizers)
-
-
-class Normalizers(NamedTuple):
-    """Of observations and rewards; None leaves them as they are."""
-
-    observation: Normalizer | None
-    reward: Normalizer | None
 
 
 class PPOAgent(tf_agent.TFAgent):
@@ -163,8 +164,9 @@ class PPOAgent(tf_agent.TFAgent):
     def prepare(self, experience: Any) -> tuple[Samples, tf.Tensor]:
         """Takes new sequences in, in replica context: into the normalizers, and into advantages and targets.
 
-        Observations are normalized as the policy saw that acted, so ratios are 1 at first. The normalizers and the KL
-        penalty's coefficient are updated here and nowhere else.
+        Observations are normalized as they were for the newest policy, so ratios are 1 at first where that one acted.
+        The KL penalty's coefficient is updated here and nowhere else; the normalizers too, but for sequences that are
+        trained on at once.
 
         Args:
           experience: this replica's Trajectory [B, T + 1, ...].

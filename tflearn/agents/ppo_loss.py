@@ -27,8 +27,9 @@ class LossOptions:
         full; None is no bound.
       entropy_coefficient: of the policy's entropy; or a schedule.
       kl_coefficient: of the divergence from the policy that acted, at first; 0 has no such penalty.
-      kl_target: divergence [nats]: after an iteration that ended above 1.5 times as much, the coefficient becomes 1.5
-        times as large; below half of it, as much smaller. None leaves it as it is.
+      kl_target: divergence [nats]: after an iteration that ended above 1.5 times as much, the coefficient is doubled;
+        below it divided by 1.5, halved. Where the paper takes the divergence over all steps of the iteration, here it
+        is that of the last minibatch, before its step. None leaves the coefficient as it is.
     """
 
     gamma: float = 0.99
@@ -104,7 +105,7 @@ def value_loss(values: tf.Tensor, targets: tf.Tensor, before: tf.Tensor, clippin
 
 def next_kl_coefficient(coefficient: tf.Tensor, divergence: tf.Tensor, target: float) -> tf.Tensor:
     """Returns the penalty's coefficient after an iteration that ended at this divergence [nats]."""
-    factor = tf.where(divergence > 1.5 * target, 1.5, tf.where(divergence < 0.5 * target, 1 / 1.5, 1.0))
+    factor = tf.where(divergence > 1.5 * target, 2.0, tf.where(divergence < target / 1.5, 0.5, 1.0))
     return tf.clip_by_value(coefficient * factor, 1e-15, 1e15)
 
 

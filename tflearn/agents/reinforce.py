@@ -1,7 +1,8 @@
 """REINFORCE: the policy's gradient by the returns of whole episodes, with or without a baseline.
 
 Williams 1992, "Simple statistical gradient-following algorithms for connectionist reinforcement learning" (Machine
-Learning 8). The agent is TF-Agents' but for its train step; here it gets networks and an optimizer.
+Learning 8). The policies are those of TF-Agents' agent; its loss fails without a whole episode, and normalizes returns
+over padding too.
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,8 @@ from typing import Any
 import tensorflow as tf
 from tf_agents.agents import tf_agent
 from tf_agents.agents.reinforce import reinforce_agent
-from tf_agents.utils import value_ops
+from tf_agents.trajectories import time_step as ts
+from tf_agents.utils import common, value_ops
 
 from tflearn.agents import networks, optimizers, schedules
 from tflearn.experience import Agent, Experience
@@ -31,7 +33,7 @@ def make_agent(
     value_fc_layer_params: Sequence[int] | None = (64, 64),
     learning_rate: float | schedules.Schedule = 1e-3,
     gamma: float = 0.99,
-    entropy_coefficient: float | None = None,
+    entropy_coefficient: float = 0.0,
     value_coefficient: float = 0.5,
     normalize_returns: bool = True,
     gradient_clipping: float | None = 0.5,
@@ -48,9 +50,9 @@ def make_agent(
       value_fc_layer_params: units of the baseline's; None has no baseline.
       learning_rate: a number, or a schedule of the train step.
       gamma: discount per environment step, in [0, 1].
-      entropy_coefficient: weight of the policy's entropy; None is none.
+      entropy_coefficient: weight of the policy's entropy.
       value_coefficient: weight of the baseline's squared error.
-      normalize_returns: returns, less the baseline, to mean 0 and variance 1 over the batch.
+      normalize_returns: returns, less the baseline, to mean 0 and variance 1 over the batch's whole episodes.
       gradient_clipping: greatest norm of the gradient; None does not clip.
       make_optimizer: makes the optimizer; Adam by default.
 
@@ -82,16 +84,25 @@ def make_agent(
         value_network=None
         if value_fc_layer_params is None
         else networks.ValueNetwork(specs.observation, value_fc_layer_params),
-        value_estimation_loss_coef=value_coefficient,
+        value_coefficient=value_coefficient,
+        entropy_coefficient=entropy_coefficient,
         gamma=gamma,
         normalize_returns=normalize_returns,
-        entropy_regularization=entropy_coefficient,
         train_step_counter=train_step,
     )
 
 
 class ReinforceAgent(reinforce_agent.ReinforceAgent):
-    """TF-Agents' agent with a loss of its own to be asked for, and all its variables from the beginning."""
+    """TF-Agents' agent with a loss of its own, and all its variables from the beginning.
+
+    The loss's further figures are sums over an episode, mean over episodes: `policy_loss`, `value_loss`, `entropy`
+    [nats]; and `num_episodes`.
+    """
+
+    def __init__(self, *args: Any, value_coefficient: float, entropy_coefficient: float, **kwargs: Any):
+        """Takes the weights of the loss; everything else is for TF-Agents' agent."""
+        super().__init__(*args, **kwargs)
+        self._value_coefficient, self._entropy_coefficient = value_coefficient, entropy_coefficient
 
     def _initialize(self) -> None:
         self._actor_network.create_variables()
@@ -110,8 +121,42 @@ class ReinforceAgent(reinforce_agent.ReinforceAgent):
         return tf.nest.map_structure(tf.identity, info)
 
     def _loss(self, experience: Any, weights: tf.Tensor | None = None, training: bool = False) -> tf_agent.LossInfo:
+        """Returns sums over whole episodes, divided by how many there are; 0 where there is none."""
         experience = self._as_trajectory(experience)
+        ends = experience.is_last()
+        # Rows before the last end in their sequence, but those between two episodes.
+        counts = tf.cast(tf.cumsum(tf.cast(ends, tf.int32), axis=1, reverse=True) > 0, tf.float32)
+        counts *= tf.cast(~experience.is_boundary(), tf.float32)
         # Sums begin anew after an episode's last step, whatever ended it.
-        discounts = tf.where(experience.is_last(), 0.0, self._gamma * experience.discount)
-        returns = value_ops.discounted_return(experience.reward, discounts, time_major=False)
-        return self.total_loss(experience, tf.stop_gradient(returns), weights=weights, training=training)
+        discounts = tf.where(ends, 0.0, self._gamma * experience.discount)
+        returns = tf.stop_gradient(value_ops.discounted_return(experience.reward, discounts, time_major=False))
+        step = ts.TimeStep(experience.step_type, experience.reward, experience.discount, experience.observation)
+        distribution = self.collect_policy.distribution(step).action
+        advantages, errors = returns, tf.zeros_like(returns)
+        if self._value_network is not None:
+            values, _ = self._value_network(step.observation, step.step_type, training=training)
+            advantages, errors = returns - tf.stop_gradient(values), tf.math.squared_difference(returns, values)
+        if self._normalize_returns:
+            advantages = _normalized(advantages, counts)
+        counts *= 1.0 if weights is None else weights
+        log_probs = common.log_probability(distribution, experience.action, self.action_spec)
+        num_episodes = tf.reduce_sum(tf.cast(ends, tf.float32))
+        per_episode = lambda values: tf.math.divide_no_nan(  # noqa: E731
+            tf.reduce_sum(tf.where(counts > 0, counts * values, 0.0)), num_episodes
+        )
+        figures = {
+            'policy_loss': per_episode(-log_probs * advantages),
+            'value_loss': per_episode(errors),
+            'entropy': per_episode(common.entropy(distribution, self.action_spec, outer_rank=2)),
+        }
+        loss = figures['policy_loss'] + self._value_coefficient * figures['value_loss']
+        loss -= self._entropy_coefficient * figures['entropy']
+        return tf_agent.LossInfo(loss, figures | {'num_episodes': num_episodes})
+
+
+def _normalized(values: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
+    """Returns values of mean 0 and variance 1 over those that count."""
+    count = tf.reduce_sum(counts)
+    mean = tf.math.divide_no_nan(tf.reduce_sum(counts * values), count)
+    variance = tf.math.divide_no_nan(tf.reduce_sum(counts * tf.square(values - mean)), count)
+    return (values - mean) * tf.math.rsqrt(variance + 1e-8)

@@ -106,7 +106,9 @@ class TrainSession:
             run_dir,
             strategy=strategy,
             triggers=self._triggers(settings, agent, strategy),
-            options=settings.learner_options(lambda: self._progress.policy_version, lambda: self._figures),
+            options=settings.learner_options(
+                lambda: self._progress.policy_version, lambda: {**self._figures, **source.figures()}
+            ),
             state={'reports': self._reports, 'progress': self._progress, **batch_source.counts(source)},
         )
         self._exports = PolicyExports(agent, run_dir, settings.exports, self._export_facts, settings.texts)

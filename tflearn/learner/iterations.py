@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tflearn.experience import WEIGHTS, BatchSource, Iteration
-from tflearn.learner import elements, strategies
+from tflearn.learner import elements, strategies, workers
 
 Prepare = Callable[[Any], tuple[Any, tf.Tensor]]
 
@@ -46,6 +46,7 @@ class Iterations:
         place = strategies.layout(strategy)
         self.source, self._prepare, self._strategy = source, prepare, strategy
         self._replicas, self._seed = place.replicas // place.workers, seed
+        self._agreement = workers.Agreement(strategy)
         prepared = tf.function(self._prepared, autograph=False).get_concrete_function()
         columns = prepared.structured_outputs
         self._num_samples = tf.nest.flatten(columns)[0].shape[0]
@@ -85,7 +86,8 @@ class Iterations:
           How many of them the iteration still has; 0 if there are no more sequences.
         """
         if not self._left:
-            if not self.source.grant(1):
+            # The preparation reduces over all workers: each of them takes part, or none.
+            if not self._agreement.least(self.source.grant(1)):
                 return 0
             self._begin(tf.constant(self.num_iterations, tf.int64))
             self.num_iterations += 1

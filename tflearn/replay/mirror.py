@@ -172,6 +172,7 @@ class ReplayMirror(tf.train.experimental.PythonState):
                 count = min(self._reader.size(), self._wanted_chunks(), _MAX_CHUNKS_AT_ONCE)
                 if count:
                     self._write(self._reader.take(count)[0].numpy())
+                    self._reader.resume()  # data come, even if too few to go on
                 else:
                     self._reader.sleep(_POLL_SECS if self._reader.is_waited_for else _INGEST_POLL_SECS)
         except Exception as error:  # the training thread raises it

@@ -60,7 +60,7 @@ class QueueSource:
         self._pool = np.empty((0, *self._item_shape), np.uint8)
         self._oldest = [0] * self._plan.num_slots  # version in a slot
         self.newest_version = 0
-        self._num_stale = self._num_reused = self._greatest_lag = 0
+        self._num_stale = self._greatest_lag = 0
         self._started = False
         with tf.device('CPU:0'):
             empty = tf.zeros((self._plan.num_slots, batch_size, *self._item_shape), tf.uint8)
@@ -145,8 +145,7 @@ class QueueSource:
                 return False
             for reader in self._readers:
                 reader.wait(_POLL_SECS / len(self._readers))
-        for reader in self._readers:
-            reader.resume()
+        self._resume()
         rows, self._pool = self._pool[: self._batch_size], self._pool[self._batch_size :]
         for slot in slots:
             self._slots[slot].assign(rows)
@@ -161,11 +160,16 @@ class QueueSource:
             if count > 0:
                 (items,) = reader.take(count)
                 self._pool = np.concatenate([self._pool, items.numpy()])
+                self._resume()  # data come, even if too few for a batch
         stale = self._is_stale(self._versions(self._pool))
         if np.any(stale):
             self._num_stale += int(np.sum(stale))
             self._pool = self._pool[~stale]
         return len(self._pool) == self._batch_size
+
+    def _resume(self) -> None:
+        for reader in self._readers:
+            reader.resume()
 
     def _versions(self, rows: np.ndarray) -> np.ndarray:
         """Returns the oldest version of each item [n, T, num_bytes]: its first row's."""

@@ -171,7 +171,7 @@ class RingBuffer:
             starts = starts[-self._max_size :]
             where = np.arange(self._newest - len(starts), self._newest) % self._max_size
             self.starts.scatter_update(tf.IndexedSlices(starts, where))
-            self.window.assign([self._oldest % self._max_size, self.size])
+        self.window.assign([self._oldest % self._max_size, self.size])
 
     def _may_drop(self, oldest: _Chunk) -> bool:
         lacks_room = self._max_rows - self._num_used < self._spare_rows and oldest.next_start < self._newest

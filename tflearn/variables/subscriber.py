@@ -71,9 +71,9 @@ class Subscriber:
         Returns:
           True when the variables changed.
         """
+        self._news.clear()  # before the look: what is found after it sets it again
         if not self._found:
             return False
-        self._news.clear()
         data = self._found.pop()
         counters = {name: data[name].numpy().item() for name in contract.COUNTERS}
         for i, variable in enumerate(self._variables):
