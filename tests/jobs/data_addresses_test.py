@@ -12,7 +12,8 @@ from tflearn.jobs.collect_settings import own_address
 from tflearn.jobs.train import train
 from tflearn.replay import connection
 from tflearn.replay.storage import REPLAY
-from tflearn.run_dir import RunDir, read_json
+from tflearn.run_dir import RunDir, read_json, write_json
+from tflearn.waiting import wait_until
 
 # TF-Agents' own
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
@@ -29,11 +30,16 @@ def test_each_collector_has_one_and_the_learner_takes_from_all(small_run, tmp_pa
     small_run.address = addresses[0]
     for name in ('collect_0', 'collect_1'):
         small_run.start(collect, name=name, num_environments=4, data_addresses=addresses, **given)
-    small_run.start(train, num_train_steps=20, data_addresses=addresses, **given).join()
-    assert read_json(small_run.dir.train_result)['train_step'] == 20
-    for address in addresses:
-        taken = connection.server_info(address)[REPLAY].rate_limiter_info.sample_stats.completed
-        assert taken > 0
+    job = small_run.start(train, num_train_steps=10**6, data_addresses=addresses, **given)
+
+    def is_taken_from(address):
+        info = connection.server_info(address)
+        return info is not None and info[REPLAY].rate_limiter_info.sample_stats.completed > 0
+
+    wait_until(lambda: all(map(is_taken_from, addresses)) or job.ended, 'items of both servers', 60)
+    write_json(small_run.dir.stop_request, {'reason': 'enough'})
+    job.join()
+    assert read_json(small_run.dir.train_result)['reason'] == 'enough'
 
 
 def test_who_writes_where():

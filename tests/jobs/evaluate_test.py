@@ -3,7 +3,6 @@
 import functools
 import json
 import threading
-import time
 
 import pytest
 
@@ -174,9 +173,9 @@ def test_each_version_is_evaluated_once_and_in_order_and_the_best_stays(run):
     run.wait_for_evaluations(3)
     for train_step in (5, 40, 300):
         versions.unkeep(run.dir.greedy_policy / str(train_step))
-    for train_step in (1000, 2000, 3000):
+    for count, train_step in enumerate((1000, 2000, 3000), start=4):
         run.export(train_step, FALLS)
-        run.wait_for_evaluations(len(run.evaluations()) + 1)
+        run.wait_for_evaluations(count)
     write_json(run.dir.train_result, RESULT)
     assert run.join() == []
     assert [evaluation['train_step'] for evaluation in run.evaluations()] == [5, 40, 300, 1000, 2000, 3000]
@@ -184,6 +183,18 @@ def test_each_version_is_evaluated_once_and_in_order_and_the_best_stays(run):
     assert (run.dir.greedy_policy / 'best').resolve().name == '40'
     done = read_json(run.dir.done)
     assert (done['policy'], done['best_policy']) == ('policies/greedy_policy/3000', 'policies/greedy_policy/40')
+
+
+def test_a_policy_that_goes_before_it_is_played_is_left_out(run, monkeypatch):
+    best, keep = run.export(1, FALLS), versions.keep
+    pruned = {best: versions.remove}
+    monkeypatch.setattr(versions, 'keep', lambda path, marker: (pruned.get(path, id)(path), keep(path, marker))[1])
+    run.start()
+    wait_until(lambda: not best.exists(), 'the removal', 60)
+    run.export(2, FALLS)
+    write_json(run.dir.train_result, RESULT)
+    assert run.join() == []
+    assert [evaluation['train_step'] for evaluation in run.evaluations()] == [2]
 
 
 def test_random_actions_on_request(run):
@@ -213,10 +224,8 @@ def test_stop_ends_an_evaluation_that_is_under_way(run):
     run.export(3, BALANCES)
     run.start(num_episodes=1_000_000)
     wait_until(lambda: (read_json(run.dir.status('evaluate')) or {}).get('state') == 'running', 'the evaluation', 60)
-    asked_at = time.monotonic()
     run.stop.set()
-    assert run.join() == []
-    assert time.monotonic() - asked_at < 2
+    assert run.join() == []  # a million episodes take hours
     assert run.evaluations() == []
     assert read_json(run.dir.status('evaluate'))['state'] == 'stopped'
     assert not run.dir.done.exists()

@@ -32,7 +32,7 @@ def test_models_of_a_run_that_has_ended(small_run):
     replay.stop.set()
     replay.join()
     run_dir, directory = small_run.dir, small_run.dir.greedy_policy
-    step = updates.steps(directory)[-2]
+    step = updates.steps(directory)[0]
     program = [sys.executable, '-m', 'scripts.export', f'--root_dir={run_dir.root}', f'--train_step={step}']
     environment = {**os.environ, 'PYTHONPATH': str(CHECKOUT)}
     ended = subprocess.run(program, cwd=CHECKOUT, env=environment, capture_output=True, text=True, timeout=120)
@@ -44,17 +44,22 @@ def test_models_of_a_run_that_has_ended(small_run):
     assert [name for name, _ in rows][:5] == ['begins', 'policy_version', 'step_type', 'observation', 'action']
     assert observation.shape[1:] == (4,) and np.abs(observation).max() < 10
     assert set(np.unique(rows[4][1])) == {0, 1}
-    model = tf.saved_model.load(str(directory / '100')).signatures['serving_default']
-    expected = model(observation=tf.constant(observation))['action'].numpy()
-    for precision in ('float32', 'int8'):
-        path = export(run_dir=run_dir, tflite=precision)
-        assert path == run_dir.root / 'tflite' / 'greedy_policy' / f'100_{precision}.tflite'
+    # Integers cannot tell apart what a network values nearly the same, as one does that was hardly trained.
+    linear = example_policies.Linear(example_policies.OBSERVATION, example_policies.DISCRETE_PAIR)
+    linear.set([0.0, 0.0, 1.0, 1.0])
+    PolicyExporter(linear.policy, run_dir.policy('linear')).export(100, {})
+    for policy, precision in (('greedy_policy', 'float32'), ('linear', 'int8')):
+        model = tf.saved_model.load(str(run_dir.policy(policy) / '100')).signatures['serving_default']
+        expected = model(observation=tf.constant(observation))['action'].numpy()
+        path = export(run_dir=run_dir, policy=policy, tflite=precision)
+        assert path == run_dir.root / 'tflite' / policy / f'100_{precision}.tflite'
         got = tflite.run(path.read_bytes(), {'observation': observation})['action']
         assert np.mean(got == expected) > 0.9
 
 
 def test_a_quantised_actor(tmp_path):
     policy = example_policies.greedy_actor()
+    example_policies.reweigh(policy, seed=1)
     run_dir = RunDir(tmp_path)
     PolicyExporter(policy, run_dir.greedy_policy).export(3, {})
     observation = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
@@ -66,6 +71,9 @@ def test_a_quantised_actor(tmp_path):
     assert any(tensor['dtype'] == np.int8 for tensor in details)
     shuffled = {'observation': observation[::-1].copy()}
     fixed = tf.saved_model.load(str(export(run_dir=run_dir, batch_size=2, output=str(tmp_path / 'fixed'))))
+    with pytest.raises(ValueError, match='got output=.*fixed, which exists; need'):
+        export(run_dir=run_dir, batch_size=2, output=str(tmp_path / 'fixed'))
+    assert not list(tmp_path.glob('.*'))
     serving = fixed.signatures['serving_default']
     assert serving.structured_input_signature[1]['observation'].shape == (2, 4)
     live = policy.action(

@@ -11,10 +11,13 @@ from tests.jobs import conftest
 from tests.learner import written_summaries
 from tflearn.jobs.collect_settings import CollectOptions
 from tflearn.jobs.in_step import in_step
+from tflearn.jobs.policy_exports import ExportOptions
+from tflearn.policies import versions
 from tflearn.run_dir import RunDir, read_json, write_json
 
 # Batches of 8, 2 environments, 8 draws of each sequence: two train steps for a batched step.
 FEW = {'num_environments': 2, 'checkpoint_interval_steps': 50, 'export_interval_steps': 50}
+GREEDY = ExportOptions(('greedy_policy',))
 
 
 def run_in_step(root, **arguments):
@@ -128,6 +131,49 @@ def test_it_ends_on_request_and_when_it_is_stopped(tmp_path):
     write_json(run_dir.stop_request, {'reason': 'solved'})
     run_in_step(tmp_path, num_train_steps=10**6)
     assert read_json(run_dir.train_result)['reason'] == 'solved'
+
+
+def held_exports(monkeypatch, fails=False):
+    """Exports wait, or fail, as they get their name, but for the first. Returns events: one has come; go on."""
+    begun, go_on, publish = threading.Event(), threading.Event(), versions.publish
+
+    def slow_publish(written, version):
+        if version.name != '0':
+            begun.set()
+            assert go_on.wait(60)
+            if fails:
+                raise OSError('the disk is full')
+        publish(written, version)
+
+    monkeypatch.setattr(versions, 'publish', slow_publish)
+    return begun, go_on
+
+
+def test_a_stop_waits_for_what_is_being_exported(tmp_path, monkeypatch):
+    begun, go_on = held_exports(monkeypatch)
+    stop = threading.Event()
+    job = threading.Thread(
+        target=run_in_step, args=(tmp_path,), kwargs={'num_train_steps': 10**6, 'stop': stop, 'exports': GREEDY}
+    )
+    job.start()
+    assert begun.wait(60)
+    stop.set()
+    run_dir = RunDir(tmp_path)
+    job.join(1.0)
+    assert read_json(run_dir.status('train'))['state'] != 'stopped'
+    go_on.set()
+    job.join(60)
+    assert read_json(run_dir.status('train'))['state'] == 'stopped'
+    assert len(versions.versions(run_dir.greedy_policy)) > 1
+
+
+def test_a_last_export_that_fails_is_in_the_status(tmp_path, monkeypatch):
+    _, go_on = held_exports(monkeypatch, fails=True)
+    go_on.set()
+    with pytest.raises(OSError, match='the disk is full'):
+        run_in_step(tmp_path, num_train_steps=5, exports=GREEDY)
+    assert read_json(RunDir(tmp_path).status('train'))['state'] == 'failed: the disk is full'
+    assert not RunDir(tmp_path).train_result.exists()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import functools
 import os
 import pathlib
+import resource
 import subprocess
 import sys
 
@@ -16,7 +17,7 @@ from tflearn.agents import dqn, sac
 from tflearn.environments import gymnasium_env
 from tflearn.experience import Experience
 from tflearn.jobs.policy_exports import ExportOptions, PolicyExports
-from tflearn.policies import loader, versions
+from tflearn.policies import loader, updates, versions
 from tflearn.run_dir import RunDir, read_json
 from tflearn.specs import specs_of
 from tflearn.steps import create_train_step
@@ -56,6 +57,38 @@ def test_options_that_make_no_sense():
             ExportOptions(policies)
     with pytest.raises(ValueError, match='got ExportOptions.keep_last=0'):
         ExportOptions(keep_last=0)
+
+
+def test_a_first_export_that_fails_is_told_at_the_end_unless_a_later_one_succeeds(tmp_path):
+    specs = specs_of(functools.partial(gymnasium_env.make, 'CartPole-v1'))
+    agent = dqn.make_agent(specs, create_train_step(), Experience(), fc_layer_params=(8,))
+    directory = RunDir(tmp_path).greedy_policy
+    exports = PolicyExports(agent, RunDir(tmp_path), ExportOptions(('greedy_policy',)), dict)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        exports.export(1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    exports.export_update(2)
+    with pytest.raises(OSError, match='File too large'):
+        exports.wait()
+    assert (versions.versions(directory), updates.steps(directory)) == ([], [])
+    exports.export(3)
+    exports.export_update(3)
+    exports.wait()
+    assert (versions.versions(directory), updates.steps(directory)) == ([3], [3])
+
+
+def test_a_first_export_that_acts_otherwise_is_told_at_once(tmp_path):
+    specs = specs_of(functools.partial(gymnasium_env.make, 'CartPole-v1'))
+    agent = dqn.make_agent(specs, create_train_step(), Experience(), fc_layer_params=(8,))
+    exports = PolicyExports(agent, RunDir(tmp_path), ExportOptions(('greedy_policy', 'raw_policy')), dict)
+    read = exports._exporters[0]._read_all
+    exports._exporters[0]._read_all = lambda: [tf.zeros_like(weight) for weight in read()]
+    with pytest.raises(RuntimeError, match='as the live one gives'):
+        exports.export(1)
+    assert versions.versions(RunDir(tmp_path).greedy_policy) == []
 
 
 # Trains and exports, as the train job does, while files may not grow beyond a limit; prints what there is to read.

@@ -11,6 +11,7 @@ from tests.jobs.conftest import Job
 from tests.policies import served_policies
 from tflearn.jobs import serve
 from tflearn.policies.client import PolicyClient
+from tflearn.policies.serving_protos import grpc, health_pb2, health_pb2_grpc
 from tflearn.run_dir import RunDir, read_json
 from tflearn.waiting import wait_until
 
@@ -66,6 +67,21 @@ def test_it_gives_up_where_nothing_comes(start):
     job, run_dir = start(connect_timeout_secs=0.1, policies=('greedy_policy',))
     with pytest.raises(TimeoutError, match=f'in vain for a version of greedy_policy in {run_dir.policies}'):
         job.join()
+
+
+def health(port):
+    with grpc.insecure_channel(f'localhost:{port}') as channel:
+        return health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), 60).status
+
+
+def test_a_policy_without_versions_that_nobody_named_does_not_end_the_service_of_others(start, tmp_path):
+    RunDir(tmp_path).policy('other').mkdir(parents=True)
+    served_policies.Publisher(RunDir(tmp_path).policies).publish(1)
+    job, run_dir = start(connect_timeout_secs=0.5)
+    wait_until(lambda: status(run_dir).get('greedy_policy_version') == 1, 'the version', 60)
+    job._thread.join(1.0)
+    assert not job.ended and status(run_dir)['state'] == 'running'
+    assert health(status(run_dir)['port']) == health_pb2.HealthCheckResponse.SERVING
 
 
 @pytest.mark.parametrize('options', [{'max_rows': 0}, {'poll_secs': -1.0}, {'poll_secs': float('nan')}])

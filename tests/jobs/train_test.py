@@ -15,7 +15,7 @@ from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.train import train
 from tflearn.jobs.train_session import Progress, Settings
 from tflearn.learner.limits import Limits
-from tflearn.policies import updates
+from tflearn.policies import updates, versions
 from tflearn.run_dir import read_json, write_json
 from tflearn.waiting import wait_until
 
@@ -87,6 +87,22 @@ def test_a_requested_stop_ends_a_run(small_run):
     write_json(small_run.dir.stop_request, {'reason': 'target_return 475 reached'})
     job.join()
     assert _result(small_run)['reason'] == 'target_return 475 reached'
+
+
+def test_a_last_export_that_fails_is_in_the_status(small_run, monkeypatch):
+    publish = versions.publish
+
+    def full(written, version):
+        if version.name != '0':
+            raise OSError('the disk is full')
+        publish(written, version)
+
+    monkeypatch.setattr(versions, 'publish', full)
+    small_run.start_replay()
+    small_run.start(collect, num_environments=2)
+    with pytest.raises(OSError, match='the disk is full'):
+        small_run.start(train, num_train_steps=20, **FEW).join()
+    assert small_run.status('train')['state'] == 'failed: the disk is full'
 
 
 def test_stopped_and_resumed(small_run):

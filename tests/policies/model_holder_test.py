@@ -89,11 +89,13 @@ def test_a_damaged_version_is_passed_over(exporter, directory):
 
 def test_models_are_the_directories(exporter, directory):
     models = Models(directory.parent, ServedVersion)
+    assert models.missing == ['any policy']
     exporter.export(1, {})
     assert models.refresh() and models.get('greedy_policy').get().version == 1
     with pytest.raises(NotServed, match=r"got the model name 'greedy'; need one of \['greedy_policy'\]"):
         models.get('greedy')
     named = Models(directory.parent, ServedVersion, names=['other'])
-    assert not named.refresh()
+    assert not named.refresh() and named.missing == ['other']
+    assert not models.missing
     with pytest.raises(NotServed, match='waits for a version in'):
         named.get('other').get()

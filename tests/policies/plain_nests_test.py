@@ -1,6 +1,7 @@
 """Plain nests go there and back, and their leaves have names that one can read."""
 
 import collections
+import json
 
 import numpy as np
 import pytest
@@ -36,6 +37,7 @@ def test_leaves_have_the_order_of_tf_nest():
             ['observation_goal_2', 'observation_position'],
         ),
         ([tf.TensorSpec(()), (tf.TensorSpec(()),)], ['observation_0', 'observation_1_0']),
+        ((tf.TensorSpec(()),) * 11, [f'observation_{i}' for i in range(11)]),  # the last is the third by name
     ],
 )
 def test_names_are_the_paths_and_fit_for_keywords(spec, names):
@@ -43,6 +45,8 @@ def test_names_are_the_paths_and_fit_for_keywords(spec, names):
     assert [leaf.name for leaf in tf.nest.flatten(batched)] == names
     assert all(leaf.shape[0] is None for leaf in tf.nest.flatten(batched))
     assert all(name.isidentifier() for name in names)
+    described = json.loads(json.dumps(plain_nests.describe(spec)))
+    assert plain_nests.described_names(described, 'observation') == names
 
 
 def test_names_that_collide_are_refused():

@@ -42,7 +42,9 @@ def test_a_version_that_exists_is_not_overwritten(tmp_path):
     version = PolicyExporter(policy, tmp_path).export(5, {'env_steps': 1})
     before = {path: path.read_bytes() for path in version.rglob('*') if path.is_file()}
     example_policies.reweigh(policy)
-    assert PolicyExporter(policy, tmp_path).export(5, {'env_steps': 2}) == version
+    again = PolicyExporter(policy, tmp_path)
+    assert again.export(5, {'env_steps': 2}) == version
+    assert again.checked
     assert {path: path.read_bytes() for path in version.rglob('*') if path.is_file()} == before
     assert names(tmp_path) == ['5', 'latest']
 

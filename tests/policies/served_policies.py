@@ -1,6 +1,7 @@
 """Served policies for tests: whole versions of a linear policy, whose answers tell which version gave them."""
 
 import contextlib
+import threading
 
 import numpy as np
 import tensorflow as tf
@@ -11,6 +12,7 @@ from tflearn.policies.saved_policy import PolicyExporter
 from tflearn.policies.served_version import ServedVersion
 from tflearn.policies.server import PolicyServer, ServerOptions
 
+DEADLINE_SECS = 60.0
 NEEDS = 'needs tensorflow-serving-api; pip install "tflearn-agents[serving]"'
 
 
@@ -34,6 +36,24 @@ def agrees(observation, action, step):
     """Says whether `action` is that of version `step`."""
     sign = 1.0 if step % 2 else -1.0
     return np.array_equal(action, (np.asarray(observation)[:, 0] * sign > 0).astype(np.int64))
+
+
+@contextlib.contextmanager
+def held(models):
+    """Holds the computation of 'serving_default'. Yields two events: one has begun; let it go on."""
+    signature = models.get('greedy_policy').get().signature('serving_default')
+    program, begun, go_on = signature._program, threading.Event(), threading.Event()
+
+    def compute(inputs):
+        begun.set()
+        assert go_on.wait(DEADLINE_SECS)
+        return program(inputs)
+
+    signature._program = compute
+    try:
+        yield begun, go_on
+    finally:
+        go_on.set()
 
 
 @contextlib.contextmanager

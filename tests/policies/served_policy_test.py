@@ -8,7 +8,9 @@ import pytest
 pytest.importorskip('tensorflow_serving', reason='needs pip install "tflearn-agents[serving]"')
 
 from tests.policies import example_policies, served_policies
-from tflearn.policies import loader
+from tflearn.policies import loader, served_policy
+from tflearn.policies.batching import BatchOptions
+from tflearn.policies.client import PolicyClient
 from tflearn.policies.loader import VersionGone
 from tflearn.policies.saved_policy import PolicyExporter
 from tflearn.policies.served_policy import ServedModel, ServedPolicy
@@ -43,6 +45,34 @@ def test_a_recurrent_policy_and_a_version_that_goes(tmp_path):
         with pytest.raises(VersionGone, match="got no version 4 of the policy 'greedy_policy' served at"):
             pinned.action(time_step, pinned.initial_state(3))
         for connected in (model, served, pinned):
+            connected.close()
+
+
+def test_it_waits_for_a_server_that_has_too_much_to_do(tmp_path, monkeypatch):
+    publisher = served_policies.Publisher(tmp_path)
+    publisher.publish(1)
+    like = publisher._linear.policy
+    two, three = (example_policies.time_step(like, rows) for rows in (2, 3))
+    with (
+        served_policies.serving(tmp_path, BatchOptions(max_batch_size=2, max_enqueued_batches=1)) as (server, models),
+        served_policies.held(models) as (begun, go_on),
+    ):
+        address = f'localhost:{server.port}'
+        client, served = PolicyClient(address, timeout_secs=60.0), ServedPolicy(address, 'greedy_policy', like)
+        with pytest.raises(TimeoutError, match=r'in vain for the policy .* \(RESOURCE_EXHAUSTED: got 3 rows'):
+            ServedPolicy(address, 'greedy_policy', like, timeout_secs=0.3).action(three, ())
+        held = threading.Thread(target=client.predict, args=({'observation': two.observation},))
+        held.start()
+        assert begun.wait(60)
+        monkeypatch.setattr(served_policy, '_CALL_SECS', 0.1)
+        with pytest.raises(TimeoutError, match='DEADLINE_EXCEEDED|got 2 rows, and 2 wait'):
+            ServedPolicy(address, 'greedy_policy', like, timeout_secs=0.3).action(two, ())
+        monkeypatch.setattr(served_policy, '_CALL_SECS', -1.0)
+        assert ServedModel(address, 'greedy_policy').newest_version() is None
+        go_on.set()
+        held.join(60)
+        served.action(two, ())
+        for connected in (served, client):
             connected.close()
 
 

@@ -5,6 +5,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import time
 import urllib.request
 
 import numpy as np
@@ -15,6 +16,7 @@ import tensorflow as tf
 pytest.importorskip('tensorflow_serving', reason='needs pip install "tflearn-agents[serving]"')
 
 from tests.policies import example_policies, served_policies
+from tflearn.policies import server as server_module
 from tflearn.policies import serving_config
 from tflearn.policies.batching import BatchOptions
 from tflearn.policies.client import PolicyClient
@@ -33,6 +35,7 @@ from tflearn.policies.serving_protos import (
     predict_pb2,
     prediction_service_pb2_grpc,
 )
+from tflearn.waiting import wait_until
 
 DEADLINE_SECS = 60.0
 OBSERVATION = np.array([[1, 0, 0, 0], [-1, 0, 0, 0]], np.float32)
@@ -107,9 +110,9 @@ REFUSED = {
         ({'output_filter': ['x']}, "got output_filter ['x']; need some of ['action']"),
         ({'inputs': {}}, "got no input observation; need ['observation']"),
         ({'inputs': {'x' * 5000: OBSERVATION}}, "got the input 'xxx"),
-        ({'inputs': {'observation': OBSERVATION[0]}}, 'got observation of shape [4]; need ['),
+        ({'inputs': {'observation': OBSERVATION[0]}}, 'got observation of rank 1; need rank 2'),
         ({'inputs': {'observation': OBSERVATION.astype(np.float64)}}, 'got observation of float64; need float32'),
-        ({'inputs': {'observation': ['text']}}, 'got observation of shape [1]; need '),
+        ({'inputs': {'observation': [['text']]}}, 'got observation of shape [1, 1]; need '),
         ({'inputs': {'observation': np.zeros([1025, 4], np.float32)}}, 'got a batch of 1025; need 1 to 1024 rows'),
     ],
     'RESOURCE_EXHAUSTED': [({'inputs': {'observation': np.zeros([10_000, 4], np.float32)}}, '')],
@@ -192,6 +195,26 @@ def test_health_and_metrics_follow_the_versions(tmp_path):
     assert 'tflearn_served_version{model="greedy_policy"} 3.0' in text
     assert 'tflearn_requests_total{code="OK",method="Predict"} 1.0' in text
     assert 'tflearn_request_rows_sum{model="greedy_policy"} 2.0' in text
+
+
+def test_a_client_that_watches_and_does_not_read_holds_nobody_up(tmp_path):
+    publisher = served_policies.Publisher(tmp_path)
+    options = [('grpc.http2.lookahead_bytes', 5), ('grpc.http2.bdp_probe', 0)]  # an answer is longer
+    with served_policies.serving(tmp_path) as (server, models):
+        address = f'localhost:{server.port}'
+        with grpc.insecure_channel(address, options) as deaf, grpc.insecure_channel(address) as channel:
+            request = health_pb2.HealthCheckRequest()
+            watch = health_pb2_grpc.HealthStub(deaf).Watch(request, DEADLINE_SECS)
+            wait_until(lambda: '' in server._health._server_watchers, 'the watch', DEADLINE_SECS)
+            begun = time.monotonic()
+            for step in (1, 2):
+                publisher.publish(step)
+                models.refresh()
+                server.reloaded()
+            assert health(channel, 'greedy_policy') == 'SERVING'
+            server.close(0)
+            assert time.monotonic() - begun < server_module._LOOP_SECS
+            watch.cancel()
 
 
 def test_a_recurrent_policy_keeps_its_state_with_the_client(tmp_path):

@@ -1,6 +1,7 @@
 """Updates are small, and become the versions that would have been exported instead."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -40,12 +41,25 @@ def test_an_update_becomes_the_full_model_of_its_step(tmp_path):
         np.testing.assert_array_equal(loaded.action(time_step)[0], live[train_step])
         assert (loaded.train_step, loaded.metadata['env_steps']) == (train_step, 2 * train_step)
     # Another graph, of another process, has a model of its own; what was materialised stays.
-    PolicyExporter(example_policies.epsilon_greedy(), directory, keep_last=1).export_update(40, {})
+    other = PolicyExporter(example_policies.epsilon_greedy(), directory, keep_last=1, keep_updates=3)
+    other.export_update(40, {})
+    assert updates.steps(directory) == [20, 30], 'an update before a full export was compared'
+    other.export(40, {})
+    other.export_update(40, {})
     exporter.export(50, {})
     assert versions.versions(directory) == [20, 50]
     assert len(list((directory / 'updates').glob('model-*'))) == 2
     assert exporter.drop_newer_than(30) == [50]
     assert updates.steps(directory) == [20, 30]
+    # A graph goes with the last update that names it; one that was moved aside counts.
+    for train_step in (60, 70):
+        exporter.export_update(train_step, {})
+    assert len(list((directory / 'updates').glob('model-*'))) == 2
+    for path in (directory / 'updates').glob('.moved_aside-*'):
+        shutil.rmtree(path)
+    exporter.export_update(80, {})
+    assert len(list((directory / 'updates').glob('model-*'))) == 1
+    assert updates.materialise(directory, 80) == directory / '80'
 
 
 def test_what_cannot_be_materialised_is_told(tmp_path):
@@ -53,6 +67,7 @@ def test_what_cannot_be_materialised_is_told(tmp_path):
     with pytest.raises(ValueError, match='no update of step 5 .* need one of: none; set update_interval_steps'):
         updates.materialise(directory, 5)
     exporter = PolicyExporter(example_policies.greedy(), directory)
+    exporter.export(0, {})
     exporter.export_update(5, {})
     with pytest.raises(ValueError, match='need one of: 5'):
         updates.materialise(directory, 6)
@@ -62,4 +77,4 @@ def test_what_cannot_be_materialised_is_told(tmp_path):
     metadata.write_text(json.dumps({**json.loads(metadata.read_text()), 'graph': 'other'}))
     with pytest.raises(ValueError, match='without its graph; need .*model-other'):
         updates.materialise(directory, 5)
-    assert versions.versions(directory) == []
+    assert versions.versions(directory) == [0]

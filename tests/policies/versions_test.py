@@ -1,5 +1,8 @@
 """Versions are whole or not there, whoever is killed, and whoever prunes."""
 
+import os
+import subprocess
+
 import pytest
 
 from tflearn.policies import versions
@@ -87,7 +90,26 @@ def test_the_best_version_stays_and_the_link_says_which_it_is(tmp_path):
     versions.prune(tmp_path, keep_last=1)
     assert names(tmp_path) == ['4', 'best']
     assert not versions.point_best(tmp_path / '5')
-    assert versions.best_version(tmp_path) is None
+    assert versions.best_version(tmp_path) == 4
+
+
+@pytest.mark.parametrize('best', [None, 1])
+def test_a_version_that_goes_while_it_becomes_the_best_leaves_the_link_as_it_was(tmp_path, monkeypatch, best):
+    for step in (1, 2):
+        make_version(tmp_path, step)
+    if best:
+        versions.point_best(tmp_path / str(best))
+    point = versions._point
+
+    def pruned_first(directory, name, step):
+        if step == 2:
+            versions.remove(directory / '2')
+        point(directory, name, step)
+
+    monkeypatch.setattr(versions, '_point', pruned_first)
+    assert not versions.point_best(tmp_path / '2')
+    assert versions.best_version(tmp_path) == best
+    assert names(tmp_path) == ['1', 'best'] if best else ['1']
 
 
 def test_two_reasons_to_keep_a_version(tmp_path):
@@ -100,12 +122,23 @@ def test_two_reasons_to_keep_a_version(tmp_path):
     assert names(tmp_path) == ['1', '2']
 
 
+def test_what_could_not_be_published_goes_although_it_was_to_be_kept(tmp_path):
+    written = versions.temporary(tmp_path, '5')
+    versions.keep(written)
+    versions.remove(written)
+    assert names(tmp_path) == []
+
+
 def test_leftovers_go_and_nothing_else(tmp_path):
-    for name in (5, '.exporting-6-77', '.removing-4-77', '.moved_aside-9-1', 'mine', '.mine'):
+    ended = subprocess.Popen(['true'])
+    ended.wait(30)
+    for name in (5, f'.exporting-6-{ended.pid}', f'.removing-4-{ended.pid}', '.moved_aside-9-1', 'mine', '.mine'):
         make_version(tmp_path, name)
-    (tmp_path / '.exporting-latest-77').symlink_to('5')
+    (tmp_path / f'.exporting-latest-{ended.pid}').symlink_to('5')
+    make_version(tmp_path, f'.exporting-7-{os.getpid()}')
+    alive = make_version(tmp_path, f'.exporting-8-{os.getppid()}')
     versions.remove_leftovers(tmp_path)
-    assert names(tmp_path) == ['.mine', '.moved_aside-9-1', '5', 'mine']
+    assert names(tmp_path) == sorted([alive.name, '.mine', '.moved_aside-9-1', '5', 'mine'])
     versions.remove_leftovers(tmp_path / 'missing')
 
 

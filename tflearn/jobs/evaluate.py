@@ -206,8 +206,10 @@ class _Evaluation:
     def _play(self, candidate: Candidate) -> Evaluation | None:
         """Evaluates a policy; returns None if it was taken away meanwhile."""
         self._report.say('running')
-        if candidate.path:  # it may become the best one: nobody shall prune it meanwhile
-            versions.keep(candidate.path, versions.IN_USE)
+        # It may become the best one: nobody shall prune it meanwhile.
+        if candidate.path and not versions.keep(candidate.path, versions.IN_USE):
+            logging.info('the policy of step %d is gone; it is not evaluated', candidate.train_step)
+            return None
         try:
             evaluation = self._report.add(candidate, self._player.play(candidate))
             if candidate.path and self._is_best(evaluation):

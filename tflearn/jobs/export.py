@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 from absl import logging
 
-from tflearn.policies import fixed_batch, updates, versions
+from tflearn.policies import fixed_batch, plain_nests, updates, versions
 from tflearn.policies import tflite as lite
 from tflearn.replay import stored_rows
-from tflearn.run_dir import RunDir
+from tflearn.run_dir import RunDir, read_json
 
 # Columns of a stored row before the observation: whether a sequence begins, the policy's version, the step type.
 _BEFORE_OBSERVATION = 3
@@ -33,7 +33,7 @@ def export(
       run_dir: of the run.
       policy: name of the exported policy.
       train_step: of the version or update; None takes the newest version.
-      output: where the model is written: a directory for a full one, that must not exist; a file for TFLite. None
+      output: where the model is written: a directory, that must not exist; a file for TFLite. None
         leaves a full model among the exported versions, exempt from pruning, and a TFLite model in `RunDir.tflite`.
       batch_size: writes 'serving_default' for this batch size only, to `output`; None for any size.
       tflite: 'float32' or 'int8' converts to TFLite; None writes a full model.
@@ -45,7 +45,7 @@ def export(
       Where it was written.
 
     Raises:
-      ValueError: if there is no such step, no observations, or TFLite cannot compute the policy.
+      ValueError: if there is no such step, no observations, `output` exists, or TFLite cannot compute the policy.
       RuntimeError: if the TFLite model does not act as the SavedModel does; nothing is written then.
     """
     if tflite not in (None, 'float32', 'int8'):
@@ -94,13 +94,18 @@ def _observations(run_dir: RunDir, version: pathlib.Path, file: str | None, limi
     else:
         columns = stored_rows.read(run_dir.replay_checkpoints, limit)
         observed = columns[_BEFORE_OBSERVATION : _BEFORE_OBSERVATION + len(wanted)]
-        # Both in the order of `tf.nest.flatten`: that of the names, which the keys of nests begin alike.
-        found = {name: array for name, (_, array) in zip(sorted(wanted), observed, strict=False)}
+        found = {name: array for name, (_, array) in zip(_names(version), observed, strict=False)}
     got = {name: f'{array.dtype.name}{list(array.shape[1:])}' for name, array in found.items()}
     need = {name: f'{spec.dtype.name}{list(spec.shape[1:])}' for name, spec in wanted.items()}
     if got != need or not _len(found):
         raise ValueError(f'got observations of {got} in {file or run_dir.replay_checkpoints}; need {need}')
     return found
+
+
+def _names(version: pathlib.Path) -> list[str]:
+    """Returns the names of the observation's leaves in the order of stored columns, which is not that of the names."""
+    specs = (read_json(version / versions.METADATA) or {})['specs']
+    return plain_nests.described_names(specs['observation'], 'observation')
 
 
 def _len(arrays: Mapping[str, np.ndarray]) -> int:

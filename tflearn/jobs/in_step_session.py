@@ -103,20 +103,25 @@ class InStepSession:
         """Goes on until a limit is reached or a stop is requested (then the result is written), or `stop` is set."""
         self._begin()
         try:
-            while not stop.is_set() and self._end_reason() is None:
-                self._collect()
-                self._train()
-                self._report_if_due()
+            try:
+                while not stop.is_set() and self._end_reason() is None:
+                    self._collect()
+                    self._train()
+                    self._report_if_due()
+            finally:
+                self._learner.close()
+                self._collect_summaries.close()
+            self._end()
         except BaseException as error:
             self._status.update(f'failed: {error}')
             raise
-        finally:
-            self._learner.close()
-            self._collect_summaries.close()
+
+    def _end(self) -> None:
         reason = self._end_reason()
         if reason is not None:
             self._finish(reason)
             return
+        self._exports.settle()
         logging.info('stopped at train step %d; its checkpoint is saved', self._learner.step)
         self._status.update('stopped')
 

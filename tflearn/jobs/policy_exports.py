@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
+from absl import logging
 from tf_agents.policies import greedy_policy, tf_policy
 
 from tflearn.background import Background
@@ -95,12 +96,17 @@ class PolicyExports:
     def export(self, step: int) -> None:
         """Takes a snapshot of each policy and exports it on a thread. A newer one replaces one that is not begun.
 
-        A failure is logged; it is raised by `wait`, unless a later export succeeds.
+        The first one is made at once: to be compared as a whole, it needs the live policy. A failure is logged; it is
+        raised by `wait`, unless a later export succeeds.
+
+        Raises:
+          RuntimeError: if a first one acts otherwise than the live policy.
+          TimeoutError: if a first one takes longer than ten minutes.
         """
         self._submit(self._full, step, update=False)
 
     def export_update(self, step: int) -> None:
-        """The same for weights only."""
+        """The same for weights only; left out, with a warning, until a first full export was compared."""
         self._submit(self._updates, step, update=True)
 
     def wait(self) -> None:
@@ -110,9 +116,18 @@ class PolicyExports:
           TimeoutError: if it takes longer than ten minutes.
           OSError, RuntimeError, tf.errors.OpError: what made the newest export fail.
         """
-        for background in (self._full, self._updates):
+        backgrounds = (self._full, self._updates)
+        for background in backgrounds:
             background.join(_WAIT_SECS)
+        for background in backgrounds:
             background.raise_failure()
+
+    def settle(self) -> None:
+        """Waits as `wait` does, for a job that is stopped: a failure is logged, and hides nothing else."""
+        try:
+            self.wait()
+        except (OSError, RuntimeError, tf.errors.OpError) as error:
+            logging.warning('the newest export failed: %s', error)
 
     def drop_newer_than(self, step: int) -> None:
         """Moves what was exported beyond `step` aside; see `PolicyExporter.drop_newer_than`."""
@@ -121,24 +136,21 @@ class PolicyExports:
 
     def _submit(self, background: Background, step: int, update: bool) -> None:
         facts = {**self._facts(), **self._texts()}
-        works = []
-        for exporter in self._exporters:
-            work = exporter.snapshot(step, facts, update)
-            if exporter.checked:
-                works.append(work)
-            else:  # the first is compared with the live policy as a whole
-                work()
-        if works:
-            background.submit(lambda: _all(works))
+        first = not update and not all(exporter.checked for exporter in self._exporters)
+        works = [exporter.snapshot(step, facts, update) for exporter in self._exporters]
+        background.submit(lambda: _all(works))
+        if first:  # compared with the live policy as a whole, which must not be trained meanwhile
+            background.join(_WAIT_SECS)
+            background.raise_failure(but=(OSError, tf.errors.OpError))
 
 
 def _all(works: list[Callable[[], None]]) -> None:
-    """Does each of them, whatever the others come to; raises what the last one raised that failed."""
+    """Does each of them, whatever the others come to; raises a policy that acts otherwise, else the last failure."""
     failure: Exception | None = None
     for work in works:
         try:
             work()
         except (OSError, RuntimeError, tf.errors.OpError) as error:
-            failure = error
+            failure = failure if isinstance(failure, RuntimeError) else error
     if failure:
         raise failure

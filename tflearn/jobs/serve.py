@@ -1,5 +1,6 @@
 """The serve job: the run's exported policies over gRPC, as TensorFlow Serving would serve them."""
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -29,7 +30,7 @@ class ServeOptions:
       policies: names of policies; none serves all that the run exports.
       versions: train steps to serve; none serves the newest of each policy, also of those to come.
       batching: how requests become batches; None computes each by itself.
-      max_rows: the largest batch that one request may bring.
+      max_rows: the largest batch that one request may bring. Without `batching` 16 times as many rows may wait.
       poll_secs: seconds between two looks for new versions.
       metrics_port: where Prometheus finds figures; None offers none.
     """
@@ -64,11 +65,11 @@ def serve(
       stop: ends the job when set.
       server_options: where to listen, and the limits of requests.
       options: what to serve.
-      connect_timeout_secs: how long to wait for the first version of each policy. Until then the server answers that
-        there is none.
+      connect_timeout_secs: how long to wait for the first version of each policy that `options` name; of any policy, if
+        they name none. Until then the server answers that there is none.
 
     Raises:
-      TimeoutError: if a policy has no version in time.
+      TimeoutError: if what it waits for does not come in time.
       ValueError: for a taken port, unfit arguments or files of the encryption.
     """
     load = functools.partial(ServedVersion, options=options.batching, max_rows=options.max_rows)
@@ -76,15 +77,14 @@ def serve(
     metrics = ServingMetrics(models)
     server = PolicyServer(models, server_options, metrics)
     status = Status(run_dir.status('serve'), 'serve')
-    try:
+    with contextlib.ExitStack() as ending:  # each of them, whatever the others come to; the last one first
+        ending.callback(status.update, 'stopped')
+        ending.callback(metrics.close)
+        ending.callback(server.close)
         if options.metrics_port is not None:
             metrics.serve(server_options.host, options.metrics_port)
         logging.info('listens at %s:%d; policies in %s', server_options.host, server.port, run_dir.policies)
         _follow(models, server, status, run_dir, options, stop, connect_timeout_secs)
-    finally:
-        server.close()
-        metrics.close()
-        status.update('stopped')
 
 
 def _follow(
@@ -101,20 +101,17 @@ def _follow(
         if models.refresh():
             server.reloaded()
             _write_serving_config(run_dir, models, options)
-        served = {holder.name: holder.get().version for holder in models.holders if holder.ready}
-        missing = [holder.name for holder in models.holders if not holder.ready]
-        now = time.monotonic()
-        if missing or not served:
-            what = f'a version of {", ".join(missing) or "any policy"} in {run_dir.policies}'
-            if now - start > connect_timeout_secs:
-                raise TimeoutError(f'waited {now - start:.0f} s in vain for {what}')
-            if now >= next_log:
-                next_log = now + LOG_EVERY_SECS
-                logging.info('waiting for %s', what)
-            status.update('waiting for a policy', port=server.port)
-        else:
-            start = now
-            status.update('running', port=server.port, **{f'{name}_version': step for name, step in served.items()})
+        missing, now = models.missing, time.monotonic()
+        awaited = missing or [holder.name for holder in models.holders if not holder.ready]
+        what = f'a version of {", ".join(awaited)} in {run_dir.policies}'
+        # Only what has to be there: a policy that nobody named must not end the service of the others.
+        if missing and now - start > connect_timeout_secs:
+            raise TimeoutError(f'waited {now - start:.0f} s in vain for {what}')
+        if awaited and now >= next_log:
+            next_log = now + LOG_EVERY_SECS
+            logging.info('waiting for %s', what)
+        served = {f'{holder.name}_version': holder.get().version for holder in models.holders if holder.ready}
+        status.update('waiting for a policy' if missing else 'running', port=server.port, **served)
         stop.wait(options.poll_secs)
 
 

@@ -152,18 +152,19 @@ class TrainSession:
         monitor = threading.Thread(target=self._monitor, args=(stop, over), name='train_monitor', daemon=True)
         monitor.start()
         try:
-            while not self._ends(stop):
-                self._train(steps_per_call)
+            try:
+                while not self._ends(stop):
+                    self._train(steps_per_call)
+            finally:
+                over.set()
+                self._source.close()
+                monitor.join(_LAST_LOOK_SECS)
+                learner.close()
+                self._collect_summaries.close()
+            self._end()
         except BaseException as error:
             self._status.update(f'failed: {error}')
             raise
-        finally:
-            over.set()
-            self._source.close()
-            monitor.join(_LAST_LOOK_SECS)
-            learner.close()
-            self._collect_summaries.close()
-        self._end(stop)
         self._agreement.on_any(False)  # nobody leaves before all is written
         if self._watchdog:
             self._watchdog.close()
@@ -200,16 +201,16 @@ class TrainSession:
             except Exception as error:  # what it shows and decides may come late, but it must go on
                 logging.warning('could not look at the replay: %s', error)
 
-    def _end(self, stop: threading.Event) -> None:
+    def _end(self) -> None:
         reason = self._end_reason()
         failed = self._agreement.on_any(reason is None and self._source.error is not None)
         if reason is not None:
             self._finish(reason)
+        else:
+            self._exports.settle()
         self._publisher.close()
         if reason is None and failed:
-            error = self._source.error or RuntimeError('got no more data on another worker; need them; see its log')
-            self._status.update(f'failed: {error}')
-            raise error
+            raise self._source.error or RuntimeError('got no more data on another worker; need them; see its log')
         if reason is None:
             logging.info('stopped at train step %d; its checkpoint is saved', self._learner.step)
             self._status.update('stopped')

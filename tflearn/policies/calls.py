@@ -80,8 +80,7 @@ class Calls:
         """
         queue = self._waiting.get(signature) or _Queue()
         rows = next(iter(inputs.values())).shape[0] if signature.batched else 1
-        if queue.rows + rows > signature.max_waiting_rows:
-            raise Overloaded(f'got {rows} rows, and {queue.rows} wait already; send less at a time, or try again later')
+        self.check_room(signature, rows)
         request = _Request(inputs, rows, asyncio.get_running_loop().create_future())
         queue.add(request)
         self._waiting[signature] = queue
@@ -89,6 +88,16 @@ class Calls:
             self._due = True
             asyncio.get_running_loop().call_soon(self._start)
         return await request.answer
+
+    def check_room(self, signature: Signature, rows: int) -> None:
+        """Checks that so many more rows may wait.
+
+        Raises:
+          Overloaded: if not.
+        """
+        waiting = self._waiting[signature].rows if signature in self._waiting else 0
+        if waiting + rows > signature.max_waiting_rows:
+            raise Overloaded(f'got {rows} rows, and {waiting} wait already; send less at a time, or try again later')
 
     def close(self) -> None:
         """Computes nothing more."""

@@ -10,6 +10,9 @@ import tensorflow as tf
 from tflearn.policies import plain_nests, signatures, tensor_protos
 from tflearn.policies.serving_protos import grpc, predict_pb2, prediction_service_pb2_grpc
 
+# To find a server soon after it is back; gRPC alone waits longer after each attempt, up to two minutes.
+CHANNEL_OPTIONS = (('grpc.max_reconnect_backoff_ms', 1000),)
+
 
 class PolicyClient:
     """Asks a server for actions. May be used by many threads at a time."""
@@ -30,7 +33,11 @@ class PolicyClient:
           timeout_secs: deadline of each request.
           credentials: `grpc.ssl_channel_credentials(...)`; None talks without encryption.
         """
-        self._channel = grpc.secure_channel(address, credentials) if credentials else grpc.insecure_channel(address)
+        self._channel = (
+            grpc.secure_channel(address, credentials, CHANNEL_OPTIONS)
+            if credentials
+            else grpc.insecure_channel(address, CHANNEL_OPTIONS)
+        )
         self._stub = prediction_service_pb2_grpc.PredictionServiceStub(self._channel)
         self._model = model
         self._version = version

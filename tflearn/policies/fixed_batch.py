@@ -1,10 +1,11 @@
 """Models of one batch size, for compilers that want every shape: `saved_model_cli aot_compile_cpu`, say."""
 
+import os
 import pathlib
 
 import tensorflow as tf
 
-from tflearn.policies import signatures
+from tflearn.policies import signatures, versions
 
 
 def save(version: pathlib.Path, batch_size: int, output: pathlib.Path) -> None:
@@ -13,8 +14,13 @@ def save(version: pathlib.Path, batch_size: int, output: pathlib.Path) -> None:
     Args:
       version: its path.
       batch_size: of all inputs and outputs.
-      output: the SavedModel's path.
+      output: the SavedModel's path, which is there when all is written.
+
+    Raises:
+      ValueError: if `output` exists.
     """
+    if output.exists():
+        raise ValueError(f'got output={output}, which exists; need a path that does not; choose another')
     module = tf.Module(name='policy')
     module.policy = tf.saved_model.load(str(version))
     serving = module.policy.signatures[signatures.DEFAULT]
@@ -27,4 +33,10 @@ def save(version: pathlib.Path, batch_size: int, output: pathlib.Path) -> None:
     def fixed(*tensors: tf.Tensor) -> dict[str, tf.Tensor]:
         return {name: tf.identity(value) for name, value in serving(**dict(zip(specs, tensors, strict=True))).items()}
 
-    tf.saved_model.save(module, str(output), signatures={signatures.DEFAULT: fixed})
+    written = versions.temporary(output.parent, output.name)
+    try:
+        tf.saved_model.save(module, str(written), signatures={signatures.DEFAULT: fixed})
+        os.rename(written, output)
+    except BaseException:
+        versions.remove(written)
+        raise

@@ -158,6 +158,14 @@ class Models:
         return holder
 
     @property
+    def missing(self) -> list[str]:
+        """What has to have a version and has none: of the policies that were named; where none was, 'any policy'."""
+        ready = {holder.name for holder in self.holders if holder.ready}
+        if self._names:
+            return [name for name in self._names if name not in ready]
+        return [] if ready else ['any policy']
+
+    @property
     def holders(self) -> list[ModelHolder]:
         return list(self._holders.values())
 

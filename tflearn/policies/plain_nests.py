@@ -89,6 +89,19 @@ def describe(spec: Any) -> Any:
     return tf.nest.map_structure(_describe_leaf, to_plain(spec))
 
 
+def described_names(described: Any, name: str) -> list[str]:
+    """Returns the names of the leaves of what `describe` returned, in the order of `tf.nest.flatten`."""
+    return [path for path, _ in flat(_without_leaves(described), name)]
+
+
+def _without_leaves(described: Any) -> Any:
+    if isinstance(described, list):
+        return [_without_leaves(value) for value in described]
+    if isinstance(described.get('dtype'), str):
+        return None
+    return {key: _without_leaves(value) for key, value in described.items()}
+
+
 def _describe_leaf(spec: Any) -> dict[str, Any]:
     described: dict[str, Any] = {'shape': list(spec.shape), 'dtype': spec.dtype.name}
     for bound in ('minimum', 'maximum'):

@@ -6,31 +6,31 @@ Messages are parsed here rather than by gRPC, whose answer to bytes that are no 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-import numpy as np
 from google.protobuf.message import DecodeError
 
 from tflearn.policies import signatures, tensor_protos
+from tflearn.policies.calls import Arrays, Calls
 from tflearn.policies.model_holder import ModelHolder, Models
 from tflearn.policies.served_version import InvalidRequest, ServedVersion, Signature
 from tflearn.policies.serving_protos import get_model_metadata_pb2, get_model_status_pb2, predict_pb2
 
 _SIGNATURES = 'signature_def'
 
-Run = Callable[[Signature, Mapping[str, np.ndarray]], Awaitable[Mapping[str, np.ndarray]]]
-
 
 class PredictionService:
     """The methods of both services, by their full gRPC names in `methods`."""
 
-    def __init__(self, models: Models, run: Run, predicted: Callable[[str, int], object] = lambda model, rows: None):
+    def __init__(
+        self, models: Models, calls: Calls, predicted: Callable[[str, int], object] = lambda model, rows: None
+    ):
         """
         Args:
           models: what is served.
-          run: computes a signature on arrays [B, ...].
+          calls: compute the requests.
           predicted: called with the model's name and the rows of each request that was computed.
         """
         self._models = models
-        self._run = run
+        self._calls = calls
         self._predicted = predicted
         self.methods: Mapping[str, Callable[[bytes], Awaitable[Any]]] = {
             '/tensorflow.serving.PredictionService/Predict': self.predict,
@@ -44,6 +44,7 @@ class PredictionService:
         Raises:
           InvalidRequest: if it is malformed or does not fit the signature.
           NotServed: if the model or the version is not served.
+          Overloaded: if too much waits.
         """
         request = _parse(predict_pb2.PredictRequest, data)
         model = self._version(request.model_spec)
@@ -51,13 +52,7 @@ class PredictionService:
         unknown = set(request.output_filter).difference(signature.outputs)
         if unknown:
             raise InvalidRequest(f'got output_filter {sorted(unknown)}; need some of {list(signature.outputs)}')
-        tensors = dict(request.inputs)
-        signature.check({name: tensor_protos.shape_of(name, tensor) for name, tensor in tensors.items()})
-        arrays = {
-            name: tensor_protos.to_array(name, tensor, signature.spec_of(name).dtype)
-            for name, tensor in tensors.items()
-        }
-        outputs = await self._run(signature, arrays)
+        outputs, rows = await self._compute(signature, request.inputs)
         response = predict_pb2.PredictResponse()
         response.model_spec.name = request.model_spec.name
         response.model_spec.version.value = model.version
@@ -66,8 +61,19 @@ class PredictionService:
             if name not in response.outputs:  # the filter may name it twice
                 tensor_protos.fill(response.outputs[name], outputs[name])
         if signature.batched:
-            self._predicted(request.model_spec.name, next(iter(arrays.values())).shape[0])
+            self._predicted(request.model_spec.name, rows)
         return response
+
+    async def _compute(self, signature: Signature, tensors: Mapping[str, Any]) -> tuple[Arrays, int]:
+        """Returns the outputs, by name, and the rows of the request."""
+        # A few bytes can say that they are a great tensor: all limits come before the values.
+        specs = {name: signature.spec_of(name) for name in tensors}
+        shapes = {name: tensor_protos.shape_of(name, tensors[name], len(spec.shape)) for name, spec in specs.items()}
+        signature.check(shapes)
+        rows = next(iter(shapes.values()))[0] if signature.batched else 1
+        self._calls.check_room(signature, rows)
+        arrays = {name: tensor_protos.to_array(name, tensors[name], spec.dtype) for name, spec in specs.items()}
+        return await self._calls.run(signature, arrays), rows
 
     async def get_model_metadata(self, data: bytes) -> Any:
         """Answers a GetModelMetadataRequest for the field 'signature_def', the only one there is.

@@ -75,7 +75,7 @@ class PolicyExporter:
             train_step, exported_at (unix seconds), the specs and the versions of tflearn and TensorFlow.
 
         Returns:
-          The version's path. A version that is there already is left as it is.
+          The version's path. A version that is there already is left as it is; a first export is compared all the same.
 
         Raises:
           RuntimeError: if the exported policy acts otherwise than the live one; the version is not published.
@@ -86,7 +86,10 @@ class PolicyExporter:
         return self._directory / str(int(train_step))
 
     def export_update(self, train_step: int, metadata: Mapping[str, Any]) -> None:
-        """Exports only the weights, see `updates`. Arguments and errors are those of `export`."""
+        """Exports only the weights, see `updates`. Arguments and errors are those of `export`.
+
+        Before a first version was compared with the live policy there is nothing to trust: then it only warns.
+        """
         self.snapshot(train_step, metadata, update=True)()
 
     def export_soon(self, train_step: int, metadata: Mapping[str, Any]) -> None:
@@ -107,7 +110,7 @@ class PolicyExporter:
 
     @property
     def checked(self) -> bool:
-        """Says whether a first version was exported, so that the work of a snapshot may run beside train steps."""
+        """Says whether a first version was compared, so that the work of a snapshot may run beside train steps."""
         return self._check.begun
 
     def snapshot(self, train_step: int, metadata: Mapping[str, Any], update: bool = False) -> Callable[[], None]:
@@ -164,6 +167,9 @@ class PolicyExporter:
         self, train_step: int, weights: Sequence[tf.Tensor], actions: Sequence[tf.Tensor], facts: Mapping[str, Any]
     ) -> None:
         update = updates.folder(self._directory) / str(train_step)
+        if not self._check.begun:
+            logging.warning('left out the update %s: no full export was compared with the live policy yet', update)
+            return
         with self._writing:
             updates.write_model(self._directory, self._files)
             self._publish(update, weights, actions, {**facts, updates.GRAPH: self._files.digest})
@@ -177,20 +183,25 @@ class PolicyExporter:
         facts: Mapping[str, Any],
         write_graph: Callable[[pathlib.Path], None] | None = None,
     ) -> None:
-        if path.exists():
+        exists, first = path.exists(), not self._check.begun
+        if exists:
             logging.info('the policy of step %s is exported already: left %s as it is', path.name, path)
-            return
+            if not first:
+                return
         written = versions.temporary(path.parent, path.name)
         try:
             if write_graph:
                 write_graph(written)
             self._files.write_weights(written, weights)
             write_json(written / versions.METADATA, facts)
-            if write_graph and not self._check.begun:
+            if first:
                 self._check.first(written)
-            elif self._check.begun:
+            else:
                 self._check.again(written, weights, actions)
-            versions.publish(written, path)
+            if exists:  # it was written for the comparison alone
+                versions.remove(written)
+            else:
+                versions.publish(written, path)
         except BaseException:
             versions.remove(written)
             raise

@@ -11,7 +11,7 @@ from tf_agents.trajectories import time_step as ts
 
 from tflearn import specs
 from tflearn.policies import plain_nests, signatures
-from tflearn.policies.client import PolicyClient
+from tflearn.policies.client import CHANNEL_OPTIONS, PolicyClient
 from tflearn.policies.loader import VersionGone
 from tflearn.policies.serving_protos import (
     get_model_metadata_pb2,
@@ -25,12 +25,20 @@ from tflearn.waiting import wait_until
 _Answer = TypeVar('_Answer')
 
 _CALL_SECS = 10.0
-# What a server says that is starting, or starts anew; but not when one version is asked for by its number.
-_COMES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.NOT_FOUND)
+# What is said of a server that is starting, or starts anew, or has too much to do for a while. NOT_FOUND is final where
+# one version is asked for by its number.
+_COMES = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+)
 
 
 class ServedPolicy:
-    """Has TensorFlow Serving, or `tflearn-serve`, choose the actions. It waits for a server that is away for a while.
+    """Has TensorFlow Serving, or `tflearn-serve`, choose the actions.
+
+    It waits for a server that is away for a while, or has too much to do.
 
     The policy state goes to the server and comes back with each step.
     """
@@ -78,7 +86,7 @@ class ServedPolicy:
 
         Raises:
           VersionGone: if the version is not served any more.
-          TimeoutError: if there was no server for too long.
+          TimeoutError: if there was no server for too long, or one that had too much to do.
           grpc.RpcError: what the server says else.
         """
         inputs = plain_nests.flat_dict(plain_nests.to_plain(time_step))
@@ -105,17 +113,21 @@ class ServedPolicy:
         return plain_nests.from_plain(tf.nest.pack_sequence_as(plain, leaves), spec)
 
     def _ask(self, call: Callable[[], _Answer]) -> _Answer:
+        said = ''
+
         def answer() -> tuple[_Answer] | None:
+            nonlocal said
             try:
                 return (call(),)
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.NOT_FOUND and self._version is not None:
                     raise VersionGone(f'got no version {self._version} of {self._what} any more') from error
                 if error.code() in _COMES:
+                    said = f' ({error.code().name}: {error.details()})'
                     return None
                 raise
 
-        return wait_until(answer, self._what, self._timeout_secs, self._stop)[0]
+        return wait_until(answer, lambda: self._what + said, self._timeout_secs, self._stop)[0]
 
 
 class ServedModel:
@@ -128,11 +140,11 @@ class ServedModel:
           address: 'host:port' of the server.
           model: name of the policy there.
         """
-        self._channel = grpc.insecure_channel(address)
+        self._channel = grpc.insecure_channel(address, CHANNEL_OPTIONS)
         self._model = model
 
     def newest_version(self) -> int | None:
-        """Returns the newest version that is served; None if there is none, or no server."""
+        """Returns the newest version that is served; None if there is none, or no server with time for it."""
         request = get_model_status_pb2.GetModelStatusRequest()
         request.model_spec.name = self._model
         try:

@@ -1,7 +1,6 @@
 """One loaded version of a policy: its signatures, and what may be asked of each."""
 
 import copy
-import math
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,6 +11,9 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 from tflearn.policies import batching, loader
 from tflearn.policies.batching import BatchOptions
+
+# Without batches: so many of the largest requests may wait.
+_WAITING = 16
 
 
 class InvalidRequest(ValueError):
@@ -26,7 +28,8 @@ class Signature:
       outputs: names of what is returned.
       batched: all inputs and outputs have a leading batch dimension.
       rows_per_call: requests may be put together up to that many rows; 0: each goes by itself.
-      max_waiting_rows: what may wait to be computed.
+      max_waiting_rows: what may wait to be computed: `max_enqueued_batches` full batches; without batches, 16 of the
+        largest requests.
     """
 
     def __init__(self, name: str, function: Any, options: BatchOptions | None, max_rows: int):
@@ -51,7 +54,9 @@ class Signature:
         together = options if self.batched else None
         self._program = batching.program(function, together) if together else self._alone
         self.rows_per_call = together.max_batch_size if together else 0
-        self.max_waiting_rows = together.max_enqueued_batches * together.max_batch_size if together else math.inf
+        self.max_waiting_rows = (
+            together.max_enqueued_batches * together.max_batch_size if together else _WAITING * max_rows
+        )
 
     def spec_of(self, name: str) -> tf.TensorSpec:
         """Returns what the input `name` has to be.

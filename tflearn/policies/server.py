@@ -6,7 +6,8 @@ import pathlib
 import ssl
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from concurrent import futures
 from typing import Any
 
 import tensorflow as tf
@@ -103,7 +104,7 @@ class PolicyServer:
         self._metrics = metrics
         self._calls = Calls(options.num_threads)
         self._health = health.aio.HealthServicer()
-        service = PredictionService(models, self._calls.run, *([metrics.predicted] if metrics else []))
+        service = PredictionService(models, self._calls, *([metrics.predicted] if metrics else []))
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name='policy_server', daemon=True)
         self._thread.start()
@@ -115,12 +116,10 @@ class PolicyServer:
             raise
 
     def reloaded(self) -> None:
-        """Takes in what the models serve now: health and metrics."""
-        states = health_pb2.HealthCheckResponse
+        """Takes in what the models serve now: health (which follows soon after) and metrics."""
         ready = {holder.name: holder.ready for holder in self._models.holders}
-        everything = bool(ready) and all(ready.values())
-        for name, serving in {**ready, '': everything, _PREDICTION: everything}.items():
-            self._on_loop(self._health.set(name, states.SERVING if serving else states.NOT_SERVING))
+        everything = not self._models.missing
+        self._soon(self._tell_health({**ready, '': everything, _PREDICTION: everything}))
         if self._metrics:
             self._metrics.reloaded()
 
@@ -128,18 +127,48 @@ class PolicyServer:
         """Accepts no more requests, and waits for those that are worked on, at most `grace_secs`."""
         if self._loop.is_closed():
             return
-        self._on_loop(self._health.enter_graceful_shutdown())
-        self._on_loop(self._server.stop(grace_secs), grace_secs + _LOOP_SECS)
-        self._end()
+        self._soon(self._health.enter_graceful_shutdown())
+        try:
+            self._on_loop(self._server.stop(grace_secs), grace_secs + _LOOP_SECS)
+        except Exception as error:
+            logging.warning('could not end all requests: %s: %s', type(error).__name__, error)
+        finally:
+            self._end()
+
+    async def _tell_health(self, serving: Mapping[str, bool]) -> None:
+        states = health_pb2.HealthCheckResponse
+        # Each by itself: one may wait for a client that watches it and does not read.
+        await asyncio.gather(
+            *(
+                self._health.set(name, states.SERVING if is_so else states.NOT_SERVING)
+                for name, is_so in serving.items()
+            )
+        )
+
+    def _soon(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Has `work` done after what was begun before; nobody waits for it."""
+        asyncio.run_coroutine_threadsafe(work, self._loop).add_done_callback(_log_failure)
 
     def _on_loop(self, work: Coroutine[Any, Any, Any], timeout_secs: float = _LOOP_SECS) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_secs)
 
     def _end(self) -> None:
         self._calls.close()
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop.call_soon_threadsafe(_stop, self._loop)
         self._thread.join(_LOOP_SECS)
-        self._loop.close()
+        if not self._thread.is_alive():
+            self._loop.close()
+
+
+def _stop(loop: asyncio.AbstractEventLoop) -> None:
+    for task in asyncio.all_tasks(loop):
+        task.cancel()
+    loop.call_soon(loop.stop)  # after the tasks have seen it
+
+
+def _log_failure(ended: futures.Future[Any]) -> None:
+    if not ended.cancelled() and (error := ended.exception()):
+        logging.warning('could not tell the health of the server: %s: %s', type(error).__name__, error)
 
 
 async def _start(options: ServerOptions, handler: Any, servicer: Any) -> tuple[Any, int]:

@@ -31,12 +31,19 @@ _READ_AS = {
 }
 
 
-def shape_of(name: str, proto: Any) -> tuple[int, ...]:
+def shape_of(name: str, proto: Any, rank: int | None = None) -> tuple[int, ...]:
     """Returns the shape of a TensorProto.
 
+    Args:
+      name: of the tensor, for errors.
+      proto: a TensorProto.
+      rank: number of dimensions that it has to have, which is checked before any is read; None takes any.
+
     Raises:
-      InvalidRequest: if it has none.
+      InvalidRequest: if it has none, or one of another rank.
     """
+    if rank is not None and len(proto.tensor_shape.dim) != rank:
+        raise InvalidRequest(f'got {name} of rank {len(proto.tensor_shape.dim)}; need rank {rank}')
     shape = tuple(dim.size for dim in proto.tensor_shape.dim)
     if proto.tensor_shape.unknown_rank or any(size < 0 for size in shape):
         raise InvalidRequest(f'got {name} of an unknown shape; need a tensor_shape with all sizes')
@@ -69,11 +76,10 @@ def to_array(name: str, proto: Any, dtype: tf.DType) -> np.ndarray:
             )
         stored = np.frombuffer(proto.tensor_content, np.uint8 if dtype == tf.bool else wanted).reshape(shape)
         return stored != 0 if dtype == tf.bool else stored
-    values = np.array(getattr(proto, _FIELDS[dtype]), _READ_AS[_FIELDS[dtype]])
-    if not (0 < len(values) <= count or len(values) == count):
-        raise InvalidRequest(
-            f'got {name} with {len(values)} values in {_FIELDS[dtype]}; need {count} for {list(shape)}'
-        )
+    given = getattr(proto, _FIELDS[dtype])
+    if not (0 < len(given) <= count or len(given) == count):
+        raise InvalidRequest(f'got {name} with {len(given)} values in {_FIELDS[dtype]}; need {count} for {list(shape)}')
+    values = np.array(given, _READ_AS[_FIELDS[dtype]])
     array = np.full(count, values[-1:] if count else 0, values.dtype)
     array[: len(values)] = values
     return _cast(name, array, dtype).reshape(shape)

@@ -46,8 +46,15 @@ def write_model(directory: pathlib.Path, files: ModelFiles) -> None:
 
 
 def prune(directory: pathlib.Path, keep_last: int) -> None:
-    """Removes all updates but the `keep_last` newest."""
+    """Removes all updates but the `keep_last` newest, and graphs that no update names, moved aside or not."""
     versions.prune(folder(directory), keep_last, whole=_is_whole)
+    models = list(folder(directory).glob(f'{_MODEL}*'))
+    if len(models) > 1:
+        found = [read_json(metadata) or {} for metadata in folder(directory).glob(f'*/{versions.METADATA}')]
+        named = {f'{_MODEL}{metadata.get(GRAPH)}' for metadata in found}
+        for model in models:
+            if model.name not in named:
+                versions.remove(model)
 
 
 def drop_newer_than(directory: pathlib.Path, train_step: int) -> list[int]:

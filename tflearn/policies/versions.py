@@ -80,9 +80,22 @@ def point_latest(directory: pathlib.Path) -> None:
 
 
 def point_best(version: pathlib.Path) -> bool:
-    """Makes the link `best` lead to a version, which `prune` spares from then on. Returns False if it is gone."""
+    """Makes the link `best` lead to a version, which `prune` spares from then on.
+
+    Returns:
+      False if the version is gone; then the link is left as it was.
+    """
+    before = _pointed(version.parent, BEST)
+    if not is_whole(version):
+        return False
     _point(version.parent, BEST, int(version.name))
-    return is_whole(version)
+    if is_whole(version):
+        return True
+    if before is None:  # it was pruned just then
+        (version.parent / BEST).unlink(missing_ok=True)
+    else:
+        _point(version.parent, BEST, before)
+    return False
 
 
 def best_version(directory: pathlib.Path) -> int | None:
@@ -163,20 +176,40 @@ def remove(path: pathlib.Path) -> None:
         os.rename(path, away)
     except FileNotFoundError:
         return
-    if _is_marked(away) or str(_pointed(path.parent, BEST)) == path.name:
+    kept = _is_marked(away) or str(_pointed(path.parent, BEST)) == path.name
+    if kept and not path.name.startswith(_TEMPORARY):
         os.rename(away, path)
     else:
         shutil.rmtree(away, ignore_errors=True)
 
 
 def remove_leftovers(directory: pathlib.Path) -> None:
-    """Removes what a killed writer left behind. Only the one writer of the directory may call it."""
+    """Removes what a killed writer left behind, and this process. What belongs to another process stays while it lives.
+
+    Only the one writer of the directory may call it.
+    """
     for prefix in (_TEMPORARY, _REMOVED):
         for path in directory.glob(f'{prefix}*'):
+            if _is_in_hand(path):
+                continue
             if path.is_symlink():
                 path.unlink(missing_ok=True)
             else:
                 shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_in_hand(path: pathlib.Path) -> bool:
+    """Says whether the process whose number ends the name is another one, and alive."""
+    pid = path.name.rpartition('-')[2]
+    if not pid.isdecimal() or int(pid) == os.getpid():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except PermissionError:  # it is somebody else's
+        return True
+    except (OSError, OverflowError):
+        return False
+    return True
 
 
 def drop_newer_than(
