@@ -48,7 +48,8 @@ def test_requests_beyond_the_limit_are_refused(root):
         stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
         first = stub.Predict.future(good_request(), DEADLINE_SECS)
         assert begun.wait(DEADLINE_SECS)
-        assert stub.Predict.future(good_request(), DEADLINE_SECS).code().name == 'RESOURCE_EXHAUSTED'
+        for _ in range(4):  # gRPC's own limit lets one more in after each refusal
+            assert stub.Predict.future(good_request(), DEADLINE_SECS).code().name == 'RESOURCE_EXHAUSTED'
         go_on.set()
         assert first.code().name == 'OK'
 

@@ -109,7 +109,7 @@ class PolicyServer:
         self._thread = threading.Thread(target=self._loop.run_forever, name='policy_server', daemon=True)
         self._thread.start()
         try:
-            self._server, self.port = self._on_loop(_start(options, _Handler(service, metrics), self._health))
+            self._server, self.port = self._on_loop(_start(options, _Handler(service, metrics, options), self._health))
             self.reloaded()
         except BaseException:
             self._end()
@@ -176,7 +176,6 @@ async def _start(options: ServerOptions, handler: Any, servicer: Any) -> tuple[A
     server = grpc.aio.server(
         handlers=[handler],
         options=[('grpc.max_receive_message_length', options.max_request_bytes), ('grpc.so_reuseport', 0)],
-        maximum_concurrent_rpcs=options.max_concurrent_requests,
     )
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     address = f'{options.host}:{options.port}'
@@ -197,9 +196,11 @@ async def _start(options: ServerOptions, handler: Any, servicer: Any) -> tuple[A
 class _Handler(grpc.GenericRpcHandler):
     """Finds the method of a request by its name; gRPC answers UNIMPLEMENTED where there is none."""
 
-    def __init__(self, service: PredictionService, metrics: ServingMetrics | None):
+    def __init__(self, service: PredictionService, metrics: ServingMetrics | None, options: ServerOptions):
+        # gRPC's own limit, maximum_concurrent_rpcs, lets one more in for each request that it refused.
+        places = asyncio.Semaphore(options.max_concurrent_requests)
         self._handlers = {
-            name: grpc.unary_unary_rpc_method_handler(_answering(name.rpartition('/')[2], method, metrics))
+            name: grpc.unary_unary_rpc_method_handler(_answering(name.rpartition('/')[2], method, places, metrics))
             for name, method in service.methods.items()
         }
 
@@ -208,13 +209,16 @@ class _Handler(grpc.GenericRpcHandler):
 
 
 def _answering(
-    name: str, method: Callable[[bytes], Awaitable[Any]], metrics: ServingMetrics | None
+    name: str, method: Callable[[bytes], Awaitable[Any]], places: asyncio.Semaphore, metrics: ServingMetrics | None
 ) -> Callable[[bytes, Any], Awaitable[bytes]]:
     async def answer(data: bytes, context: Any) -> bytes:
         start = time.perf_counter()
         code, response = grpc.StatusCode.CANCELLED, b''  # by the client, or its deadline: only then nothing is caught
         try:
-            message = await method(data)
+            if places.locked():
+                raise Overloaded('too many requests at the same time; send less, or try again later')
+            async with places:
+                message = await method(data)
             code, response = grpc.StatusCode.OK, message.SerializeToString()
         except Exception as error:
             code, details = _status(error)
