@@ -2,10 +2,11 @@
 
     python benchmarks/impala.py --rllib_python=rllib_environment/bin/python
 
-CartPole-v1, MLP 64-64 for policy and value, fragments of 50 steps, each step trained on once. Ours are the programs
-that users start: a replay server, a collector and a learner, each a process. RLlib's IMPALA has an environment of its
-own: benchmarks/requirements_rllib.txt says how to make it. Both have the best setting that was found for two cores.
-Each round starts both sides, one after the other; a ratio is the median of the ratios of the rounds.
+CartPole-v1, an MLP 64-64 that policy and value share, fragments of 50 steps that go on from one episode into the next,
+as RLlib has them by default, each step trained on once. Ours are the programs that users start: a replay server, a
+collector and a learner, each a process. RLlib's IMPALA has an environment of its own:
+benchmarks/requirements_rllib.txt says how to make it. Both have the best setting that was found for two cores. Each
+round starts both sides, one after the other; a ratio is the median of the ratios of the rounds.
 """
 
 import argparse
@@ -35,6 +36,9 @@ OURS = (
     f'collect.num_environments={NUM_ENVIRONMENTS}',
     f'Experience.sequence_length={FRAGMENT + 1}',
     f'Experience.stride={FRAGMENT}',
+    'Experience.pad_episodes=False',
+    'Experience.cross_episodes=True',
+    'NetworkOptions.shared=True',
     f'Experience.per_replica_batch_size={BATCH}',
     f'Experience.max_size={2 * BATCH}',
     'train.num_train_steps=1_000_000_000',
@@ -100,7 +104,7 @@ def _ours(secs: float, bindings: Sequence[str]) -> float:
             start, before = next_report()
             _sleep(secs)
             end, after = next_report()
-            # Items that end with an episode hold fewer steps than others.
+            # Of an item's rows those between two episodes are no steps.
             steps_per_item = figure('collect_0', 'env_steps') / figure('replay_server', 'inserts')
     return (after - before) * BATCH * min(steps_per_item, FRAGMENT) / (end - start)
 
