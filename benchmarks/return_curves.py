@@ -36,6 +36,8 @@ def draw(path: pathlib.Path, sides: Mapping[str, Iterable[pathlib.Path]], goal: 
         axes.axhline(goal, color='0.35', linestyle='--', linewidth=1)
         axes.set_xlabel(name)
         axes.grid(alpha=0.3)
+        axes.locator_params(axis='x', nbins=6)
+        axes.xaxis.set_major_formatter('{x:,.0f}')
     by_secs.set_ylabel(f'mean return of {window} episodes')
     by_secs.legend(frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -25,8 +25,7 @@ def _content(ring, storage):
     """The numbers of the first rows of all sequences in the ring, oldest first."""
     oldest, size = ring.window.numpy()
     places = ring.starts.numpy()[(oldest + np.arange(size)) % ring.starts.shape[0]]
-    rows = tf.gather(ring.rows, places)
-    return storage.layout.unpack(rows)['policy_version'].numpy().tolist()
+    return tf.gather(ring.columns['policy_version'], places).numpy().tolist()
 
 
 def test_the_ring_keeps_the_newest():

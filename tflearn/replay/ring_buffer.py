@@ -1,8 +1,9 @@
-"""RingBuffer: the newest chunks of a replay in memory, and where their sequences begin."""
+"""RingBuffer: the newest chunks of a replay in memory, column by column, and where their sequences begin."""
 
 import collections
 import dataclasses
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ class RingBuffer:
     published. Who draws publishes, between two draws, so no batch ever sees a sequence that is half overwritten.
 
     Attributes:
-      rows: uint8 variable [max_rows, num_bytes], packed: gathered column by column, they would miss more caches.
+      columns: nest of variables [max_rows, ...]: the trajectories' columns, and `policy_version`.
       starts: int64 variable [max_size]: rows that begin a sequence, itself a ring.
       window: int64 variable [2]: place in `starts` of the oldest sequence, and how many there are.
       num_written: sequences in all chunks that were ever taken, also in those left out.
@@ -52,7 +53,10 @@ class RingBuffer:
         self._max_rows = storage.mirror_rows
         self._spare_rows = MIRROR_SPARE_CHUNKS * storage.chunk_shape[0]
         with tf.device('CPU:0'):
-            self.rows = tf.Variable(tf.zeros((self._max_rows, self._layout.num_bytes), tf.uint8), trainable=False)
+            self.columns = {
+                name: tf.nest.map_structure(self._variable, storage.layout.spec[name])
+                for name in ('trajectory', 'policy_version')
+            }
             self.starts = tf.Variable(tf.zeros((self._max_size,), tf.int64), trainable=False)
             self.window = tf.Variable(tf.zeros((2,), tf.int64), trainable=False)
         self._oldest = self._newest = 0  # sequences, of all that ever were, between which is drawn
@@ -62,6 +66,9 @@ class RingBuffer:
         self._chunks: collections.deque[_Chunk] = collections.deque()
         self._fingerprints: set[int] = set()
         self._new_starts: list[np.ndarray] = []
+
+    def _variable(self, spec: tf.TensorSpec) -> tf.Variable:
+        return tf.Variable(tf.zeros((self._max_rows, *spec.shape), spec.dtype), trainable=False)
 
     @property
     def size(self) -> int:
@@ -103,7 +110,8 @@ class RingBuffer:
         It is read from the ring only now: what is drawn ahead need not be copied twice.
         """
         with tf.device('CPU:0'):
-            columns = self._layout.unpack(tf.gather(self.rows, tf.gather(drawn, i)))
+            rows = tf.gather(drawn, i)
+            columns = tf.nest.map_structure(lambda column: tf.gather(column, rows), self.columns)
             return columns['trajectory'], {'policy_version': columns['policy_version']}
 
     def add(self, chunks: np.ndarray) -> int:
@@ -138,7 +146,7 @@ class RingBuffer:
                 starts.append(place + begins - begins[0])
             num_taken += 1
         if rows:
-            self.rows.scatter_update(tf.IndexedSlices(np.concatenate(rows), np.concatenate(places)))
+            self._write_columns(rows, np.concatenate(places))
         with self._lock:
             self._new_starts += starts
             self.num_written += int(np.count_nonzero(chunks[:num_taken, : self._num_starts, 0]))
@@ -191,3 +199,9 @@ class RingBuffer:
             if self._leaves_out_known:
                 self._fingerprints.add(fingerprint)
             return place
+
+    def _write_columns(self, rows: Sequence[np.ndarray], places: np.ndarray) -> None:
+        new = self._layout.columns(rows)
+        for name, columns in self.columns.items():
+            for column, values in zip(tf.nest.flatten(columns), tf.nest.flatten(new[name]), strict=True):
+                column.scatter_update(tf.IndexedSlices(values, places))
