@@ -15,15 +15,19 @@ from tflearn.run_dir import RunDir
 
 CHECKOUT = pathlib.Path(scripts.__path__[0]).parent
 DEADLINE_SECS = 30.0
-# What a job's program is here: it writes its flags down, and evaluate ends the run.
+# What a job's program is here: it writes its flags down, and evaluate ends the run when all have.
 JOB = """
 import pathlib, sys, threading
 from tflearn.run_dir import RunDir, write_json
+from tflearn.waiting import wait_until
 root = next(flag.partition('=')[2] for flag in sys.argv if flag.startswith('--root_dir='))
-job = pathlib.Path(__file__).stem
-print(sys.argv[1:])
+job, run_dir = pathlib.Path(__file__).stem, RunDir(root)
+print(sys.argv[1:], flush=True)
 if job == 'evaluate':
-    write_json(RunDir(root).done, {'reason': 'num_train_steps 7', 'train_step': 7})
+    num_jobs = len(run_dir.commands.read_text().splitlines()) - 1
+    told = lambda: [log for log in run_dir.logs.iterdir() if len(log.read_text().splitlines()) > 1]
+    wait_until(lambda: len(told()) == num_jobs, 'a line of each job', 20)
+    write_json(run_dir.done, {'reason': 'num_train_steps 7', 'train_step': 7})
 if job == 'replay_server':
     threading.Event().wait(30)
 """

@@ -160,7 +160,8 @@ class TrainSession:
                 self._source.close()
                 monitor.join(_LAST_LOOK_SECS)
                 learner.close()
-                self._collect_summaries.close()
+                self._collect_summaries.write(self._reports.figures())
+            self._collect_summaries.close()
             self._end()
         except BaseException as error:
             self._status.update(f'failed: {error}')
@@ -188,9 +189,9 @@ class TrainSession:
 
     def _monitor(self, stop: threading.Event, over: threading.Event) -> None:
         """Looks at the replay, and ends the stream when training is to end: a learner that waits for data cannot."""
-        ended = False
-        while not ended:
-            ended = over.wait(_LOOK_AT_REPLAY_SECS)  # and one last look after the last train step
+        ended = None
+        while not ended:  # looks at once, now and then, and after the last train step
+            ended = over.wait(0.0 if ended is None else _LOOK_AT_REPLAY_SECS)
             try:
                 self._look_at_replay()
                 waiting_secs = time.monotonic() - self._reported_at
