@@ -114,8 +114,9 @@ def test_two_workers_are_stopped_together_and_go_on_together(processes):
     assert (processes.run_dir.greedy_policy / str(stopped_at + 100)).exists()
     assert processes.end('collect') == 0, 'it was told, by the chief, that training is over'
     assert '2 replica(s) fed by 2 input pipeline(s)' in processes.log('train_1')
-    files = sorted(path.name for path in processes.run_dir.root.rglob('events.out*'))
-    assert len(files) == 2, 'one for each session of the chief'
+    assert len([*processes.run_dir.summaries('train').iterdir()]) == 2, 'one for each session of the chief'
+    writers = {path.name.split('.')[-3] for path in processes.run_dir.root.rglob('events.out*')}
+    assert len(writers) == 2, 'the chief of each session, and nobody else'
 
 
 def _newest_step(run_dir):
