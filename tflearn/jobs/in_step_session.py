@@ -89,7 +89,7 @@ class InStepSession:
             replay,
             run_dir,
             triggers=[
-                IntervalTrigger(settings.export, lambda step: self._exports.export(step)),
+                IntervalTrigger(settings.export, self._export),
                 *([IntervalTrigger(updates, lambda step: self._exports.export_update(step))] if updates else []),
                 IntervalTrigger(settings.summary, lambda step: self._collect_summaries.write(self._figures())),
             ],
@@ -155,6 +155,10 @@ class InStepSession:
         """Says why training is over; None while it is not."""
         counts = self._counts
         return run_end.reason(self._run_dir, self._limits, self._learner.step, counts.env_steps, counts.secs)
+
+    def _export(self, step: int) -> None:
+        self._exports.export(step)
+        self._exports.settle()  # here nothing is left to chance, also not which exports replace others
 
     def _export_facts(self) -> dict[str, Any]:
         mean_return = self._collection.metrics.mean_return
