@@ -112,11 +112,11 @@ class LocalReplay:
         self._granted += granted
         return granted
 
-    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> Any:
         """Draws batches, see `RingBuffer.draw`. For a graph."""
         return self._ring.draw(num_steps, self._batch_size, self._seed, seed)
 
-    def batch(self, drawn: tf.Tensor, i: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
+    def batch(self, drawn: Any, i: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
         """Returns batch `i` of a draw, see `RingBuffer.batch`. For a graph."""
         return self._ring.batch(drawn, i)
 

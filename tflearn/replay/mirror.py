@@ -112,16 +112,16 @@ class ReplayMirror(tf.train.experimental.PythonState):
             self._reader.wait(_POLL_SECS)
         return 0
 
-    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> Any:
         """Draws batches, see `RingBuffer.draw`; at most `max_draw_steps` of those that were granted. For a graph."""
         return self._ring.draw(num_steps, self._batch_size, self._seed, seed)
 
-    def batch(self, drawn: tf.Tensor, i: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
+    def batch(self, drawn: Any, i: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
         """Returns batch `i` of a draw, see `RingBuffer.batch`. For a graph."""
         return self._ring.batch(drawn, i)
 
     def _start(self) -> None:
-        self._reader.start(lambda samples: samples.batch(1).map(lambda sample: sample.data['chunk']), in_flight=1)
+        self._reader.start(lambda samples: samples.map(lambda sample: sample.data['chunk']), in_flight=1)
         self._rebuild()
         self._inserts_before -= self._ring.num_published
         threading.Thread(target=self._ingest, name='replay_ingest', daemon=True).start()
@@ -147,7 +147,7 @@ class ReplayMirror(tf.train.experimental.PythonState):
                 reader.wait(_POLL_SECS)
                 continue
             reader.resume()
-            keys, chunks = (tensor.numpy() for tensor in reader.take(size))
+            keys, chunks = map(np.asarray, reader.take(size))
             found |= dict(zip(keys.tolist(), chunks, strict=True))
             draws += size
             if time.monotonic() - logged_at >= LOG_EVERY_SECS:
@@ -171,7 +171,7 @@ class ReplayMirror(tf.train.experimental.PythonState):
             while not self._reader.closed:
                 count = min(self._reader.size(), self._wanted_chunks(), _MAX_CHUNKS_AT_ONCE)
                 if count:
-                    self._write(self._reader.take(count)[0].numpy())
+                    self._write(np.asarray(self._reader.take(count)[0]))  # no copy
                     self._reader.resume()  # data come, even if too few to go on
                 else:
                     self._reader.sleep(_POLL_SECS if self._reader.is_waited_for else _INGEST_POLL_SECS)

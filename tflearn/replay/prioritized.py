@@ -83,6 +83,6 @@ class PrioritizedSampler(ReplaySampler):
         def arrange(sample: reverb.ReplaySample) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             info = sample.info
             expected = tf.cast(tf.cast(info.table_size, tf.float64) * info.probability, tf.float32)
-            return sample.data['chunk'][None], info.key[None], expected[None]
+            return sample.data['chunk'], info.key, expected
 
         return samples.batch(num_chunks, drop_remainder=True).map(arrange)

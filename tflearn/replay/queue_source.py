@@ -184,4 +184,4 @@ def _one_by_one(samples: tf.data.Dataset) -> tf.data.Dataset:
     """None waits for others, and no more are fetched than there is room for."""
     options = tf.data.Options()
     options.autotune.enabled = False  # it would add buffers
-    return samples.batch(1).map(lambda sample: sample.data['chunk']).with_options(options)
+    return samples.map(lambda sample: sample.data['chunk']).with_options(options)

@@ -58,7 +58,8 @@ class TableReader:
         """Begins to read.
 
         Args:
-          prepare: the table's `reverb.ReplaySample`s -> tensors [k, ...], the next k elements; at most the capacity.
+          prepare: the table's `reverb.ReplaySample`s -> elements of the queue, each by itself or k of them as tensors
+            [k, ...]; at most the capacity.
           in_flight: items that the server may send ahead.
         """
         draw = threading.Thread(target=self._draw, args=(prepare, in_flight), name='replay_draw', daemon=True)
@@ -126,7 +127,10 @@ class TableReader:
         elements = prepare(tf.data.Dataset.counter().take_while(self._goes_on).flat_map(lambda _: samples))
 
         def hand_over(count: tf.Tensor, *tensors: tf.Tensor) -> tf.Tensor:
-            with tf.control_dependencies([self._queue.enqueue_many(tf.nest.flatten(tensors))]):
+            components = tf.nest.flatten(tensors)
+            by_itself = components[0].shape.rank == self._queue.shapes[0].rank
+            enqueue = self._queue.enqueue if by_itself else self._queue.enqueue_many
+            with tf.control_dependencies([enqueue(components)]):
                 return count + 1
 
         while not self._closed.is_set():

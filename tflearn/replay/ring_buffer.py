@@ -3,15 +3,16 @@
 import collections
 import dataclasses
 import threading
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tflearn.replay.ring_columns import RingColumns
 from tflearn.replay.storage import MIRROR_SPARE_CHUNKS, Storage
 
 _MAX_DRAWN_ROWS = 1 << 16
+_MAX_DRAWN_BYTES = 16 << 20
 _SAMPLED_BYTES = 4096
 
 
@@ -31,7 +32,7 @@ class RingBuffer:
     published. Who draws publishes, between two draws, so no batch ever sees a sequence that is half overwritten.
 
     Attributes:
-      columns: nest of variables [max_rows, ...]: the trajectories' columns, and `policy_version`.
+      columns: of the rows.
       starts: int64 variable [max_size]: rows that begin a sequence, itself a ring.
       window: int64 variable [2]: place in `starts` of the oldest sequence, and how many there are.
       num_written: sequences in all chunks that were ever taken, also in those left out.
@@ -46,17 +47,13 @@ class RingBuffer:
           leaves_out_known: chunks that are there already are left out: a server's may come twice.
         """
         self._leaves_out_known = leaves_out_known
-        self._layout = storage.layout
         self._length = storage.experience.sequence_length
         self._num_starts = storage.num_starts
         self._max_size = storage.experience.max_size
         self._max_rows = storage.mirror_rows
         self._spare_rows = MIRROR_SPARE_CHUNKS * storage.chunk_shape[0]
+        self.columns = RingColumns(storage.layout, storage.mirror_rows)
         with tf.device('CPU:0'):
-            self.columns = {
-                name: tf.nest.map_structure(self._variable, storage.layout.spec[name])
-                for name in ('trajectory', 'policy_version')
-            }
             self.starts = tf.Variable(tf.zeros((self._max_size,), tf.int64), trainable=False)
             self.window = tf.Variable(tf.zeros((2,), tf.int64), trainable=False)
         self._oldest = self._newest = 0  # sequences, of all that ever were, between which is drawn
@@ -66,9 +63,6 @@ class RingBuffer:
         self._chunks: collections.deque[_Chunk] = collections.deque()
         self._fingerprints: set[int] = set()
         self._new_starts: list[np.ndarray] = []
-
-    def _variable(self, spec: tf.TensorSpec) -> tf.Variable:
-        return tf.Variable(tf.zeros((self._max_rows, *spec.shape), spec.dtype), trainable=False)
 
     @property
     def size(self) -> int:
@@ -82,9 +76,10 @@ class RingBuffer:
 
     def max_draw_steps(self, batch_size: int) -> int:
         """Batches that `draw` draws at once, at most."""
-        return max(1, _MAX_DRAWN_ROWS // (batch_size * self._length))
+        num_rows = min(_MAX_DRAWN_ROWS, _MAX_DRAWN_BYTES // self.columns.drawn_bytes)
+        return max(1, num_rows // (batch_size * self._length))
 
-    def draw(self, num_steps: tf.Tensor, batch_size: int, seed: int, step: tf.Tensor) -> tf.Tensor:
+    def draw(self, num_steps: tf.Tensor, batch_size: int, seed: int, step: tf.Tensor) -> Any:
         """Draws sequences uniformly, with replacement. For a graph.
 
         Args:
@@ -94,7 +89,7 @@ class RingBuffer:
           step: int64 scalar, another one for every draw: the train step.
 
         Returns:
-          The sequences' rows, int64 [num_steps, B, T].
+          What `batch` needs: a nest of tensors [num_steps, B, T, ...].
         """
         with tf.device('CPU:0'):
             oldest, size = tf.unstack(self.window)
@@ -102,16 +97,12 @@ class RingBuffer:
             seeds = tf.stack([tf.constant(seed, tf.int64), tf.cast(step, tf.int64)])
             drawn = tf.random.stateless_uniform(shape, seeds, 0, size, tf.int64)
             starts = tf.gather(self.starts, (oldest + drawn) % self._max_size)
-            return starts[..., None] + tf.range(self._length, dtype=tf.int64)
+            return self.columns.draw(starts[..., None] + tf.range(self._length, dtype=tf.int64))
 
-    def batch(self, drawn: tf.Tensor, i: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
-        """Returns batch `i` of a draw: the trajectory [B, T, ...], and `policy_version` int64 [B, T]. For a graph.
-
-        It is read from the ring only now: what is drawn ahead need not be copied twice.
-        """
+    def batch(self, drawn: Any, i: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
+        """Returns batch `i` of a draw: the trajectory [B, T, ...], and `policy_version` int64 [B, T]. For a graph."""
         with tf.device('CPU:0'):
-            rows = tf.gather(drawn, i)
-            columns = tf.nest.map_structure(lambda column: tf.gather(column, rows), self.columns)
+            columns = self.columns.batch(drawn, i)
             return columns['trajectory'], {'policy_version': columns['policy_version']}
 
     def add(self, chunks: np.ndarray) -> int:
@@ -132,7 +123,7 @@ class RingBuffer:
         Returns:
           How many of them were taken.
         """
-        rows, places, starts, num_taken = [], [], [], 0
+        starts, num_taken, num_sequences = [], 0, 0
         for chunk in chunks:
             begins = np.flatnonzero(chunk[: self._num_starts, 0])
             fingerprint = self._fingerprint(chunk)
@@ -141,15 +132,13 @@ class RingBuffer:
                 place = self._allocate(len(used), len(begins), fingerprint)
                 if place is None:
                     break
-                rows.append(used)
-                places.append(np.arange(place, place + len(used)))
+                self.columns.write(place, used)
                 starts.append(place + begins - begins[0])
             num_taken += 1
-        if rows:
-            self._write_columns(rows, np.concatenate(places))
+            num_sequences += len(begins)
         with self._lock:
             self._new_starts += starts
-            self.num_written += int(np.count_nonzero(chunks[:num_taken, : self._num_starts, 0]))
+            self.num_written += num_sequences
         return num_taken
 
     def publish(self) -> None:
@@ -199,9 +188,3 @@ class RingBuffer:
             if self._leaves_out_known:
                 self._fingerprints.add(fingerprint)
             return place
-
-    def _write_columns(self, rows: Sequence[np.ndarray], places: np.ndarray) -> None:
-        new = self._layout.columns(rows)
-        for name, columns in self.columns.items():
-            for column, values in zip(tf.nest.flatten(columns), tf.nest.flatten(new[name]), strict=True):
-                column.scatter_update(tf.IndexedSlices(values, places))

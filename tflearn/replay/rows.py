@@ -6,7 +6,6 @@ column, in the graph, after batching.
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -81,13 +80,10 @@ class RowLayout:
             rows[:, place] = np.ascontiguousarray(column).reshape(batch_size, -1).view(np.uint8)
         return rows
 
-    def columns(self, rows: Sequence[np.ndarray]) -> Any:
-        """Unpacks arrays uint8 [n, num_bytes] of rows into a nest of arrays [sum of n, *column shape]. Copies once."""
-        columns = []
-        for shape, dtype, place in self._columns:
-            column = np.concatenate([part[:, place] for part in rows])
-            columns.append(column.view(dtype).reshape(len(column), *shape))
-        return tf.nest.pack_sequence_as(self.spec, columns)
+    @property
+    def places(self) -> Any:
+        """Where the columns lie in a row: a nest of slices of its bytes."""
+        return tf.nest.pack_sequence_as(self.spec, [place for _, _, place in self._columns])
 
     def column(self, rows: np.ndarray, name: str) -> np.ndarray:
         """Returns one column of packed rows [B, num_bytes]: the first whose spec has this name, [B, *its shape]."""

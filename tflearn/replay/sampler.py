@@ -117,21 +117,23 @@ class ReplaySampler:
 
     def _batches(self, samples: tf.data.Dataset, num_chunks: int) -> tf.data.Dataset:
         sequences = samples.batch(num_chunks, drop_remainder=True).map(self._sequences)
-        count = self._steps_ahead * self._batch_size
         if self._storage.num_starts > 1:
-            sequences = sequences.rebatch(count, drop_remainder=True)
-        length, num_bytes = self._storage.experience.sequence_length, self._storage.layout.num_bytes
-        return sequences.map(lambda rows: tf.reshape(rows, [-1, self._batch_size, length, num_bytes]))
+            sequences = sequences.rebatch(self._steps_ahead * self._batch_size, drop_remainder=True)
+        steps = [] if self._steps_ahead == 1 else [self._steps_ahead]
+        shape = [*steps, self._batch_size, self._storage.experience.sequence_length, self._storage.layout.num_bytes]
+        return sequences.map(lambda rows: tf.reshape(rows, shape))
 
     def _sequences(self, sample: reverb.ReplaySample) -> tf.Tensor:
         """Returns sequences [n, T, num_bytes] of chunks [k, rows, num_bytes], in random order if not all."""
         chunks, storage = sample.data['chunk'], self._storage
         if storage.num_starts == 1:
             return chunks
-        num_chunks = tf.shape(chunks)[0]
-        length, tried = storage.experience.sequence_length, storage.draws_per_chunk
+        num_chunks, (num_rows, num_bytes) = tf.shape(chunks)[0], storage.chunk_shape
         chances = tf.random.uniform((num_chunks, storage.num_starts))
-        starts = tf.math.top_k(chances, tried, sorted=False).indices
+        starts = tf.math.top_k(chances, storage.draws_per_chunk, sorted=False).indices
         begins = tf.gather(chunks[:, :, 0], starts, batch_dims=1) > 0
-        sequences = tf.gather(chunks, starts[:, :, None] + tf.range(length), batch_dims=1)
-        return tf.random.shuffle(tf.boolean_mask(sequences, begins))
+        starts = tf.random.shuffle(tf.boolean_mask(starts + num_rows * tf.range(num_chunks)[:, None], begins))
+        # Only now are rows copied, once.
+        return tf.gather(
+            tf.reshape(chunks, [-1, num_bytes]), starts[:, None] + tf.range(storage.experience.sequence_length)
+        )
