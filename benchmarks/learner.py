@@ -4,8 +4,8 @@
 
 The limit is the same agent's train step on one constant batch inside a compiled loop, with no writer at work. All
 others read from servers in another process, into which a writer inserts 3 000 steps a second meanwhile; what that takes
-from the limit on this machine is a row too. All sides are measured in turns; a ratio is the median of the ratios of the
-rounds.
+from the limit on this machine is a row too, and the last rows have the limit beside such a writer: what is left then is
+the data path's own. All sides are measured in turns; a ratio is the median of the ratios of the rounds.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import dataclasses
 import json
 import pathlib
 import queue
+import random
 import statistics
 import subprocess
 import sys
@@ -45,6 +46,8 @@ from tflearn.steps import create_train_step  # noqa: E402
 
 TIMEOUT_SECS = 600.0
 SINGLE_CALLS = 200
+SETTLE_SECS = 0.5
+LOADED = 'limit beside a writer'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +104,7 @@ def _measure_case(
         )
         limit = _limit(case, jit_compile)
         sides = [Side('limit', limit), Side('limit with XLA', _limit(case, True))]
-        sides.append(Side('limit beside a writer', limit, 'server' if 'server' in chosen else chosen[0]))
+        sides.append(Side(LOADED, limit, 'server' if 'server' in chosen else chosen[0]))
         for side, changes in experiences.items():
             batches = source(case, changes, ports[side])
             run = _our_learner(case, batches, RunDir(pathlib.Path(directory) / side), options)
@@ -116,7 +119,12 @@ def _measure_case(
         command('write nothing', lambda: [run(1) for run in read])
         many = _rounds(sides, case.num_steps, rounds, command)
         single = _rounds(sides[3:], 1, rounds, command)
-    return [*_rows(case.name, 'train steps per call: many', many), *_rows(case.name, 'train steps per call: 1', single)]
+    beside = {side: many[side] for side in (LOADED, *experiences)}
+    return [
+        *_rows(case.name, 'train steps per call: many', many),
+        *_rows(case.name, 'train steps per call: 1', single),
+        *_rows(case.name, f'many; {LOADED}', beside, LOADED),
+    ]
 
 
 @contextlib.contextmanager
@@ -241,9 +249,12 @@ def _peer_learner(case: learner_cases.Case, port: int, root_dir: str, prioritize
 def _rounds(sides: list[Side], num_steps: int, rounds: int, command: Callable[..., None]) -> dict[str, list[float]]:
     """Returns train steps per second of every side in every round."""
     rates: dict[str, list[float]] = {side.name: [] for side in sides}
+    order = random.Random(0)
     for _ in range(rounds):
-        for side in sides:
+        # In another order each time: what a side still reads ahead, when its time is over, disturbs the next one.
+        for side in order.sample(sides, len(sides)):
             command(f'write {side.writer}')
+            threading.Event().wait(SETTLE_SECS)
             # The slow side gets fewer steps, for about the same time.
             calls = SINGLE_CALLS if num_steps == 1 else 1
             count = max(1, num_steps // 5) if side.name == 'tf_agents' else num_steps
@@ -255,21 +266,21 @@ def _rounds(sides: list[Side], num_steps: int, rounds: int, command: Callable[..
     return rates
 
 
-def _rows(case: str, metric: str, rates: dict[str, list[float]]) -> list[dict[str, Any]]:
+def _rows(case: str, metric: str, rates: dict[str, list[float]], limit: str = 'limit') -> list[dict[str, Any]]:
     return [
         {
             'case': f'{case}: {side}',
             'metric': metric,
             'ours': statistics.median(rates[side]),
             'peer': statistics.median(rates['tf_agents']) if 'tf_agents' in rates else None,
-            'limit': statistics.median(rates['limit']) if 'limit' in rates else None,
+            'limit': statistics.median(rates[limit]) if limit in rates else None,
             'ratio_to_peer': tables.ratio(rates[side], rates['tf_agents']) if 'tf_agents' in rates else None,
-            'ratio_to_limit': tables.ratio(rates[side], rates['limit']) if 'limit' in rates else None,
+            'ratio_to_limit': tables.ratio(rates[side], rates[limit]) if limit in rates else None,
             'unit': 'train steps/s',
             'rounds': len(rates[side]),
         }
         for side in rates
-        if side not in ('limit', 'tf_agents')
+        if side not in (limit, 'tf_agents')
     ]
 
 

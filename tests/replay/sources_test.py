@@ -14,6 +14,7 @@ from tests.replay.writers_test import _run
 from tflearn.experience import BatchSource, Experience
 from tflearn.replay import reader
 from tflearn.replay.mirror import ReplayMirror
+from tflearn.replay.prioritized import PrioritizedSampler
 from tflearn.replay.sampler import ReplaySampler
 from tflearn.replay.writers import ReplayWriter
 from tflearn.waiting import Stopped
@@ -82,6 +83,23 @@ def test_batches_hold_what_was_written(serve, open_source, sampling):
     episodes, steps = trajectory.observation[..., 0].numpy(), trajectory.observation[..., 1].numpy()
     assert (np.diff(steps) >= 0).all()
     assert (episodes == episodes[..., :1]).all(), 'a sequence crosses the end of an episode'
+
+
+@pytest.mark.parametrize('prioritized', [False, True])
+def test_large_batches_are_drawn_one_by_one(monkeypatch, serve, prioritized):
+    monkeypatch.setattr('tflearn.replay.sampler._MAX_AHEAD_BYTES', 1)
+    order = {'order': 'prioritized', 'sampling': 'server'} if prioritized else {'sampling': 'server'}
+    served = serve(experience(sequence_length=3, **order))
+    make = PrioritizedSampler if prioritized else ReplaySampler
+    with contextlib.closing(make(served.address, served.storage, BATCH, 60.0)) as source:
+        writer = fill(served)
+        assert source.max_draw_steps == 1
+        trajectory, _ = draw(source, 5)
+        writer.join(30)
+    steps = trajectory.observation[..., 1].numpy()
+    assert steps.shape == (5, BATCH, 3)
+    assert (np.diff(steps) >= 0).all()
+    assert len({batch.tobytes() for batch in trajectory.observation.numpy()}) == 5, 'a batch was drawn twice'
 
 
 @pytest.mark.parametrize('sampling', SAMPLINGS)

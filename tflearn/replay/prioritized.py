@@ -56,7 +56,7 @@ class PrioritizedSampler(ReplaySampler):
           importance weights float32 [num_steps, B], not normalised.
         """
         with tf.device('CPU:0'):
-            rows, keys, expected = self._reader.take(tf.cast(num_steps, tf.int32))
+            rows, keys, expected = self._take(num_steps)
             self._drawn.assign(keys)
             data, info = self._columns(rows)
             return data, info | {WEIGHTS: importance_weights(self.prioritization, expected, seed)}

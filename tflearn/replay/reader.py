@@ -78,8 +78,10 @@ class TableReader:
         return int(self._queue.size().numpy())
 
     def take(self, count: tf.Tensor | int) -> list[tf.Tensor]:
-        """Returns the next elements, stacked. Also in a graph. There must be as many."""
+        """Returns the next elements, stacked. Also in a graph. There must be as many. Only one is not copied for it."""
         with tf.device('CPU:0'):
+            if isinstance(count, int) and count == 1:
+                return [tf.expand_dims(component, 0) for component in tf.nest.flatten(self._queue.dequeue())]
             return tf.nest.flatten(self._queue.dequeue_many(count))
 
     def wait(self, secs: float) -> None:

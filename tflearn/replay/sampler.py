@@ -48,7 +48,8 @@ class ReplaySampler:
         ahead = max(1, min(max_ahead_steps, _MAX_AHEAD_BYTES // step_bytes))
         # Only draws that are spread over several batches have to be made for several at once.
         self._steps_ahead = ahead if storage.draws_per_chunk > 1 else 1
-        self.max_draw_steps = 2 * ahead
+        # Batches so large that there is only one ahead are not copied to be drawn together.
+        self.max_draw_steps = 2 * ahead if ahead > 1 else 1
         spec = tf.TensorSpec((batch_size, length, storage.layout.num_bytes), tf.uint8)
         self._reader = TableReader(address, storage, REPLAY, [spec, *more], max(self.max_draw_steps, 2), timeout_secs)
         self._started = False
@@ -79,7 +80,7 @@ class ReplaySampler:
             self._started = True
             self._start()
         # A call for each single batch would take from the threads that fetch them.
-        wanted, polls = min(num_steps, self.max_draw_steps // 2), 0
+        wanted, polls = min(num_steps, max(1, self.max_draw_steps // 2)), 0
         while not self._reader.closed:
             size = self._reader.size()
             polls += bool(size)
@@ -100,8 +101,11 @@ class ReplaySampler:
           The trajectory [num_steps, B, T, ...], and a dict with `policy_version` int64 [num_steps, B, T].
         """
         del seed
-        (rows,) = self._reader.take(tf.cast(num_steps, tf.int32))
+        (rows,) = self._take(num_steps)
         return self._columns(rows)
+
+    def _take(self, num_steps: tf.Tensor) -> list[tf.Tensor]:
+        return self._reader.take(1 if self.max_draw_steps == 1 else tf.cast(num_steps, tf.int32))
 
     def _columns(self, rows: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
         columns = self._storage.layout.unpack(rows)
@@ -109,6 +113,8 @@ class ReplaySampler:
 
     def batch(self, drawn: Any, i: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
         """Returns batch `i` of a draw: the trajectory [B, T, ...], and a dict with the rest. For a graph."""
+        if self.max_draw_steps == 1:
+            return tf.nest.map_structure(lambda column: tf.squeeze(column, 0), drawn)
         return tf.nest.map_structure(lambda column: tf.gather(column, i), drawn)
 
     def _start(self) -> None:
