@@ -83,6 +83,7 @@ def test_a_first_export_that_fails_is_told_at_the_end_unless_a_later_one_succeed
 def test_a_first_export_that_acts_otherwise_is_told_at_once(tmp_path):
     specs = specs_of(functools.partial(gymnasium_env.make, 'CartPole-v1'))
     agent = dqn.make_agent(specs, create_train_step(), Experience(), fc_layer_params=(8,))
+    agent.policy.variables()[-1].assign([0.0, 1e4])  # always 1, whatever is seen; without weights it is always 0
     exports = PolicyExports(agent, RunDir(tmp_path), ExportOptions(('greedy_policy', 'raw_policy')), dict)
     read = exports._exporters[0]._read_all
     exports._exporters[0]._read_all = lambda: [tf.zeros_like(weight) for weight in read()]
