@@ -2,6 +2,8 @@ import json
 import threading
 import time
 
+import tensorflow as tf
+
 from tests import fakes
 from tests.replay.ring_buffer_test import chunks_of
 from tests.replay.sources_test import draw, experience, fill, open_source  # noqa: F401
@@ -77,6 +79,28 @@ def test_it_is_filled_from_the_server_after_a_restart(serve, open_source):  # no
     draw(second)
     assert second.figures()['replay_size'] == sequences
     assert served.table(STREAM).current_size == 0
+
+
+def test_filling_it_keeps_no_more_than_the_chunks(monkeypatch, serve, open_source):  # noqa: F811
+    """Chunks come in batches, many of them several times: what came twice shall not stay in memory."""
+    served = serve(experience('learner', min_size=30, chunk_steps=4))
+    thread = fill(served, 60)
+    first = open_source(served)
+    draw(first)
+    thread.join(30)
+    first.close()
+    second, found = open_source(served), []
+    monkeypatch.setattr(second, '_add_by_age', found.extend)
+    second._rebuild()
+    assert len(found) == served.table(REPLAY).current_size
+    assert all(chunk.base is None for chunk in found)
+
+
+def test_what_cannot_be_read_is_told_at_once(monkeypatch, serve, open_source):  # noqa: F811
+    monkeypatch.setattr('reverb.TrajectoryDataset', lambda **_: tf.data.Dataset.from_tensors(1.0))
+    source = open_source(serve(experience('learner')))
+    assert source.grant(1) == 0
+    assert isinstance(source.error, AttributeError)
 
 
 def test_writers_go_on_when_the_learner_reads(serve, open_source):  # noqa: F811

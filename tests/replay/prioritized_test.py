@@ -154,8 +154,10 @@ def test_draws_follow_priorities_and_weights_make_up_for_them(serve, open_sample
     assert abs(terms.mean() - np.mean(list(values.values()))) < 5 * error
 
 
-@pytest.mark.parametrize('replicas', [1, 2])
-def test_errors_become_the_priorities_of_their_own_items(tmp_path, serve, open_sampler, replicas):
+@pytest.mark.parametrize(('replicas', 'large'), [(1, False), (2, False), (1, True)])
+def test_errors_become_the_priorities_of_their_own_items(tmp_path, serve, open_sampler, monkeypatch, replicas, large):
+    if large:  # batches that are drawn one by one
+        monkeypatch.setattr('tflearn.replay.sampler._MAX_AHEAD_BYTES', 1)
     prioritization = Prioritization(alpha=0.5, epsilon=0.0)
     served = serve(experience(prioritization))
     fill(served)

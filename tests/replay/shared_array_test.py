@@ -1,3 +1,5 @@
+import mmap
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -25,3 +27,14 @@ def test_rows_without_dimensions():
     array = SharedArray(1, (), tf.int64)
     array.rows[:] = np.array([[7]], np.int64).view(np.uint8)
     assert array.gather(tf.constant([[0, 0]])).numpy().tolist() == [[7, 7]]
+
+
+def test_a_system_without_huge_pages(monkeypatch):
+    class Memory(mmap.mmap):
+        def madvise(self, *_):
+            raise OSError('Invalid argument')
+
+    monkeypatch.setattr(mmap, 'mmap', Memory)
+    array = SharedArray(200, (), tf.int32)
+    array.rows[150] = np.array([7], np.int32).view(np.uint8)
+    assert array.gather(tf.constant(150)).numpy() == 7

@@ -148,7 +148,8 @@ class ReplayMirror(tf.train.experimental.PythonState):
                 continue
             reader.resume()
             keys, chunks = map(np.asarray, reader.take(size))
-            found |= dict(zip(keys.tolist(), chunks, strict=True))
+            # Copies: what is drawn again and again shall not be kept for the few chunks that were drawn with it.
+            found |= {key: chunks[i].copy() for i, key in enumerate(keys.tolist()) if key not in found}
             draws += size
             if time.monotonic() - logged_at >= LOG_EVERY_SECS:
                 logged_at = time.monotonic()

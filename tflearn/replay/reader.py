@@ -112,6 +112,14 @@ class TableReader:
             self._threads[0].join(_CLOSE_SECS)  # while the server is still there: it would be looked for, for ever
 
     def _draw(self, prepare: Prepare, in_flight: int) -> None:
+        """Reads until it is closed; whoever waits for data gets the error that ends it before."""
+        try:
+            self._read(prepare, in_flight)
+        except Exception as error:
+            self.error = error
+            self.close()
+
+    def _read(self, prepare: Prepare, in_flight: int) -> None:
         """Reads until it is closed, in one operation outside of Python."""
         shape = tf.TensorShape(self._storage.chunk_shape)
         samples = reverb.TrajectoryDataset(

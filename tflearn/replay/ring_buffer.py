@@ -1,4 +1,4 @@
-"""RingBuffer: the newest chunks of a replay in memory, column by column, and where their sequences begin."""
+"""RingBuffer: the newest chunks of a replay in memory, and where their sequences begin."""
 
 import collections
 import dataclasses

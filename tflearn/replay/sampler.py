@@ -50,8 +50,9 @@ class ReplaySampler:
         self._steps_ahead = ahead if storage.draws_per_chunk > 1 else 1
         # Batches so large that there is only one ahead are not copied to be drawn together.
         self.max_draw_steps = 2 * ahead if ahead > 1 else 1
+        self._wanted_steps = ahead  # a call for each single batch would take from the threads that fetch them
         spec = tf.TensorSpec((batch_size, length, storage.layout.num_bytes), tf.uint8)
-        self._reader = TableReader(address, storage, REPLAY, [spec, *more], max(self.max_draw_steps, 2), timeout_secs)
+        self._reader = TableReader(address, storage, REPLAY, [spec, *more], 2 * ahead, timeout_secs)
         self._started = False
 
     @property
@@ -74,19 +75,19 @@ class ReplaySampler:
           num_steps: wanted.
 
         Returns:
-          How many are there now, at most `num_steps`; 0 if there will be none: it was closed, or has an `error`.
+          How many are there now, at most `num_steps` and those of one draw; 0 if there will be none: it was closed, or
+          has an `error`.
         """
         if not self._started:
             self._started = True
             self._start()
-        # A call for each single batch would take from the threads that fetch them.
-        wanted, polls = min(num_steps, max(1, self.max_draw_steps // 2)), 0
+        wanted, polls = min(num_steps, self._wanted_steps), 0
         while not self._reader.closed:
             size = self._reader.size()
             polls += bool(size)
             if size >= wanted or polls > _MAX_GATHER_POLLS:
                 self._reader.resume()
-                return min(num_steps, size)
+                return min(num_steps, size, self.max_draw_steps)
             self._reader.wait(_POLL_SECS)
         return 0
 

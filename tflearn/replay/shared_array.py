@@ -1,5 +1,6 @@
 """SharedArray: memory that numpy writes and a compiled program reads."""
 
+import contextlib
 import math
 import mmap
 from collections.abc import Sequence
@@ -32,7 +33,7 @@ class SharedArray:
         numbers = np.dtype(dtype.as_numpy_dtype)
         row_bytes, num_allocated = math.prod(shape) * numbers.itemsize, max(num_rows, _MIN_ROWS)
         memory = mmap.mmap(-1, max(1, num_allocated * row_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, 'MADV_HUGEPAGE'):
+        with contextlib.suppress(OSError):  # of a system without them
             memory.madvise(mmap.MADV_HUGEPAGE)  # rows are read in random order
         allocated = np.frombuffer(memory, np.uint8, num_allocated * row_bytes)
         allocated.fill(0)
