@@ -5,7 +5,9 @@
 The limit is the same agent's train step on one constant batch inside a compiled loop, with no writer at work. All
 others read from servers in another process, into which a writer inserts 3 000 steps a second meanwhile; what that takes
 from the limit on this machine is a row too, and the last rows have the limit beside such a writer: what is left then is
-the data path's own. All sides are measured in turns; a ratio is the median of the ratios of the rounds.
+the data path's own. TF-Agents' Learner is measured beside its own writer, 64 Python observers that take about a core,
+and beside ours, the load that our sides have. All sides are measured in another order each round; a ratio is the median
+of the ratios of the rounds.
 """
 
 import argparse
@@ -48,6 +50,7 @@ TIMEOUT_SECS = 600.0
 SINGLE_CALLS = 200
 SETTLE_SECS = 0.5
 LOADED = 'limit beside a writer'
+PEER, PEER_BESIDE_OURS = 'tf_agents', 'tf_agents beside our writer'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,21 +100,22 @@ def _measure_case(
     }
     experiences = {side: {**known[side], 'max_size': room, 'min_size': min_size} for side in chosen if side in known}
     prioritized = 'prioritized' in chosen
-    served = servers(name, experiences, num_stored, prioritized, with_peer='tf_agents' in chosen)
+    served = servers(name, experiences, num_stored, prioritized, with_peer=PEER in chosen)
     with tempfile.TemporaryDirectory() as directory, served as (ports, command):
         options = LearnerOptions(
             checkpoint_interval_steps=None, summaries=None, loop=LoopOptions(jit_compile=jit_compile)
         )
         limit = _limit(case, jit_compile)
         sides = [Side('limit', limit), Side('limit with XLA', _limit(case, True))]
-        sides.append(Side(LOADED, limit, 'server' if 'server' in chosen else chosen[0]))
+        our_writer = 'server' if 'server' in chosen else chosen[0]
+        sides.append(Side(LOADED, limit, our_writer))
         for side, changes in experiences.items():
             batches = source(case, changes, ports[side])
             run = _our_learner(case, batches, RunDir(pathlib.Path(directory) / side), options)
             sides.append(Side(side, run, side))
-        if 'tf_agents' in ports:
-            peer = _peer_learner(case, ports['tf_agents'], f'{directory}/peer', prioritized)
-            sides.append(Side('tf_agents', peer, 'tf_agents'))
+        if PEER in ports:
+            peer = _peer_learner(case, ports[PEER], f'{directory}/peer', prioritized)
+            sides += [Side(PEER, peer, PEER), Side(PEER_BESIDE_OURS, peer, our_writer)]
         for prepared in sides:
             prepared.run(10)
         read = [prepared.run for prepared in sides if prepared.name in experiences]
@@ -119,11 +123,13 @@ def _measure_case(
         command('write nothing', lambda: [run(1) for run in read])
         many = _rounds(sides, case.num_steps, rounds, command)
         single = _rounds(sides[3:], 1, rounds, command)
-    beside = {side: many[side] for side in (LOADED, *experiences)}
+    beside = {side: many[side] for side in (LOADED, *experiences, PEER_BESIDE_OURS) if side in many}
+    single_beside = {side: single[side] for side in (*experiences, PEER_BESIDE_OURS) if side in single}
     return [
-        *_rows(case.name, 'train steps per call: many', many),
-        *_rows(case.name, 'train steps per call: 1', single),
-        *_rows(case.name, f'many; {LOADED}', beside, LOADED),
+        *_rows(case.name, 'train steps per call: many; each side beside its own writer', many),
+        *_rows(case.name, 'train steps per call: 1; each side beside its own writer', single),
+        *_rows(case.name, 'train steps per call: many; every side beside our writer', beside, LOADED, PEER_BESIDE_OURS),
+        *_rows(case.name, 'train steps per call: 1; every side beside our writer', single_beside, '', PEER_BESIDE_OURS),
     ]
 
 
@@ -136,11 +142,11 @@ def servers(
     with_peer: bool = True,
 ) -> Iterator[tuple[dict[str, int], Callable[..., None]]]:
     """Starts the servers in a process of their own; gives their ports and a function that sends it a command."""
-    names = [*experiences, 'tf_agents'] if with_peer else [*experiences]
+    names = [*experiences, PEER] if with_peer else [*experiences]
     ports = {name: portpicker.pick_unused_port() for name in names}
     sides = {name: {'port': ports[name], 'experience': changes} for name, changes in experiences.items()}
     if with_peer:
-        sides |= {'tf_agents': {'port': ports['tf_agents'], 'peer': True, 'prioritized': prioritized}}
+        sides |= {PEER: {'port': ports[PEER], 'peer': True, 'prioritized': prioritized}}
     arguments = [f'--case={case}', f'--sides={json.dumps(sides)}', f'--num_steps={num_stored}']
     process = subprocess.Popen(
         [sys.executable, '-m', 'benchmarks.replay_process', *arguments],
@@ -257,7 +263,7 @@ def _rounds(sides: list[Side], num_steps: int, rounds: int, command: Callable[..
             threading.Event().wait(SETTLE_SECS)
             # The slow side gets fewer steps, for about the same time.
             calls = SINGLE_CALLS if num_steps == 1 else 1
-            count = max(1, num_steps // 5) if side.name == 'tf_agents' else num_steps
+            count = max(1, num_steps // 5) if side.name in (PEER, PEER_BESIDE_OURS) else num_steps
             start = time.perf_counter()
             for _ in range(calls):
                 side.run(count)
@@ -266,21 +272,23 @@ def _rounds(sides: list[Side], num_steps: int, rounds: int, command: Callable[..
     return rates
 
 
-def _rows(case: str, metric: str, rates: dict[str, list[float]], limit: str = 'limit') -> list[dict[str, Any]]:
+def _rows(
+    case: str, metric: str, rates: dict[str, list[float]], limit: str = 'limit', peer: str = PEER
+) -> list[dict[str, Any]]:
     return [
         {
             'case': f'{case}: {side}',
             'metric': metric,
             'ours': statistics.median(rates[side]),
-            'peer': statistics.median(rates['tf_agents']) if 'tf_agents' in rates else None,
+            'peer': statistics.median(rates[peer]) if peer in rates else None,
             'limit': statistics.median(rates[limit]) if limit in rates else None,
-            'ratio_to_peer': tables.ratio(rates[side], rates['tf_agents']) if 'tf_agents' in rates else None,
+            'ratio_to_peer': tables.ratio(rates[side], rates[peer]) if peer in rates else None,
             'ratio_to_limit': tables.ratio(rates[side], rates[limit]) if limit in rates else None,
             'unit': 'train steps/s',
             'rounds': len(rates[side]),
         }
         for side in rates
-        if side not in (limit, 'tf_agents')
+        if side not in (limit, PEER, PEER_BESIDE_OURS)
     ]
 
 
