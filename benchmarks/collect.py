@@ -5,7 +5,9 @@
 CartPole-v1, policy MLP 100-50, every step written and counted there. Ours steps a batch of environments, 'native' by
 gymnasium's own vector environment, 'in_process' as copies one after the other. TF-Agents' is its documented Actor.
 RLlib's env runner (its samples stay in its process) has an environment of its own: benchmarks/requirements_rllib.txt
-says how to make it. All sides are measured in turns; a ratio is the median of the ratios of the rounds.
+says how to make it. It samples in fragments of PPO's default length: with one environment, its default, with as many as
+ours one after the other (`sync`, its default), and with as many in gymnasium's vector environment
+(`vector_entry_point`). All sides are interleaved; a ratio is the median of the ratios of the rounds.
 """
 
 import argparse
@@ -32,7 +34,7 @@ WANTED = {
     ('native', 'tf_agents'): 100,
     ('in_process', 'tf_agents'): 40,
     ('native', 'rllib_1'): 10,
-    ('native', 'rllib_64'): 10,
+    ('native', 'rllib_64_vector'): 10,
 }
 _CHECKED_SECS = 0.2
 
@@ -79,11 +81,12 @@ def _sides(num_environments: int, rllib_python: pathlib.Path) -> Iterator[tuple[
         sides[collect_sides.PEER] = collect_sides.PeerSide(ports[collect_sides.PEER], directory)
         sides[collect_sides.PEER].sample(1.0)
         if rllib_python.exists():
-            for count in (1, num_environments):  # one is RLlib's default
-                rllib = collect_sides.RllibSide(rllib_python, count)
+            for count, mode in ((1, 'sync'), (num_environments, 'sync'), (num_environments, 'vector_entry_point')):
+                rllib = collect_sides.RllibSide(rllib_python, count, mode)
                 stack.callback(rllib.close)
-                sides[f'rllib_{count}'] = rllib
-                versions[f'rllib_{count}'] = f'RLlib {rllib.version}, environments: {count}'
+                name = f'rllib_{count}' if mode == 'sync' else f'rllib_{count}_vector'
+                sides[name] = rllib
+                versions[name] = f'RLlib {rllib.version}, environments: {count}, {mode}'
         else:
             print(f'no RLlib: there is no {rllib_python}; benchmarks/requirements_rllib.txt says how to install it')
         yield sides, versions

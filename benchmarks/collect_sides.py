@@ -119,10 +119,10 @@ class PeerSide:
 class RllibSide:
     """RLlib's env runner in an environment of its own, see collect_rllib.py."""
 
-    def __init__(self, python: pathlib.Path, num_environments: int):
+    def __init__(self, python: pathlib.Path, num_environments: int, vectorize_mode: str):
         program = pathlib.Path(__file__).with_name('collect_rllib.py')
         self._process = subprocess.Popen(
-            [python, program, f'--num_environments={num_environments}'],
+            [python, program, f'--num_environments={num_environments}', f'--vectorize_mode={vectorize_mode}'],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

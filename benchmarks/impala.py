@@ -5,8 +5,9 @@
 CartPole-v1, an MLP 64-64 that policy and value share, fragments of 50 steps that go on from one episode into the next,
 as RLlib has them by default, each step trained on once. Ours are the programs that users start: a replay server, a
 collector and a learner, each a process. RLlib's IMPALA has an environment of its own:
-benchmarks/requirements_rllib.txt says how to make it. Both have the best setting that was found for two cores. Each
-round starts both sides, one after the other; a ratio is the median of the ratios of the rounds.
+benchmarks/requirements_rllib.txt says how to make it; gymnasium's native vector environment steps on both sides. Both
+have the best setting that was found for two cores. Each round starts both sides, one after the other; a ratio is the
+median of the ratios of the rounds.
 """
 
 import argparse

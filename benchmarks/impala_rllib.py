@@ -9,6 +9,7 @@ import logging
 import time
 import warnings
 
+import gymnasium
 import ray
 from ray.rllib.algorithms.impala import IMPALAConfig
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
@@ -24,6 +25,9 @@ def main() -> None:
     parser.add_argument('--num_environments', type=int, required=True, help='of each env runner')
     parser.add_argument('--batch_steps', type=int, required=True)
     parser.add_argument('--broadcast_interval', type=int, default=1)
+    parser.add_argument(
+        '--vectorize_mode', type=gymnasium.VectorizeMode, default='vector_entry_point', help="gymnasium's"
+    )
     options = parser.parse_args()
     warnings.filterwarnings('ignore')
     ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
@@ -34,6 +38,7 @@ def main() -> None:
             num_env_runners=options.num_env_runners,
             num_envs_per_env_runner=options.num_environments,
             rollout_fragment_length=50,
+            gym_env_vectorize_mode=options.vectorize_mode,
         )
         .learners(num_learners=0)
         .training(
