@@ -27,17 +27,22 @@ def make(
 
 
 def read(path: str | os.PathLike[str]) -> tuple[float | None, list[tuple[float, float, int]]]:
-    """Returns the time of the first step, and (time, return, length) of each episode, in their order.
+    """Returns the time of the first step, and (time, return, environment steps) of each episode, in their order.
 
-    Times are seconds since 1970; without a file there is no first step and no episode.
+    Times are seconds since 1970; without a file there is no first step and no episode. Environment steps are all that
+    were taken until the episode's end, also those of episodes that had not ended: in the process that reports it as of
+    that moment, in another process as of its last episode's end.
     """
     if not os.path.exists(path):
         return None, []
     with open(path, encoding='utf-8') as lines:
         entries = [json.loads(line) for line in lines if line.endswith('\n')]
     starts = [entry['start'] for entry in entries if 'start' in entry]
-    episodes = [tuple(entry['episode']) for entry in entries if 'episode' in entry]
-    return min(starts, default=None), sorted(episodes)
+    episodes, env_steps = [], {}
+    for entry in sorted((entry for entry in entries if 'episode' in entry), key=lambda entry: entry['episode']):
+        env_steps[entry['process']] = entry['env_steps']
+        episodes.append((*entry['episode'], sum(env_steps.values())))
+    return min(starts, default=None), episodes
 
 
 def append(path: str | os.PathLike[str], **entry: Any) -> None:
@@ -53,7 +58,7 @@ class RecordedEnvironment(Wrapper):
         """Takes over `environment`: it is closed with this."""
         super().__init__(environment)
         self._path, self._started = path, False
-        self._returns, self._lengths = np.zeros(self.num_environments), np.zeros(self.num_environments, int)
+        self._returns, self._env_steps = np.zeros(self.num_environments), 0
 
     def step(self, action: Any) -> ts.TimeStep:
         """Applies `action`, and writes a line for each episode that ends."""
@@ -62,8 +67,9 @@ class RecordedEnvironment(Wrapper):
             self._started = True
         time_step = self._environment.step(action)
         self._returns += time_step.reward
-        self._lengths += time_step.step_type != ts.StepType.FIRST
+        self._env_steps += int(np.count_nonzero(time_step.step_type != ts.StepType.FIRST))
         for i in np.flatnonzero(time_step.step_type == ts.StepType.LAST):
-            append(self._path, episode=[time.time(), float(self._returns[i]), int(self._lengths[i])])
-            self._returns[i] = self._lengths[i] = 0
+            episode = [time.time(), float(self._returns[i])]
+            append(self._path, episode=episode, process=os.getpid(), env_steps=self._env_steps)
+            self._returns[i] = 0
         return time_step

@@ -27,11 +27,11 @@ def draw(path: pathlib.Path, sides: Mapping[str, Iterable[pathlib.Path]], goal: 
             start, episodes = recorded_environment.read(file)
             if start is None or len(episodes) < window:
                 continue
-            times, returns, lengths = np.array(episodes).T
+            times, returns, env_steps = np.array(episodes).T
             means = np.convolve(returns, np.full(window, 1 / window), 'valid')
             style = {'color': f'C{i}', 'alpha': 0.8, 'linewidth': 1.2, 'label': None if j else label}
             by_secs.plot(times[window - 1 :] - start, means, **style)
-            by_steps.plot(lengths.cumsum()[window - 1 :], means, **style)
+            by_steps.plot(env_steps[window - 1 :], means, **style)
     for axes, name in ((by_secs, 'seconds after start-up'), (by_steps, 'environment steps')):
         axes.axhline(goal, color='0.35', linestyle='--', linewidth=1)
         axes.set_xlabel(name)

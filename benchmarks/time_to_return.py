@@ -3,10 +3,11 @@
     python benchmarks/time_to_return.py --rllib_python=rllib_environment/bin/python --picture=returns.png
 
 A run is over when the last 20 training episodes have a mean return of 450, wherever they were played; environment steps
-are those of all episodes until then. Ours are the gin files as they are, with three processes (replay server, collect,
-train), each started by its program; seconds count from the first environment step, which is taken when the learner has
-published its first weights, so all three run. RLlib's count from its algorithm's first `train()`, when it is built.
-RLlib has an environment of its own: benchmarks/requirements_rllib.txt says how to make it.
+are all that were taken until then, also in episodes that had not ended. Ours are the gin files as they are, with three
+processes (replay server, collect, train), each started by its program; seconds count from the first environment step,
+which is taken when the learner has published its first weights, so all three run. RLlib's count from its algorithm's
+first `train()`, when it is built. RLlib has an environment of its own: benchmarks/requirements_rllib.txt says how to
+make it.
 
 With --root_dir the runs are kept, and those that are there already are not made again.
 """
@@ -101,7 +102,7 @@ def _read(path: pathlib.Path, goal: float, limit_secs: float) -> Outcome:
     for i in range(_WINDOW, len(episodes) + 1):
         secs = episodes[i - 1][0] - start
         if secs <= limit_secs and statistics.fmean(episode[1] for episode in episodes[i - _WINDOW : i]) >= goal:
-            return Outcome(start, secs, sum(episode[2] for episode in episodes[:i]))
+            return Outcome(start, secs, episodes[i - 1][2])
     return Outcome(start, None, None)
 
 
