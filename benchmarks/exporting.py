@@ -53,14 +53,13 @@ class Trainer:
             self._exports.export(0)
 
     def steps_per_sec(self, num_steps: int, steps_per_call: int) -> float:
-        """Trains, and returns the rate."""
+        """Trains until everything is written, and returns the rate."""
         start = time.perf_counter()
         for _ in range(num_steps // steps_per_call):
             self.learner.run(steps_per_call)
-        rate = num_steps / (time.perf_counter() - start)
         if self._exports:
             self._exports.wait()
-        return rate
+        return num_steps / (time.perf_counter() - start)
 
     def close(self) -> None:
         """Ends the learner."""

@@ -2,13 +2,15 @@
 
     python benchmarks/learner_stalls.py --case=sac --interval=100
 
-Two learners train in turns on the same constant data; one of them saves a checkpoint and exports its policy every
-`interval` train steps. A stall is the time that such a call keeps the training thread.
+Two learners train alternately, in another order each round, on the same constant data; one of them saves a checkpoint
+and exports its policy every `interval` train steps. Its time includes the background writes: each measurement ends when
+the last one is written. A stall is the time that such a call keeps the training thread.
 """
 
 import argparse
 import json
 import pathlib
+import random
 import statistics
 import sys
 import tempfile
@@ -60,15 +62,20 @@ class Saver:
         return timed
 
     def steps_per_sec(self, num_steps: int, steps_per_call: int) -> float:
-        """Trains, and returns the rate."""
+        """Trains until everything is written, and returns the rate."""
         start = time.perf_counter()
         for _ in range(num_steps // steps_per_call):
             self.learner.run(steps_per_call)
+        self._wait()
         return num_steps / (time.perf_counter() - start)
 
     def close(self) -> None:
-        """Waits for what is being written."""
+        """Ends the learner."""
         self.learner.close()
+        self._wait()
+
+    def _wait(self) -> None:
+        self.learner.checkpoints.wait()
         self._exporter.wait()
 
 
@@ -100,12 +107,14 @@ def _measure(case: learner_cases.Case, interval: int, rounds: int, intervals_a_r
         for stalls in saver.stalls.values():
             stalls.clear()
         num_steps = intervals_a_round * interval
-        rates = [
-            (saver.steps_per_sec(num_steps, interval), plain.steps_per_sec(num_steps, interval)) for _ in range(rounds)
-        ]
+        rates: dict[Saver, list[float]] = {saver: [], plain: []}
+        order = random.Random(0)
+        for _ in range(rounds):
+            for learner in order.sample([saver, plain], 2):
+                rates[learner].append(learner.steps_per_sec(num_steps, interval))
         saver.close()
         plain.close()
-    ours, limit = zip(*rates, strict=True)
+    ours, limit = rates[saver], rates[plain]
     nothing = {'peer': None, 'limit': None, 'ratio_to_peer': None, 'ratio_to_limit': None}
     rows = [
         {
