@@ -26,7 +26,16 @@ QUICK_BINDINGS = ('train.num_train_steps=1000', 'Experience.min_size=200', 'eval
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How the run of one seed ended; seconds of training and from the start of the command to its end."""
+    """How the run of one seed ended.
+
+    Attributes:
+      seed: of the run.
+      mean_return: of the policy that the run ends with, over the episodes of its last evaluation.
+      env_steps: collected when that policy was exported, as in the learning curve's last point. (Collectors go on while
+        it is evaluated.)
+      train_secs: seconds of training.
+      wall_secs: seconds from the start of the command to its end.
+    """
 
     seed: int
     mean_return: float
@@ -87,7 +96,8 @@ def _run(root: pathlib.Path, gin_file: str, gin_bindings: Sequence[str], seed: i
     subprocess.run(command, check=True, stdout=sys.stderr, timeout=3600)
     done = read_json(RunDir(root).done) or {}
     wall_secs = time.monotonic() - start
-    return Outcome(seed, done['evaluation']['mean_return'], done['env_steps'], done['seconds'], wall_secs)
+    evaluation = done['evaluation']
+    return Outcome(seed, evaluation['mean_return'], evaluation['env_steps'], done['seconds'], wall_secs)
 
 
 def _table(outcomes: Sequence[Outcome]) -> str:

@@ -47,6 +47,7 @@ def draw(
     axes.grid(alpha=0.3)
     axes.spines[['right']].set_visible(False)
     axes.legend(loc='best', frameon=False)
+    axes.locator_params(axis='x', nbins=6, steps=[1, 2, 5, 10])
     _thousands(axes.xaxis)
     _add_train_steps(axes, next(iter(curves.values())))
     axes.set_title(title)
@@ -96,11 +97,14 @@ def _add_train_steps(axes: Any, curve: Sequence[Evaluation]) -> None:
     env_steps = [evaluation['env_steps'] for evaluation in curve]
     if len(curve) < 2 or None in env_steps:
         return
+    from matplotlib.ticker import MaxNLocator
+
+    train_steps = [evaluation['train_step'] for evaluation in curve]
+    ticks = MaxNLocator(nbins=6, integer=True, steps=[1, 2, 5, 10]).tick_values(train_steps[0], train_steps[-1])
+    ticks = [tick for tick in ticks if train_steps[0] <= tick <= train_steps[-1]]
     above = axes.twiny()
     above.set_xlim(axes.get_xlim())
-    ticks = [tick for tick in axes.get_xticks() if env_steps[0] <= tick <= env_steps[-1]]
-    train_steps = np.interp(ticks, env_steps, [evaluation['train_step'] for evaluation in curve])
-    above.set_xticks(ticks, [f'{train_step:,.0f}' for train_step in train_steps])
+    above.set_xticks(np.interp(ticks, train_steps, env_steps), [f'{tick:,.0f}' for tick in ticks])
     above.set_xlabel('train steps')
     above.spines[['right']].set_visible(False)
 
