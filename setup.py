@@ -55,6 +55,6 @@ setuptools.setup(
         ],
         'video': ['moviepy>=2.1,<3', 'pillow<12'],
         'ray': ['ray>=2.9'],
-        'dev': ['mypy>=1.10', 'pytest>=9', 'ruff>=0.9', 'wheel'],
+        'dev': ['mypy>=1.10', 'pytest>=9', 'pytest-xdist>=3.8', 'ruff>=0.9', 'wheel'],
     },
 )

@@ -1,4 +1,4 @@
-"""Four logical CPUs for every test: replicas on one machine. A job's log level. And an end without teardown."""
+"""Four logical CPUs for every test: replicas on one machine. A seed. A job's log level. And an end without teardown."""
 
 import gc
 import os
@@ -8,6 +8,27 @@ import pytest
 import tensorflow as tf
 from absl import logging
 
+# TFLEARN_TEST_SEED=N scripts/test: the same tests with other random numbers.
+SEED = int(os.environ.get('TFLEARN_TEST_SEED', '0'))
+
+# Files whose tests take longest, longest first: last of all they would keep one process busy while the others are done.
+LONGEST = (
+    'learner/tf_agents_suites_test.py',
+    'end_to_end_test.py',
+    'learner/multi_worker_test.py',
+    'jobs/train_test.py',
+    'jobs/multi_worker_train_test.py',
+    'jobs/in_step_test.py',
+    'readme_test.py',
+    'learner/tf_agents_learner_test.py',
+    'learner/summarized_loop_test.py',
+    'policies/saved_policy_test.py',
+    'learner/replicas_test.py',
+    'replay/restart_test.py',
+    'scripts/job_setup_test.py',
+    'learner/learner_test.py',
+)
+
 _exit_status = 1
 
 
@@ -16,6 +37,17 @@ def pytest_configure():
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
     # Where none is set, saving a model leaves it at WARNING, and later tests would miss what they look for.
     logging.set_verbosity(logging.INFO)
+
+
+def pytest_collection_modifyitems(items):
+    order = {file: i for i, file in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.nodeid.split('::')[0].removeprefix('tests/'), len(LONGEST)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup():
+    """Seeds Python, numpy, TensorFlow and Keras, before fixtures of any scope: a failure can be repeated."""
+    tf.keras.utils.set_random_seed(SEED)
 
 
 @pytest.fixture(autouse=True, scope='module')
