@@ -40,6 +40,11 @@ class BatchedEnvironment(Protocol):
     discount 1, so that a learner bootstraps from the last observation. The arrays of a time step are the caller's to
     keep: later steps leave them alone.
 
+    Actions are arrays [B, ...] of the spec's dtypes. Floats are clipped to their bounds before an environment gets
+    them; the action that was handed in stays as it is, and is what belongs in the data, since the policy's
+    probabilities are of that one. Integers out of their bounds and floats that are not finite are a ValueError, in
+    every step.
+
     An environment that fails is rebuilt and answers with FIRST (reward 0, discount 1) in the very step in which it
     failed. So FIRST after a time step that was not LAST says: this action, its reward and what it led to never were.
     """
@@ -52,7 +57,8 @@ class BatchedEnvironment(Protocol):
         """What the environments said besides, of the newest step; empty after `reset`.
 
         Numeric arrays [B, ...], NaN or 0 where an environment said nothing; keys that have appeared stay.
-        'executed_action', of the action's dtype and shape, is what was done if that is not what `step` was given.
+        'executed_action', of the action's dtype and shape, is what was done if that is not what `step` was given (not
+        counting that `step` clips).
         """
 
     @property
@@ -63,7 +69,12 @@ class BatchedEnvironment(Protocol):
         """Starts new episodes everywhere. Returns FIRST time steps [B]."""
 
     def step(self, action: Any) -> ts.TimeStep:
-        """Applies `action` (nest of arrays [B, ...]). Returns time steps [B]."""
+        """Applies `action` (nest of arrays [B, ...]). Returns time steps [B].
+
+        Raises:
+          ValueError: for an action of another structure, shape or dtype, one that is not finite, or integers out of
+            their bounds.
+        """
 
     def close(self) -> None:
         """Frees what the environments hold. Calling it twice is fine."""

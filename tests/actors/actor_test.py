@@ -7,6 +7,9 @@ from tf_agents.trajectories import trajectory
 from tests import fakes
 from tflearn import specs
 from tflearn.actors.actor import Actor
+from tflearn.agents import impala, ppo, reinforce
+from tflearn.environments import gymnasium_env
+from tflearn.steps import create_train_step
 
 LENGTHS = (2, 3)
 
@@ -140,3 +143,21 @@ def test_another_policy_takes_over():
     np.testing.assert_array_equal([row.policy_info for row in rows], [[0, 0], [1, 1]])
     np.testing.assert_array_equal([row.action for row in rows], [[0, 0], [0, 0]])
     assert environment.num_resets == 1
+
+
+@pytest.mark.parametrize('algorithm', [ppo, impala, reinforce])
+def test_actions_beyond_their_bounds_are_recorded_as_they_were_drawn(algorithm):
+    environment = gymnasium_env.make('MountainCarContinuous-v0', 64, seed=0)
+    agent = algorithm.make_agent(environment.specs, create_train_step(), algorithm.EXPERIENCE)
+    agent.initialize()
+    (bias,) = (v for v in agent.collect_policy.variables() if 'means_projection' in v.name and 'bias' in v.name)
+    bias.assign([10.0])  # each mean at the upper bound, which is 1, so half of what is drawn lies beyond
+    rows = []
+    Actor(environment, agent.collect_policy, [rows.append]).run(3)
+    greedy = agent.policy.action(tf.nest.map_structure(tf.constant, environment.reset())).action
+    environment.close()
+    assert float(tf.reduce_max(greedy)) == 1.0
+    for row in rows:
+        assert 8 < np.count_nonzero(row.action > 1) < 56
+        # A step costs 0.1 times the square of the action that the environment got.
+        np.testing.assert_allclose(row.reward, -0.1 * np.clip(row.action[:, 0], -1, 1) ** 2, rtol=1e-5)

@@ -31,6 +31,8 @@ def check(factory: specs.EnvironmentFactory, num_steps: int = 300, seeded: bool 
     finally:
         environment.close()
         environment.close()
+    if any(np.isfinite(leaf.maximum).any() for leaf in float_leaves(environment)):
+        check_clipping(factory)
     # The ignored actions are other ones in the second rollout.
     assert_equal(time_steps, rollout(factory, seed=7, num_steps=num_steps, ignored_seed=1))
     if seeded:
@@ -64,18 +66,52 @@ def check_time_steps(environment: specs.BatchedEnvironment, time_steps: list[ts.
 
 
 def check_wrong_actions(environment: specs.BatchedEnvironment) -> None:
-    action = next(actions(environment, np.random.default_rng(0)))
-    leaf, *rest = tf.nest.flatten(action)
-    spec = tf.nest.flatten(environment.specs.action)[0]
-    above = leaf + np.asarray(spec.maximum - spec.minimum + 1, leaf.dtype)
-    for wrong in (leaf[:-1], leaf.astype(np.float16), above):
-        environment.reset()
-        try:
-            environment.step(tf.nest.pack_sequence_as(action, [wrong, *rest]))
-        except ValueError as error:
-            assert 'got ' in str(error) and 'need ' in str(error), error
-        else:
-            raise AssertionError(f'the action {wrong} was taken; need {spec}')
+    """Checks that wrong actions are refused, in an episode's first step and in later ones."""
+    drawn = actions(environment, np.random.default_rng(0))
+    for i, spec in enumerate(tf.nest.flatten(environment.specs.action)):
+        action = next(drawn)
+        leaves = tf.nest.flatten(action)
+        for wrong in wrong_leaves(leaves[i], spec):
+            wrong_action = tf.nest.pack_sequence_as(action, [*leaves[:i], wrong, *leaves[i + 1 :]])
+            environment.reset()
+            check_refused(environment, wrong_action)
+            environment.step(action)
+            check_refused(environment, wrong_action)
+
+
+def wrong_leaves(leaf: np.ndarray, spec: Any) -> Iterator[np.ndarray]:
+    """Yields arrays that are no batch of the action `spec`; `leaf` is one."""
+    yield leaf[:-1]
+    yield leaf.astype(np.float16)
+    if spec.dtype.is_floating:
+        values = [np.nan, np.inf, -np.inf]
+    else:
+        limits = np.iinfo(leaf.dtype)
+        values = [spec.minimum - 1] * bool(np.all(spec.minimum > limits.min))
+        values += [spec.maximum + 1] * bool(np.all(spec.maximum < limits.max))
+    for value in values:
+        wrong = leaf.copy()
+        wrong[-1] = value
+        yield wrong
+
+
+def check_refused(environment: specs.BatchedEnvironment, action: Any) -> None:
+    try:
+        environment.step(action)
+    except ValueError as error:
+        assert 'got ' in str(error) and 'need ' in str(error), error
+    else:
+        raise AssertionError(f'the action {action} was taken; need {environment.specs.action}')
+
+
+def check_clipping(factory: specs.EnvironmentFactory) -> None:
+    """Checks that floats beyond their bounds do what the bounds do."""
+    at_bounds, beyond = (rollout(factory, seed=7, num_steps=20, excess=excess) for excess in (0.0, 7.5))
+    assert_equal(at_bounds, beyond)
+
+
+def float_leaves(environment: specs.BatchedEnvironment) -> list[Any]:
+    return [spec for spec in tf.nest.flatten(environment.specs.action) if spec.dtype.is_floating]
 
 
 def check_infos(environment: specs.BatchedEnvironment, all_infos: list[dict[str, np.ndarray]]) -> None:
@@ -104,11 +140,22 @@ def check_seeds(factory: specs.EnvironmentFactory, time_steps: list[ts.TimeStep]
 
 
 def rollout(
-    factory: specs.EnvironmentFactory, seed: int | None, num_steps: int, ignored_seed: int = 0
+    factory: specs.EnvironmentFactory,
+    seed: int | None,
+    num_steps: int,
+    ignored_seed: int = 0,
+    excess: float | None = None,
 ) -> list[ts.TimeStep]:
     """Returns num_steps + 1 time steps of random actions; those at LAST are drawn with `ignored_seed`.
 
-    They are checked to be still as they were when they were returned.
+    Both the time steps and the actions are checked to be as they were, at the end or after the step.
+
+    Args:
+      factory: makes the environment.
+      seed: of the environment.
+      num_steps: batched steps.
+      ignored_seed: of the actions at LAST.
+      excess: moves each float to the bound nearest to it, if that is finite, and so far beyond.
     """
     environment = factory(num_environments=NUM_ENVIRONMENTS, seed=seed)
     try:
@@ -124,7 +171,11 @@ def rollout(
                 next(drawn),
                 next(ignored),
             )
+            if excess is not None:
+                action = moved_out(action, environment.specs.action, excess)
+            given = tf.nest.map_structure(np.copy, action)
             time_steps.append(environment.step(action))
+            tf.nest.map_structure(np.testing.assert_array_equal, action, given)
             copies.append(tf.nest.map_structure(np.copy, time_steps[-1]))
             infos.append(dict(environment.info))
         check_infos(environment, infos)
@@ -147,6 +198,19 @@ def actions(environment: specs.BatchedEnvironment, rng: np.random.Generator) -> 
 
     while True:
         yield tf.nest.map_structure(draw, environment.specs.action)
+
+
+def moved_out(action: Any, action_spec: Any, excess: float) -> Any:
+    """Returns actions whose floats lie `excess` beyond the finite bounds that they are nearest to."""
+
+    def move(leaf: np.ndarray, spec: Any) -> np.ndarray:
+        if not spec.dtype.is_floating:
+            return leaf
+        high = spec.maximum - leaf < leaf - spec.minimum
+        moved = np.where(high, spec.maximum + excess, spec.minimum - excess)
+        return np.where(np.isfinite(moved), moved, leaf).astype(leaf.dtype)
+
+    return tf.nest.map_structure(move, action, action_spec)
 
 
 def assert_equal(some: list[ts.TimeStep], others: list[ts.TimeStep]) -> None:

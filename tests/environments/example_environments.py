@@ -132,6 +132,21 @@ class Talkative(TwoStates):
         return observation, reward, terminated, truncated, {**info, 'executed_action': 0}
 
 
+class Forward(gymnasium.Env):
+    """Never moves backwards: it takes 0 for a negative number. Its infos hold what it did."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
+        executed = np.maximum(action, 0)
+        return executed, 0.0, False, False, {'executed_action': executed}
+
+
 class Modules(TwoStates):
     """Is in state 1 where TensorFlow is imported."""
 

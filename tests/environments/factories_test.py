@@ -18,6 +18,12 @@ FACTORIES = {
     'gymnasium in process': (None, '', CARTPOLE, {'num_steps': 120}),
     'gymnasium native': (None, '', functools.partial(CARTPOLE, vectorization='native'), {'own_seeds': False}),
     'gymnasium in workers': (None, '', functools.partial(CARTPOLE, vectorization='worker_processes'), {}),
+    'gymnasium, continuous': (
+        None,
+        '',
+        functools.partial(gymnasium_env.make, 'Pendulum-v1', max_episode_steps=30),
+        {'num_steps': 70},
+    ),
     'paced': (None, '', functools.partial(pacing.make, make_environment=CARTPOLE, unroll_step_interval_secs=1e-4), {}),
     'in part': (None, '', functools.partial(partial_view.make, make_environment=CARTPOLE, shown=(0, 2)), {}),
     'mujoco': ('mujoco', 'mujoco', functools.partial(gymnasium_env.make, 'HalfCheetah-v5', max_episode_steps=40), {}),

@@ -80,7 +80,6 @@ def test_written_actions_are_in_the_space():
         action = tf.nest.map_structure(
             lambda leaf, bound=bound: np.full((2, *leaf.shape), getattr(leaf, bound), leaf.dtype.as_numpy_dtype), spec
         )
-        spaces.check_bounds(action, spec)
         written = list(iterate(batch_space(space, 2), write(action)))
         assert len(written) == 2
         assert all(space.contains(one) for one in written), written
@@ -95,8 +94,35 @@ def test_write_checks_shape_and_dtype():
             write(wrong)
 
 
-@pytest.mark.parametrize('wrong', [[0.0, 1.5], [-1.5, 0.0], [np.nan, 0.0]])
-def test_bounds(wrong):
-    spec = spaces.to_spec(gym_spaces.Box(-1.0, 1.0, (2,), np.float32), 'action')
-    with pytest.raises(ValueError, match=r'got (1.5|-1.5|nan) in action; need values from -1.0 to 1.0'):
-        spaces.check_bounds(np.array([[0.0, 0.0], wrong], np.float32), spec)
+def test_floats_are_clipped_to_their_bounds():
+    space = gym_spaces.Box(np.array([-0.1, -np.inf, 0.0]), np.array([0.1, np.inf, np.inf]), dtype=np.float64)
+    action = np.array([[0.5, -3e38, -2.0], [-0.5, 3e38, 2.0], [0.05, 0.0, 0.0]], np.float32)
+    given = action.copy()
+    written = spaces.writer(space, 3)(action)
+    np.testing.assert_array_equal(
+        written, np.array([[0.1, np.float32(-3e38), 0.0], [-0.1, np.float32(3e38), 2.0], [np.float32(0.05), 0.0, 0.0]])
+    )
+    assert all(space.contains(one) for one in written)
+    np.testing.assert_array_equal(action, given)
+
+
+@pytest.mark.parametrize('wrong', [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize('bound', [1.0, np.inf])
+def test_floats_that_are_not_finite_are_refused(wrong, bound):
+    write = spaces.writer(gym_spaces.Dict({'move': gym_spaces.Box(-bound, bound, (2,), np.float32)}), 2)
+    with pytest.raises(ValueError, match=r'got (nan|inf|-inf) in action/move; need finite numbers; look for weights'):
+        write({'move': np.array([[0.0, 0.0], [0.0, wrong]], np.float32)})
+
+
+@pytest.mark.parametrize(
+    ('space', 'wrong', 'message'),
+    [
+        (gym_spaces.Discrete(3, start=5), [0, 3], 'got 3 in action; need values from 0 to 2'),
+        (gym_spaces.Discrete(3), [-1, 0], 'got -1 in action; need values from 0 to 2'),
+        (gym_spaces.MultiDiscrete([2, 3]), [[0, 2], [1, 3]], r'got 3 in action; need values from 0 to \[1 2\]'),
+        (gym_spaces.MultiBinary(1), [[0], [2]], 'got 2 in action; need values from 0 to 1'),
+    ],
+)
+def test_integers_out_of_their_bounds_are_refused(space, wrong, message):
+    with pytest.raises(ValueError, match=message):
+        spaces.writer(space, 2)(np.array(wrong))

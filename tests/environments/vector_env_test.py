@@ -22,6 +22,13 @@ def test_nested_spaces_conform(vectorize):
     conformance.check(functools.partial(vectorize, example_environments.Rover), num_steps=100)
 
 
+def test_a_native_vector_environment_conforms():
+    def make(num_environments, seed):
+        return vector_env.native(lambda: SyncVectorEnv([example_environments.Rover] * num_environments), seed)
+
+    conformance.check(make, num_steps=100)
+
+
 @BOTH
 def test_two_states_conform(vectorize):
     conformance.check(functools.partial(vectorize, TwoStates), num_steps=20, seeded=False)
@@ -38,6 +45,16 @@ def test_known_termination_and_truncation(vectorize):
     np.testing.assert_array_equal([t.observation for t in time_steps], [[0, 0], [1, 1], [1, 0], [1, 0], [0, 0], [0, 0]])
     np.testing.assert_array_equal([t.reward for t in time_steps], [[0, 0], [1, 1], [0, 1], [0, 0], [0, 0], [0, 0]])
     np.testing.assert_array_equal([t.discount for t in time_steps], [[1, 1], [1, 1], [1, 1], [0, 1], [1, 1], [1, 1]])
+
+
+@BOTH
+def test_the_executed_action_is_the_given_one_unclipped_unless_it_was_another(vectorize):
+    environment = vectorize(example_environments.Forward, 2, seed=0)
+    environment.reset()
+    time_step = environment.step(np.array([[3.0, 0.5], [-3.0, 2.0]], np.float32))
+    environment.close()
+    np.testing.assert_array_equal(time_step.observation, [[1.0, 0.5], [0.0, 1.0]])
+    np.testing.assert_array_equal(environment.info['executed_action'], [[3.0, 0.5], [0.0, 1.0]])
 
 
 @BOTH

@@ -1,8 +1,8 @@
 """REINFORCE: the policy's gradient by the returns of whole episodes, with or without a baseline.
 
 Williams 1992, "Simple statistical gradient-following algorithms for connectionist reinforcement learning" (Machine
-Learning 8). The policies are those of TF-Agents' agent; its loss fails without a whole episode, and normalizes returns
-over padding too.
+Learning 8). Unlike TF-Agents' agent, it trains on actions as they were drawn, before any clipping. TF-Agents' loss
+fails without a whole episode, and normalizes returns over padding too.
 """
 
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 from tf_agents.agents import tf_agent
 from tf_agents.agents.reinforce import reinforce_agent
+from tf_agents.policies import actor_policy, greedy_policy
 from tf_agents.trajectories import time_step as ts
 from tf_agents.utils import common, value_ops
 
@@ -102,6 +103,9 @@ class ReinforceAgent(reinforce_agent.ReinforceAgent):
     def __init__(self, *args: Any, value_coefficient: float, entropy_coefficient: float, **kwargs: Any):
         """Takes the weights of the loss; everything else is for TF-Agents' agent."""
         super().__init__(*args, **kwargs)
+        # TF-Agents' collect policy clips actions, and their log-probabilities would be those of other actions.
+        unclipped = actor_policy.ActorPolicy(self.time_step_spec, self.action_spec, self._actor_network, clip=False)
+        self._collect_policy, self._policy = unclipped, greedy_policy.GreedyPolicy(unclipped)
         self._value_coefficient, self._entropy_coefficient = value_coefficient, entropy_coefficient
 
     def _initialize(self) -> None:

@@ -71,53 +71,64 @@ def reader(space: spaces.Space) -> Convert:
     return lambda batch: np.array(batch, dtype, order='C')
 
 
-def writer(space: spaces.Space, num_environments: int) -> Convert:
+def writer(space: spaces.Space, num_environments: int, name: str = 'action') -> Convert:
     """Returns a function from arrays [B, ...] of the spec to a batch of elements for gymnasium's vector environments.
 
-    It checks shapes and dtypes, and raises ValueError where they are others. Bounds are `check_bounds`'s.
+    It clips floats to the space's bounds: policies that draw from a normal distribution leave them. It raises
+    ValueError for another shape or dtype, for floats that are not finite, and for integers out of bounds. The arrays
+    that it is given stay as they are.
+
+    Args:
+      space: of one action.
+      num_environments: B.
+      name: of the action, for errors.
     """
     if isinstance(space, spaces.Dict):
-        writers = {key: writer(part, num_environments) for key, part in space.items()}
+        writers = {key: writer(part, num_environments, f'{name}/{key}') for key, part in space.items()}
         return lambda batch: {key: write(batch[key]) for key, write in writers.items()}
     if isinstance(space, spaces.Tuple):
-        parts = tuple(writer(part, num_environments) for part in space)
+        parts = tuple(writer(part, num_environments, f'{name}/{i}') for i, part in enumerate(space))
         return lambda batch: tuple(write(value) for write, value in zip(parts, batch, strict=True))
-    return _leaf_writer(space, num_environments)
-
-
-def _leaf_writer(space: Any, num_environments: int) -> Convert:
-    shape = (num_environments, *space.shape)
-    dtype = np.dtype(_bounds(space, 'action')[2].as_numpy_dtype)
-    start = _start(space)
-    narrowed = isinstance(space, spaces.Box) and space.dtype != dtype
+    minimum, maximum, dtype = _bounds(space, name)
+    fitted = _clipped(space, name) if dtype.is_floating else _checked(space, minimum, maximum, name)
+    shape, numpy_dtype = (num_environments, *(space.shape or ())), np.dtype(dtype.as_numpy_dtype)
 
     def write(batch: Any) -> np.ndarray:
         batch = np.asarray(batch)
-        if batch.shape != shape or batch.dtype != dtype:
-            raise ValueError(f'got an action with shape {batch.shape}, {batch.dtype}; need {shape}, {dtype}')
-        if start is not None:
-            return batch + start
-        if narrowed:  # the bounds in float32 may lie a rounding error outside those in float64
-            return np.clip(batch.astype(space.dtype), space.low, space.high)
-        return batch.astype(space.dtype, copy=False)
+        if batch.shape != shape or batch.dtype != numpy_dtype:
+            raise ValueError(f'got an {name} with shape {batch.shape}, {batch.dtype}; need {shape}, {numpy_dtype}')
+        return fitted(batch)
 
     return write
+
+
+def _clipped(space: Any, name: str) -> Convert:
+    """Returns a function that clips floats [B, ...] to the bounds of a Box."""
+
+    def clip(batch: np.ndarray) -> np.ndarray:
+        if not (finite := np.isfinite(batch)).all():
+            raise ValueError(
+                f'got {batch[~finite][0]} in {name}; need finite numbers; look for weights or observations that are not'
+            )
+        # In the space's own dtype: the bounds in float32 may lie a rounding error outside those in float64.
+        return np.minimum(np.maximum(batch.astype(space.dtype, copy=False), space.low), space.high)
+
+    return clip
+
+
+def _checked(space: Any, minimum: Any, maximum: Any, name: str) -> Convert:
+    """Returns a function that checks integers [B, ...], and counts from where the space does."""
+    start = _start(space)
+
+    def check(batch: np.ndarray) -> np.ndarray:
+        if not (within := (batch >= minimum) & (batch <= maximum)).all():
+            raise ValueError(f'got {batch[~within][0]} in {name}; need values from {minimum} to {maximum}')
+        return batch.astype(space.dtype, copy=False) if start is None else batch + start
+
+    return check
 
 
 def _start(space: spaces.Space) -> Any | None:
     """Returns what a discrete space counts from, or None where that is 0."""
     start = getattr(space, 'start', None)
     return start if start is not None and np.any(start) else None
-
-
-def check_bounds(action: Any, spec: types.NestedTensorSpec) -> None:
-    """Checks actions [B, ...] against the bounds of their spec.
-
-    Raises:
-      ValueError: naming the leaf that leaves its bounds (NaN does).
-    """
-    for leaf, leaf_spec in zip(tf.nest.flatten(action), tf.nest.flatten(spec), strict=True):
-        within = (leaf >= leaf_spec.minimum) & (leaf <= leaf_spec.maximum)
-        if not within.all():
-            bounds = f'{leaf_spec.minimum} to {leaf_spec.maximum}'
-            raise ValueError(f'got {leaf[~within][0]} in {leaf_spec.name}; need values from {bounds}')

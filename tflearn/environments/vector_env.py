@@ -73,27 +73,27 @@ class VectorEnvironment:
         """Applies `action` where an episode runs, starts a new episode where one has ended.
 
         Args:
-          action: nest of arrays [B, ...] as `specs.action` says. Shapes and dtypes are checked always, bounds at the
-            first step.
+          action: nest of arrays [B, ...] as `specs.action` says; see `specs.BatchedEnvironment` for what is out of
+            its bounds.
 
         Returns:
           Time steps [B].
 
         Raises:
-          ValueError: if the action does not match its spec.
+          ValueError: if the action does not match its spec; no environment was stepped then.
           RuntimeError: before `reset` and after `close`, and if an environment fails too often in a row.
         """
         if self._ended is None:
             raise RuntimeError('got step() before reset() or after close(); need a reset() first')
         if not self._checked_action:
             specs.check_batch(action, self.specs.action, self.num_environments, 'action')
-            spaces.check_bounds(action, self.specs.action)
             self._checked_action = True
-        observation, reward, terminated, truncated, info, rebuilt = self._copies.step(self._write(action))
+        given = self._write(action)
+        observation, reward, terminated, truncated, info, rebuilt = self._copies.step(given)
         first = self._ended if rebuilt is None else self._ended | rebuilt
         self._ended = ended = terminated | truncated
         if infos.EXECUTED_ACTION in info:
-            info[infos.EXECUTED_ACTION] = self._read_action(info[infos.EXECUTED_ACTION])
+            info[infos.EXECUTED_ACTION] = self._executed(info[infos.EXECUTED_ACTION], given, action)
         self.info = info
         return ts.TimeStep(
             step_type=np.where(first, _FIRST, _MID + ended),  # LAST is MID + 1
@@ -106,6 +106,12 @@ class VectorEnvironment:
         """Frees what the environments hold. Calling it twice is fine."""
         self._ended = None
         self._copies.close()
+
+    def _executed(self, executed: np.ndarray, given: np.ndarray, action: np.ndarray) -> np.ndarray:
+        """Returns the executed actions: `action`, unclipped, where an environment did what it was given."""
+        read, given = self._read_action(executed), self._read_action(given)
+        other = (read != given).reshape(self.num_environments, -1).any(axis=1)
+        return np.where(other.reshape(-1, *[1] * (read.ndim - 1)), read, action)
 
 
 def in_process(make_one: Callable[[], gymnasium.Env], num_environments: int, seed: int | None) -> VectorEnvironment:
