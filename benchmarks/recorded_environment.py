@@ -66,10 +66,10 @@ class RecordedEnvironment(Wrapper):
             append(self._path, start=time.time())
             self._started = True
         time_step = self._environment.step(action)
-        self._returns += time_step.reward
-        self._env_steps += int(np.count_nonzero(time_step.step_type != ts.StepType.FIRST))
+        first = time_step.step_type == ts.StepType.FIRST
+        self._returns = np.where(first, 0.0, self._returns + time_step.reward)
+        self._env_steps += int(np.count_nonzero(~first))
         for i in np.flatnonzero(time_step.step_type == ts.StepType.LAST):
             episode = [time.time(), float(self._returns[i])]
             append(self._path, episode=episode, process=os.getpid(), env_steps=self._env_steps)
-            self._returns[i] = 0
         return time_step

@@ -1,3 +1,4 @@
+import functools
 import json
 import math
 import threading
@@ -6,8 +7,10 @@ import numpy as np
 import pytest
 
 from tests import fakes
+from tests.environments import example_environments
 from tflearn.actors.compiled_policy import CompiledPolicy
 from tflearn.actors.evaluator import EpisodeStatistics, Evaluator
+from tflearn.environments import vector_env
 from tflearn.waiting import Stopped
 
 
@@ -69,6 +72,36 @@ def test_an_episode_may_take_all_of_the_steps():
     environment = fakes.CheckedEnvironment(lengths=(2, 50))
     statistics = Evaluator(environment, num_episodes=2, max_steps_per_episode=50).run(AlwaysOne())
     assert statistics.lengths == (2, 50)
+
+
+class Fragile(example_environments.TwoStates):
+    """Episodes of 10 steps; raises once in each of the steps `raises_in` of an episode."""
+
+    def __init__(self, raises_in):
+        super().__init__(length=10)
+        self._raises_in = raises_in
+
+    def step(self, action):
+        if self._raises_in and self._steps + 1 == self._raises_in[0]:
+            raise OSError(f'lost the simulator in step {self._raises_in.pop(0)}')
+        return super().step(action)
+
+
+def test_an_episode_that_breaks_off_is_dropped_and_another_one_played():
+    environment = vector_env.in_process(functools.partial(Fragile, [8, 4, 3]), 1, seed=0)
+    statistics = Evaluator(environment, num_episodes=2).run(AlwaysOne())
+    environment.close()
+    assert environment.num_rebuilt == 3
+    assert statistics.returns == (10.0, 10.0)
+    assert statistics.lengths == (10, 10)
+    assert statistics.dropped_episodes == 3
+
+
+def test_an_environment_whose_episodes_all_break_off_is_an_error():
+    environment = vector_env.in_process(functools.partial(Fragile, [3] * 100), 1, seed=0)
+    with pytest.raises(RuntimeError, match='got 11 episodes in a row of environment 0 that broke off; need whole'):
+        Evaluator(environment, num_episodes=1).run(AlwaysOne())
+    environment.close()
 
 
 def test_stop():

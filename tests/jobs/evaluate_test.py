@@ -4,12 +4,13 @@ import functools
 import json
 import threading
 
+import gymnasium
 import pytest
 
 from tests import fakes
 from tests.learner import written_summaries
 from tests.policies import example_policies
-from tflearn.environments import gymnasium_env
+from tflearn.environments import gymnasium_env, vector_env
 from tflearn.jobs.evaluate import evaluate
 from tflearn.jobs.evaluate_settings import EvaluateOptions
 from tflearn.policies import versions
@@ -114,6 +115,38 @@ def test_a_run_ends_with_its_last_policy(run):
     assert low < first['mean_return'] < high
     assert written['evaluate/mean_return_low'][0] == pytest.approx(low)
     assert not run.dir.stop_request.exists()
+
+
+class Fragile(gymnasium.Wrapper):
+    """Raises in each of the steps `raises_in`, counted over all episodes."""
+
+    def __init__(self, env, raises_in):
+        super().__init__(env)
+        self._raises_in = raises_in
+        self._steps = 0
+
+    def step(self, action):
+        self._steps += 1
+        if self._steps in self._raises_in:
+            self._raises_in.remove(self._steps)
+            raise OSError('lost the simulator')
+        return super().step(action)
+
+
+def test_an_episode_that_broke_off_adds_nothing_to_the_next_one(run):
+    raises_in = {7}  # the policy's episodes last 8 to 10 steps
+
+    def make_environment(num_environments, seed):
+        return vector_env.in_process(lambda: Fragile(gymnasium.make('CartPole-v1'), raises_in), num_environments, seed)
+
+    run.export(0, FALLS)
+    run.start(make_environment=make_environment, target_return=14.0, num_environments=1)
+    (evaluation,) = run.wait_for_evaluations(1)
+    assert max(evaluation['returns']) < 14
+    assert len(evaluation['returns']) == 4
+    assert evaluation['dropped_episodes'] == 1
+    status = lambda: read_json(run.dir.status('evaluate')) or {}  # noqa: E731
+    wait_until(lambda: status().get('dropped_episodes') == 1, 'the status', 60)
 
 
 def test_a_target_that_is_reached_twice_ends_training(run):

@@ -18,8 +18,9 @@ class EvaluationRecord:
 
     Attributes:
       evaluations: in the order in which they were made; each has train_step, env_steps, mean_return, num_episodes,
-        returns (of each episode) and exported_at (of the policy, unix seconds). A step may come up again: evaluated
-        twice, or trained again after an older checkpoint was restored.
+        returns (of each episode), dropped_episodes (that broke off, and count for nothing) and exported_at (of the
+        policy, unix seconds). A step may come up again: evaluated twice, or trained again after an older checkpoint was
+        restored.
     """
 
     def __init__(self, path: pathlib.Path):

@@ -11,6 +11,8 @@ from tf_agents.trajectories import time_step as ts
 from tflearn import specs
 from tflearn.waiting import Stopped
 
+_MAX_DROPPED_IN_A_ROW = 10
+
 
 class EvaluationPolicy(Protocol):
     """What the evaluator asks of a policy: a loaded SavedModel or a `CompiledPolicy` fulfils it."""
@@ -34,10 +36,12 @@ class EpisodeStatistics:
     Attributes:
       returns: undiscounted return of each episode, those of one environment side by side, oldest first.
       lengths: steps of each episode.
+      dropped_episodes: episodes that broke off with their environment; others were played in their place.
     """
 
     returns: tuple[float, ...]
     lengths: tuple[int, ...]
+    dropped_episodes: int = 0
 
     @property
     def num_episodes(self) -> int:
@@ -80,7 +84,8 @@ class Evaluator:
     """Plays whole episodes of a policy in a batch of environments.
 
     How many episodes each environment contributes is settled beforehand: num_episodes // B, and one more in the first
-    num_episodes % B. (Taking the first so many that end would favour short ones.)
+    num_episodes % B. (Taking the first so many that end would favour short ones.) An episode that breaks off with its
+    environment (FIRST after a time step that was not LAST) counts for nothing, and another one is played.
     """
 
     def __init__(
@@ -114,32 +119,43 @@ class Evaluator:
 
         Raises:
           ValueError: if an episode does not end.
+          RuntimeError: if too many episodes in a row of one environment break off.
           Stopped: when `stop` was set.
         """
         episodes: list[list[tuple[float, int]]] = [[] for _ in self._quotas]
         missing = self._quotas.copy()
         returns, lengths = np.zeros(len(missing)), np.zeros(len(missing), np.int64)
+        dropped, dropped_in_a_row = 0, np.zeros(len(missing), np.int64)
         time_step = self._environment.reset()
         policy_state = policy.initial_state(len(missing))
         while missing.any():
             if stop is not None and stop.is_set():
                 raise Stopped(f'stopped with {missing.sum()} of {self._quotas.sum()} episodes still to play')
+            ended = time_step.step_type == ts.StepType.LAST
             action, policy_state = policy.action(time_step, policy_state)
             time_step = self._environment.step(action)
-            returns += time_step.reward
-            lengths += time_step.step_type != ts.StepType.FIRST
+            first = time_step.step_type == ts.StepType.FIRST
+            broke_off = first & ~ended & (missing > 0)
+            dropped += np.count_nonzero(broke_off)
+            dropped_in_a_row = np.where(ended, 0, dropped_in_a_row) + broke_off
+            returns, lengths = np.where(first, 0.0, returns + time_step.reward), np.where(first, 0, lengths + 1)
+            self._check(lengths[missing > 0], dropped_in_a_row)
             for i in np.flatnonzero(time_step.step_type == ts.StepType.LAST):
                 if missing[i]:
                     episodes[i].append((float(returns[i]), int(lengths[i])))
                     missing[i] -= 1
-                returns[i], lengths[i] = 0.0, 0
-            self._check_lengths(lengths[missing > 0])
         played = [episode for of_one in episodes for episode in of_one]
-        return EpisodeStatistics(tuple(value for value, _ in played), tuple(length for _, length in played))
+        return EpisodeStatistics(tuple(value for value, _ in played), tuple(length for _, length in played), dropped)
 
-    def _check_lengths(self, lengths: np.ndarray) -> None:
-        if lengths.size and lengths.max() > self._max_steps_per_episode:
+    def _check(self, lengths: np.ndarray, dropped_in_a_row: np.ndarray) -> None:
+        """Raises an error if the evaluation might not end; `lengths` are of the episodes that it waits for."""
+        if lengths.max() > self._max_steps_per_episode:
             raise ValueError(
                 f'got an episode of more than max_steps_per_episode={self._max_steps_per_episode} steps; need episodes '
                 "that end; set the environment's max_episode_steps, or raise the limit"
+            )
+        if dropped_in_a_row.max() > _MAX_DROPPED_IN_A_ROW:
+            raise RuntimeError(
+                f'got {dropped_in_a_row.max()} episodes in a row of environment {dropped_in_a_row.argmax()} that broke '
+                'off; need whole episodes; repair what the log gives as the cause'
             )

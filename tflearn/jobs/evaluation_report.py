@@ -60,6 +60,7 @@ class EvaluationReport:
             'returns': list(statistics.returns),
             'mean_return_interval': [low, high] if math.isfinite(low) else None,
             'mean_length': statistics.mean_length,
+            'dropped_episodes': statistics.dropped_episodes,
             'exported_at': candidate.metadata.get('exported_at'),
         }
         figures = {key: evaluation[key] for key in ('train_step', 'mean_return', 'num_episodes')}
@@ -70,7 +71,17 @@ class EvaluationReport:
             low,
             high,
         )
-        self._status.update('running', best_mean_return=self.record.best_mean_return, **figures)
+        if statistics.dropped_episodes:
+            logging.warning(
+                'dropped %d of the episodes, which broke off with their environments; others were played instead',
+                statistics.dropped_episodes,
+            )
+        self._status.update(
+            'running',
+            best_mean_return=self.record.best_mean_return,
+            dropped_episodes=statistics.dropped_episodes,
+            **figures,
+        )
         self._summarize(evaluation)
         if time.monotonic() >= self._next_picture_at:
             self.draw()
@@ -102,6 +113,7 @@ class EvaluationReport:
             'min_return': min(returns),
             'max_return': max(returns),
             'mean_episode_length': evaluation['mean_length'],
+            'dropped_episodes': evaluation['dropped_episodes'],
         }
         if interval:
             figures |= {'mean_return_low': interval[0], 'mean_return_high': interval[1]}

@@ -54,6 +54,7 @@ class JobReport:
                 ('train step', count(self.number('train_step'))),
                 ('episodes', count(self.number('num_episodes'))),
                 ('best', plain(self.number('best_mean_return'))),
+                ('episodes dropped', count(self.number('dropped_episodes') or None)),
             ],
             'collect': [
                 ('', rate(self.number('env_steps_per_sec'))),
