@@ -54,11 +54,16 @@ def test_padding_and_episodes_that_go_on_change_nothing(normalize_returns):
     unfinished = padded._replace(
         step_type=tf.ones_like(padded.step_type), next_step_type=tf.ones_like(padded.step_type)
     )
-    more = tf.nest.map_structure(lambda *leaves: tf.concat(leaves, axis=0), padded, unfinished)
-    losses = [float(agent.loss(data).loss) for data in (plain, padded, more)]
+    # Of an episode that is longer than a sequence, the last item holds the end, but not the beginning.
+    tail = padded._replace(step_type=tf.where(padded.is_first(), int(ts.StepType.MID), padded.step_type))
+    more = tf.nest.map_structure(lambda *leaves: tf.concat(leaves, axis=0), padded, unfinished, tail)
+    infos = [agent.loss(data) for data in (plain, padded, more)]
+    assert [float(info.extra['num_episodes']) for info in infos] == [3, 3, 3]
+    losses = [float(info.loss) for info in infos]
     assert losses[1:] == pytest.approx([losses[0]] * 2, rel=1e-3)
-    assert float(agent.loss(unfinished).loss) == 0
-    agent.train(unfinished)  # no whole episode: nothing to learn from
+    for nothing in (unfinished, tail):
+        assert float(agent.loss(nothing).loss) == 0
+        agent.train(nothing)  # no whole episode: nothing to learn from
 
 
 def test_it_learns():

@@ -127,8 +127,10 @@ class ReinforceAgent(reinforce_agent.ReinforceAgent):
     def _loss(self, experience: Any, weights: tf.Tensor | None = None, training: bool = False) -> tf_agent.LossInfo:
         """Returns sums over whole episodes, divided by how many there are; 0 where there is none."""
         experience = self._as_trajectory(experience)
-        ends = experience.is_last()
-        # Rows before the last end in their sequence, but those between two episodes.
+        # A sequence holds rows of one episode. Where its first row is not that of the episode, it is the tail of a
+        # longer one.
+        ends = experience.is_last() & experience.is_first()[:, :1]
+        # Rows up to the episode's end, but not those of padding.
         counts = tf.cast(tf.cumsum(tf.cast(ends, tf.int32), axis=1, reverse=True) > 0, tf.float32)
         counts *= tf.cast(~experience.is_boundary(), tf.float32)
         # Sums begin anew after an episode's last step, whatever ended it.
