@@ -77,6 +77,20 @@ def test_a_lost_life_ends_an_episode_only_on_request():
     assert discounts == {True: (conformance.LAST, 0.0), False: (conformance.MID, 1.0)}
 
 
+def test_the_game_goes_on_after_a_lost_life():
+    games = atari.make('breakout', 2, seed=0, end_with_life=True)
+    games.reset()
+    left = {0: [], 1: []}  # the lives that are left where an episode begins, of each game
+    for _ in range(600):
+        time_step = games.step(np.ones(2, np.int64))
+        for i in np.flatnonzero(time_step.step_type == conformance.FIRST):
+            assert (games.info['episode_frame_number'][i] > 0) == (games.info['lives'][i] < 5)
+            left[i].append(int(games.info['lives'][i]))
+    games.close()
+    for of_game in left.values():
+        assert of_game[:6] == [4, 3, 2, 1, 5, 4]
+
+
 @pytest.mark.parametrize(
     ('arguments', 'message'),
     [

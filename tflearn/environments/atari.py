@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from tflearn import specs
-from tflearn.environments import refusals, vector_env
+from tflearn.environments import lives, refusals, vector_env
 
 FRAMES_PER_STEP = 4
 
@@ -41,8 +41,10 @@ def make(
       repeat_action_probability: of a frame to go on with the previous action ("sticky actions").
       max_noops: episodes begin with up to so many frames without action.
       clip_rewards: to -1 ... 1. Give an evaluation the true ones.
-      end_with_life: terminates an episode when a life is lost; the game goes on in the next.
-      max_episode_steps: truncates episodes after so many steps, of 4 frames each: half an hour of play.
+      end_with_life: terminates an episode when a life is lost; the game goes on in the next one, see
+        `lives.EpisodicLife`. An evaluation is to play whole games:
+        `evaluate.evaluate.make_environment = @evaluation/atari.make` and `evaluation/atari.make.end_with_life = False`.
+      max_episode_steps: truncates games after so many steps, of 4 frames each: half an hour of play.
 
     Returns:
       The batch; see `specs.BatchedEnvironment`. Close it when done. Observations are uint8 [B, 84, 84, 4], oldest frame
@@ -71,11 +73,14 @@ def make(
         repeat_action_probability=repeat_action_probability,
         noop_max=max_noops,
         reward_clipping=clip_rewards,
-        episodic_life=end_with_life,
+        episodic_life=False,  # ALE's own would reset the whole game
         use_fire_reset=False,
         max_num_frames_per_episode=max_episode_steps * FRAMES_PER_STEP,
     )
-    return vector_env.native(lambda: _channels_last(make_games()), seed)
+    games = vector_env.native(lambda: _channels_last(make_games()), seed)
+    if end_with_life:
+        return lives.EpisodicLife(games)
+    return games
 
 
 def _channels_last(games: VectorEnv) -> VectorEnv:
