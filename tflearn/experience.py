@@ -138,7 +138,9 @@ class Experience:
       sampling: where uniform draws are made. 'learner': in a mirror of the table in the learner's memory, by far the
         fastest; 'server': by the replay server. 'auto' is the learner, if its mirror takes at most `max_mirror_gb`.
       max_mirror_gb: memory that the mirror may take by itself [GB].
-      chunk_steps: steps that a collector gathers before it sends them [steps]; large rows make smaller chunks.
+      chunk_steps: steps of an environment that a collector gathers before it sends them [steps]; large rows make
+        smaller chunks. A mirror sees them after two seconds at the latest. Where the server draws, they wait until they
+        are gathered: 1 suits environments that take many seconds for a step.
       prioritization: for the order 'prioritized', which has the default one if there is none.
       iteration: how often new items are trained on, by agents that take several steps on the same ones (PPO); for the
         order 'queue'. None trains on each batch once.

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tflearn.experience import Experience
-from tflearn.replay.chunks import ChunkBuilder
+from tflearn.replay.chunks import NEW, REPEATED, ChunkBuilder, chunk_id, chunk_rows
 
 FIRST, MID, LAST = 0, 1, 2
 
@@ -32,7 +32,7 @@ class Rows:
             rows = np.zeros((len(step_type), 4), np.uint8)
             rows[:, 1], rows[:, 2] = np.arange(len(step_type)), step
             chunks += builder.append(rows, step_type, next_step_type, discount)
-        return chunks + builder.take_older_than(-1.0)
+        return [chunk_rows(chunk, 4) for chunk in chunks + builder.take_all()]
 
     def sequences(self, length, stride, pad):
         """What sequences there ought to be, as tuples (environment, steps ...), by plain loops."""
@@ -88,7 +88,7 @@ def _steps(builder, *steps):
     for step, (step_type, next_step_type) in enumerate(steps):
         row = np.array([[0, step]], np.uint8)
         chunks += builder.append(row, np.array([step_type]), np.array([next_step_type]), np.ones(1))
-    return [chunk[:, 1].tolist() for chunk in chunks + builder.take_older_than(-1.0)]
+    return [chunk_rows(chunk, 2)[:, 1].tolist() for chunk in chunks + builder.take_all()]
 
 
 def test_a_broken_row_is_only_ever_the_end_of_a_sequence():
@@ -117,27 +117,37 @@ def test_sequences_that_cross_episodes_hold_every_row_of_an_environment_in_a_row
     assert found == dict.fromkeys(range(7), expected)
 
 
-def test_what_has_waited_is_taken_and_filled_up():
+def test_parts_of_an_unfinished_chunk_name_what_is_new():
     now = [0.0]
-    builder = ChunkBuilder(Experience(sequence_length=2), 4, 1, 2, clock=lambda: now[0])
-    row, first, mid, discount = np.full((1, 2), 0, np.uint8), np.array([FIRST]), np.array([MID]), np.ones(1)
+    builder = ChunkBuilder(Experience(sequence_length=2), 3, 1, 2, clock=lambda: now[0])
+    row, first, mid, discount = np.full((1, 2), 9, np.uint8), np.array([FIRST]), np.array([MID]), np.ones(1)
+    row[:, 0] = 0
     builder.append(row, first, mid, discount)
     now[0] = 10.0
-    assert builder.take_older_than(1.0) == []  # no sequence yet
+    assert builder.parts_older_than(1.0) == []  # no sequence yet
     builder.append(row, mid, mid, discount)
-    assert builder.take_older_than(1.0) == []  # not for so long
+    assert builder.parts_older_than(1.0) == []  # not for so long
     now[0] = 12.0
-    (chunk,) = builder.take_older_than(1.0)
-    assert chunk[0, 0] > 0
-    assert not chunk[1:].any()
-    assert builder.take_older_than(-1.0) == []
+    (part,) = builder.parts_older_than(1.0)
+    assert chunk_rows(part, 2).tolist() == [[NEW, 9], [0, 9], [0, 0], [0, 0]]
+    now[0] = 14.0
+    assert builder.parts_older_than(1.0) == []  # nothing new
+    assert builder.num_waiting == 1
+    builder.append(row, mid, mid, discount)
+    assert builder.take_full() == []
+    builder.append(row, mid, mid, discount)
+    (whole,) = builder.take_full()
+    assert chunk_rows(whole, 2).tolist() == [[REPEATED, 9], [NEW, 9], [NEW, 9], [0, 9]]
+    assert chunk_id(whole) == chunk_id(part)
+    assert (builder.take_all(), builder.num_waiting) == ([], 0)
 
 
-def test_chunks_of_the_same_steps_differ():
-    builder = ChunkBuilder(Experience(sequence_length=2), 16, 2, 2)
-    for step in range(18):
-        chunks = builder.append(
-            np.zeros((2, 2), np.uint8), np.full(2, MID if step else FIRST), np.full(2, MID), np.ones(2)
-        )
-    a, b = chunks
-    assert a.tobytes() != b.tobytes()
+def test_chunks_have_ids_of_their_own():
+    chunks = []
+    for _ in range(2):
+        builder = ChunkBuilder(Experience(sequence_length=2), 2, 2, 2)
+        for step in range(18):
+            chunks += builder.append(
+                np.zeros((2, 2), np.uint8), np.full(2, MID if step else FIRST), np.full(2, MID), np.ones(2)
+            )
+    assert len({chunk_id(chunk) for chunk in chunks}) == len(chunks) > 16

@@ -5,11 +5,12 @@ import time
 import tensorflow as tf
 
 from tests import fakes
-from tests.replay.ring_buffer_test import chunks_of
+from tests.replay.ring_buffer_test import _content, chunks_of
 from tests.replay.sources_test import draw, experience, fill, open_source  # noqa: F401
-from tests.replay.writers_test import _run
+from tests.replay.writers_test import NoFlush, _run
 from tflearn.replay.storage import REPLAY, STREAM
 from tflearn.replay.writers import ReplayWriter
+from tflearn.waiting import wait_until
 
 
 def test_a_mirror_that_has_no_more_room_is_full(serve, open_source):  # noqa: F811
@@ -39,12 +40,12 @@ def test_a_server_that_lost_everything_is_taken_as_it_is(serve, open_source):  #
 def test_data_that_come_slowly_are_waited_for(serve, open_source):  # noqa: F811
     """They take longer than the timeout, which is for data that do not come at all."""
     served = serve(experience('learner', min_size=64, chunk_steps=4))
-    source = open_source(served, timeout_secs=1.0)
+    source = open_source(served, timeout_secs=3.0)
     over = threading.Event()
 
     def write():
         writer = ReplayWriter(served.address, served.storage, 2, served.stop)
-        while not over.wait(0.2):
+        while not over.wait(0.5):
             _run(writer, fakes.CheckedEnvironment((50, 50)), 5)
 
     writing = threading.Thread(target=write, daemon=True)
@@ -52,7 +53,7 @@ def test_data_that_come_slowly_are_waited_for(serve, open_source):  # noqa: F811
     writing.start()
     try:
         draw(source)
-        assert time.monotonic() - start > 1.0
+        assert time.monotonic() - start > 3.0
     finally:
         over.set()
         writing.join(30)
@@ -79,6 +80,41 @@ def test_it_is_filled_from_the_server_after_a_restart(serve, open_source):  # no
     draw(second)
     assert second.figures()['replay_size'] == sequences
     assert served.table(STREAM).current_size == 0
+
+
+def test_sequences_that_look_alike_are_all_there(serve, open_source):  # noqa: F811
+    """Of 64 environments that do the same; before and after a restart."""
+    served = serve(experience('learner', chunk_steps=1))
+    thread = fill(served, 8, (3,) * 64)
+    for _ in range(2):
+        source = open_source(served)
+        wait_until(lambda source=source: draw(source) and source.figures()['replay_size'] >= 6 * 64, 'all of them', 30)
+        assert source.figures()['replay_size'] == 6 * 64
+        source.close()
+    thread.join(30)
+
+
+def test_steps_that_come_slowly_are_drawn_at_once_and_stored_in_whole_chunks(monkeypatch, serve, open_source):  # noqa: F811
+    monkeypatch.setattr('tflearn.replay.writers._PART_SECS', -1.0)
+    served = serve(experience('learner', max_size=640))
+    source = open_source(served)
+    slow, environment = (
+        NoFlush(ReplayWriter(served.address, served.storage, 4, served.stop)),
+        fakes.CheckedEnvironment((1000,) * 4),
+    )
+    for num_steps in (5, 13, 32):  # 50 in all, of four environments, in chunks of 16
+        _run(slow, environment, num_steps)
+        inserts = slow.writer.num_whole_sequences
+        wait_until(lambda inserts=inserts: draw(source) and source._inserts >= inserts, 'the steps', 30, poll_secs=0.01)
+        assert source._inserts == source.figures()['replay_size'] == inserts
+    numbers = _content(source._ring, served.storage, 'observation')
+    slow.writer.flush()
+    assert served.table(REPLAY).current_size == 4 * 4
+    source.close()
+    restarted = open_source(served)
+    draw(restarted)
+    assert restarted.figures()['replay_size'] == inserts
+    assert _content(restarted._ring, served.storage, 'observation') == numbers
 
 
 def test_filling_it_keeps_no_more_than_the_chunks(monkeypatch, serve, open_source):  # noqa: F811

@@ -5,27 +5,32 @@ import tensorflow as tf
 
 from tests.replay.conftest import DATA_SPEC
 from tests.replay.sources_test import experience
+from tflearn.replay.chunks import ID_BYTES, REPEATED, chunk_rows
 from tflearn.replay.ring_buffer import RingBuffer
 from tflearn.replay.storage import Storage
 from tflearn.waiting import wait_until
 
 
 def chunks_of(storage, first, count, begins=None):
-    """Chunks whose rows carry a running number in the column `policy_version`."""
+    """Chunks whose rows carry a running number in the column `policy_version`; their ids are first, first + 1, ..."""
     length, num_bytes = storage.chunk_shape
-    chunks = np.zeros((count, length, num_bytes), np.uint8)
-    for i, chunk in enumerate(chunks):
+    packed = np.zeros((count, ID_BYTES + length * num_bytes), np.uint8)
+    packed[:, :ID_BYTES] = (first + np.arange(count))[:, None].view(np.uint8)
+    for i, chunk in enumerate(chunk_rows(packed, num_bytes)):
         numbers = (first + i) * storage.num_starts + np.arange(length)
         chunk[:, 1:9] = numbers.astype(np.int64)[:, None].view(np.uint8)
         chunk[: storage.num_starts, 0] = 1 if begins is None else begins
-    return chunks
+    return packed
 
 
-def _content(ring, storage):
-    """The numbers of the first rows of all sequences in the ring, oldest first."""
+def _content(ring, storage, column=None):
+    """The numbers of the first rows of all sequences in the ring, oldest first; or a trajectory's column, sorted."""
     oldest, size = ring.window.numpy()
     places = ring.starts.numpy()[(oldest + np.arange(size)) % ring.starts.shape[0]]
-    return ring.columns.batch(ring.columns.draw(places[None]), 0)['policy_version'].numpy().tolist()
+    columns = ring.columns.batch(ring.columns.draw(places[None]), 0)
+    if column:
+        return sorted(getattr(columns['trajectory'], column).numpy().tolist())
+    return columns['policy_version'].numpy().tolist()
 
 
 def test_the_ring_keeps_the_newest():
@@ -59,6 +64,52 @@ def test_what_is_there_already_is_left_out():
     assert _content(ring, storage) == list(range(15 * 4))
 
 
+def test_chunks_that_come_in_parts_take_no_more_room_than_whole_ones():
+    """50 environments, of each of which one more sequence comes with every part."""
+    storage = Storage(experience('learner', max_size=8000, chunk_steps=16, sequence_length=3), DATA_SPEC)
+    ring, expected = RingBuffer(storage), []
+    for first in range(0, 600, 50):
+        wholes = chunks_of(storage, first, 50)
+        for num_starts in range(1, 17):
+            parts = wholes.copy()
+            rows = chunk_rows(parts, storage.layout.num_bytes)
+            rows[:, num_starts:, 0] = 0
+            rows[:, num_starts + 2 :] = 0
+            rows[:, : num_starts - 1, 0] *= REPEATED
+            assert ring.add(parts) == 50
+            expected += [chunk * 16 + num_starts - 1 for chunk in range(first, first + 50)]
+        assert _content(ring, storage) == expected[-8000:]
+        assert (np.diff(_numbers(ring, storage)) == 1).all()
+    ring.add(wholes[-5:])  # sent again
+    assert _content(ring, storage) == expected[-8000:]
+    assert ring.size == 8000
+
+
+def test_a_chunk_that_goes_on_after_a_long_time_takes_nothing_with_it():
+    """When its old room is needed only what is older goes."""
+    storage = Storage(experience('learner', max_size=4000, chunk_steps=16, sequence_length=2), DATA_SPEC)
+    ring = RingBuffer(storage)
+    (whole,) = chunks_of(storage, 0, 1)
+    part = whole.copy()
+    chunk_rows(part, storage.layout.num_bytes)[5:] = 0
+    ring.add([part])
+    first = 1
+    while not ring.has_dropped:
+        ring.add(chunks_of(storage, first, 10, [1, *[0] * 14, 1]))
+        size, first = ring.size, first + 10
+        if first == 101:
+            ring.add([whole])
+    assert ring.size > 0.9 * size
+
+
+def _numbers(ring, storage):
+    """The numbers of all rows of all sequences [n, T]."""
+    oldest, size = ring.window.numpy()
+    places = ring.starts.numpy()[(oldest + np.arange(size)) % ring.starts.shape[0]]
+    rows = places[:, None] + np.arange(storage.experience.sequence_length)
+    return ring.columns.batch(ring.columns.draw(rows[None]), 0)['policy_version'].numpy()
+
+
 def test_only_rows_of_sequences_take_memory():
     storage = Storage(experience('learner', max_size=1000, chunk_steps=16, sequence_length=2), DATA_SPEC)
     ring = RingBuffer(storage)
@@ -79,8 +130,9 @@ def test_known_chunks_do_not_hide_that_others_were_dropped():
         first += 10
     assert ring.write(chunks_of(storage, first - 2, 2, [1, 0, 0, 0])) == 2
     before = ring.window.numpy()
-    while ring._allocate(4, 1, -1) is not None:
-        pass
+    (chunk,), unknown = chunks_of(storage, first, 1), -1
+    while ring._allocate(unknown, chunk_rows(chunk, storage.layout.num_bytes), np.arange(4)) is not None:
+        unknown -= 1
     ring.publish()
     oldest, size = ring.window.numpy()
     assert size == ring.size < before[1]

@@ -1,6 +1,7 @@
 import dataclasses
 import pathlib
 import resource
+import shutil
 import socket
 import threading
 
@@ -10,7 +11,7 @@ import tensorflow as tf
 from tests import fakes
 from tests.replay.writers_test import _items, _run
 from tflearn.experience import Experience
-from tflearn.replay import connection, rate_limits
+from tflearn.replay import connection, rate_limits, stored_rows
 from tflearn.replay.statistics import ReplayStatistics
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.replay.writers import ReplayWriter
@@ -90,6 +91,36 @@ def test_a_checkpoint_of_other_tables_is_refused_and_left_alone(serve, tmp_path,
     assert sorted(str(path) for path in tmp_path.rglob('*')) == files
 
 
+def test_a_checkpoint_of_an_older_format_is_refused_and_can_be_read(serve, tmp_path):
+    """The files were written before chunks had ids: 12 steps of two environments, episodes of 3 and of 5 steps."""
+    shutil.copytree(pathlib.Path(__file__).parent / 'format_1', tmp_path / 'replay')
+    checkpoints = tmp_path / 'replay' / 'checkpoints'
+    before = {path: path.read_bytes() for path in checkpoints.rglob('*') if path.is_file()}
+    with pytest.raises(ValueError, match=r'which an earlier version of tflearn wrote: .*; move the directory away'):
+        serve(Experience(min_size=1, chunk_steps=4))
+    columns = dict(stored_rows.read(checkpoints, 50))
+    assert {path: path.read_bytes() for path in checkpoints.rglob('*') if path.is_file()} == before
+    _check_rows(columns)
+
+
+def test_rows_are_read_from_a_checkpoint_of_a_mirrored_replay(serve, tmp_path):
+    served = serve(Experience(min_size=1, chunk_steps=4))
+    _run(ReplayWriter(served.address, served.storage, 2, threading.Event()), fakes.CheckedEnvironment((3, 5)), 12)
+    served.server.checkpoint()
+    _check_rows(dict(stored_rows.read(tmp_path / 'replay' / 'checkpoints', 50)))
+
+
+def _check_rows(columns):
+    assert (columns['policy_version'] == 7).all()
+    assert columns['observation'].shape == (50, 2)
+    assert set(map(tuple, columns['observation'].tolist())) <= {(i, step) for i in range(3) for step in range(6)}
+    assert set(columns['action'].tolist()) == {1}
+    assert columns.keys() == {
+        *('begins', 'policy_version', 'step_type', 'observation'),
+        *('action', 'next_step_type', 'reward', 'discount'),
+    }
+
+
 def test_a_port_in_use_is_refused(serve):
     with socket.socket() as taken:
         taken.bind(('', 0))
@@ -128,7 +159,7 @@ def test_memory_of_a_full_table():
     assert plain.layout.num_bytes == 1 + 8
     assert plain.num_bytes == 1000 * 2 * 9
     chunked = Storage(Experience(max_size=1600), ())
-    assert chunked.num_bytes == 100 * 17 * 9
+    assert chunked.num_bytes == 100 * (8 + 17 * 9)
 
 
 @pytest.mark.parametrize(

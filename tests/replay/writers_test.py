@@ -10,6 +10,7 @@ from tf_agents.trajectories import trajectory
 
 from tests import fakes
 from tflearn.experience import Experience
+from tflearn.replay.statistics import ReplayStatistics
 from tflearn.replay.storage import REPLAY
 from tflearn.replay.writers import ReplayWriter
 from tflearn.waiting import Stopped
@@ -62,6 +63,19 @@ def _items(served):
 
 def _writer(served, num_environments=1, stop=None, **changes):
     return ReplayWriter(served.address, served.storage, num_environments, stop or threading.Event(), **changes)
+
+
+class NoFlush:
+    """A writer of which nobody asks to send what it gathers."""
+
+    def __init__(self, writer):
+        self.writer = writer
+
+    def __call__(self, trajectory, version):
+        self.writer(trajectory, version)
+
+    def flush(self):
+        pass
 
 
 def _experience(chunk_steps, **changes):
@@ -120,6 +134,22 @@ def test_no_transition_is_left_out_by_a_stride(serve, truncated, chunk_steps):
     _run(_writer(served), fakes.CheckedEnvironment((8,), truncated=truncated), 9)
     seen = {float(step) for item, _ in _items(served) for step in item.observation[:-1, 1]}
     assert seen >= set(range(8))
+
+
+def test_a_table_holds_as_many_sequences_however_slowly_they_come(monkeypatch, serve):
+    monkeypatch.setattr('tflearn.replay.writers._PART_SECS', -1.0)  # each step is late
+    served = serve(_experience(16, max_size=64))
+    writer = _writer(served, 2)
+    _run(writer, fakes.CheckedEnvironment((1000, 1000)), 1 + 5 * 16)
+    assert writer.num_sequences == 2 * 5 * 16
+    assert len(_items(served)) == 64 == ReplayStatistics.of(served.table(), served.storage).size
+
+
+def test_a_sequence_that_is_an_item_is_sent_with_its_last_step(serve):
+    served = serve(_experience(1, order='queue', max_size=10))
+    writer = _writer(served)
+    _run(NoFlush(writer), fakes.CheckedEnvironment((1000,)), 4)
+    assert writer.num_sequences == 3
 
 
 def test_it_is_held_back_by_the_rate_limiter_and_can_be_stopped(serve):

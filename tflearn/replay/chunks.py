@@ -2,6 +2,9 @@
 
 A chunk is a run of rows of one environment. Every sequence of the experience lies within one chunk: the flag of its
 first row says so. So that no sequence is lost between two chunks, a chunk begins with the last rows of the one before.
+
+A chunk is one array of bytes: its id, then its rows. The id is the same for all copies of a chunk and for its parts,
+and no other chunk has it, so a reader knows what it has seen even if environments do the same again and again.
 """
 
 import time
@@ -11,16 +14,30 @@ import numpy as np
 
 from tflearn.experience import Experience
 
+ID_BYTES = 8
+NEW, REPEATED = 1, 2  # flags
+
 _FIRST, _LAST, _TERMINATED = 0, 2, 0.0
 
 
+def chunk_id(chunk: np.ndarray) -> int:
+    """Returns the id of a chunk uint8 [ID_BYTES + bytes of its rows]."""
+    return int.from_bytes(chunk[:ID_BYTES].tobytes(), 'little')
+
+
+def chunk_rows(chunks: np.ndarray, row_bytes: int) -> np.ndarray:
+    """Returns the rows of chunks uint8 [..., ID_BYTES + bytes of their rows]: a view uint8 [..., rows, row_bytes]."""
+    rows = chunks[..., ID_BYTES:]
+    return rows.reshape(*rows.shape[:-1], -1, row_bytes)
+
+
 class ChunkBuilder:
-    """Gathers rows [B, num_bytes] until chunks [C + L - 1, num_bytes] are full.
+    """Gathers rows [B, num_bytes] until chunks of C + L - 1 rows are full.
 
     L is the experience's sequence length, C the number of rows of a chunk that may begin a sequence. Byte 0 of a row
-    is its flag: not 0 if a sequence begins here, and then random, so that two chunks differ even if environments did
-    the same. A sequence never crosses the end of an episode; the episode's last observation is in the boundary row
-    (LAST -> FIRST) that ends its last sequence. A truncated episode of fewer rows than a sequence makes none.
+    is its flag: NEW if a sequence begins here, REPEATED if an earlier part of the chunk had it already, else 0. A
+    sequence never crosses the end of an episode; the episode's last observation is in the boundary row (LAST -> FIRST)
+    that ends its last sequence. A truncated episode of fewer rows than a sequence makes none.
 
     A row of an environment that was made anew (not LAST, and yet -> FIRST) says nothing but its observation, for its
     step never happened: it ends its episode as the boundary row of a truncated one does, and begins no sequence.
@@ -48,18 +65,23 @@ class ChunkBuilder:
         self._length, self._stride, self._pad = experience.sequence_length, experience.stride, experience.pad_episodes
         self._cross = experience.cross_episodes
         self._chunk_rows = num_starts + self._length - 1
+        self._row_bytes = num_bytes
         # Twice a chunk: rows are moved to the front once per chunk, not once per row, even if each begins one.
         self._rows = np.zeros((num_environments, 2 * self._chunk_rows, num_bytes), np.uint8)
         self._begin = np.zeros(num_environments, np.int64)  # where the current chunk begins
         self._end = np.zeros(num_environments, np.int64)  # after its newest row
         self._num_flags = np.zeros(num_environments, np.int64)  # in it
+        self._num_new = np.zeros(num_environments, np.int64)  # of them, since the chunk's last part
         # Rows of the current episode; none before its first, and a boundary row ends it. Or all, if sequences cross.
         self._age = np.zeros(num_environments, np.int64)
         self._terminated = np.zeros(num_environments, bool)
         self._clock = clock
         self._since = np.full(num_environments, clock())
         self._environments = np.arange(num_environments)
-        self._random = np.random.default_rng()
+        # Each builder counts on from a random number: 2^62 are enough for builders that know nothing of each other.
+        first_id = int(np.random.default_rng().integers(1 << 62))
+        self._ids = np.arange(first_id, first_id + num_environments)
+        self._next_id = first_id + num_environments
 
     @property
     def num_waiting(self) -> int:
@@ -78,7 +100,7 @@ class ChunkBuilder:
           discount: float [B], of the rows; 0 if the episode was terminated.
 
         Returns:
-          The chunks that are full now.
+          The chunks that are full now, each uint8 [ID_BYTES + bytes of its rows].
         """
         if self._cross:
             self._age += 1
@@ -92,12 +114,30 @@ class ChunkBuilder:
         self._terminated = ~last & (discount == _TERMINATED)
         return chunks
 
-    def take_older_than(self, secs: float) -> list[np.ndarray]:
-        """Returns chunks of what has waited longer than `secs`, filled up with zeros."""
-        now, waits = self._clock(), self._num_flags > 0
+    def take_full(self) -> list[np.ndarray]:
+        """Ends the chunks that are full, and returns them; `append` does so only with their environments' next rows."""
+        return self._take(self._environments[self._end - self._begin == self._chunk_rows])
+
+    def take_all(self) -> list[np.ndarray]:
+        """Ends all chunks in which a sequence begins. Returns them, filled up with zeros."""
+        return self._take(np.flatnonzero(self._num_flags))
+
+    def parts_older_than(self, secs: float) -> list[np.ndarray]:
+        """Returns unfinished chunks in which a sequence has waited longer than `secs`, filled up with zeros.
+
+        They go on: the chunk, or its next part, will hold all of it again, with the flag REPEATED where this part has
+        one.
+        """
+        now, waits = self._clock(), self._num_new > 0
         self._since[~waits] = now
-        late = waits & (now - self._since > secs)
-        return self._take(np.flatnonzero(late)) if late.any() else []
+        late = np.flatnonzero(waits & (now - self._since > secs))
+        if not late.size:
+            return []
+        parts = self._chunks(late)
+        flags = self._rows[late, :, 0]
+        self._rows[late, :, 0] = np.where(flags > 0, REPEATED, 0)
+        self._num_new[late], self._since[late] = 0, now
+        return list(parts)
 
     def _end_episodes(self, environments: np.ndarray, rows: np.ndarray, last: np.ndarray) -> list[np.ndarray]:
         """Repeats the boundary rows `rows` of these environments where need be, so that each step is in a sequence."""
@@ -138,26 +178,32 @@ class ChunkBuilder:
 
     def _flag(self, environments: np.ndarray) -> None:
         """Marks the sequences that end with the newest rows."""
-        self._rows[environments, self._end[environments] - self._length, 0] = 1
+        self._rows[environments, self._end[environments] - self._length, 0] = NEW
         self._num_flags[environments] += 1
+        self._num_new[environments] += 1
 
     def _take(self, environments: np.ndarray) -> list[np.ndarray]:
         """Ends these environments' chunks and begins the next ones; returns those that hold a sequence."""
+        if not environments.size:
+            return []
         flagged = environments[self._num_flags[environments] > 0]
-        chunks = self._chunks(flagged) if flagged.size else np.empty((0,))
+        chunks = list(self._chunks(flagged)) if flagged.size else []
         self._begin[environments] = self._end[environments] - (self._length - 1)
-        self._num_flags[environments] = 0
+        self._num_flags[environments] = self._num_new[environments] = 0
         self._since[environments] = self._clock()
+        self._ids[environments] = self._next_id + np.arange(len(environments))
+        self._next_id += len(environments)
         self._make_room(environments[self._begin[environments] + self._chunk_rows > self._rows.shape[1]])
-        return list(chunks)
+        return chunks
 
     def _chunks(self, environments: np.ndarray) -> np.ndarray:
-        """Copies the rows of chunks [n, C + L - 1, num_bytes]; their flags become random numbers."""
-        begin, num_rows = self._begin[environments], (self._end - self._begin)[environments]
-        within = np.arange(self._chunk_rows)
-        chunks = self._rows[environments[:, None], begin[:, None] + within]
-        chunks[within >= num_rows[:, None]] = 0
-        chunks[:, :, 0] *= self._random.integers(1, 256, chunks.shape[:2], np.uint8)
+        """Copies chunks [n, ID_BYTES + bytes of their rows]."""
+        chunks = np.empty((len(environments), ID_BYTES + self._chunk_rows * self._row_bytes), np.uint8)
+        chunks[:, :ID_BYTES] = self._ids[environments].astype('<i8')[:, None].view(np.uint8)
+        for i, rows in zip(environments, chunk_rows(chunks, self._row_bytes), strict=True):
+            begin, num_rows = self._begin[i], self._end[i] - self._begin[i]
+            rows[:num_rows] = self._rows[i, begin : begin + num_rows]
+            rows[num_rows:] = 0
         return chunks
 
     def _make_room(self, environments: np.ndarray) -> None:

@@ -57,8 +57,7 @@ class LocalReplay:
             self._storage.experience, self._storage.num_starts, num_environments, layout.num_bytes
         )
         self._no_flags = np.zeros(num_environments, np.uint8)
-        # Two sequences may well be alike here, flags and all.
-        self._ring = RingBuffer(self._storage, leaves_out_known=False)
+        self._ring = RingBuffer(self._storage)
         self._inserts = self._rounds = self._granted = 0
         self._closed = False
         self.max_draw_steps = self._ring.max_draw_steps(batch_size)

@@ -16,6 +16,7 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn.replay import connection, rate_limits
+from tflearn.replay.chunks import chunk_rows
 from tflearn.replay.reader import TableReader
 from tflearn.replay.ring_buffer import RingBuffer
 from tflearn.replay.storage import REPLAY, STREAM, Storage
@@ -28,7 +29,7 @@ _INGEST_POLL_SECS = 0.03
 
 
 def _chunk_spec(storage: Storage) -> tf.TensorSpec:
-    return tf.TensorSpec(storage.chunk_shape, tf.uint8)
+    return storage.signature['chunk']
 
 
 class ReplayMirror(tf.train.experimental.PythonState):
@@ -161,8 +162,8 @@ class ReplayMirror(tf.train.experimental.PythonState):
     def _add_by_age(self, chunks: list[np.ndarray]) -> None:
         if not chunks:
             return
-        first_rows = self._storage.layout.unpack(tf.constant(np.stack([chunk[0] for chunk in chunks])))
-        versions = first_rows['policy_version'].numpy()
+        first_rows = np.stack([chunk_rows(chunk, self._storage.layout.num_bytes)[0] for chunk in chunks])
+        versions = self._storage.layout.column(first_rows, 'policy_version')
         for part in np.array_split(np.argsort(versions, kind='stable'), math.ceil(len(chunks) / 64)):
             self._ring.add(np.stack([chunks[i] for i in part]))
 

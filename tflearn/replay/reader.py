@@ -121,7 +121,7 @@ class TableReader:
 
     def _read(self, prepare: Prepare, in_flight: int) -> None:
         """Reads until it is closed, in one operation outside of Python."""
-        shape = tf.TensorShape(self._storage.chunk_shape)
+        shape = tf.TensorShape(self._storage.item_shape)
         samples = reverb.TrajectoryDataset(
             server_address=self._address,
             table=self._table,

@@ -3,26 +3,42 @@
 import collections
 import dataclasses
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tflearn.replay.chunks import NEW, chunk_id, chunk_rows
 from tflearn.replay.ring_columns import RingColumns
 from tflearn.replay.storage import MIRROR_SPARE_CHUNKS, Storage
 
 _MAX_DRAWN_ROWS = 1 << 16
 _MAX_DRAWN_BYTES = 16 << 20
-_SAMPLED_BYTES = 4096
+_MAX_SPAN = 0.125  # of the ring, between the first and the last sequence of a chunk that comes in parts
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class _Chunk:
-    """A chunk in the ring: its rows, the sequences up to its end (all that ever were), and how to know it again."""
+    """A chunk in the ring.
 
+    Attributes:
+      id: of the chunk.
+      num_rows: of the ring, that it takes.
+      place: in the ring, of the chunk's row `first_row`.
+      first_row: the first of its rows that is in the ring.
+      first_start: sequences before its first, of all that ever were.
+      num_read: rows of it that were read, up to the newest that begins a sequence.
+      next_start: sequences up to its last, of all that ever were.
+    """
+
+    id: int
     num_rows: int
-    next_start: int
-    fingerprint: int
+    place: int
+    first_row: int
+    first_start: int
+    num_read: int = 0
+    next_start: int = 0
 
 
 class RingBuffer:
@@ -35,20 +51,18 @@ class RingBuffer:
       columns: of the rows.
       starts: int64 variable [max_size]: rows that begin a sequence, itself a ring.
       window: int64 variable [2]: place in `starts` of the oldest sequence, and how many there are.
-      num_written: sequences in all chunks that were ever taken, also in those left out.
+      num_written: new sequences in all chunks that were ever taken, also in those that were here already.
       num_published: of them, those that draws may see.
     """
 
-    def __init__(self, storage: Storage, leaves_out_known: bool = True):
+    def __init__(self, storage: Storage):
         """Allocates the memory, on the host.
 
         Args:
           storage: of the run.
-          leaves_out_known: chunks that are there already are left out: a server's may come twice.
         """
-        self._leaves_out_known = leaves_out_known
         self._length = storage.experience.sequence_length
-        self._num_starts = storage.num_starts
+        self._num_starts, self._row_bytes = storage.num_starts, storage.layout.num_bytes
         self._max_size = storage.experience.max_size
         self._max_rows = storage.mirror_rows
         self._spare_rows = MIRROR_SPARE_CHUNKS * storage.chunk_shape[0]
@@ -61,7 +75,7 @@ class RingBuffer:
         self._lock = threading.Lock()  # of all below
         self._next_row = self._num_used = self._next_start = 0
         self._chunks: collections.deque[_Chunk] = collections.deque()
-        self._fingerprints: set[int] = set()
+        self._known: dict[int, _Chunk] = {}
         self._new_starts: list[np.ndarray] = []
 
     @property
@@ -105,11 +119,11 @@ class RingBuffer:
             columns = self.columns.batch(drawn, i)
             return columns['trajectory'], {'policy_version': columns['policy_version']}
 
-    def add(self, chunks: np.ndarray) -> int:
-        """Writes and publishes chunks uint8 [n, rows, num_bytes], for one thread that writes and draws by turns.
+    def add(self, chunks: np.ndarray | Sequence[np.ndarray]) -> int:
+        """Writes and publishes chunks, see `write`, for one thread that writes and draws by turns.
 
         Returns:
-          The number of sequences in all of them.
+          The number of sequences in them that are new.
         """
         published = self.num_published
         while len(chunks):
@@ -117,25 +131,35 @@ class RingBuffer:
             self.publish()
         return self.num_published - published
 
-    def write(self, chunks: np.ndarray) -> int:
-        """Writes chunks uint8 [n, rows, num_bytes], as far as there is room; `publish` makes more.
+    def write(self, chunks: np.ndarray | Sequence[np.ndarray]) -> int:
+        """Writes chunks (see `chunks`), or parts of some, as far as there is room; `publish` makes more.
+
+        Of a chunk that is here already only what is missing is written.
+
+        Args:
+          chunks: each uint8 [ID_BYTES + bytes of its rows].
 
         Returns:
           How many of them were taken.
         """
         starts, num_taken, num_sequences = [], 0, 0
         for chunk in chunks:
-            begins = np.flatnonzero(chunk[: self._num_starts, 0])
-            fingerprint = self._fingerprint(chunk)
-            if len(begins) and fingerprint not in self._fingerprints:
-                used = chunk[begins[0] : begins[-1] + self._length]
-                place = self._allocate(len(used), len(begins), fingerprint)
+            rows = chunk_rows(chunk, self._row_bytes)
+            flags = rows[: self._num_starts, 0]
+            begins = np.flatnonzero(flags)
+            known = self._known.get(chunk_id(chunk))
+            if known is not None:
+                begins = begins[begins >= known.num_read]
+            if len(begins):
+                place = self._extend(known, begins) if known else None
+                if place is None:
+                    place = self._allocate(chunk_id(chunk), rows, begins)
                 if place is None:
                     break
-                self.columns.write(place, used)
+                self.columns.write(place, rows[begins[0] : begins[-1] + self._length])
                 starts.append(place + begins - begins[0])
             num_taken += 1
-            num_sequences += len(begins)
+            num_sequences += np.count_nonzero(flags == NEW)
         with self._lock:
             self._new_starts += starts
             self.num_written += num_sequences
@@ -143,7 +167,7 @@ class RingBuffer:
 
     def publish(self) -> None:
         """Lets draws see what was written; the oldest sequences go where there are too many, or too little room."""
-        if self.num_written == self.num_published:
+        if self.num_written == self.num_published and not self._new_starts:
             return
         with self._lock:
             self.num_published = self.num_written
@@ -155,7 +179,8 @@ class RingBuffer:
                 dropped = self._chunks.popleft()
                 self._num_used -= dropped.num_rows
                 self._oldest = max(self._oldest, dropped.next_start)
-                self._fingerprints.discard(dropped.fingerprint)
+                if self._known.get(dropped.id) is dropped:
+                    del self._known[dropped.id]
         if len(starts):
             starts = starts[-self._max_size :]
             where = np.arange(self._newest - len(starts), self._newest) % self._max_size
@@ -166,15 +191,21 @@ class RingBuffer:
         lacks_room = self._max_rows - self._num_used < self._spare_rows and oldest.next_start < self._newest
         return oldest.next_start <= self._oldest or lacks_room
 
-    def _fingerprint(self, chunk: np.ndarray) -> int:
-        """Its flags, which are random, and some of its bytes: to hash all of a picture would take its time."""
-        if not self._leaves_out_known:
-            return 0
-        sampled = chunk.reshape(-1)[:: -(-chunk.size // _SAMPLED_BYTES)]
-        return hash(chunk[:, 0].tobytes() + sampled.tobytes())
+    def _extend(self, known: _Chunk, begins: np.ndarray) -> int | None:
+        """Takes room that a chunk was given before. Returns its place; None if the chunk is gone, or too old."""
+        with self._lock:
+            # What is in an old one would make room late, and all that came meanwhile with it.
+            too_old = self._next_start - known.first_start > self._max_size * _MAX_SPAN
+            if too_old or self._known.get(known.id) is not known:
+                return None
+            self._count(known, begins)
+            return known.place + int(begins[0]) - known.first_row
 
-    def _allocate(self, num_rows: int, num_sequences: int, fingerprint: int) -> int | None:
-        """Finds room for a chunk, in one piece. Returns its place; None if there is none before the next `publish`."""
+    def _allocate(self, chunk: int, rows: np.ndarray, begins: np.ndarray) -> int | None:
+        """Finds room for the rows of a chunk, in one piece. Returns its place; None before the next `publish`."""
+        # What is unfinished ends with rows of zeros, and gets room for all that may follow.
+        end = begins[-1] + self._length if rows[-1].any() else len(rows)
+        num_rows = int(end - begins[0])
         with self._lock:
             wraps = self._next_row + num_rows > self._max_rows
             needed = num_rows + (self._max_rows - self._next_row if wraps else 0)
@@ -183,8 +214,11 @@ class RingBuffer:
             place = 0 if wraps else self._next_row
             self._next_row = place + num_rows
             self._num_used += needed
-            self._next_start += num_sequences
-            self._chunks.append(_Chunk(needed, self._next_start, fingerprint))
-            if self._leaves_out_known:
-                self._fingerprints.add(fingerprint)
+            self._chunks.append(_Chunk(chunk, needed, place, int(begins[0]), self._next_start))
+            self._known[chunk] = self._chunks[-1]
+            self._count(self._chunks[-1], begins)
             return place
+
+    def _count(self, chunk: _Chunk, begins: np.ndarray) -> None:
+        self._next_start += len(begins)
+        chunk.num_read, chunk.next_start = int(begins[-1]) + 1, self._next_start

@@ -19,6 +19,7 @@ from typing import Any
 import reverb
 from absl import logging
 
+from tflearn.replay.storage import is_older_format
 from tflearn.run_dir import read_json, write_json
 
 # What Reverb tells of a checkpoint that it reads: a line for each hundred chunks.
@@ -120,6 +121,12 @@ class ReplayServer:
 
     def _refuse_differences(self, checkpoints: pathlib.Path) -> None:
         saved = read_json(self._settings) or {}
+        if is_older_format(saved, self._wanted):
+            raise ValueError(
+                f'got the replay checkpoint {checkpoints}, which an earlier version of tflearn wrote: its chunks '
+                'have no ids; need one of this version; move the directory away to go on with an empty replay, or '
+                'finish the run with the version that wrote it'
+            )
         found = _differences(saved, self._wanted, 'table')
         if found:
             raise ValueError(

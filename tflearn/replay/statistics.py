@@ -10,7 +10,8 @@ from tflearn.replay.storage import Storage
 class ReplayStatistics:
     """Counts since the table was made; they survive a restart of the server from its checkpoint.
 
-    All are of sequences, and estimated where an item holds several: those that end an episode hold fewer.
+    All are of sequences. Where an item holds several they are counted as if all its rows that may begin one did; the
+    last rows of an episode do not, nor do all rows of what a collector sends when it ends.
 
     Attributes:
       size: sequences now in the table.

@@ -3,6 +3,8 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import reverb
 import tensorflow as tf
@@ -10,9 +12,11 @@ from tf_agents.typing import types
 
 from tflearn.experience import Experience
 from tflearn.replay import rate_limits, rows
+from tflearn.replay.chunks import ID_BYTES
 
 REPLAY = 'replay'
 STREAM = 'stream'
+CHUNK_FORMAT = 'format=2'  # of mirrored tables; before, their chunks had no id
 MIRROR_SPARE_CHUNKS = 64  # that it has room for beside those that are drawn from
 
 _MAX_CHUNK_BYTES = 512 * 1024
@@ -23,6 +27,17 @@ _MAX_STREAM_CHUNKS = 256
 _MAX_STREAM_BYTES = 64 * 1024 * 1024
 _MIN_STREAM_CHUNKS = 16
 _MIRROR_SPARE = 1.25
+
+
+def is_older_format(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Says whether a checkpoint's tables are of a mirrored replay as it was before its chunks had ids.
+
+    Args:
+      saved: settings of the checkpoint's tables by name, each with the text of its 'signature'.
+      wanted: the same of this run's tables.
+    """
+    is_mirrored = STREAM in saved and STREAM in wanted
+    return is_mirrored and CHUNK_FORMAT not in saved[REPLAY]['signature']['chunk']
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +91,11 @@ class Storage:
         return self.num_starts + self.experience.sequence_length - 1, self.layout.num_bytes
 
     @property
+    def item_shape(self) -> tuple[int, ...]:
+        """Of an item's bytes: the rows of a chunk; where the learner mirrors them, with the chunk's id before them."""
+        return (ID_BYTES + math.prod(self.chunk_shape),) if self.mirrored else self.chunk_shape
+
+    @property
     def sequences_per_chunk(self) -> float:
         """How many sequences begin in a chunk; ends of episodes make it fewer."""
         return max(1.0, self.num_starts / self.experience.stride)
@@ -93,7 +113,8 @@ class Storage:
     @property
     def signature(self) -> dict[str, tf.TensorSpec]:
         """Of an item."""
-        return {'chunk': tf.TensorSpec(self.chunk_shape, tf.uint8, self.layout.text)}
+        text = f'{CHUNK_FORMAT} {self.layout.text}' if self.mirrored else self.layout.text
+        return {'chunk': tf.TensorSpec(self.item_shape, tf.uint8, text)}
 
     @property
     def max_chunks(self) -> int:
@@ -103,7 +124,7 @@ class Storage:
     @property
     def num_bytes(self) -> int:
         """Memory of a full table before compression [bytes]."""
-        return self.max_chunks * math.prod(self.chunk_shape)
+        return self.max_chunks * math.prod(self.item_shape)
 
     @property
     def mirror_rows(self) -> int:

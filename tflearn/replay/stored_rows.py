@@ -7,8 +7,9 @@ import tempfile
 import numpy as np
 import reverb
 
+from tflearn.replay.chunks import ID_BYTES
 from tflearn.replay.server import quiet_reading
-from tflearn.replay.storage import REPLAY
+from tflearn.replay.storage import CHUNK_FORMAT, REPLAY
 from tflearn.run_dir import read_json
 
 _COLUMN = re.compile(r'(\S+):(\w+)\[([\d,]*)\]')
@@ -37,7 +38,8 @@ def read(checkpoints: pathlib.Path, num_rows: int) -> list[tuple[str, np.ndarray
     chunks = _draw(checkpoints, list(settings), num_rows)
     if not chunks:
         raise ValueError(f'got an empty replay in {checkpoints}; need steps in it')
-    rows, columns, offset = np.stack([chunk[0] for chunk in chunks]), [], 0
+    begin = ID_BYTES if CHUNK_FORMAT in settings[REPLAY]['signature']['chunk'] else 0
+    rows, columns, offset = np.stack([chunk.reshape(-1) for chunk in chunks]), [], begin
     for name, dtype_name, dims in _COLUMN.findall(settings[REPLAY]['signature']['chunk']):
         dtype = np.dtype(dtype_name)
         shape = [int(size) for size in dims.split(',') if size]
@@ -49,7 +51,7 @@ def read(checkpoints: pathlib.Path, num_rows: int) -> list[tuple[str, np.ndarray
 
 
 def _draw(checkpoints: pathlib.Path, names: list[str], num_items: int) -> list[np.ndarray]:
-    """Returns chunks, uint8 [rows, bytes], from a server of its own."""
+    """Returns items, uint8 arrays, from a server of its own."""
     # Reverb takes the settings of tables from the checkpoint; only their names must be the same.
     tables = [reverb.Table.queue(name, 1) for name in names]
     newest = max(path.parent for path in checkpoints.glob('*/DONE'))

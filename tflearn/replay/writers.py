@@ -1,6 +1,7 @@
 """ReplayWriter: steps of a batched environment -> chunks in the replay tables."""
 
 import collections
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -11,12 +12,12 @@ import reverb
 from absl import logging
 
 from tflearn.replay import connection
-from tflearn.replay.chunks import ChunkBuilder
-from tflearn.replay.storage import REPLAY, Storage
+from tflearn.replay.chunks import ChunkBuilder, chunk_rows
+from tflearn.replay.storage import REPLAY, STREAM, Storage
 from tflearn.waiting import LOG_EVERY_SECS, Stopped, listens, wait_until
 
 _MAX_PENDING_STEPS = 256
-_MAX_CHUNK_SECS = 2.0
+_PART_SECS = 2.0
 _MAX_PENDING_SECS = 2.0
 _FLUSH_TIMEOUT_MS = 200
 _PROBE_SECS = 1.0
@@ -25,6 +26,9 @@ _MAX_SILENT_SECS = 4.0
 
 class ReplayWriter:
     """Observer that writes trajectories [B, ...] to the replay server; waits while the rate limiter says so.
+
+    The replay table gets whole chunks only, so that it holds as many sequences as it was made for however slowly steps
+    come. A learner that mirrors it does not wait for them: the stream brings it parts of what is unfinished for long.
 
     What the server has not confirmed is kept, so that it can be sent again to one that was restarted. That may insert
     a chunk twice, but never cuts an episode. What a server had taken since its last checkpoint is lost with it.
@@ -60,7 +64,7 @@ class ReplayWriter:
         self._max_pending = max(num_environments, _MAX_PENDING_STEPS // storage.num_starts)
         if storage.experience.order == 'queue':  # what waits here waits like the rest
             self._max_pending = min(self._max_pending, storage.experience.max_size - 1)
-        self._pending: collections.deque[np.ndarray] = collections.deque()  # chunks, the oldest first
+        self._pending: collections.deque[_Sent] = collections.deque()  # the oldest first
         self._confirmed_at = time.monotonic()
         self.num_sequences = 0
         self.lost_steps = 0
@@ -87,7 +91,9 @@ class ReplayWriter:
             {'begins': self._no_flags, 'policy_version': versions, 'trajectory': trajectory}
         )
         chunks = self._chunks.append(packed, trajectory.step_type, trajectory.next_step_type, trajectory.discount)
-        self._insert(chunks + self._chunks.take_older_than(_MAX_CHUNK_SECS))
+        self._insert(chunks + self._chunks.take_full())
+        if STREAM in self._storage.table_names:
+            self._insert(self._chunks.parts_older_than(_PART_SECS), are_parts=True)
         if len(self._pending) > self._max_pending:
             self._wait_until_taken(self._max_pending)
         if self._pending and time.monotonic() - self._confirmed_at > _MAX_PENDING_SECS:
@@ -106,7 +112,7 @@ class ReplayWriter:
           TimeoutError: if the server went away and did not come back.
           ValueError: if it came back with other tables.
         """
-        self._insert(self._chunks.take_older_than(-1.0))
+        self._insert(self._chunks.take_all())
         self._wait_until_taken()
 
     def _open(self) -> None:
@@ -116,25 +122,36 @@ class ReplayWriter:
         self._writer: Any = client.trajectory_writer(num_keep_alive_refs=1, validate_items=False)
         self._columns: list[Any] = []
 
-    def _insert(self, chunks: Sequence[np.ndarray]) -> None:
+    def _insert(self, chunks: Sequence[np.ndarray], are_parts: bool = False) -> None:
         if not chunks:
             return
         if not self._pending:
             self._confirmed_at = time.monotonic()
-        self._send(chunks)
-        self._pending += chunks
-        self.num_sequences += _num_sequences(chunks)
+        sent = [_Sent(chunk, are_parts) for chunk in chunks]
+        self._send(sent)
+        self._pending += sent
+        self.num_sequences += self._num_sequences(sent)
 
-    def _send(self, chunks: Sequence[np.ndarray]) -> None:
+    def _send(self, chunks: Sequence['_Sent']) -> None:
         # One append with a column for each chunk: Reverb's Python takes about as long for one column as for many.
-        self._writer.append({str(i): chunk for i, chunk in enumerate(chunks)})
+        self._writer.append({str(i): self._item(sent.chunk) for i, sent in enumerate(chunks)})
         if len(chunks) > len(self._columns):
             history = self._writer.history
             self._columns = [history[str(i)] for i in range(len(chunks))]
-        for column in self._columns[: len(chunks)]:
+        for column, sent in zip(self._columns, chunks, strict=False):
             item = {'chunk': column[-1]}
-            for table in self._storage.table_names:
+            for table in (STREAM,) if sent.is_part else self._storage.table_names:
                 self._writer.create_item(table, self._priority, item)
+
+    def _item(self, chunk: np.ndarray) -> np.ndarray:
+        return chunk if self._storage.mirrored else chunk_rows(chunk, self._storage.layout.num_bytes)
+
+    def _num_sequences(self, chunks: Sequence['_Sent']) -> int:
+        """Returns how many begin in them. (Those of a part are counted with its chunk.)"""
+        row_bytes = self._storage.layout.num_bytes
+        return sum(
+            int(np.count_nonzero(chunk_rows(sent.chunk, row_bytes)[:, 0])) for sent in chunks if not sent.is_part
+        )
 
     def _wait_until_taken(self, but: int = 0) -> None:
         """Waits until the server has taken all chunks but the newest `but`; looks for it if it went away."""
@@ -147,8 +164,8 @@ class ReplayWriter:
                 elif self._stop.is_set() or not self._keep_waiting():
                     raise Stopped('stopped with steps that the replay had not taken yet')
         except BaseException:
-            lost = [*self._pending, *self._chunks.take_older_than(-1.0)]
-            self.lost_steps += _num_sequences(lost) * self._storage.experience.stride
+            lost = [*self._pending, *(_Sent(chunk) for chunk in self._chunks.take_all())]
+            self.lost_steps += self._num_sequences(lost) * self._storage.experience.stride
             self._pending.clear()
             raise
         while len(self._pending) > but:
@@ -178,8 +195,12 @@ class ReplayWriter:
         logging.warning('%s is back after %.0f s; %d chunks are sent again', what, away_secs, len(self._pending))
 
 
-def _num_sequences(chunks: Sequence[np.ndarray]) -> int:
-    return sum(int(np.count_nonzero(chunk[:, 0])) for chunk in chunks)
+@dataclasses.dataclass(frozen=True)
+class _Sent:
+    """A chunk, for all tables; or a part of one, for the stream."""
+
+    chunk: np.ndarray
+    is_part: bool = False
 
 
 class _Wait:
