@@ -1,13 +1,19 @@
 import json
+import math
 import threading
 import time
+import tracemalloc
 
+import pytest
+import reverb
 import tensorflow as tf
 
 from tests import fakes
 from tests.replay.ring_buffer_test import _content, chunks_of
 from tests.replay.sources_test import draw, experience, fill, open_source  # noqa: F401
 from tests.replay.writers_test import NoFlush, _run
+from tflearn.replay import connection, table_scan
+from tflearn.replay.chunks import chunk_id
 from tflearn.replay.storage import REPLAY, STREAM
 from tflearn.replay.writers import ReplayWriter
 from tflearn.waiting import wait_until
@@ -117,19 +123,74 @@ def test_steps_that_come_slowly_are_drawn_at_once_and_stored_in_whole_chunks(mon
     assert _content(restarted._ring, served.storage, 'observation') == numbers
 
 
-def test_filling_it_keeps_no_more_than_the_chunks(monkeypatch, serve, open_source):  # noqa: F811
-    """Chunks come in batches, many of them several times: what came twice shall not stay in memory."""
-    served = serve(experience('learner', min_size=30, chunk_steps=4))
-    thread = fill(served, 60)
-    first = open_source(served)
-    draw(first)
-    thread.join(30)
-    first.close()
-    second, found = open_source(served), []
-    monkeypatch.setattr(second, '_add_by_age', found.extend)
-    second._rebuild()
-    assert len(found) == served.table(REPLAY).current_size
-    assert all(chunk.base is None for chunk in found)
+def _insert(served, chunks):
+    """Into the table that is restored from, but not into the stream."""
+    writer = reverb.Client(served.address).trajectory_writer(1)
+    for chunk in chunks:
+        writer.append({'chunk': chunk})
+        writer.create_item(REPLAY, 1.0, {'chunk': writer.history['chunk'][-1]})
+    writer.flush()
+    writer.close()
+
+
+def test_after_a_restart_each_chunk_is_read_once_and_kept_once(serve, open_source):  # noqa: F811
+    """Beside what is in the mirror there is no more memory in use than the chunks take."""
+    served, num_chunks = serve(experience('learner', chunk_steps=64)), 1000
+    _insert(served, chunks_of(served.storage, 0, num_chunks))
+    num_bytes = num_chunks * math.prod(served.storage.item_shape)
+    for num_reads in (1, 2):
+        source = open_source(served)
+        tracemalloc.start()
+        assert source.grant(1) == 1
+        _, peak_bytes = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        source.close()
+        assert source.figures()['replay_size'] == 64 * num_chunks
+        draws = served.table(REPLAY).rate_limiter_info.sample_stats.completed
+        assert num_reads * num_chunks <= draws < num_reads * 2 * num_chunks  # uniform draws would take 7 times as many
+    assert num_bytes < peak_bytes < 1.5 * num_bytes  # the second time: the first one traces functions
+    assert _content(source._ring, served.storage) == list(range(64 * num_chunks)), 'oldest first'
+    chunks = table_scan.read_chunks(served.address, served.storage, REPLAY, 30.0, served.stop)
+    assert all(chunk.base is None for chunk in chunks), 'views would keep whole batches in memory'
+
+
+def test_what_a_reader_left_that_died_is_read_too(serve):
+    served = serve(experience('learner', chunk_steps=4))
+    _insert(served, chunks_of(served.storage, 0, 50))
+    keys = {sample[0].info.key for sample in reverb.Client(served.address).sample(REPLAY, 20)}
+    reverb.Client(served.address).mutate_priorities(REPLAY, updates=dict.fromkeys(keys, 0.0))
+    for _ in range(2):
+        chunks = table_scan.read_chunks(served.address, served.storage, REPLAY, 30.0, served.stop)
+        assert sorted(map(chunk_id, chunks)) == list(range(50))
+
+
+def test_a_server_that_answers_late_is_waited_for(monkeypatch, serve, open_source):  # noqa: F811
+    """The mirror never begins empty because the server did not answer."""
+    options = experience('learner', chunk_steps=4)
+    served, asked = serve(options), []
+    _insert(served, chunks_of(served.storage, 0, 50))
+    served.server.checkpoint()
+    served.server.close()
+    server_info = connection.server_info
+    monkeypatch.setattr(connection, '_INFO_TIMEOUT_SECS', 1)
+    monkeypatch.setattr(connection, 'server_info', lambda address: (server_info(address), asked.append(0))[0])
+    source = open_source(served)
+    thread = threading.Thread(target=source.grant, args=(1,), daemon=True)
+    thread.start()
+    wait_until(lambda: asked, 'a question without an answer', 30)
+    serve(options, served.server.port)
+    thread.join(60)
+    assert source.figures()['replay_size'] == 200
+
+
+def test_a_server_that_does_not_answer_is_an_error(monkeypatch, serve, open_source):  # noqa: F811
+    monkeypatch.setattr(connection, '_INFO_TIMEOUT_SECS', 1)
+    served = serve(experience('learner'))
+    served.server.close()
+    source = open_source(served, timeout_secs=1.0)
+    assert source.grant(1) == 0
+    with pytest.raises(TimeoutError, match=f'in vain for the replay server at {served.address}'):
+        raise source.error
 
 
 def test_what_cannot_be_read_is_told_at_once(monkeypatch, serve, open_source):  # noqa: F811

@@ -8,28 +8,22 @@ from; the training thread lets draws see it, between two calls of the compiled l
 import json
 import math
 import threading
-import time
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tflearn.replay import connection, rate_limits
-from tflearn.replay.chunks import chunk_rows
+from tflearn.replay import connection, rate_limits, table_scan
+from tflearn.replay.chunks import chunk_id, chunk_rows
 from tflearn.replay.reader import TableReader
 from tflearn.replay.ring_buffer import RingBuffer
 from tflearn.replay.storage import REPLAY, STREAM, Storage
-from tflearn.waiting import LOG_EVERY_SECS
+from tflearn.waiting import Stopped, wait_until
 
 _MAX_CHUNKS_AT_ONCE = 16
-_MAX_CHUNKS_DRAWN = 256
 _POLL_SECS = 0.002
 _INGEST_POLL_SECS = 0.03
-
-
-def _chunk_spec(storage: Storage) -> tf.TensorSpec:
-    return storage.signature['chunk']
 
 
 class ReplayMirror(tf.train.experimental.PythonState):
@@ -49,11 +43,12 @@ class ReplayMirror(tf.train.experimental.PythonState):
         self._timeout_secs, self._seed = timeout_secs, seed
         self._ring = RingBuffer(storage)
         self._reader = TableReader(
-            address, storage, STREAM, [_chunk_spec(storage)], storage.stream_chunks, timeout_secs
+            address, storage, STREAM, [storage.signature['chunk']], storage.stream_chunks, timeout_secs
         )
         self._samples = self._inserts_before = 0  # what came in before this mirror, less what that was filled with
         self._started = False
-        self._ingest_error: Exception | None = None
+        self._closing = threading.Event()
+        self._error: Exception | None = None
         self._error_buffer = rate_limits.error_buffer(storage.experience, storage.sequences_per_chunk)
         self._error_buffer = max(self._error_buffer, float(batch_size))
         self.max_draw_steps = self._ring.max_draw_steps(batch_size)
@@ -70,7 +65,7 @@ class ReplayMirror(tf.train.experimental.PythonState):
     @property
     def error(self) -> Exception | None:
         """Why there are no more batches; None if it was closed."""
-        return self._reader.error or self._ingest_error
+        return self._reader.error or self._error
 
     def serialize(self) -> str:
         """Returns what came and went, for a checkpoint."""
@@ -89,6 +84,7 @@ class ReplayMirror(tf.train.experimental.PythonState):
 
     def close(self) -> None:
         """Ends it, also for a learner that waits. May be called from any thread."""
+        self._closing.set()
         self._reader.close()
 
     def grant(self, num_steps: int) -> int:
@@ -122,50 +118,30 @@ class ReplayMirror(tf.train.experimental.PythonState):
         return self._ring.batch(drawn, i)
 
     def _start(self) -> None:
-        self._reader.start(lambda samples: samples.map(lambda sample: sample.data['chunk']), in_flight=1)
-        self._rebuild()
+        what = f'the replay server at {self._address}'
+        try:
+            wait_until(lambda: connection.server_info(self._address), what, self._timeout_secs, self._closing)
+            self._reader.start(lambda samples: samples.map(lambda sample: sample.data['chunk']), in_flight=1)
+            self._rebuild()
+        except Exception as error:
+            self._error = None if isinstance(error, Stopped) else error
+            self._reader.close()
+            return
         self._inserts_before -= self._ring.num_published
         threading.Thread(target=self._ingest, name='replay_ingest', daemon=True).start()
 
     def _rebuild(self) -> None:
-        """Fills the mirror with what the replay server holds: draws until every chunk was seen."""
-        info = connection.server_info(self._address)
-        num_chunks = info[REPLAY].current_size if info else 0
-        if not num_chunks:
-            return
-        specs = [tf.TensorSpec((), tf.uint64), _chunk_spec(self._storage)]
-        reader = TableReader(self._address, self._storage, REPLAY, specs, _MAX_CHUNKS_DRAWN, self._timeout_secs)
-        reader.start(
-            lambda samples: samples.batch(16).map(lambda sample: (sample.info.key, sample.data['chunk'])), in_flight=64
-        )
-        found: dict[int, np.ndarray] = {}
-        # Draws are uniform: to see all of n takes n ln(n) of them.
-        draws, enough = 0, num_chunks * (math.log(num_chunks) + 5)
-        logged_at = time.monotonic()
-        while len(found) < num_chunks and draws < enough and not (reader.closed or self._reader.closed):
-            size = reader.size()
-            if not size:
-                reader.wait(_POLL_SECS)
-                continue
-            reader.resume()
-            keys, chunks = map(np.asarray, reader.take(size))
-            # Copies: what is drawn again and again shall not be kept for the few chunks that were drawn with it.
-            found |= {key: chunks[i].copy() for i, key in enumerate(keys.tolist()) if key not in found}
-            draws += size
-            if time.monotonic() - logged_at >= LOG_EVERY_SECS:
-                logged_at = time.monotonic()
-                logging.info('filling the mirror: %d of %d chunks', len(found), num_chunks)
-        reader.close()
-        self._add_by_age(list(found.values()))
-        logging.info('filled the mirror with %d sequences from %s', self._ring.size, self._address)
-
-    def _add_by_age(self, chunks: list[np.ndarray]) -> None:
+        """Fills the mirror with what the replay server holds, oldest first."""
+        chunks = table_scan.read_chunks(self._address, self._storage, REPLAY, self._timeout_secs, self._closing)
         if not chunks:
             return
         first_rows = np.stack([chunk_rows(chunk, self._storage.layout.num_bytes)[0] for chunk in chunks])
         versions = self._storage.layout.column(first_rows, 'policy_version')
-        for part in np.array_split(np.argsort(versions, kind='stable'), math.ceil(len(chunks) / 64)):
-            self._ring.add(np.stack([chunks[i] for i in part]))
+        newest_first = np.lexsort((np.array([chunk_id(chunk) for chunk in chunks]), versions))[::-1]
+        chunks = [chunks[i] for i in newest_first]
+        while chunks:  # each goes from memory when it is in the ring
+            self._ring.add([chunks.pop() for _ in range(min(len(chunks), _MAX_CHUNKS_AT_ONCE))])
+        logging.info('filled the mirror with %d sequences from %s', self._ring.size, self._address)
 
     def _ingest(self) -> None:
         """Takes in what has come, unless that is too far ahead of the samples: then the writers are held back."""
@@ -179,7 +155,7 @@ class ReplayMirror(tf.train.experimental.PythonState):
                     self._reader.sleep(_POLL_SECS if self._reader.is_waited_for else _INGEST_POLL_SECS)
         except Exception as error:  # the training thread raises it
             if not self._reader.closed:
-                self._ingest_error = error
+                self._error = error
                 self._reader.close()
 
     def _write(self, chunks: np.ndarray) -> None:

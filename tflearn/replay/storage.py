@@ -170,14 +170,12 @@ class Storage:
         """Makes the tables: the replay and, where the learner mirrors it, the stream of what is new."""
         if self.experience.order == 'queue':
             return [reverb.Table.queue(REPLAY, self.experience.max_size, signature=self.signature)]
-        samplers = {
-            'uniform': reverb.selectors.Uniform,
-            # Priorities come ready-made from the learner, so that their exponent may follow a schedule.
-            'prioritized': lambda: reverb.selectors.Prioritized(priority_exponent=1.0),
-        }
+        # Priorities come ready-made from the learner, so that their exponent may follow a schedule. A mirror's table is
+        # only read to fill the mirror, each item once: by then, a priority of 0 says that it was read (`table_scan`).
+        prioritized = self.mirrored or self.experience.order == 'prioritized'
         replay = reverb.Table(
             REPLAY,
-            sampler=samplers[self.experience.order](),
+            sampler=reverb.selectors.Prioritized(1.0) if prioritized else reverb.selectors.Uniform(),
             remover=reverb.selectors.Fifo(),
             max_size=self.max_chunks,
             max_times_sampled=self.experience.max_times_sampled,
