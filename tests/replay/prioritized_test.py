@@ -25,6 +25,7 @@ from tflearn.steps import create_train_step
 from tflearn.waiting import wait_until
 
 BATCH = 16
+LARGE_BATCH = 10_000  # of 82 bytes: above 512 KiB, so that batches are drawn one by one
 LENGTHS = (3, 5)
 
 
@@ -154,23 +155,25 @@ def test_draws_follow_priorities_and_weights_make_up_for_them(serve, open_sample
     assert abs(terms.mean() - np.mean(list(values.values()))) < 5 * error
 
 
-@pytest.mark.parametrize(('replicas', 'large'), [(1, False), (2, False), (1, True)])
-def test_errors_become_the_priorities_of_their_own_items(tmp_path, serve, open_sampler, monkeypatch, replicas, large):
-    if large:  # batches that are drawn one by one
-        monkeypatch.setattr('tflearn.replay.sampler._MAX_AHEAD_BYTES', 1)
+@pytest.mark.parametrize('replicas', [1, 2])
+@pytest.mark.parametrize(('batch_size', 'num_steps'), [(BATCH, 60), (LARGE_BATCH, 4)])
+def test_errors_become_the_priorities_of_their_own_items(
+    tmp_path, serve, open_sampler, replicas, batch_size, num_steps
+):
     prioritization = Prioritization(alpha=0.5, epsilon=0.0)
-    served = serve(experience(prioritization))
+    served = serve(experience(prioritization, per_replica_batch_size=batch_size))
     fill(served)
     sampler = open_sampler(served)
+    assert (sampler.max_draw_steps == 1) == (batch_size == LARGE_BATCH)
     strategy = strategies.make(f'mirrored:{replicas}') if replicas > 1 else tf.distribute.get_strategy()
     with strategy.scope():
         agent = ErrorsOfData()
-    run(learner_of(sampler, tmp_path, agent, strategy), 60)
+    run(learner_of(sampler, tmp_path, agent, strategy), num_steps)
     assert sampler._updater.flush(30)
     for priority, _, step in items(served).values():
         assert priority == pytest.approx((0.1 + 0.1 * step) ** 0.5, rel=1e-5)
     assert sampler.figures() == {
-        'priorities_sent': 60 * BATCH,
+        'priorities_sent': num_steps * batch_size,
         'priorities_dropped': 0,
         'priorities_not_finite': 0,
     }
