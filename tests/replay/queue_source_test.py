@@ -134,3 +134,22 @@ def test_items_of_several_servers(serve, tmp_path):
     source.close()
     for one in served:
         fill(one, 6, (5,)).join(30)
+
+
+def test_items_are_taken_evenly_from_full_servers(serve, tmp_path):
+    """Within a batch and from batch to batch; a third server has nothing, and nobody waits for it."""
+    experience = Experience(order='queue', min_size=1, max_size=100, per_replica_batch_size=3)
+    served = [serve(experience, checkpoints=tmp_path / str(i)) for i in range(3)]
+    source = QueueSource([one.address for one in served], served[0].storage, 3, 60.0)
+    for one, version in zip(served[:2], (1, 2), strict=True):
+        writer = ReplayWriter(one.address, one.storage, 1, one.stop)
+        _run(writer, fakes.CheckedEnvironment((1000,)), 41, version)  # 40 items
+    source._start()
+    source._started = True
+    wait_until(lambda: [reader.size() for reader in source._readers] == [40, 40, 0], 'full queues', 30)
+    _, info = draw(source, 13)
+    drawn = info['policy_version'].numpy()[:, :, 0]
+    assert [int((drawn == version).sum()) for version in (1, 2)] in ([20, 19], [19, 20])
+    source.close()
+    for one in served:
+        fill(one, 6, (5,)).join(30)

@@ -41,7 +41,8 @@ class QueueSource:
         """Prepares; nothing is taken before the first `grant`.
 
         Args:
-          addresses: of the replay servers, 'host:port'; items are taken from whichever has some.
+          addresses: of the replay servers, 'host:port'. Items are taken from all servers that have some, one from each
+            in turn, so that none of them waits for another.
           storage: of the run; its order is 'queue'.
           batch_size: items of a train step, over all replicas that this process feeds.
           timeout_secs: how long to wait for data before `grant` returns 0 with `error` set.
@@ -57,6 +58,7 @@ class QueueSource:
         ]
         self._plan = ReusePlan(experience.reuse, max(1, min(_MAX_DRAW_STEPS, self._ahead // batch_size)), seed)
         self.max_draw_steps = _MAX_DRAW_STEPS
+        self._next_reader = 0  # index of the reader that the next item is taken from, if it has one
         self._pool = np.empty((0, *self._item_shape), np.uint8)
         self._oldest = [0] * self._plan.num_slots  # version in a slot
         self.newest_version = 0
@@ -155,8 +157,7 @@ class QueueSource:
 
     def _take_in(self) -> bool:
         """Takes what has come, as far as a batch needs it. Returns whether that is whole."""
-        for reader in self._readers:
-            count = min(reader.size(), self._batch_size - len(self._pool))
+        for reader, count in zip(self._readers, self._counts_to_take(), strict=True):
             if count > 0:
                 (items,) = reader.take(count)
                 self._pool = np.concatenate([self._pool, items.numpy()])
@@ -166,6 +167,17 @@ class QueueSource:
             self._num_stale += int(np.sum(stale))
             self._pool = self._pool[~stale]
         return len(self._pool) == self._batch_size
+
+    def _counts_to_take(self) -> list[int]:
+        """Returns how many items to take from each reader: one from each that has some, in turn, for a batch."""
+        available, counts = [reader.size() for reader in self._readers], [0] * len(self._readers)
+        wanted = min(self._batch_size - len(self._pool), sum(available))
+        while wanted:
+            if counts[self._next_reader] < available[self._next_reader]:
+                counts[self._next_reader] += 1
+                wanted -= 1
+            self._next_reader = (self._next_reader + 1) % len(self._readers)
+        return counts
 
     def _resume(self) -> None:
         for reader in self._readers:
