@@ -90,7 +90,7 @@ class RunDir:
 
     @property
     def replay_checkpoints(self) -> pathlib.Path:
-        """The replay server's checkpoints (Reverb's layout)."""
+        """The replay server's checkpoints: `<number>/`, each with Reverb's files."""
         return self.root / 'replay' / 'checkpoints'
 
     def summaries(self, job: str) -> pathlib.Path:

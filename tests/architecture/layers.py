@@ -49,7 +49,7 @@ DOORS = {
 }
 
 # Names in the run directory that another library uses as well: where, and which.
-OTHERS_PATHS = {('tflearn/replay/server.py', 'DONE')}  # Reverb marks a whole checkpoint so.
+OTHERS_PATHS = {('tflearn/replay/checkpoint_directory.py', 'DONE')}  # Reverb marks a whole checkpoint so.
 
 
 def layers(files: Sequence[SourceFile]) -> list[str]:

@@ -18,6 +18,8 @@ from tflearn.replay.writers import ReplayWriter
 
 SMALL = Experience(min_size=10, samples_per_insert=4.0, per_replica_batch_size=500, sampling='server', chunk_steps=1)
 
+UNLIMITED = Experience(min_size=1, sampling='server', chunk_steps=1)
+
 
 def _fill(served, experience):
     writer = ReplayWriter(served.address, served.storage, 1, threading.Event())
@@ -65,9 +67,87 @@ def test_a_damaged_checkpoint_is_told_and_left_alone(serve):
     path = pathlib.Path(served.server.checkpoint())
     served.server.close()
     (path / 'chunks.tfrecord').write_bytes(b'rubbish')
-    with pytest.raises(ValueError, match=rf'got the replay checkpoint {path.parent}, which cannot be read .*; remove'):
+    with pytest.raises(ValueError, match=rf'got the replay checkpoint {path}, which cannot be read .*; remove'):
         serve(SMALL)
     assert (path / 'chunks.tfrecord').read_bytes() == b'rubbish'
+
+
+def test_a_checkpoint_without_a_file_is_refused(serve):
+    """Reverb would start with an empty replay, and the next checkpoint would replace this one."""
+    served = serve(SMALL)
+    _fill(served, SMALL)
+    path = pathlib.Path(served.server.checkpoint())
+    served.server.close()
+    (path / 'items.tfrecord').unlink()
+    with pytest.raises(ValueError, match=rf'{path}, which cannot be read \(no items.tfrecord\); need a whole one'):
+        serve(SMALL)
+    assert path.exists()
+
+
+def test_a_change_of_the_time_zone_costs_no_checkpoint(serve, monkeypatch):
+    served, sizes = serve(UNLIMITED), []
+    for zone in ('Pacific/Kiritimati', 'Pacific/Pago_Pago', 'Pacific/Kiritimati'):  # 25 hours apart
+        monkeypatch.setenv('TZ', zone)
+        _fill(served, UNLIMITED)
+        sizes.append(served.table().current_size)
+        path = pathlib.Path(served.server.checkpoint())
+        assert (path / 'DONE').exists()
+        assert list(path.parent.iterdir()) == [path]
+        served.server.close()
+        served = serve(UNLIMITED)
+        assert served.table().current_size == sizes[-1]
+    assert sizes[0] < sizes[1] < sizes[2]
+
+
+def _save(serve, checkpoints, num_fills):
+    """Saves a checkpoint with more items than the last one. Returns its path and its number of items."""
+    served = serve(UNLIMITED, checkpoints=checkpoints)
+    for _ in range(num_fills):
+        _fill(served, UNLIMITED)
+    path = pathlib.Path(served.server.checkpoint())
+    size = served.table().current_size
+    served.server.close()
+    return path, size
+
+
+def test_checkpoints_of_version_0_1_are_restored_by_their_age(serve, tmp_path):
+    """Those have Reverb's names: here the newer one's is less, and a greater one was never completed."""
+    checkpoints = tmp_path / 'replay' / 'checkpoints'
+    for name, num_fills in (('2026-10-25T02:59:00+02:00', 1), ('2026-10-25T02:01:00+01:00', 2)):
+        path, size = _save(serve, tmp_path / 'replay' / 'other', num_fills)
+        checkpoints.mkdir(exist_ok=True)
+        path.rename(checkpoints / name)
+    partial = checkpoints / '2099-01-01T00:00:00+00:00'
+    partial.mkdir()
+    (partial / 'tables.tfrecord').write_bytes(b'')
+    served = serve(UNLIMITED)
+    assert served.table().current_size == size
+    assert len(list(checkpoints.iterdir())) == 3, 'nothing is removed before something newer was saved'
+    _fill(served, UNLIMITED)
+    size, path = served.table().current_size, pathlib.Path(served.server.checkpoint())
+    served.server.close()
+    assert list(checkpoints.iterdir()) == [path]
+    assert serve(UNLIMITED).table().current_size == size
+
+
+def test_a_checkpoint_is_not_lost_when_its_server_dies_right_after_it(serve, tmp_path):
+    """Reverb has completed it, and it was not renamed yet; the one before and an incomplete one are there too."""
+    checkpoints = tmp_path / 'replay' / 'checkpoints'
+    newer, size = _save(serve, tmp_path / 'replay' / 'other', 2)
+    older, _ = _save(serve, checkpoints, 1)
+    unfinished = checkpoints / '.unfinished'
+    (unfinished / '2099-01-01T00:00:00+00:00').mkdir(parents=True)
+    newer.rename(unfinished / '2026-01-01T00:00:00+00:00')
+    assert serve(UNLIMITED).table().current_size == size
+    assert [path.name for path in checkpoints.iterdir()] == ['00000002']
+    assert not older.exists()
+
+
+def test_directories_of_others_are_left_alone(serve, tmp_path):
+    other = tmp_path / 'replay' / 'checkpoints' / 'backup'
+    other.mkdir(parents=True)
+    path, _ = _save(serve, other.parent, 1)
+    assert sorted(other.parent.iterdir()) == [path, other]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """ReplayServer: a Reverb server with the run's tables, checkpointed and restored.
 
 Reverb takes a table's settings and signature from its checkpoint, silently; here a checkpoint that differs from what
-the run asks for is refused, by name, and left as it is.
+the run asks for is refused, by name, and left as it is. Which one is restored: see `checkpoint_directory`.
 """
 
 import contextlib
@@ -9,7 +9,6 @@ import json
 import os
 import pathlib
 import re
-import shutil
 import socket
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from typing import Any
 import reverb
 from absl import logging
 
+from tflearn.replay.checkpoint_directory import CheckpointDirectory, missing_files
 from tflearn.replay.storage import is_older_format
 from tflearn.run_dir import read_json, write_json
 
@@ -87,6 +87,13 @@ def quiet_reading() -> Iterator[None]:
             sys.stderr.writelines(line for line in held if not _READING.search(line))
 
 
+def _damaged(checkpoint: pathlib.Path, reason: str) -> ValueError:
+    return ValueError(
+        f'got the replay checkpoint {checkpoint}, which cannot be read ({reason}); need a whole one; remove this '
+        'directory to go on with an older one, or with an empty replay if there is none'
+    )
+
+
 class ReplayServer:
     """The run's Reverb server. Listens on all interfaces, without authentication: keep it in a trusted network."""
 
@@ -103,49 +110,50 @@ class ReplayServer:
           ValueError: if the checkpoint's tables differ from `tables` or it is damaged, or the port cannot be listened
             on.
         """
-        self._checkpoints = checkpoints
+        self._checkpoints = CheckpointDirectory(checkpoints)
         self._settings = checkpoints.parent / 'tables.json'
         self._wanted = {table.name: _describe(table.info) for table in tables}
-        restored = self.has_checkpoint
-        if restored:
-            self._refuse_differences(checkpoints)
-        checkpoints.mkdir(parents=True, exist_ok=True)
+        if restored := self._checkpoints.newest():
+            self._refuse_differences(restored)
         _check_port(port)
+        self._checkpoints.clean()
+        restored = self._checkpoints.newest()
         self._server = self._start(tables, port, restored)
         self.port: int = self._server.port
         for name in fresh:
             self._client().reset(name)
         if restored:
             sizes = {name: info.current_size for name, info in self.info().items()}
-            logging.info('restored the replay from %s: items %s', checkpoints, sizes)
+            logging.info('restored the replay from %s: items %s', restored, sizes)
 
-    def _refuse_differences(self, checkpoints: pathlib.Path) -> None:
+    def _refuse_differences(self, checkpoint: pathlib.Path) -> None:
         saved = read_json(self._settings) or {}
         if is_older_format(saved, self._wanted):
             raise ValueError(
-                f'got the replay checkpoint {checkpoints}, which an earlier version of tflearn wrote: its chunks '
+                f'got the replay checkpoint {checkpoint}, which an earlier version of tflearn wrote: its chunks '
                 'have no ids; need one of this version; move the directory away to go on with an empty replay, or '
                 'finish the run with the version that wrote it'
             )
         found = _differences(saved, self._wanted, 'table')
         if found:
             raise ValueError(
-                f'got the replay checkpoint {checkpoints}, made with other tables: {"; ".join(found[:4])}; need the '
+                f'got the replay checkpoint {checkpoint}, made with other tables: {"; ".join(found[:4])}; need the '
                 'same settings; take them back, or start another --root_dir'
             )
+        if missing := missing_files(checkpoint):
+            raise _damaged(checkpoint, f'no {", ".join(missing)}')
 
-    def _start(self, tables: Sequence[reverb.Table], port: int, restored: bool) -> reverb.Server:
+    def _start(self, tables: Sequence[reverb.Table], port: int, restored: pathlib.Path | None) -> reverb.Server:
         try:
             with quiet_reading():
-                checkpointer = reverb.checkpointers.DefaultCheckpointer(str(self._checkpoints))
+                checkpointer = reverb.checkpointers.DefaultCheckpointer(
+                    str(self._checkpoints.reverb_root), fallback_checkpoint_path=str(restored) if restored else None
+                )
                 return reverb.Server(list(tables), port=port or None, checkpointer=checkpointer)
         except (RuntimeError, IndexError) as error:
-            if not restored:
+            if restored is None:
                 raise
-            raise ValueError(
-                f'got the replay checkpoint {self._checkpoints}, which cannot be read ({error}); need a whole one; '
-                'remove the directory to go on with an empty replay'
-            ) from error
+            raise _damaged(restored, str(error)) from error
 
     def _client(self) -> reverb.Client:
         # Made anew each time: that of a server before this one, on the same port, would have a dead connection.
@@ -160,8 +168,8 @@ class ReplayServer:
 
     @property
     def has_checkpoint(self) -> bool:
-        """Says whether there is a whole checkpoint."""
-        return any(self._checkpoints.glob('*/DONE'))
+        """Says whether there is a complete checkpoint."""
+        return self._checkpoints.newest() is not None
 
     def checkpoint(self) -> str:
         """Writes all tables to disk, whole or not at all. Inserts and draws wait meanwhile. Returns the path.
@@ -171,13 +179,12 @@ class ReplayServer:
         """
         # First, since a checkpoint without its settings would be refused. Those of an older one are the same.
         write_json(self._settings, self._wanted)
+        self._checkpoints.clean()  # Reverb would keep only the greatest name of what is there.
         try:
-            return self._client().checkpoint()
-        except (RuntimeError, IndexError):
-            for path in self._checkpoints.iterdir():
-                if not (path / 'DONE').exists():  # What is left of it needs the room that is missing.
-                    shutil.rmtree(path, ignore_errors=True)
-            raise
+            self._client().checkpoint()
+        finally:
+            self._checkpoints.clean()  # What is left of one that failed needs the room that is missing.
+        return str(self._checkpoints.newest())
 
     def close(self) -> None:
         """Stops the server without a checkpoint."""

@@ -7,6 +7,7 @@ import tempfile
 import numpy as np
 import reverb
 
+from tflearn.replay.checkpoint_directory import CheckpointDirectory
 from tflearn.replay.chunks import ID_BYTES
 from tflearn.replay.server import quiet_reading
 from tflearn.replay.storage import CHUNK_FORMAT, REPLAY
@@ -30,12 +31,13 @@ def read(checkpoints: pathlib.Path, num_rows: int) -> list[tuple[str, np.ndarray
       ValueError: if there is no checkpoint, or nothing in it.
     """
     settings = read_json(checkpoints.parent / 'tables.json')
-    if settings is None or not any(checkpoints.glob('*/DONE')):
+    newest = CheckpointDirectory(checkpoints).newest()
+    if settings is None or newest is None:
         raise ValueError(
             f'got no checkpoint of the replay in {checkpoints}; need one, which the replay server writes when it is '
             'stopped; or give observations of your own'
         )
-    chunks = _draw(checkpoints, list(settings), num_rows)
+    chunks = _draw(newest, list(settings), num_rows)
     if not chunks:
         raise ValueError(f'got an empty replay in {checkpoints}; need steps in it')
     begin = ID_BYTES if CHUNK_FORMAT in settings[REPLAY]['signature']['chunk'] else 0
@@ -50,13 +52,12 @@ def read(checkpoints: pathlib.Path, num_rows: int) -> list[tuple[str, np.ndarray
     return columns
 
 
-def _draw(checkpoints: pathlib.Path, names: list[str], num_items: int) -> list[np.ndarray]:
+def _draw(checkpoint: pathlib.Path, names: list[str], num_items: int) -> list[np.ndarray]:
     """Returns items, uint8 arrays, from a server of its own."""
     # Reverb takes the settings of tables from the checkpoint; only their names must be the same.
     tables = [reverb.Table.queue(name, 1) for name in names]
-    newest = max(path.parent for path in checkpoints.glob('*/DONE'))
     with tempfile.TemporaryDirectory() as scratch, quiet_reading():
-        checkpointer = reverb.checkpointers.DefaultCheckpointer(scratch, fallback_checkpoint_path=str(newest))
+        checkpointer = reverb.checkpointers.DefaultCheckpointer(scratch, fallback_checkpoint_path=str(checkpoint))
         server = reverb.Server(tables, checkpointer=checkpointer)
         try:
             dataset = reverb.TrajectoryDataset.from_table_signature(
