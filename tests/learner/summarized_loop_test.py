@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.learner import written_summaries
+from tests.learner import talking_agent, written_summaries
 from tflearn.learner import strategies
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.summaries import SummaryOptions
@@ -55,6 +55,19 @@ def test_only_one_of_the_two_programs_holds_summaries(tmp_path, make_agent, make
         assert not {name for name in _operations(graph) if 'Summary' in name}
     for graph in recorded:
         assert 'WriteSummary' in _operations(graph)
+
+
+def test_summaries_are_labelled_by_the_variable(tmp_path, make_dataset_fn):
+    """Here it grows by 2 with each train step, which is known after the first call."""
+    agent, run_dir = talking_agent.make(counts_twice=True), RunDir(tmp_path)
+    learner = Learner(agent, make_dataset_fn(), run_dir, options=LearnerOptions(None, SummaryOptions(5)))
+    for num_steps in (1, 8):
+        assert learner.run(num_steps).num_steps == num_steps
+    learner.close()
+    assert learner.step == 18
+    scalars = written_summaries.scalars(run_dir.summaries('train'))
+    assert list(scalars['train/loss']) == [6, 10, 16, 18]
+    assert len(scalars['Losses/td_loss']) == 3
 
 
 def _noting_graphs(train, graphs):

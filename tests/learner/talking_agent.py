@@ -15,13 +15,14 @@ SPECS = EnvironmentSpecs(  # of conftest's data
 )
 
 
-def make():
-    """Returns a DQN agent."""
+def make(counts_twice=False):
+    """Returns a DQN agent; one that `counts_twice` has the optimizer's `iterations` for its train step."""
+    optimizer = tf.keras.optimizers.Adam()
     return dqn_agent.DqnAgent(
         ts.time_step_spec(SPECS.observation),
         SPECS.action,
         q_network=q_network.QNetwork(SPECS.observation, SPECS.action, fc_layer_params=(7,)),
-        optimizer=tf.keras.optimizers.Adam(),
+        optimizer=optimizer,
         debug_summaries=True,
-        train_step_counter=create_train_step(),
+        train_step_counter=optimizer.iterations if counts_twice else create_train_step(),
     )

@@ -8,7 +8,7 @@ from tf_agents.train import learner as peer
 from tf_agents.train import ppo_learner as peer_ppo
 from tf_agents.train import ppo_learner_test_utils as test_agents
 
-from tests.learner import talking_agent
+from tests.learner import ppo_agents, talking_agent
 from tflearn.learner import strategies, tf_agents_learner
 
 # Python says so of code within TF-Agents and TensorFlow.
@@ -117,6 +117,24 @@ def test_extras(build):
     summed, mean = build(peer.Learner).run(1), build(tf_agents_learner.Learner).run(1)
     np.testing.assert_allclose(summed.loss, mean.loss, rtol=1e-4)
     np.testing.assert_allclose(summed.extra.td_loss, 8 * mean.extra.td_loss, rtol=1e-4)
+
+
+def test_extras_of_ppo_on_two_replicas(tmp_path):
+    """Losses are the same sums of the replicas' shares; TF-Agents' also adds up the share of clipped ratios."""
+    found, strategy = {}, strategies.make('mirrored:2')
+    data = lambda: tf.data.Dataset.from_tensors((ppo_agents.trajectory(20), ())).repeat(4)  # noqa: E731
+    for module in (peer_ppo, tf_agents_learner):
+        with strategy.scope():
+            agent = ppo_agents.make()
+        arguments = {'minibatch_size': 10, 'shuffle_buffer_size': 1, 'strategy': strategy}
+        directory = str(tmp_path / module.__name__)
+        learner = module.PPOLearner(directory, agent.train_step_counter, agent, data, data, 4, **arguments)
+        found[module] = tf.nest.map_structure(float, learner.run())
+    theirs, ours = found[peer_ppo], found[tf_agents_learner]
+    assert ours.loss == pytest.approx(theirs.loss, rel=1e-4)
+    expected = theirs.extra._replace(clip_fraction=theirs.extra.clip_fraction / 2)
+    np.testing.assert_allclose(ours.extra, expected, rtol=1e-4, atol=1e-6)
+    assert ours.extra.clip_fraction > 0
 
 
 def test_mean_loss_on_two_replicas(build):

@@ -7,6 +7,8 @@ import pytest
 import tensorflow as tf
 from tf_agents.train import ppo_learner_test_utils as test_agents
 
+from tests.learner import ppo_agents
+from tflearn.learner import strategies
 from tflearn.learner.on_policy_data import Minibatches
 from tflearn.learner.tf_agents_learner import PPOLearner
 
@@ -78,6 +80,20 @@ def test_a_run_takes_as_many_steps_as_its_data_make(tmp_path, size):
         assert int(learner.num_frames_for_training) == 75
     assert len(calls) == 2
     learner.close()
+
+
+def test_losses_of_two_replicas_add_up_to_the_loss(tmp_path):
+    """Each replica returns its share of the parts of the loss, too."""
+    strategy = strategies.make('mirrored:2')
+    with strategy.scope():
+        agent = ppo_agents.make()
+    data = lambda: tf.data.Dataset.from_tensors((ppo_agents.trajectory(20), ()))  # noqa: E731
+    arguments = {'minibatch_size': 10, 'shuffle_buffer_size': 1, 'strategy': strategy, 'summary_interval': None}
+    learner = PPOLearner(str(tmp_path), agent.train_step_counter, agent, data, data, 1, **arguments)
+    loss_info = learner.run()
+    parts = {name: float(value) for name, value in loss_info.extra._asdict().items() if name.endswith('_loss')}
+    assert float(loss_info.loss) == pytest.approx(sum(parts.values()), rel=1e-5)
+    assert parts['value_estimation_loss'] > 10
 
 
 def test_nonsense(tmp_path):

@@ -117,8 +117,7 @@ class _SacAgent(sac_agent.SacAgent):
     """TF-Agents' agent with another train step, and a policy that does not draw.
 
     Its own takes the critics' variables from a set, so in another order in each process, and raises where a loss is not
-    finite, which is for the learner to judge. Also it tells the losses that make up its loss as means over the global
-    batch, not as a replica's share of them.
+    finite, which is for the learner to judge.
     """
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -180,6 +179,4 @@ class _SacAgent(sac_agent.SacAgent):
         with tf.name_scope('Losses'):
             for name, loss in (('critic_loss', critic), ('actor_loss', actor), ('alpha_loss', alpha)):
                 tf.summary.scalar(name, loss, self.train_step_counter)
-        replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        means = sac_agent.SacLossInfo(*(share * replicas for share in losses))
-        return tf_agent.LossInfo(critic + actor + alpha, means)
+        return tf_agent.LossInfo(critic + actor + alpha, sac_agent.SacLossInfo(critic, actor, alpha))

@@ -58,7 +58,8 @@ class Learner:
     """Trains an agent from a dataset; restores and saves its checkpoints.
 
     The agent must return, as TF-Agents' agents do, a loss that each replica divides by the global batch size: it is
-    summed over replicas. Its further figures are averaged, unless `LoopOptions.extra_reductions` says otherwise.
+    summed over replicas. Its further figures are averaged, unless `LoopOptions.extra_reductions` says otherwise; but
+    the scalar losses in a named tuple, as TF-Agents' agents return them, are such shares too, and are summed.
     """
 
     def __init__(
@@ -164,7 +165,7 @@ class Learner:
         while call.num_steps < num_steps:
             wanted = num_steps - call.num_steps
             granted = self._grant(wanted, call)
-            if not granted or not self._take(before + call.num_steps, granted, call):
+            if not granted or not self._take(granted, call):
                 break
         result = call.result()
         if result.num_nonfinite:  # none where they are ignored
@@ -251,14 +252,14 @@ class Learner:
         self._loop.figures.add_wait(waited_secs)
         return granted
 
-    def _take(self, before: int, num_steps: int, call: Call) -> bool:
+    def _take(self, num_steps: int, call: Call) -> bool:
         def add(taken: Taken) -> None:
             call.add(taken)
             if taken.items is not None and self._options.on_items:
                 self._options.on_items(self.step, taken.items)
 
         try:
-            return self._loop.take(before, num_steps, add)
+            return self._loop.take(num_steps, add)
         except tf.errors.OpError as error:
             self._healthy = False  # some variables may be of another step than others
             if isinstance(error, tf.errors.InvalidArgumentError) and 'Tensor had' in error.message:

@@ -27,12 +27,15 @@ class StepFigures:
         """Learns the places when a step is traced.
 
         Args:
-          rules: by the name of a figure; 'mean' is that of all others.
+          rules: by the name of a figure. Of all others it is 'mean'; but 'sum' for the losses in a named tuple, as
+            TF-Agents' agents return them: each scalar whose name ends with 'loss' is a replica's share of the global
+            batch's, like the loss itself.
           num_replicas: of the strategy.
           with_info: whether the data's own figures are wanted.
         """
         self._rules, self._num_replicas, self._with_info = rules, num_replicas, with_info
         self._sizes: dict[tuple[str, str], int] = {}
+        self._summed: set[tuple[str, str]] = set()
         self._extremes: list[tuple[str, str]] = []
 
     @property
@@ -55,7 +58,9 @@ class StepFigures:
                 tensor = tf.convert_to_tensor(value)
                 if not is_number(tensor.dtype):
                     continue
-                tensor, rule = tf.cast(tensor, tf.float32), self._rules.get(name, 'mean')
+                tensor = tf.cast(tensor, tf.float32)
+                is_share = kind == 'extra' and hasattr(extra, '_fields') and _is_loss(name, tensor)
+                rule = self._rules.get(name, 'sum' if is_share else 'mean')
                 if rule in ('max', 'min'):
                     extremes.append(_REDUCTIONS[rule](tensor)[None])
                     self._extremes.append((kind, name))
@@ -65,6 +70,8 @@ class StepFigures:
 
     def _linear(self, place: tuple[str, str], tensor: tf.Tensor, rule: Reduction) -> tf.Tensor:
         size = tensor.shape.num_elements()
+        if rule == 'sum':
+            self._summed.add(place)
         if place not in self._sizes:
             self._sizes[place] = size if size and size <= _MAX_DEFERRED_SIZE else 1
         if size == self._sizes[place]:
@@ -95,8 +102,12 @@ class StepFigures:
         place = 2
         for (kind, name), size in self._sizes.items():
             total = float(vector[place : place + size].sum())
-            found[kind][name] = total if self._rules.get(name) == 'sum' else total / (size * self._num_replicas)
+            found[kind][name] = total if (kind, name) in self._summed else total / (size * self._num_replicas)
             place += size
         for (kind, name), value in zip(self._extremes, vector[place:], strict=True):
             found[kind][name] = float(value)
         return round(float(vector[COUNT])), float(vector[LOSS]), found['extra'], found['info']
+
+
+def _is_loss(name: str, tensor: tf.Tensor) -> bool:
+    return tensor.shape.rank == 0 and name.endswith('loss')

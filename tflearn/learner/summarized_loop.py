@@ -12,6 +12,7 @@ from tflearn.learner import strategies
 from tflearn.learner.interval_figures import IntervalFigures
 from tflearn.learner.process_figures import rss_mb
 from tflearn.learner.profile import Profile
+from tflearn.learner.step_counter import StepCounter
 from tflearn.learner.step_summaries import StepSummaries
 from tflearn.learner.summaries import Summaries, SummaryOptions
 from tflearn.learner.train_loop import LoopOptions, Program, Taken, TrainLoop
@@ -58,6 +59,7 @@ class SummarizedLoop:
                 'interval_steps or total'
             )
         self._agent, self._source, self._strategy = agent, source, strategy
+        self._counter = StepCounter(agent.train_step_counter)
         self._stop_at_nonfinite = loop.on_nonfinite == 'stop'
         self.figures, self.summaries = IntervalFigures(), Summaries(directory, options)
         self._step_summaries, self._profile = StepSummaries(agent, options), Profile(directory, options.profile_steps)
@@ -78,38 +80,47 @@ class SummarizedLoop:
         _, loss, extra, info = self._loss_figures.read(self._loss(element).numpy())
         return loss, extra, info
 
-    def take(self, before: int, num_steps: int, add: Callable[[Taken], None]) -> bool:
+    def take(self, num_steps: int, add: Callable[[Taken], None]) -> bool:
         """Takes train steps, and writes the summaries of those that are due.
 
         Args:
-          before: the train step now.
           num_steps: to take.
           add: called with what each program did.
 
         Returns:
           Whether all could be taken, and training may go on.
         """
-        end = before + num_steps
         if self._texts:
-            self._write_texts(before, self._texts())
+            self._write_texts(self._counter.step, self._texts())
             self._texts = None
         self.figures.begin()
-        while before < end:
+        while num_steps:
+            before = self._counter.step
             self._profile.at(before)
-            due, border = self.summaries.next_step(before), self._profile.border(before)
-            summarized = due == before + 1
-            stop = due if due is None or summarized else due - 1
-            count = min(step for step in (end, stop, border) if step is not None) - before
+            count, summarized = self._part(before, num_steps)
             taken = self._take_recorded(count) if summarized else self._silent(count)
+            self._counter.observe(before, taken.num_steps)
             add(taken)
             self.figures.add(taken)
-            before += taken.num_steps
+            num_steps -= taken.num_steps
             if taken.num_steps < count or (taken.num_nonfinite and self._stop_at_nonfinite):
                 return False
             if summarized:
-                self._write(before)
-        self._profile.at(end)
+                self._write(self._counter.step)
+        self._profile.at(self._counter.step)
         return True
+
+    def _part(self, before: int, num_steps: int) -> tuple[int, bool]:
+        """Returns how many steps to take next, and whether they are summarized."""
+        due, border = self.summaries.next_step(before), self._profile.border(before)
+        if due is not None and not self._counter.calls_before(due):
+            return 1, True
+        counts = [num_steps]
+        if due is not None:
+            counts.append(self._counter.calls_before(due))
+        if border is not None:
+            counts.append(self._counter.calls_before(border) + 1)
+        return min(counts), False
 
     def prepare(self, before: int, end: int) -> None:
         """Compiles the recorded program if one of the steps up to `end` is summarized, and the source is drawn from.

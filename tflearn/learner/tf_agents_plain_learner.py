@@ -13,6 +13,7 @@ import tensorflow as tf
 from absl import logging
 from tf_agents.specs import tensor_spec
 
+from tflearn.learner.step_counter import StepCounter
 from tflearn.learner.tf_agents_checkpointer import Checkpointer
 from tflearn.learner.tf_agents_loop import SampleFormat, Steps, TFAgentsLoop
 from tflearn.learner.train_loop import LoopOptions, Reduction
@@ -90,6 +91,8 @@ class Learner:
         self._samples = SampleFormat(direct_sampling, use_reverb_v2, use_kwargs_in_agent_train)
         self._summary_interval = _interval(summary_interval)
         self.train_summary_writer = self._writer(RunDir(summary_root_dir or root_dir))
+        self._counter = StepCounter(train_step, increment=None)
+        self._due: int | None = None  # the train step that is summarized next
         self._loss_sum, self._num_summed = 0.0, 0
         after_step = _after_step(after_train_strategy_step_fn, use_kwargs_in_agent_train)
         options = LoopOptions(
@@ -195,31 +198,36 @@ class Learner:
           max_steps: no more than these.
           iterator: of the data; default: one over the dataset of `experience_dataset_fn`.
         """
-        before = int(self.train_step_numpy)
+        start = self._counter.step
         iterator = self._experience_iterator if iterator is None else iterator
         num_steps, last = 0, None
         with self.strategy.scope():
             while num_steps < max_steps:
-                count, recorded = self._part(before + num_steps, max_steps - num_steps)
+                before, (count, recorded) = self._counter.step, self._part(max_steps - num_steps)
                 part = self._loop.run(iterator, count, self.train_summary_writer if recorded else None)
+                self._counter.observe(before, part.num_steps)
                 num_steps, last = num_steps + part.num_steps, part.last or last
                 self._loss_sum, self._num_summed = self._loss_sum + part.loss, self._num_summed + part.num_steps
                 if recorded and part.num_steps:
-                    self._write_loss(before + num_steps)
+                    self._due = None
+                    self._write_loss(self._counter.step)
                 if part.num_steps < count:
                     break
-        self._call_triggers(before)
+        self._call_triggers(start)
         return Steps(num_steps, 0.0, last)
 
-    def _part(self, step: int, num_steps: int) -> tuple[int, bool]:
-        """Returns how many steps to take next, and whether they are summarized: those that end at a multiple."""
+    def _part(self, num_steps: int) -> tuple[int, bool]:
+        """Returns how many steps to take next, and whether they are summarized: one that reaches a multiple is.
+
+        Where the train step passed a multiple without that, since more was added to it than before, the next one is.
+        """
         interval = self._summary_interval
-        if not interval:
-            return num_steps, False
-        until_multiple = interval - step % interval
-        if until_multiple > 1:
-            return min(num_steps, until_multiple - 1), False
-        return (num_steps if interval == 1 else 1), True
+        if not interval or interval == 1:
+            return num_steps, interval == 1
+        multiple = (self._counter.step // interval + 1) * interval
+        self._due = multiple if self._due is None else min(self._due, multiple)
+        until_due = self._counter.calls_before(self._due)
+        return (min(num_steps, until_due), False) if until_due else (1, True)
 
     def _write_loss(self, step: int) -> None:
         """Writes the mean loss of the steps since the last time; agents only know one replica's share of one step's."""

@@ -57,7 +57,8 @@ class LoopOptions:
       on_nonfinite: at a loss that is not finite, 'stop' ends the loop; 'skip' leaves it out of the means and goes on,
         for optimizers that do not apply such gradients; 'ignore' does nothing.
       extra_reductions: by the name of one of the agent's further figures, how it becomes one number over its own axes
-        and the replicas: 'mean' (also of those that are not named), 'sum', 'max' or 'min'.
+        and the replicas: 'mean', 'sum', 'max' or 'min'. Of those that are not named it is 'mean'; but 'sum' of a scalar
+        in a named tuple whose name ends with 'loss', since TF-Agents' agents return replicas' shares there.
       after_step: called in each replica after each train step, while it is traced, with the data and the LossInfo.
       run_options: of `strategy.run`.
       item_figure: one of the agent's further figures, [B] on each replica, that is also handed out for each item.

@@ -15,7 +15,7 @@ class TrainResult:
     Attributes:
       num_steps: train steps taken; fewer than asked for only when the data ended.
       loss: mean over the steps of the global batch's loss.
-      extra: the agent's further figures, means over steps, replicas and their own axes, by name.
+      extra: the agent's further figures by name, means over steps, replicas and their own axes (see `LoopOptions`).
       info: means of the data's own figures (`policy_version`, ...); of a `BatchSource` those of the last batch.
       num_nonfinite: train steps whose loss was not finite; they are not in the means.
       secs: of the call, without its triggers.
