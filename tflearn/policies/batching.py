@@ -5,9 +5,10 @@ import dataclasses
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import tensorflow as tf
+
+from tflearn.policies.loaded_model import ModelFunction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,52 +39,44 @@ class BatchOptions:
         return ''.join(f'{name} {{ value: {value} }}\n' for name, value in dataclasses.asdict(self).items())
 
 
-# TensorFlow keeps a queue for ever, so those of unloaded functions are taken again: a deque's ends are thread-safe.
+# TensorFlow keeps a queue for ever, so those of unloaded versions are taken again: a deque's ends are thread-safe.
 _free_queues: collections.deque[str] = collections.deque()
 _queue_numbers = itertools.count()
 
 
-def program(function: Any, options: BatchOptions | None) -> Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]:
+def program(function: ModelFunction, options: BatchOptions | None) -> Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]:
     """Returns a loaded function as one operation on its inputs. May be called by many threads at a time.
 
-    The operation behind a function's call: the call itself binds and checks its arguments in Python first, for several
-    times what a small network takes.
-
     Args:
-      function: a concrete function of a SavedModel. In batches its inputs and outputs have a leading batch dimension.
+      function: in batches its inputs and outputs have a leading batch dimension.
       options: of the batches; None computes each call by itself.
 
     Returns:
-      A function from inputs, in the order of `function.inputs`, to outputs in that of `function.outputs`.
+      A function from inputs to outputs, as `ModelFunction.outputs`.
     """
-    weights = function.captured_inputs
-    dtypes = [output.dtype for output in function.outputs]
-
-    def alone(inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        return tf.raw_ops.StatefulPartitionedCall(args=[*inputs, *weights], Tout=dtypes, f=function)
-
     if options is None:
-        return alone
+        return function.outputs
+    dtypes = [output.dtype for output in function.definition.outputs]
     attributes = dataclasses.asdict(options)
     queue = _take_queue(function)
 
     def together(inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         if inputs[0].shape[0] > options.max_batch_size:
-            return alone(inputs)
+            return function.outputs(inputs)
         return tf.raw_ops.BatchFunction(
             in_tensors=inputs,
-            captured_tensors=weights,
-            f=function,
+            captured_tensors=function.weights,
+            f=function.definition,
             Tout=dtypes,
             shared_name=repr(options),  # one pool of threads for all functions
-            batching_queue=queue,  # calls of one queue share batches, so it must belong to this function alone
+            batching_queue=queue,  # calls of one queue share batches, so it must belong to these weights alone
             **attributes,
         )
 
     return together
 
 
-def _take_queue(function: Any) -> str:
+def _take_queue(function: ModelFunction) -> str:
     """Returns the name of a queue that is the function's as long as the function is there."""
     try:
         queue = _free_queues.popleft()

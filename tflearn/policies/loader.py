@@ -7,7 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tflearn.policies import plain_nests, versions
+from tflearn.policies import loaded_model, plain_nests, versions
+from tflearn.policies.loaded_model import LoadedModel
 from tflearn.run_dir import read_json
 from tflearn.specs import EnvironmentSpecs
 from tflearn.waiting import wait_until
@@ -22,15 +23,12 @@ class VersionGone(LookupError):
 class LoadedPolicy:
     """An exported policy that acts on numpy time steps."""
 
-    def __init__(self, path: pathlib.Path, model: Any, metadata: dict[str, Any]):
+    def __init__(self, path: pathlib.Path, model: LoadedModel, metadata: dict[str, Any]):
         self.path = path
         self.metadata = metadata
-        self._model = model
-        self._program = model.action.get_concrete_function()
-        self._weights = self._program.captured_inputs
-        arguments = self._program.inputs[: len(self._program.inputs) - len(self._weights)]
-        self._input_dtypes = [argument.dtype for argument in arguments]
-        self._output_dtypes = [output.dtype for output in self._program.outputs]
+        self._action = model.function('action')
+        self._initial_state = model.function('get_initial_state')
+        self._input_dtypes = [argument.dtype for argument in self._action.inputs]
 
     @property
     def train_step(self) -> int:
@@ -43,10 +41,10 @@ class LoadedPolicy:
         Raises:
           ValueError: if observations or actions differ in structure, shape or dtype.
         """
-        arguments, _ = self._program.structured_input_signature
+        arguments, _ = self._action.definition.structured_input_signature
         for name, own, other in (
             ('observation', arguments[3], specs.observation),
-            ('action', self._program.structured_outputs['action'], specs.action),
+            ('action', self._action.definition.structured_outputs['action'], specs.action),
         ):
             got, need = (_texts({name: nest}) for nest in (own, plain_nests.batched(other, name)))
             if got != need:
@@ -57,7 +55,7 @@ class LoadedPolicy:
 
     def initial_state(self, batch_size: int) -> Any:
         """Returns the policy state with which `batch_size` episodes start; () for a policy without one."""
-        return self._model.get_initial_state(tf.constant(batch_size, tf.int32))
+        return self._initial_state([tf.constant(batch_size, tf.int32)])
 
     def action(self, time_step: Any, policy_state: Any = ()) -> tuple[Any, Any]:
         """Chooses the actions of one step.
@@ -77,14 +75,7 @@ class LoadedPolicy:
             policy_state,
         )
         leaves = zip(tf.nest.flatten(inputs), self._input_dtypes, strict=True)
-        # The operation behind a function's call; `model.action` binds and checks its arguments in Python first, for
-        # several times what a small network takes.
-        outputs = tf.raw_ops.StatefulPartitionedCall(
-            args=[*(tf.convert_to_tensor(leaf, dtype) for leaf, dtype in leaves), *self._weights],
-            Tout=self._output_dtypes,
-            f=self._program,
-        )
-        step = tf.nest.pack_sequence_as(self._program.structured_outputs, outputs)
+        step = self._action([tf.convert_to_tensor(leaf, dtype) for leaf, dtype in leaves])
         return tf.nest.map_structure(lambda tensor: tensor.numpy(), step['action']), step['policy_state']
 
 
@@ -97,7 +88,7 @@ def load(path: pathlib.Path) -> LoadedPolicy:
     return LoadedPolicy(path, *load_model(path))
 
 
-def load_model(path: pathlib.Path) -> tuple[Any, dict[str, Any]]:
+def load_model(path: pathlib.Path) -> tuple[LoadedModel, dict[str, Any]]:
     """Loads the SavedModel of one version.
 
     Args:
@@ -112,7 +103,7 @@ def load_model(path: pathlib.Path) -> tuple[Any, dict[str, Any]]:
     """
     try:
         metadata = read_json(path / versions.METADATA)
-        model = tf.saved_model.load(str(path))
+        model = loaded_model.load(path)
     except (OSError, ValueError, tf.errors.OpError) as error:
         if not versions.is_whole(path):
             raise FileNotFoundError(f'got no policy at {path}; need a version that is still there') from error

@@ -1,16 +1,15 @@
 """One loaded version of a policy: its signatures, and what may be asked of each."""
 
-import copy
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.core.protobuf import saved_model_pb2
 
 from tflearn.policies import batching, loader
 from tflearn.policies.batching import BatchOptions
+from tflearn.policies.loaded_model import ModelFunction
 
 # Without batches: so many of the largest requests may wait.
 _WAITING = 16
@@ -24,7 +23,7 @@ class Signature:
     """A function of named tensors that checks its inputs.
 
     Attributes:
-      inputs: what has to be given, by name.
+      inputs: what has to be given, by name, in the order of the function's inputs.
       outputs: names of what is returned.
       batched: all inputs and outputs have a leading batch dimension.
       rows_per_call: requests may be put together up to that many rows; 0: each goes by itself.
@@ -32,24 +31,22 @@ class Signature:
         largest requests.
     """
 
-    def __init__(self, name: str, function: Any, options: BatchOptions | None, max_rows: int):
+    def __init__(self, name: str, function: ModelFunction, options: BatchOptions | None, max_rows: int):
         """
         Args:
           name: of the signature.
-          function: the SavedModel's.
+          function: the version's.
           options: of batches; None computes each call by itself.
           max_rows: the largest batch that one call may bring.
         """
         self.name = name
         self.max_rows = max_rows
         self.inputs: dict[str, tf.TensorSpec] = {
-            spec.name: spec for spec in tf.nest.flatten(function.structured_input_signature)
+            spec.name: spec for spec in tf.nest.flatten(function.definition.structured_input_signature)
         }
-        self.outputs = tuple(sorted(function.structured_outputs))  # the order of `function.outputs`
+        self.outputs = tuple(sorted(function.definition.structured_outputs))  # the order of the function's outputs
         self._shapes = {name: tuple(spec.shape) for name, spec in self.inputs.items()}
-        self.batched = all(shape and shape[0] is None for shape in self._shapes.values())
-        own = function.inputs[: len(function.inputs) - len(function.captured_inputs)]
-        self._order = [tensor.op.name for tensor in own]
+        self.batched = bool(self._shapes) and all(shape and shape[0] is None for shape in self._shapes.values())
         self._alone: Callable[..., Any] = batching.program(function, None)
         together = options if self.batched else None
         self._program = batching.program(function, together) if together else self._alone
@@ -105,7 +102,7 @@ class Signature:
         if 'batch_size' in self.inputs and not self.batched and not 1 <= inputs['batch_size'] <= self.max_rows:
             raise InvalidRequest(f'got batch_size={inputs["batch_size"]}; need 1 to {self.max_rows}')
         program: Any = self._alone if alone else self._program
-        outputs = program([tf.constant(inputs[name], self.inputs[name].dtype) for name in self._order])
+        outputs = program([tf.constant(inputs[name], spec.dtype) for name, spec in self.inputs.items()])
         return {name: output.numpy() for name, output in zip(self.outputs, outputs, strict=True)}
 
     def warm_up(self) -> None:
@@ -139,11 +136,10 @@ class ServedVersion:
         """
         self.path = path
         self.version = int(path.name)
-        self._model, _ = loader.load_model(path)
-        graph = saved_model_pb2.SavedModel.FromString((path / 'saved_model.pb').read_bytes()).meta_graphs[0]
-        self.signature_defs = {name: copy.deepcopy(each) for name, each in graph.signature_def.items()}
+        model, _ = loader.load_model(path)
+        self.signature_defs = model.signature_defs
         self.signatures = {
-            name: Signature(name, function, options, max_rows) for name, function in self._model.signatures.items()
+            name: Signature(name, function, options, max_rows) for name, function in model.signatures.items()
         }
         for signature in self.signatures.values():
             signature.warm_up()
