@@ -1,6 +1,7 @@
 """Requests that wait together are computed together, each gets its own rows, and none harms another."""
 
 import asyncio
+import threading
 
 import numpy as np
 import pytest
@@ -87,3 +88,38 @@ def test_what_nobody_waits_for_is_not_computed(path):
     answers, rows = ask(path, [[1], [2, 3], [4]], cancelled=[1])
     assert (answers[0], answers[2], rows) == ([1], [0], [2])
     assert isinstance(answers[1], asyncio.CancelledError)
+
+
+def test_cancelled_requests_do_not_count_as_waiting(path):
+    signature = ServedVersion(path, BATCHING).signature('serving_default')
+    program, go_on = signature._program, threading.Event()
+
+    def held(inputs):
+        assert go_on.wait(60)
+        return program(inputs)
+
+    signature._program = held
+
+    async def answers():
+        calls = Calls(num_threads=1)
+
+        async def sent(number):
+            task = asyncio.create_task(calls.run(signature, {'observation': np.full(8, number, np.int32)}))
+            for _ in range(3):  # until it waits, or is computed
+                await asyncio.sleep(0)
+            return task
+
+        tasks = [await sent(number) for number in range(5)]  # one is computed, three wait
+        tasks[2].cancel()
+        tasks.append(await sent(5))
+        go_on.set()
+        answers = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
+        calls.close()
+        return answers
+
+    refused = {2: asyncio.CancelledError, 4: Overloaded}
+    for number, answer in enumerate(asyncio.run(answers())):
+        if number in refused:
+            assert isinstance(answer, refused[number])
+        else:
+            assert answer['action'].tolist() == [number % 2] * 8

@@ -5,7 +5,6 @@ calls by TensorFlow's own operation (`batching`).
 """
 
 import asyncio
-import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
 from concurrent import futures
@@ -30,24 +29,32 @@ class _Request:
 
 
 class _Queue:
-    """Requests that wait, and how many rows they have."""
+    """Requests that wait, in order of their arrival, and how many rows they have."""
 
     def __init__(self) -> None:
         self.rows = 0
-        self._requests: collections.deque[_Request] = collections.deque()
+        self._requests: dict[_Request, None] = {}
 
     def add(self, request: _Request) -> None:
-        self._requests.append(request)
+        self._requests[request] = None
         self.rows += request.rows
+
+    def remove(self, request: _Request) -> None:
+        """Removes a request, unless it was taken."""
+        if request in self._requests:
+            del self._requests[request]
+            self.rows -= request.rows
 
     def take(self, max_rows: int) -> list[_Request]:
         """Takes what one call may hold, at least one request, and drops those for which nobody waits any more."""
         taken: list[_Request] = []
         rows = 0
-        while self._requests and (not taken or rows + self._requests[0].rows <= max_rows):
-            request = self._requests.popleft()
-            self.rows -= request.rows
-            if not request.answer.done():
+        for request in list(self._requests):
+            cancelled = request.answer.done()
+            if not cancelled and taken and rows + request.rows > max_rows:
+                break
+            self.remove(request)
+            if not cancelled:
                 taken.append(request)
                 rows += request.rows
         return taken
@@ -67,7 +74,8 @@ class Calls:
         self._waiting: dict[Signature, _Queue] = {}
 
     async def run(self, signature: Signature, inputs: Arrays) -> Arrays:
-        """Computes the outputs, by name. A request whose task is cancelled before its turn is not computed.
+        """Computes the outputs, by name. A request whose task is cancelled before its turn is not computed, and no longer
+        counts as waiting.
 
         Args:
           signature: to be computed.
@@ -87,7 +95,10 @@ class Calls:
         if not self._due:  # after all requests that have come by now
             self._due = True
             asyncio.get_running_loop().call_soon(self._start)
-        return await request.answer
+        try:
+            return await request.answer
+        finally:
+            queue.remove(request)
 
     def check_room(self, signature: Signature, rows: int) -> None:
         """Checks that so many more rows may wait.
