@@ -132,14 +132,32 @@ def test_what_could_not_be_published_goes_although_it_was_to_be_kept(tmp_path):
 def test_leftovers_go_and_nothing_else(tmp_path):
     ended = subprocess.Popen(['true'])
     ended.wait(30)
-    for name in (5, f'.exporting-6-{ended.pid}', f'.removing-4-{ended.pid}', '.moved_aside-9-1', 'mine', '.mine'):
+    machine = versions.temporary(tmp_path, 'own').name.split('-')[-2]
+    left = (f'.exporting-6-{machine}-{ended.pid}', f'.removing-4-{machine}-{ended.pid}')
+    for name in (5, *left, '.moved_aside-9-1', 'mine', '.mine'):
         make_version(tmp_path, name)
-    (tmp_path / f'.exporting-latest-{ended.pid}').symlink_to('5')
-    make_version(tmp_path, f'.exporting-7-{os.getpid()}')
-    alive = make_version(tmp_path, f'.exporting-8-{os.getppid()}')
+    (tmp_path / f'.exporting-latest-{machine}-{ended.pid}').symlink_to('5')
+    make_version(tmp_path, f'.exporting-7-{machine}-{os.getpid()}')
+    alive = make_version(tmp_path, f'.exporting-8-{machine}-{os.getppid()}')
     versions.remove_leftovers(tmp_path)
     assert names(tmp_path) == sorted([alive.name, '.mine', '.moved_aside-9-1', '5', 'mine'])
     versions.remove_leftovers(tmp_path / 'missing')
+
+
+def test_what_another_machine_writes_stays_until_a_day_after_its_last_change(tmp_path):
+    ended = subprocess.Popen(['true'])
+    ended.wait(30)  # its number says nothing about another machine's processes
+    make_version(tmp_path, 5)
+    for machine in ('0123456789ab', 'ba9876543210'):
+        for pid in (ended.pid, os.getpid()):
+            path = make_version(tmp_path, f'.exporting-6-{machine}-{pid}')
+            (tmp_path / f'.exporting-best-{machine}-{pid}').symlink_to('5')
+            for old in (path, path / 'saved_model.pb', tmp_path / f'.exporting-best-{machine}-{pid}'):
+                os.utime(old, (0, 0), follow_symlinks=False)
+            if machine.startswith('ba'):
+                os.utime(path / 'metadata.json', (0, 0))
+    versions.remove_leftovers(tmp_path)
+    assert names(tmp_path) == sorted(['5', *(f'.exporting-6-0123456789ab-{pid}' for pid in (ended.pid, os.getpid()))])
 
 
 def test_versions_of_lost_training_are_moved_aside_and_never_deleted(tmp_path):

@@ -5,10 +5,15 @@ What is being written or removed has a name that starts with a dot. Two links le
 once somebody has said which is the best one.
 """
 
+import contextlib
+import functools
+import hashlib
+import itertools
 import os
 import pathlib
 import re
 import shutil
+import socket
 import time
 from collections.abc import Callable
 
@@ -25,6 +30,8 @@ IN_USE = 'IN_USE'
 _TEMPORARY = '.exporting-'
 _REMOVED = '.removing-'
 _MOVED_ASIDE = '.moved_aside-'
+# What another machine has not changed for so long is left over.
+_ABANDONED_SECS = 24 * 3600.0
 
 
 def is_whole(version: pathlib.Path) -> bool:
@@ -57,7 +64,7 @@ def newest_version(directory: pathlib.Path) -> int | None:
 
 def temporary(directory: pathlib.Path, name: str) -> pathlib.Path:
     """Makes an empty directory in which a version can be written."""
-    path = directory / f'{_TEMPORARY}{name}-{os.getpid()}'
+    path = directory / f'{_TEMPORARY}{name}-{_process()}'
     remove(path)
     path.mkdir(parents=True)
     return path
@@ -105,7 +112,7 @@ def best_version(directory: pathlib.Path) -> int | None:
 
 
 def _point(directory: pathlib.Path, name: str, step: int) -> None:
-    temporary_link = directory / f'{_TEMPORARY}{name}-{os.getpid()}'
+    temporary_link = directory / f'{_TEMPORARY}{name}-{_process()}'
     try:
         temporary_link.unlink(missing_ok=True)
         os.symlink(str(step), temporary_link)
@@ -171,7 +178,7 @@ def prune(
 
 def remove(path: pathlib.Path) -> None:
     """Removes a directory: for readers at once, from the disk after that. Spares a version that `keep` came for."""
-    away = path.with_name(f'{_REMOVED}{path.name}-{os.getpid()}')
+    away = path.with_name(f'{_REMOVED}{path.name}-{_process()}')
     try:
         os.rename(path, away)
     except FileNotFoundError:
@@ -184,7 +191,8 @@ def remove(path: pathlib.Path) -> None:
 
 
 def remove_leftovers(directory: pathlib.Path) -> None:
-    """Removes what a killed writer left behind, and this process. What belongs to another process stays while it lives.
+    """Removes what a killed writer left behind, and this process. What belongs to another process stays while it lives;
+    what belongs to another machine, of whose processes nothing is known here, until a day after its last change.
 
     Only the one writer of the directory may call it.
     """
@@ -199,8 +207,10 @@ def remove_leftovers(directory: pathlib.Path) -> None:
 
 
 def _is_in_hand(path: pathlib.Path) -> bool:
-    """Says whether the process whose number ends the name is another one, and alive."""
-    pid = path.name.rpartition('-')[2]
+    """Says whether the process whose name ends that of `path` is another one, and alive as far as is known."""
+    *_, machine, pid = path.name.split('-')
+    if machine != _machine():
+        return time.time() - _last_change(path) < _ABANDONED_SECS
     if not pid.isdecimal() or int(pid) == os.getpid():
         return False
     try:
@@ -210,6 +220,32 @@ def _is_in_hand(path: pathlib.Path) -> bool:
     except (OSError, OverflowError):
         return False
     return True
+
+
+def _last_change(path: pathlib.Path) -> float:
+    """Returns when anything in `path` was changed [unix s]; 0 if it is gone."""
+    files = [path]
+    if not path.is_symlink():
+        files += [pathlib.Path(folder, name) for folder, *names in os.walk(path) for name in itertools.chain(*names)]
+    newest = 0.0
+    for file in files:
+        with contextlib.suppress(FileNotFoundError):
+            newest = max(newest, file.lstat().st_mtime)
+    return newest
+
+
+def _process() -> str:
+    """Returns a name for this process that no other one has, also none of another machine."""
+    return f'{_machine()}-{os.getpid()}'
+
+
+@functools.cache
+def _machine() -> str:
+    """Returns a name for where this process has its number: a machine since its start, or a container."""
+    parts = [socket.gethostname()]
+    with contextlib.suppress(OSError):  # not on every system
+        parts += [pathlib.Path('/proc/sys/kernel/random/boot_id').read_text(), os.readlink('/proc/self/ns/pid')]
+    return hashlib.sha256(' '.join(parts).encode()).hexdigest()[:12]
 
 
 def drop_newer_than(
