@@ -4,13 +4,20 @@ import os
 import pathlib
 import subprocess
 import sys
+import threading
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from tf_agents.policies import random_tf_policy
+from tf_agents.trajectories import time_step as ts
+from tf_agents.trajectories.trajectory import Trajectory
 
 import scripts
 from tests.policies import example_policies
+from tflearn.experience import Experience
+from tflearn.jobs import export as export_job
 from tflearn.jobs.collect import collect
 from tflearn.jobs.export import export
 from tflearn.jobs.policy_exports import ExportOptions
@@ -18,6 +25,9 @@ from tflearn.jobs.train import train
 from tflearn.policies import loader, tflite, updates
 from tflearn.policies.saved_policy import PolicyExporter
 from tflearn.replay import stored_rows
+from tflearn.replay.server import ReplayServer
+from tflearn.replay.storage import Storage
+from tflearn.replay.writers import ReplayWriter
 from tflearn.run_dir import RunDir
 
 CHECKOUT = pathlib.Path(scripts.__path__[0]).parent
@@ -99,3 +109,37 @@ def test_mistakes_are_told(tmp_path):
         export(run_dir=run_dir, policy='raw_policy', tflite='int8', observations=str(tmp_path / 'seen.npz'))
     with pytest.raises(ValueError, match="need 'float32' or 'int8'"):
         export(run_dir=run_dir, tflite='int4')
+
+
+class State(NamedTuple):
+    """An observation whose fields are not in alphabetical order."""
+
+    velocity: Any
+    position: Any
+
+
+def test_stored_fields_of_a_named_tuple_get_their_own_names(tmp_path):
+    leaf = tf.TensorSpec((1,), tf.float32)
+    observation_spec = State(leaf, leaf)
+    time_step, action = ts.time_step_spec(observation_spec), example_policies.DISCRETE_PAIR
+    policy = random_tf_policy.RandomTFPolicy(time_step, action)
+    run_dir = RunDir(tmp_path)
+    version = PolicyExporter(policy, run_dir.greedy_policy).export(1, {})
+    experience = Experience(order='queue', min_size=1, max_size=100, per_replica_batch_size=1)
+    storage = Storage(experience, policy.trajectory_spec)
+    server = ReplayServer(storage.make_tables(), 0, run_dir.replay_checkpoints)
+    try:
+        writer = ReplayWriter(f'localhost:{server.port}', storage, 1, threading.Event())
+        for number in range(10):
+            observed = State(np.full((1, 1), 1, np.float32), np.full((1, 1), 2, np.float32))
+            one, step_type = np.ones(1, np.float32), np.full(1, number > 0, np.int32)
+            writer(Trajectory(step_type, observed, np.zeros(1, np.int64), (), 0 * step_type + 1, one, one), 0)
+        writer.flush()
+        server.checkpoint()
+    finally:
+        server.close()
+    given = export_job._observations(run_dir, version, None, 5)
+    assert {name: set(values.ravel()) for name, values in given.items()} == {
+        'observation_velocity': {1},
+        'observation_position': {2},
+    }

@@ -1,7 +1,6 @@
 """Plain nests go there and back, and their leaves have names that one can read."""
 
 import collections
-import json
 
 import numpy as np
 import pytest
@@ -45,8 +44,16 @@ def test_names_are_the_paths_and_fit_for_keywords(spec, names):
     assert [leaf.name for leaf in tf.nest.flatten(batched)] == names
     assert all(leaf.shape[0] is None for leaf in tf.nest.flatten(batched))
     assert all(name.isidentifier() for name in names)
-    described = json.loads(json.dumps(plain_nests.describe(spec)))
-    assert plain_nests.described_names(described, 'observation') == names
+    assert plain_nests.names_in_order(spec, 'observation') == names
+
+
+def test_names_of_a_named_tuple_have_the_order_of_its_fields():
+    state = collections.namedtuple('State', ['velocity', 'position'])
+    spec = {'b': state(tf.TensorSpec(()), (tf.TensorSpec(()),)), 'a': tf.TensorSpec(())}
+    names = ['x_a', 'x_b_velocity', 'x_b_position_0']
+    assert plain_nests.names_in_order(spec, 'x') == names
+    values = tf.nest.map_structure(lambda leaf: leaf.name, plain_nests.from_plain(plain_nests.batched(spec, 'x'), spec))
+    assert tf.nest.flatten(values) == names
 
 
 def test_names_that_collide_are_refused():

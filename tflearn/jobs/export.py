@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 from absl import logging
 
-from tflearn.policies import fixed_batch, plain_nests, updates, versions
+from tflearn.policies import fixed_batch, updates, versions
 from tflearn.policies import tflite as lite
+from tflearn.policies.saved_policy import OBSERVATION_NAMES
 from tflearn.replay import stored_rows
 from tflearn.run_dir import RunDir, read_json
 
@@ -104,8 +105,13 @@ def _observations(run_dir: RunDir, version: pathlib.Path, file: str | None, limi
 
 def _names(version: pathlib.Path) -> list[str]:
     """Returns the names of the observation's leaves in the order of stored columns, which is not that of the names."""
-    specs = (read_json(version / versions.METADATA) or {})['specs']
-    return plain_nests.described_names(specs['observation'], 'observation')
+    names: list[str] | None = (read_json(version / versions.METADATA) or {}).get(OBSERVATION_NAMES)
+    if names is None:
+        raise ValueError(
+            f'got the policy {version} without {OBSERVATION_NAMES} in its metadata, of an earlier version of tflearn; '
+            'need them for observations from the replay; give observations of your own'
+        )
+    return names
 
 
 def _len(arrays: Mapping[str, np.ndarray]) -> int:

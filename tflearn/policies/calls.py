@@ -74,8 +74,9 @@ class Calls:
         self._waiting: dict[Signature, _Queue] = {}
 
     async def run(self, signature: Signature, inputs: Arrays) -> Arrays:
-        """Computes the outputs, by name. A request whose task is cancelled before its turn is not computed, and no longer
-        counts as waiting.
+        """Computes the outputs, by name.
+
+        A request whose task is cancelled before its turn is not computed, and no longer counts as waiting.
 
         Args:
           signature: to be computed.

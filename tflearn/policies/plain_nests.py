@@ -89,17 +89,14 @@ def describe(spec: Any) -> Any:
     return tf.nest.map_structure(_describe_leaf, to_plain(spec))
 
 
-def described_names(described: Any, name: str) -> list[str]:
-    """Returns the names of the leaves of what `describe` returned, in the order of `tf.nest.flatten`."""
-    return [path for path, _ in flat(_without_leaves(described), name)]
+def names_in_order(nest: Any, name: str) -> list[str]:
+    """Returns the names of the leaves of a nest in the order in which `tf.nest.flatten` has them in the nest itself.
 
-
-def _without_leaves(described: Any) -> Any:
-    if isinstance(described, list):
-        return [_without_leaves(value) for value in described]
-    if isinstance(described.get('dtype'), str):
-        return None
-    return {key: _without_leaves(value) for key, value in described.items()}
+    It differs from the order in the plain nest for a named tuple whose fields are not in alphabetical order.
+    """
+    numbered = tf.nest.pack_sequence_as(nest, range(len(tf.nest.flatten(nest))))
+    leaves = sorted((index, path) for path, index in flat(to_plain(numbered), name))
+    return [path for _, path in leaves]
 
 
 def _describe_leaf(spec: Any) -> dict[str, Any]:

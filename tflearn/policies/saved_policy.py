@@ -24,6 +24,9 @@ from tflearn.policies.export_check import ExportCheck
 from tflearn.policies.model_files import ModelFiles
 from tflearn.run_dir import write_json
 
+# In the metadata: the names of the observation's leaves, in the order of the columns that are stored in the replay.
+OBSERVATION_NAMES = 'observation_names'
+
 
 class PolicyExporter:
     """Writes versions of one policy: `<directory>/<train step>/`, whole or not there.
@@ -214,6 +217,7 @@ def _constant_facts(policy: Any) -> dict[str, Any]:
     specs |= {name: getattr(policy, f'{name}_spec') for name in ('action', 'policy_state', 'info')}
     return {
         'specs': {name: plain_nests.describe(spec) for name, spec in specs.items()},
+        OBSERVATION_NAMES: plain_nests.names_in_order(time_step_spec.observation, 'observation'),
         'tflearn_version': tflearn.__version__,
         'tensorflow_version': tf.__version__,
     }
