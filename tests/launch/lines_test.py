@@ -32,6 +32,14 @@ def test_new_states_are_told_once():
     assert shown(before, before, after) == ['train, evaluate: starting', 'train: waiting for a first item']
 
 
+def test_states_that_come_back_are_logged_again_after_a_restart_only():
+    reports = []
+    for restarts in (0, 0, 1):
+        states = ('starting', 'waiting for a policy', 'running', 'waiting for a policy', 'running')
+        reports += [RunReport((JobReport('evaluate', 'evaluate', state, restarts=restarts),), 1.0) for state in states]
+    assert shown(*reports) == ['evaluate: starting', 'evaluate: waiting for a policy', 'evaluate: running'] * 2
+
+
 def test_figures_come_at_their_interval_with_the_jobs_that_do_not_run():
     job = JobReport('train', 'train', 'waiting for a first item')
     reports = [RunReport((job,), secs) for secs in (0.5, 9.5, 10.2, 15.0, 20.1, 55.0, 59.0, 60.0)]

@@ -15,7 +15,7 @@ class LineView:
         self._out = out
         self._interval_secs = interval_secs
         self._next_secs = interval_secs
-        self._states: dict[str, str] = {}
+        self._logged: set[tuple[str, int, str]] = set()  # states, by name of the job and restarts
 
     def open(self) -> None:
         """Nothing to set up."""
@@ -30,12 +30,16 @@ class LineView:
         print('\n'.join(lines), file=self._out, flush=True)
 
     def show(self, report: RunReport) -> None:
-        """Writes the states that are new and, when it is time, the figures."""
+        """Writes the states that jobs are in for the first time since their start and, when it is time, the figures.
+
+        A job that goes from one state to another and back, as `evaluate` does for each policy, gets no line for it.
+        """
+        restarts = {job.name: job.restarts for job in report.jobs}
         for state, names in report.by_state().items():
-            changed = [name for name in names if self._states.get(name) != state]
-            self._states.update(dict.fromkeys(changed, state))
-            if changed and state not in _TOLD_BY_EVENTS:
-                self.event(f'{", ".join(changed)}: {state}')
+            new = [name for name in names if (name, restarts[name], state) not in self._logged]
+            self._logged.update((name, restarts[name], state) for name in new)
+            if new and state not in _TOLD_BY_EVENTS:
+                self.event(f'{", ".join(new)}: {state}')
         if report.secs >= self._next_secs:
             self._next_secs = (report.secs // self._interval_secs + 1) * self._interval_secs
             self.event(f'[{duration(report.secs)}] {figures_line(report)}')
