@@ -213,7 +213,11 @@ def test_each_version_is_evaluated_once_and_in_order_and_the_best_stays(run):
     assert run.join() == []
     assert [evaluation['train_step'] for evaluation in run.evaluations()] == [5, 40, 300, 1000, 2000, 3000]
     assert versions.versions(run.dir.greedy_policy) == [40, 2000, 3000]
-    assert (run.dir.greedy_policy / 'best').resolve().name == '40'
+    best = read_json(run.dir.greedy_policy / 'best' / 'metadata.json')
+    recorded = run.evaluations()[1]
+    assert (best['train_step'], best['env_steps'], best['evaluation']['mean_return']) == (40, 400, 500.0)
+    assert best['evaluation'].items() <= recorded.items() and best['exported_at'] == recorded['exported_at']
+    assert 'evaluation' not in read_json(run.dir.greedy_policy / '3000' / 'metadata.json')
     done = read_json(run.dir.done)
     assert (done['policy'], done['best_policy']) == ('policies/greedy_policy/3000', 'policies/greedy_policy/40')
 

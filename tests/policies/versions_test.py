@@ -6,6 +6,7 @@ import subprocess
 import pytest
 
 from tflearn.policies import versions
+from tflearn.run_dir import read_json
 
 
 def make_version(directory, name):
@@ -174,3 +175,17 @@ def test_versions_of_lost_training_are_moved_aside_and_never_deleted(tmp_path):
     assert not (tmp_path / 'best').is_symlink()
     assert len(list(tmp_path.glob('.moved_aside-9-*/saved_model.pb'))) == 2
     assert versions.drop_newer_than(tmp_path / 'missing', 7) == []
+
+
+def test_metadata_are_added_to_a_version_that_is_there(tmp_path):
+    version = make_version(tmp_path, 5)
+    (version / 'metadata.json').write_text('{"train_step": 5, "mean_return": 1.0}')
+    assert versions.add_metadata(version, evaluation={'mean_return': 2.0})
+    assert read_json(version / 'metadata.json') == {
+        'train_step': 5,
+        'mean_return': 1.0,
+        'evaluation': {'mean_return': 2.0},
+    }
+    assert names(version) == ['metadata.json', 'saved_model.pb']
+    assert not versions.add_metadata(tmp_path / '6', evaluation={})
+    assert names(tmp_path) == ['5']

@@ -21,6 +21,9 @@ from tflearn.run_dir import RunDir, read_json, write_json
 from tflearn.specs import BatchedEnvironment, EnvironmentFactory, EnvironmentSpecs
 from tflearn.waiting import Stopped, wait_until
 
+# Of the evaluation that made a policy the best one.
+_IN_METADATA = ('mean_return', 'mean_return_interval', 'num_episodes', 'returns', 'mean_length')
+
 
 def evaluate(
     *,
@@ -213,7 +216,9 @@ class _Evaluation:
         try:
             evaluation = self._report.add(candidate, self._player.play(candidate))
             if candidate.path and self._is_best(evaluation):
-                versions.point_best(candidate.path)
+                facts = {key: evaluation[key] for key in _IN_METADATA}
+                if versions.add_metadata(candidate.path, evaluation=facts):
+                    versions.point_best(candidate.path)
         except VersionGone as gone:
             logging.info('%s; its evaluation is dropped', gone)
             return None

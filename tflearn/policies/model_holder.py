@@ -4,6 +4,7 @@ import dataclasses
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
+import tensorflow as tf
 from absl import logging
 
 from tflearn.policies import versions
@@ -111,7 +112,8 @@ class ModelHolder:
     def _identity(self, version: int) -> tuple[int, int] | None:
         """Tells apart two versions of one number: training that resumed earlier may export that step again."""
         try:
-            found = (self._directory / str(version) / versions.METADATA).stat()
+            # Not the metadata, which the evaluate job adds to.
+            found = (self._directory / str(version) / tf.saved_model.SAVED_MODEL_FILENAME_PB).stat()
         except FileNotFoundError:
             return None
         return found.st_ino, found.st_mtime_ns

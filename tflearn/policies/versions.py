@@ -9,6 +9,7 @@ import contextlib
 import functools
 import hashlib
 import itertools
+import json
 import os
 import pathlib
 import re
@@ -16,8 +17,11 @@ import shutil
 import socket
 import time
 from collections.abc import Callable
+from typing import Any
 
 from absl import logging
+
+from tflearn.run_dir import read_json
 
 METADATA = 'metadata.json'
 LATEST = 'latest'
@@ -103,6 +107,18 @@ def point_best(version: pathlib.Path) -> bool:
     else:
         _point(version.parent, BEST, before)
     return False
+
+
+def add_metadata(version: pathlib.Path, **facts: Any) -> bool:
+    """Adds JSON values to the metadata of a version. Returns False if it is gone already."""
+    written = version / f'.{METADATA}-{_process()}'
+    try:
+        written.write_text(json.dumps({**(read_json(version / METADATA) or {}), **facts}, indent=2) + '\n')
+        _sync(written)
+        os.replace(written, version / METADATA)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def best_version(directory: pathlib.Path) -> int | None:
