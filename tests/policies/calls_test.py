@@ -123,3 +123,19 @@ def test_cancelled_requests_do_not_count_as_waiting(path):
             assert isinstance(answer, refused[number])
         else:
             assert answer['action'].tolist() == [number % 2] * 8
+
+
+def test_requests_whose_outputs_have_no_rows_are_answered_too(path):
+    """As a SavedModel of somebody else may have them."""
+    signature = ServedVersion(path, BATCHING).signature('serving_default')
+    signature._program = lambda inputs: [tf.constant(1)]
+
+    async def answers():
+        calls = Calls(num_threads=1)
+        inputs = {'observation': np.array([1], np.int32)}
+        tasks = [calls.run(signature, inputs) for _ in range(3)]
+        answers = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
+        calls.close()
+        return answers
+
+    assert [type(answer) for answer in asyncio.run(answers())] == [IndexError] * 3

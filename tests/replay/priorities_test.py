@@ -238,3 +238,20 @@ def test_closing_sends_what_waits_and_leaves_no_thread(serve):
     updater.close(30)
     assert set(server.priorities().values()) == {0.5}
     assert set(threading.enumerate()) <= threads
+
+
+def test_a_schedule_that_fails_on_the_thread_fails_the_next_update(serve, make_updater):
+    def alpha(step):
+        tf.debugging.assert_less(step, tf.constant(10, step.dtype))
+        return 1.0
+
+    server = serve()
+    keys = server.fill(2)
+    sender = make_updater(server.address, Prioritization(alpha=alpha))
+    sender.update(5, keys, errors(0.5, 0.5))
+    assert sender.flush(20)
+    sender.update(10, keys, errors(0.5, 0.5))
+    assert sender.flush(20)
+    with pytest.raises(RuntimeError, match='got a failed thread of priority updates') as raised:
+        sender.update(11, keys, errors(0.5, 0.5))
+    assert isinstance(raised.value.__cause__, tf.errors.InvalidArgumentError)

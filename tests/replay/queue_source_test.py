@@ -153,3 +153,15 @@ def test_items_are_taken_evenly_from_full_servers(serve, tmp_path):
     source.close()
     for one in served:
         fill(one, 6, (5,)).join(30)
+
+
+@pytest.mark.parametrize('broken', ['reverb.TrajectoryDataset', 'tflearn.replay.connection.server_info'])
+def test_errors_of_the_threads_of_its_readers_are_reported_at_once(start, monkeypatch, broken):
+    def fail(*_, **__):
+        raise TypeError('broken')
+
+    monkeypatch.setattr(broken, fail)
+    monkeypatch.setattr('tflearn.replay.reader.LOG_EVERY_SECS', 0.0)  # the thread that logs does so at once
+    _, source = start()
+    assert source.grant(1) == 0
+    assert isinstance(source.error, TypeError)

@@ -147,3 +147,16 @@ def test_variables_of_unknown_shape_are_refused():
     variable = tf.Variable([1.0], shape=tf.TensorShape([None]), name='v')
     with pytest.raises(ValueError, match='need fixed dimensions'):
         contract.signature([variable])
+
+
+def test_a_failure_of_the_thread_that_sends_fails_the_next_publication(address, opened, monkeypatch):
+    def fail(_):
+        raise TypeError('broken')
+
+    monkeypatch.setattr(publisher_module, 'listens', fail)
+    publisher = opened(Publisher(address, _variables(1)))
+    publisher.publish(1, 1, 0)
+    wait_until(lambda: not publisher._thread.is_alive(), 'the end of the thread', 20)
+    with pytest.raises(RuntimeError, match='got a failed thread that publishes weights') as raised:
+        publisher.publish(2, 2, 0)
+    assert isinstance(raised.value.__cause__, TypeError)

@@ -148,15 +148,15 @@ def _results(signature: Signature, requests: list[_Request]) -> Sequence[Arrays 
             return [signature.run(requests[0].inputs)]
         names = requests[0].inputs
         outputs = signature.run({name: np.concatenate([each.inputs[name] for each in requests]) for name in names})
+        ends = np.cumsum([request.rows for request in requests]).tolist()
+        return [
+            {name: output[end - request.rows : end] for name, output in outputs.items()}
+            for end, request in zip(ends, requests, strict=True)
+        ]
     except tf.errors.InvalidArgumentError:  # by values of one request, which must not harm those beside it
         return [_alone(signature, request.inputs) for request in requests]
     except Exception as error:
         return [error] * len(requests)
-    ends = np.cumsum([request.rows for request in requests]).tolist()
-    return [
-        {name: output[end - request.rows : end] for name, output in outputs.items()}
-        for end, request in zip(ends, requests, strict=True)
-    ]
 
 
 def _alone(signature: Signature, inputs: Arrays) -> Arrays | Exception:

@@ -89,6 +89,7 @@ class PriorityUpdater:
         self._closed = False
         self._thread: threading.Thread | None = None
         self._sending_since: float | None = None
+        self._error: Exception | None = None
         self._warned_at = 0.0
         self._counts = {'priorities_sent': 0, 'priorities_dropped': 0, 'priorities_not_finite': 0}
 
@@ -99,7 +100,12 @@ class PriorityUpdater:
           step: the train step, for schedules.
           keys: uint64 [...], of the items.
           errors: float [...], likewise. Items whose error is not finite keep their priority.
+
+        Raises:
+          RuntimeError: if the thread has failed.
         """
+        if self._error:
+            raise RuntimeError('got a failed thread of priority updates') from self._error
         keys, errors = keys.ravel(), errors.ravel()
         finite = np.isfinite(errors)
         with self._changed:
@@ -141,6 +147,16 @@ class PriorityUpdater:
             thread.join(timeout_secs)
 
     def _run(self) -> None:
+        try:
+            self._send_all()
+        except Exception as error:  # the next update raises it
+            logging.exception('can update no more priorities at %s', self._address)
+            with self._changed:
+                self._error, self._closed, self._sending_since = error, True, None
+                self._waiting.clear()
+                self._changed.notify_all()
+
+    def _send_all(self) -> None:
         while True:
             with self._changed:
                 self._sending_since = None

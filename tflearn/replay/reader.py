@@ -155,7 +155,17 @@ class TableReader:
         return tf.logical_not(self._queue.is_closed())
 
     def _watch(self) -> None:
-        """Says what is waited for, and gives up at the deadline."""
+        """Watches until it is closed; whoever waits for data gets the error that ends it before."""
+        try:
+            self._wait_for_deadline()
+        except Exception as error:
+            self.error = error
+            self.close()
+        finally:
+            self._queue.close(cancel_pending_enqueues=True)
+
+    def _wait_for_deadline(self) -> None:
+        """Logs what is waited for, and gives up at the deadline."""
         next_log_secs = LOG_EVERY_SECS
         while not self._closed.wait(_POLL_SECS):
             since = self._waits_since
@@ -168,7 +178,6 @@ class TableReader:
             elif waited_secs >= next_log_secs:
                 next_log_secs += LOG_EVERY_SECS
                 logging.info('waiting for data (%.0f s) from %s', waited_secs, self._server_state())
-        self._queue.close(cancel_pending_enqueues=True)
 
     def _server_state(self) -> str:
         info = connection.server_info(self._address)

@@ -38,7 +38,8 @@ class Publisher:
         self._newest: dict[str, Any] | None = None
         self._sent: dict[str, Any] | None = None
         self._wake, self._closing, self._given_up = threading.Event(), threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._send_all, name='publisher', daemon=True)
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name='publisher', daemon=True)
         self._thread.start()
 
     def newest_version(self) -> int:
@@ -56,11 +57,23 @@ class Publisher:
           policy_version: of the weights.
           env_steps: of the run so far.
           finished: tells the actors that training is over.
+
+        Raises:
+          RuntimeError: if the thread that sends has failed.
         """
+        if self._error:
+            raise RuntimeError('got a failed thread that publishes weights') from self._error
         counters = [np.int64(train_step), np.int64(policy_version), np.int64(env_steps), np.bool_(finished)]
         values = [*counters, np.int64(time.time_ns() // 1000), *(variable.numpy() for variable in self._variables)]
         self._newest = dict(zip(self._columns, values, strict=True))
         self._wake.set()
+
+    def _run(self) -> None:
+        try:
+            self._send_all()
+        except Exception as error:  # the next publication raises it
+            logging.exception('can publish no more weights to %s', self._address)
+            self._error = error
 
     def _send_all(self) -> None:
         """Sends the newest publication until it is there, and again when a restarted server has none."""

@@ -61,8 +61,8 @@ class Subscriber:
         self.newest = Publication()
         self._found: list[dict[str, tf.Tensor]] = []
         self._closed, self._news = threading.Event(), threading.Event()
-        look = lambda: self._look(interval_secs)  # noqa: E731
-        self._thread = threading.Thread(target=look, name='subscriber', daemon=True)
+        arguments = (contract.dataset(address, self._columns), interval_secs)
+        self._thread = threading.Thread(target=self._look, args=arguments, name='subscriber', daemon=True)
         self._thread.start()
 
     def pull(self) -> bool:
@@ -101,9 +101,8 @@ class Subscriber:
         self._closed.set()
         self._thread.join(_CLOSE_SECS)
 
-    def _look(self, interval_secs: float) -> None:
-        publications, seen = contract.dataset(self._address, self._columns), None
-        published_at = None
+    def _look(self, publications: tf.data.Dataset, interval_secs: float) -> None:
+        seen = published_at = None
         while not self._closed.is_set():
             data = None
             try:
