@@ -1,5 +1,6 @@
 """The learning curve: a picture of evaluations."""
 
+import gc
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -58,6 +59,8 @@ def draw(
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+        # A figure consists of reference cycles, and the pictures of a long job would wait for the collector for long.
+        gc.collect()
 
 
 def current(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
