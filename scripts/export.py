@@ -9,7 +9,7 @@ from typing import Any
 
 from absl import flags
 
-from tflearn.run_dir import RunDir
+from tflearn.run_dir import RunDir, local_path
 
 from . import plain_job, preflight
 
@@ -22,6 +22,17 @@ def define() -> None:
     flags.DEFINE_integer('batch_size', None, 'For compilers: a model of this batch size only, at --output.', 1)
     flags.DEFINE_enum('tflite', None, ['float32', 'int8'], 'Converts to TFLite instead of writing a full model.')
     flags.DEFINE_string('observations', None, 'npz file with arrays [N, ...] by the names of the inputs.')
+
+
+def check() -> None:
+    """Checks the paths, without TensorFlow.
+
+    Raises:
+      ValueError: if one is a URL.
+    """
+    for flag in ('output', 'observations'):
+        if flags.FLAGS[flag].value:
+            local_path(flags.FLAGS[flag].value, f'--{flag}')
 
 
 def run(stop: threading.Event) -> None:
@@ -37,7 +48,7 @@ def run(stop: threading.Event) -> None:
 
 def main() -> None:
     """Runs the program; see `plain_job.main`."""
-    plain_job.main('export', __doc__, run, define, '--train_step=4000')
+    plain_job.main('export', __doc__, run, define, '--train_step=4000', check)
 
 
 if __name__ == '__main__':

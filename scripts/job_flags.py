@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from absl import flags, logging
 
+from tflearn.run_dir import local_path
+
 from . import gin_files
 
 DEFAULT_REPLAY_ADDRESS = 'localhost:8008'
@@ -27,7 +29,7 @@ A gin statement on top of the gin file, which it overrides; may be given many ti
 
 def define_process() -> None:
     """Defines the flags of every program that runs a job, whatever it is configured by."""
-    flags.DEFINE_string('root_dir', None, 'Directory of the run; it is created. The same for all its jobs. Needed.')
+    flags.DEFINE_string('root_dir', None, 'Directory of the run, not a URL; it is created. The same for all jobs.')
     flags.DEFINE_float(
         'connect_timeout_secs', 300.0, 'How long a job waits for another one before it gives up [s].', lower_bound=0.0
     )
@@ -94,6 +96,7 @@ def parse_process(argv: Sequence[str]) -> None:
         raise ValueError(f'got the argument {rest[0]!r}; need flags only, such as --root_dir=DIR')
     if not flags.FLAGS.root_dir:
         raise ValueError('got no --root_dir; need a directory for the files of the run, such as --root_dir=/tmp/run')
+    local_path(flags.FLAGS.root_dir, '--root_dir')
 
 
 def check_address(address: str) -> None:

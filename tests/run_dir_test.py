@@ -1,5 +1,6 @@
 import json
 import os
+import pathlib
 import stat
 import subprocess
 import sys
@@ -32,6 +33,16 @@ def test_a_root_that_cannot_be_written_to(tmp_path):
     (tmp_path / 'file').write_text('')
     with pytest.raises(ValueError, match='root_dir=.*cannot be written to.*choose another'):
         RunDir(tmp_path / 'file').make()
+
+
+@pytest.mark.parametrize('url', ['gs://bucket/run', 's3://b/run', 'hdfs://name:9000/run', 'file:///tmp/run'])
+def test_refuses_a_url_as_root(url, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for root in (url, pathlib.Path(url)):
+        with pytest.raises(ValueError, match=r"got root_dir='\w+:/.*run', which is a URL; need a path of a local"):
+            RunDir(root)
+    assert RunDir('a:b/run').root == tmp_path / 'a:b' / 'run'
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_write_is_whole_or_not_at_all(tmp_path):

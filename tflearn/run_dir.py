@@ -4,6 +4,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import tempfile
 import threading
 import time
@@ -13,6 +14,27 @@ from typing import Any
 from absl import logging
 
 _NOT_JSON = (math.inf, -math.inf)
+
+# The beginning of a URL. pathlib makes one slash of two.
+_URL_SCHEME = re.compile(r'[A-Za-z][A-Za-z0-9+.-]*:/')
+
+
+def local_path(path: str | os.PathLike[str], name: str) -> pathlib.Path:
+    """Returns the absolute path of a file or directory of this machine; '~' is the home directory.
+
+    Args:
+      path: as a user wrote it.
+      name: of the flag or argument, for the error.
+
+    Raises:
+      ValueError: if it is a URL, such as gs://bucket/run, which would become a local folder named 'gs:'.
+    """
+    if _URL_SCHEME.match(os.fspath(path)):
+        raise ValueError(
+            f'got {name}={os.fspath(path)!r}, which is a URL; need a path of a local or mounted file system; remote '
+            'paths are not supported'
+        )
+    return pathlib.Path(path).expanduser().absolute()
 
 
 def write_whole(path: pathlib.Path, text: str) -> None:
@@ -81,7 +103,12 @@ class RunDir:
     """The files of one run. Properties are paths; nothing is created before something is written."""
 
     def __init__(self, root: str | os.PathLike[str]):
-        self.root = pathlib.Path(root).expanduser().absolute()
+        """Takes the root as a path of a local or mounted file system.
+
+        Raises:
+          ValueError: if it is a URL.
+        """
+        self.root = local_path(root, 'root_dir')
 
     @property
     def checkpoints(self) -> pathlib.Path:

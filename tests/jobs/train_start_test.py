@@ -92,6 +92,7 @@ def test_another_runs_weights(small_run, tmp_path):
     ('changes', 'message'),
     [
         ({'initial_checkpoint': 'nowhere'}, 'which cannot be read'),
+        ({'initial_checkpoint': 'gs://bucket/run'}, 'which is a URL'),
         ({'initial_prefixes': ('agent/_critic',)}, 'nothing is called agent/_critic here'),
     ],
 )

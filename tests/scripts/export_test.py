@@ -30,6 +30,8 @@ def test_help():
     [
         ((), 'got no --root_dir; need '),
         (('--root_dir=x', '--tflite=int4'), 'got a wrong flag: flag --tflite=int4'),
+        (('--root_dir=s3://x/y',), "got --root_dir='s3://x/y', which is a URL; need a path"),
+        (('--root_dir=x', '--output=gs://x/y'), "got --output='gs://x/y', which is a URL; need a path"),
         (('--root_dir=no_such_run',), 'got no policy in '),
     ],
 )

@@ -100,6 +100,7 @@ def test_the_replay_server_gets_a_free_port_by_default(installed, tmp_path):
             "got gin_file='no_such_file'; need the path of a file, or one of",
         ),
         (['--root_dir=file/run', '--gin_file=file'], 'which cannot be written to'),
+        (['--root_dir=gs://bucket/run', '--gin_file=file'], 'which is a URL'),
         (['--root_dir=run', '--gin_file=file', '--replay_address=8000'], 'need HOST:PORT'),
         (['--root_dir=run', '--gin_file=file', '--num_collectors=0'], 'num_collectors'),
         (['--root_dir=run', '--gin_file=file', '--root=run'], 'Did you mean'),

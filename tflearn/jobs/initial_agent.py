@@ -9,7 +9,7 @@ from tflearn.experience import Agent, AgentFactory, Experience
 from tflearn.learner import initial_load
 from tflearn.learner import precision as precisions
 from tflearn.learner.checkpoint_files import CheckpointFiles
-from tflearn.run_dir import RunDir
+from tflearn.run_dir import RunDir, local_path
 from tflearn.specs import EnvironmentSpecs
 from tflearn.steps import create_train_step
 
@@ -40,9 +40,13 @@ def load(agent: Agent, checkpoint: str | None, prefixes: Collection[str] | Mappi
       checkpoint: of the other run: its directory, that of its checkpoints, or the path prefix of one; None for none.
       prefixes: see `initial_load.load`.
       run_dir: of this run.
+
+    Raises:
+      ValueError: if the checkpoint is a URL, cannot be read, or does not fit.
     """
     if checkpoint is None:
         return
+    local_path(checkpoint, 'initial_checkpoint')
     if steps := CheckpointFiles(run_dir.checkpoints, 1, None).steps():
         logging.info('took nothing from %s: this run goes on from its own train step %d', checkpoint, steps[-1])
         return
