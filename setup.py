@@ -36,7 +36,7 @@ setuptools.setup(
         'matplotlib>=3.8,<4',
         'numpy>=1.23.5,<2',
         'rich>=13.7,<16',
-        'setuptools>=68,<80',
+        'setuptools>=68,<82',
         'tensorflow>=2.15,<2.16',
         'tf-agents==0.19.*',
     ],
@@ -45,7 +45,7 @@ setuptools.setup(
         'atari': ['ale-py>=0.11'],
         'box2d': ['box2d>=2.3.10,<3'],
         'envpool': ['envpool>=0.8.4,<1'],
-        'dm_control': ['dm-control>=1.0.14,<2', 'dm-env>=1.5,<2', 'mujoco>=3,<4'],
+        'dm-control': ['dm-control>=1.0.14,<2', 'dm-env>=1.5,<2', 'mujoco>=3,<4'],
         'serving': [
             'grpcio>=1.62',
             'grpcio-health-checking>=1.62',
@@ -54,7 +54,6 @@ setuptools.setup(
             'tensorflow-serving-api>=2.15,<2.16',
         ],
         'video': ['moviepy>=2.1,<3', 'pillow<12'],
-        'ray': ['ray>=2.9'],
         'dev': ['mypy>=1.10', 'pytest>=9', 'pytest-xdist>=3.8', 'ruff>=0.9', 'wheel'],
     },
 )

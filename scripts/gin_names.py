@@ -10,6 +10,8 @@ import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from tflearn import extras
+
 from .gin_reader import FLAG, Binding, Import
 
 
@@ -70,7 +72,7 @@ def import_modules(imports: Iterable[Import]) -> None:
             if not f'{statement.module}.'.startswith(f'{missing}.'):
                 raise ImportError(
                     f'got the import of {statement.module} in {statement.place}, which needs the package {missing}; '
-                    'need it installed; install it or the extra of tflearn-agents that holds it'
+                    f'need it installed; {extras.install_command(missing) or "install it"}'
                 ) from error
             raise ValueError(
                 f'got the import of {statement.module} in {statement.place}, but there is no module {missing}; need '

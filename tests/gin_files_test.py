@@ -82,7 +82,7 @@ def test_every_job_is_configured_and_its_objects_are_made(configure, run, job):
     configured = configure(job, run)
     package, extra = NEEDED.get(run, (None, None))
     if package and not importlib.util.find_spec(package):
-        pytest.skip(f'{package} is not installed; pip install "tflearn-agents[{extra}]"')
+        pytest.skip(f'{package} is not installed; pip install ".[{extra}]"')
     bound = gin.get_bindings(configured.job.function)
     environment = bound['make_environment'](num_environments=2, seed=0)
     try:

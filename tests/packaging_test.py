@@ -16,10 +16,11 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests.architecture import source_tree
+from tflearn import extras
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 JOBS = ('replay_server', 'collect', 'train', 'in_step', 'evaluate', 'serve', 'export', 'launch')
-EXTRAS = ('mujoco', 'atari', 'box2d', 'envpool', 'dm_control', 'video', 'ray')
+EXTRAS = ('mujoco', 'atari', 'box2d', 'envpool', 'dm-control', 'video')
 LOCKED_EXTRAS = ('dev', 'serving')  # in lock.txt: the tests need them
 # What setup.py, the shell programs and the lock files may not name, for they are the user's choice. (Spelt in parts, so
 # that this file does not name them either.)
@@ -82,8 +83,31 @@ def test_the_wheel_says_what_it_is(wheel):
     version = re.search(r"__version__ = '(.+)'", (ROOT / 'tflearn' / '__init__.py').read_text(encoding='utf-8'))
     assert (fields['Name'], fields['Version']) == ('tflearn-agents', version.group(1))
     assert set(fields['Requires-Python'].split(',')) == {'>=3.10', '<3.12'}
-    assert {name.replace('-', '_') for name in fields.get_all('Provides-Extra')} == {*EXTRAS, *LOCKED_EXTRAS}
     assert [pathlib.PurePath(name).name for name in fields.get_all('License-File')] == ['LICENSE']
+
+
+def test_extras_can_be_named_to_every_pip(wheel):
+    """pip before 23.3 does not normalize the names of extras: what the metadata spell is what users have to write."""
+    assert set(metadata(wheel).get_all('Provides-Extra')) == {*EXTRAS, *LOCKED_EXTRAS}
+    named = f'{wheel}[{",".join([*EXTRAS, *LOCKED_EXTRAS])}]'
+    result = run(sys.executable, '-m', 'pip', 'install', '--dry-run', '--no-index', named)
+    assert 'does not provide the extra' not in result.stdout + result.stderr
+    assert result.returncode == 0 or 'extra == ' in result.stderr, 'it looks for what the extras require'
+
+
+def test_hints_name_what_setup_py_requires(wheel):
+    required: dict[str, set[str]] = {}
+    for requirement in map(Requirement, metadata(wheel).get_all('Requires-Dist')):
+        if requirement.marker:
+            extra = str(requirement.marker).rpartition(' == ')[2].strip('"')
+            required.setdefault(extra, set()).add(
+                f'{requirement.name}{sorted(requirement.extras)}{requirement.specifier}'
+            )
+    for extra, texts in extras.REQUIREMENTS.items():
+        hinted = {f'{item.name}{sorted(item.extras)}{item.specifier}' for item in map(Requirement, texts)}
+        assert hinted == required[extra]
+    assert extras.install_command('ale_py.roms') == "pip install 'ale-py>=0.11' (the extra atari)"
+    assert extras.install_command('numpy') is None
 
 
 @pytest.mark.parametrize('job', JOBS)
@@ -130,7 +154,7 @@ def test_the_lock_fits_setup_py(wheel, extra, python_version):
     environment = {
         'python_version': python_version,
         'python_full_version': full_version,
-        'extra': extra.replace('_', '-'),
+        'extra': extra,
     }
     lines = locked('lock') + (locked(extra) if extra in EXTRAS else [])
     versions = {line.name: line.specifier for line in lines if not line.marker or line.marker.evaluate(environment)}

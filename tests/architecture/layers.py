@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tests.architecture.source_tree import SourceFile, dotted_name, is_within
 
-VOCABULARY = ('steps', 'waiting', 'background', 'histograms', 'run_dir', 'specs', 'experience')
+VOCABULARY = ('steps', 'waiting', 'background', 'histograms', 'run_dir', 'extras', 'specs', 'experience')
 ROOMS = (
     *('environments', 'agents', 'replay', 'variables', 'policies', 'actors', 'learner', 'offline', 'transforms'),
     *('launch', 'jobs'),
@@ -36,7 +36,6 @@ DOORS = {
     'tensorflow_serving': ('tflearn/policies/',),
     'subprocess': ('tflearn/launch/',),
     'yaml': ('tflearn/launch/',),
-    'ray': ('tflearn/launch/',),
     'kubernetes': ('tflearn/launch/',),
     'tf_agents.agents': ('tflearn/agents/',),
     'tensorflow.function': ('tflearn/learner/', 'tflearn/policies/', 'tflearn/actors/'),

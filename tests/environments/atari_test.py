@@ -5,7 +5,7 @@ import pytest
 from tests.environments import conformance
 from tflearn.environments import atari
 
-pytest.importorskip('ale_py', reason='needs ale_py; pip install "tflearn-agents[atari]"')
+pytest.importorskip('ale_py', reason='needs ale_py; pip install ".[atari]"')
 
 
 def test_specs():

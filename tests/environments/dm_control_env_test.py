@@ -3,7 +3,7 @@ import os
 import pytest
 
 os.environ.setdefault('MUJOCO_GL', 'disable')  # there may be no display, and nothing is drawn
-pytest.importorskip('dm_control', reason='needs dm_control; pip install "tflearn-agents[dm_control]"')
+pytest.importorskip('dm_control', reason='needs dm_control; pip install ".[dm-control]"')
 
 from tflearn.environments import dm_control_env
 

@@ -3,7 +3,7 @@ import collections
 import numpy as np
 import pytest
 
-dm_env = pytest.importorskip('dm_env', reason='needs dm_env; pip install "tflearn-agents[dm_control]"')
+dm_env = pytest.importorskip('dm_env', reason='needs dm_env; pip install ".[dm-control]"')
 
 from dm_env import specs as dm_specs  # noqa: E402 (after what it needs)
 from gymnasium import spaces  # noqa: E402

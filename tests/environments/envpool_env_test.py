@@ -4,7 +4,7 @@ import pytest
 from tests.environments import conformance
 from tflearn.environments import envpool_env
 
-pytest.importorskip('envpool', reason='needs envpool; pip install "tflearn-agents[envpool]"')
+pytest.importorskip('envpool', reason='needs envpool; pip install ".[envpool]"')
 pytestmark = pytest.mark.filterwarnings('ignore:.*precision lowered:UserWarning')
 
 

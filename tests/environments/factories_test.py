@@ -40,10 +40,10 @@ FACTORIES = {
         functools.partial(atari.make, 'breakout', end_with_life=True),
         {'num_steps': 150, 'seeded': False},
     ),
-    'dm_control': ('dm_control', 'dm_control', CONTROL, {'num_steps': 1010}),
+    'dm_control': ('dm_control', 'dm-control', CONTROL, {'num_steps': 1010}),
     'dm_control in workers': (
         'dm_control',
-        'dm_control',
+        'dm-control',
         functools.partial(CONTROL, vectorization='worker_processes', flatten_observations=False),
         {'num_steps': 1010},
     ),
@@ -64,7 +64,7 @@ EXTRAS = {name: parts for name, parts in FACTORIES.items() if parts[0]}
 def test_conforms(name):
     package, extra, factory, arguments = FACTORIES[name]
     if package and not importlib.util.find_spec(package):
-        pytest.skip(f'{package} is not installed; pip install "tflearn-agents[{extra}]"')
+        pytest.skip(f'{package} is not installed; pip install ".[{extra}]"')
     conformance.check(factory, **arguments)
 
 
@@ -75,5 +75,6 @@ def test_a_missing_package_is_told(name):
         pytest.skip(f'{package} is installed')
     with pytest.raises(ValueError) as raised:
         factory(num_environments=2, seed=0)
-    assert f'which needs {package}; need that installed; pip install "tflearn-agents[{extra}]"' in str(raised.value)
+    assert f"which needs {package}; need that installed; pip install '" in str(raised.value)
+    assert str(raised.value).endswith(f' (the extra {extra})')
     assert '\n' not in str(raised.value)

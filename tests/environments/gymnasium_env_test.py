@@ -138,9 +138,9 @@ def test_unknown_name(name, message):
 @pytest.mark.parametrize(
     ('name', 'module', 'remedy'),
     [
-        ('HalfCheetah-v5', 'mujoco', 'pip install "tflearn-agents[mujoco]"'),
-        ('ALE/Pong-v5', 'ale_py', 'pip install "tflearn-agents[atari]"'),
-        ('LunarLander-v3', 'Box2D', 'pip install "tflearn-agents[box2d]"'),
+        ('HalfCheetah-v5', 'mujoco', "pip install 'gymnasium[mujoco]' 'mujoco>=3,<4' (the extra mujoco)"),
+        ('ALE/Pong-v5', 'ale_py', "pip install 'ale-py>=0.11' (the extra atari)"),
+        ('LunarLander-v3', 'Box2D', "pip install 'box2d>=2.3.10,<3' (the extra box2d)"),
     ],
 )
 def test_missing_package(name, module, remedy, vectorization):

@@ -245,7 +245,7 @@ def test_random_actions_on_request(run):
 
 @pytest.mark.filterwarnings('ignore')  # pygame's and moviepy's own
 def test_a_film_on_request(run):
-    pytest.importorskip('moviepy', reason='needs pip install "tflearn-agents[video]"')
+    pytest.importorskip('moviepy', reason='needs pip install ".[video]"')
     run.export(9, FALLS)
     write_json(run.dir.train_result, RESULT)
     record = functools.partial(gymnasium_env.record, 'CartPole-v1')

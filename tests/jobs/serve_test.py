@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-pytest.importorskip('tensorflow_serving', reason='needs pip install "tflearn-agents[serving]"')
+pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
 
 from tests.jobs.conftest import Job
 from tests.policies import served_policies

@@ -13,7 +13,7 @@ from tflearn.policies.served_version import ServedVersion
 from tflearn.policies.server import PolicyServer, ServerOptions
 
 DEADLINE_SECS = 60.0
-NEEDS = 'needs tensorflow-serving-api; pip install "tflearn-agents[serving]"'
+NEEDS = 'needs tensorflow-serving-api; pip install ".[serving]"'
 
 
 class Publisher:

@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-pytest.importorskip('tensorflow_serving', reason='needs pip install "tflearn-agents[serving]"')
+pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
 
 from tests.policies import example_policies, served_policies
 from tflearn.policies import loader, served_policy

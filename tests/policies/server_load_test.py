@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-pytest.importorskip('tensorflow_serving', reason='needs pip install "tflearn-agents[serving]"')
+pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
 
 from tests.policies import served_policies
 from tflearn.policies.batching import BatchOptions

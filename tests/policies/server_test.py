@@ -13,7 +13,7 @@ import portpicker
 import pytest
 import tensorflow as tf
 
-pytest.importorskip('tensorflow_serving', reason='needs pip install "tflearn-agents[serving]"')
+pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
 
 from tests.policies import example_policies, served_policies
 from tflearn.policies import server as server_module

@@ -5,7 +5,7 @@ import subprocess
 import numpy as np
 import pytest
 
-pytest.importorskip('tensorflow_serving', reason='needs pip install "tflearn-agents[serving]"')
+pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
 
 from tests.policies import served_policies
 from tflearn.policies.client import PolicyClient

@@ -1,4 +1,4 @@
-"""The DeepMind control suite, and any other dm_env environment (extra `dm_control`)."""
+"""The DeepMind control suite, and any other dm_env environment (extra `dm-control`)."""
 
 import functools
 from typing import TYPE_CHECKING, Literal, get_args

@@ -3,17 +3,7 @@
 import difflib
 from collections.abc import Iterable
 
-# Module -> the extra of this package that installs it.
-_EXTRAS = {
-    'mujoco': 'mujoco',
-    'ale_py': 'atari',
-    'Box2D': 'box2d',
-    'envpool': 'envpool',
-    'dm_control': 'dm_control',
-    'dm_env': 'dm_control',
-    'moviepy': 'video',
-    'pygame': 'video',
-}
+from tflearn import extras
 
 
 def missing(name: str, error: BaseException) -> ValueError:
@@ -23,11 +13,8 @@ def missing(name: str, error: BaseException) -> ValueError:
     """
     cause = error if isinstance(error, ImportError) else error.__cause__
     module = (getattr(cause, 'name', None) or '').partition('.')[0]
-    if module in _EXTRAS:
-        what, remedy = module, f'pip install "tflearn-agents[{_EXTRAS[module]}]"'
-    else:
-        what, remedy = module or 'a package', f'install it ({error})'
-    return ValueError(f'got name={name!r}, which needs {what}; need that installed; {remedy}')
+    remedy = extras.install_command(module) or f'install it ({error})'
+    return ValueError(f'got name={name!r}, which needs {module or "a package"}; need that installed; {remedy}')
 
 
 def unknown(argument: str, name: str, known: Iterable[str], what: str) -> ValueError:

@@ -1,5 +1,7 @@
 """The door to what the extra `serving` installs: TensorFlow Serving's messages, gRPC and what goes with it."""
 
+from tflearn import extras
+
 try:
     import grpc
     import prometheus_client
@@ -12,9 +14,8 @@ try:
         prediction_service_pb2_grpc,
     )
 except ImportError as error:
-    raise ImportError(
-        f'got no {error.name}, which serving needs; need that installed; pip install "tflearn-agents[serving]"'
-    ) from error
+    remedy = extras.install_command(error.name or '') or f'install it ({error})'
+    raise ImportError(f'got no {error.name}, which serving needs; need that installed; {remedy}') from error
 
 __all__ = [
     'get_model_metadata_pb2',

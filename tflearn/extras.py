@@ -1,0 +1,52 @@
+"""Extras: the optional packages by the modules that they install, and the command that installs a missing one."""
+
+import importlib.util
+
+# Module -> the extra of this package that installs it.
+_EXTRAS = {
+    'mujoco': 'mujoco',
+    'imageio': 'mujoco',
+    'ale_py': 'atari',
+    'Box2D': 'box2d',
+    'envpool': 'envpool',
+    'dm_control': 'dm-control',
+    'dm_env': 'dm-control',
+    'grpc': 'serving',
+    'grpc_health': 'serving',
+    'prometheus_client': 'serving',
+    'tensorflow_serving': 'serving',
+    'moviepy': 'video',
+}
+
+# Extra -> what it requires, as setup.py says.
+REQUIREMENTS = {
+    'mujoco': ('gymnasium[mujoco]', 'mujoco>=3,<4'),
+    'atari': ('ale-py>=0.11',),
+    'box2d': ('box2d>=2.3.10,<3',),
+    'envpool': ('envpool>=0.8.4,<1',),
+    'dm-control': ('dm-control>=1.0.14,<2', 'dm-env>=1.5,<2', 'mujoco>=3,<4'),
+    'serving': (
+        'grpcio>=1.62',
+        'grpcio-health-checking>=1.62',
+        'prometheus-client>=0.20',
+        'protobuf>=4.21',
+        'tensorflow-serving-api>=2.15,<2.16',
+    ),
+    'video': ('moviepy>=2.1,<3', 'pillow<12'),
+}
+
+
+def install_command(module: str) -> str | None:
+    """Returns the command that installs what `module` belongs to, and the extra's name; None if it is of no extra.
+
+    It names the packages themselves: this package is on no index, and whoever installed a wheel has no checkout.
+    """
+    extra = _EXTRAS.get(module.partition('.')[0])
+    if extra is None:
+        return None
+    return f'pip install {" ".join(map(repr, REQUIREMENTS[extra]))} (the extra {extra})'
+
+
+def is_missing(module: str) -> bool:
+    """Whether `module` belongs to an extra and is not installed. Imports nothing."""
+    return module in _EXTRAS and importlib.util.find_spec(module) is None
