@@ -31,8 +31,9 @@ def check() -> None:
       ValueError: if one is a URL.
     """
     for flag in ('output', 'observations'):
-        if flags.FLAGS[flag].value:
-            local_path(flags.FLAGS[flag].value, f'--{flag}')
+        path: Any = flags.FLAGS[flag].value
+        if path:
+            local_path(path, f'--{flag}')
 
 
 def run(stop: threading.Event) -> None:

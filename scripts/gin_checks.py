@@ -1,5 +1,6 @@
 """The strictness of gin files: every name stands for something, every binding is used, every needed value is there."""
 
+import importlib
 import inspect
 import pathlib
 import types
@@ -26,6 +27,7 @@ def check_names(
     usage: Usage,
     jobs: Collection[Configurable],
     imports: Sequence[Import],
+    load: gin_names.Load = importlib.import_module,
 ) -> None:
     """Checks that all names stand for something, that values are of the right kind, and that all bindings are used.
 
@@ -35,6 +37,7 @@ def check_names(
       usage: what the run's jobs reach.
       jobs: the run's jobs.
       imports: the run's imports.
+      load: see `gin_names.import_modules`.
 
     Raises:
       ValueError: naming the first binding that is wrong, its place and the nearest valid name.
@@ -42,7 +45,7 @@ def check_names(
     macros = {bound.binding.written for bound in bounds if not bound.binding.parameter}
     for mistake in mistakes:
         valid = (
-            [f'@{name}' for name in _functions(usage, imports)]
+            [f'@{name}' for name in _functions(usage, imports, load)]
             if mistake.in_value
             else _names(usage, jobs, mistake.place)
         )
@@ -157,6 +160,6 @@ def _names(usage: Usage, jobs: Collection[Configurable], place: str) -> list[str
     return names
 
 
-def _functions(usage: Usage, imports: Iterable[Import]) -> list[str]:
+def _functions(usage: Usage, imports: Iterable[Import], load: gin_names.Load) -> list[str]:
     """What references may name in this run."""
-    return [*(configurable.name for configurable in usage.configurables), *gin_names.callables(imports)]
+    return [*(configurable.name for configurable in usage.configurables), *gin_names.callables(imports, load)]

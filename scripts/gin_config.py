@@ -5,9 +5,9 @@ a run uses nor, on the command line, what the files import.
 """
 
 import dataclasses
+import importlib
 import pathlib
 import re
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -95,7 +95,7 @@ def configure(
     statements = gin_reader.read(gin_file, flag_bindings)
     gin_names.import_modules(statements.imports)
     this = Configurable(job, job.__module__, job.__qualname__)
-    jobs = _jobs(this, statements.imports)
+    jobs = jobs_of(this, statements.imports)
     bounds, mistakes = gin_usage.resolve(statements, jobs)
     gin_checks.check_names(bounds, mistakes, gin_usage.reach(bounds, jobs), jobs, statements.imports)
     bounds = gin_usage.with_taken(bounds, this, _sources(takes or {}))
@@ -128,11 +128,13 @@ def plain_message(error: BaseException) -> str:
     return text
 
 
-def _jobs(this: Configurable, imports: Iterable[Import]) -> list[Configurable]:
-    """The functions that the programs of the run call: `this` first."""
+def jobs_of(
+    this: Configurable, imports: Iterable[Import], load: gin_names.Load = importlib.import_module
+) -> list[Configurable]:
+    """The functions that the programs of the run call: `this` first. `load`: see `gin_names.import_modules`."""
     package = this.module.rpartition('.')[0]
     modules = sorted({item.module for item in imports if package and item.module.rpartition('.')[0] == package})
-    functions = {module: getattr(sys.modules[module], module.rpartition('.')[2], None) for module in modules}
+    functions = {module: getattr(load(module), module.rpartition('.')[2], None) for module in modules}
     others = [Configurable(function, module, function.__name__) for module, function in functions.items() if function]
     return list(dict.fromkeys([this, *others]))
 

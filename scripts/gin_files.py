@@ -1,7 +1,10 @@
 """Finds a run's gin file: by path, or by name among the packaged ones. Needs neither gin nor TensorFlow."""
 
 import difflib
+import functools
 import pathlib
+
+from absl import logging
 
 _HERE = pathlib.Path(__file__).resolve().parent
 
@@ -17,8 +20,13 @@ def names() -> list[str]:
     return sorted(path.relative_to(root).with_suffix('').as_posix() for path in root.rglob('*.gin'))
 
 
+def runs() -> list[str]:
+    """The names of those that are a run by themselves."""
+    return [name for name in names() if '/' not in name and name != 'jobs']
+
+
 def resolve(name: str) -> pathlib.Path:
-    """Finds a gin file.
+    """Finds a gin file. Where several have the name, a warning says which one is taken.
 
     Args:
       name: a path, or the name of a packaged file with or without '.gin'. A path that exists comes first.
@@ -27,16 +35,27 @@ def resolve(name: str) -> pathlib.Path:
       The file's absolute path.
 
     Raises:
-      ValueError: if there is none; it names those that come near and those that there are.
+      ValueError: if there is none; it names those that come near.
     """
     path = pathlib.Path(name).expanduser()
-    for candidate in (path, folder() / name, folder() / f'{name}.gin'):
-        if candidate.is_file():
-            return candidate.absolute()
+    packaged = (folder() / name, folder() / f'{name}.gin')
+    found = [candidate.absolute() for candidate in (path, *packaged) if candidate.is_file()]
+    if found:
+        others = [*found[1:], pathlib.Path(f'{path}.gin').absolute()]
+        for other in others:
+            if other.is_file() and not other.samefile(found[0]):
+                _warn(name, found[0], other)
+        return found[0]
     there_are = names()
-    wanted = path.name.removesuffix('.gin')
     by_last_part = {there_is.rpartition('/')[2]: there_is for there_is in reversed(there_are)}
-    near = [by_last_part[part] for part in difflib.get_close_matches(wanted, by_last_part, n=3)]
-    advice = f'did you mean {" or ".join(near)}?' if near else 'choose one of them or give the path of your own'
-    packaged = ', '.join(there_are) or 'the packaged ones, of which there are none here'
-    raise ValueError(f'got gin_file={name!r}; need the path of a file, or one of {packaged}; {advice}')
+    near = [by_last_part[part] for part in difflib.get_close_matches(path.name.removesuffix('.gin'), by_last_part, n=3)]
+    advice = f'did you mean {" or ".join(near)}? ' if near else ''
+    raise ValueError(
+        f'got gin_file={name!r}; {advice}need the path of a file, or the name of one of the {len(there_are)} packaged '
+        f'ones, such as {", ".join(runs()[:3]) or "(there are none here)"}; all of them are in {folder()}'
+    )
+
+
+@functools.cache  # Each program reads its files several times.
+def _warn(name: str, taken: pathlib.Path, other: pathlib.Path) -> None:
+    logging.warning('the gin file %s is %s; %s has the same name and is not used', name, taken, other)

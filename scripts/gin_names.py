@@ -14,6 +14,9 @@ from tflearn import extras
 
 from .gin_reader import FLAG, Binding, Import
 
+# Imports a module by its name, or makes an outline of it.
+Load = Callable[[str], types.ModuleType]
+
 
 class UnknownNameError(Exception):
     """A name stands for nothing; the message is a half-sentence that says why."""
@@ -57,8 +60,12 @@ class Configurable:
         return anything or parameter in self.parameters
 
 
-def import_modules(imports: Iterable[Import]) -> None:
+def import_modules(imports: Iterable[Import], load: Load = importlib.import_module) -> None:
     """Imports what a run's gin files import.
+
+    Args:
+      imports: the statements.
+      load: imports a module, or makes its outline.
 
     Raises:
       ValueError: if there is no such module.
@@ -66,7 +73,7 @@ def import_modules(imports: Iterable[Import]) -> None:
     """
     for statement in imports:
         try:
-            importlib.import_module(statement.module)
+            load(statement.module)
         except ModuleNotFoundError as error:
             missing = error.name or ''
             if not f'{statement.module}.'.startswith(f'{missing}.'):
@@ -76,11 +83,13 @@ def import_modules(imports: Iterable[Import]) -> None:
                 ) from error
             raise ValueError(
                 f'got the import of {statement.module} in {statement.place}, but there is no module {missing}; need '
-                f'one that exists: the nearest is {nearest(missing, _modules_near(missing))}'
+                f'one that exists: the nearest is {nearest(missing, _modules_near(missing, load))}'
             ) from error
 
 
-def find(binding: Binding, selector: str, known: Iterable[Configurable]) -> Configurable:
+def find(
+    binding: Binding, selector: str, known: Iterable[Configurable], load: Load = importlib.import_module
+) -> Configurable:
     """Looks up a name that `binding` uses.
 
     A file's names begin with a module that the same file imports. The command line's may begin with a module that any
@@ -91,20 +100,22 @@ def find(binding: Binding, selector: str, known: Iterable[Configurable]) -> Conf
       binding: where the name is used.
       selector: the name, without scope and parameter.
       known: the functions and classes that the run is known to use.
+      load: see `import_modules`.
 
     Raises:
       UnknownNameError: if there is none, or several.
     """
     if binding.place != FLAG:
-        return _find_from([item for item in binding.imports if item.name == selector.partition('.')[0]][-1:], selector)
+        imports = [item for item in binding.imports if item.name == selector.partition('.')[0]]
+        return _find_from(imports[-1:], selector, load)
     found = {item for item in known if f'.{item.full_name}'.endswith(f'.{selector}')}
     if not found:
         starting = {item for item in binding.imports if f'{selector}.'.startswith((f'{item.name}.', f'{item.symbol}.'))}
-        found = {_find_from([item], selector) for item in starting}
+        found = {_find_from([item], selector, load) for item in starting}
     if len(found) > 1:
         names = ' and '.join(sorted(item.full_name for item in found))
         raise UnknownNameError(f'this may be {names} (write one of them in full)')
-    return found.pop() if found else _find_from([], selector)
+    return found.pop() if found else _find_from([], selector, load)
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str:
@@ -112,22 +123,22 @@ def nearest(name: str, candidates: Iterable[str]) -> str:
     return next(iter(difflib.get_close_matches(name, sorted(set(candidates)), 1, cutoff=0.0)), 'none')
 
 
-def callables(imports: Iterable[Import]) -> list[str]:
-    """The names of the public functions and classes that the imported modules define."""
+def callables(imports: Iterable[Import], load: Load = importlib.import_module) -> list[str]:
+    """The names of the public functions and classes that the imported modules define; `load`: see `import_modules`."""
     names = []
     for item in imports:
-        module = importlib.import_module(item.symbol)
+        module = load(item.symbol)
         for name, value in vars(module).items():
             if callable(value) and not name.startswith('_') and getattr(value, '__module__', '') == module.__name__:
                 names.append(f'{item.name}.{name}')
     return names
 
 
-def _find_from(imports: list[Import], selector: str) -> Configurable:
+def _find_from(imports: list[Import], selector: str, load: Load) -> Configurable:
     if not imports:
         raise UnknownNameError(f'no import provides {selector.partition(".")[0]!r}')
     (item,) = imports
-    value: Any = importlib.import_module(item.symbol)
+    value: Any = load(item.symbol)
     module: types.ModuleType = value
     attributes: list[str] = []
     start = item.symbol if f'{selector}.'.startswith(f'{item.symbol}.') else item.name
@@ -145,10 +156,10 @@ def _find_from(imports: list[Import], selector: str) -> Configurable:
     return Configurable(value, module.__name__, '.'.join(attributes))
 
 
-def _modules_near(missing: str) -> list[str]:
+def _modules_near(missing: str, load: Load) -> list[str]:
     """The modules beside the one that is missing, and the one above it."""
     above = missing.rpartition('.')[0]
     if not above:
         return [module.name for module in pkgutil.iter_modules()]
-    package = importlib.import_module(above)
+    package = load(above)
     return [above, *(f'{above}.{module.name}' for module in pkgutil.iter_modules(getattr(package, '__path__', ())))]

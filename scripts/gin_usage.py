@@ -1,6 +1,7 @@
 """Which bindings of a run are used: follows the references from the jobs' functions through bindings and macros."""
 
 import dataclasses
+import importlib
 from collections.abc import Iterable, Mapping
 
 from . import gin_names
@@ -52,15 +53,23 @@ class Usage:
         return any(_covers(bound.binding.scope, scope) for scope in self.configurables.get(bound.target, ()))
 
 
-def resolve(statements: Statements, roots: Iterable[Configurable]) -> tuple[list[Bound], list[Mistake]]:
-    """Looks up every name in `statements`. What cannot be found is a mistake; all else is bound."""
+def resolve(
+    statements: Statements, roots: Iterable[Configurable], load: gin_names.Load = importlib.import_module
+) -> tuple[list[Bound], list[Mistake]]:
+    """Looks up every name in `statements`. What cannot be found is a mistake; all else is bound.
+
+    Args:
+      statements: of the run's files and flags.
+      roots: the functions that programs call.
+      load: see `gin_names.import_modules`.
+    """
     known = dict.fromkeys(roots)
     bounds: list[Bound] = []
     mistakes: list[Mistake] = []
 
     def find(binding: Binding, selector: str, written: str, in_value: bool) -> Configurable | None:
         try:
-            found = gin_names.find(binding, selector, known)
+            found = gin_names.find(binding, selector, known, load)
         except gin_names.UnknownNameError as error:
             mistakes.append(Mistake(written, binding.place, str(error), in_value))
             return None

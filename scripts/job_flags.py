@@ -73,7 +73,7 @@ def parse(argv: Sequence[str]) -> None:
     if flags.FLAGS.help or flags.FLAGS.helpfull:
         return
     if not flags.FLAGS.gin_file:
-        runs = ', '.join(name for name in gin_files.names() if '/' not in name and name != 'jobs')
+        runs = ', '.join(gin_files.runs())
         raise ValueError(f'got no --gin_file; need the path of one, or one of {runs}')
     check_address(flags.FLAGS.replay_address)
 

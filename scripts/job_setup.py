@@ -98,6 +98,7 @@ def main(
     program = f'tflearn-{job.replace("_", "-")}'
     try:
         preflight.check()
+        preflight.import_from_here()
     except ImportError as error:
         print(f'{program}: error: {error}', file=sys.stderr)
         sys.exit(2)

@@ -18,12 +18,16 @@ def launch() -> int:
     """Runs the jobs with the flags of this program. Returns the exit code, see `local.run`."""
     values = flags.FLAGS
     run_dir = RunDir(values.root_dir)
-    shared = [f'--root_dir={run_dir.root}', f'--gin_file={gin_files.resolve(values.gin_file)}']
+    gin_file = gin_files.resolve(values.gin_file)
+    shared = [f'--root_dir={run_dir.root}', f'--gin_file={gin_file}']
     shared += [f'--gin_bindings={binding}' for binding in values.gin_bindings]
     address = local.free_address() if values['replay_address'].using_default_value else values.replay_address
     shared += [f'--replay_address={address}', f'--connect_timeout_secs={values.connect_timeout_secs:g}']
     shared += [f'--stop_timeout_secs={values.stop_timeout_secs:g}']
     topology = local_topology(package=str(__package__), flags=shared, num_collectors=values.num_collectors)
+    from . import gin_preview  # Half a second that a wrong flag need not wait for.
+
+    gin_preview.check(gin_file, values.gin_bindings, sorted({f'tflearn.jobs.{job.kind}' for job in topology.jobs}))
     # The jobs end themselves when that time is over; this is for those that cannot.
     return local.run(topology, run_dir, stop_timeout_secs=values.stop_timeout_secs + 10.0)
 
@@ -34,6 +38,7 @@ def main() -> None:
     flags.DEFINE_integer('num_collectors', 1, 'How many collect jobs to start.', lower_bound=1)
     try:
         preflight.check()
+        preflight.import_from_here()
         job_flags.parse(sys.argv)
         if flags.FLAGS.help or flags.FLAGS.helpfull:
             print(job_flags.help_text('tflearn-launch', __doc__ or '', full=flags.FLAGS.helpfull))

@@ -12,8 +12,9 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 
-# The two are built for each other: Reverb's operations are compiled against exactly this TensorFlow.
-NEEDED_VERSIONS = {'tensorflow': '2.15', 'dm-reverb': '0.14', 'tf-agents': '0.19', 'gin-config': '0.5'}
+# The first two are built for each other: Reverb's operations are compiled against exactly this TensorFlow, which is
+# compiled for NumPy 1.
+NEEDED_VERSIONS = {'tensorflow': '2.15', 'dm-reverb': '0.14', 'tf-agents': '0.19', 'gin-config': '0.5', 'numpy': '1'}
 
 # What TensorFlow 2.15 and gym print when they are imported, and what is no matter of the user's.
 _IMPORT_NOISE = re.compile(
@@ -49,6 +50,15 @@ def check(
                 f'got {f"{name} {found}" if found else f"no {name}"} in {sys.prefix}; need {name} {needed}.*; '
                 f"install it: {sys.executable} -m pip install '{name}=={needed}.*'"
             )
+
+
+def import_from_here() -> None:
+    """Lets modules of the working directory be imported, after all others, whichever way the program was started.
+
+    `python -m` does so by itself, a console command does not: a run's own modules would be found by some of its jobs.
+    """
+    if not {'', os.getcwd()} & set(sys.path):
+        sys.path.append(os.getcwd())
 
 
 def import_quietly(*modules: str) -> None:

@@ -1,6 +1,7 @@
 import functools
 import importlib.util
 
+import gymnasium
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -117,10 +118,30 @@ def test_names_with_a_module_work_in_workers(vectorization):
     assert time_step.observation['camera'].shape == (2, 4, 4, 1)
 
 
+@BOTH
+def test_environments_that_a_function_registers(vectorization):
+    calls = []
+
+    def register():
+        calls.append(1)
+        gymnasium.register('tflearn_tests/ByFunction-v0', 'tests.environments.example_environments:TwoStates')
+
+    try:
+        for _ in range(2):
+            environment = gymnasium_env.make(
+                'tflearn_tests/ByFunction-v0', 2, seed=0, vectorization=vectorization, register=register
+            )
+            assert environment.reset().reward.shape == (2,)
+            environment.close()
+    finally:
+        gymnasium.registry.pop('tflearn_tests/ByFunction-v0', None)
+    assert calls == [1], 'gymnasium warns of what is registered again'
+
+
 @pytest.mark.parametrize(
     ('name', 'message'),
     [
-        ('CartPol-v1', "got name='CartPol-v1'; need a registered gymnasium environment; nearest: CartPole-v1, "),
+        ('CartPol-v1', "got name='CartPol-v1'; need a registered gymnasium environment, or 'module:Name-v0' "),
         ('CartPole-v9', 'nearest: CartPole-v1, '),
         ('CartPole', 'nearest: CartPole-v1, '),
         ('%$', 'nearest: none'),

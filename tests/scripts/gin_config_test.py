@@ -5,21 +5,34 @@ import importlib
 import pytest
 
 import gin
-from scripts import gin_config, gin_reader, job_process
+from scripts import gin_config, gin_preview, gin_reader, job_process
 
 
 @pytest.fixture
 def configure(gin_folder):
-    """Configures the toy run's train job."""
+    """Configures the toy run's train job, and checks that the preview, which imports nothing, says the same before."""
 
-    def configure(*bindings, job='train', file='run.gin', more='', **arguments):
+    def configure(*bindings, job='train', file='run.gin', more='', sees_less=False, **arguments):
         path = gin_folder / file
         path.write_text(path.read_text() + more if path.exists() else more)
         function = getattr(importlib.import_module(f'toy.jobs.{job}'), job)
         arguments = {'run_dir': [], 'stop': None, **arguments}
+        early = error_of(lambda: gin_preview.check(path, bindings, [function.__module__]))
+        if not sees_less:
+            assert early == error_of(lambda: gin_config.configure(function, arguments, path, bindings))
+        assert early is None or not sees_less
         return gin_config.configure(function, arguments, path, bindings)
 
     return configure
+
+
+def error_of(check):
+    """What kind of error `check` raises, and its message; None if it does not."""
+    try:
+        check()
+    except (ValueError, ImportError) as error:
+        return type(error), str(error)
+    return None
 
 
 def result(job):
@@ -242,6 +255,62 @@ def test_modules_of_one_name(configure, gin_folder, toy_modules):
         'toy.jobs.train.train.max_secs=@toy.train.number()',
     )
     assert result(job)[2] == 3
+
+
+ODD = """
+import functools
+import logging
+from toy.agents import dqn, schedules as plans
+from toy.agents.dqn import make_agent as remade
+from .agents.sac import make_agent as other
+
+class Base:
+    def __init__(self, size=1):
+        self.size = size
+
+class Derived(Base):
+    @staticmethod
+    def make(specs):
+        return ('derived', specs)
+
+@functools.lru_cache
+def decorated(specs, **kwargs):
+    return ('decorated', specs)
+
+alias = dqn.make_agent
+if True:
+    def nested(specs, rate=1):
+        return ('nested', specs, rate)
+"""
+
+
+@pytest.mark.parametrize(
+    ('value', 'bindings', 'sees_less'),
+    [
+        ('odd.remade', ['toy.agents.dqn.make_agent.learning_rate=1'], False),
+        ('odd.other', ['toy.agents.sac.make_agent.alpha=1'], False),
+        ('odd.other', ['toy.agents.sac.make_agent.alhpa=1'], False),
+        ('odd.dqn.make_agent', ['make_agent.learning_rate=1'], False),
+        ('odd.plans.linear', ['schedules.linear.strat=1'], False),
+        ('odd.decorated', ['odd.decorated.specs=1'], False),
+        ('odd.Derived', ['odd.Derived.size=1'], False),
+        ('odd.no_such', [], False),
+        ('odd.alias', ['toy.agents.dqn.make_agent.learning_rate=1'], True),
+        ('odd.nested', ['odd.nested.rate=2'], True),
+        ('odd.Derived.make', [], True),
+        ('logging.getLogger', ['logging.getLogger.name="x"'], False),
+    ],
+)
+def test_the_preview_of_modules_that_say_little(configure, toy_modules, gin_folder, value, bindings, sees_less):
+    """What the source does not show, it takes to be right."""
+    (toy_modules / 'toy' / 'odd.py').write_text(ODD)
+    imports = ['from toy import odd', 'from toy.agents import sac', 'import logging']
+    first = [*imports, f'make_agent=@{value}', 'dqn.make_agent.epsilon=1', 'x=1'][: len(imports) + 1]
+    if value == 'odd.no_such' or 'alhpa' in str(bindings) or 'strat' in str(bindings):
+        with pytest.raises(ValueError, match='got '):
+            configure(*first, *bindings)
+    else:
+        configure(*first, *bindings, sees_less=sees_less)
 
 
 def test_the_configuration_is_locked(configure):

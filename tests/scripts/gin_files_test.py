@@ -45,6 +45,23 @@ def test_a_path_comes_first(module):
         assert module.resolve(str(pathlib.Path.cwd() / name)) == pathlib.Path.cwd() / name
 
 
+@pytest.mark.parametrize(
+    ('own', 'name'),
+    [('dqn_acrobot.gin', 'dqn_acrobot.gin'), ('dqn_acrobot.gin', 'dqn_acrobot'), ('mine.gin', 'mine.gin')],
+)
+def test_warns_of_two_files_of_one_name(module, caplog, own, name):
+    path, packaged = pathlib.Path.cwd() / own, module.folder() / 'dqn_acrobot.gin'
+    path.touch()
+    taken = module.resolve(name)
+    module.resolve(name)
+    if own == 'mine.gin':
+        assert not caplog.messages
+    else:
+        taken, other = (path, packaged) if name == own else (packaged, path)
+        assert caplog.messages == [f'the gin file {name} is {taken}; {other} has the same name and is not used'], 'once'
+    assert module.resolve(name) == taken
+
+
 def test_a_path_may_begin_at_home(module, monkeypatch):
     monkeypatch.setenv('HOME', str(pathlib.Path.cwd()))
     pathlib.Path('mine.gin').touch()
@@ -59,15 +76,17 @@ def test_a_folder_is_no_file(module):
 @pytest.mark.parametrize(
     ('name', 'advice'),
     [
-        ('dqn_cartpol', 'did you mean dqn_cartpole'),
-        ('configs/dqn_acrobt.gin', 'did you mean dqn_acrobot'),
-        ('catpole', 'did you mean environments/cartpole'),
-        ('something_else_altogether', 'choose one of them or give the path of your own'),
-        ('', 'choose one of them or give the path of your own'),
+        ('dqn_cartpol', 'did you mean dqn_cartpole or '),
+        ('configs/dqn_acrobt.gin', 'did you mean dqn_acrobot or '),
+        ('catpole', 'did you mean environments/cartpole or '),
+        ('something_else_altogether', 'need the path of a file'),
+        ('', 'need the path of a file'),
     ],
 )
-def test_a_missing_file_is_named_with_what_there_is(module, name, advice):
-    with pytest.raises(ValueError, match=f'got gin_file={name!r}; need the path of a file, or one of ') as raised:
+def test_a_missing_file_is_named_with_what_comes_near(module, name, advice):
+    with pytest.raises(
+        ValueError, match='need the path of a file, or the name of one of the 4 packaged ones'
+    ) as raised:
         module.resolve(name)
-    assert 'algorithms/dqn, dqn_acrobot, dqn_cartpole, environments/cartpole' in str(raised.value)
-    assert advice in str(raised.value)
+    assert str(raised.value).startswith(f'got gin_file={name!r}; {advice}')
+    assert str(raised.value).endswith(f'such as dqn_acrobot, dqn_cartpole; all of them are in {module.folder()}')

@@ -28,8 +28,7 @@ def files(folder):
 def test_a_missing_gin_file(tmp_path):
     code, stderr = run('--root_dir=run', '--gin_file=dqn_cartpol', cwd=tmp_path)
     assert code == 2
-    assert stderr.startswith("tflearn-train: error: got gin_file='dqn_cartpol'; need ")
-    assert 'did you mean dqn_cartpole' in stderr
+    assert stderr.startswith("tflearn-train: error: got gin_file='dqn_cartpol'; did you mean dqn_cartpole or ")
     assert stderr.count('\n') == 1
 
 

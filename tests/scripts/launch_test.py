@@ -1,5 +1,6 @@
 """The launch program: its command line, and a run through it, with small programs in place of the jobs."""
 
+import importlib.util
 import os
 import pathlib
 import resource
@@ -46,13 +47,17 @@ def installed(tmp_path):
     shutil.copytree(CHECKOUT / 'scripts', programs, ignore=shutil.ignore_patterns('__pycache__'))
     for job in ('replay_server', 'train', 'evaluate', 'collect'):
         (programs / f'{job}.py').write_text(JOB)
-    (programs.parent / 'tflearn_gin').mkdir()
-    (programs.parent / 'tflearn_gin' / 'tiny.gin').touch()
+    shutil.copytree(CHECKOUT / 'gin', programs.parent / 'tflearn_gin')
     return programs.parent
 
 
 def test_a_run_through_the_program(installed, tmp_path):
-    flags = ['--root_dir=run', '--gin_file=tiny', '--gin_bindings=a.b = "c d"', '--gin_bindings=e = 1']
+    flags = [
+        '--root_dir=run',
+        '--gin_file=dqn_cartpole',
+        '--gin_bindings=train.strategy = "cpu"',
+        '--gin_bindings=train.max_secs = 60',
+    ]
     more = ['--num_collectors=2', '--connect_timeout_secs=7.5', '--replay_address=localhost:4321']
     ended = launch(*flags, *more, cwd=tmp_path, package='tflearn_scripts', path=installed)
     assert (ended.returncode, ended.stderr) == (0, '')
@@ -62,9 +67,9 @@ def test_a_run_through_the_program(installed, tmp_path):
     run_dir = RunDir(tmp_path / 'run')
     shared = [
         f'--root_dir={run_dir.root}',
-        f'--gin_file={installed / "tflearn_gin" / "tiny.gin"}',
-        '--gin_bindings=a.b = "c d"',
-        '--gin_bindings=e = 1',
+        f'--gin_file={installed / "tflearn_gin" / "dqn_cartpole.gin"}',
+        '--gin_bindings=train.strategy = "cpu"',
+        '--gin_bindings=train.max_secs = 60',
         '--replay_address=localhost:4321',
         '--connect_timeout_secs=7.5',
         '--stop_timeout_secs=30',
@@ -81,7 +86,7 @@ def test_a_run_through_the_program(installed, tmp_path):
 
 
 def test_the_replay_server_gets_a_free_port_by_default(installed, tmp_path):
-    ended = launch('--root_dir=run', '--gin_file=tiny', cwd=tmp_path, package='tflearn_scripts', path=installed)
+    ended = launch('--root_dir=run', '--gin_file=dqn_cartpole', cwd=tmp_path, package='tflearn_scripts', path=installed)
     assert ended.returncode == 0
     command = RunDir(tmp_path / 'run').commands.read_text().splitlines()[1]
     address = next(part for part in shlex.split(command) if part.startswith('--replay_address='))
@@ -97,9 +102,21 @@ def test_the_replay_server_gets_a_free_port_by_default(installed, tmp_path):
         (['--root_dir=run'], 'got no --gin_file; need'),
         (
             ['--root_dir=run', '--gin_file=no_such_file'],
-            "got gin_file='no_such_file'; need the path of a file, or one of",
+            "got gin_file='no_such_file'; need the path of a file, or the name of one of",
         ),
-        (['--root_dir=file/run', '--gin_file=file'], 'which cannot be written to'),
+        (
+            ['--root_dir=run', '--gin_file=dqn_cartpole', '--gin_bindings=train.num_train_stpes=1'],
+            'train.num_train_steps',
+        ),
+        (
+            ['--root_dir=run', '--gin_file=dqn_cartpole', '--gin_bindings=gymnasium_env.make.name="CartPol-v1"'],
+            'CartPole-v1',
+        ),
+        (
+            ['--root_dir=run', '--gin_file=dqn_cartpole', '--gin_bindings=train.num_train_steps=%gin.REQUIRED'],
+            'no value for',
+        ),
+        (['--root_dir=file/run', '--gin_file=dqn_cartpole'], 'which cannot be written to'),
         (['--root_dir=gs://bucket/run', '--gin_file=file'], 'which is a URL'),
         (['--root_dir=run', '--gin_file=file', '--replay_address=8000'], 'need HOST:PORT'),
         (['--root_dir=run', '--gin_file=file', '--num_collectors=0'], 'num_collectors'),
@@ -115,6 +132,52 @@ def test_mistakes_are_told_in_one_line(tmp_path, flags, words):
     assert words in ended.stderr
     assert ended.stderr.count('\n') == 1
     assert [path.name for path in tmp_path.iterdir()] == ['file']
+
+
+EXTRAS = {
+    'ale_py': ('dqn_pong', 'atari'),
+    'mujoco': ('sac_halfcheetah', 'mujoco'),
+    'Box2D': ('dqn_lunar_lander', 'box2d'),
+}
+
+
+@pytest.mark.parametrize('module', EXTRAS)
+def test_a_missing_extra_is_reported_before_any_job_starts(tmp_path, module):
+    if importlib.util.find_spec(module):
+        pytest.skip(f'{module} is installed')
+    gin_file, extra = EXTRAS[module]
+    ended = launch('--root_dir=run', f'--gin_file={gin_file}', cwd=tmp_path)
+    assert (ended.returncode, ended.stdout, ended.stderr.count('\n')) == (2, '', 1)
+    assert ended.stderr.startswith('tflearn-launch: error: got ')
+    assert f'which needs {module}; need that installed; pip install ' in ended.stderr
+    assert ended.stderr.endswith(f'(the extra {extra})\n')
+    assert not list(tmp_path.iterdir())
+
+
+def test_numpy_2_is_reported_in_one_line(tmp_path):
+    (tmp_path / 'numpy-2.1.0.dist-info').mkdir()
+    (tmp_path / 'numpy-2.1.0.dist-info' / 'METADATA').write_text('Metadata-Version: 2.1\nName: numpy\nVersion: 2.1.0\n')
+    ended = launch('--root_dir=run', '--gin_file=dqn_cartpole', cwd=tmp_path, path=tmp_path)
+    assert (ended.returncode, ended.stdout, ended.stderr.count('\n')) == (2, '', 1)
+    assert ': error: got numpy 2.1.0 in ' in ended.stderr and "pip install 'numpy==1.*'" in ended.stderr
+
+
+def test_the_checks_load_no_tensorflow(tmp_path):
+    (tmp_path / 'own').mkdir()
+    (tmp_path / 'own' / 'tasks.py').write_text('import tensorflow\ndef make(num_environments, seed): pass\n')
+    program = """
+import pathlib, sys
+from scripts import gin_files, gin_preview, preflight
+preflight.import_from_here()
+jobs = [f'tflearn.jobs.{job}' for job in ('replay_server', 'train', 'evaluate', 'collect')]
+for run in ('dqn_cartpole', 'ppo_pendulum', 'impala_cartpole_hidden'):
+    gin_preview.check(gin_files.resolve(run), [], jobs)
+own = ['import own.tasks', 'make_environment=@own.tasks.make']
+gin_preview.check(gin_files.resolve('algorithms/dqn'), [*own, 'train.num_train_steps=1'], jobs)
+assert not {'tensorflow', 'tf_agents', 'reverb', 'own.tasks', 'tflearn.jobs.train'} & set(sys.modules)
+"""
+    environment = {**os.environ, 'PYTHONPATH': str(CHECKOUT), 'PYTHONSAFEPATH': '1'}  # As a console command is started.
+    subprocess.run([sys.executable, '-c', program], cwd=tmp_path, env=environment, check=True, timeout=DEADLINE_SECS)
 
 
 def test_helpfull_tells_all_flags(tmp_path):

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import importlib
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
@@ -11,12 +10,9 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.wrappers import RecordVideo
 
 from tflearn import specs
-from tflearn.environments import refusals, vector_env
+from tflearn.environments import refusals, registered, vector_env
 
 Vectorization = Literal['auto', 'native', 'in_process', 'worker_processes']
-
-# Namespace of environment names -> the module that registers them when it is imported.
-_NAMESPACES = {'ALE': 'ale_py'}
 
 
 def make(
@@ -27,6 +23,7 @@ def make(
     max_episode_steps: int | None = None,
     kwargs: dict[str, Any] | None = None,
     step_timeout_secs: float = vector_env.STEP_TIMEOUT_SECS,
+    register: Callable[[], object] | None = None,
 ) -> specs.BatchedEnvironment:
     """Makes a batch of a gymnasium environment.
 
@@ -45,6 +42,8 @@ def make(
       max_episode_steps: truncates episodes after so many steps; None keeps what is registered.
       kwargs: passed to the environment's constructor.
       step_timeout_secs: a worker process that takes longer for a step or a reset is replaced by a new one.
+      register: a function that registers environments, for packages that do not do so when they are imported; it is
+        called unless `name` is registered already.
 
     Returns:
       The batch; see `specs.BatchedEnvironment`. Close it when done.
@@ -54,7 +53,7 @@ def make(
       RuntimeError: if an environment cannot be made in its worker process.
     """
     _check(num_environments, seed, vectorization, max_episode_steps, step_timeout_secs)
-    spec = _find(name)
+    spec = registered.find(name, register)
     if vectorization == 'native' and spec.vector_entry_point is None:
         raise ValueError(f"got vectorization='native' of name={name!r}, which has none registered; choose 'auto'")
     try:
@@ -87,6 +86,7 @@ def record(
     folder: str,
     max_episode_steps: int | None = None,
     kwargs: dict[str, Any] | None = None,
+    register: Callable[[], object] | None = None,
 ) -> specs.BatchedEnvironment:
     """Makes a batch of one environment that films its episodes with gymnasium's recorder. (Extra: video.)
 
@@ -96,12 +96,13 @@ def record(
         closed.
       max_episode_steps: as for `make`.
       kwargs: as for `make`.
+      register: as for `make`.
 
     Raises:
       ValueError: as `make` does, and if the environment cannot be drawn, or the extra is not installed.
     """
     _check(1, None, 'in_process', max_episode_steps, vector_env.STEP_TIMEOUT_SECS)
-    spec = _find(name)
+    spec = registered.find(name, register)
 
     def make_one() -> gymnasium.Env:
         arguments = {'max_episode_steps': max_episode_steps, 'disable_env_checker': True, **(kwargs or {})}
@@ -134,20 +135,6 @@ def _check(
         raise ValueError(f'got max_episode_steps={max_episode_steps}; need at least 1, or None')
     if step_timeout_secs <= 0:
         raise ValueError(f'got step_timeout_secs={step_timeout_secs}; need more than 0')
-
-
-def _find(name: str) -> gymnasium.envs.registration.EnvSpec:
-    """Returns what is registered under `name`."""
-    module, _, registered_name = name.rpartition(':')
-    module = module or _NAMESPACES.get(registered_name.partition('/')[0], '')
-    try:
-        if module:
-            importlib.import_module(module)
-        return gymnasium.spec(registered_name)
-    except ImportError as error:
-        raise refusals.missing(name, error) from error
-    except gymnasium.error.Error as error:
-        raise refusals.unknown('name', name, gymnasium.registry, 'a registered gymnasium environment') from error
 
 
 def _are_same_task(make_one: Callable[[], gymnasium.Env], make_all: Callable[..., VectorEnv]) -> bool:
