@@ -72,11 +72,12 @@ def test_a_run_to_its_end_and_beyond(small_run):
     replay.join()
 
 
-def test_environment_steps_end_a_run_too(small_run):
+def test_environment_steps_end_a_run_too(small_run, caplog):
     small_run.start_replay()
     small_run.start(collect, num_environments=2)
     small_run.start(train, num_train_steps=10**6, max_env_steps=150, **FEW).join()
     assert _result(small_run)['reason'] == 'max_env_steps 150 reached'
+    assert [line for line in caplog.messages if line.startswith('training on ')], 'which devices train'
 
 
 def test_a_requested_stop_ends_a_run(small_run):

@@ -30,6 +30,7 @@ def test_normal_end(run, run_dir):
     code, out, err = run(replay_server=RUN, train=others_run, evaluate=['done'], collect_0=RUN, collect_1=[RUNNING])
     assert (code, err) == (0, '')
     assert stopped(run_dir) == ['collect_0', 'replay_server']
+    assert read_json(run_dir.status('launch'))['state'] == 'finished'
     result, *where = out.splitlines()[-6:]
     assert result.endswith(
         'The run is done: num_train_steps 1000; train step 1,000, 4,321 env steps, 1 min 15 s; '
@@ -64,6 +65,7 @@ def test_logs_are_kept_and_marked(run, run_dir):
 def test_without_done_it_is_an_error(run, run_dir):
     code, _, err = run(train=[], evaluate=[])
     assert code == 1
+    assert read_json(run_dir.status('launch'))['state'] == 'failed'
     assert err == f'tflearn-launch: error: all jobs ended, but none wrote {run_dir.done}\n'
 
 
@@ -79,6 +81,7 @@ def test_a_signal_stops_all_jobs_in_order(run_dir, number):
         code, out, err = ended(process)
     assert (code, err) == (128 + number, '')
     assert stopped(run_dir) == ['train', 'evaluate', 'collect_0', 'replay_server']
+    assert read_json(run_dir.status('launch'))['state'] == 'stopped'
     assert [gone(pid) for pid in alive] == [True] * 5
     last = out.splitlines()[-1]
     assert last.startswith(f'The run was stopped by {number.name}; what it learned is in {run_dir.checkpoints}.')

@@ -24,6 +24,18 @@ def test_cpu_is_one_replica_on_the_cpu():
         assert 'CPU:0' in tf.Variable(1.0).device
 
 
+@pytest.mark.skipif(bool(tf.config.list_physical_devices('GPU')), reason='this machine has a GPU')
+@pytest.mark.parametrize(
+    ('name', 'line'), [('default', '1 CPU device(s)'), ('cpu', '1 CPU device(s)'), ('mirrored:2', '2 CPU device(s)')]
+)
+def test_says_which_devices_train(tmp_path, name, line):
+    strategy = strategies.make(name)
+    assert strategies.describe_devices(strategy, tmp_path) == f'training on {line}; TensorFlow sees no GPU'
+    (tmp_path / 'nvidia0').touch()
+    unusable = strategies.describe_devices(strategy, tmp_path)
+    assert unusable.startswith(f'training on {line}; this machine has an NVIDIA GPU that TensorFlow does not see')
+
+
 @pytest.mark.parametrize('count', [1, 2])
 def test_mirrored_on_logical_devices(count):
     strategy = strategies.make(f'mirrored:{count}')

@@ -161,6 +161,7 @@ def test_it_is_held_back_by_the_rate_limiter_and_can_be_stopped(serve):
     with pytest.raises(Stopped):
         _run(writer, fakes.CheckedEnvironment((50,) * 8), 1000)
     assert time.monotonic() - start < 30
+    assert writer.lost_steps > 0
     # Ten before the first draw, the buffer of four batches, and what was on its way.
     assert sum(len(item[1]) > 0 for item in _items(served)) <= 10 + 16 + 8
 
@@ -169,6 +170,7 @@ def test_whoever_waits_can_say_that_it_was_enough(serve):
     writer = _writer(serve(HELD_BACK), 8, keep_waiting=lambda: False)
     with pytest.raises(Stopped):
         _run(writer, fakes.CheckedEnvironment((50,) * 8), 1000)
+    assert writer.lost_steps == 0, 'nobody waits for them any more'
 
 
 def test_nothing_is_lost_when_the_server_is_restarted(serve):

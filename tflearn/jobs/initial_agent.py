@@ -6,7 +6,7 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn.experience import Agent, AgentFactory, Experience
-from tflearn.learner import initial_load
+from tflearn.learner import initial_load, strategies
 from tflearn.learner import precision as precisions
 from tflearn.learner.checkpoint_files import CheckpointFiles
 from tflearn.run_dir import RunDir, local_path
@@ -21,11 +21,12 @@ def make(
     placement: tf.distribute.Strategy,
     precision: str,
 ) -> Agent:
-    """Makes the agent and its train step in the strategy `placement`.
+    """Makes the agent and its train step in the strategy `placement`, and logs which devices train.
 
     Raises:
       ValueError: if nothing of it computes in `precision`.
     """
+    logging.info(strategies.describe_devices(placement))
     with placement.scope(), precisions.use(precision):
         agent = make_agent(specs, create_train_step(), experience)
     precisions.check_agent(agent, precision)

@@ -63,12 +63,19 @@ def run(
         _say(out, closing.already_done_line(run_dir, done))
         return 0
     with _locked_log(run_dir) as log, _StopSignals() as signals:
-        closing.write_commands(run_dir, topology)
-        _say(out, f'Run in {closing.shown(run_dir.root)}; logs in {closing.shown(run_dir.logs)}.')
-        view = _make_view(out, run_dir, line_interval_secs)
-        with contextlib.closing(Guard(stop_timeout_secs, log.fileno())) as guard:
-            failure = _work(Crew(topology, run_dir, guard, view, log), view, signals, stop_timeout_secs)
-        return _conclude(run_dir, out, log, failure, signals.received)
+        status, state = Status(run_dir.status('launch'), 'launch'), 'failed'
+        status.update('running')
+        try:
+            closing.write_commands(run_dir, topology)
+            _say(out, f'Run in {closing.shown(run_dir.root)}; logs in {closing.shown(run_dir.logs)}.')
+            view = _make_view(out, run_dir, line_interval_secs)
+            with contextlib.closing(Guard(stop_timeout_secs, log.fileno())) as guard:
+                failure = _work(Crew(topology, run_dir, guard, view, log), view, signals, stop_timeout_secs)
+            code = _conclude(run_dir, out, log, failure, signals.received)
+            state = {0: 'finished', 1: 'failed', 2: 'failed'}.get(code, 'stopped')
+        finally:
+            status.update(state)
+        return code
 
 
 def _work(crew: Crew, view: View, signals: '_StopSignals', stop_timeout_secs: float) -> Failure | None:
@@ -135,7 +142,6 @@ def _locked_log(run_dir: RunDir) -> Iterator[TextIO]:
             ) from None
         except OSError as error:  # A file system without locks.
             print(f'tflearn-launch: warning: cannot lock {log.name} ({error.strerror})', file=sys.stderr)
-        Status(run_dir.status('launch'), 'launch').update('running')
         log.write(f'===== {time.strftime("%F %T")} launch, pid {os.getpid()}\n')
         yield log
 

@@ -1,7 +1,9 @@
 """Where train steps run: a name -> a tf.distribute strategy, and what there is to know about one."""
 
+import collections
 import dataclasses
 import os
+import pathlib
 import signal
 import threading
 
@@ -53,6 +55,30 @@ def make(name: str, timeout_secs: float = _START_TIMEOUT_SECS) -> tf.distribute.
     if name == 'multi_worker':
         return _multi_worker(timeout_secs)
     raise ValueError(f'got strategy={name!r}; need {_NAMES}')
+
+
+def describe_devices(strategy: tf.distribute.Strategy, devices: pathlib.Path = pathlib.Path('/dev')) -> str:
+    """Says in one line which devices of this process train, and whether there is a GPU that TensorFlow cannot use.
+
+    Args:
+      strategy: of the training.
+      devices: where the operating system lists devices.
+    """
+    if tf.distribute.get_strategy() is strategy:  # the default one, which cannot be asked
+        first = tf.config.list_logical_devices('GPU') or tf.config.list_logical_devices('CPU')
+        names = [first[0].name]
+    else:
+        names = strategy.extended.worker_devices
+    counts = collections.Counter(tf.DeviceSpec.from_string(name).device_type for name in names)
+    line = f'training on {" and ".join(f"{count} {kind} device(s)" for kind, count in counts.items())}'
+    if tf.config.list_physical_devices('GPU') or 'TPU' in counts:
+        return line
+    if any(devices.glob('nvidia[0-9]*')):
+        return (
+            f'{line}; this machine has an NVIDIA GPU that TensorFlow does not see: see to CUDA_VISIBLE_DEVICES, the '
+            "driver and the CUDA libraries (pip install 'tensorflow[and-cuda]==2.15.*')"
+        )
+    return f'{line}; TensorFlow sees no GPU'
 
 
 def use_threads(inter_op: int | None) -> None:

@@ -36,6 +36,7 @@ class ReplayWriter:
     Attributes:
       num_sequences: sequences sent.
       lost_steps: steps that will never be in the tables: not confirmed when the writer was stopped or gave up.
+        (Not those that `keep_waiting` gave up, since training is over.)
     """
 
     def __init__(
@@ -156,16 +157,20 @@ class ReplayWriter:
     def _wait_until_taken(self, but: int = 0) -> None:
         """Waits until the server has taken all chunks but the newest `but`; looks for it if it went away."""
         wait = _Wait(self._address)
+        is_over = False
         try:
             while not self._is_taken(but):
                 if not wait.server_is_there():
                     self._reconnect()
                     wait = _Wait(self._address)
-                elif self._stop.is_set() or not self._keep_waiting():
+                elif is_over := not self._keep_waiting():
+                    raise Stopped('ended with steps that the replay had not taken yet, and that nobody waits for')
+                elif self._stop.is_set():
                     raise Stopped('stopped with steps that the replay had not taken yet')
         except BaseException:
             lost = [*self._pending, *(_Sent(chunk) for chunk in self._chunks.take_all())]
-            self.lost_steps += self._num_sequences(lost) * self._storage.experience.stride
+            if not is_over:
+                self.lost_steps += self._num_sequences(lost) * self._storage.experience.stride
             self._pending.clear()
             raise
         while len(self._pending) > but:
