@@ -1,17 +1,23 @@
 """The page for people who come from RLlib has a place for every setting, and names what is here."""
 
+import contextlib
 import dataclasses
 import inspect
 import pathlib
 import re
 
 import pytest
+import tensorflow as tf
+from tf_agents.specs import tensor_spec
 
-from tflearn.agents import actor_value, appo, impala, impala_loss, optimizers
+from tflearn.agents import actor_value, appo, dqn, impala, impala_loss, optimizers, ppo, reinforce
+from tflearn.environments import gymnasium_env
 from tflearn.experience import Experience, Reuse
 from tflearn.jobs.collect import collect
 from tflearn.jobs.evaluate import evaluate
 from tflearn.jobs.train import train
+from tflearn.launch import topology
+from tflearn.steps import create_train_step
 
 PAGE = (pathlib.Path(__file__).parents[1] / 'docs' / 'from-rllib.md').read_text()
 # What ray 2.60 lists: ray.rllib.algorithms.impala.IMPALAConfig().to_dict().
@@ -108,3 +114,25 @@ def test_what_is_named_is_there(owner):
         names = set(inspect.signature(thing).parameters)
     assert named
     assert named <= names
+
+
+@pytest.mark.filterwarnings('ignore:Conversion of an array:DeprecationWarning')  # tf_agents'
+def test_says_what_becomes_of_nested_observations():
+    assert 'a nest of specs, which no agent here takes as an observation' in PAGE
+    with contextlib.closing(gymnasium_env.make('CartPole-v1', 1, seed=0)) as environment:
+        spec = tensor_spec.BoundedTensorSpec([2], tf.float32, -1.0, 1.0)
+        nested = dataclasses.replace(environment.specs, observation={'place': spec, 'speed': spec})
+    for module in (dqn, impala, appo, ppo, reinforce):
+        with pytest.raises((ValueError, KeyError)):
+            module.make_agent(nested, create_train_step(), module.EXPERIENCE)
+
+
+def test_says_what_the_launcher_restarts():
+    assert 'up to three times each' in PAGE and 'does not restart train or the replay server' in PAGE
+    jobs = topology.local_topology(package='scripts', flags=[], num_collectors=1).jobs
+    assert {job.kind: job.max_restarts for job in jobs if job.max_restarts} == {'collect': 3}
+
+
+def test_says_what_helps_against_environments_that_hang():
+    assert "die or hang only with `gymnasium_env.make.vectorization = 'worker_processes'`" in PAGE
+    assert 'against environments that hang or die' in ' '.join(str(gymnasium_env.make.__doc__).split())

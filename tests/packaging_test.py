@@ -107,6 +107,7 @@ def test_hints_name_what_setup_py_requires(wheel):
         hinted = {f'{item.name}{sorted(item.extras)}{item.specifier}' for item in map(Requirement, texts)}
         assert hinted == required[extra]
     assert extras.install_command('ale_py.roms') == "pip install 'ale-py>=0.11' (the extra atari)"
+    assert '(the extra mujoco)' in extras.install_command('imageio'), 'gymnasium asks for it, beside mujoco'
     assert extras.install_command('numpy') is None
 
 
