@@ -116,6 +116,19 @@ def check_batch(value: Any, spec: types.NestedTensorSpec, num_environments: int,
             )
 
 
+def integer_bounds(spec: types.TensorSpec) -> tuple[np.ndarray, np.ndarray] | None:
+    """Returns the bounds of a tensor of integers: (minimum, maximum), int64, both of the tensor's shape.
+
+    Returns:
+      None for a tensor of other numbers, and for one without bounds; those of the dtype itself are none.
+    """
+    if not spec.dtype.is_integer or not hasattr(spec, 'minimum') or spec.dtype == tf.uint64:
+        return None
+    minimum, maximum = (np.broadcast_to(bound, spec.shape).astype(np.int64) for bound in (spec.minimum, spec.maximum))
+    unbounded = np.any(maximum == spec.dtype.max) or (spec.dtype.min < 0 and np.any(minimum == spec.dtype.min))
+    return None if unbounded else (minimum, maximum)
+
+
 def zeros(spec: types.NestedTensorSpec, outer_dims: tuple[int, ...]) -> Any:
     """Returns a nest of zero tensors of `spec` with `outer_dims` in front: something to trace a program with."""
     return tensor_spec.zero_spec_nest(tensor_spec.remove_outer_dims_nest(spec, 0), outer_dims=outer_dims)

@@ -135,7 +135,7 @@ def test_other_graphs_are_told_apart(tmp_path):
     for dtype in (tf.int32, tf.int64):
         directory = tmp_path / dtype.name
         models.append(loaded_model.load(PolicyExporter(example_policies.greedy(dtype), directory).export(0, {})))
-    assert [model.function('action').definition.structured_outputs['action'].dtype for model in models] == [
+    assert [model.function('action_of_fields').definition.structured_outputs['action'].dtype for model in models] == [
         tf.int32,
         tf.int64,
     ]

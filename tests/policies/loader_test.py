@@ -5,10 +5,16 @@ import threading
 import numpy as np
 import pytest
 import tensorflow as tf
+from tf_agents.agents.ddpg import actor_network, critic_network
+from tf_agents.agents.td3 import td3_agent
+from tf_agents.policies import greedy_policy
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import time_step as ts
 
 from tests.policies import example_policies
-from tflearn.policies import loader
+from tflearn.policies import loader, signatures, versions
 from tflearn.policies.saved_policy import PolicyExporter
+from tflearn.run_dir import write_json
 from tflearn.specs import EnvironmentSpecs
 from tflearn.waiting import Stopped
 
@@ -58,6 +64,42 @@ def test_a_policy_knows_the_environments_it_is_not_for(exported):
         policy.check(EnvironmentSpecs(example_policies.NESTED_OBSERVATION, action))
     with pytest.raises(ValueError, match='int64.*int32'):
         policy.check(EnvironmentSpecs(observation, tf.TensorSpec((), tf.int32)))
+
+
+def test_an_unknown_dimension_fits_any(tmp_path):
+    """TF-Agents' TD3 acts with float32[None] for an action of float32[1]."""
+    observation, action = example_policies.OBSERVATION, tensor_spec.BoundedTensorSpec((1,), tf.float32, -2, 2)
+    time_step = ts.time_step_spec(observation)
+    actor = actor_network.ActorNetwork(observation, action, fc_layer_params=(8,))
+    critic = critic_network.CriticNetwork((observation, action), joint_fc_layer_params=(8,))
+    agent = td3_agent.Td3Agent(time_step, action, actor, critic, actor_optimizer=None, critic_optimizer=None)
+    agent.initialize()
+    greedy = greedy_policy.GreedyPolicy(agent.policy)
+    policy = loader.load(PolicyExporter(greedy, tmp_path).export(1, {}))
+    model = tf.saved_model.load(str(policy.path))
+    assert model.signatures['serving_default'].structured_outputs['action'].shape.as_list() == [None, None]
+    policy.check(EnvironmentSpecs(observation, action))
+    policy.check(EnvironmentSpecs(observation, tensor_spec.BoundedTensorSpec((7,), tf.float32, -2, 2)))
+    for other, text in (((1, 1), r'float32\[1, 1\]'), ((), r'float32\[\]')):
+        with pytest.raises(ValueError, match=rf"'action': 'float32\[None\]'.* the environment has .*'{text}'"):
+            policy.check(EnvironmentSpecs(observation, tf.TensorSpec(other, tf.float32)))
+    with pytest.raises(ValueError, match=r"float32\[None\]'.*float64\[1\]"):
+        policy.check(EnvironmentSpecs(observation, tf.TensorSpec((1,), tf.float64)))
+    assert policy.action(example_policies.time_step(agent.policy, 3))[0].shape == (3, 1)
+
+
+def test_exports_of_version_0_1_are_loaded(tmp_path):
+    """Their `action` takes the fields of a time step only."""
+    policy = example_policies.recurrent()
+    module = signatures.traced(policy)
+    module.action = module.action_of_fields
+    del module.action_of_fields
+    tf.saved_model.save(module, str(tmp_path / '1'), signatures=signatures.named(policy, signatures.traced(policy)))
+    write_json(tmp_path / '1' / versions.METADATA, {'train_step': 1})
+    loaded, time_step = loader.load(tmp_path / '1'), example_policies.time_step(policy, 3)
+    loaded.check(EnvironmentSpecs(example_policies.OBSERVATION, example_policies.DISCRETE))
+    live = policy.action(tf.nest.map_structure(tf.constant, time_step), policy.get_initial_state(3)).action
+    np.testing.assert_array_equal(loaded.action(time_step, loaded.initial_state(3))[0], live)
 
 
 def test_missing_and_damaged_versions_are_told_apart(exported, tmp_path):

@@ -9,12 +9,17 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
+from tf_agents.networks import sequential
+from tf_agents.policies import greedy_policy, policy_loader, q_policy
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import time_step as ts
 from tf_agents.utils import common
 
 import tflearn
 from tests.policies import example_policies
-from tflearn.policies import loader, plain_nests
+from tflearn.policies import loader, plain_nests, tflite
 from tflearn.policies.saved_policy import PolicyExporter
+from tflearn.policies.served_version import ServedVersion
 
 POLICIES = [
     'greedy',
@@ -94,6 +99,61 @@ def test_every_kind_of_policy_exports_and_acts_within_its_spec(kind, tmp_path):
         assert action.dtype == policy.action_spec.dtype.as_numpy_dtype
         assert np.all(action >= policy.action_spec.minimum) and np.all(action <= policy.action_spec.maximum)
         tf.nest.assert_same_structure(next_state, state)
+
+
+@pytest.mark.parametrize('kind', ['recurrent', 'greedy_actor', 'nested', 'with_info'])
+def test_tf_agents_opens_an_export(kind, tmp_path):
+    """Its own loader, with the specs that it reads there; actions are the live ones."""
+    policy = getattr(example_policies, kind)()
+    opened = policy_loader.load(str(PolicyExporter(policy, tmp_path).export(3, {})))
+    for name in ('time_step_spec', 'action_spec', 'info_spec'):
+        assert _shapes(getattr(opened, name)) == _shapes(getattr(policy, name))
+    state, live_state = opened.get_initial_state(1), policy.get_initial_state(1)
+    for seed in range(2):
+        batch = example_policies.time_step(policy, 1, seed)
+        step = opened.action(tf.nest.map_structure(lambda leaf: leaf[0], batch), state)
+        live = policy.action(tf.nest.map_structure(tf.constant, batch), live_state)
+        if kind != 'with_info':  # which draws
+            np.testing.assert_allclose(step.action, live.action[0], atol=1e-6)
+        tf.nest.map_structure(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), step.state, live.state)
+        assert _shapes(step.info) == _shapes(tf.nest.map_structure(lambda leaf: leaf[0], live.info))
+        state, live_state = step.state, live.state
+
+
+def _shapes(nest):
+    return tf.nest.map_structure(
+        lambda leaf: (tuple(leaf.shape), np.dtype(getattr(leaf.dtype, 'as_numpy_dtype', leaf.dtype))), nest
+    )
+
+
+def test_a_category_out_of_its_bounds_is_refused(tmp_path):
+    """By each signature and function, wherever the policy is loaded; not by TFLite, which has no assertions."""
+    observation = tensor_spec.BoundedTensorSpec((), tf.int64, 0, 499, 'observation')
+    layers = [tf.keras.layers.Lambda(lambda states: tf.one_hot(states, 500)), tf.keras.layers.Dense(2)]
+    network = sequential.Sequential(layers, input_spec=observation)
+    network.create_variables()
+    time_step = ts.time_step_spec(observation)
+    policy = greedy_policy.GreedyPolicy(q_policy.QPolicy(time_step, example_policies.DISCRETE_PAIR, network))
+    version = PolicyExporter(policy, tmp_path).export(1, {})
+    model, opened, served = tf.saved_model.load(str(version)), policy_loader.load(str(version)), ServedVersion(version)
+    step = {'step_type': np.int32([1]), 'reward': np.float32([0]), 'discount': np.float32([1])}
+    tensors = {name: tf.constant(value) for name, value in step.items()}
+    asks = [
+        lambda states: model.action(*step.values(), states),
+        lambda states: model.signatures['serving_default'](observation=tf.constant(states)),
+        lambda states: model.signatures['action'](**tensors, observation=tf.constant(states)),
+        lambda states: model.signatures['distribution'](**tensors, observation=tf.constant(states)),
+        lambda states: opened.action(ts.TimeStep(*(value[0] for value in step.values()), states[0])),
+        lambda states: served.signature('serving_default').run({'observation': states}),
+    ]
+    for ask in asks:
+        ask(np.int64([499]))
+        for wrong in (999, -1):
+            with pytest.raises(
+                tf.errors.InvalidArgumentError, match=rf'got observation from\] \[{wrong}\].*need 0 to 499'
+            ):
+                ask(np.int64([wrong]))
+    assert tflite.run(tflite.convert(version), {'observation': np.int64([499, 999])})['action'].shape == (2,)
 
 
 @pytest.mark.parametrize('dtype', [tf.int32, tf.int64])

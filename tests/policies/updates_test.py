@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import tensorflow as tf
+from tf_agents.policies import policy_loader
 
 from tests.policies import example_policies
 from tflearn.policies import loader, updates, versions
@@ -40,6 +41,8 @@ def test_an_update_becomes_the_full_model_of_its_step(tmp_path):
         loaded = loader.load(path)
         np.testing.assert_array_equal(loaded.action(time_step)[0], live[train_step])
         assert (loaded.train_step, loaded.metadata['env_steps']) == (train_step, 2 * train_step)
+        opened = policy_loader.load(str(path))
+        assert opened.action(tf.nest.map_structure(lambda leaf: leaf[7], time_step)).action == live[train_step][7]
     # Another graph, of another process, has a model of its own; what was materialised stays.
     other = PolicyExporter(example_policies.epsilon_greedy(), directory, keep_last=1, keep_updates=3)
     other.export_update(40, {})

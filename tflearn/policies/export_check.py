@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tflearn.policies import plain_nests
 from tflearn.policies.model_files import ModelFiles
+from tflearn.policies.signatures import action_program
 
 _BATCH_SIZE = 16
 _RANDOM_OPS = ('Random', 'Multinomial', 'Normal', 'StatefulUniform', 'Rng')
@@ -32,7 +33,7 @@ class ExportCheck:
           files: of the exported policies.
         """
         self._live, self._signatures, self._files = live, signatures, files
-        self._program = live.action.get_concrete_function()
+        self._program = action_program(live)
         self._exact = not _is_stochastic(self._program)
         self._inputs = _inputs(live, policy)
         leaves = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten([*self._inputs.values()])]
@@ -86,7 +87,7 @@ class ExportCheck:
             _check_leaf(f'the file of the weights, {key}', expected, got, exact=True)
         for variable, value in zip(self._loaded.model_variables, read, strict=True):
             variable.assign(value)
-        program = self._loaded.action.get_concrete_function()
+        program = action_program(self._loaded)
         answers = _call(program, self._leaves)
         for expected, got in zip(actions, answers, strict=self._exact):
             _check_leaf('the exported policy', expected, got, exact=True)

@@ -73,15 +73,16 @@ class LoadedModel:
         self.signature_defs: Mapping[str, Any] = graph.signature_defs
         self.signatures = {name: self._bound(definition) for name, definition in graph.signatures.items()}
 
-    def function(self, name: str) -> ModelFunction:
-        """Returns the function that the SavedModel has as attribute `name`, traced once.
+    def function(self, *names: str) -> ModelFunction:
+        """Returns the function, traced once, that the SavedModel has as an attribute of the first of these names.
 
         Raises:
-          ValueError: if there is none.
+          ValueError: if it has none of them.
         """
-        if name not in self._graph.functions:
-            raise ValueError(f'got a SavedModel with the functions {sorted(self._graph.functions)}; need {name}')
-        return self._bound(self._graph.functions[name])
+        for name in names:
+            if name in self._graph.functions:
+                return self._bound(self._graph.functions[name])
+        raise ValueError(f'got a SavedModel with the functions {sorted(self._graph.functions)}; need {names[-1]}')
 
     def _bound(self, definition: Any) -> ModelFunction:
         weights = [self._weights.get(id(each), each) for each in definition.captured_inputs]

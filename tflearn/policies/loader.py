@@ -26,7 +26,7 @@ class LoadedPolicy:
     def __init__(self, path: pathlib.Path, model: LoadedModel, metadata: dict[str, Any]):
         self.path = path
         self.metadata = metadata
-        self._action = model.function('action')
+        self._action = model.function('action_of_fields', 'action')  # the latter is that of version 0.1
         self._initial_state = model.function('get_initial_state')
         self._input_dtypes = [argument.dtype for argument in self._action.inputs]
 
@@ -38,6 +38,8 @@ class LoadedPolicy:
     def check(self, specs: EnvironmentSpecs) -> None:
         """Checks that the policy was made for such an environment.
 
+        An unknown dimension of the policy's fits any.
+
         Raises:
           ValueError: if observations or actions differ in structure, shape or dtype.
         """
@@ -46,11 +48,11 @@ class LoadedPolicy:
             ('observation', arguments[3], specs.observation),
             ('action', self._action.definition.structured_outputs['action'], specs.action),
         ):
-            got, need = (_texts({name: nest}) for nest in (own, plain_nests.batched(other, name)))
-            if got != need:
+            got, need = (dict(plain_nests.flat(nest, name)) for nest in (own, plain_nests.batched(other, name)))
+            if got.keys() != need.keys() or not all(_fits(got[leaf], need[leaf]) for leaf in need):
                 raise ValueError(
-                    f'got the policy {self.path} of {got}; the environment has {need}; use the configuration that it '
-                    'was trained with'
+                    f'got the policy {self.path} of {_texts(got)}; the environment has {_texts(need)}; use the '
+                    'configuration that it was trained with'
                 )
 
     def initial_state(self, batch_size: int) -> Any:
@@ -79,8 +81,15 @@ class LoadedPolicy:
         return tf.nest.map_structure(lambda tensor: tensor.numpy(), step['action']), step['policy_state']
 
 
-def _texts(nest: Any) -> dict[str, str]:
-    return {name: f'{leaf.dtype.name}{list(leaf.shape[1:])}' for name, leaf in plain_nests.flat(nest)}
+def _fits(own: Any, other: Any) -> bool:
+    return own.dtype == other.dtype and own.shape[1:].is_compatible_with(other.shape[1:])
+
+
+def _texts(leaves: dict[str, Any]) -> dict[str, str]:
+    return {
+        name: f'{leaf.dtype.name}{"[...]" if leaf.shape.rank is None else list(leaf.shape[1:])}'
+        for name, leaf in leaves.items()
+    }
 
 
 def load(path: pathlib.Path) -> LoadedPolicy:

@@ -34,8 +34,17 @@ class ModelFiles:
     constants: Mapping[str, np.ndarray]
 
     @classmethod
-    def of(cls, module: tf.Module, signatures: Mapping[str, Any], directory: pathlib.Path) -> 'ModelFiles':
-        """Saves a module of `signatures.traced` once, within `directory`, and takes from that all but the weights."""
+    def of(
+        cls,
+        module: tf.Module,
+        signatures: Mapping[str, Any],
+        directory: pathlib.Path,
+        others: Mapping[pathlib.Path, bytes],
+    ) -> 'ModelFiles':
+        """Saves a module of `signatures.traced` once, within `directory`, and takes from that all but the weights.
+
+        `others` are further files that do not depend on the weights.
+        """
         path = versions.temporary(directory, 'template')
         try:
             tf.saved_model.save(module, str(path), signatures=signatures)
@@ -49,9 +58,9 @@ class ModelFiles:
             # A SavedModel's weights are a checkpoint of its root object.
             reader = tf.train.load_checkpoint(str(path / _WEIGHTS))
             keys = [f'model_variables/{i}/{_VALUE}' for i in range(len(module.model_variables))]
-            others = sorted(reader.get_variable_to_shape_map().keys() - set(keys))
+            constants = sorted(reader.get_variable_to_shape_map().keys() - set(keys))
             dtypes = [variable.dtype for variable in module.model_variables]
-            return cls(graph, keys, dtypes, {key: reader.get_tensor(key) for key in others})
+            return cls({**graph, **others}, keys, dtypes, {key: reader.get_tensor(key) for key in constants})
         finally:
             shutil.rmtree(path, ignore_errors=True)
 

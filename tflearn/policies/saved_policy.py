@@ -5,6 +5,8 @@
     step = policy.action(step_type, reward, discount, observation, state)  # a dict: action, policy_state, info
     actions = policy.signatures['serving_default'](observation=...)['action']
 
+TF-Agents opens it too: `tf_agents.policies.policy_loader.load(path)`.
+
 Arguments and results are dicts, lists and tuples of tensors with a leading batch dimension of any size.
 """
 
@@ -19,7 +21,7 @@ from absl import logging
 
 import tflearn
 from tflearn.background import Background
-from tflearn.policies import plain_nests, signatures, updates, versions
+from tflearn.policies import plain_nests, signatures, tf_agents_specs, updates, versions
 from tflearn.policies.export_check import ExportCheck
 from tflearn.policies.model_files import ModelFiles
 from tflearn.run_dir import write_json
@@ -62,7 +64,8 @@ class PolicyExporter:
             versions.remove_leftovers(folder)
         self._live = signatures.traced(policy)
         named = signatures.named(policy, self._live)
-        self._files = ModelFiles.of(self._live, named, directory)
+        specs_file = {tf_agents_specs.FILE: tf_agents_specs.content(policy)}
+        self._files = ModelFiles.of(self._live, named, directory, specs_file)
         self._check = ExportCheck(self._live, policy, named, self._files)
         self._constant_facts = _constant_facts(policy)
         self._read_all = tf.function(lambda: [_on_host(variable) for variable in self._live.model_variables])

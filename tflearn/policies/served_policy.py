@@ -175,7 +175,9 @@ class ServedModel:
         response.metadata['signature_def'].Unpack(definitions)
         leaves = {
             name.removeprefix('policy_state').removeprefix('_'): tf.TensorSpec(
-                [dimension.size for dimension in info.tensor_shape.dim[1:]], tf.dtypes.as_dtype(info.dtype), name
+                [None if dimension.size < 0 else dimension.size for dimension in info.tensor_shape.dim[1:]],
+                tf.dtypes.as_dtype(info.dtype),
+                name,
             )
             for name, info in definitions.signature_def[signatures.DEFAULT].inputs.items()
             if name.startswith('policy_state')

@@ -3,12 +3,16 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from absl import logging
 from tf_agents.distributions import utils as distributions
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import policy_step
 from tf_agents.trajectories import time_step as ts
 
 from tflearn.policies import plain_nests
+from tflearn.specs import integer_bounds
 
 DEFAULT = 'serving_default'
 INITIAL_STATE = 'get_initial_state'
@@ -17,16 +21,18 @@ INITIAL_STATE = 'get_initial_state'
 def traced(policy: Any) -> tf.Module:
     """Returns a module with the functions of a TF-Agents policy, which use the policy's own variables.
 
-    They are `action`, `get_initial_state`, and `distribution` if the policy tells its distribution.
+    They are `action`, `get_initial_state`, and `distribution` if the policy has one. `action` takes the fields of a
+    time step, or, as TF-Agents calls it, a TimeStep and the policy state; `action_of_fields` takes the fields only.
     """
     module = tf.Module(name='policy')
-    module.action = _on_time_steps(policy, lambda time_step, state: _action(policy, time_step, state))
+    module.action_of_fields = _on_time_steps(policy, lambda time_step, state: _action(policy, time_step, state))
+    module.action = _action_of_either(policy, module.action_of_fields)
     module.get_initial_state = tf.function(
         lambda batch_size: plain_nests.to_plain(policy.get_initial_state(batch_size)),
         input_signature=[tf.TensorSpec((), tf.int32, 'batch_size')],
         autograph=False,
     )
-    functions = [module.action, module.get_initial_state]
+    functions = [module.action_of_fields, module.get_initial_state]
     if distribution := _distribution_function(policy):
         module.distribution = distribution
         functions.append(distribution)
@@ -34,6 +40,12 @@ def traced(policy: Any) -> tf.Module:
     used = {variable.ref(): variable for function in concrete for variable in function.variables}
     module.model_variables = sorted(used.values(), key=lambda variable: variable.name)
     return module
+
+
+def action_program(module: Any) -> Any:
+    """Returns the concrete function that acts on the fields of a time step, of a module of `traced`, live or loaded."""
+    # Version 0.1 exported `action` of fields alone.
+    return getattr(module, 'action_of_fields', module.action).get_concrete_function()
 
 
 def named(policy: Any, module: tf.Module) -> Mapping[str, Callable[..., Any]]:
@@ -51,12 +63,12 @@ def named(policy: Any, module: tf.Module) -> Mapping[str, Callable[..., Any]]:
             lambda spec: tf.zeros([batch_size, *spec.shape[1:]], spec.dtype), time_step['reward']
         )
         step_type = tf.fill([batch_size], ts.StepType.MID)
-        step = module.action(step_type, reward, tf.ones([batch_size]), observation, policy_state)
+        step = module.action_of_fields(step_type, reward, tf.ones([batch_size]), observation, policy_state)
         return {name: step[name] for name in ('action', 'policy_state')}
 
     signatures = {
         DEFAULT: _flat_function(serving_default, {'observation': time_step['observation'], **state}),
-        'action': _flat_function(module.action, {**time_step, **state}),
+        'action': _flat_function(module.action_of_fields, {**time_step, **state}),
     }
     if hasattr(module, 'distribution'):
         signatures['distribution'] = _flat_function(module.distribution, {**time_step, **state})
@@ -78,11 +90,51 @@ def _on_time_steps(policy: Any, function: Callable[[Any, Any], Any]) -> Any:
     def compiled(step_type: Any, reward: Any, discount: Any, observation: Any, policy_state: Any = ()) -> Any:
         # Else a seed that was set for training would make every process that loads the policy draw the same.
         tf.random.set_seed(None)
+        _refuse_unknown_categories(observation, like.observation)
         plain = {'step_type': step_type, 'reward': reward, 'discount': discount, 'observation': observation}
         time_step = ts.TimeStep(**{name: plain_nests.from_plain(plain[name], getattr(like, name)) for name in plain})
         return plain_nests.to_plain(function(time_step, plain_nests.from_plain(policy_state, state_spec)))
 
     return compiled
+
+
+def _refuse_unknown_categories(observation: Any, spec: Any) -> None:
+    """Makes the program fail for integers out of their bounds.
+
+    0 passes always: who loads a policy may run it once on zeros, as TF-Agents does.
+    """
+    for (name, values), leaf in zip(plain_nests.flat(observation, 'observation'), tf.nest.flatten(spec), strict=True):
+        bounds = integer_bounds(leaf)
+        if bounds is None:
+            continue
+        low, high = (tf.constant(bound, values.dtype) for bound in (np.minimum(bounds[0], 0), bounds[1]))
+        found = [f'got {name} from', tf.reduce_min(values), 'to', tf.reduce_max(values)]
+        needed = f'need {np.asarray(leaf.minimum).tolist()} to {np.asarray(leaf.maximum).tolist()}'
+        tf.debugging.Assert(tf.reduce_all((values >= low) & (values <= high)), [*found, needed])
+
+
+def _action_of_either(policy: Any, of_fields: Callable[..., Any]) -> Any:
+    """Returns a `tf.function` of the fields of a time step and the policy state, or of a TimeStep and the state."""
+
+    @tf.function(autograph=False)
+    def action(
+        step_type: Any, reward: Any = (), discount: Any = (), observation: Any = (), policy_state: Any = ()
+    ) -> Any:
+        if not isinstance(step_type, ts.TimeStep):
+            return of_fields(step_type, reward, discount, observation, policy_state)
+        time_step, state = step_type, reward
+        step = of_fields(*(plain_nests.to_plain(field) for field in time_step), state)
+        specs = {'action': policy.action_spec, 'info': policy.info_spec}
+        nests = {name: plain_nests.from_plain(step[name], spec) for name, spec in specs.items()}
+        return policy_step.PolicyStep(nests['action'], step['policy_state'], nests['info'])
+
+    like = policy.time_step_spec
+    state = plain_nests.batched(policy.policy_state_spec, 'policy_state')
+    action.get_concrete_function(*(plain_nests.batched(getattr(like, name), name) for name in like._fields), state)
+    batched = tensor_spec.add_outer_dim(tensor_spec.from_spec(like))
+    time_step = tf.nest.map_structure(lambda spec: tf.TensorSpec(spec.shape, spec.dtype, spec.name), batched)
+    action.get_concrete_function(time_step, state)
+    return action
 
 
 def _action(policy: Any, time_step: ts.TimeStep, state: Any) -> dict[str, Any]:
