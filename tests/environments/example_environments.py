@@ -14,6 +14,8 @@ from gymnasium import spaces
 gymnasium.register('tflearn_tests/TwoStates-v0', 'tests.environments.example_environments:TwoStates')
 gymnasium.register('tflearn_tests/Rover-v0', 'tests.environments.example_environments:Rover')
 
+gymnasium.register('tflearn_tests/Switches-v0', 'tests.environments.example_environments:Switches')
+
 gymnasium.register(
     'tflearn_tests/OtherNative-v0',
     'tests.environments.example_environments:TwoStates',
@@ -41,6 +43,29 @@ class TwoStates(gymnasium.Env):
         self._state = (self._state + int(action)) % 2
         ended = self._steps == self._length
         return self._state, float(action), ended and self._state == 1, ended, {}
+
+
+class Switches(gymnasium.Env):
+    """One of 32 states at random each step; the right one of two actions earns 1. It never ends by itself."""
+
+    NUM_STATES = 32
+    observation_space = spaces.Discrete(NUM_STATES)
+    action_space = spaces.Discrete(2)
+
+    @staticmethod
+    def right(state: int) -> int:
+        """Returns the action that earns 1."""
+        return 0xB2D3_4A96 >> state & 1
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict]:
+        super().reset(seed=seed)
+        self._state = int(self.np_random.integers(self.NUM_STATES))
+        return self._state, {}
+
+    def step(self, action: int) -> tuple[int, float, bool, bool, dict]:
+        reward = float(action == self.right(self._state))
+        self._state = int(self.np_random.integers(self.NUM_STATES))
+        return self._state, reward, False, False, {}
 
 
 class Rover(gymnasium.Env):

@@ -38,6 +38,12 @@ def test_equal_bounds_are_one_number():
     assert spaces.to_spec(gym_spaces.Box(0, 255, (84, 84, 4), np.uint8), 'observation').maximum.shape == ()
 
 
+def test_both_bounds_of_several_categories_have_one_shape():
+    """TF-Agents adds no dimension to a spec otherwise."""
+    spec = spaces.to_spec(gym_spaces.MultiDiscrete([2, 5]), 'observation')
+    assert tensor_spec.add_outer_dim(spec, 3).shape == (3, 2)
+
+
 def test_nested_spec():
     spec = spaces.to_spec(Rover.observation_space, 'observation')
     assert set(spec) == {'place', 'wheels', 'camera'}
@@ -119,7 +125,7 @@ def test_floats_that_are_not_finite_are_refused(wrong, bound):
     [
         (gym_spaces.Discrete(3, start=5), [0, 3], 'got 3 in action; need values from 0 to 2'),
         (gym_spaces.Discrete(3), [-1, 0], 'got -1 in action; need values from 0 to 2'),
-        (gym_spaces.MultiDiscrete([2, 3]), [[0, 2], [1, 3]], r'got 3 in action; need values from 0 to \[1 2\]'),
+        (gym_spaces.MultiDiscrete([2, 3]), [[0, 2], [1, 3]], r'got 3 in action; need values from \[0 0\] to \[1 2\]'),
         (gym_spaces.MultiBinary(1), [[0], [2]], 'got 2 in action; need values from 0 to 1'),
     ],
 )

@@ -47,6 +47,32 @@ def test_known_termination_and_truncation(vectorize):
     np.testing.assert_array_equal([t.discount for t in time_steps], [[1, 1], [1, 1], [1, 1], [0, 1], [1, 1], [1, 1]])
 
 
+def test_a_category_out_of_its_bounds_is_refused():
+    class Wrong(TwoStates):
+        observation_space = gymnasium.spaces.Discrete(500)
+
+        def __init__(self, first, later):
+            super().__init__()
+            self._first, self._later = first, later
+
+        def reset(self, **_):
+            return self._first, {}
+
+        def step(self, action):
+            return self._later, 0.0, False, False, {}
+
+    message = 'got {} in observation of the environment; need values from 0 to 499, as its space says'
+    environment = vector_env.in_process(functools.partial(Wrong, 999, 0), 2, seed=0)
+    with pytest.raises(ValueError, match=message.format(999)):
+        environment.reset()
+    environment.close()
+    environment = vector_env.in_process(functools.partial(Wrong, 499, -1), 2, seed=0)
+    environment.reset()
+    with pytest.raises(ValueError, match=message.format(-1)):
+        environment.step(np.array([0, 0]))
+    environment.close()
+
+
 @BOTH
 def test_the_executed_action_is_the_given_one_unclipped_unless_it_was_another(vectorize):
     environment = vectorize(example_environments.Forward, 2, seed=0)

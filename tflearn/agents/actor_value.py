@@ -12,7 +12,7 @@ from tf_agents.trajectories import policy_step
 from tf_agents.trajectories import time_step as ts
 from tf_agents.typing import types
 
-from tflearn.agents import networks
+from tflearn.agents import encoder, networks
 from tflearn.specs import EnvironmentSpecs
 
 DIST_PARAMS = 'dist_params'  # of the policy info: the parameters of the distribution that the action was drawn from
@@ -25,8 +25,8 @@ class NetworkOptions:
     """What lies between the observation and the heads.
 
     Attributes:
-      conv_layer_params: (filters, kernel size, stride) of convolutions, for pictures [height, width, channels]; None
-        has none. Observations of bytes are divided by 255.
+      conv_layer_params: (filters, kernel size, stride) of convolutions, for images [height, width, channels]; None
+        has none.
       fc_layer_params: units of the fully connected layers.
       activation: of all these layers.
       lstm_size: units of the LSTM layers after them; None is a network without memory. With memory, let the experience
@@ -45,23 +45,9 @@ class NetworkOptions:
             raise ValueError(f'got activation={self.activation!r}; need one of {", ".join(_ACTIVATIONS)}')
 
     def make_encoder(self, observation_spec: types.NestedTensorSpec, name: str) -> network.Network:
-        """Makes a network: observation -> features.
-
-        Raises:
-          ValueError: for convolutions of what is no picture.
-        """
-        leaves = tf.nest.flatten(observation_spec)
-        if self.conv_layer_params and any(spec.shape.rank != 3 for spec in leaves):
-            raise ValueError(
-                f'got conv_layer_params for the observation {observation_spec}; need pictures [height, width, '
-                'channels], or conv_layer_params=None'
-            )
-        bytes_only = all(spec.dtype == tf.uint8 for spec in leaves)
+        """Makes a network: observation, which `encoder` encodes -> features."""
         arguments = {
-            'preprocessing_layers': tf.nest.map_structure(lambda _: networks.Pixels(), observation_spec)
-            if bytes_only
-            else None,
-            'preprocessing_combiner': tf.keras.layers.Concatenate() if len(leaves) > 1 else None,
+            **encoder.network_arguments(observation_spec),
             'conv_layer_params': self.conv_layer_params,
             'activation_fn': _ACTIVATIONS[self.activation],
             'name': name,

@@ -22,20 +22,14 @@ from tf_agents.networks import (
 from tf_agents.specs import tensor_spec
 from tf_agents.typing import types
 
+from tflearn.agents import encoder
+
 ConvLayerParams = Sequence[tuple[int, int, int]]
 MakeProjection = Callable[[types.BoundedTensorSpec], network.Network]
 
 
-class Pixels(tf.keras.layers.Layer):
-    """Bytes, 0 to 255, as numbers from 0 to 1."""
-
-    def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Takes uint8 of any shape; returns the layer's compute dtype."""
-        return tf.cast(inputs, self.compute_dtype) / 255
-
-
 class QNetwork(q_network.QNetwork):
-    """Observation -> values of the actions, float32 [B, num_actions]. An observation of bytes is scaled to [0, 1]."""
+    """Observation -> values of the actions, float32 [B, num_actions]."""
 
     _q_value_layer: tf.keras.layers.Dense
 
@@ -50,17 +44,16 @@ class QNetwork(q_network.QNetwork):
         """Makes no variables yet.
 
         Args:
-          input_tensor_spec: of the observation.
+          input_tensor_spec: of the observation, which `encoder` encodes.
           action_spec: of one discrete action.
           conv_layer_params: (filters, kernel size, stride) of convolutions of a picture [height, width, channels].
           fc_layer_params: units of the fully connected layers.
           name: of the network.
         """
-        bytes_only = all(spec.dtype == tf.uint8 for spec in tf.nest.flatten(input_tensor_spec))
         super().__init__(
             input_tensor_spec,
             action_spec,
-            preprocessing_layers=tf.nest.map_structure(lambda _: Pixels(), input_tensor_spec) if bytes_only else None,
+            **encoder.network_arguments(input_tensor_spec),
             conv_layer_params=conv_layer_params,
             fc_layer_params=tuple(fc_layer_params),
             dtype=tf.keras.mixed_precision.global_policy(),
@@ -80,12 +73,13 @@ class ValueNetwork(value_network.ValueNetwork):
         """Makes no variables yet.
 
         Args:
-          input_tensor_spec: of the observation.
+          input_tensor_spec: of the observation, which `encoder` encodes.
           fc_layer_params: units of the fully connected layers, with tanh.
           name: of the network.
         """
         super().__init__(
             input_tensor_spec,
+            **encoder.network_arguments(input_tensor_spec),
             fc_layer_params=tuple(fc_layer_params),
             activation_fn=tf.keras.activations.tanh,
             dtype=tf.keras.mixed_precision.global_policy(),
@@ -106,7 +100,7 @@ class CriticNetwork(critic_network.CriticNetwork):
         """Makes no variables yet.
 
         Args:
-          input_tensor_spec: of observation and action.
+          input_tensor_spec: of observation, one tensor, which `encoder` encodes, and action.
           fc_layer_params: units of the fully connected layers, over both together.
           name: of the network.
         """
@@ -118,6 +112,16 @@ class CriticNetwork(critic_network.CriticNetwork):
             last_layer=last_layer,
             name=name,
         )
+        self._observation_layer = encoder.make_layer(tf.nest.flatten(input_tensor_spec[0])[0])
+
+    def call(
+        self, inputs: tuple[tf.Tensor, tf.Tensor], step_type: Any, network_state: Any = (), training: bool = False
+    ) -> Any:
+        """See `network.Network.call`. Takes (observation, action)."""
+        observation, action = inputs
+        if self._observation_layer is not None:
+            observation = self._observation_layer(tf.nest.flatten(observation)[0])
+        return super().call((observation, action), step_type, network_state, training=training)
 
 
 class _Float32Inputs:
@@ -157,7 +161,7 @@ def actor(
     """Makes a network: observation -> distribution of the action, float32.
 
     Args:
-      observation_spec: of the observation.
+      observation_spec: of the observation, which `encoder` encodes.
       action_spec: of the action.
       fc_layer_params: units of the fully connected layers.
       activation: of these layers.
@@ -166,6 +170,7 @@ def actor(
     return actor_distribution_network.ActorDistributionNetwork(
         observation_spec,
         action_spec,
+        **encoder.network_arguments(observation_spec),
         fc_layer_params=tuple(fc_layer_params),
         activation_fn=activation,
         dtype=tf.keras.mixed_precision.global_policy(),

@@ -14,7 +14,9 @@ from tflearn.specs import EnvironmentSpecs
 
 
 class Normalizer(tf.Module):
-    """Scales a nest of tensors, each number by its own mean and deviation; at first not at all.
+    """Scales the floats of a nest of tensors, each by its own mean and deviation; at first not at all.
+
+    Tensors of integers, which are categories, stay as they are.
 
     Chan et al. 1979, "Updating formulae and a pairwise algorithm for computing sample variances".
     """
@@ -23,14 +25,14 @@ class Normalizer(tf.Module):
         """Makes the variables, in the strategy's scope.
 
         Args:
-          spec: nest of float specs.
+          spec: nest of specs, one of floats at least.
           clipping: greatest absolute value of what comes out.
           center: subtract the mean, and divide by the deviation; otherwise divide by the root mean square only.
           name: of the module.
         """
         super().__init__(name)
         self._spec, self._clipping, self._center = spec, clipping, center
-        leaves = tf.nest.flatten(spec)
+        leaves = self._floats(spec)
         self.count = _variable(tf.zeros(()), 'count')
         self.means = [_variable(tf.zeros(leaf.shape), 'mean') for leaf in leaves]
         self.variances = [_variable(tf.ones(leaf.shape), 'variance') for leaf in leaves]
@@ -40,17 +42,23 @@ class Normalizer(tf.Module):
         """All there is to know of it: how many values, their means, their variances."""
         return [self.count, *self.means, *self.variances]
 
+    @staticmethod
+    def _floats(nest: Any) -> list[Any]:
+        return [leaf for leaf in tf.nest.flatten(nest) if leaf.dtype.is_floating]
+
     def __call__(self, values: Any) -> Any:
         """Returns values [..., *spec] as the policy and the losses take them."""
-        leaves = tf.nest.flatten(values)
+        leaves = self._floats(values)
         normal = [
             (leaf - mean) * tf.math.rsqrt(variance + 1e-8)
             if self._center
             else leaf * tf.math.rsqrt(variance + tf.square(mean) + 1e-8)
             for leaf, mean, variance in zip(leaves, self.means, self.variances, strict=True)
         ]
-        clipped = [tf.clip_by_value(leaf, -self._clipping, self._clipping) for leaf in normal]
-        return tf.nest.pack_sequence_as(self._spec, clipped)
+        clipped = iter([tf.clip_by_value(leaf, -self._clipping, self._clipping) for leaf in normal])
+        return tf.nest.map_structure(
+            lambda spec, leaf: next(clipped) if spec.dtype.is_floating else leaf, self._spec, values
+        )
 
     def update(self, values: Any, counts: tf.Tensor) -> None:
         """Takes in the global batch. In replica context.
@@ -60,7 +68,7 @@ class Normalizer(tf.Module):
           counts: float32 [B, T], 1 for each that is new, 0 for each that does not count. What is not finite does not.
         """
         reduce = lambda parts: tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, parts)  # noqa: E731
-        leaves = tf.nest.flatten(values)
+        leaves = self._floats(values)
         for leaf in leaves:
             inner = list(range(2, leaf.shape.rank))
             counts = tf.where(tf.reduce_all(tf.math.is_finite(leaf), axis=inner), counts, 0.0)

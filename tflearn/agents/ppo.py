@@ -17,7 +17,7 @@ from tf_agents.policies import greedy_policy
 from tf_agents.trajectories import time_step as ts
 from tf_agents.utils import common
 
-from tflearn.agents import optimizers, ppo_loss, schedules
+from tflearn.agents import encoder, optimizers, ppo_loss, schedules
 from tflearn.agents.actor_value import ActorValueNetwork, NetworkOptions
 from tflearn.agents.normalizer import Normalizer, Normalizers, NormalizingPolicy
 from tflearn.agents.ppo_loss import LossOptions
@@ -84,7 +84,7 @@ def make_agent(
       network: of policy and value; without memory.
       loss: what is minimized.
       learning_rate: Adam's, or a schedule of the train step.
-      normalize_observations: by the mean and variance of all observations so far, within +-5.
+      normalize_observations: by the mean and variance of all observations so far, within +-5; categories are not.
       normalize_rewards: by the root mean square of all rewards so far, within +-10.
       gradient_clipping: greatest norm of the global batch's gradient, or what `make_optimizer` takes the bound for;
         None does not clip.
@@ -108,7 +108,8 @@ def make_agent(
         raise ValueError(
             f'got lstm_size={network.lstm_size!r}; need None: the steps of a minibatch follow no order; take IMPALA'
         )
-    if normalize_observations and not all(spec.dtype.is_floating for spec in tf.nest.flatten(specs.observation)):
+    measured = [leaf for leaf in tf.nest.flatten(specs.observation) if not encoder.is_categorical(leaf)]
+    if normalize_observations and not all(leaf.dtype.is_floating for leaf in measured):
         raise ValueError(f'got observations {specs.observation}; need floats, or normalize_observations=False')
     optimizer = make_optimizer(
         train_step,
@@ -118,7 +119,9 @@ def make_agent(
         name='ppo',
     )
     normalizers = Normalizers(
-        Normalizer(specs.observation, _OBSERVATION_CLIPPING, name='observations') if normalize_observations else None,
+        Normalizer(specs.observation, _OBSERVATION_CLIPPING, name='observations')
+        if normalize_observations and measured
+        else None,
         Normalizer(specs.reward, _REWARD_CLIPPING, center=False, name='rewards') if normalize_rewards else None,
     )
     return PPOAgent(specs, train_step, experience, ActorValueNetwork(specs, network), loss, optimizer, normalizers)

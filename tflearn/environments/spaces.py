@@ -13,6 +13,8 @@ from gymnasium import spaces
 from tf_agents.specs import tensor_spec
 from tf_agents.typing import types
 
+from tflearn import specs
+
 Convert = Callable[[Any], Any]
 
 
@@ -38,7 +40,7 @@ def _bounds(space: Any, name: str) -> tuple[Any, Any, tf.DType]:
     if isinstance(space, spaces.Discrete):
         return 0, np.asarray(space.n) - 1, tf.int64
     if isinstance(space, spaces.MultiDiscrete):
-        return 0, space.nvec - 1, tf.int64
+        return np.zeros_like(space.nvec), space.nvec - 1, tf.int64  # TF-Agents needs both of one shape
     if isinstance(space, spaces.MultiBinary):
         return 0, 1, tf.int64
     if isinstance(space, spaces.Box) and np.dtype(space.dtype).kind in 'iuf':
@@ -132,3 +134,27 @@ def _start(space: spaces.Space) -> Any | None:
     """Returns what a discrete space counts from, or None where that is 0."""
     start = getattr(space, 'start', None)
     return start if start is not None and np.any(start) else None
+
+
+def category_check(spec: types.NestedTensorSpec) -> Callable[[Any], None] | None:
+    """Returns a function that checks the categories of observations [B, ...]; None where there are none to check.
+
+    It raises ValueError for one out of its bounds.
+    """
+    leaves = tf.nest.flatten(spec)
+    bounds = [None if leaf.dtype == tf.uint8 else specs.integer_bounds(leaf) for leaf in leaves]
+    checked = [(i, leaf, *bound) for i, (leaf, bound) in enumerate(zip(leaves, bounds, strict=True)) if bound]
+    if not checked:
+        return None
+
+    def check(observation: Any) -> None:
+        values = tf.nest.flatten(observation)
+        for i, leaf, low, high in checked:
+            within = (values[i] >= low) & (values[i] <= high)
+            if not within.all():
+                raise ValueError(
+                    f'got {values[i][~within][0]} in {leaf.name} of the environment; need values from '
+                    f'{leaf.minimum} to {leaf.maximum}, as its space says; correct the environment'
+                )
+
+    return check

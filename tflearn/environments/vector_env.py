@@ -46,6 +46,7 @@ class VectorEnvironment:
         self._copies = environments
         self._seed = None if seed is None else int(seed)
         self._read = spaces.reader(environments.single_observation_space)
+        self._check_categories = spaces.category_check(self.specs.observation)
         self._read_action = spaces.reader(environments.single_action_space)
         self._write = spaces.writer(environments.single_action_space, self.num_environments)
         self._checked_action = False
@@ -66,7 +67,7 @@ class VectorEnvironment:
             step_type=np.full(self.num_environments, _FIRST),
             reward=np.zeros(self.num_environments, np.float32),
             discount=np.ones(self.num_environments, np.float32),
-            observation=self._read(observation),
+            observation=self._observation(observation),
         )
 
     def step(self, action: Any) -> ts.TimeStep:
@@ -80,7 +81,8 @@ class VectorEnvironment:
           Time steps [B].
 
         Raises:
-          ValueError: if the action does not match its spec; no environment was stepped then.
+          ValueError: if the action does not match its spec (no environment was stepped then), or an environment
+            returns a category out of its bounds.
           RuntimeError: before `reset` and after `close`, and if an environment fails too often in a row.
         """
         if self._ended is None:
@@ -99,8 +101,14 @@ class VectorEnvironment:
             step_type=np.where(first, _FIRST, _MID + ended),  # LAST is MID + 1
             reward=reward.astype(np.float32),
             discount=np.subtract(1, terminated, dtype=np.float32),
-            observation=self._read(observation),
+            observation=self._observation(observation),
         )
+
+    def _observation(self, batch: Any) -> Any:
+        observation = self._read(batch)
+        if self._check_categories:
+            self._check_categories(observation)
+        return observation
 
     def close(self) -> None:
         """Frees what the environments hold. Calling it twice is fine."""

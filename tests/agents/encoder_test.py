@@ -1,0 +1,179 @@
+"""Each kind of observation enters the networks as its encoder says, in every agent."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tf_agents.networks import network
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import policy_step, trajectory
+from tf_agents.trajectories import time_step as ts
+
+from tests.agents import example_data
+from tests.environments import example_environments
+from tflearn.agents import appo, dqn, encoder, impala, networks, ppo, reinforce, sac
+from tflearn.agents.actor_value import NetworkOptions
+from tflearn.environments import gymnasium_env
+from tflearn.learner import precision
+from tflearn.specs import EnvironmentSpecs
+from tflearn.steps import create_train_step
+
+# TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
+pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
+
+
+def bounded(shape, dtype, low, high):
+    return tensor_spec.BoundedTensorSpec(shape, dtype, low, high, 'observation')
+
+
+TAXI = bounded((), tf.int64, 0, 499)
+LARGE = bounded((), tf.int64, 0, 4_999)
+NUMBERS = {
+    'floats': bounded((3,), tf.float32, -1.0, 1.0),
+    'zeros and ones': bounded((3,), tf.int64, 0, 1),
+    'no bounds': tf.TensorSpec((3,), tf.int32),
+    "the dtype's bounds": bounded((3,), tf.int32, -(2**31), 2**31 - 1),
+}
+
+
+@pytest.mark.parametrize('kind', NUMBERS)
+def test_numbers_are_not_encoded(kind):
+    assert encoder.make_layer(NUMBERS[kind]) is None
+
+
+def test_bytes_become_numbers_up_to_1():
+    layer = encoder.make_layer(bounded((2, 2, 1), tf.uint8, 0, 255))
+    np.testing.assert_allclose(
+        layer(tf.constant([[[[0], [51]], [[102], [255]]]], tf.uint8)), [[[[0], [0.2]], [[0.4], [1]]]]
+    )
+
+
+def test_categories_become_one_hot_vectors():
+    """Those outside their bounds become zeros."""
+    layer = encoder.make_layer(bounded((), tf.int64, 5, 7))
+    np.testing.assert_array_equal(layer(tf.constant([5, 7, 8, 4])), [[1, 0, 0], [0, 0, 1], [0, 0, 0], [0, 0, 0]])
+    several = encoder.make_layer(bounded((2,), tf.int32, [0, 0], [1, 2]))
+    np.testing.assert_array_equal(
+        several(tf.constant([[0, 2], [1, 0], [2, 3]])), [[1, 0, 0, 0, 1], [0, 1, 1, 0, 0], [0, 0, 0, 0, 0]]
+    )
+
+
+def test_many_categories_become_rows_of_a_table():
+    layer = encoder.make_layer(bounded((2,), tf.int64, [0, 0], [999, 1]))
+    rows = layer(tf.constant([[0, 0], [999, 1], [1000, 2]], tf.int64)).numpy()
+    (table,) = layer.trainable_variables
+    assert table.shape == (1002, encoder.EMBEDDING_SIZE)
+    np.testing.assert_array_equal(rows[0], np.concatenate([table[0], table[1000]]))
+    np.testing.assert_array_equal(rows[1], np.concatenate([table[999], table[1001]]))
+    assert not rows[2].any()
+
+
+def test_rejects_more_categories_than_a_table_holds():
+    with pytest.raises(
+        ValueError, match='got 200000 categories in .*; need at most 100000; .* let the environment return floats'
+    ):
+        encoder.make_layer(bounded((2,), tf.int64, 0, 99_999))
+
+
+CONTINUOUS, DISCRETE = example_data.CONTINUOUS.action, example_data.DISCRETE.action
+FEW = NetworkOptions(fc_layer_params=(8,))
+AGENTS = {
+    'dqn': (dqn, DISCRETE, {'fc_layer_params': (8,)}, 2),
+    'sac': (sac, CONTINUOUS, {'actor_fc_layer_params': (8,), 'critic_fc_layer_params': (8,)}, 2),
+    'ppo': (ppo, DISCRETE, {'network': FEW}, 9),
+    'impala': (impala, DISCRETE, {'network': NetworkOptions(fc_layer_params=(8,), lstm_size=(4,))}, 9),
+    'appo': (appo, DISCRETE, {'network': FEW}, 9),
+    'reinforce': (reinforce, DISCRETE, {'actor_fc_layer_params': (8,), 'value_fc_layer_params': (8,)}, 9),
+}
+
+
+@pytest.mark.parametrize(('spec', 'first'), [(TAXI, [500, 8]), (LARGE, [5_000, encoder.EMBEDDING_SIZE])])
+@pytest.mark.parametrize('name', AGENTS)
+def test_every_agent_encodes_categories(name, spec, first):
+    module, action, changes, length = AGENTS[name]
+    agent = module.make_agent(EnvironmentSpecs(spec, action), create_train_step(), module.EXPERIENCE, **changes)
+    agent.initialize()
+    kernels = [variable.shape.as_list() for variable in agent.collect_policy.variables()]
+    assert kernels[0] == first
+    parts = {id(part): part for value in vars(agent).values() for part in _networks(value)}
+    for part in parts.values():
+        # A critic's first layer takes the action too.
+        wanted = [502, 8] if isinstance(part, networks.CriticNetwork) and first[0] == 500 else first
+        assert wanted in [variable.shape.as_list() for variable in part.variables], part.name
+    if first[0] == 500:
+        info = agent.train(example_data.sequences(agent, 4, length))
+        assert np.isfinite(info.loss.numpy())
+
+
+def _networks(value):
+    return [value] if isinstance(value, network.Network) else []
+
+
+def test_gradients_of_a_table_train_it():
+    agent = dqn.make_agent(EnvironmentSpecs(LARGE, DISCRETE), create_train_step(), dqn.EXPERIENCE, fc_layer_params=(8,))
+    agent.initialize()
+    data = example_data.sequences(agent, 8, 2)  # of the categories 0 and 1
+    before = agent.policy.variables()[0].numpy()
+    agent.train(data)
+    changed = (agent.policy.variables()[0].numpy() != before).any(axis=1)
+    assert changed[:2].any() and not changed[2:].any()
+
+
+def test_ppo_normalizes_no_categories():
+    agent = ppo.make_agent(EnvironmentSpecs(TAXI, DISCRETE), create_train_step(), ppo.EXPERIENCE, network=FEW)
+    assert not [variable.name for variable in agent.policy.variables() if 'mean' in variable.name]
+    both = {'place': NUMBERS['floats'], 'state': TAXI}
+    agent = ppo.make_agent(EnvironmentSpecs(both, DISCRETE), create_train_step(), ppo.EXPERIENCE, network=FEW)
+    agent.initialize()
+    shapes = [variable.shape.as_list() for variable in agent.policy.variables()]
+    assert shapes[0] == [503, 8] and shapes.count([3]) == 2, 'a mean and a variance of three floats'
+    assert np.isfinite(agent.train(example_data.sequences(agent, 4, 9)).loss.numpy())
+
+
+@pytest.mark.parametrize('module', [ppo, impala, appo])
+def test_nested_observations_are_joined(module):
+    for nest in ({'a': NUMBERS['floats'], 'b': LARGE}, (NUMBERS['floats'], bounded((2, 2), tf.uint8, 0, 255))):
+        changes = {'normalize_observations': False} if module is ppo else {}
+        agent = module.make_agent(
+            EnvironmentSpecs(nest, DISCRETE), create_train_step(), module.EXPERIENCE, network=FEW, **changes
+        )
+        size = 3 + (encoder.EMBEDDING_SIZE if isinstance(nest, dict) else 4)
+        assert [size, 8] in [variable.shape.as_list() for variable in agent.policy.variables()]
+
+
+@pytest.mark.parametrize('spec', [TAXI, LARGE])
+def test_categories_in_bfloat16_are_near(spec):
+    states = tf.constant([0, 1, 70, 499, 3, 3, 2, 250], tf.int64)
+    with precision.use('float32'):
+        exact = networks.QNetwork(spec, DISCRETE, None, (16,))
+        exact.create_variables()
+    with precision.use('bfloat16'):
+        rough = networks.QNetwork(spec, DISCRETE, None, (16,))
+        rough.create_variables()
+    assert {variable.dtype for variable in rough.variables} == {tf.float32}
+    for variable, value in zip(rough.variables, exact.variables, strict=True):
+        variable.assign(value)
+    np.testing.assert_allclose(rough(states)[0], exact(states)[0], atol=0.03)
+
+
+def test_a_discrete_environment_is_solved():
+    """Which of two actions is right has nothing to do with how large the state's number is."""
+    environment = gymnasium_env.make('tflearn_tests/Switches-v0', num_environments=32, seed=1)
+    random, steps = np.random.default_rng(1), []
+    tf.random.set_seed(1)
+    agent = dqn.make_agent(environment.specs, create_train_step(), dqn.EXPERIENCE, gamma=0.0, learning_rate=1e-2)
+    agent.initialize()
+    before = environment.reset()
+    for _ in range(40):
+        action = random.integers(0, 2, 32)
+        after = environment.step(action)
+        steps.append(trajectory.from_transition(before, policy_step.PolicyStep(action), after))
+        before = after
+    environment.close()
+    rows = tf.nest.map_structure(lambda *leaves: np.stack(leaves, axis=1), *steps)
+    train = tf.function(agent.train)
+    for _ in range(150):
+        t = random.integers(0, 39)
+        train(tf.nest.map_structure(lambda leaf, t=t: tf.constant(leaf[:, t : t + 2]), rows))
+    states = np.arange(example_environments.Switches.NUM_STATES)
+    right = agent.policy.action(ts.restart(tf.constant(states), len(states))).action.numpy()
+    assert np.mean(right == [example_environments.Switches.right(state) for state in states]) > 0.95
