@@ -278,3 +278,16 @@ def processor_secs() -> float:
     """What the processes that have ended took."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
+
+
+@pytest.mark.slow
+def test_what_an_algorithm_cannot_learn_ends_the_launch_before_any_job_runs(tmp_path):
+    """Several discrete actions of unequal sizes: one line at the end, and no job is restarted."""
+    name = 'tests.environments.example_environments:tflearn_tests/Rover-v0'
+    flags = ['--root_dir=run', '--gin_file=impala_cartpole', f"--gin_bindings=gymnasium_env.make.name='{name}'"]
+    with Program('launch', *flags, folder=tmp_path) as launch:
+        assert launch.end() == 2, launch.output
+    assert ' error: got the action ' in launch.last_line
+    assert 'with 2, 3 choices; IMPALA needs equally many in each dimension; wrap' in launch.last_line
+    assert 'restart' not in launch.output and 'running' not in launch.output
+    assert not saved(RunDir(tmp_path / 'run'))

@@ -189,5 +189,5 @@ def test_pictures():
     assert data.observation.dtype == tf.uint8
     assert np.isfinite(float(agent.train(data).loss))
     assert (weights[0].numpy() != before).any()
-    with pytest.raises(ValueError, match=r'got conv_layer_params for the observation .*; need pictures'):
+    with pytest.raises(ValueError, match=r'got conv_layer_params for the observation .*; need images'):
         _agent(2, conv_layer_params=((4, 4, 2),))

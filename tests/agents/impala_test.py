@@ -242,7 +242,7 @@ def test_it_learns(make, specs, least):
     [
         ({'experience': Experience(order='prioritized')}, "need 'queue' or 'uniform'"),
         ({'value_learning_rate': 1e-3, 'network': dataclasses.replace(SMALL, shared=True)}, 'need shared=False'),
-        ({'network': dataclasses.replace(SMALL, conv_layer_params=((8, 3, 2),))}, 'need pictures'),
+        ({'network': dataclasses.replace(SMALL, conv_layer_params=((8, 3, 2),))}, 'need images'),
     ],
 )
 def test_what_it_cannot_learn(make, changes, message):

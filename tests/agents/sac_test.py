@@ -136,8 +136,8 @@ def test_it_learns_a_bandit():
 @pytest.mark.parametrize(
     ('action', 'experience', 'message'),
     [
-        (example_data.DISCRETE.action, Experience(), 'SAC needs continuous actions'),
-        ((SPECS.action, SPECS.action), Experience(), 'SAC needs continuous actions'),
+        (example_data.DISCRETE.action, Experience(), 'SAC needs one vector of continuous actions'),
+        ((SPECS.action, SPECS.action), Experience(), 'SAC needs one vector of continuous actions'),
         (SPECS.action, Experience(order='prioritized'), "SAC needs 'uniform' and 2"),
         (SPECS.action, Experience(sequence_length=3), "SAC needs 'uniform' and 2"),
         (

@@ -13,7 +13,7 @@ from tf_agents.agents import tf_agent
 from tf_agents.agents.dqn import dqn_agent
 from tf_agents.utils import common
 
-from tflearn.agents import networks, optimizers, schedules
+from tflearn.agents import networks, optimizers, schedules, supported_specs
 from tflearn.experience import Agent, Experience
 from tflearn.specs import EnvironmentSpecs
 
@@ -40,12 +40,12 @@ def make_agent(
     """Makes a DQN agent for one discrete action. n, of its n-step returns, is `experience.sequence_length` - 1.
 
     Args:
-      specs: of the environment.
+      specs: of the environment; `encoder` says how an observation enters the network.
       train_step: int64 scalar, counts gradient steps.
       experience: of the run; uniform or prioritized order. With the latter, `train` takes the items' weights [B], and
         its extra `td_error` [B] makes their next priorities.
-      conv_layer_params: (filters, kernel size, stride) of convolutions, for pictures [height, width, channels]; None
-        has none. ((32, 8, 4), (64, 4, 2), (64, 3, 1)) are Mnih et al.'s. Bytes are divided by 255.
+      conv_layer_params: (filters, kernel size, stride) of convolutions, for images [height, width, channels]; None
+        has none. ((32, 8, 4), (64, 4, 2), (64, 3, 1)) are Mnih et al.'s.
       fc_layer_params: units of the fully connected layers.
       learning_rate: a number, or a schedule of the train step.
       gamma: discount per environment step, in [0, 1].
@@ -59,19 +59,18 @@ def make_agent(
       make_optimizer: makes the optimizer; Adam by default.
 
     Raises:
-      ValueError: if the action is not one discrete number, the experience is a queue, or there are convolutions of
-        what is no picture.
+      ValueError: if the action is not one discrete number, the observation is nested, the experience is a queue, or
+        there are convolutions of what is no image.
     """
-    actions = tf.nest.flatten(specs.action)
-    if len(actions) != 1 or not actions[0].dtype.is_integer or actions[0].shape.rank != 0:
-        raise ValueError(f'got the action spec {specs.action}; DQN needs one discrete action; choose another algorithm')
+    action = specs.action
+    if tf.nest.is_nested(action) or not action.dtype.is_integer or action.shape.rank != 0 or action.minimum != 0:
+        raise ValueError(
+            f'got the action {action}; DQN needs one discrete action, counted from 0; choose another algorithm, or '
+            'wrap the environment so that it has one'
+        )
+    supported_specs.check_observation(specs.observation, 'DQN', conv_layer_params)
     if experience.order == 'queue':
         raise ValueError("got Experience.order='queue'; DQN needs 'uniform' or 'prioritized': it learns from old items")
-    if conv_layer_params and any(spec.shape.rank != 3 for spec in tf.nest.flatten(specs.observation)):
-        raise ValueError(
-            f'got conv_layer_params for the observation {specs.observation}; need pictures [height, width, channels], '
-            'or conv_layer_params=None'
-        )
     agent_class = _DdqnAgent if double else _DqnAgent
     return agent_class(
         specs.time_step,

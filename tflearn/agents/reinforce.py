@@ -15,7 +15,7 @@ from tf_agents.policies import actor_policy, greedy_policy
 from tf_agents.trajectories import time_step as ts
 from tf_agents.utils import common, value_ops
 
-from tflearn.agents import networks, optimizers, schedules
+from tflearn.agents import networks, optimizers, schedules, supported_specs
 from tflearn.experience import Agent, Experience
 from tflearn.specs import EnvironmentSpecs
 
@@ -58,9 +58,12 @@ def make_agent(
       make_optimizer: makes the optimizer; Adam by default.
 
     Raises:
-      ValueError: if the experience is no queue of padded items, or there are several replicas, of which each would
+      ValueError: if the observation is nested, the action is one that it cannot learn (see `supported_specs`), the
+        experience is no queue of padded items, or there are several replicas, of which each would
         divide by its own number of episodes.
     """
+    supported_specs.check_observation(specs.observation, 'REINFORCE')
+    supported_specs.check_policy_gradient_action(specs.action, 'REINFORCE')
     if experience.order != 'queue' or not experience.pad_episodes or experience.iteration is not None:
         raise ValueError(
             f'got Experience.order={experience.order!r}, pad_episodes={experience.pad_episodes}, iteration='

@@ -7,7 +7,6 @@ it gets its networks and optimizers. Differs from the paper: the log of the stan
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 from tf_agents.agents import tf_agent
 from tf_agents.agents.sac import sac_agent
@@ -15,7 +14,7 @@ from tf_agents.networks import network
 from tf_agents.policies import greedy_policy, tf_policy
 from tf_agents.typing import types
 
-from tflearn.agents import networks, optimizers, schedules
+from tflearn.agents import networks, optimizers, schedules, supported_specs
 from tflearn.experience import Agent, Experience
 from tflearn.specs import EnvironmentSpecs
 
@@ -42,10 +41,11 @@ def make_agent(
     make_optimizer: optimizers.OptimizerFactory = optimizers.make,
     actor_network: network.Network | None = None,
 ) -> Agent:
-    """Makes a SAC agent for one tensor of continuous actions. The defaults are the paper's (table 1).
+    """Makes a SAC agent for one vector of continuous actions. The defaults are the paper's (table 1).
 
     Args:
-      specs: of the environment; the actions need finite bounds, which a tanh reaches up to.
+      specs: of the environment; `encoder` says how an observation enters the networks; the actions need finite bounds,
+        which a tanh reaches up to.
       train_step: int64 scalar, counts gradient steps.
       experience: of the run; uniform order, items of 2 steps.
       actor_fc_layer_params: units of the actor's fully connected layers.
@@ -65,7 +65,8 @@ def make_agent(
       actor_network: observation -> distribution of the action; None makes a tanh-squashed normal one.
 
     Raises:
-      ValueError: if the action is not one tensor of floats within bounds, or the experience is another one.
+      ValueError: if the action is not one vector of floats within bounds, the observation is nested, or the experience
+        is another one.
     """
     action = _checked_action(specs, experience)
     rates = {'actor': actor_learning_rate, 'critic': critic_learning_rate, 'alpha': alpha_learning_rate}
@@ -98,13 +99,16 @@ def make_agent(
 
 
 def _checked_action(specs: EnvironmentSpecs, experience: Experience) -> types.BoundedTensorSpec:
-    """Returns the spec of the one tensor of actions."""
+    """Checks what SAC can learn from. Returns the spec of the one tensor of actions."""
     actions = tf.nest.flatten(specs.action)
-    if len(actions) != 1 or not actions[0].dtype.is_floating:
-        raise ValueError(f'got the action spec {specs.action}; SAC needs continuous actions; choose another algorithm')
+    if len(actions) != 1 or not actions[0].dtype.is_floating or actions[0].shape.rank != 1:
+        raise ValueError(
+            f'got the action {specs.action}; SAC needs one vector of continuous actions; choose another algorithm, or '
+            'wrap the environment so that it has one'
+        )
     action = actions[0]
-    if not all(np.isfinite(bound).all() for bound in (action.minimum, action.maximum)):
-        raise ValueError(f'got the action spec {specs.action}; SAC needs bounded actions; rescale them')
+    supported_specs.check_bounded(action, 'SAC')
+    supported_specs.check_observation(specs.observation, 'SAC')
     if experience.order != 'uniform' or experience.sequence_length != 2:
         raise ValueError(
             f'got Experience.order={experience.order!r}, sequence_length={experience.sequence_length}; SAC needs '
