@@ -139,7 +139,7 @@ def test_other_graphs_are_told_apart(tmp_path):
         tf.int32,
         tf.int64,
     ]
-    with pytest.raises(ValueError, match="with the functions .*'action'.*; need train"):
+    with pytest.raises(ValueError, match="with the functions .*'action_of_fields'.*; need train"):
         models[0].function('train')
 
 
