@@ -3,12 +3,14 @@
 import os
 import sys
 
+from tflearn.errors import UserImportError
+
 from . import preflight
 
 # Here, because a program's own imports are the first thing that fails on a Python that does not fit.
 try:
     preflight.check()
-except ImportError as error:
+except UserImportError as error:
     program = os.path.basename(sys.argv[0])
     print(f'{program if program.startswith("tflearn") else "tflearn"}: error: {error}', file=sys.stderr)
     sys.exit(2)

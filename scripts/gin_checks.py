@@ -7,6 +7,8 @@ import types
 import typing
 from collections.abc import Collection, Iterable, Sequence
 
+from tflearn.errors import UserValueError
+
 from . import gin_names
 from .gin_names import Configurable, nearest
 from .gin_reader import FLAG, Binding, Import, Macro, Reference, join_scope, leaves
@@ -49,7 +51,7 @@ def check_names(
             if mistake.in_value
             else _names(usage, jobs, mistake.place)
         )
-        raise ValueError(_misspelt(mistake.written, mistake.place, mistake.why, valid))
+        raise UserValueError(_misspelt(mistake.written, mistake.place, mistake.why, valid))
     for bound in bounds:
         _check_macros(bound.binding, macros)
         if bound.target:
@@ -78,7 +80,7 @@ def check_required(job: Configurable, given: Collection[str], bounds: Sequence[B
         if not has_default and name not in given and name not in bound_here:
             missing.append(f'{job.name}.{name}')
     if missing:
-        raise ValueError(
+        raise UserValueError(
             f"got no value for {missing[0]} in {gin_file}; need one: bind it there or with {FLAG}='{missing[0]}=...'"
         )
 
@@ -87,7 +89,7 @@ def _check_macros(binding: Binding, defined: Collection[str]) -> None:
     for leaf in leaves(binding.value):
         if isinstance(leaf, Macro) and leaf != _REQUIRED and leaf.name not in defined:
             there_are = f' (there is %{nearest(leaf.name, defined)})' if defined else ''
-            raise ValueError(
+            raise UserValueError(
                 f'got {leaf} in {binding.place}, but nothing defines this macro{there_are}; need a line '
                 f'{leaf.name} = ... in one of the files of the run'
             )
@@ -96,14 +98,14 @@ def _check_macros(binding: Binding, defined: Collection[str]) -> None:
 def _check_parameter(target: Configurable, binding: Binding, usage: Usage, jobs: Collection[Configurable]) -> None:
     if not target.takes(binding.parameter):
         why = f'{target.name} has no parameter {binding.parameter!r}'
-        raise ValueError(_misspelt(binding.written, binding.place, why, _names(usage, jobs, binding.place)))
+        raise UserValueError(_misspelt(binding.written, binding.place, why, _names(usage, jobs, binding.place)))
     if target in jobs and binding.parameter in GIVEN_BY_PROGRAMS:
-        raise ValueError(
+        raise UserValueError(
             f'got {binding.written} in {binding.place}, which the job gets from its program; need it as a flag '
             '(see --help); remove the binding'
         )
     if needed := _other_kind(target, binding):
-        raise ValueError(f'got {binding.written} = {binding.value!r} in {binding.place}; need {needed}')
+        raise UserValueError(f'got {binding.written} = {binding.value!r} in {binding.place}; need {needed}')
 
 
 def _other_kind(target: Configurable, binding: Binding) -> str | None:
@@ -134,7 +136,7 @@ def _raise_unused(bound: Bound, usage: Usage, jobs: Collection[Configurable]) ->
     else:
         why = f'no job of this run uses {bound.target.name}'
     valid = nearest(binding.written, [*_names(usage, jobs, binding.place), *usage.macros])
-    raise ValueError(
+    raise UserValueError(
         f'got {binding.written} in {binding.place}, but {why}; need a binding that is used: the nearest is {valid}; '
         'correct or remove it'
     )

@@ -4,14 +4,17 @@ One file serves every job of a run. All names are looked up here, before gin see
 a run uses nor, on the command line, what the files import.
 """
 
+import contextlib
 import dataclasses
 import importlib
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gin
+from tflearn.errors import UserValueError
 
 from . import gin_checks, gin_names, gin_reader, gin_usage
 from .gin_names import Configurable
@@ -39,8 +42,13 @@ class ConfiguredJob:
     text: str
 
     def run(self) -> None:
-        """Runs the job."""
-        gin.get_configurable(self.job.function)(**self.arguments)
+        """Runs the job.
+
+        Raises:
+          UserValueError: if nothing gives an argument of the job, or of a function that is bound in it, its value.
+        """
+        with _gin_errors_are_the_users():
+            gin.get_configurable(self.job.function)(**self.arguments)
 
     def texts(self) -> dict[str, str]:
         """What TensorBoard shows of the configuration: all of it, what was used until now, and what was not."""
@@ -102,15 +110,28 @@ def configure(
     final = gin_usage.final(bounds, jobs)
     gin_checks.check_required(this, arguments.keys(), final, gin_file)
 
-    gin.external_configurable(job, module=job.__module__)
-    gin.parse_config(_gin_text(final))
-    gin.finalize()
+    with _gin_errors_are_the_users():
+        gin.external_configurable(job, module=job.__module__)
+        gin.parse_config(_gin_text(final))
+        gin.finalize()
     return ConfiguredJob(this, arguments, bounds, gin.config_str())
 
 
 def operative_text() -> str:
     """What configured functions have used until now, defaults included."""
     return gin.operative_config_str()
+
+
+@contextlib.contextmanager
+def _gin_errors_are_the_users() -> Iterator[None]:
+    """Raises a UserValueError where gin itself failed: a value is missing, or cannot be bound."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        if str(frame.f_globals.get('__name__')).partition('.')[0] != 'gin':
+            raise
+        raise UserValueError(plain_message(error)) from error
 
 
 def _verbatim(text: str) -> str:

@@ -6,6 +6,8 @@ import pathlib
 
 from absl import logging
 
+from tflearn.errors import UserValueError
+
 _HERE = pathlib.Path(__file__).resolve().parent
 
 
@@ -50,7 +52,7 @@ def resolve(name: str) -> pathlib.Path:
     by_last_part = {there_is.rpartition('/')[2]: there_is for there_is in reversed(there_are)}
     near = [by_last_part[part] for part in difflib.get_close_matches(path.name.removesuffix('.gin'), by_last_part, n=3)]
     advice = f'did you mean {" or ".join(near)}? ' if near else ''
-    raise ValueError(
+    raise UserValueError(
         f'got gin_file={name!r}; {advice}need the path of a file, or the name of one of the {len(there_are)} packaged '
         f'ones, such as {", ".join(runs()[:3]) or "(there are none here)"}; all of them are in {folder()}'
     )

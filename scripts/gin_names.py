@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tflearn import extras
+from tflearn.errors import UserImportError, UserValueError
 
 from .gin_reader import FLAG, Binding, Import
 
@@ -77,11 +78,11 @@ def import_modules(imports: Iterable[Import], load: Load = importlib.import_modu
         except ModuleNotFoundError as error:
             missing = error.name or ''
             if not f'{statement.module}.'.startswith(f'{missing}.'):
-                raise ImportError(
+                raise UserImportError(
                     f'got the import of {statement.module} in {statement.place}, which needs the package {missing}; '
                     f'need it installed; {extras.install_command(missing) or "install it"}'
                 ) from error
-            raise ValueError(
+            raise UserValueError(
                 f'got the import of {statement.module} in {statement.place}, but there is no module {missing}; need '
                 f'one that exists: the nearest is {nearest(missing, _modules_near(missing, load))}'
             ) from error

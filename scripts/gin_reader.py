@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gin import config_parser
+from tflearn.errors import UserValueError
 
 from . import gin_files
 
@@ -133,11 +134,11 @@ class _Delegate(config_parser.ParserDelegate):
 
 def _read_file(path: pathlib.Path, statements: Statements, including: tuple[pathlib.Path, ...]) -> None:
     if path.resolve() in including:
-        raise ValueError(f'got {path}, which includes itself through {including[-1]}; remove one of the includes')
+        raise UserValueError(f'got {path}, which includes itself through {including[-1]}; remove one of the includes')
     try:
         text = path.read_text(encoding='utf-8')
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f'got the gin file {path}, which cannot be read ({error}); need a text file') from error
+        raise UserValueError(f'got the gin file {path}, which cannot be read ({error}); need a text file') from error
     _read_text(text, path, statements, (*including, path.resolve()), [])
 
 
@@ -175,7 +176,7 @@ def _parsed(text: str, path: pathlib.Path | None) -> Iterator[Any]:
         lines = text.rstrip().splitlines() or ['']
         line_number = min(line_number or len(lines), len(lines))  # An end that comes too early is behind the last line.
         line = lines[line_number - 1].strip()
-        raise ValueError(
+        raise UserValueError(
             f'got {line!r} in {f"{path}:{line_number}" if path else FLAG}, which is no gin statement ({message}); need '
             'one like module.function.parameter = value, with text values in quotes'
         ) from error
@@ -203,4 +204,4 @@ def _included(name: str, path: pathlib.Path | None, place: str) -> pathlib.Path:
     try:
         return gin_files.resolve(name)
     except ValueError as error:
-        raise ValueError(f'{error} (it is included in {place})') from error
+        raise UserValueError(f'{error} (it is included in {place})') from error

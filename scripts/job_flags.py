@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from absl import flags, logging
 
+from tflearn.errors import UserValueError
 from tflearn.run_dir import local_path
 
 from . import gin_files
@@ -74,7 +75,7 @@ def parse(argv: Sequence[str]) -> None:
         return
     if not flags.FLAGS.gin_file:
         runs = ', '.join(gin_files.runs())
-        raise ValueError(f'got no --gin_file; need the path of one, or one of {runs}')
+        raise UserValueError(f'got no --gin_file; need the path of one, or one of {runs}')
     check_address(flags.FLAGS.replay_address)
 
 
@@ -87,15 +88,17 @@ def parse_process(argv: Sequence[str]) -> None:
     try:
         rest = flags.FLAGS(list(argv))[1:]
     except flags.Error as error:
-        raise ValueError(f'got a wrong flag: {" ".join(str(error).split())}; see --help') from error
+        raise UserValueError(f'got a wrong flag: {" ".join(str(error).split())}; see --help') from error
     if flags.FLAGS.help or flags.FLAGS.helpfull:
         return
     if flags.FLAGS['verbosity'].using_default_value:
         logging.set_verbosity(logging.INFO)
     if rest:
-        raise ValueError(f'got the argument {rest[0]!r}; need flags only, such as --root_dir=DIR')
+        raise UserValueError(f'got the argument {rest[0]!r}; need flags only, such as --root_dir=DIR')
     if not flags.FLAGS.root_dir:
-        raise ValueError('got no --root_dir; need a directory for the files of the run, such as --root_dir=/tmp/run')
+        raise UserValueError(
+            'got no --root_dir; need a directory for the files of the run, such as --root_dir=/tmp/run'
+        )
     local_path(flags.FLAGS.root_dir, '--root_dir')
 
 
@@ -107,7 +110,7 @@ def check_address(address: str) -> None:
     """
     match = re.fullmatch(r'([\w.-]+|\[[\da-fA-F:]+\]):(\d{1,5})', address, re.ASCII)
     if not match or not 1 <= int(match[2]) <= 65535:
-        raise ValueError(f'got --replay_address={address}; need HOST:PORT with a port from 1 to 65535')
+        raise UserValueError(f'got --replay_address={address}; need HOST:PORT with a port from 1 to 65535')
 
 
 def help_text(program: str, description: str, full: bool, example: str = '--gin_file=dqn_cartpole') -> str:

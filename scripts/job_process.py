@@ -1,6 +1,5 @@
 """A job's process: runs the job beside the main thread, stops it on signals, tells how it ended."""
 
-import dis
 import faulthandler
 import logging as standard_logging
 import multiprocessing
@@ -16,13 +15,10 @@ from typing import NoReturn
 
 from absl import logging
 
+from tflearn.errors import UserError
 from tflearn.waiting import Stopped
 
 from . import gin_config
-
-# What a user's mistake raises, when it is raised in one of these packages; in gin: when nothing binds a value.
-_MISTAKES = (ValueError, TypeError, TimeoutError, OSError, ImportError)
-_OURS = ('tflearn', __name__.partition('.')[0], 'gin')
 
 # Libraries that log each SavedModel they write, each port they return and what tf_agents calls that is deprecated.
 _CHATTY = re.compile(r'/(site|dist)-packages/(tensorflow|keras|tf_agents|portpicker)\b')
@@ -51,7 +47,7 @@ def run(program: str, work: Callable[[threading.Event], None], stop_timeout_secs
     The main thread only waits: Python's signal handlers run in it, and would wait for TensorFlow if TensorFlow ran
     there. SIGINT and SIGTERM set `stop`; see `_Stopper`.
 
-    Exit codes: 0 done; 2 the user's mistake; 1 any other error; 128 + signal when stopped by one.
+    Exit codes: 0 done; 2 a `UserError`; 1 any other error; 128 + signal when stopped by one.
 
     Args:
       program: name for the error line, which is the last one.
@@ -74,30 +70,14 @@ def run(program: str, work: Callable[[threading.Event], None], stop_timeout_secs
 
 
 def report(program: str, error: BaseException) -> int:
-    """Writes the error line, after a traceback unless the error is the user's mistake. Returns the exit code."""
-    mistake = is_users_mistake(error)
+    """Writes the error line, after a traceback unless it is a `UserError`. Returns the exit code."""
+    mistake = isinstance(error, UserError)
     if not mistake:
         logging.error('the job failed', exc_info=error)
     text = gin_config.plain_message(error)
     logging.flush()
     print(f'{program}: error: {text if mistake else f"{type(error).__name__}: {text}"}', file=sys.stderr, flush=True)
     return 2 if mistake else 1
-
-
-def is_users_mistake(error: BaseException) -> bool:
-    """Says whether this package, or gin, raised `error` to tell the user of a mistake.
-
-    A TypeError or ValueError of ours counts only when a `raise` statement raised it; else it is a defect of the code,
-    whose traceback is wanted.
-    """
-    traceback = error.__traceback__
-    if traceback is None or not isinstance(error, _MISTAKES):
-        return False
-    while traceback.tb_next:
-        traceback = traceback.tb_next
-    package = str(traceback.tb_frame.f_globals.get('__package__') or '').partition('.')[0]
-    raised = dis.opname[traceback.tb_frame.f_code.co_code[traceback.tb_lasti]] == 'RAISE_VARARGS'
-    return package in _OURS and (raised or package == 'gin' or not isinstance(error, (TypeError, ValueError)))
 
 
 def _is_news(record: standard_logging.LogRecord) -> bool:

@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from tflearn.errors import UserError, UserImportError
+
 from . import preflight  # What the others need may be missing, which preflight tells; so they are imported after it.
 
 if TYPE_CHECKING:
@@ -99,7 +101,7 @@ def main(
     try:
         preflight.check()
         preflight.import_from_here()
-    except ImportError as error:
+    except UserImportError as error:
         print(f'{program}: error: {error}', file=sys.stderr)
         sys.exit(2)
     from absl import flags
@@ -110,7 +112,7 @@ def main(
     define_flags()
     try:
         job_flags.parse(sys.argv)
-    except ValueError as error:
+    except UserError as error:
         sys.exit(job_process.report(program, error))
     if flags.FLAGS.help or flags.FLAGS.helpfull:
         print(job_flags.help_text(program, description or '', full=flags.FLAGS.helpfull))

@@ -7,6 +7,7 @@ import sys
 
 from absl import flags
 
+from tflearn.errors import UserError
 from tflearn.launch import local
 from tflearn.launch.topology import local_topology
 from tflearn.run_dir import RunDir
@@ -44,7 +45,7 @@ def main() -> None:
             print(job_flags.help_text('tflearn-launch', __doc__ or '', full=flags.FLAGS.helpfull))
             return
         sys.exit(launch())
-    except (ImportError, ValueError, OSError) as error:
+    except UserError as error:
         print(f'tflearn-launch: error: {error}', file=sys.stderr)
         sys.exit(2)
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from absl import flags
 
+from tflearn.errors import UserError
+
 from . import job_flags, job_process, preflight
 
 
@@ -37,7 +39,7 @@ def main(
             print(job_flags.help_text(program, description or '', flags.FLAGS.helpfull, example))
             return
         check_flags()
-    except (ImportError, ValueError) as error:
+    except UserError as error:
         sys.exit(job_process.report(program, error))
     job_process.set_up_logging(job)
     job_process.run(program, run, flags.FLAGS.stop_timeout_secs)

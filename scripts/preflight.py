@@ -12,6 +12,8 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 
+from tflearn.errors import UserImportError
+
 # The first two are built for each other: Reverb's operations are compiled against exactly this TensorFlow, which is
 # compiled for NumPy 1.
 NEEDED_VERSIONS = {'tensorflow': '2.15', 'dm-reverb': '0.14', 'tf-agents': '0.19', 'gin-config': '0.5', 'numpy': '1'}
@@ -36,7 +38,7 @@ def check(
       ImportError: saying what to do.
     """
     if not (3, 10) <= python_version <= (3, 11):
-        raise ImportError(
+        raise UserImportError(
             f'got Python {python_version[0]}.{python_version[1]}; need 3.10 or 3.11, which TensorFlow 2.15 and Reverb '
             '0.14 are built for; use a virtual environment of one of them (./scripts/quickstart makes one)'
         )
@@ -46,7 +48,7 @@ def check(
         except importlib.metadata.PackageNotFoundError:
             found = None
         if not f'{found}.'.startswith(f'{needed}.'):
-            raise ImportError(
+            raise UserImportError(
                 f'got {f"{name} {found}" if found else f"no {name}"} in {sys.prefix}; need {name} {needed}.*; '
                 f"install it: {sys.executable} -m pip install '{name}=={needed}.*'"
             )

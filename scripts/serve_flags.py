@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
+from tflearn.errors import UserValueError
+
 if TYPE_CHECKING:
     from tflearn.jobs import serve
 
@@ -57,15 +59,15 @@ def check() -> None:
     """
     values = flags.FLAGS
     if wrong := [version for version in values.versions if not re.fullmatch('[0-9]{1,18}', version)]:
-        raise ValueError(f'got --versions={wrong[0]}; need train steps, such as --versions=1000,2000')
+        raise UserValueError(f'got --versions={wrong[0]}; need train steps, such as --versions=1000,2000')
     if wrong := [policy for policy in values.policies if not re.fullmatch(r'\w[\w.-]*', policy)]:
-        raise ValueError(f'got --policies={wrong[0]}; need names of directories, such as --policies=greedy_policy')
+        raise UserValueError(f'got --policies={wrong[0]}; need names of directories, such as --policies=greedy_policy')
     for flag in ('tls_certificate', 'tls_key', 'tls_client_ca'):
         name: Any = values[flag].value
         if name and not pathlib.Path(name).is_file():
-            raise ValueError(f'got --{flag}={name}; need a file')
+            raise UserValueError(f'got --{flag}={name}; need a file')
     if bool(values.tls_certificate) != bool(values.tls_key) or (values.tls_client_ca and not values.tls_key):
-        raise ValueError('got a part of --tls_certificate, --tls_key, --tls_client_ca; need the first two together')
+        raise UserValueError('got a part of --tls_certificate, --tls_key, --tls_client_ca; need the first two together')
 
 
 def serve_options() -> serve.ServeOptions:

@@ -25,7 +25,7 @@ RULES = {
         ({'tflearn/replay/tables.py': 'from .. import agents'}, 'got tflearn.agents'),
         ({'tflearn/steps.py': 'from tflearn import specs'}, 'got tflearn.specs'),
         ({'tflearn/specs.py': 'from tflearn.experience import Experience'}, 'got tflearn.experience'),
-        ({'tflearn/launch/local.py': 'from tflearn.waiting import wait_until'}, 'need one of: tflearn.run_dir'),
+        ({'tflearn/launch/local.py': 'from tflearn.waiting import wait_until'}, 'need one of: tflearn.errors'),
         ({'tflearn/jobs/train.py': 'from tflearn.jobs import collect'}, 'got tflearn.jobs.collect'),
         ({'tflearn/jobs/train.py': 'from tflearn.launch import local'}, 'got tflearn.launch.local'),
         ({'tflearn/replay/tables.py': 'import tflearn\ntflearn.Learner()'}, 'tables.py:2: got tflearn.Learner'),
@@ -66,6 +66,10 @@ RULES = {
             },
             "tflearn/jobs/evaluate.py:2: got the path 'results/a.jsonl'",
         ),
+    ],
+    layers.user_errors: [
+        ({'tflearn/a.py': "def f():\n  raise ValueError('got 1')"}, 'a.py:2: got ValueError(...); need UserValueError'),
+        ({'scripts/a.py': "error = ImportError('got 1')"}, 'a.py:1: got ImportError(...); need UserImportError'),
     ],
     budget.file_lines: [({'tests/long_test.py': 'x = 1\n' * 401}, 'got 401 lines')],
     budget.binary_lines: [

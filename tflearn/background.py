@@ -5,6 +5,8 @@ from collections.abc import Callable
 
 from absl import logging
 
+from tflearn.errors import UserTimeoutError
+
 
 class Background:
     """Does the newest work it was given, on a thread that is there only while there is work.
@@ -50,7 +52,7 @@ class Background:
             return
         self._thread.join(timeout_secs)
         if self._thread.is_alive():
-            raise TimeoutError(f'waited {timeout_secs:.0f} s in vain for the thread {self._name}')
+            raise UserTimeoutError(f'waited {timeout_secs:.0f} s in vain for the thread {self._name}')
 
     def raise_failure(self, but: tuple[type[Exception], ...] = ()) -> None:
         """Raises what the newest work raised, once.

@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol, get_args, runtime_checkable
 import tensorflow as tf
 from tf_agents.typing import types
 
+from tflearn.errors import UserTypeError, UserValueError
 from tflearn.specs import EnvironmentSpecs
 
 Order = Literal['uniform', 'prioritized', 'queue']
@@ -47,11 +48,11 @@ class Prioritization:
         for name in ('alpha', 'beta', 'epsilon'):
             value = getattr(self, name)
             if not callable(value) and not value >= 0:
-                raise ValueError(f'got Prioritization.{name}={value!r}; need a number of at least 0, or a schedule')
+                raise UserValueError(f'got Prioritization.{name}={value!r}; need a number of at least 0, or a schedule')
         if not self.max_error > 0:
-            raise ValueError(f'got Prioritization.max_error={self.max_error!r}; need a number above 0')
+            raise UserValueError(f'got Prioritization.max_error={self.max_error!r}; need a number above 0')
         if not 0 < self.initial_priority <= 1:
-            raise ValueError(
+            raise UserValueError(
                 f'got Prioritization.initial_priority={self.initial_priority!r}; need a number above 0, at most 1, '
                 'which is the greatest priority'
             )
@@ -96,16 +97,16 @@ class Reuse:
 
     def __post_init__(self) -> None:
         if self.times < 1 or self.recent_batches < 1:
-            raise ValueError(
+            raise UserValueError(
                 f'got Reuse.times={self.times}, recent_batches={self.recent_batches}; need at least 1 for both'
             )
         if self.recent_batches > 1 and self.times == 1:
-            raise ValueError(
+            raise UserValueError(
                 f'got Reuse.recent_batches={self.recent_batches} with times=1, so that there are no turns to take; '
                 'need times > 1, or recent_batches=1'
             )
         if not self.replay_proportion >= 0 or bool(self.replay_proportion) != (self.replay_batches > 0):
-            raise ValueError(
+            raise UserValueError(
                 f'got Reuse.replay_proportion={self.replay_proportion}, replay_batches={self.replay_batches}; need '
                 'both above 0, or neither'
             )
@@ -175,36 +176,36 @@ class Experience:
         least = {'sequence_length': 2, 'stride': 1, 'max_size': 1, 'min_size': 1, 'max_times_sampled': 0}
         _check_integers('Experience', self, least | {'per_replica_batch_size': 1, 'chunk_steps': 1})
         if self.stride >= self.sequence_length:
-            raise ValueError(
+            raise UserValueError(
                 f'got Experience.stride={self.stride} with sequence_length={self.sequence_length}, so that transitions '
                 'would be left out; need stride < sequence_length'
             )
         for name, values in {'order': get_args(Order), 'sampling': get_args(Sampling)}.items():
             if getattr(self, name) not in values:
-                raise ValueError(f'got Experience.{name}={getattr(self, name)!r}; need one of {", ".join(values)}')
+                raise UserValueError(f'got Experience.{name}={getattr(self, name)!r}; need one of {", ".join(values)}')
         if self.sampling == 'learner' and (self.order != 'uniform' or self.max_times_sampled):
-            raise ValueError(
+            raise UserValueError(
                 f"got Experience.sampling='learner' with order={self.order!r}, max_times_sampled="
                 f"{self.max_times_sampled}; the learner's mirror draws uniformly, without end; need 'server' or 'auto'"
             )
         if self.order == 'prioritized' and self.prioritization is None:
             object.__setattr__(self, 'prioritization', Prioritization())
         if self.order != 'prioritized' and self.prioritization is not None:
-            raise ValueError(
+            raise UserValueError(
                 f"got Experience.prioritization with order={self.order!r}; need order='prioritized', or "
                 'prioritization=None'
             )
         if self.min_size > self.max_size:
-            raise ValueError(
+            raise UserValueError(
                 f'got Experience.min_size={self.min_size} > max_size={self.max_size}, so that nothing would ever be '
                 'drawn; need min_size <= max_size'
             )
         if self.samples_per_insert is not None and self.samples_per_insert <= 0:
-            raise ValueError(f'got Experience.samples_per_insert={self.samples_per_insert}; need a number above 0')
+            raise UserValueError(f'got Experience.samples_per_insert={self.samples_per_insert}; need a number above 0')
         if self.cross_episodes and self.pad_episodes:
-            raise ValueError('got Experience.cross_episodes with pad_episodes; need one of them, or none')
+            raise UserValueError('got Experience.cross_episodes with pad_episodes; need one of them, or none')
         if self.order == 'queue' and (self.samples_per_insert is not None or self.max_times_sampled):
-            raise ValueError(
+            raise UserValueError(
                 "got Experience.order='queue' with samples_per_insert or max_times_sampled; a queue hands out each "
                 'item once; remove them'
             )
@@ -214,14 +215,14 @@ class Experience:
         """Checks what is only for a queue."""
         given = (self.max_policy_lag, self.reuse, self.iteration)
         if self.order != 'queue' and given != (None, None, None):
-            raise ValueError(
+            raise UserValueError(
                 f"got Experience.max_policy_lag, reuse or iteration with order={self.order!r}; need order='queue', or "
                 'None for all of them'
             )
         if self.reuse is not None and self.iteration is not None:
-            raise ValueError('got Experience.reuse with iteration; need one of them, or none')
+            raise UserValueError('got Experience.reuse with iteration; need one of them, or none')
         if self.max_policy_lag is not None and self.max_policy_lag < 0:
-            raise ValueError(f'got Experience.max_policy_lag={self.max_policy_lag}; need at least 0, or None')
+            raise UserValueError(f'got Experience.max_policy_lag={self.max_policy_lag}; need at least 0, or None')
 
     def _count_batch_steps(self) -> None:
         """Sets `per_replica_batch_size` where it is told in steps."""
@@ -229,7 +230,7 @@ class Experience:
         if steps is None:
             return
         if steps < 1 or steps % self.stride:
-            raise ValueError(
+            raise UserValueError(
                 f'got Experience.per_replica_batch_steps={steps} with stride={self.stride}; need a multiple of it, '
                 'since a batch is made of whole items'
             )
@@ -241,9 +242,9 @@ def _check_integers(kind: str, settings: Any, least: dict[str, int]) -> None:
     for name, bound in least.items():
         value = getattr(settings, name)
         if not isinstance(value, int) or isinstance(value, bool):
-            raise TypeError(f'got {kind}.{name}={value!r}; need an integer')
+            raise UserTypeError(f'got {kind}.{name}={value!r}; need an integer')
         if value < bound:
-            raise ValueError(f'got {kind}.{name}={value}; need at least {bound}')
+            raise UserValueError(f'got {kind}.{name}={value}; need at least {bound}')
 
 
 @runtime_checkable

@@ -13,6 +13,8 @@ from typing import Any
 
 from absl import logging
 
+from tflearn.errors import UserValueError
+
 _NOT_JSON = (math.inf, -math.inf)
 
 # The beginning of a URL. pathlib makes one slash of two.
@@ -30,7 +32,7 @@ def local_path(path: str | os.PathLike[str], name: str) -> pathlib.Path:
       ValueError: if it is a URL, such as gs://bucket/run, which would become a local folder named 'gs:'.
     """
     if _URL_SCHEME.match(os.fspath(path)):
-        raise ValueError(
+        raise UserValueError(
             f'got {name}={os.fspath(path)!r}, which is a URL; need a path of a local or mounted file system; remote '
             'paths are not supported'
         )
@@ -66,7 +68,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any] | None:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f'got a damaged file {path} ({error}); need a JSON object; remove the file') from error
+        raise UserValueError(f'got a damaged file {path} ({error}); need a JSON object; remove the file') from error
 
 
 class Status:
@@ -226,7 +228,7 @@ class RunDir:
             with tempfile.TemporaryFile(dir=self.root):
                 pass
         except OSError as error:
-            raise ValueError(
+            raise UserValueError(
                 f'got root_dir={str(self.root)!r}, which cannot be written to ({error.strerror}); '
                 'need a directory of your own; choose another --root_dir'
             ) from error

@@ -10,6 +10,8 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 from tf_agents.typing import types
 
+from tflearn.errors import UserValueError
+
 
 @dataclasses.dataclass(frozen=True)
 class EnvironmentSpecs:
@@ -105,12 +107,12 @@ def check_batch(value: Any, spec: types.NestedTensorSpec, num_environments: int,
     try:
         tf.nest.assert_same_structure(value, spec)
     except (ValueError, TypeError) as error:
-        raise ValueError(f'got a {name} of another structure than its spec; need {spec}') from error
+        raise UserValueError(f'got a {name} of another structure than its spec; need {spec}') from error
     for leaf, leaf_spec in zip(tf.nest.flatten(value), tf.nest.flatten(spec), strict=True):
         array = np.asarray(leaf)
         shape = (num_environments, *leaf_spec.shape)
         if array.shape != shape or array.dtype != leaf_spec.dtype.as_numpy_dtype:
-            raise ValueError(
+            raise UserValueError(
                 f'got {name} {leaf_spec.name or ""} with shape {array.shape}, {array.dtype}; '
                 f'need {shape}, {leaf_spec.dtype.name}'
             )

@@ -2,6 +2,8 @@
 
 import tensorflow as tf
 
+from tflearn.errors import UserValueError
+
 
 def create_train_step() -> tf.Variable:
     """Returns a new train step: an int64 scalar at 0, counting gradient steps."""
@@ -32,7 +34,7 @@ def crossed(interval: int, before: int, after: int) -> bool:
       ValueError: if `interval` is not positive or the steps run backwards.
     """
     if interval < 1:
-        raise ValueError(f'got interval={interval}; need at least 1')
+        raise UserValueError(f'got interval={interval}; need at least 1')
     if after < before:
-        raise ValueError(f'got before={before}, after={after}; need steps that do not decrease')
+        raise UserValueError(f'got before={before}, after={after}; need steps that do not decrease')
     return after // interval > before // interval

@@ -8,6 +8,8 @@ from typing import TypeVar
 
 from absl import logging
 
+from tflearn.errors import UserTimeoutError
+
 T = TypeVar('T')
 
 LOG_EVERY_SECS = 10.0
@@ -52,7 +54,7 @@ def wait_until(
             return value
         waited_secs = time.monotonic() - start
         if waited_secs >= timeout_secs:
-            raise TimeoutError(f'waited {waited_secs:.0f} s in vain for {describe()}')
+            raise UserTimeoutError(f'waited {waited_secs:.0f} s in vain for {describe()}')
         if waited_secs >= next_log_secs:
             logging.info('waiting for %s (%.0f of %.0f s)', describe(), waited_secs, timeout_secs)
             next_log_secs += LOG_EVERY_SECS

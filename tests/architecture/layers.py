@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tests.architecture.source_tree import SourceFile, dotted_name, is_within
 
-VOCABULARY = ('steps', 'waiting', 'background', 'histograms', 'run_dir', 'extras', 'specs', 'experience')
+VOCABULARY = ('errors', 'steps', 'waiting', 'background', 'histograms', 'run_dir', 'extras', 'specs', 'experience')
 ROOMS = (
     *('environments', 'agents', 'replay', 'variables', 'policies', 'actors', 'learner', 'offline', 'transforms'),
     *('launch', 'jobs'),
@@ -17,6 +17,7 @@ VOCABULARY_LIBRARIES = (
     *('absl.logging', 'numpy', 'tensorflow', 'tf_agents.specs', 'tf_agents.trajectories', 'tf_agents.typing'),
     *sys.stdlib_module_names,
 )
+USERS_KINDS = ('ValueError', 'TypeError', 'TimeoutError', 'ImportError', 'OSError', 'FileNotFoundError')
 LAUNCH_NEVER = ('tensorflow', 'tf_agents', 'numpy', 'gin', 'reverb')
 
 # What may be used where. A name stands for all that is in it; what nobody may use has no place.
@@ -81,7 +82,7 @@ def _may_import(file: SourceFile, job_parts: Sequence[str]) -> tuple[str, ...]:
     if place in VOCABULARY:
         return vocabulary[: VOCABULARY.index(place)]
     if place == 'launch':
-        return ('tflearn.run_dir', 'tflearn.launch')
+        return ('tflearn.errors', 'tflearn.run_dir', 'tflearn.launch')
     if place == 'jobs':
         return (*vocabulary, *(f'tflearn.{room}' for room in ROOMS if room not in ('launch', 'jobs')), *job_parts)
     return (*vocabulary, f'tflearn.{place}') if place in ROOMS else ()
@@ -150,6 +151,17 @@ def run_dir_paths(files: Sequence[SourceFile]) -> list[str]:
                     'in tflearn/run_dir.py'
                 )
     return problems
+
+
+def user_errors(files: Sequence[SourceFile]) -> list[str]:
+    """Checks that errors of the kinds that a user causes are made as subclasses of UserError, which programs catch."""
+    return [
+        f'{file.at(node.lineno)}: got {node.func.id}(...); need User{node.func.id} of tflearn.errors'
+        for file in files
+        if file.parts[0] in ('tflearn', 'scripts')
+        for node in ast.walk(file.syntax)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in USERS_KINDS
+    ]
 
 
 def _joined(file: SourceFile) -> list[tuple[str, int]]:

@@ -30,6 +30,10 @@ def linear(start, end):
     'toy/agents/broken.py': """
 import a_package_that_nobody_has
 """,
+    'toy/agents/broken_call.py': """
+def make_agent(specs):
+    return len(3)
+""",
     'toy/experience.py': """
 import dataclasses
 

@@ -15,7 +15,7 @@ PROGRAM = """
 import multiprocessing, os, queue, select, signal, sys, threading
 from absl import flags, logging
 from scripts import job_process
-from tflearn import run_dir, waiting
+from tflearn import errors, run_dir, waiting
 
 def work(stop):
     print('ready', flush=True)
@@ -150,7 +150,8 @@ def test_child_processes_end_on_signals(start):
 MISTAKES = {
     "run_dir.RunDir('/proc/run').make()": "got root_dir='/proc/run', which cannot be written to",
     "waiting.wait_until(lambda: False, 'a peer', 0.2)": 'waited 0 s in vain for a peer',
-    "exec('from tflearn import nothing', {'__package__': 'tflearn.jobs'})": 'cannot import name',
+    "raise errors.UserImportError('got no such package')": 'got no such package',
+    "raise type('Proxy', (errors.UserTypeError,), {})('two\\nlines')": 'two lines',
 }
 
 
@@ -164,6 +165,8 @@ def test_the_users_mistakes_take_one_line(start, work):
 
 DEFECTS = {
     "raise ValueError('of another package')": 'ValueError: of another package',
+    "exec('raise ValueError(3)', {'__package__': 'tflearn.jobs'})": 'ValueError: 3',
+    "exec('from tflearn import nothing', {'__package__': 'tflearn.jobs'})": 'ImportError: cannot import name',
     "waiting.wait_until(None, 'nothing', 1)": "TypeError: 'NoneType' object is not",  # Ours, but no `raise` of ours.
     "raise RuntimeError('two\\nlines')": 'RuntimeError: two lines',
     'sys.exit(3)': 'SystemExit: 3',

@@ -9,6 +9,7 @@ from tf_agents.trajectories import policy_step
 from tf_agents.trajectories import time_step as ts
 
 from tflearn import specs
+from tflearn.errors import UserValueError
 
 
 class CompiledPolicy:
@@ -53,7 +54,9 @@ class CompiledPolicy:
           ValueError: for another batch size than the program's.
         """
         if batch_size != self.batch_size:
-            raise ValueError(f'got batch_size={batch_size}; need {self.batch_size}, as this policy was compiled for')
+            raise UserValueError(
+                f'got batch_size={batch_size}; need {self.batch_size}, as this policy was compiled for'
+            )
         return self._policy.get_initial_state(batch_size)
 
     def action(self, time_step: ts.TimeStep, policy_state: Any) -> tuple[Any, Any]:

@@ -9,6 +9,7 @@ from tf_agents.trajectories import time_step as ts
 from tf_agents.typing import types
 
 from tflearn.actors.evaluator import EvaluationPolicy
+from tflearn.errors import UserValueError
 
 
 class EpsilonPolicy:
@@ -28,11 +29,13 @@ class EpsilonPolicy:
           ValueError: if epsilon is not in [0, 1], or an action has no bounds.
         """
         if not 0 <= epsilon <= 1:
-            raise ValueError(f'got epsilon={epsilon!r}; need a number in [0, 1]')
+            raise UserValueError(f'got epsilon={epsilon!r}; need a number in [0, 1]')
         for spec in tf.nest.flatten(action_spec):
             bounds = [getattr(spec, 'minimum', -np.inf), getattr(spec, 'maximum', np.inf)]
             if not all(np.isfinite(bound).all() for bound in bounds):
-                raise ValueError(f'got epsilon={epsilon} for the action spec {spec}; need finite bounds, or epsilon=0')
+                raise UserValueError(
+                    f'got epsilon={epsilon} for the action spec {spec}; need finite bounds, or epsilon=0'
+                )
         self._policy, self._epsilon, self._action_spec = policy, epsilon, action_spec
         self._random = np.random.default_rng(seed)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from absl import logging
 
+from tflearn.errors import UserValueError
 from tflearn.run_dir import write_whole
 
 Evaluation = dict[str, Any]
@@ -37,7 +38,7 @@ class EvaluationRecord:
             try:
                 self.evaluations.append(json.loads(line))
             except json.JSONDecodeError as error:
-                raise ValueError(f'got a damaged line {number} in {path} ({error}); remove that line') from error
+                raise UserValueError(f'got a damaged line {number} in {path} ({error}); remove that line') from error
         if torn:
             logging.warning('dropped the unfinished last line of %s', path)
             write_whole(path, whole + newline)

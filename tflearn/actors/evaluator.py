@@ -9,6 +9,7 @@ import numpy as np
 from tf_agents.trajectories import time_step as ts
 
 from tflearn import specs
+from tflearn.errors import UserValueError
 from tflearn.waiting import Stopped
 
 _MAX_DROPPED_IN_A_ROW = 10
@@ -103,7 +104,7 @@ class Evaluator:
         """
         for name, value in (('num_episodes', num_episodes), ('max_steps_per_episode', max_steps_per_episode)):
             if value < 1:
-                raise ValueError(f'got {name}={value}; need at least 1')
+                raise UserValueError(f'got {name}={value}; need at least 1')
         self._environment = environment
         self._max_steps_per_episode = max_steps_per_episode
         share, rest = divmod(num_episodes, environment.num_environments)
@@ -150,7 +151,7 @@ class Evaluator:
     def _check(self, lengths: np.ndarray, dropped_in_a_row: np.ndarray) -> None:
         """Raises an error if the evaluation might not end; `lengths` are of the episodes that it waits for."""
         if lengths.max() > self._max_steps_per_episode:
-            raise ValueError(
+            raise UserValueError(
                 f'got an episode of more than max_steps_per_episode={self._max_steps_per_episode} steps; need episodes '
                 "that end; set the environment's max_episode_steps, or raise the limit"
             )

@@ -8,6 +8,8 @@ from tf_agents.policies import epsilon_greedy_policy, random_tf_policy, tf_polic
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import policy_step
 
+from tflearn.errors import UserValueError
+
 
 @dataclasses.dataclass(frozen=True)
 class EpsilonLadder:
@@ -29,11 +31,11 @@ class EpsilonLadder:
 
     def __post_init__(self) -> None:
         if not 0 < self.base < 1:
-            raise ValueError(f'got EpsilonLadder.base={self.base!r}; need a number between 0 and 1')
+            raise UserValueError(f'got EpsilonLadder.base={self.base!r}; need a number between 0 and 1')
         if not self.alpha >= 0:
-            raise ValueError(f'got EpsilonLadder.alpha={self.alpha!r}; need a number of at least 0')
+            raise UserValueError(f'got EpsilonLadder.alpha={self.alpha!r}; need a number of at least 0')
         if not isinstance(self.num_collectors, int) or self.num_collectors < 1:
-            raise ValueError(f'got EpsilonLadder.num_collectors={self.num_collectors!r}; need an integer from 1 on')
+            raise UserValueError(f'got EpsilonLadder.num_collectors={self.num_collectors!r}; need an integer from 1 on')
 
     def epsilons(self, collector: int, num_environments: int) -> np.ndarray:
         """Returns the epsilons of one collector's environments, float32 [B].
@@ -46,7 +48,7 @@ class EpsilonLadder:
           ValueError: if the ladder has no such collector.
         """
         if not 0 <= collector < self.num_collectors:
-            raise ValueError(
+            raise UserValueError(
                 f'got the collector number {collector} for an epsilon ladder of num_collectors={self.num_collectors}; '
                 f'need 0 ... {self.num_collectors - 1}; say how many collectors share the ladder'
             )
@@ -66,7 +68,7 @@ def with_epsilons(policy: tf_policy.TFPolicy, epsilons: np.ndarray) -> tf_policy
       ValueError: if the policy is not epsilon-greedy.
     """
     if not isinstance(policy, epsilon_greedy_policy.EpsilonGreedyPolicy):
-        raise ValueError(
+        raise UserValueError(
             f'got an epsilon ladder for the collect policy {type(policy).__name__}; need an epsilon-greedy one, as DQN '
             'has; remove the ladder'
         )
@@ -87,7 +89,7 @@ def uniform(policy: tf_policy.TFPolicy) -> tf_policy.TFPolicy:
     """
     for spec in tf.nest.flatten(policy.action_spec):
         if not isinstance(spec, tensor_spec.BoundedTensorSpec) or not _bounded(spec):
-            raise ValueError(f'got random actions for the action spec {spec}; need finite bounds to draw within')
+            raise UserValueError(f'got random actions for the action spec {spec}; need finite bounds to draw within')
     _check_info(policy)
     return random_tf_policy.RandomTFPolicy(
         policy.time_step_spec,
@@ -104,7 +106,7 @@ def _check_info(policy: tf_policy.TFPolicy) -> None:
     log_probabilities = policy_step.get_log_probability(info, ()) if policy.emit_log_probability else ()
     if len(recorded) > len(tf.nest.flatten(log_probabilities)):
         names = ', '.join(sorted(spec.name or '?' for spec in recorded))
-        raise ValueError(
+        raise UserValueError(
             f'got random actions in place of a policy that records {names}; need one that records nothing, or the '
             'log-probabilities of its actions alone; set initial_random_steps=0'
         )

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tflearn.errors import UserValueError
+
 POLICY_STATE = 'policy_state'
 
 
@@ -21,11 +23,13 @@ def add(info: Any, state: Any) -> dict[str, Any]:
       ValueError: if there is no state, or no room for it.
     """
     if not tf.nest.flatten(state):
-        raise ValueError('got a policy without a state to be stored; need a recurrent one, or store_policy_state=False')
+        raise UserValueError(
+            'got a policy without a state to be stored; need a recurrent one, or store_policy_state=False'
+        )
     if isinstance(info, Mapping) and POLICY_STATE not in info:
         return {**info, POLICY_STATE: state}
     if not isinstance(info, tuple) or info:
-        raise ValueError(
+        raise UserValueError(
             f'got the policy info {info}; need () or a dictionary without {POLICY_STATE!r}, to store the policy state '
             'there; set store_policy_state=False'
         )

@@ -13,6 +13,7 @@ from tf_agents.trajectories import time_step as ts
 from tf_agents.typing import types
 
 from tflearn.agents import encoder, networks
+from tflearn.errors import UserValueError
 from tflearn.specs import EnvironmentSpecs
 
 DIST_PARAMS = 'dist_params'  # of the policy info: the parameters of the distribution that the action was drawn from
@@ -42,7 +43,7 @@ class NetworkOptions:
 
     def __post_init__(self) -> None:
         if self.activation not in _ACTIVATIONS:
-            raise ValueError(f'got activation={self.activation!r}; need one of {", ".join(_ACTIVATIONS)}')
+            raise UserValueError(f'got activation={self.activation!r}; need one of {", ".join(_ACTIVATIONS)}')
 
     def make_encoder(self, observation_spec: types.NestedTensorSpec, name: str) -> network.Network:
         """Makes a network: observation, which `encoder` encodes -> features."""

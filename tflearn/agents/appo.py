@@ -22,6 +22,7 @@ from tf_agents.utils import common
 from tflearn.agents import impala, optimizers, schedules, supported_specs, vtrace
 from tflearn.agents.actor_value import ActorValueNetwork, NetworkOptions
 from tflearn.agents.impala_loss import LossOptions
+from tflearn.errors import UserValueError
 from tflearn.experience import Agent, Experience
 from tflearn.specs import EnvironmentSpecs
 
@@ -51,17 +52,17 @@ class SurrogateOptions:
 
     def __post_init__(self) -> None:
         if not self.clip_epsilon > 0 or not self.ratio_bar >= 1:
-            raise ValueError(
+            raise UserValueError(
                 f'got clip_epsilon={self.clip_epsilon!r}, ratio_bar={self.ratio_bar!r}; need a number above 0, and one '
                 'of at least 1'
             )
         if self.target_update_interval < 1 or not 0 < self.target_update_tau <= 1:
-            raise ValueError(
+            raise UserValueError(
                 f'got target_update_interval={self.target_update_interval!r}, target_update_tau='
                 f'{self.target_update_tau!r}; need at least 1 train step, and a number above 0, at most 1'
             )
         if not self.kl_coefficient >= 0 or (self.kl_target is not None and not self.kl_target > 0):
-            raise ValueError(
+            raise UserValueError(
                 f'got kl_coefficient={self.kl_coefficient!r}, kl_target={self.kl_target!r}; need at least 0, and a '
                 'number above 0, or None'
             )

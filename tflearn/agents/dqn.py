@@ -14,6 +14,7 @@ from tf_agents.agents.dqn import dqn_agent
 from tf_agents.utils import common
 
 from tflearn.agents import networks, optimizers, schedules, supported_specs
+from tflearn.errors import UserValueError
 from tflearn.experience import Agent, Experience
 from tflearn.specs import EnvironmentSpecs
 
@@ -64,13 +65,15 @@ def make_agent(
     """
     action = specs.action
     if tf.nest.is_nested(action) or not action.dtype.is_integer or action.shape.rank != 0 or action.minimum != 0:
-        raise ValueError(
+        raise UserValueError(
             f'got the action {action}; DQN needs one discrete action, counted from 0; choose another algorithm, or '
             'wrap the environment so that it has one'
         )
     supported_specs.check_observation(specs.observation, 'DQN', conv_layer_params)
     if experience.order == 'queue':
-        raise ValueError("got Experience.order='queue'; DQN needs 'uniform' or 'prioritized': it learns from old items")
+        raise UserValueError(
+            "got Experience.order='queue'; DQN needs 'uniform' or 'prioritized': it learns from old items"
+        )
     agent_class = _DdqnAgent if double else _DqnAgent
     return agent_class(
         specs.time_step,

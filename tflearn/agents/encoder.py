@@ -20,6 +20,7 @@ import tensorflow as tf
 from tf_agents.typing import types
 
 from tflearn import specs
+from tflearn.errors import UserValueError
 
 ONE_HOT_SIZE = 1_000
 EMBEDDING_SIZE = 64
@@ -109,7 +110,7 @@ def make_layer(spec: types.TensorSpec) -> tf.keras.layers.Layer | None:
     minimum, maximum = specs.integer_bounds(spec)  # type: ignore[misc]
     sizes = [int(size) for size in (maximum - minimum + 1).flat]
     if sum(sizes) > MAX_CATEGORIES:
-        raise ValueError(
+        raise UserValueError(
             f'got {sum(sizes)} categories in the observation {spec}; need at most {MAX_CATEGORIES}; if its integers '
             'are amounts, let the environment return floats'
         )

@@ -18,6 +18,7 @@ from tf_agents.utils import common
 from tflearn.agents import optimizers, schedules, supported_specs, vtrace
 from tflearn.agents.actor_value import ActorValueNetwork, ActorValuePolicy, NetworkOptions
 from tflearn.agents.impala_loss import LossOptions
+from tflearn.errors import UserValueError
 from tflearn.experience import Agent, Experience
 from tflearn.specs import EnvironmentSpecs
 
@@ -139,9 +140,11 @@ def make_optimizers(
       ValueError: see `make_agent`.
     """
     if experience.order == 'prioritized':
-        raise ValueError("got Experience.order='prioritized'; need 'queue' or 'uniform': it tells no errors of items")
+        raise UserValueError(
+            "got Experience.order='prioritized'; need 'queue' or 'uniform': it tells no errors of items"
+        )
     if network.shared and all(rate is not None for rate in rates.values()):
-        raise ValueError(
+        raise UserValueError(
             'got value_learning_rate with a shared network; need shared=False, so that the value has variables of its '
             'own, or value_learning_rate=None'
         )

@@ -6,6 +6,7 @@ from typing import Literal, get_args
 import tensorflow as tf
 
 from tflearn.agents import schedules, vtrace
+from tflearn.errors import UserValueError
 
 Reduction = Literal['mean', 'sum']
 
@@ -43,17 +44,17 @@ class LossOptions:
     def __post_init__(self) -> None:
         vtrace.check_bounds(rho_bar=self.rho_bar, c_bar=self.c_bar, pg_rho_bar=self.pg_rho_bar, lambda_=self.lambda_)
         if not 0 <= self.gamma <= 1:
-            raise ValueError(f'got gamma={self.gamma!r}; need a number in [0, 1]')
+            raise UserValueError(f'got gamma={self.gamma!r}; need a number in [0, 1]')
         for name in ('policy_coefficient', 'value_coefficient', 'entropy_coefficient'):
             value = getattr(self, name)
             if not callable(value) and not value >= 0:
-                raise ValueError(f'got {name}={value!r}; need a number of at least 0, or a schedule')
+                raise UserValueError(f'got {name}={value!r}; need a number of at least 0, or a schedule')
         clipping = self.reward_clipping
         ok = clipping in (None, 'soft_asymmetric') or (isinstance(clipping, float | int) and clipping > 0)
         if not ok:
-            raise ValueError(f"got reward_clipping={clipping!r}; need a number above 0, 'soft_asymmetric' or None")
+            raise UserValueError(f"got reward_clipping={clipping!r}; need a number above 0, 'soft_asymmetric' or None")
         if self.reduction not in get_args(Reduction):
-            raise ValueError(f'got reduction={self.reduction!r}; need one of {", ".join(get_args(Reduction))}')
+            raise UserValueError(f'got reduction={self.reduction!r}; need one of {", ".join(get_args(Reduction))}')
 
     def clip(self, rewards: tf.Tensor) -> tf.Tensor:
         """Returns rewards as they are learned from."""

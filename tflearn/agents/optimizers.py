@@ -12,6 +12,7 @@ from absl import logging
 
 from tflearn import histograms
 from tflearn.agents import gradient_statistics, schedules
+from tflearn.errors import UserValueError
 
 Kind = Literal['adam', 'rmsprop']
 ClipBy = Literal['global_norm', 'variable_norm', 'value']
@@ -77,7 +78,7 @@ class Optimizer(tf.Module):
             logging.warning('%s: no gradients for %s', self.name, ', '.join(left_out))
         own = [(tf.convert_to_tensor(gradient), variable) for gradient, variable in pairs if gradient is not None]
         if not own:
-            raise ValueError(f'got no gradient for {left_out}; need a loss that depends on them')
+            raise UserValueError(f'got no gradient for {left_out}; need a loss that depends on them')
         variables = [variable for _, variable in own]
         summed = [gradient for gradient, _ in self.keras.aggregate_gradients(own)]
         norm = tf.linalg.global_norm(summed)
@@ -184,16 +185,18 @@ def make(
       ValueError: if an argument has no meaning.
     """
     if kind not in get_args(Kind):
-        raise ValueError(f'got kind={kind!r}; need one of {", ".join(get_args(Kind))}')
+        raise UserValueError(f'got kind={kind!r}; need one of {", ".join(get_args(Kind))}')
     if clip_by not in get_args(ClipBy):
-        raise ValueError(f'got clip_by={clip_by!r}; need one of {", ".join(get_args(ClipBy))}')
+        raise UserValueError(f'got clip_by={clip_by!r}; need one of {", ".join(get_args(ClipBy))}')
     if gradient_clipping is None and clip_by != 'global_norm':
-        raise ValueError(f'got clip_by={clip_by!r} without a bound; need gradient_clipping, a number above 0')
+        raise UserValueError(f'got clip_by={clip_by!r} without a bound; need gradient_clipping, a number above 0')
     if gradient_clipping is not None and not gradient_clipping > 0:
-        raise ValueError(f'got gradient_clipping={gradient_clipping}; need a number above 0, or None')
+        raise UserValueError(f'got gradient_clipping={gradient_clipping}; need a number above 0, or None')
     owned = {'learning_rate', 'clipnorm', 'clipvalue', 'global_clipnorm'}.intersection(options or {})
     if owned:
-        raise ValueError(f'got {", ".join(sorted(owned))} in options; use learning_rate, gradient_clipping and clip_by')
+        raise UserValueError(
+            f'got {", ".join(sorted(owned))} in options; use learning_rate, gradient_clipping and clip_by'
+        )
     # A schedule even for a number: Keras would save a number in the checkpoint, and restore it over a changed one.
     rate = learning_rate if callable(learning_rate) else schedules.constant(learning_rate)
     keras = _KINDS[kind](schedules.LearningRate(rate), name=name, **(options or {}))

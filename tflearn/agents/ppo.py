@@ -21,6 +21,7 @@ from tflearn.agents import encoder, optimizers, ppo_loss, schedules, supported_s
 from tflearn.agents.actor_value import ActorValueNetwork, NetworkOptions
 from tflearn.agents.normalizer import Normalizer, Normalizers, NormalizingPolicy
 from tflearn.agents.ppo_loss import LossOptions
+from tflearn.errors import UserValueError
 from tflearn.experience import Agent, Experience, Iteration
 from tflearn.specs import EnvironmentSpecs
 
@@ -97,22 +98,22 @@ def make_agent(
     supported_specs.check_observation(specs.observation, 'PPO', network.conv_layer_params, nested=True)
     supported_specs.check_policy_gradient_action(specs.action, 'PPO', nests=(dict,))
     if experience.order != 'queue' or experience.reuse is not None:
-        raise ValueError(
+        raise UserValueError(
             f"got Experience.order={experience.order!r}, reuse={experience.reuse}; PPO needs 'queue' and None: "
             'it learns from new items only, for several steps in an Experience.iteration'
         )
     if loss.kl_coefficient and loss.kl_target is not None and experience.iteration is None:
-        raise ValueError(
+        raise UserValueError(
             f'got kl_target={loss.kl_target} without Experience.iteration, after which the coefficient adapts to it; '
             'need an iteration, or kl_target=None'
         )
     if network.lstm_size is not None:
-        raise ValueError(
+        raise UserValueError(
             f'got lstm_size={network.lstm_size!r}; need None: the steps of a minibatch follow no order; take IMPALA'
         )
     measured = [leaf for leaf in tf.nest.flatten(specs.observation) if not encoder.is_categorical(leaf)]
     if normalize_observations and not all(leaf.dtype.is_floating for leaf in measured):
-        raise ValueError(f'got observations {specs.observation}; need floats, or normalize_observations=False')
+        raise UserValueError(f'got observations {specs.observation}; need floats, or normalize_observations=False')
     optimizer = make_optimizer(
         train_step,
         learning_rate,

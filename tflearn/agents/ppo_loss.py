@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from tflearn.agents import schedules, vtrace
+from tflearn.errors import UserValueError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,15 +46,15 @@ class LossOptions:
     def __post_init__(self) -> None:
         for name in ('gamma', 'lambda_'):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f'got {name}={getattr(self, name)!r}; need a number in [0, 1]')
+                raise UserValueError(f'got {name}={getattr(self, name)!r}; need a number in [0, 1]')
         for name in ('value_coefficient', 'entropy_coefficient', 'kl_coefficient'):
             value = getattr(self, name)
             if not callable(value) and not value >= 0:
-                raise ValueError(f'got {name}={value!r}; need a number of at least 0')
+                raise UserValueError(f'got {name}={value!r}; need a number of at least 0')
         for name in ('clip_epsilon', 'value_clipping', 'kl_target'):
             value = getattr(self, name)
             if value is not None and not callable(value) and not value > 0:
-                raise ValueError(f'got {name}={value!r}; need a number above 0, or None')
+                raise UserValueError(f'got {name}={value!r}; need a number above 0, or None')
 
     def epsilon(self, train_step: tf.Tensor) -> tf.Tensor | float | None:
         """Returns how far a ratio counts from 1 at a train step."""

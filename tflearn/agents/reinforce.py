@@ -16,6 +16,7 @@ from tf_agents.trajectories import time_step as ts
 from tf_agents.utils import common, value_ops
 
 from tflearn.agents import networks, optimizers, schedules, supported_specs
+from tflearn.errors import UserValueError
 from tflearn.experience import Agent, Experience
 from tflearn.specs import EnvironmentSpecs
 
@@ -65,12 +66,12 @@ def make_agent(
     supported_specs.check_observation(specs.observation, 'REINFORCE')
     supported_specs.check_policy_gradient_action(specs.action, 'REINFORCE')
     if experience.order != 'queue' or not experience.pad_episodes or experience.iteration is not None:
-        raise ValueError(
+        raise UserValueError(
             f'got Experience.order={experience.order!r}, pad_episodes={experience.pad_episodes}, iteration='
             f"{experience.iteration}; need 'queue', True and None: REINFORCE learns from whole episodes, once"
         )
     if (replicas := tf.distribute.get_strategy().num_replicas_in_sync) > 1:
-        raise ValueError(f'got {replicas} replicas; need one for REINFORCE, or IMPALA, PPO')
+        raise UserValueError(f'got {replicas} replicas; need one for REINFORCE, or IMPALA, PPO')
     optimizer = make_optimizer(
         train_step,
         learning_rate,

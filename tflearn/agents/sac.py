@@ -15,6 +15,7 @@ from tf_agents.policies import greedy_policy, tf_policy
 from tf_agents.typing import types
 
 from tflearn.agents import networks, optimizers, schedules, supported_specs
+from tflearn.errors import UserValueError
 from tflearn.experience import Agent, Experience
 from tflearn.specs import EnvironmentSpecs
 
@@ -102,7 +103,7 @@ def _checked_action(specs: EnvironmentSpecs, experience: Experience) -> types.Bo
     """Checks what SAC can learn from. Returns the spec of the one tensor of actions."""
     actions = tf.nest.flatten(specs.action)
     if len(actions) != 1 or not actions[0].dtype.is_floating or actions[0].shape.rank != 1:
-        raise ValueError(
+        raise UserValueError(
             f'got the action {specs.action}; SAC needs one vector of continuous actions; choose another algorithm, or '
             'wrap the environment so that it has one'
         )
@@ -110,7 +111,7 @@ def _checked_action(specs: EnvironmentSpecs, experience: Experience) -> types.Bo
     supported_specs.check_bounded(action, 'SAC')
     supported_specs.check_observation(specs.observation, 'SAC')
     if experience.order != 'uniform' or experience.sequence_length != 2:
-        raise ValueError(
+        raise UserValueError(
             f'got Experience.order={experience.order!r}, sequence_length={experience.sequence_length}; SAC needs '
             "'uniform' and 2: it learns from single transitions, and tells no errors of items"
         )

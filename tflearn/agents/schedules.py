@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from tflearn.errors import UserValueError
+
 Schedule = Callable[[tf.Tensor], tf.Tensor]
 
 
@@ -28,7 +30,7 @@ def linear(start: float, end: float, steps: int) -> Schedule:
       ValueError: if `steps` is below 1.
     """
     if steps < 1:
-        raise ValueError(f'got steps={steps}; need at least 1 train step')
+        raise UserValueError(f'got steps={steps}; need at least 1 train step')
 
     def value(step: tf.Tensor) -> tf.Tensor:
         share = tf.minimum(tf.cast(step, tf.float32) / steps, 1.0)
@@ -52,7 +54,9 @@ def exponential(start: float, end: float, steps: int) -> Schedule:
       ValueError: if a value is not positive or `steps` is below 1.
     """
     if start <= 0 or end <= 0 or steps < 1:
-        raise ValueError(f'got start={start}, end={end}, steps={steps}; need values above 0 and at least 1 train step')
+        raise UserValueError(
+            f'got start={start}, end={end}, steps={steps}; need values above 0 and at least 1 train step'
+        )
 
     def value(step: tf.Tensor) -> tf.Tensor:
         share = tf.minimum(tf.cast(step, tf.float32) / steps, 1.0)
@@ -75,7 +79,7 @@ def piecewise(points: Sequence[tuple[int, float]]) -> Schedule:
     """
     steps, values = [float(step) for step, _ in points], [value for _, value in points]
     if not steps or any(after <= before for before, after in itertools.pairwise(steps)):
-        raise ValueError(f'got points={points!r}; need some (train step, value), at rising train steps')
+        raise UserValueError(f'got points={points!r}; need some (train step, value), at rising train steps')
 
     def value(step: tf.Tensor) -> tf.Tensor:
         result = tf.constant(values[0], tf.float32)

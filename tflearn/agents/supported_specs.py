@@ -7,6 +7,8 @@ import numpy as np
 import tensorflow as tf
 from tf_agents.typing import types
 
+from tflearn.errors import UserValueError
+
 
 def check_observation(
     spec: types.NestedTensorSpec, algorithm: str, conv_layer_params: Any = None, nested: bool = False
@@ -23,12 +25,12 @@ def check_observation(
       ValueError: for an observation that the algorithm cannot learn from.
     """
     if not nested and tf.nest.is_nested(spec):
-        raise ValueError(
+        raise UserValueError(
             f'got the nested observation {spec}; {algorithm} needs one tensor; join its parts in the environment, for '
             'instance with gymnasium.wrappers.FlattenObservation, or choose PPO, IMPALA or APPO'
         )
     if conv_layer_params and (tf.nest.is_nested(spec) or not _is_image(spec)):
-        raise ValueError(
+        raise UserValueError(
             f'got conv_layer_params for the observation {spec}; need images [height, width, channels] of uint8 or '
             'floats, or conv_layer_params=None'
         )
@@ -48,7 +50,7 @@ def check_policy_gradient_action(
       ValueError: for an action that it cannot learn.
     """
     if tf.nest.is_nested(spec) and not isinstance(spec, tuple(nests)):
-        raise ValueError(
+        raise UserValueError(
             f'got the action {spec}, a {type(spec).__name__}; {algorithm} needs one tensor or a dict; wrap the '
             'environment so that it has one'
         )
@@ -58,12 +60,12 @@ def check_policy_gradient_action(
             continue
         numbers = np.unique(np.asarray(leaf.maximum) - leaf.minimum + 1)
         if len(numbers) > 1:
-            raise ValueError(
+            raise UserValueError(
                 f'got the action {leaf} with {", ".join(map(str, numbers))} choices; {algorithm} needs equally many in '
                 'each dimension; wrap the environment so that it has one Discrete action, or equal ones'
             )
         if np.any(leaf.minimum):
-            raise ValueError(
+            raise UserValueError(
                 f'got the action {leaf}; {algorithm} needs discrete actions counted from 0; wrap the environment so '
                 'that it has them'
             )
@@ -78,7 +80,9 @@ def check_bounded(spec: types.BoundedTensorSpec, algorithm: str) -> None:
     with np.errstate(over='ignore', invalid='ignore'):
         bounded = np.isfinite(np.asarray(spec.maximum) - spec.minimum).all()
     if not bounded:
-        raise ValueError(f'got the action {spec}; {algorithm} needs bounded actions; rescale them in the environment')
+        raise UserValueError(
+            f'got the action {spec}; {algorithm} needs bounded actions; rescale them in the environment'
+        )
 
 
 def _is_image(spec: types.TensorSpec) -> bool:

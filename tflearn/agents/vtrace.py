@@ -21,6 +21,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from tflearn.errors import UserValueError
+
 
 class Targets(NamedTuple):
     """What V-trace gives; float32 [B, T], without gradients.
@@ -120,18 +122,20 @@ def check_bounds(*, lambda_: float, **bounds: float | None) -> None:
     """
     for name, bound in bounds.items():
         if bound is not None and not bound > 0:
-            raise ValueError(f'got {name}={bound!r}; need a number above 0, or None')
+            raise UserValueError(f'got {name}={bound!r}; need a number above 0, or None')
     if not 0 <= lambda_ <= 1:
-        raise ValueError(f'got lambda_={lambda_!r}; need a number in [0, 1]')
+        raise UserValueError(f'got lambda_={lambda_!r}; need a number in [0, 1]')
 
 
 def _check_shapes(log_ratios: tf.Tensor, rewards: tf.Tensor, discounts: tf.Tensor, values: tf.Tensor) -> None:
     for name, tensor in {'log_ratios': log_ratios, 'discounts': discounts, 'rewards': rewards}.items():
         if tensor.shape.rank != 2 or not tensor.shape.is_compatible_with(log_ratios.shape):
-            raise ValueError(f'got {name} {tensor.shape} with log_ratios {log_ratios.shape}; need [B, T] for both')
+            raise UserValueError(f'got {name} {tensor.shape} with log_ratios {log_ratios.shape}; need [B, T] for both')
     length = log_ratios.shape[1]
     if values.shape.rank != 2 or not (length is None or values.shape[1] in (None, length + 1)):
-        raise ValueError(f'got values {values.shape} for {length} steps; need [B, T + 1], the bootstrap value included')
+        raise UserValueError(
+            f'got values {values.shape} for {length} steps; need [B, T + 1], the bootstrap value included'
+        )
 
 
 def _doubled(

@@ -15,6 +15,7 @@ from gymnasium.vector import VectorEnv
 
 from tflearn import specs
 from tflearn.environments import lives, refusals, vector_env
+from tflearn.errors import UserValueError
 
 FRAMES_PER_STEP = 4
 
@@ -60,9 +61,9 @@ def make(
         raise refusals.missing(game, error) from error
     refusals.check_num_environments(num_environments)
     if max_episode_steps < 1:
-        raise ValueError(f'got max_episode_steps={max_episode_steps}; need at least 1')
+        raise UserValueError(f'got max_episode_steps={max_episode_steps}; need at least 1')
     if not 0 <= repeat_action_probability < 1:
-        raise ValueError(f'got repeat_action_probability={repeat_action_probability}; need 0 or more and below 1')
+        raise UserValueError(f'got repeat_action_probability={repeat_action_probability}; need 0 or more and below 1')
     if game not in (known := roms.get_all_rom_ids()):
         raise refusals.unknown('game', game, known, "one of ALE's")
     make_games = functools.partial(

@@ -15,6 +15,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 
 from tflearn.environments import infos
 from tflearn.environments.failures import Failures, cause_of, seed_of
+from tflearn.errors import UserValueError
 
 
 class Step(NamedTuple):
@@ -155,7 +156,7 @@ class Native:
         mode = self._vector_env.metadata.get('autoreset_mode')
         if mode != AutoresetMode.NEXT_STEP:
             self.close()
-            raise ValueError(f'got a vector environment with autoreset mode {mode}; need {AutoresetMode.NEXT_STEP}')
+            raise UserValueError(f'got a vector environment with autoreset mode {mode}; need {AutoresetMode.NEXT_STEP}')
         self.num_envs = self._vector_env.num_envs
         self.single_observation_space = self._vector_env.single_observation_space
         self.single_action_space = self._vector_env.single_action_space

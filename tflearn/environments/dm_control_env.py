@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from tflearn import specs
 from tflearn.environments import refusals, vector_env
+from tflearn.errors import UserValueError
 
 if TYPE_CHECKING:
     from tflearn.environments.dm_env_adapter import MakeDmEnvironment
@@ -47,7 +48,9 @@ def make(
     if (domain, task) not in suite.ALL_TASKS:
         tasks = ', '.join(f'{known}-{its_task}' for known, its_task in suite.ALL_TASKS if domain in (known, its_task))
         names = tasks or ', '.join(sorted(suite.TASKS_BY_DOMAIN))
-        raise ValueError(f'got domain={domain!r}, task={task!r}; need a task of the control suite; choose from {names}')
+        raise UserValueError(
+            f'got domain={domain!r}, task={task!r}; need a task of the control suite; choose from {names}'
+        )
     make_one = functools.partial(load, domain, task)
     return from_dm_env(make_one, num_environments, seed, vectorization, flatten_observations, step_timeout_secs)
 
@@ -67,7 +70,7 @@ def from_dm_env(
         raise refusals.missing(str(make_one), error) from error
     refusals.check_num_environments(num_environments)
     if vectorization not in get_args(Vectorization):
-        raise ValueError(f'got vectorization={vectorization!r}; need one of {", ".join(get_args(Vectorization))}')
+        raise UserValueError(f'got vectorization={vectorization!r}; need one of {", ".join(get_args(Vectorization))}')
     make_env = functools.partial(adapt, make_one, flatten_observations)
     if vectorization == 'in_process':
         return vector_env.in_process(make_env, num_environments, seed)

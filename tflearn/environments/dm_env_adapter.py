@@ -12,6 +12,8 @@ import numpy as np
 from dm_env import specs as dm_specs
 from gymnasium import spaces
 
+from tflearn.errors import UserValueError
+
 # seed -> environment
 MakeDmEnvironment = Callable[[int | None], dm_env.Environment]
 
@@ -33,7 +35,7 @@ class DmEnvironment(gymnasium.Env):
         self.observation_space = to_space(self._environment.observation_spec())
         self.action_space = to_space(self._environment.action_spec())
         if shape := self._environment.reward_spec().shape:
-            raise ValueError(f'got rewards of shape {shape}; need one number')
+            raise UserValueError(f'got rewards of shape {shape}; need one number')
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
@@ -45,7 +47,7 @@ class DmEnvironment(gymnasium.Env):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         time_step = self._environment.step(action)
         if not time_step.last() and time_step.discount != 1.0:
-            raise ValueError(
+            raise UserValueError(
                 f'got a discount of {time_step.discount} within an episode; need 1 there: the agent has one'
             )
         terminated = time_step.last() and time_step.discount == 0.0
@@ -83,7 +85,7 @@ def to_space(spec: Any) -> spaces.Space:
     if spec.dtype == bool:
         return spaces.MultiBinary(spec.shape)
     if spec.dtype.kind not in 'iuf':
-        raise ValueError(f'got {spec}; need arrays of numbers')
+        raise UserValueError(f'got {spec}; need arrays of numbers')
     if isinstance(spec, dm_specs.BoundedArray):
         low, high = spec.minimum, spec.maximum
     elif spec.dtype.kind == 'f':

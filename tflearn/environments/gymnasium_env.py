@@ -11,6 +11,7 @@ from gymnasium.wrappers import RecordVideo
 
 from tflearn import specs
 from tflearn.environments import refusals, registered, vector_env
+from tflearn.errors import UserValueError
 
 Vectorization = Literal['auto', 'native', 'in_process', 'worker_processes']
 
@@ -55,7 +56,7 @@ def make(
     _check(num_environments, seed, vectorization, max_episode_steps, step_timeout_secs)
     spec = registered.find(name, register)
     if vectorization == 'native' and spec.vector_entry_point is None:
-        raise ValueError(f"got vectorization='native' of name={name!r}, which has none registered; choose 'auto'")
+        raise UserValueError(f"got vectorization='native' of name={name!r}, which has none registered; choose 'auto'")
     try:
         # gymnasium's checker goes over every step at a cost above the step's; our conformance test stands in for it.
         make_one = functools.partial(
@@ -76,7 +77,7 @@ def make(
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
         raise refusals.missing(name, error) from error
     except TypeError as error:
-        raise ValueError(
+        raise UserValueError(
             f'got name={name!r}, kwargs={kwargs}; need what an environment of fixed-size spaces takes ({error})'
         ) from error
 
@@ -114,7 +115,7 @@ def record(
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
         raise refusals.missing(name, error) from error
     except (TypeError, gymnasium.error.Error) as error:
-        raise ValueError(
+        raise UserValueError(
             f'got name={name!r}, kwargs={kwargs}; need an environment that can be drawn ({error})'
         ) from error
 
@@ -128,13 +129,13 @@ def _check(
 ) -> None:
     refusals.check_num_environments(num_environments)
     if seed is not None and seed < 0:
-        raise ValueError(f'got seed={seed}; need 0 or more, or None')
+        raise UserValueError(f'got seed={seed}; need 0 or more, or None')
     if vectorization not in get_args(Vectorization):
-        raise ValueError(f'got vectorization={vectorization!r}; need one of {", ".join(get_args(Vectorization))}')
+        raise UserValueError(f'got vectorization={vectorization!r}; need one of {", ".join(get_args(Vectorization))}')
     if max_episode_steps is not None and max_episode_steps < 1:
-        raise ValueError(f'got max_episode_steps={max_episode_steps}; need at least 1, or None')
+        raise UserValueError(f'got max_episode_steps={max_episode_steps}; need at least 1, or None')
     if step_timeout_secs <= 0:
-        raise ValueError(f'got step_timeout_secs={step_timeout_secs}; need more than 0')
+        raise UserValueError(f'got step_timeout_secs={step_timeout_secs}; need more than 0')
 
 
 def _are_same_task(make_one: Callable[[], gymnasium.Env], make_all: Callable[..., VectorEnv]) -> bool:

@@ -9,6 +9,7 @@ from tf_agents.trajectories import time_step as ts
 
 from tflearn import specs
 from tflearn.environments.wrapper import Wrapper
+from tflearn.errors import UserValueError
 
 
 def make(
@@ -19,7 +20,7 @@ def make(
 ) -> 'PacedEnvironment':
     """Makes what `make_environment` makes, stepped in real time; see `PacedEnvironment`."""
     if unroll_step_interval_secs <= 0:
-        raise ValueError(f'got unroll_step_interval_secs={unroll_step_interval_secs}; need more than 0')
+        raise UserValueError(f'got unroll_step_interval_secs={unroll_step_interval_secs}; need more than 0')
     return PacedEnvironment(make_environment(num_environments=num_environments, seed=seed), unroll_step_interval_secs)
 
 

@@ -10,6 +10,7 @@ from tf_agents.trajectories import time_step as ts
 
 from tflearn import specs
 from tflearn.environments.wrapper import Wrapper
+from tflearn.errors import UserValueError
 
 
 def make(
@@ -36,7 +37,9 @@ class PartialView(Wrapper):
         size = spec.shape[0] if isinstance(spec, tf.TensorSpec) and spec.shape.rank == 1 else 0
         if not shown or not all(0 <= place < size for place in shown):
             environment.close()
-            raise ValueError(f'got shown={list(shown)} of the observation {spec}; need places in a vector of numbers')
+            raise UserValueError(
+                f'got shown={list(shown)} of the observation {spec}; need places in a vector of numbers'
+            )
         super().__init__(environment)
         self._shown = list(shown)
         self.specs = specs.EnvironmentSpecs(self._part(spec), environment.specs.action, environment.specs.reward)

@@ -14,6 +14,7 @@ from tf_agents.specs import tensor_spec
 from tf_agents.typing import types
 
 from tflearn import specs
+from tflearn.errors import UserValueError
 
 Convert = Callable[[Any], Any]
 
@@ -50,7 +51,7 @@ def _bounds(space: Any, name: str) -> tuple[Any, Any, tf.DType]:
         if low.size and (low == low.flat[0]).all() and (high == high.flat[0]).all():
             low, high = low.flat[0], high.flat[0]  # one number reads better than 28224 equal ones
         return low, high, tf.as_dtype(dtype)
-    raise ValueError(
+    raise UserValueError(
         f'got the {name} space {space}; need a Box of numbers, Discrete, MultiDiscrete or MultiBinary, or a Dict or '
         'Tuple of these; wrap the environment so that it has one'
     )
@@ -98,7 +99,7 @@ def writer(space: spaces.Space, num_environments: int, name: str = 'action') -> 
     def write(batch: Any) -> np.ndarray:
         batch = np.asarray(batch)
         if batch.shape != shape or batch.dtype != numpy_dtype:
-            raise ValueError(f'got an {name} with shape {batch.shape}, {batch.dtype}; need {shape}, {numpy_dtype}')
+            raise UserValueError(f'got an {name} with shape {batch.shape}, {batch.dtype}; need {shape}, {numpy_dtype}')
         return fitted(batch)
 
     return write
@@ -109,7 +110,7 @@ def _clipped(space: Any, name: str) -> Convert:
 
     def clip(batch: np.ndarray) -> np.ndarray:
         if not (finite := np.isfinite(batch)).all():
-            raise ValueError(
+            raise UserValueError(
                 f'got {batch[~finite][0]} in {name}; need finite numbers; look for weights or observations that are not'
             )
         # In the space's own dtype: the bounds in float32 may lie a rounding error outside those in float64.
@@ -124,7 +125,7 @@ def _checked(space: Any, minimum: Any, maximum: Any, name: str) -> Convert:
 
     def check(batch: np.ndarray) -> np.ndarray:
         if not (within := (batch >= minimum) & (batch <= maximum)).all():
-            raise ValueError(f'got {batch[~within][0]} in {name}; need values from {minimum} to {maximum}')
+            raise UserValueError(f'got {batch[~within][0]} in {name}; need values from {minimum} to {maximum}')
         return batch.astype(space.dtype, copy=False) if start is None else batch + start
 
     return check
@@ -152,7 +153,7 @@ def category_check(spec: types.NestedTensorSpec) -> Callable[[Any], None] | None
         for i, leaf, low, high in checked:
             within = (values[i] >= low) & (values[i] <= high)
             if not within.all():
-                raise ValueError(
+                raise UserValueError(
                     f'got {values[i][~within][0]} in {leaf.name} of the environment; need values from '
                     f'{leaf.minimum} to {leaf.maximum}, as its space says; correct the environment'
                 )

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 from absl import logging
 
+from tflearn.errors import UserValueError
 from tflearn.experience import Agent
 from tflearn.learner import strategies
 from tflearn.learner.iterations import Iterations
@@ -51,7 +52,7 @@ def make(
     if experience.iteration is None:
         return queue
     if not hasattr(agent, 'prepare'):
-        raise ValueError(
+        raise UserValueError(
             f'got Experience.iteration with a {type(agent).__name__}; need an agent that prepares sequences for '
             'several epochs, as PPO; or iteration=None'
         )

@@ -11,6 +11,7 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn.actors.actor import ActingPolicy
+from tflearn.errors import UserValueError
 from tflearn.experience import Agent, AgentFactory, Experience
 from tflearn.jobs import recorded_data
 from tflearn.jobs.collect_settings import CollectOptions, check_counts, own_address
@@ -72,7 +73,7 @@ def collect(
     """
     check_counts('', {'num_environments': (num_environments, 1), 'max_env_steps': (max_env_steps, 1)})
     if not 0 < refresh_interval_secs < math.inf:
-        raise ValueError(f'got refresh_interval_secs={refresh_interval_secs!r}; need seconds above 0')
+        raise UserValueError(f'got refresh_interval_secs={refresh_interval_secs!r}; need seconds above 0')
     if line := run_dir.done_line():
         logging.info(line)
         return

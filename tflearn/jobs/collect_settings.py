@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from tf_agents.policies import tf_policy
 
 from tflearn.actors import exploration
+from tflearn.errors import UserValueError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,27 +62,31 @@ class CollectOptions:
         )
         secs = self.collect_at_least_every_secs
         if secs is not None and not 0 < secs < math.inf:
-            raise ValueError(f'got CollectOptions.collect_at_least_every_secs={secs!r}; need seconds above 0, or None')
+            raise UserValueError(
+                f'got CollectOptions.collect_at_least_every_secs={secs!r}; need seconds above 0, or None'
+            )
         if self.max_episodes_per_version is not None and self.max_sequences_per_version is not None:
-            raise ValueError('got max_episodes_per_version and max_sequences_per_version; need one of them, or none')
+            raise UserValueError(
+                'got max_episodes_per_version and max_sequences_per_version; need one of them, or none'
+            )
         if (secs is not None or self.versions_ahead) and not self.waits_for_versions:
-            raise ValueError(
+            raise UserValueError(
                 f'got CollectOptions.collect_at_least_every_secs={secs!r}, versions_ahead={self.versions_ahead} '
                 'without max_episodes_per_version or max_sequences_per_version, so that nothing is ever waited for; '
                 'need one of these, or neither of those'
             )
         if self.served_at is not None and self.epsilon_ladder is not None:
-            raise ValueError(
+            raise UserValueError(
                 f'got CollectOptions.served_at={self.served_at!r} with an epsilon ladder; need one of them: a served '
                 'policy explores by itself'
             )
         if isinstance(self.report_metrics, str):
-            raise ValueError(
+            raise UserValueError(
                 f'got CollectOptions.report_metrics={self.report_metrics!r}; need True, False or a list of names: '
                 f'[{self.report_metrics!r}]'
             )
         if not 0 <= self.metrics_gamma <= 1:
-            raise ValueError(f'got CollectOptions.metrics_gamma={self.metrics_gamma!r}; need a number in [0, 1]')
+            raise UserValueError(f'got CollectOptions.metrics_gamma={self.metrics_gamma!r}; need a number in [0, 1]')
 
     @property
     def waits_for_versions(self) -> bool:
@@ -126,7 +131,7 @@ def own_address(addresses: Sequence[str], name: str) -> str | None:
 def _number(name: str, reason: str) -> int:
     digits = re.search(r'\d+$', name)
     if digits is None:
-        raise ValueError(
+        raise UserValueError(
             f'got the collector name {name!r} with {reason}; need a name that ends with a number from 0 on, as '
             'collect_0'
         )
@@ -141,4 +146,4 @@ def check_counts(prefix: str, counts: dict[str, tuple[int | None, int]]) -> None
     """
     for name, (value, least) in counts.items():
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-            raise ValueError(f'got {prefix}{name}={value!r}; need an integer of at least {least}')
+            raise UserValueError(f'got {prefix}{name}={value!r}; need an integer of at least {least}')

@@ -5,6 +5,7 @@ from typing import Any
 
 from tflearn import extras
 from tflearn.environments import registered
+from tflearn.errors import UserValueError
 
 _GYMNASIUM = ('tflearn.environments.gymnasium_env.make', 'tflearn.environments.gymnasium_env.record')
 
@@ -30,7 +31,9 @@ def check(factory: str, arguments: Mapping[str, Any]) -> None:
     """
     needed = _NEEDED.get(factory)
     if needed and extras.is_missing(needed):
-        raise ValueError(f'got {factory}, which needs {needed}; need that installed; {extras.install_command(needed)}')
+        raise UserValueError(
+            f'got {factory}, which needs {needed}; need that installed; {extras.install_command(needed)}'
+        )
     name = arguments.get('name')
     if factory in _GYMNASIUM and isinstance(name, str) and 'register' not in arguments:
         registered.check(name)

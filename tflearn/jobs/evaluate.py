@@ -10,6 +10,7 @@ from absl import logging
 from tflearn.actors.epsilon_policy import EpsilonPolicy
 from tflearn.actors.evaluation_record import Evaluation
 from tflearn.actors.evaluator import EvaluationPolicy, Evaluator
+from tflearn.errors import UserValueError
 from tflearn.experience import AgentFactory, Experience
 from tflearn.jobs import evaluated_policies
 from tflearn.jobs.evaluate_settings import EvaluateOptions, VideoFactory
@@ -75,7 +76,7 @@ def evaluate(
         return
     for name, value in (('num_episodes', num_episodes), ('num_environments', num_environments)):
         if value < 1:
-            raise ValueError(f'got {name}={value}; need at least 1')
+            raise UserValueError(f'got {name}={value}; need at least 1')
     weights = (replay_address, make_agent, experience)
     _check_weights(options, *weights)
     with contextlib.ExitStack() as ending:
@@ -95,7 +96,7 @@ def evaluate(
 
 def _check_weights(options: EvaluateOptions, *weights: Any) -> None:
     if options.follow == 'weights' and None in weights:
-        raise ValueError(
+        raise UserValueError(
             "got EvaluateOptions.follow='weights' without all of replay_address, make_agent and experience; need them; "
             'bind evaluate.evaluate.make_agent = %make_agent and evaluate.evaluate.experience = %experience'
         )
@@ -274,7 +275,7 @@ class _Evaluation:
         result = wait_until(self._source.result, 'the end of training', self._idle_timeout_secs, self._stop)
         evaluation = request['evaluation'] if request else self._last or self._known()
         if evaluation is None:
-            raise ValueError(
+            raise UserValueError(
                 f'got a train job that finished without a policy in {self._source.directory}; need one to evaluate'
             )
         self._report.draw()

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Literal, Protocol, get_args
 
+from tflearn.errors import UserValueError
 from tflearn.specs import BatchedEnvironment
 
 Follow = Literal['newest', 'each', 'weights', 'served']
@@ -42,14 +43,16 @@ class EvaluateOptions:
 
     def __post_init__(self) -> None:
         if self.follow not in get_args(Follow):
-            raise ValueError(f'got EvaluateOptions.follow={self.follow!r}; need one of {", ".join(get_args(Follow))}')
+            raise UserValueError(
+                f'got EvaluateOptions.follow={self.follow!r}; need one of {", ".join(get_args(Follow))}'
+            )
         if (self.follow == 'served') != (self.served_at is not None):
-            raise ValueError(
+            raise UserValueError(
                 f'got EvaluateOptions.follow={self.follow!r} with served_at={self.served_at!r}; need '
                 "follow='served' and served_at='host:port' together, or neither"
             )
         if not 0 <= self.epsilon <= 1:
-            raise ValueError(f'got EvaluateOptions.epsilon={self.epsilon!r}; need a number in [0, 1]')
+            raise UserValueError(f'got EvaluateOptions.epsilon={self.epsilon!r}; need a number in [0, 1]')
         for name in ('max_steps_per_episode', 'video_interval', 'video_episodes'):
             if getattr(self, name) < 1:
-                raise ValueError(f'got EvaluateOptions.{name}={getattr(self, name)}; need at least 1')
+                raise UserValueError(f'got EvaluateOptions.{name}={getattr(self, name)}; need at least 1')

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from absl import logging
 
+from tflearn.errors import UserValueError
 from tflearn.policies import fixed_batch, updates, versions
 from tflearn.policies import tflite as lite
 from tflearn.policies.saved_policy import OBSERVATION_NAMES
@@ -50,15 +51,15 @@ def export(
       RuntimeError: if the TFLite model does not act as the SavedModel does; nothing is written then.
     """
     if tflite not in (None, 'float32', 'int8'):
-        raise ValueError(f"got tflite={tflite!r}; need 'float32' or 'int8', or None")
+        raise UserValueError(f"got tflite={tflite!r}; need 'float32' or 'int8', or None")
     if batch_size is not None and (batch_size < 1 or output is None or tflite is not None):
-        raise ValueError(
+        raise UserValueError(
             f'got batch_size={batch_size}, output={output}, tflite={tflite}; need at least 1, a path, None'
         )
     directory = run_dir.policy(policy)
     step = versions.newest_version(directory) if train_step is None else train_step
     if step is None:
-        raise ValueError(f'got no policy in {directory}; need one that the train job has exported')
+        raise UserValueError(f'got no policy in {directory}; need one that the train job has exported')
     version = directory / str(step)
     if tflite is None and batch_size is None:
         version = updates.materialise(directory, step, pathlib.Path(output) if output else None)
@@ -88,7 +89,7 @@ def export(
 def _observations(run_dir: RunDir, version: pathlib.Path, file: str | None, limit: int) -> dict[str, np.ndarray]:
     wanted = lite.inputs(version)
     if any(name.startswith('policy_state') for name in wanted):
-        raise ValueError(f'got the recurrent policy {version} for TFLite; need one without a policy state')
+        raise UserValueError(f'got the recurrent policy {version} for TFLite; need one without a policy state')
     if file is not None:
         with np.load(file) as arrays:
             found = {name: arrays[name][:limit] for name in arrays.files}
@@ -99,7 +100,7 @@ def _observations(run_dir: RunDir, version: pathlib.Path, file: str | None, limi
     got = {name: f'{array.dtype.name}{list(array.shape[1:])}' for name, array in found.items()}
     need = {name: f'{spec.dtype.name}{list(spec.shape[1:])}' for name, spec in wanted.items()}
     if got != need or not _len(found):
-        raise ValueError(f'got observations of {got} in {file or run_dir.replay_checkpoints}; need {need}')
+        raise UserValueError(f'got observations of {got} in {file or run_dir.replay_checkpoints}; need {need}')
     return found
 
 
@@ -107,7 +108,7 @@ def _names(version: pathlib.Path) -> list[str]:
     """Returns the names of the observation's leaves in the order of stored columns, which is not that of the names."""
     names: list[str] | None = (read_json(version / versions.METADATA) or {}).get(OBSERVATION_NAMES)
     if names is None:
-        raise ValueError(
+        raise UserValueError(
             f'got the policy {version} without {OBSERVATION_NAMES} in its metadata, of an earlier version of tflearn; '
             'need them for observations from the replay; give observations of your own'
         )

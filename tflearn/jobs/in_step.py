@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 import tensorflow as tf
 from absl import logging
 
+from tflearn.errors import UserValueError
 from tflearn.experience import AgentFactory, Experience
 from tflearn.jobs import collection, initial_agent, recorded_data
 from tflearn.jobs.collect_settings import CollectOptions, check_counts
@@ -126,7 +127,7 @@ def in_step(
 
 def _check_strategy(strategy: str) -> None:
     if strategy != 'default':
-        raise ValueError(
+        raise UserValueError(
             f"got strategy={strategy!r}; need 'default', for in step the same device acts and trains; let the jobs run "
             'for themselves (tflearn-launch) for others'
         )

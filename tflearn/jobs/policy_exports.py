@@ -10,6 +10,7 @@ from absl import logging
 from tf_agents.policies import greedy_policy, tf_policy
 
 from tflearn.background import Background
+from tflearn.errors import UserValueError
 from tflearn.experience import Agent
 from tflearn.policies.saved_policy import PolicyExporter
 from tflearn.run_dir import RunDir
@@ -37,13 +38,13 @@ class ExportOptions:
 
     def __post_init__(self) -> None:
         if not self.policies or not set(self.policies) <= _POLICIES.keys() or isinstance(self.policies, str):
-            raise ValueError(
+            raise UserValueError(
                 f'got ExportOptions.policies={self.policies!r}; need a list of one or more of {", ".join(_POLICIES)}'
             )
         for name in ('keep_last', 'keep_updates', 'update_interval_steps'):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f'got ExportOptions.{name}={value}; need at least 1')
+                raise UserValueError(f'got ExportOptions.{name}={value}; need at least 1')
 
 
 def _greedy(agent: Agent) -> tf_policy.TFPolicy:

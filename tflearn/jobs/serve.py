@@ -9,6 +9,7 @@ import time
 
 from absl import logging
 
+from tflearn.errors import UserTimeoutError, UserValueError
 from tflearn.policies import serving_config
 from tflearn.policies.batching import BatchOptions
 from tflearn.policies.model_holder import Models
@@ -45,7 +46,7 @@ class ServeOptions:
     def __post_init__(self) -> None:
         for name, value in (('max_rows', self.max_rows), ('poll_secs', self.poll_secs)):
             if not 0 < value < math.inf:
-                raise ValueError(f'got {name}={value}; need a number above 0')
+                raise UserValueError(f'got {name}={value}; need a number above 0')
 
 
 def serve(
@@ -106,7 +107,7 @@ def _follow(
         what = f'a version of {", ".join(awaited)} in {run_dir.policies}'
         # Only what has to be there: a policy that nobody named must not end the service of the others.
         if missing and now - start > connect_timeout_secs:
-            raise TimeoutError(f'waited {now - start:.0f} s in vain for {what}')
+            raise UserTimeoutError(f'waited {now - start:.0f} s in vain for {what}')
         if awaited and now >= next_log:
             next_log = now + LOG_EVERY_SECS
             logging.info('waiting for %s', what)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import tensorflow as tf
 from absl import logging
 
+from tflearn.errors import UserValueError
 from tflearn.experience import AgentFactory, Experience
 from tflearn.jobs import batch_source, initial_agent, recorded_data
 from tflearn.jobs.batch_source import Source
@@ -130,9 +131,9 @@ def train(
 
 def _check(steps_per_call: int, data_addresses: Sequence[str], experience: Experience) -> None:
     if steps_per_call < 1:
-        raise ValueError(f'got steps_per_call={steps_per_call}; need at least 1')
+        raise UserValueError(f'got steps_per_call={steps_per_call}; need at least 1')
     if data_addresses and experience.order != 'queue':
-        raise ValueError(f'got data_addresses with Experience.order={experience.order!r}; need a queue, or none')
+        raise UserValueError(f'got data_addresses with Experience.order={experience.order!r}; need a queue, or none')
 
 
 def _wait_for_replay(

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tflearn.errors import UserValueError
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.summaries import SummaryOptions
@@ -37,7 +38,7 @@ class Settings:
         for name in ('checkpoint', 'summary', 'publish', 'export', 'replica_check'):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f'got {name}_interval_steps={value}; need at least 1 train step')
+                raise UserValueError(f'got {name}_interval_steps={value}; need at least 1 train step')
 
     @property
     def texts(self) -> Callable[[], Mapping[str, str]]:

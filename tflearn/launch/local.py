@@ -11,6 +11,7 @@ import types
 from collections.abc import Iterator
 from typing import Any, TextIO
 
+from tflearn.errors import UserValueError
 from tflearn.launch import closing
 from tflearn.launch.crew import Crew, Failure, View
 from tflearn.launch.lines import LineView
@@ -136,7 +137,7 @@ def _locked_log(run_dir: RunDir) -> Iterator[TextIO]:
             fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             pid = (read_json(run_dir.status('launch')) or {}).get('pid', 'unknown')
-            raise ValueError(
+            raise UserValueError(
                 f'got root_dir={str(run_dir.root)!r}, where another launch (pid {pid}) is at work; need a directory '
                 'for each run; wait for it, stop it or choose another --root_dir'
             ) from None

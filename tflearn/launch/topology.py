@@ -4,6 +4,8 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 
+from tflearn.errors import UserValueError
+
 MAX_COLLECTOR_RESTARTS = 3
 
 
@@ -39,10 +41,10 @@ class Topology:
     def __post_init__(self) -> None:
         names = [job.name for job in self.jobs]
         if len(set(names)) < len(names):
-            raise ValueError(f'got jobs named {", ".join(names)}; need names that differ')
+            raise UserValueError(f'got jobs named {", ".join(names)}; need names that differ')
         for job in self.jobs:
             if job.serves is not None and job.serves not in names:
-                raise ValueError(f'got job {job.name} that serves {job.serves!r}; need one of {", ".join(names)}')
+                raise UserValueError(f'got job {job.name} that serves {job.serves!r}; need one of {", ".join(names)}')
 
 
 def local_topology(*, package: str, flags: Sequence[str], num_collectors: int) -> Topology:
@@ -60,7 +62,7 @@ def local_topology(*, package: str, flags: Sequence[str], num_collectors: int) -
       ValueError: if there is no collector.
     """
     if num_collectors < 1:
-        raise ValueError(f'got num_collectors={num_collectors}; need at least 1')
+        raise UserValueError(f'got num_collectors={num_collectors}; need at least 1')
 
     def command(program: str, *more: str) -> tuple[str, ...]:
         return (sys.executable, '-m', f'{package}.{program}', *flags, *more)

@@ -10,6 +10,7 @@ import re
 import shutil
 from collections.abc import Callable
 
+from tflearn.errors import UserValueError
 from tflearn.run_dir import write_whole
 
 _INDEX = re.compile(r'ckpt-(\d+)\.index')
@@ -31,9 +32,9 @@ class CheckpointFiles:
           keep_every_steps: the first checkpoint at or after each multiple is kept for ever; None keeps none so.
         """
         if max_to_keep < 1:
-            raise ValueError(f'got max_to_keep={max_to_keep}; need at least 1')
+            raise UserValueError(f'got max_to_keep={max_to_keep}; need at least 1')
         if keep_every_steps is not None and keep_every_steps < 1:
-            raise ValueError(f'got keep_every_steps={keep_every_steps}; need at least 1 train step, or None')
+            raise UserValueError(f'got keep_every_steps={keep_every_steps}; need at least 1 train step, or None')
         self.directory = pathlib.Path(directory)
         self.damaged: set[int] = set()
         self._max_to_keep, self._keep_every_steps = max_to_keep, keep_every_steps
@@ -105,7 +106,9 @@ def newest_checkpoint(directory: str | os.PathLike[str]) -> str:
     """
     steps = _steps(pathlib.Path(directory))
     if not steps:
-        raise ValueError(f'got directory {directory} without any ckpt-<step>.index; need a checkpoint; check the path')
+        raise UserValueError(
+            f'got directory {directory} without any ckpt-<step>.index; need a checkpoint; check the path'
+        )
     return str(pathlib.Path(directory) / f'ckpt-{steps[-1]}')
 
 

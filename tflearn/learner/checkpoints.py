@@ -13,6 +13,7 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn.background import Background
+from tflearn.errors import UserOSError, UserValueError
 from tflearn.learner.checkpoint_files import CheckpointFiles
 from tflearn.learner.snapshots import Layout, describe
 
@@ -126,7 +127,7 @@ class Checkpoints:
             self._step = step
             return path
         if steps:
-            raise ValueError(
+            raise UserValueError(
                 f'got no readable checkpoint in {self.directory}, only {len(steps)} damaged; need a whole one; '
                 'restore the directory from a backup, or start another --root_dir'
             )
@@ -144,7 +145,7 @@ class Checkpoints:
             self._files.write(step, save)
         except (OSError, tf.errors.OpError) as error:
             path = self._files.path(step)
-            raise OSError(
+            raise UserOSError(
                 f'could not save {path} ({_first_line(error)}); the next save tries again; make room'
             ) from error
 
@@ -171,7 +172,7 @@ class Checkpoints:
         ]
         if found:
             more = f' (and {len(found) - 3} more)' if len(found) > 3 else ''
-            raise ValueError(
+            raise UserValueError(
                 f'got checkpoint {path} of another agent: {"; ".join(found[:3])}{more}; need the same networks and '
                 'optimizers; take back the change, or start another --root_dir'
             )

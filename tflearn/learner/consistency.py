@@ -11,6 +11,8 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from tflearn.errors import UserValueError
+
 _FIGURES = ('mean', 'std', 'L1', 'L2')
 
 
@@ -41,7 +43,7 @@ class ReplicaConsistency:
             if variable.synchronization != on_read and (variable.dtype.is_floating or variable.dtype.is_integer)
         }
         if not self._variables:
-            raise ValueError(f'got {type(root).__name__} without variables; need an agent whose networks are built')
+            raise UserValueError(f'got {type(root).__name__} without variables; need an agent whose networks are built')
         self._strategy, self._tolerance, self._strict = strategy, tolerance, strict
         self._figures = tf.function(self._gathered)
         self.difference: float | None = None

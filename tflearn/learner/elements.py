@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tflearn.errors import UserValueError
 from tflearn.experience import WEIGHTS
 
 
@@ -60,7 +61,7 @@ def of_items(extra: Any, name: str | None) -> tuple[tf.Tensor, ...]:
     figures = dict(flatten_with_names(extra))
     if name not in figures or tf.convert_to_tensor(figures[name]).shape.rank != 1:
         shapes = {key: tf.convert_to_tensor(value).shape.as_list() for key, value in figures.items()}
-        raise ValueError(
+        raise UserValueError(
             f'got an agent with the further figures {shapes}; need {name!r} with one number for each item; name '
             'another figure, or draw uniformly'
         )

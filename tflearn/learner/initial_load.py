@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
+from tflearn.errors import UserValueError
 from tflearn.learner.checkpoint_files import newest_checkpoint
 from tflearn.learner.snapshots import Layout, describe, name_of
 
@@ -48,7 +49,7 @@ def load(
         # All are read before the first is given: they prove to be whole.
         values = {name: reader.get_tensor(saved_keys[origin]) for name, origin in origins.items()}
     except (tf.errors.OpError, IndexError) as error:
-        raise ValueError(f'got checkpoint {path}, which cannot be read ({error}); need a whole one') from error
+        raise UserValueError(f'got checkpoint {path}, which cannot be read ({error}); need a whole one') from error
     for key, target in layout.objects.items():
         if name_of(key) not in values:
             continue
@@ -85,7 +86,7 @@ def _origins(
             problems.append(f'{origin} is {kind} in the checkpoint, {name} is {kind_here} here')
     if problems:
         more = f' (and {len(problems) - 3} more)' if len(problems) > 3 else ''
-        raise ValueError(
+        raise UserValueError(
             f'got checkpoint {path} to load {", ".join(sorted(prefixes))} from, but {"; ".join(problems[:3])}{more}; '
             'need the same values on both sides; choose other prefixes, or take back what was changed'
         )

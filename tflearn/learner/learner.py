@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from tflearn.errors import UserValueError
 from tflearn.experience import Agent, BatchSource
 from tflearn.learner.checkpoints import Checkpoints
 from tflearn.learner.limits import Limits
@@ -51,7 +52,9 @@ class LearnerOptions:
     def __post_init__(self) -> None:
         value = self.checkpoint_interval_steps
         if value is not None and value < 1:
-            raise ValueError(f'got checkpoint_interval_steps={value}; need at least 1 train step, or None for never')
+            raise UserValueError(
+                f'got checkpoint_interval_steps={value}; need at least 1 train step, or None for never'
+            )
 
 
 class Learner:
@@ -159,7 +162,7 @@ class Learner:
             the variables are finite. If it is 'skip', as soon as they are not. Also if the agent raises it by itself.
         """
         if num_steps < 1:
-            raise ValueError(f'got num_steps={num_steps}; need at least 1')
+            raise UserValueError(f'got num_steps={num_steps}; need at least 1')
         before = self.step
         call = Call()
         while call.num_steps < num_steps:
@@ -203,7 +206,7 @@ class Learner:
           What ended it.
         """
         if steps_per_call < 1:
-            raise ValueError(f'got steps_per_call={steps_per_call}; need at least 1')
+            raise UserValueError(f'got steps_per_call={steps_per_call}; need at least 1')
         start = time.monotonic()
         try:
             while True:

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from tflearn.errors import UserValueError
+
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
@@ -20,7 +22,7 @@ class Limits:
     def __post_init__(self) -> None:
         for name, value in dataclasses.asdict(self).items():
             if value is not None and value <= 0:
-                raise ValueError(f'got {name}={value}; need a number above 0')
+                raise UserValueError(f'got {name}={value}; need a number above 0')
 
     def reached(self, train_step: int, env_steps: int, secs: float) -> str | None:
         """Names the limit that is reached; None while there is none."""

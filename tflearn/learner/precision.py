@@ -14,6 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tflearn.errors import UserValueError
+
 _KERAS_NAMES = {'float32': 'float32', 'bfloat16': 'mixed_bfloat16'}
 
 
@@ -28,7 +30,7 @@ def use(precision: str) -> Iterator[None]:
       ValueError: if it is neither.
     """
     if precision not in _KERAS_NAMES:
-        raise ValueError(f"got precision={precision!r}; need 'float32' or 'bfloat16'")
+        raise UserValueError(f"got precision={precision!r}; need 'float32' or 'bfloat16'")
     before = tf.keras.mixed_precision.global_policy()
     tf.keras.mixed_precision.set_global_policy(_KERAS_NAMES[precision])
     try:
@@ -49,7 +51,7 @@ def check_agent(agent: Any, precision: str) -> None:
     """
     for variable in agent.variables:
         if variable.dtype in (tf.bfloat16, tf.float16):
-            raise ValueError(
+            raise UserValueError(
                 f'got the variable {variable.name} in {variable.dtype.name}; need float32; make its layer with '
                 "dtype='mixed_bfloat16', not 'bfloat16'"
             )
@@ -57,7 +59,7 @@ def check_agent(agent: Any, precision: str) -> None:
     # A network is a layer too, but it computes only what its layers do.
     layers = [layer for layer in layers if not set(map(id, layer.submodules)) & set(map(id, layers))]
     if precision == 'bfloat16' and not any(layer.compute_dtype == 'bfloat16' for layer in layers):
-        raise ValueError(
+        raise UserValueError(
             'got no layer that computes in bfloat16; need at least one; give the encoding network '
             'dtype=tf.keras.mixed_precision.global_policy(), or take float32'
         )

@@ -9,6 +9,7 @@ import threading
 
 import tensorflow as tf
 
+from tflearn.errors import UserValueError
 from tflearn.learner import tf_config
 from tflearn.learner.watchdog import ending_after
 from tflearn.waiting import listens, wait_until
@@ -47,14 +48,14 @@ def make(name: str, timeout_secs: float = _START_TIMEOUT_SECS) -> tf.distribute.
         return tf.distribute.OneDeviceStrategy('/cpu:0')
     if name == 'gpu':
         if not tf.config.list_logical_devices('GPU'):
-            raise ValueError(
+            raise UserValueError(
                 "got strategy='gpu'; need a GPU that TensorFlow sees (tf.config.list_physical_devices('GPU') is "
                 "empty); see to the driver and CUDA_VISIBLE_DEVICES, or take 'cpu'"
             )
         return tf.distribute.OneDeviceStrategy('/gpu:0')
     if name == 'multi_worker':
         return _multi_worker(timeout_secs)
-    raise ValueError(f'got strategy={name!r}; need {_NAMES}')
+    raise UserValueError(f'got strategy={name!r}; need {_NAMES}')
 
 
 def describe_devices(strategy: tf.distribute.Strategy, devices: pathlib.Path = pathlib.Path('/dev')) -> str:
@@ -91,7 +92,7 @@ def use_threads(inter_op: int | None) -> None:
     if inter_op is None:
         return
     if inter_op < 1:
-        raise ValueError(f'got inter_op_threads={inter_op}; need at least 1, or None')
+        raise UserValueError(f'got inter_op_threads={inter_op}; need at least 1, or None')
     tf.config.threading.set_inter_op_parallelism_threads(inter_op)
 
 
@@ -153,7 +154,7 @@ def _mirrored(name: str, count: int | None) -> tf.distribute.Strategy:
     gpus = tf.config.list_logical_devices('GPU')
     devices = [device.name for device in gpus or tf.config.list_logical_devices('CPU')]
     if count and count > len(devices):
-        raise ValueError(f'got strategy={name!r}; this machine has {len(devices)} device(s): {", ".join(devices)}')
+        raise UserValueError(f'got strategy={name!r}; this machine has {len(devices)} device(s): {", ".join(devices)}')
     # CPUs of one process share their memory; collectives would allow for one group size a process only.
     cross_device_ops = None if gpus else tf.distribute.ReductionToOneDevice()
     return tf.distribute.MirroredStrategy(devices[:count], cross_device_ops)
@@ -185,12 +186,12 @@ def _multi_worker(timeout_secs: float) -> tf.distribute.Strategy:
 def _tpu(name: str, place: str, timeout_secs: float) -> tf.distribute.Strategy:
     place = place or os.environ.get('TPU_NAME', '')
     if not place:
-        raise ValueError(f"got strategy={name!r} and no TPU_NAME; need the TPU's address; take 'tpu:<address>'")
+        raise UserValueError(f"got strategy={name!r} and no TPU_NAME; need the TPU's address; take 'tpu:<address>'")
     address = place.removeprefix('grpc://')
     if ':' in address:
         place = f'grpc://{address}'
         if not address.rpartition(':')[2].isdigit():
-            raise ValueError(f'got the TPU address {address!r}; need host:port')
+            raise UserValueError(f'got the TPU address {address!r}; need host:port')
         # TensorFlow itself would wait for ever for one who does not listen.
         there = lambda: listens(address, _CONNECT_TIMEOUT_SECS)  # noqa: E731
         wait_until(there, f'a TPU worker at {address}', timeout_secs, poll_secs=1.0)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 import tensorflow as tf
 
+from tflearn.errors import UserValueError
+
 
 @dataclasses.dataclass(frozen=True)
 class SummaryOptions:
@@ -46,19 +48,21 @@ class SummaryOptions:
 
     def __post_init__(self) -> None:
         if self.interval_steps is not None and self.interval_steps < 1:
-            raise ValueError(f'got interval_steps={self.interval_steps}; need at least 1 train step, or None for never')
+            raise UserValueError(
+                f'got interval_steps={self.interval_steps}; need at least 1 train step, or None for never'
+            )
         for name in ('interval_secs', 'flush_secs', 'max_queue'):
             value = getattr(self, name)
             if value is not None and not value > 0:
-                raise ValueError(f'got {name}={value}; need a number above 0')
+                raise UserValueError(f'got {name}={value}; need a number above 0')
         if self.total is not None and not 1 <= self.total <= (self.num_train_steps or 0):
-            raise ValueError(
+            raise UserValueError(
                 f'got total={self.total}, num_train_steps={self.num_train_steps}; need 1 <= total <= num_train_steps'
             )
         if self.first_interval and not (self.interval_steps or self.total):
-            raise ValueError('got first_interval without the interval; need interval_steps or total')
+            raise UserValueError('got first_interval without the interval; need interval_steps or total')
         if self.profile_steps and not 1 <= self.profile_steps[0] <= self.profile_steps[1]:
-            raise ValueError(f'got profile_steps={self.profile_steps}; need (first, last) with 1 <= first <= last')
+            raise UserValueError(f'got profile_steps={self.profile_steps}; need (first, last) with 1 <= first <= last')
 
     def next_step(self, before: int) -> int | None:
         """Returns the first train step after `before` that is summarized by its number; None if there is none."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tflearn.errors import UserValueError
 from tflearn.experience import Agent
 from tflearn.learner import strategies
 from tflearn.learner.interval_figures import IntervalFigures
@@ -54,7 +55,7 @@ class SummarizedLoop:
           ValueError: for summaries by the clock on several workers: they would not compile the same.
         """
         if options.interval_secs and strategies.layout(strategy).workers > 1:
-            raise ValueError(
+            raise UserValueError(
                 f'got interval_secs={options.interval_secs} with several workers, whose clocks differ; need '
                 'interval_steps or total'
             )

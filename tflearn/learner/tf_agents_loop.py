@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 from tf_agents.utils import nest_utils
 
+from tflearn.errors import UserValueError
 from tflearn.learner.elements import is_whole
 from tflearn.learner.step_figures import LOSS
 from tflearn.learner.train_loop import LoopOptions, TrainLoop
@@ -36,7 +37,7 @@ class SampleFormat:
         if self.named:
             return sample.data, sample.info
         if not isinstance(sample, list | tuple) or len(sample) != 2:
-            raise ValueError(
+            raise UserValueError(
                 f'got {type(sample).__name__} as an element of the dataset; need (experience, sample_info), or '
                 'direct_sampling=True for a dataset of experience only'
             )

@@ -13,6 +13,7 @@ import tensorflow as tf
 from absl import logging
 from tf_agents.specs import tensor_spec
 
+from tflearn.errors import UserValueError
 from tflearn.learner.step_counter import StepCounter
 from tflearn.learner.tf_agents_checkpointer import Checkpointer
 from tflearn.learner.tf_agents_loop import SampleFormat, Steps, TFAgentsLoop
@@ -160,7 +161,7 @@ class Learner:
           ValueError: if there is none.
         """
         if self._dataset is None:
-            raise ValueError(
+            raise UserValueError(
                 'got neither an iterator nor experience_dataset_fn; need one of them; give run() an iterator'
             )
         with self.strategy.scope():
@@ -262,7 +263,7 @@ class Learner:
           As from `run`.
         """
         if reduce_op not in (tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN):
-            raise ValueError(f'got reduce_op={reduce_op}; need SUM or MEAN')
+            raise UserValueError(f'got reduce_op={reduce_op}; need SUM or MEAN')
         with self.strategy.scope():
             if experience_and_sample_info is None:
                 experience_and_sample_info = self._samples.split(next(self._experience_iterator))
@@ -304,4 +305,4 @@ def _interval(interval: int | None) -> int | None:
 def _refuse_remote(*paths: str | os.PathLike[str]) -> None:
     for path in paths:
         if '://' in os.fspath(path):
-            raise ValueError(f'got {path}; need a path of the local file system (or one mounted there)')
+            raise UserValueError(f'got {path}; need a path of the local file system (or one mounted there)')

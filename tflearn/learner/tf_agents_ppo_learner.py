@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tflearn.errors import UserValueError
 from tflearn.learner.on_policy_data import Minibatches
 from tflearn.learner.tf_agents_plain_learner import DatasetFn, Learner, Trigger, call_dataset_fn
 
@@ -107,7 +108,7 @@ class PPOLearner:
         self.num_frames_for_training.assign(self._update(self._normalization_iterator))
         taken = self._generic_learner.take(_NO_LIMIT, self._generic_learner.new_iterator())
         if taken.last is None:
-            raise ValueError(
+            raise UserValueError(
                 f'Cannot distribute {int(self.num_frames_for_training)} frames across {self.num_replicas} replicas: '
                 'need at least one minibatch for each; increase num_samples, or make minibatch_size smaller'
             )
@@ -144,15 +145,15 @@ class PPOLearner:
 
 def _check(agent: Any, minibatch_size: int | None, shuffle_buffer_size: int | None) -> None:
     if agent.update_normalizers_in_train:
-        raise ValueError('got an agent with update_normalizers_in_train=True; need False: PPOLearner updates them')
+        raise UserValueError('got an agent with update_normalizers_in_train=True; need False: PPOLearner updates them')
     if not minibatch_size:
         return
     if shuffle_buffer_size is None:
-        raise ValueError(f'got minibatch_size={minibatch_size} without shuffle_buffer_size; need both')
+        raise UserValueError(f'got minibatch_size={minibatch_size} without shuffle_buffer_size; need both')
     if tf.nest.flatten(agent.collect_policy.policy_state_spec):
-        raise ValueError(f'got minibatch_size={minibatch_size} for an RNN, which needs sequences; need None')
+        raise UserValueError(f'got minibatch_size={minibatch_size} for an RNN, which needs sequences; need None')
     if 'advantage' not in agent.training_data_spec.policy_info:
-        raise ValueError(
+        raise UserValueError(
             f'got minibatch_size={minibatch_size} and an agent with compute_value_and_advantage_in_train=True; need '
             'False, as advantages cannot be computed from single steps'
         )

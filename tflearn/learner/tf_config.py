@@ -4,6 +4,8 @@ import dataclasses
 import json
 from typing import Any
 
+from tflearn.errors import UserValueError
+
 _EXAMPLE = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
 _JOBS = ('chief', 'worker')
 
@@ -73,5 +75,5 @@ def _addresses(cluster: dict[str, Any]) -> list[str]:
     return found
 
 
-def _wrong(what: str) -> ValueError:
-    return ValueError(f'got {what}; need e.g. {_EXAMPLE}; set it for each worker, with its own index')
+def _wrong(what: str) -> UserValueError:
+    return UserValueError(f'got {what}; need e.g. {_EXAMPLE}; set it for each worker, with its own index')

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import tensorflow as tf
 
+from tflearn.errors import UserValueError
 from tflearn.experience import Agent, BatchSource
 from tflearn.learner import elements, strategies
 from tflearn.learner.elements import is_number, split
@@ -75,10 +76,12 @@ class LoopOptions:
 
     def __post_init__(self) -> None:
         if self.on_nonfinite not in get_args(OnNonfinite):
-            raise ValueError(f'got on_nonfinite={self.on_nonfinite!r}; need one of {", ".join(get_args(OnNonfinite))}')
+            raise UserValueError(
+                f'got on_nonfinite={self.on_nonfinite!r}; need one of {", ".join(get_args(OnNonfinite))}'
+            )
         for name, rule in self.extra_reductions.items():
             if rule not in get_args(Reduction):
-                raise ValueError(
+                raise UserValueError(
                     f'got extra_reductions[{name!r}]={rule!r}; need one of {", ".join(get_args(Reduction))}'
                 )
 
@@ -98,7 +101,7 @@ class TrainLoop:
           ValueError: for XLA on more than one replica.
         """
         if options.jit_compile and strategy.num_replicas_in_sync > 1:
-            raise ValueError(
+            raise UserValueError(
                 f'got jit_compile=True with {strategy.num_replicas_in_sync} replicas; need one replica, or '
                 'jit_compile=False'
             )

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from tflearn.errors import UserValueError
 from tflearn.steps import crossed
 
 Action = Callable[[int], object]
@@ -66,7 +67,7 @@ class IntervalTrigger(StepTrigger):
           at_end: also fires at the end, unless it has fired at that very step.
         """
         if interval < 1:
-            raise ValueError(
+            raise UserValueError(
                 f'got interval={interval}; need at least 1 train step; leave the trigger out if it shall not fire'
             )
         super().__init__(action, at_end)
@@ -87,7 +88,7 @@ class StepsTrigger(StepTrigger):
           at_end: also fires at the end, unless it has fired at that very step.
         """
         if not steps or min(steps) < 1:
-            raise ValueError(f'got steps={list(steps)}; need train steps from 1; name at least one')
+            raise UserValueError(f'got steps={list(steps)}; need train steps from 1; name at least one')
         super().__init__(action, at_end)
         self.steps = tuple(sorted(steps))
 
@@ -107,7 +108,7 @@ class TotalTrigger(StepTrigger):
           at_end: also fires at the end (of a run that ends early), unless it has fired at that very step.
         """
         if not 1 <= total <= num_train_steps:
-            raise ValueError(
+            raise UserValueError(
                 f'got total={total}, num_train_steps={num_train_steps}; need 1 <= total <= num_train_steps; lower total'
             )
         super().__init__(action, at_end)
@@ -153,7 +154,7 @@ class TimeTrigger(tf.train.experimental.PythonState):
           clock: returns seconds that never run backwards.
         """
         if not interval_secs > 0:
-            raise ValueError(
+            raise UserValueError(
                 f'got interval_secs={interval_secs}; need seconds above 0; leave the trigger out if it shall not fire'
             )
         self.interval_secs, self.action, self.at_end = interval_secs, action, at_end

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 
 from absl import logging
 
+from tflearn.errors import UserValueError
+
 EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: try again
 
 
@@ -59,7 +61,7 @@ class Watchdog:
           ValueError: if `timeout_secs` is not above 0.
         """
         if timeout_secs <= 0:
-            raise ValueError(f'got timeout_secs={timeout_secs}; need seconds above 0')
+            raise UserValueError(f'got timeout_secs={timeout_secs}; need seconds above 0')
         self._timeout_secs, self._end = timeout_secs, end
         self._work: tuple[str, float] | None = None
         self._closed = threading.Event()

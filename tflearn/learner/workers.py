@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
+from tflearn.errors import UserValueError
 from tflearn.learner import strategies
 from tflearn.run_dir import RunDir
 
@@ -53,7 +54,7 @@ class Agreement:
         """
         values = np.asarray([value]) if self._alone else self.values(value)
         if (values != value).any() or (values != values[0]).any():
-            raise ValueError(
+            raise UserValueError(
                 f'got different values of {what} on the workers: {values.tolist()} by replica; need one; let all '
                 'workers have the same --root_dir on a file system that they share, and the same configuration'
             )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from tflearn.errors import UserValueError
 from tflearn.policies.loaded_model import ModelFunction
 
 
@@ -32,7 +33,7 @@ class BatchOptions:
         for name, value in dataclasses.asdict(self).items():
             least = 0 if name == 'batch_timeout_micros' else 1
             if value < least:
-                raise ValueError(f'got {name}={value}; need at least {least}')
+                raise UserValueError(f'got {name}={value}; need at least {least}')
 
     def serving_config(self) -> str:
         """Returns these settings as TensorFlow Serving's --batching_parameters_file."""

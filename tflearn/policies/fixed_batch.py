@@ -5,6 +5,7 @@ import pathlib
 
 import tensorflow as tf
 
+from tflearn.errors import UserValueError
 from tflearn.policies import signatures, versions
 
 
@@ -20,7 +21,7 @@ def save(version: pathlib.Path, batch_size: int, output: pathlib.Path) -> None:
       ValueError: if `output` exists.
     """
     if output.exists():
-        raise ValueError(f'got output={output}, which exists; need a path that does not; choose another')
+        raise UserValueError(f'got output={output}, which exists; need a path that does not; choose another')
     module = tf.Module(name='policy')
     module.policy = tf.saved_model.load(str(version))
     serving = module.policy.signatures[signatures.DEFAULT]

@@ -17,6 +17,7 @@ from absl import logging
 from google.protobuf.message import DecodeError
 from tensorflow.core.protobuf import saved_model_pb2
 
+from tflearn.errors import UserValueError
 from tflearn.policies.graph_digest import graph_digest
 
 _VARIABLES = pathlib.Path(tf.saved_model.VARIABLES_DIRECTORY, tf.saved_model.VARIABLES_FILENAME)
@@ -82,7 +83,7 @@ class LoadedModel:
         for name in names:
             if name in self._graph.functions:
                 return self._bound(self._graph.functions[name])
-        raise ValueError(f'got a SavedModel with the functions {sorted(self._graph.functions)}; need {names[-1]}')
+        raise UserValueError(f'got a SavedModel with the functions {sorted(self._graph.functions)}; need {names[-1]}')
 
     def _bound(self, definition: Any) -> ModelFunction:
         weights = [self._weights.get(id(each), each) for each in definition.captured_inputs]
@@ -140,7 +141,7 @@ def load(path: pathlib.Path) -> LoadedModel:
     try:
         return _load(path)
     except (AssertionError, IndexError, DecodeError) as error:  # of TensorFlow, for files that lack something
-        raise ValueError(f'{type(error).__name__}: {error}') from error
+        raise UserValueError(f'{type(error).__name__}: {error}') from error
 
 
 def _load(path: pathlib.Path) -> LoadedModel:

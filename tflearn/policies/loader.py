@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tflearn.errors import UserFileNotFoundError, UserValueError
 from tflearn.policies import loaded_model, plain_nests, versions
 from tflearn.policies.loaded_model import LoadedModel
 from tflearn.run_dir import read_json
@@ -50,7 +51,7 @@ class LoadedPolicy:
         ):
             got, need = (dict(plain_nests.flat(nest, name)) for nest in (own, plain_nests.batched(other, name)))
             if got.keys() != need.keys() or not all(_fits(got[leaf], need[leaf]) for leaf in need):
-                raise ValueError(
+                raise UserValueError(
                     f'got the policy {self.path} of {_texts(got)}; the environment has {_texts(need)}; use the '
                     'configuration that it was trained with'
                 )
@@ -115,10 +116,10 @@ def load_model(path: pathlib.Path) -> tuple[LoadedModel, dict[str, Any]]:
         model = loaded_model.load(path)
     except (OSError, ValueError, tf.errors.OpError) as error:
         if not versions.is_whole(path):
-            raise FileNotFoundError(f'got no policy at {path}; need a version that is still there') from error
-        raise ValueError(f'got a damaged policy at {path} ({error}); remove it') from error
+            raise UserFileNotFoundError(f'got no policy at {path}; need a version that is still there') from error
+        raise UserValueError(f'got a damaged policy at {path} ({error}); remove it') from error
     if metadata is None:
-        raise FileNotFoundError(f'got no policy at {path}; need a version that is still there')
+        raise UserFileNotFoundError(f'got no policy at {path}; need a version that is still there')
     return model, metadata
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tflearn.errors import UserValueError
+
 
 def to_plain(nest: Any) -> Any:
     """Turns named tuples and mappings into dicts; lists, tuples and leaves stay."""
@@ -77,7 +79,7 @@ def flat_dict(plain: Any) -> dict[str, Any]:
     leaves = list(flat(plain))
     names = [name for name, _ in leaves]
     if twice := {name for name in names if names.count(name) > 1}:
-        raise ValueError(
+        raise UserValueError(
             f'got several tensors named {", ".join(sorted(twice))}, after joining the keys of their nests with "_"; '
             'need names of their own; rename a key of the spec'
         )

@@ -21,6 +21,7 @@ from absl import logging
 
 import tflearn
 from tflearn.background import Background
+from tflearn.errors import UserValueError
 from tflearn.policies import plain_nests, signatures, tf_agents_specs, updates, versions
 from tflearn.policies.export_check import ExportCheck
 from tflearn.policies.model_files import ModelFiles
@@ -56,7 +57,7 @@ class PolicyExporter:
         """
         for name, value in (('keep_last', keep_last), ('keep_updates', keep_updates)):
             if value < 1:
-                raise ValueError(f'got {name}={value}; need at least 1')
+                raise UserValueError(f'got {name}={value}; need at least 1')
         _check_outside_scope()
         self._directory = directory
         self._keep_last, self._keep_updates = keep_last, keep_updates
@@ -235,4 +236,4 @@ def _on_host(variable: tf.Variable) -> tf.Tensor:
 def _check_outside_scope() -> None:
     if tf.distribute.has_strategy():
         name = type(tf.distribute.get_strategy()).__name__
-        raise ValueError(f'got a PolicyExporter in the scope of a {name}; need it outside; leave the scope first')
+        raise UserValueError(f'got a PolicyExporter in the scope of a {name}; need it outside; leave the scope first')

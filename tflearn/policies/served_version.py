@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tflearn.errors import UserValueError
 from tflearn.policies import batching, loader
 from tflearn.policies.batching import BatchOptions
 from tflearn.policies.loaded_model import ModelFunction
@@ -15,7 +16,7 @@ from tflearn.policies.loaded_model import ModelFunction
 _WAITING = 16
 
 
-class InvalidRequest(ValueError):
+class InvalidRequest(UserValueError):
     """The request does not fit the signature; the message is for whoever sent it."""
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
+from tflearn.errors import UserValueError
 from tflearn.policies.calls import Calls, Overloaded
 from tflearn.policies.model_holder import Models, NotServed
 from tflearn.policies.prediction_service import PredictionService
@@ -54,7 +55,9 @@ class TlsFiles:
                 context.load_verify_locations(self.client_ca)
         except OSError as error:
             names = ', '.join(str(file) for file in (self.certificate, self.key, self.client_ca) if file)
-            raise ValueError(f'got the files {names} ({error}); need a certificate, its key, CAs, in PEM') from error
+            raise UserValueError(
+                f'got the files {names} ({error}); need a certificate, its key, CAs, in PEM'
+            ) from error
         ca = self.client_ca.read_bytes() if self.client_ca else None
         pair = (self.key.read_bytes(), self.certificate.read_bytes())
         return grpc.ssl_server_credentials([pair], ca, require_client_auth=ca is not None)
@@ -83,7 +86,7 @@ class ServerOptions:
     def __post_init__(self) -> None:
         for name in ('num_threads', 'max_concurrent_requests', 'max_request_bytes'):
             if getattr(self, name) < 1:
-                raise ValueError(f'got {name}={getattr(self, name)}; need at least 1')
+                raise UserValueError(f'got {name}={getattr(self, name)}; need at least 1')
 
 
 class PolicyServer:
@@ -186,7 +189,7 @@ async def _start(options: ServerOptions, handler: Any, servicer: Any) -> tuple[A
         else:
             port = server.add_insecure_port(address)
     except RuntimeError as error:
-        raise ValueError(
+        raise UserValueError(
             f'got the address {address}, which cannot be listened at; need a name of this machine and a free port'
         ) from error
     await server.start()

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from tflearn.errors import UserValueError
 from tflearn.policies.model_holder import Models
 from tflearn.policies.serving_protos import prometheus_client
 
@@ -71,7 +72,7 @@ class ServingMetrics:
         try:
             self._http, _ = prometheus_client.start_http_server(port, host, self.registry)
         except OSError as error:
-            raise ValueError(f'got metrics port {host}:{port} ({error.strerror}); need a free one') from error
+            raise UserValueError(f'got metrics port {host}:{port} ({error.strerror}); need a free one') from error
 
     def close(self) -> None:
         if self._http is not None:

@@ -1,6 +1,7 @@
 """The door to what the extra `serving` installs: TensorFlow Serving's messages, gRPC and what goes with it."""
 
 from tflearn import extras
+from tflearn.errors import UserImportError
 
 try:
     import grpc
@@ -15,7 +16,7 @@ try:
     )
 except ImportError as error:
     remedy = extras.install_command(error.name or '') or f'install it ({error})'
-    raise ImportError(f'got no {error.name}, which serving needs; need that installed; {remedy}') from error
+    raise UserImportError(f'got no {error.name}, which serving needs; need that installed; {remedy}') from error
 
 __all__ = [
     'get_model_metadata_pb2',

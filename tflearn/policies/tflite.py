@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tflearn.errors import UserValueError
 from tflearn.policies import signatures
 
 # How far the model may be from the SavedModel: of equal discrete actions the least share, of continuous ones the
@@ -49,7 +50,7 @@ def convert(version: pathlib.Path, calibration: Arrays | None = None) -> bytes:
         model: bytes = converter.convert()
     except Exception as error:  # the converter raises what its parts say, in classes of theirs
         reason = ' '.join(str(error).split())[:300]
-        raise ValueError(
+        raise UserValueError(
             f'got the policy {version}, which TFLite cannot compute ({reason}); need one of its operations only, as '
             'greedy policies are'
         ) from error

@@ -11,6 +11,7 @@ import shutil
 
 import tensorflow as tf
 
+from tflearn.errors import UserValueError
 from tflearn.policies import versions
 from tflearn.policies.model_files import ModelFiles
 from tflearn.run_dir import read_json
@@ -81,15 +82,15 @@ def materialise(directory: pathlib.Path, train_step: int, output: pathlib.Path |
         versions.keep(version)
         return version
     if version.exists():
-        raise ValueError(f'got output={version}, which exists; need a path that does not; choose another')
+        raise UserValueError(f'got output={version}, which exists; need a path that does not; choose another')
     update = folder(directory) / str(train_step)
     if not _is_whole(update):
-        raise ValueError(
+        raise UserValueError(
             f'got no update of step {train_step} of the policy {directory}; need one of: {_list(directory)}'
         )
     model = update.with_name(_MODEL + str((read_json(update / versions.METADATA) or {}).get(GRAPH)))
     if not model.is_dir():
-        raise ValueError(f'got the update {update} without its graph; need {model}; copy both')
+        raise UserValueError(f'got the update {update} without its graph; need {model}; copy both')
     written = versions.temporary(version.parent, version.name)
     try:
         for part in (model, update):

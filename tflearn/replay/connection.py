@@ -6,6 +6,7 @@ from typing import Any
 import reverb
 import tensorflow as tf
 
+from tflearn.errors import UserValueError
 from tflearn.waiting import wait_until
 
 _INFO_TIMEOUT_SECS = 2
@@ -51,11 +52,11 @@ def wait_for_table(
     """
     info = wait_until(lambda: server_info(address), f'the replay server at {address}', timeout_secs, stop)
     if table not in info:
-        raise ValueError(f'got a replay server at {address} with tables {sorted(info)}; need the table {table!r}')
+        raise UserValueError(f'got a replay server at {address} with tables {sorted(info)}; need the table {table!r}')
     theirs = {key: _text(spec) for key, spec in info[table].signature.items()}
     ours = {key: _text(spec) for key, spec in signature.items()}
     if theirs != ours:
-        raise ValueError(
+        raise UserValueError(
             f'got table {table!r} at {address} with {theirs}; this job needs {ours}; start both with the same gin file'
         )
 

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from tflearn.errors import UserValueError
 from tflearn.experience import Experience
 from tflearn.replay.chunks import ChunkBuilder
 from tflearn.replay.ring_buffer import RingBuffer
@@ -21,7 +22,7 @@ def check(experience: Experience) -> None:
       ValueError: if it is not drawn uniformly, without end.
     """
     if experience.order != 'uniform' or experience.max_times_sampled:
-        raise ValueError(
+        raise UserValueError(
             f'got Experience.order={experience.order!r}, max_times_sampled={experience.max_times_sampled} for a replay '
             "within one process, which draws uniformly, without end; need order='uniform', max_times_sampled=0, or a "
             'replay server'

@@ -10,6 +10,7 @@ import numpy as np
 import reverb
 import tensorflow as tf
 
+from tflearn.errors import UserValueError
 from tflearn.experience import WEIGHTS, Prioritization
 from tflearn.replay.priorities import PriorityUpdater, importance_weights
 from tflearn.replay.sampler import ReplaySampler
@@ -35,7 +36,7 @@ class PrioritizedSampler(ReplaySampler):
           ValueError: if the experience has another order.
         """
         if storage.experience.prioritization is None:
-            raise ValueError(f"got Experience.order={storage.experience.order!r}; need 'prioritized'")
+            raise UserValueError(f"got Experience.order={storage.experience.order!r}; need 'prioritized'")
         self.prioritization: Prioritization = storage.experience.prioritization
         more = (tf.TensorSpec((batch_size,), tf.uint64, 'key'), tf.TensorSpec((batch_size,), tf.float32, 'expected'))
         super().__init__(address, storage, batch_size, timeout_secs, _MAX_AHEAD_STEPS, more)

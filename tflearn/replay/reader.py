@@ -12,6 +12,7 @@ import reverb
 import tensorflow as tf
 from absl import logging
 
+from tflearn.errors import UserTimeoutError
 from tflearn.replay import connection, statistics
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.waiting import LOG_EVERY_SECS
@@ -173,7 +174,8 @@ class TableReader:
             if waited_secs < LOG_EVERY_SECS:
                 next_log_secs = LOG_EVERY_SECS
             if waited_secs >= self._timeout_secs:
-                self.error = TimeoutError(f'waited {waited_secs:.0f} s in vain for data from {self._server_state()}')
+                what = f'data from {self._server_state()}'
+                self.error = UserTimeoutError(f'waited {waited_secs:.0f} s in vain for {what}')
                 self.close()
             elif waited_secs >= next_log_secs:
                 next_log_secs += LOG_EVERY_SECS

@@ -12,6 +12,8 @@ import numpy as np
 import tensorflow as tf
 from tf_agents.typing import types
 
+from tflearn.errors import UserTypeError, UserValueError
+
 
 class RowLayout:
     """Offsets of the columns of a row. Two sides with equal `text` read each other's rows."""
@@ -34,9 +36,9 @@ class RowLayout:
         offset = 0
         for leaf in self._leaves:
             if not leaf.shape.is_fully_defined():
-                raise ValueError(f'got column {leaf.name!r} with shape {leaf.shape}; need fixed dimensions')
+                raise UserValueError(f'got column {leaf.name!r} with shape {leaf.shape}; need fixed dimensions')
             if leaf.dtype in (tf.string, tf.variant, tf.resource):
-                raise TypeError(f'got column {leaf.name!r} of {leaf.dtype.name}; need numbers or booleans')
+                raise UserTypeError(f'got column {leaf.name!r} of {leaf.dtype.name}; need numbers or booleans')
             shape, num_bytes = tuple(leaf.shape), leaf.dtype.size * math.prod(leaf.shape)
             self._columns.append((shape, np.dtype(leaf.dtype.as_numpy_dtype), slice(offset, offset + num_bytes)))
             offset += num_bytes
@@ -73,7 +75,7 @@ class RowLayout:
         rows = np.empty((batch_size, self.num_bytes), np.uint8)
         for column, leaf, (shape, dtype, place) in zip(columns, self._leaves, self._columns, strict=True):
             if column.shape != (batch_size, *shape) or column.dtype != dtype:
-                raise ValueError(
+                raise UserValueError(
                     f'got column {leaf.name!r} with shape {column.shape}, {column.dtype}; '
                     f'need {(batch_size, *shape)}, {leaf.dtype.name}'
                 )
@@ -95,7 +97,7 @@ class RowLayout:
         """Unpacks rows uint8 [..., num_bytes] into the nest of tensors [..., *column shape]. Runs in a graph."""
         outer = rows.shape[:-1].as_list()
         if outer.count(None) > 1:
-            raise ValueError(f'got rows of shape {rows.shape}; need at most one unknown outer dimension')
+            raise UserValueError(f'got rows of shape {rows.shape}; need at most one unknown outer dimension')
         outer = [-1 if size is None else size for size in outer]
         # One operation for all: each of them costs about a microsecond, whatever it does.
         sizes = [place.stop - place.start for _, _, place in self._columns]

@@ -18,6 +18,7 @@ from typing import Any
 import reverb
 from absl import logging
 
+from tflearn.errors import UserTimeoutError, UserValueError
 from tflearn.replay.checkpoint_directory import CheckpointDirectory, missing_files
 from tflearn.replay.storage import is_older_format
 from tflearn.run_dir import read_json, write_json
@@ -65,7 +66,7 @@ def _check_port(port: int) -> None:
         try:
             probe.bind(('', port))
         except OSError as error:
-            raise ValueError(
+            raise UserValueError(
                 f'got port {port}, on which no replay server can listen ({error.strerror}); need a free port; '
                 'stop what uses it, or choose another --replay_address'
             ) from error
@@ -87,8 +88,8 @@ def quiet_reading() -> Iterator[None]:
             sys.stderr.writelines(line for line in held if not _READING.search(line))
 
 
-def _damaged(checkpoint: pathlib.Path, reason: str) -> ValueError:
-    return ValueError(
+def _damaged(checkpoint: pathlib.Path, reason: str) -> UserValueError:
+    return UserValueError(
         f'got the replay checkpoint {checkpoint}, which cannot be read ({reason}); need a whole one; remove this '
         'directory to go on with an older one, or with an empty replay if there is none'
     )
@@ -129,14 +130,14 @@ class ReplayServer:
     def _refuse_differences(self, checkpoint: pathlib.Path) -> None:
         saved = read_json(self._settings) or {}
         if is_older_format(saved, self._wanted):
-            raise ValueError(
+            raise UserValueError(
                 f'got the replay checkpoint {checkpoint}, which an earlier version of tflearn wrote: its chunks '
                 'have no ids; need one of this version; move the directory away to go on with an empty replay, or '
                 'finish the run with the version that wrote it'
             )
         found = _differences(saved, self._wanted, 'table')
         if found:
-            raise ValueError(
+            raise UserValueError(
                 f'got the replay checkpoint {checkpoint}, made with other tables: {"; ".join(found[:4])}; need the '
                 'same settings; take them back, or start another --root_dir'
             )
@@ -164,7 +165,7 @@ class ReplayServer:
         try:
             return self._client().server_info(timeout=10)
         except reverb.DeadlineExceededError as error:
-            raise TimeoutError('waited 10 s in vain for the replay server to tell of its tables') from error
+            raise UserTimeoutError('waited 10 s in vain for the replay server to tell of its tables') from error
 
     @property
     def has_checkpoint(self) -> bool:

@@ -7,6 +7,7 @@ import tempfile
 import numpy as np
 import reverb
 
+from tflearn.errors import UserValueError
 from tflearn.replay.checkpoint_directory import CheckpointDirectory
 from tflearn.replay.chunks import ID_BYTES
 from tflearn.replay.server import quiet_reading
@@ -33,13 +34,13 @@ def read(checkpoints: pathlib.Path, num_rows: int) -> list[tuple[str, np.ndarray
     settings = read_json(checkpoints.parent / 'tables.json')
     newest = CheckpointDirectory(checkpoints).newest()
     if settings is None or newest is None:
-        raise ValueError(
+        raise UserValueError(
             f'got no checkpoint of the replay in {checkpoints}; need one, which the replay server writes when it is '
             'stopped; or give observations of your own'
         )
     chunks = _draw(newest, list(settings), num_rows)
     if not chunks:
-        raise ValueError(f'got an empty replay in {checkpoints}; need steps in it')
+        raise UserValueError(f'got an empty replay in {checkpoints}; need steps in it')
     begin = ID_BYTES if CHUNK_FORMAT in settings[REPLAY]['signature']['chunk'] else 0
     rows, columns, offset = np.stack([chunk.reshape(-1) for chunk in chunks]), [], begin
     for name, dtype_name, dims in _COLUMN.findall(settings[REPLAY]['signature']['chunk']):

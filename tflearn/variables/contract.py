@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import reverb
 import tensorflow as tf
 
+from tflearn.errors import UserValueError
 from tflearn.waiting import listens
 
 VARIABLES = 'variables'
@@ -38,7 +39,7 @@ def signature(variables: Sequence[tf.Variable]) -> dict[str, tf.TensorSpec]:
     columns = {}
     for i, variable in enumerate(variables):
         if not variable.shape.is_fully_defined():
-            raise ValueError(f'got variable {variable.name} of shape {variable.shape}; need fixed dimensions')
+            raise UserValueError(f'got variable {variable.name} of shape {variable.shape}; need fixed dimensions')
         columns[column(i)] = tf.TensorSpec(variable.shape, variable.dtype, _COUNTED.sub('', variable.name))
     return {**COUNTERS, **columns}
 
@@ -73,7 +74,7 @@ def check_server(address: str, ours: dict[str, tf.TensorSpec]) -> None:
     """
     info = reverb.Client(address).server_info(timeout=10)
     if VARIABLES not in info:
-        raise ValueError(f'got a replay server at {address} with tables {sorted(info)}; need {VARIABLES!r}')
+        raise UserValueError(f'got a replay server at {address} with tables {sorted(info)}; need {VARIABLES!r}')
     theirs = info[VARIABLES].signature
     differing = [
         f'{_name(theirs.get(key) or ours[key])} is {_text(theirs.get(key))} there, {_text(ours.get(key))} here'
@@ -81,7 +82,7 @@ def check_server(address: str, ours: dict[str, tf.TensorSpec]) -> None:
         if _text(theirs.get(key)) != _text(ours.get(key))
     ]
     if differing:
-        raise ValueError(
+        raise UserValueError(
             f'got a replay server at {address} for another network: {"; ".join(differing[:3])}; '
             'need equal networks; start all jobs with the same gin file'
         )

@@ -1,0 +1,33 @@
+"""The errors that a user can cause and correct: programs print them in one line and end with exit status 2.
+
+Everything else that a program raises is a defect, or a failure of the machine: it is shown with its traceback. Each
+class is also the built-in error of its kind, so `except ValueError` catches a `UserValueError`.
+"""
+
+
+class UserError(Exception):
+    """The user's input, configuration or surroundings are wrong. The message: got X; need Y; do Z."""
+
+
+class UserValueError(UserError, ValueError):
+    """A value that cannot be used."""
+
+
+class UserTypeError(UserError, TypeError):
+    """A value of the wrong type, or an argument that is missing."""
+
+
+class UserTimeoutError(UserError, TimeoutError):
+    """Something that the user has to provide did not come in time."""
+
+
+class UserImportError(UserError, ImportError):
+    """A package that is missing, or that has the wrong version."""
+
+
+class UserOSError(UserError, OSError):
+    """A file that cannot be read or written."""
+
+
+class UserFileNotFoundError(UserOSError, FileNotFoundError):
+    """A file that is not there."""
