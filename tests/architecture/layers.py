@@ -7,7 +7,18 @@ from collections.abc import Sequence
 
 from tests.architecture.source_tree import SourceFile, dotted_name, is_within
 
-VOCABULARY = ('errors', 'steps', 'waiting', 'background', 'histograms', 'run_dir', 'extras', 'specs', 'experience')
+VOCABULARY = (
+    'errors',
+    'steps',
+    'waiting',
+    'background',
+    'histograms',
+    'finite',
+    'run_dir',
+    'extras',
+    'specs',
+    'experience',
+)
 ROOMS = (
     *('environments', 'agents', 'replay', 'variables', 'policies', 'actors', 'learner', 'offline', 'transforms'),
     *('launch', 'jobs'),

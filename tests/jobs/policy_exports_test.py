@@ -161,3 +161,20 @@ def test_a_full_disk_leaves_readers_the_version_before_and_training_goes_on(tmp_
     assert [line.rpartition('[')[0].split()[3:] != [] for line in lines] == [False, True, True, False]
     assert all(line.endswith('[]') for line in lines), 'nothing is left behind'
     assert versions.versions(RunDir(tmp_path).greedy_policy) == [0, 10, 40]
+
+
+def test_weights_that_are_not_finite_are_not_exported(tmp_path, caplog):
+    specs = specs_of(functools.partial(gymnasium_env.make, 'CartPole-v1'))
+    agent = dqn.make_agent(specs, create_train_step(), Experience(), fc_layer_params=(4,))
+    run_dir = RunDir(tmp_path)
+    exports = PolicyExports(agent, run_dir, ExportOptions(('greedy_policy',)), dict)
+    exports.export(0)
+    agent.policy.variables()[0].assign(tf.fill(agent.policy.variables()[0].shape, np.nan))
+    exports.export(5)
+    exports.export_update(5)
+    with pytest.raises(FloatingPointError, match='got weights for the export .*5 that are not finite'):
+        exports.wait()
+    exports.settle()
+    assert versions.newest_version(run_dir.greedy_policy) == 0
+    assert (run_dir.greedy_policy / 'latest').resolve().name == '0'
+    assert not (updates.folder(run_dir.greedy_policy) / '5').exists()

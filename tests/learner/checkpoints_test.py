@@ -1,5 +1,6 @@
 import threading
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -176,3 +177,25 @@ def test_objects_without_a_snapshot_are_saved_too(tmp_path, caplog):
     restored = _objects() | {'table': table()}
     assert Checkpoints(tmp_path, restored).restore_newest() == str(tmp_path / 'ckpt-5')
     assert restored['table'].lookup(tf.constant([1], tf.int64)).numpy().tolist() == [10]
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path, caplog):
+    objects = _objects(1.0) | {'mask': tf.Variable([0.0, -np.inf])}
+    checkpoints = Checkpoints(tmp_path, objects, finite=('a', 'mask'), asynchronous=True)
+    checkpoints.restore_newest()
+    checkpoints.save(5)
+    checkpoints.wait()
+    objects['a'].assign([1.0, np.nan, 1.0])
+    checkpoints.save(6)
+    with pytest.raises(FloatingPointError, match='at train step 6 .*, in a; .* the newest checkpoint is .*ckpt-5$'):
+        checkpoints.wait()
+    assert (checkpoints.saved_step, checkpoints.newest) == (None, str(tmp_path / 'ckpt-5'))
+    assert 'not finite' in caplog.text
+    objects['a'].assign([np.inf, 1.0, 1.0])
+    checkpoints.save(7)
+    with pytest.raises(FloatingPointError):
+        checkpoints.wait()
+    objects['a'].assign([2.0, 2.0, 2.0])
+    checkpoints.save(8)
+    checkpoints.wait()
+    assert (checkpoints.refusal, checkpoints.newest) == (None, str(tmp_path / 'ckpt-8'))

@@ -139,3 +139,59 @@ def test_an_agent_that_raises_by_itself(tmp_path):
     learner = _learner(tmp_path, agent, 'dqn', 'skip')
     with pytest.raises(FloatingPointError, match=r'got a loss that is not finite at train step \d; go on from the b'):
         learner.run(6)
+
+
+def _spoilt_at_step_3(directory, on_nonfinite, variables):
+    """A learner whose third train step has a finite loss, and leaves weights or an optimizer's values that are not."""
+    agent = _agent('dqn')
+
+    def spoil(data, loss_info):
+        for variable in variables(agent):
+            variable.assign(tf.where(tf.equal(agent.train_step_counter, 3), np.nan, variable))
+
+    options = LearnerOptions(1, None, loop=LoopOptions(on_nonfinite=on_nonfinite, after_step=spoil))
+    data = example_data.sequences(agent, 8, 2)
+    dataset_fn = lambda context: tf.data.Dataset.from_tensors(data).repeat()  # noqa: E731
+    return agent, Learner(agent, dataset_fn, RunDir(directory), options=options)
+
+
+def _weights(agent):
+    return agent.collect_policy.variables()[:1]
+
+
+def _slots(agent):
+    return [variable for variable in agent._optimizer.variables if variable.dtype.is_floating][:1]
+
+
+@pytest.mark.parametrize(('variables', 'on_nonfinite'), [(_weights, 'stop'), (_weights, 'skip'), (_slots, 'stop')])
+def test_weights_that_a_finite_loss_left_behind_are_not_saved(tmp_path, variables, on_nonfinite):
+    _, learner = _spoilt_at_step_3(tmp_path, on_nonfinite, variables)
+    learner.run(2)
+    assert np.isfinite(learner.run(1).loss)
+    learner.checkpoints._background.join(60)
+    with pytest.raises(FloatingPointError, match='variables at train step 3 .* the newest checkpoint is .*ckpt-2$'):
+        learner.run(1)
+    learner.close()
+    assert sorted(path.name for path in RunDir(tmp_path).checkpoints.glob('*.index')) == ['ckpt-2.index']
+    again, goes_on = _spoilt_at_step_3(tmp_path, on_nonfinite, lambda agent: [])
+    assert goes_on.step == 2 and _finite(again)
+    assert goes_on.run(2).num_steps == 2
+    goes_on.close()
+
+
+def test_the_last_checkpoint_is_refused_too(tmp_path):
+    _, learner = _spoilt_at_step_3(tmp_path, 'stop', _weights)
+    learner.run(2)
+    learner.run(1)
+    with pytest.raises(FloatingPointError, match='variables at train step 3'):
+        learner.close()
+
+
+def test_ignore_goes_on_from_the_checkpoint_before(tmp_path, caplog):
+    _, learner = _spoilt_at_step_3(tmp_path, 'ignore', _weights)
+    learner.run(2)
+    learner.run(1)
+    assert learner.run(2).num_steps == 2
+    learner.close()
+    assert [path.name for path in RunDir(tmp_path).checkpoints.glob('*.index')] == ['ckpt-2.index']
+    assert 'they were not saved' in caplog.text

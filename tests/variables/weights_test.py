@@ -160,3 +160,17 @@ def test_a_failure_of_the_thread_that_sends_fails_the_next_publication(address, 
     with pytest.raises(RuntimeError, match='got a failed thread that publishes weights') as raised:
         publisher.publish(2, 2, 0)
     assert isinstance(raised.value.__cause__, TypeError)
+
+
+def test_weights_that_are_not_finite_are_not_published(address, opened, caplog):
+    published, pulled, train_step = _variables(5), _variables(0), create_train_step()
+    publisher, subscriber = opened(Publisher(address, published)), opened(Subscriber(address, pulled, train_step))
+    publisher.publish(train_step=40, policy_version=2, env_steps=900)
+    subscriber.wait(timeout_secs=20)
+    published[1].assign(tf.fill((3,), float('nan')))
+    publisher.publish(train_step=50, policy_version=3, env_steps=1000)
+    assert 'did not publish version 3: got weights at train step 50 that are not finite' in caplog.text
+    publisher.publish(train_step=60, policy_version=4, env_steps=1100, finished=True)
+    wait_until(lambda: subscriber.pull() or subscriber.newest.finished, 'the end', 20)
+    assert (subscriber.newest.policy_version, subscriber.newest.finished) == (2, True)
+    assert pulled[1].numpy().tolist() == [5.0] * 3

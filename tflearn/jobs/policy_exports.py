@@ -16,6 +16,7 @@ from tflearn.policies.saved_policy import PolicyExporter
 from tflearn.run_dir import RunDir
 
 _WAIT_SECS = 600.0
+_FAILURES = (OSError, RuntimeError, FloatingPointError, tf.errors.OpError)
 _TEXTS = ('run/config_hash', 'run/code_revision')
 
 
@@ -102,6 +103,7 @@ class PolicyExports:
 
         Raises:
           RuntimeError: if a first one acts otherwise than the live policy.
+          FloatingPointError: if the weights of a first one are not finite.
           TimeoutError: if a first one takes longer than ten minutes.
         """
         self._submit(self._full, step, update=False)
@@ -115,7 +117,7 @@ class PolicyExports:
 
         Raises:
           TimeoutError: if it takes longer than ten minutes.
-          OSError, RuntimeError, tf.errors.OpError: what made the newest export fail.
+          OSError, RuntimeError, FloatingPointError, tf.errors.OpError: what made the newest export fail.
         """
         backgrounds = (self._full, self._updates)
         for background in backgrounds:
@@ -127,7 +129,7 @@ class PolicyExports:
         """Waits as `wait` does, for a job that is stopped: a failure is logged, and hides nothing else."""
         try:
             self.wait()
-        except (OSError, RuntimeError, tf.errors.OpError) as error:
+        except _FAILURES as error:
             logging.warning('the newest export failed: %s', error)
 
     def drop_newer_than(self, step: int) -> None:
@@ -151,7 +153,7 @@ def _all(works: list[Callable[[], None]]) -> None:
     for work in works:
         try:
             work()
-        except (OSError, RuntimeError, tf.errors.OpError) as error:
+        except _FAILURES as error:
             failure = failure if isinstance(failure, RuntimeError) else error
     if failure:
         raise failure

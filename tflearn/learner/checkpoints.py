@@ -2,7 +2,8 @@
 
 TensorFlow's own layout (`ckpt-<step>.index`, `.data-*`, `checkpoint`), so its tools read them. Three things are
 stricter: a restore names whatever does not fit and touches nothing then, a damaged newest checkpoint is passed over, an
-asynchronous save holds the values of one moment.
+asynchronous save holds the values of one moment. And weights that are not finite are not saved: the checkpoint before
+them stays the newest.
 """
 
 import os
@@ -14,8 +15,9 @@ from absl import logging
 
 from tflearn.background import Background
 from tflearn.errors import UserOSError, UserValueError
+from tflearn.finite import FiniteCheck
 from tflearn.learner.checkpoint_files import CheckpointFiles
-from tflearn.learner.snapshots import Layout, describe
+from tflearn.learner.snapshots import Layout, Snapshot, describe
 
 _TIMEOUT_SECS = 600.0
 
@@ -31,6 +33,7 @@ class Checkpoints:
         *,
         keep_every_steps: int | None = None,
         optional: Collection[str] = (),
+        finite: Collection[str] = (),
         asynchronous: bool = False,
     ):
         """Reads and writes nothing yet.
@@ -41,14 +44,17 @@ class Checkpoints:
           max_to_keep: newest checkpoints that are kept; at least 1.
           keep_every_steps: the first checkpoint at or after each multiple is kept for ever; None keeps none so.
           optional: names that a checkpoint may lack (they keep their values then) or have too many.
+          finite: names of objects that are saved only while their variables are finite.
           asynchronous: `save` returns when it has a snapshot, and the files are written on a thread of their own.
         """
         self._objects, self._optional, self._asynchronous = dict(objects), frozenset(optional), asynchronous
+        self._finite, self._check_finite = frozenset(finite), FiniteCheck({})
         self._checkpoint = tf.train.Checkpoint(**objects)
         self._checkpoint.save_counter.assign(0)  # it is made when it is read; TensorFlow's own restore asks for it
         self._files = CheckpointFiles(directory, max_to_keep, keep_every_steps)
         self._background = Background('checkpoint_writer')
         self._layout: Layout | None = None
+        self._refusal: FloatingPointError | None = None
         self._step: int | None = None
         self.directory = self._files.directory
 
@@ -63,6 +69,11 @@ class Checkpoints:
         """Train step of what was last restored or saved, or is being saved; None after a save that failed."""
         return None if self._background.failed else self._step
 
+    @property
+    def refusal(self) -> FloatingPointError | None:
+        """Why the newest save that was begun refused its values; None if it did not."""
+        return self._refusal
+
     def save(self, step: int) -> str:
         """Saves all objects as `ckpt-<step>`; a reader sees the whole checkpoint or none.
 
@@ -76,12 +87,14 @@ class Checkpoints:
 
         Raises:
           OSError: if it could not be written; where it is asynchronous, `wait` raises it, unless a later save succeeds.
+          FloatingPointError: if objects that must be finite are not; likewise.
         """
         layout = self._current_layout()
+        snapshot = layout.snapshot()
         # There is no snapshot of other objects than variables and Python states: TensorFlow saves them, while we wait.
-        save = self._checkpoint.write if layout.unmapped else layout.snapshot().write
+        save = self._checkpoint.write if layout.unmapped else snapshot.write
         self._step = step
-        self._background.submit(lambda: self._write(step, save))
+        self._background.submit(lambda: self._write(step, snapshot, save))
         if not self._asynchronous:
             self.wait()
         elif layout.unmapped:
@@ -95,7 +108,7 @@ class Checkpoints:
           timeout_secs: how long.
 
         Raises:
-          OSError: if the newest save failed.
+          OSError, FloatingPointError: if the newest save failed.
           TimeoutError: if it takes longer.
         """
         self._background.join(timeout_secs)
@@ -135,12 +148,15 @@ class Checkpoints:
 
     def _current_layout(self) -> Layout:
         if self._layout is None or self._layout.stale():
-            self._layout = Layout(self._checkpoint)
+            first, self._layout = self._layout is None, Layout(self._checkpoint)
+            if first and self._finite:
+                self._check_finite = FiniteCheck(self._layout.snapshot().of(self._finite))
             if self._asynchronous and self._layout.unmapped:
                 logging.warning('training waits for its checkpoints: no snapshot of %s', self._layout.unmapped)
         return self._layout
 
-    def _write(self, step: int, save: Any) -> None:
+    def _write(self, step: int, snapshot: Snapshot, save: Any) -> None:
+        self._refuse_not_finite(step, snapshot)
         try:
             self._files.write(step, save)
         except (OSError, tf.errors.OpError) as error:
@@ -148,6 +164,15 @@ class Checkpoints:
             raise UserOSError(
                 f'could not save {path} ({_first_line(error)}); the next save tries again; make room'
             ) from error
+
+    def _refuse_not_finite(self, step: int, snapshot: Snapshot) -> None:
+        self._refusal = None
+        try:
+            self._check_finite(snapshot.of(self._finite), f'variables at train step {step}')
+        except FloatingPointError as error:
+            newest = self.newest or 'none'
+            self._refusal = FloatingPointError(f'{error}; they were not saved: the newest checkpoint is {newest}')
+            raise self._refusal from error
 
     def _restore(self, path: str) -> None:
         absent = self._refuse_differences(path, describe(tf.train.load_checkpoint(path)))

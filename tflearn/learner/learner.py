@@ -126,6 +126,7 @@ class Learner:
             self._options.max_checkpoints_to_keep,
             keep_every_steps=self._options.keep_checkpoint_every_steps,
             optional=more,
+            finite=('agent',),
             asynchronous=True,
         )
 
@@ -159,8 +160,12 @@ class Learner:
         Raises:
           ValueError: if `num_steps` is below 1.
           FloatingPointError: at a loss that is not finite, if `on_nonfinite` is 'stop'; a checkpoint is saved first if
-            the variables are finite. If it is 'skip', as soon as they are not. Also if the agent raises it by itself.
+            the variables are finite. If it is 'skip', as soon as they are not. With either, if a checkpoint was refused
+            because of them. Also if the agent raises it by itself.
         """
+        if self.checkpoints.refusal and self._options.loop.on_nonfinite != 'ignore':
+            self._healthy = False  # `close` need not try again
+            raise self.checkpoints.refusal
         if num_steps < 1:
             raise UserValueError(f'got num_steps={num_steps}; need at least 1')
         before = self.step
@@ -219,20 +224,30 @@ class Learner:
             self.close()
 
     def save(self) -> None:
-        """Saves a checkpoint of this train step, unless there is one. It is written on a thread of its own."""
+        """Saves a checkpoint of this train step, unless there is one. It is written on a thread of its own.
+
+        Variables that are not finite are not saved: this is logged, and the checkpoint before stays the newest.
+        """
         if self._healthy and self.checkpoints.saved_step != self.step:
             self.checkpoints.save(self.step)
 
     def close(self) -> None:
-        """Calls the triggers that have an end, saves a last checkpoint, and writes out everything."""
+        """Calls the triggers that have an end, saves a last checkpoint, and writes out everything.
+
+        Raises:
+          OSError: if the checkpoint could not be written.
+          FloatingPointError: if the variables are not finite, unless `on_nonfinite` is 'ignore'.
+        """
         for trigger in self._triggers:
             if hasattr(trigger, 'end'):
                 trigger.end(self.step)
         if self._draws:
             self._source.close()
         self.save()
-        self.checkpoints.wait()
-        self._loop.close(self.step)
+        try:
+            self._wait_for_checkpoints()
+        finally:
+            self._loop.close(self.step)
 
     def summarize(self, values: Mapping[str, float]) -> None:
         """Adds the caller's figures to the summaries of this train step."""
@@ -290,8 +305,15 @@ class Learner:
         more = f'{spoilt[0]} and {len(spoilt) - 1} more variables are not finite either; ' if spoilt else ''
         raise self._not_finite(more)
 
+    def _wait_for_checkpoints(self) -> None:
+        try:
+            self.checkpoints.wait()
+        except FloatingPointError:
+            if self._healthy and self._options.loop.on_nonfinite != 'ignore':
+                raise
+
     def _not_finite(self, more: str = '') -> FloatingPointError:
-        self.checkpoints.wait()
+        self._wait_for_checkpoints()
         return FloatingPointError(
             f'got a loss that is not finite at train step {self.step}; {more}'
             f'go on from {self.checkpoints.newest or "the beginning"} with a smaller learning rate or with clipped '

@@ -7,7 +7,7 @@ compiled read of all variables, and can be written on any thread while training 
 import dataclasses
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -25,6 +25,14 @@ class Snapshot:
 
     keys: Sequence[str]
     values: Sequence[tf.Tensor]
+
+    def of(self, objects: Collection[str]) -> dict[str, tf.Tensor]:
+        """Returns the values of the objects with these names in the checkpoint, by their own names."""
+        return {
+            name_of(key): value
+            for key, value in zip(self.keys, self.values, strict=True)
+            if key.split('/')[0] in objects
+        }
 
     def write(self, prefix: str) -> None:
         """Writes a checkpoint that `tf.train.Checkpoint` restores."""

@@ -22,6 +22,7 @@ from absl import logging
 import tflearn
 from tflearn.background import Background
 from tflearn.errors import UserValueError
+from tflearn.finite import FiniteCheck
 from tflearn.policies import plain_nests, signatures, tf_agents_specs, updates, versions
 from tflearn.policies.export_check import ExportCheck
 from tflearn.policies.model_files import ModelFiles
@@ -70,6 +71,7 @@ class PolicyExporter:
         self._check = ExportCheck(self._live, policy, named, self._files)
         self._constant_facts = _constant_facts(policy)
         self._read_all = tf.function(lambda: [_on_host(variable) for variable in self._live.model_variables])
+        self._check_finite = FiniteCheck(self._named(self._read_all()))
         self._background = Background('policy_exporter')
         self._writing = threading.Lock()
 
@@ -87,6 +89,7 @@ class PolicyExporter:
         Raises:
           RuntimeError: if the exported policy acts otherwise than the live one; the version is not published.
           OSError: if it cannot be written.
+          FloatingPointError: if the weights are not finite; the version is not published.
           ValueError: inside the scope of a distribution strategy.
         """
         self.snapshot(train_step, metadata)()
@@ -145,7 +148,7 @@ class PolicyExporter:
 
         Raises:
           TimeoutError: if it takes longer.
-          OSError, RuntimeError, tf.errors.OpError: what made the newest export fail.
+          OSError, RuntimeError, FloatingPointError, tf.errors.OpError: what made the newest export fail.
         """
         self._background.join(timeout_secs)
         self._background.raise_failure()
@@ -169,6 +172,10 @@ class PolicyExporter:
         with self._writing:
             self._publish(version, weights, actions, facts, self._files.write_graph)
             versions.prune(self._directory, self._keep_last, spare=train_step)
+
+    def _named(self, weights: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
+        names = (f'{variable.name} ({i})' for i, variable in enumerate(self._live.model_variables))
+        return dict(zip(names, weights, strict=True))
 
     def _write_update(
         self, train_step: int, weights: Sequence[tf.Tensor], actions: Sequence[tf.Tensor], facts: Mapping[str, Any]
@@ -195,6 +202,7 @@ class PolicyExporter:
             logging.info('the policy of step %s is exported already: left %s as it is', path.name, path)
             if not first:
                 return
+        self._check_finite(self._named(weights), f'weights for the export {path}')
         written = versions.temporary(path.parent, path.name)
         try:
             if write_graph:

@@ -10,6 +10,7 @@ import reverb
 import tensorflow as tf
 from absl import logging
 
+from tflearn.finite import FiniteCheck
 from tflearn.variables import contract
 from tflearn.waiting import listens
 
@@ -32,6 +33,7 @@ class Publisher:
         """
         self._variables = list(variables)
         self._columns = contract.signature(self._variables)
+        self._check_finite = FiniteCheck(self._weights())
         contract.check_server(address, self._columns)
         self._address = address
         # Only the newest publication matters: one that waits is replaced by the next.
@@ -52,6 +54,8 @@ class Publisher:
     def publish(self, train_step: int, policy_version: int, env_steps: int, finished: bool = False) -> None:
         """Takes a snapshot of the variables and has it sent.
 
+        Weights that are not finite are not sent: it logs an error, and actors keep those of the publication before.
+
         Args:
           train_step: of the weights.
           policy_version: of the weights.
@@ -63,10 +67,21 @@ class Publisher:
         """
         if self._error:
             raise RuntimeError('got a failed thread that publishes weights') from self._error
-        counters = [np.int64(train_step), np.int64(policy_version), np.int64(env_steps), np.bool_(finished)]
-        values = [*counters, np.int64(time.time_ns() // 1000), *(variable.numpy() for variable in self._variables)]
-        self._newest = dict(zip(self._columns, values, strict=True))
+        counters = {'train_step': train_step, 'policy_version': policy_version, 'env_steps': env_steps}
+        end = {'finished': np.bool_(finished), 'published_at': np.int64(time.time_ns() // 1000)}
+        weights = self._weights()
+        try:
+            self._check_finite(weights, f'weights at train step {train_step}')
+            values = [*map(np.int64, counters.values()), *end.values(), *weights.values()]
+            self._newest = dict(zip(self._columns, values, strict=True))
+        except FloatingPointError as error:
+            logging.error('did not publish version %d: %s', policy_version, error)
+            if finished and self._newest is not None:
+                self._newest = {**self._newest, **end}  # actors must learn of the end
         self._wake.set()
+
+    def _weights(self) -> dict[str, np.ndarray]:
+        return {f'{variable.name} ({i})': variable.numpy() for i, variable in enumerate(self._variables)}
 
     def _run(self) -> None:
         try:
