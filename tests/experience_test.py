@@ -16,6 +16,8 @@ def test_defaults_hold_together():
         ({'stride': 0}, 'stride=0'),
         ({'stride': 2}, 'need stride < sequence_length'),
         ({'per_replica_batch_size': 0}, 'per_replica_batch_size=0'),
+        ({'stride': 0, 'per_replica_batch_steps': 4}, 'stride=0'),
+        ({'per_replica_batch_steps': 0}, 'per_replica_batch_steps=0; need at least 1'),
         ({'min_size': 200_000}, 'min_size=200000 > max_size=100000'),
         ({'samples_per_insert': 0.0}, 'samples_per_insert=0.0; need a number above 0'),
         ({'order': 'random'}, "order='random'; need one of uniform, prioritized, queue"),
@@ -53,6 +55,21 @@ def test_a_prioritized_order_brings_its_settings():
         Experience(prioritization=Prioritization())
 
 
-def test_a_batch_may_be_told_in_steps():
+def test_a_batch_may_be_given_in_steps():
     experience = Experience(sequence_length=51, stride=50, per_replica_batch_steps=500)
     assert experience == Experience(sequence_length=51, stride=50, per_replica_batch_size=10)
+    assert Experience(per_replica_batch_size=None, per_replica_batch_steps=500).per_replica_batch_size == 500
+    assert dataclasses.replace(experience, stride=10).per_replica_batch_size == 50
+    assert dataclasses.replace(experience, per_replica_batch_steps=None).per_replica_batch_size == 64
+    given = dataclasses.replace(experience, per_replica_batch_size=7, per_replica_batch_steps=None)
+    assert dataclasses.replace(given, stride=10).per_replica_batch_size == 7
+
+
+def test_a_batch_size_and_its_steps_exclude_each_other():
+    for values in ((8, 640), (64, 640)):
+        with pytest.raises(
+            ValueError, match=r'per_replica_batch_size=\d+ and per_replica_batch_steps=640; need one of'
+        ):
+            Experience(per_replica_batch_size=values[0], per_replica_batch_steps=values[1])
+    with pytest.raises(ValueError, match='got Experience.per_replica_batch_size=7 and per_replica_batch_steps=500'):
+        dataclasses.replace(Experience(per_replica_batch_steps=500), per_replica_batch_size=7)

@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol, get_args, runtime_checkable
 import tensorflow as tf
 from tf_agents.typing import types
 
+from tflearn.defaults import DefaultInt
 from tflearn.errors import UserTypeError, UserValueError
 from tflearn.specs import EnvironmentSpecs
 
@@ -135,7 +136,8 @@ class Experience:
         1 with one item per step trains one batch per `global batch` environment steps.
       max_times_sampled: an item drawn so often is dropped; 0 is no limit.
       per_replica_batch_size: items of a train step on each replica.
-      per_replica_batch_steps: the same, told in steps, of which an item has `stride` [steps]; it has to be divisible.
+      per_replica_batch_steps: the same in steps, of which an item has `stride` [steps]; it has to be divisible. Only
+        one of the two can be given; the other one may be None. A new stride gives a new batch size.
       sampling: where uniform draws are made. 'learner': in a mirror of the table in the learner's memory, by far the
         fastest; 'server': by the replay server. 'auto' is the learner, if its mirror takes at most `max_mirror_gb`.
       max_mirror_gb: memory that the mirror may take by itself [GB].
@@ -160,8 +162,8 @@ class Experience:
     min_size: int = 1_000
     samples_per_insert: float | None = None
     max_times_sampled: int = 0
-    per_replica_batch_size: int = 64
-    per_replica_batch_steps: int | None = None
+    per_replica_batch_size: int = DefaultInt(64)
+    per_replica_batch_steps: int | None = dataclasses.field(default=None, compare=False)
     sampling: Sampling = 'auto'
     max_mirror_gb: float = 4.0
     chunk_steps: int = 16
@@ -172,9 +174,10 @@ class Experience:
     store_policy_state: bool = False
 
     def __post_init__(self) -> None:
-        self._count_batch_steps()
         least = {'sequence_length': 2, 'stride': 1, 'max_size': 1, 'min_size': 1, 'max_times_sampled': 0}
-        _check_integers('Experience', self, least | {'per_replica_batch_size': 1, 'chunk_steps': 1})
+        _check_integers('Experience', self, least | {'chunk_steps': 1})
+        self._derive_batch_size()
+        _check_integers('Experience', self, {'per_replica_batch_size': 1})
         if self.stride >= self.sequence_length:
             raise UserValueError(
                 f'got Experience.stride={self.stride} with sequence_length={self.sequence_length}, so that transitions '
@@ -224,18 +227,26 @@ class Experience:
         if self.max_policy_lag is not None and self.max_policy_lag < 0:
             raise UserValueError(f'got Experience.max_policy_lag={self.max_policy_lag}; need at least 0, or None')
 
-    def _count_batch_steps(self) -> None:
-        """Sets `per_replica_batch_size` where it is told in steps."""
-        steps = self.per_replica_batch_steps
+    def _derive_batch_size(self) -> None:
+        """Sets `per_replica_batch_size` where none is given."""
+        size, steps = self.per_replica_batch_size, self.per_replica_batch_steps
+        given = size is not None and not isinstance(size, DefaultInt)
         if steps is None:
+            if isinstance(size, DefaultInt):  # it may come from another one, where it was derived
+                object.__setattr__(self, 'per_replica_batch_size', Experience.per_replica_batch_size)
             return
-        if steps < 1 or steps % self.stride:
+        if given:
+            raise UserValueError(
+                f'got Experience.per_replica_batch_size={size} and per_replica_batch_steps={steps}; need one of them; '
+                'set the other one to None'
+            )
+        _check_integers('Experience', self, {'per_replica_batch_steps': 1})
+        if steps % self.stride:
             raise UserValueError(
                 f'got Experience.per_replica_batch_steps={steps} with stride={self.stride}; need a multiple of it, '
                 'since a batch is made of whole items'
             )
-        object.__setattr__(self, 'per_replica_batch_size', steps // self.stride)
-        object.__setattr__(self, 'per_replica_batch_steps', None)
+        object.__setattr__(self, 'per_replica_batch_size', DefaultInt(steps // self.stride))
 
 
 def _check_integers(kind: str, settings: Any, least: dict[str, int]) -> None:

@@ -9,6 +9,7 @@ from tests.architecture.source_tree import SourceFile, dotted_name, is_within
 
 VOCABULARY = (
     'errors',
+    'defaults',
     'steps',
     'waiting',
     'background',

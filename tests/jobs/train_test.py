@@ -10,11 +10,15 @@ import tensorflow as tf
 
 from tests.learner import written_summaries
 from tflearn.environments import pacing
+from tflearn.experience import Experience
 from tflearn.jobs.collect import collect
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.train import train
-from tflearn.jobs.train_session import Progress, Settings
+from tflearn.jobs.train_session import Progress
+from tflearn.jobs.train_settings import CHECKPOINT_INTERVAL_STEPS, SUMMARY_INTERVAL_STEPS, Settings, with_intervals
+from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.limits import Limits
+from tflearn.learner.summaries import SummaryOptions
 from tflearn.policies import updates, versions
 from tflearn.run_dir import read_json, write_json
 from tflearn.waiting import wait_until
@@ -247,6 +251,7 @@ def test_limits_are_positive(limits):
 
 
 def test_limits_are_named():
+    assert Limits(num_train_steps=10) == Limits(10, None, None)
     limits = Limits(10, 100, 60.0)
     assert limits.reached(9, 99, 59.0) is None
     assert [limits.reached(*values) for values in ((10, 0, 0.0), (0, 100, 0.0), (0, 0, 60.0))] == [
@@ -258,7 +263,56 @@ def test_limits_are_named():
 
 def test_intervals_are_positive():
     with pytest.raises(ValueError, match='got publish_interval_steps=0'):
-        Settings(1, 1, 0, 1)
+        Settings(0, 1)
+    with pytest.raises(ValueError, match='got summary_interval_steps=0'):
+        with_intervals('train', LearnerOptions(), 1, 0)
+
+
+def _intervals(options, checkpoint=CHECKPOINT_INTERVAL_STEPS, summary=SUMMARY_INTERVAL_STEPS):
+    options = with_intervals('train', options, checkpoint, summary)
+    return options.checkpoint_interval_steps, options.summaries and options.summaries.interval_steps
+
+
+def test_intervals_are_those_that_were_given():
+    assert _intervals(LearnerOptions()) == (5_000, 1_000)
+    assert _intervals(LearnerOptions(), 7, 8) == (7, 8)
+    assert _intervals(LearnerOptions(), None, None) == (None, None)
+    assert _intervals(LearnerOptions(7, SummaryOptions(8))) == (7, 8)
+    assert _intervals(LearnerOptions(10_000, SummaryOptions(1_000, total=3, num_train_steps=9))) == (10_000, 1_000)
+    assert _intervals(LearnerOptions(None, None)) == (None, None)
+    assert _intervals(LearnerOptions(7, SummaryOptions(None)), 7) == (7, None)
+
+
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        (
+            LearnerOptions(10_000),
+            'checkpoint_interval_steps=7 and LearnerOptions.checkpoint_interval_steps=10000;',
+        ),
+        (
+            LearnerOptions(None),
+            'checkpoint_interval_steps=7 and LearnerOptions.checkpoint_interval_steps=None;',
+        ),
+        (LearnerOptions(summaries=None), 'got train.summary_interval_steps=8 and LearnerOptions.summaries=None; need'),
+        (LearnerOptions(summaries=SummaryOptions(9)), 'summary_interval_steps=8 and SummaryOptions.interval_steps=9;'),
+        (LearnerOptions(summaries=SummaryOptions(policy_version=int)), 'got SummaryOptions.policy_version; need None'),
+    ],
+)
+def test_intervals_that_contradict_each_other(small_run, options, message):
+    with pytest.raises(ValueError, match=message):
+        small_run.start(
+            train, num_train_steps=9, options=options, checkpoint_interval_steps=7, summary_interval_steps=8
+        ).join()
+    assert not small_run.dir.root.exists()
+
+
+def test_options_that_prioritized_experience_sets_itself(small_run):
+    experience = Experience(order='prioritized')
+    with pytest.raises(ValueError, match=r'got LearnerOptions.on_items, .* with prioritized experience, which sets'):
+        small_run.start(
+            train, num_train_steps=9, experience=experience, options=LearnerOptions(on_items=lambda step, items: None)
+        ).join()
 
 
 def test_two_replicas(small_run):

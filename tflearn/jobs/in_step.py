@@ -13,7 +13,12 @@ from tflearn.jobs import collection, initial_agent, recorded_data
 from tflearn.jobs.collect_settings import CollectOptions, check_counts
 from tflearn.jobs.in_step_session import InStepSession
 from tflearn.jobs.policy_exports import ExportOptions
-from tflearn.jobs.train_settings import Settings, with_texts
+from tflearn.jobs.train_settings import (
+    CHECKPOINT_INTERVAL_STEPS,
+    SUMMARY_INTERVAL_STEPS,
+    Settings,
+    with_intervals,
+)
 from tflearn.learner import strategies
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.limits import Limits
@@ -37,8 +42,8 @@ def in_step(
     strategy: str = 'default',
     precision: str = 'float32',
     inter_op_threads: int | None = None,
-    checkpoint_interval_steps: int = 5_000,
-    summary_interval_steps: int = 1_000,
+    checkpoint_interval_steps: int | None = CHECKPOINT_INTERVAL_STEPS,
+    summary_interval_steps: int | None = SUMMARY_INTERVAL_STEPS,
     export_interval_steps: int = 2_000,
     exports: ExportOptions = ExportOptions(),  # noqa: B008 - it is frozen
     learner_options: LearnerOptions = LearnerOptions(),  # noqa: B008 - likewise
@@ -77,8 +82,8 @@ def in_step(
       strategy: 'default', the first device; the train job has others.
       precision: 'float32', or 'bfloat16' for the networks' inner layers.
       inter_op_threads: see the train job.
-      checkpoint_interval_steps: train steps between two checkpoints.
-      summary_interval_steps: train steps between two summaries.
+      checkpoint_interval_steps: see the train job.
+      summary_interval_steps: see the train job.
       export_interval_steps: train steps between two exports of the policies.
       exports: see the train job.
       learner_options: the train job's `options`.
@@ -98,6 +103,7 @@ def in_step(
     check_counts('', {'num_environments': (num_environments, 1), 'max_collect_steps': (max_collect_steps, 1)})
     _check_strategy(strategy)
     local.check(experience)
+    learner_options = with_intervals('in_step', learner_options, checkpoint_interval_steps, summary_interval_steps)
     limits = Limits(num_train_steps, _least(max_env_steps, max_collect_steps), max_secs)
     if line := run_dir.done_line():
         logging.info(line)
@@ -105,8 +111,7 @@ def in_step(
     strategies.use_threads(inter_op_threads)  # before any other use of TensorFlow
     seed = _set_seed(seed)
     texts = lambda: {'run/seed': str(seed), **describe()}  # noqa: E731
-    intervals = (checkpoint_interval_steps, summary_interval_steps, 1, export_interval_steps)
-    settings = Settings(*intervals, learner=with_texts(learner_options, texts), exports=exports)
+    settings = Settings(1, export_interval_steps, learner_options, exports, texts)
     environment = make_environment(
         num_environments=num_environments, seed=seed if collect_seed is None else collect_seed
     )

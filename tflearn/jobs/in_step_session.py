@@ -91,13 +91,17 @@ class InStepSession:
             triggers=[
                 IntervalTrigger(settings.export, self._export),
                 *([IntervalTrigger(updates, lambda step: self._exports.export_update(step))] if updates else []),
-                IntervalTrigger(settings.summary, lambda step: self._collect_summaries.write(self._figures())),
+                *self._summary_triggers(settings.summary),
             ],
             options=settings.learner_options(lambda: int(train_step.numpy()), self._figures),
             state={'in_step': self._counts},
         )
         self._earlier = {'env_steps': self._counts.env_steps, 'episodes': self._counts.episodes}
         self._exports = PolicyExports(agent, run_dir, settings.exports, self._export_facts, settings.texts)
+
+    def _summary_triggers(self, interval: int | None) -> list[IntervalTrigger]:
+        write = lambda step: self._collect_summaries.write(self._figures())  # noqa: E731
+        return [IntervalTrigger(interval, write)] if interval else []
 
     def run(self, stop: threading.Event) -> None:
         """Goes on until a limit is reached or a stop is requested (then the result is written), or `stop` is set."""

@@ -13,7 +13,12 @@ from tflearn.jobs import batch_source, initial_agent, recorded_data
 from tflearn.jobs.batch_source import Source
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.train_session import TrainSession
-from tflearn.jobs.train_settings import Settings, with_texts
+from tflearn.jobs.train_settings import (
+    CHECKPOINT_INTERVAL_STEPS,
+    SUMMARY_INTERVAL_STEPS,
+    Settings,
+    with_intervals,
+)
 from tflearn.learner import strategies, workers
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.limits import Limits
@@ -43,8 +48,8 @@ def train(
     precision: str = 'float32',
     inter_op_threads: int | None = None,
     steps_per_call: int = 200,
-    checkpoint_interval_steps: int = 5_000,
-    summary_interval_steps: int = 1_000,
+    checkpoint_interval_steps: int | None = CHECKPOINT_INTERVAL_STEPS,
+    summary_interval_steps: int | None = SUMMARY_INTERVAL_STEPS,
     publish_interval_steps: int = 200,
     export_interval_steps: int = 2_000,
     replica_check_interval_steps: int | None = None,
@@ -76,12 +81,13 @@ def train(
       inter_op_threads: threads for TensorFlow's operations; None is one for each core. Small ones are faster on 1.
       steps_per_call: train steps in one call of the compiled program; at most `publish_interval_steps` are taken. Where
         the experience has an `iteration`, a call is an iteration, after which the weights are published if that is due.
-      checkpoint_interval_steps: train steps between two checkpoints.
-      summary_interval_steps: train steps between two summaries.
+      checkpoint_interval_steps: train steps between two checkpoints; None saves the last one only. It can be given here
+        or in `options`.
+      summary_interval_steps: train steps between two summaries; None writes none at fixed intervals. Likewise.
       publish_interval_steps: train steps between two publications of the weights.
       export_interval_steps: train steps between two exports of the policies.
       replica_check_interval_steps: train steps between two comparisons of the replicas' variables; None makes none.
-      options: the learner's further settings; its intervals are those above.
+      options: the learner's settings.
       exports: which policies are exported, and what of that is kept.
       data_timeout_secs: how long to wait for a batch.
       data_addresses: of the replay servers that share the experience, where it is a queue: items are taken from all of
@@ -96,15 +102,15 @@ def train(
 
     Raises:
       TimeoutError: if the server does not show up, or no data come.
-      ValueError: if the server's tables or a checkpoint are made for other data or networks, or nothing computes in
-        `precision`.
+      ValueError: if arguments contradict each other, if the server's tables or a checkpoint are made for other data or
+        networks, or if nothing computes in `precision`.
     """
-    _check(steps_per_call, data_addresses, experience)
+    _check(steps_per_call, data_addresses, experience, options)
     limits = Limits(num_train_steps, max_env_steps, max_secs)
     texts = lambda: {'run/seed': 'none given' if seed is None else str(seed), **describe()}  # noqa: E731
-    intervals = (checkpoint_interval_steps, summary_interval_steps, publish_interval_steps, export_interval_steps)
-    learner_options, call_timeout_secs = with_texts(options, texts), data_timeout_secs + _TRACE_SECS
-    settings = Settings(*intervals, replica_check_interval_steps, call_timeout_secs, learner_options, exports)
+    options = with_intervals('train', options, checkpoint_interval_steps, summary_interval_steps)
+    intervals, watchdog_secs = (publish_interval_steps, export_interval_steps), data_timeout_secs + _TRACE_SECS
+    settings = Settings(*intervals, options, exports, texts, replica_check_interval_steps, watchdog_secs)
     if line := run_dir.done_line():
         logging.info(line)
         return
@@ -129,11 +135,17 @@ def train(
         session.run(stop, batch_source.steps_per_call(source, min(steps_per_call, publish_interval_steps)))
 
 
-def _check(steps_per_call: int, data_addresses: Sequence[str], experience: Experience) -> None:
+def _check(steps_per_call: int, data_addresses: Sequence[str], experience: Experience, options: LearnerOptions) -> None:
     if steps_per_call < 1:
         raise UserValueError(f'got steps_per_call={steps_per_call}; need at least 1')
     if data_addresses and experience.order != 'queue':
         raise UserValueError(f'got data_addresses with Experience.order={experience.order!r}; need a queue, or none')
+    loop = options.loop
+    if experience.prioritization and (options.on_items or loop.item_figure or loop.normalize_weights):
+        raise UserValueError(
+            'got LearnerOptions.on_items, LoopOptions.item_figure or normalize_weights with prioritized experience, '
+            'which sets them; need none of them; set Prioritization.error and normalize_by_max'
+        )
 
 
 def _wait_for_replay(

@@ -117,8 +117,10 @@ class TrainSession:
         triggers = [
             IntervalTrigger(settings.publish, self._publish),
             IntervalTrigger(settings.export, self._export),
-            IntervalTrigger(settings.summary, lambda step: self._collect_summaries.write(self._reports.figures())),
         ]
+        if settings.summary:
+            write = lambda step: self._collect_summaries.write(self._reports.figures())  # noqa: E731
+            triggers.append(IntervalTrigger(settings.summary, write))
         if settings.exports.update_interval_steps:
             triggers.append(IntervalTrigger(settings.exports.update_interval_steps, self._export_update))
         if settings.replica_check and strategy.num_replicas_in_sync > 1:

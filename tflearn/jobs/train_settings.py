@@ -4,10 +4,14 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tflearn.defaults import DefaultInt
 from tflearn.errors import UserValueError
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.learner.learner import LearnerOptions
-from tflearn.learner.summaries import SummaryOptions
+
+# Of the jobs train and in_step, where neither their arguments nor the learner's options say otherwise.
+CHECKPOINT_INTERVAL_STEPS = DefaultInt(5_000)
+SUMMARY_INTERVAL_STEPS = DefaultInt(1_000)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,50 +19,96 @@ class Settings:
     """What a session does, and how often: train steps between two events of a kind, each at least 1.
 
     Attributes:
-      checkpoint: between two checkpoints.
-      summary: between two summaries.
       publish: between two publications of the weights.
       export: between two exports of the policy.
+      learner: the learner's settings; see `with_intervals`.
+      exports: which policies are exported.
+      texts: returns what is known of the run, by tag: its configuration, the code's revision, ...
       replica_check: between two comparisons of the replicas' variables; None makes none.
       watchdog_secs: how long several workers may take for a call of the learner, before their processes are ended.
-      learner: the learner's further settings.
-      exports: which policies are exported.
     """
 
-    checkpoint: int
-    summary: int
     publish: int
     export: int
-    replica_check: int | None = None
-    watchdog_secs: float = 900.0
     learner: LearnerOptions = dataclasses.field(default_factory=LearnerOptions)
     exports: ExportOptions = dataclasses.field(default_factory=ExportOptions)
+    texts: Callable[[], Mapping[str, str]] = dict
+    replica_check: int | None = None
+    watchdog_secs: float = 900.0
 
     def __post_init__(self) -> None:
-        for name in ('checkpoint', 'summary', 'publish', 'export', 'replica_check'):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserValueError(f'got {name}_interval_steps={value}; need at least 1 train step')
+        _check_intervals(publish=self.publish, export=self.export, replica_check=self.replica_check)
 
     @property
-    def texts(self) -> Callable[[], Mapping[str, str]]:
-        """Tells of the run, by tag: its configuration, the code's revision, ..."""
-        return (self.learner.summaries and self.learner.summaries.texts) or dict
+    def summary(self) -> int | None:
+        """Train steps between two summaries; None if there are none at fixed intervals."""
+        return self.learner.summaries.interval_steps if self.learner.summaries else None
 
     def learner_options(
-        self, policy_version: Callable[[], int], figures: Callable[[], Mapping[str, float | None]]
-    ) -> Any:
-        """Returns the learner's settings with these intervals, and with what only the session knows."""
+        self, policy_version: Callable[[], int], metrics: Callable[[], Mapping[str, float | None]]
+    ) -> LearnerOptions:
+        """Returns the learner's settings with what only the session knows."""
+        summaries = self.learner.summaries
+        if summaries is None:
+            return self.learner
         summaries = dataclasses.replace(
-            self.learner.summaries or SummaryOptions(),
-            interval_steps=self.summary,
+            summaries,
             policy_version=policy_version,
-            figures=figures,
+            figures=_joined(summaries.figures, metrics),
+            texts=_joined(summaries.texts, self.texts),
         )
-        return dataclasses.replace(self.learner, checkpoint_interval_steps=self.checkpoint, summaries=summaries)
+        return dataclasses.replace(self.learner, summaries=summaries)
 
 
-def with_texts(options: LearnerOptions, texts: Callable[[], Mapping[str, str]]) -> LearnerOptions:
-    """Returns the options with what `texts` tells, by tag, for TensorBoard."""
-    summaries = dataclasses.replace(options.summaries or SummaryOptions(), texts=texts)
-    return dataclasses.replace(options, summaries=summaries)
+def with_intervals(job: str, options: LearnerOptions, checkpoint: int | None, summary: int | None) -> LearnerOptions:
+    """Returns the learner's options with the intervals that either they or the job's own arguments give.
+
+    Args:
+      job: its name, for the message.
+      options: the learner's options as they were given.
+      checkpoint: the job's `checkpoint_interval_steps`.
+      summary: the job's `summary_interval_steps`.
+
+    Raises:
+      ValueError: if both give an interval, and not the same; if an option is given that only the job can know.
+    """
+    _check_intervals(checkpoint=checkpoint, summary=summary)
+    summaries = options.summaries
+    if summaries is not None and summaries.policy_version is not None:
+        raise UserValueError('got SummaryOptions.policy_version; need None: the job itself knows the newest version')
+    checkpoint = _one_of(
+        f'{job}.checkpoint_interval_steps',
+        checkpoint,
+        'LearnerOptions.checkpoint_interval_steps',
+        options.checkpoint_interval_steps,
+    )
+    summary = _one_of(
+        f'{job}.summary_interval_steps',
+        summary,
+        'SummaryOptions.interval_steps' if summaries else 'LearnerOptions.summaries',
+        summaries.interval_steps if summaries else None,
+    )
+    if summaries is not None:
+        summaries = dataclasses.replace(summaries, interval_steps=summary)
+    return dataclasses.replace(options, checkpoint_interval_steps=checkpoint, summaries=summaries)
+
+
+def _one_of(name: str, value: int | None, option: str, option_value: int | None) -> int | None:
+    """Returns the value that was given; the job's if none was."""
+    if isinstance(option_value, DefaultInt):
+        return value
+    if isinstance(value, DefaultInt) or value == option_value:
+        return option_value
+    raise UserValueError(f'got {name}={value} and {option}={option_value}; need one of them; leave the other one out')
+
+
+def _check_intervals(**intervals: int | None) -> None:
+    for name, value in intervals.items():
+        if value is not None and value < 1:
+            raise UserValueError(f'got {name}_interval_steps={value}; need at least 1 train step')
+
+
+def _joined(
+    users: Callable[[], Mapping[str, Any]] | None, jobs: Callable[[], Mapping[str, Any]]
+) -> Callable[[], Mapping[str, Any]]:
+    return (lambda: {**users(), **jobs()}) if users else jobs

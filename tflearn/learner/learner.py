@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from tflearn.defaults import DefaultInt
 from tflearn.errors import UserValueError
 from tflearn.experience import Agent, BatchSource
 from tflearn.learner.checkpoints import Checkpoints
@@ -41,7 +42,7 @@ class LearnerOptions:
         this process' batches since the last call, float32 [num_steps, B], in their order.
     """
 
-    checkpoint_interval_steps: int | None = 10_000
+    checkpoint_interval_steps: int | None = DefaultInt(10_000)
     summaries: SummaryOptions | None = dataclasses.field(default_factory=SummaryOptions)
     max_checkpoints_to_keep: int = 3
     keep_checkpoint_every_steps: int | None = None

@@ -16,8 +16,8 @@ class Limits:
     """
 
     num_train_steps: int
-    max_env_steps: int | None
-    max_secs: float | None
+    max_env_steps: int | None = None
+    max_secs: float | None = None
 
     def __post_init__(self) -> None:
         for name, value in dataclasses.asdict(self).items():

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import tensorflow as tf
 
+from tflearn.defaults import DefaultInt
 from tflearn.errors import UserValueError
 
 
@@ -33,7 +34,7 @@ class SummaryOptions:
       profile_steps: (first, last) train step of a trace for TensorBoard's profiler; None makes none.
     """
 
-    interval_steps: int | None = 1_000
+    interval_steps: int | None = DefaultInt(1_000)
     interval_secs: float | None = None
     total: int | None = None
     num_train_steps: int | None = None
