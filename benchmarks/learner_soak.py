@@ -97,7 +97,7 @@ def _train(
         trainer.run(STEPS_PER_CALL)
     memory.clear()
     while trainer.step < num_steps:
-        if not trainer.run(STEPS_PER_CALL).num_steps:
+        if trainer.run(STEPS_PER_CALL).data_ended:
             raise RuntimeError(f'no data came: {source.error}')
     trainer.close()
     exporter.wait()

@@ -4,6 +4,8 @@ Everything else that a program raises is a defect, or a failure of the machine: 
 class is also the built-in error of its kind, so `except ValueError` catches a `UserValueError`.
 """
 
+TRY_AGAIN_EXIT_STATUS = 75  # EX_TEMPFAIL of sysexits.h
+
 
 class UserError(Exception):
     """The user's input, configuration or surroundings are wrong. The message: got X; need Y; do Z."""
@@ -31,3 +33,7 @@ class UserOSError(UserError, OSError):
 
 class UserFileNotFoundError(UserOSError, FileNotFoundError):
     """A file that is not there."""
+
+
+class UserRuntimeError(UserError, RuntimeError):
+    """A call that can no longer be answered."""

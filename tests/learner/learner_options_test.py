@@ -1,5 +1,8 @@
 """What can be asked of a learner besides plain training."""
 
+import dataclasses
+import threading
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -115,8 +118,19 @@ def test_a_loop_with_limits(tmp_path, make_agent, make_dataset_fn):
     assert short.train(Limits(100, None, None)) == 'the data ended'
     assert short.step == 7
 
-    slow = Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path / 'slow'), options=options)
-    assert slow.train(Limits(10**9, None, 0.5)) == 'max_secs 0 reached'
+
+def test_seconds_of_the_first_call_which_compiles_do_not_count(tmp_path, make_agent, make_dataset_fn):
+    calls = []
+
+    def first_takes_long(result):
+        calls.append(result.num_steps)
+        if len(calls) == 1:
+            threading.Event().wait(1.2)
+
+    options = dataclasses.replace(_options(), after_run=first_takes_long)
+    learner = Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path), options=options)
+    assert learner.train(Limits(10**9, max_secs=1.0), steps_per_call=1) == 'max_secs 1 reached'
+    assert len(calls) > 1
 
 
 @pytest.mark.parametrize(

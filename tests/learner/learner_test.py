@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tests.learner import conftest, written_summaries
+from tflearn.errors import UserError
 from tflearn.learner import strategies
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.summaries import SummaryOptions
@@ -167,14 +168,34 @@ def test_stopped_and_resumed_equals_not_stopped(tmp_path, make_agent, make_datas
     _assert_equal(resumed, straight)
 
 
-def test_when_the_data_end_what_was_done_counts(tmp_path, make_agent, make_dataset_fn):
+def test_when_the_data_end_what_was_done_counts(tmp_path, make_agent, make_dataset_fn, caplog):
     fired = []
     triggers = [IntervalTrigger(5, fired.append)]
     learner = Learner(make_agent(), make_dataset_fn(0, 7), RunDir(tmp_path), triggers=triggers)
     result = learner.run(100)
     assert (result.num_steps, learner.step, fired) == (7, 7, [7])
     assert np.isfinite(result.loss)
-    assert learner.run(10).num_steps == 0
+    assert result.data_ended
+    assert 'the data ended after 7 of 100 train steps' in caplog.text
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match='got no more data at train step 7: they have ended; need') as raised:
+            learner.run(10)
+    assert isinstance(raised.value, UserError)
+    with pytest.raises(RuntimeError, match='got no more data at train step 7'):
+        learner.loss()
+    assert (learner.step, fired) == (7, [7])
+    learner.close()
+    assert learner.checkpoints.saved_step == 7
+
+
+def test_data_that_end_between_two_calls(tmp_path, make_agent, make_dataset_fn):
+    learner = Learner(make_agent(), make_dataset_fn(0, 7), RunDir(tmp_path))
+    assert not learner.run(7).data_ended
+    result = learner.run(7)
+    assert (result.num_steps, result.data_ended) == (0, True)
+    assert np.isnan(result.loss), 'no loss at all is not a loss of 0'
+    with pytest.raises(RuntimeError, match='got no more data'):
+        learner.run(7)
 
 
 def test_triggers_and_checkpoints_come_in_order(tmp_path, make_agent, make_dataset_fn):

@@ -10,7 +10,7 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn.defaults import DefaultInt
-from tflearn.errors import UserValueError
+from tflearn.errors import UserRuntimeError, UserValueError
 from tflearn.experience import Agent, BatchSource
 from tflearn.learner.checkpoints import Checkpoints
 from tflearn.learner.limits import Limits
@@ -98,7 +98,8 @@ class Learner:
         self._agent, self._options = agent, options
         self._strategy = strategy or tf.distribute.get_strategy()
         self._agreement = Agreement(self._strategy)
-        self._healthy, self._surplus = True, 0
+        self._healthy, self._surplus, self._data_ended = True, 0, False
+        self._waits_since: float | None = None
         self._draws = isinstance(data, BatchSource)
         with self._strategy.scope():
             self._source = data if isinstance(data, BatchSource) else self._iterator(data)
@@ -141,6 +142,12 @@ class Learner:
         return int(self.train_step.numpy())
 
     @property
+    def waiting_secs(self) -> float:
+        """How long the call of `run` in another thread has been waiting for data; 0 if it does not wait."""
+        since = self._waits_since
+        return 0.0 if since is None else time.perf_counter() - since
+
+    @property
     def num_traces(self) -> int:
         """How often the train step was traced: a few times at first, never again."""
         return self._loop.num_traces
@@ -156,10 +163,11 @@ class Learner:
           num_steps: train steps to take; at least 1. Another number does not compile anew.
 
         Returns:
-          The means over the steps taken.
+          The means over the steps taken. If the data end, `data_ended` is true, and there may be fewer steps.
 
         Raises:
           ValueError: if `num_steps` is below 1.
+          RuntimeError: if the data had ended in an earlier call.
           FloatingPointError: at a loss that is not finite, if `on_nonfinite` is 'stop'; a checkpoint is saved first if
             the variables are finite. If it is 'skip', as soon as they are not. With either, if a checkpoint was refused
             because of them. Also if the agent raises it by itself.
@@ -169,6 +177,8 @@ class Learner:
             raise self.checkpoints.refusal
         if num_steps < 1:
             raise UserValueError(f'got num_steps={num_steps}; need at least 1')
+        if self._data_ended:
+            raise self._no_more_data()
         before = self.step
         call = Call()
         while call.num_steps < num_steps:
@@ -176,9 +186,13 @@ class Learner:
             granted = self._grant(wanted, call)
             if not granted or not self._take(granted, call):
                 break
-        result = call.result()
+        stopped = call.num_nonfinite > 0 and self._options.loop.on_nonfinite == 'stop'
+        self._data_ended = call.num_steps < num_steps and not stopped
+        result = call.result(self._data_ended)
         if result.num_nonfinite:  # none where they are ignored
             self._check_numbers()
+        if result.data_ended and not self._draws:  # whoever closes a source knows it
+            logging.warning('the data ended after %d of %d train steps', result.num_steps, num_steps)
         if self._options.after_run:
             self._options.after_run(result)
         for trigger in self._triggers:
@@ -204,7 +218,7 @@ class Learner:
         """Trains until a limit is reached or the data end; then closes the learner.
 
         Args:
-          limits: when training is over.
+          limits: when training is over; of the first call of `run`, which compiles, only waits for data count.
           steps_per_call: train steps of a call of `run`.
           env_steps: tells the environment steps so far, for `limits.max_env_steps`.
 
@@ -213,14 +227,18 @@ class Learner:
         """
         if steps_per_call < 1:
             raise UserValueError(f'got steps_per_call={steps_per_call}; need at least 1')
-        start = time.monotonic()
+        start: float | None = None
         try:
             while True:
-                reason = limits.reached(self.step, env_steps(), time.monotonic() - start)
+                secs = 0.0 if start is None else time.monotonic() - start
+                reason = limits.reached(self.step, env_steps(), secs)
                 if reason:
                     return reason
-                if not self.run(min(steps_per_call, limits.num_train_steps - self.step)).num_steps:
+                result = self.run(min(steps_per_call, limits.num_train_steps - self.step))
+                if result.data_ended:
                     return 'the data ended'
+                if start is None:
+                    start = time.monotonic() - result.waited_secs
         finally:
             self.close()
 
@@ -261,11 +279,12 @@ class Learner:
     def _grant(self, wanted: int, call: Call) -> int:
         if not self._draws:
             return wanted
-        start = time.perf_counter()
+        self._waits_since = start = time.perf_counter()
         # What other workers may not take yet is kept for the next call.
         mine = min(self._surplus, wanted) or self._source.grant(wanted)
         granted = self._agreement.least(mine)
         self._surplus = max(self._surplus, mine) - granted
+        self._waits_since = None
         waited_secs = time.perf_counter() - start
         call.waited_secs += waited_secs
         self._loop.figures.add_wait(waited_secs)
@@ -287,10 +306,21 @@ class Learner:
 
     def _next_element(self) -> Any:
         if not self._draws:
-            return next(self._source)
+            try:
+                return next(self._source)
+            except (StopIteration, tf.errors.OutOfRangeError) as error:
+                raise self._no_more_data() from error
         if not self._source.grant(1):
-            raise RuntimeError('got no batch: the data ended; need an element, or data that go on')
+            raise self._no_more_data()
         return self._source.batch(self._source.draw(tf.constant(1, tf.int64), self.train_step.read_value()), 0)
+
+    def _no_more_data(self) -> UserRuntimeError:
+        error = UserRuntimeError(
+            f'got no more data at train step {self.step}: they have ended; need data for another batch; give endless '
+            'ones (dataset.repeat()), or stop when TrainResult.data_ended is true'
+        )
+        error.__cause__ = self._source.error if self._draws else None
+        return error
 
     def _check_numbers(self) -> None:
         """After a loss that was not finite: raises, unless such steps are skipped and the variables are finite."""

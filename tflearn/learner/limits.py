@@ -12,7 +12,8 @@ class Limits:
     Attributes:
       num_train_steps: train steps of the run.
       max_env_steps: environment steps of the run, over all collectors.
-      max_secs: seconds of training, over all sessions of the run.
+      max_secs: seconds of training, over all sessions of the run. Time for compiling, in the first call of the learner,
+        does not count; waits for data do.
     """
 
     num_train_steps: int
