@@ -4,6 +4,7 @@ import pathlib
 import stat
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -105,3 +106,17 @@ def test_numbers_that_json_does_not_know_are_none(tmp_path):
 def test_it_needs_no_tensorflow():
     code = 'import sys, tflearn.run_dir; sys.exit("tensorflow" in sys.modules)'
     assert subprocess.run([sys.executable, '-c', code], timeout=60, check=False).returncode == 0
+
+
+def test_a_status_is_written_although_the_clock_was_set_back(tmp_path, monkeypatch):
+    now = {'time': 1e9, 'monotonic': 5.0}
+    for name in now:
+        monkeypatch.setattr(time, name, lambda name=name: now[name])
+    status = Status(tmp_path / 'train.json', 'train')
+    status.update('running', train_step=1)
+    now.update(time=1e9 - 3600, monotonic=5.5)
+    status.update('running', train_step=2)
+    assert read_json(tmp_path / 'train.json')['train_step'] == 1
+    now.update(monotonic=6.0)
+    status.update('running', train_step=3)
+    assert read_json(tmp_path / 'train.json')['train_step'] == 3

@@ -77,7 +77,7 @@ class Status:
     def __init__(self, path: pathlib.Path, job: str):
         self._path = path
         self._figures: dict[str, Any] = {'job': job, 'pid': os.getpid()}
-        self._written_at = 0.0
+        self._written_at = -math.inf
         self._failure: str | None = None
 
     def update(self, state: str, **figures: Any) -> None:
@@ -88,9 +88,9 @@ class Status:
           **figures: numbers and strings; those not named keep their values.
         """
         changed = state != self._figures.get('state')
-        now = time.time()
+        now = time.monotonic()
         finite = {name: None if value in _NOT_JSON or value != value else value for name, value in figures.items()}
-        self._figures.update(finite, state=state, time=now)
+        self._figures.update(finite, state=state, time=time.time())
         if changed or now - self._written_at >= 1.0:
             self._written_at = now
             try:
