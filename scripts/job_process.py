@@ -15,8 +15,8 @@ from typing import NoReturn
 
 from absl import logging
 
-from tflearn.errors import UserError
-from tflearn.waiting import Stopped
+from tflearn.errors import TRY_AGAIN_EXIT_STATUS, UserError
+from tflearn.waiting import PeerStopped, StopEvent, Stopped
 
 from . import gin_config
 
@@ -47,7 +47,8 @@ def run(program: str, work: Callable[[threading.Event], None], stop_timeout_secs
     The main thread only waits: Python's signal handlers run in it, and would wait for TensorFlow if TensorFlow ran
     there. SIGINT and SIGTERM set `stop`; see `_Stopper`.
 
-    Exit codes: 0 done; 2 a `UserError`; 1 any other error; 128 + signal when stopped by one.
+    Exit codes: 0 done; 2 a `UserError`; 75 `PeerStopped`: start it again; 1 any other error; 128 + signal when stopped
+    by one.
 
     Args:
       program: name for the error line, which is the last one.
@@ -66,7 +67,7 @@ def run(program: str, work: Callable[[threading.Event], None], stop_timeout_secs
         # Not for ever: where another thread gets the signal, nothing would wake this one to handle it.
         worker.join(_JOIN_SECS)
         stopper.listen()  # again: TensorFlow's server of a worker, which the job may start, takes SIGTERM for itself
-    _exit(128 + stopper.signal if stopper.signal and codes == [0] else codes[0])
+    _exit(128 + stopper.signal if stopper.signal and codes[0] in (0, TRY_AGAIN_EXIT_STATUS) else codes[0])
 
 
 def report(program: str, error: BaseException) -> int:
@@ -94,6 +95,9 @@ def _attempt(program: str, work: Callable[[threading.Event], None], stop: thread
     except BaseException as error:
         if isinstance(error, Stopped) and stop.is_set():
             return 0
+        if isinstance(error, PeerStopped):
+            logging.error('%s', error)
+            return TRY_AGAIN_EXIT_STATUS
         return report(program, error)
     return 0
 
@@ -104,10 +108,10 @@ def _forget_signals() -> None:
 
 
 class _Stopper:
-    """Sets `stop` on a signal; ends the process when that does not help."""
+    """Sets `stop` on a signal; ends the process at once where the job allows it, and when `stop` does not help."""
 
     def __init__(self, program: str, timeout_secs: float):
-        self.stop = threading.Event()
+        self.stop = StopEvent()
         self.signal = 0
         self._program, self._timeout_secs = program, timeout_secs
         self._stopped_at = 0.0
@@ -128,6 +132,10 @@ class _Stopper:
             return
         self.signal, self._stopped_at = number, time.monotonic()
         self.stop.set()
+        if before_exit := self.stop.before_exit:
+            logging.info('got %s while the job was starting: there is nothing to save', name)
+            before_exit()
+            _exit(128 + number)
         late = f'no end of the job within {self._timeout_secs:g} s after {name} (--stop_timeout_secs)'
         timer = threading.Timer(self._timeout_secs, self._give_up, (late,))
         timer.daemon = True

@@ -40,3 +40,11 @@ def test_says_what_it_waits_for_every_so_often(monkeypatch):
     lines = [line for line in lines if 'a thing' in line]  # a thread that another test left may wait, too
     assert len(lines) >= 2
     assert lines[0] == 'waiting for a thing (0 of 0 s)'
+
+
+def test_a_stop_before_the_start():
+    stop = threading.Event()
+    with waiting.may_exit(stop, lambda: None):
+        stop.set()
+    with pytest.raises(waiting.Stopped, match='before the start'), waiting.may_exit(stop, lambda: None):
+        pytest.fail('it must not start')

@@ -1,9 +1,10 @@
 """Waiting for something outside this process: with a deadline, a reason and a way to be stopped."""
 
+import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from absl import logging
@@ -70,3 +71,43 @@ def listens(address: str, timeout_secs: float = 2.0) -> bool:
     except OSError:
         return False
     return True
+
+
+class PeerStopped(Exception):
+    """Another worker of the same job was asked to stop, so this one cannot go on alone."""
+
+
+class StopEvent(threading.Event):
+    """Set when a job is to end.
+
+    Attributes:
+      before_exit: called by whoever sets the event, before it ends the process at once; None: the process must not be
+        ended, since the job has something to save or to close.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before_exit: Callable[[], object] | None = None
+
+
+@contextlib.contextmanager
+def may_exit(stop: threading.Event, before_exit: Callable[[], object]) -> Iterator[None]:
+    """Lets a request to stop end the process at once during a block that cannot be interrupted, such as tracing.
+
+    Args:
+      stop: of the job; only a `StopEvent` has an effect.
+      before_exit: called then, on another thread; it must be quick.
+
+    Raises:
+      Stopped: if `stop` was set before.
+    """
+    if stop.is_set():
+        raise Stopped('stopped before the start')
+    if not isinstance(stop, StopEvent):
+        yield
+        return
+    stop.before_exit = before_exit
+    try:
+        yield
+    finally:
+        stop.before_exit = None

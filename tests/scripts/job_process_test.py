@@ -147,6 +147,33 @@ def test_child_processes_end_on_signals(start):
     assert end(start(f'{up} child.terminate(); child.join(20); assert child.exitcode == -15')) == (0, '')
 
 
+def test_a_job_that_has_nothing_to_save_yet_ends_at_once(start):
+    work = (
+        "with waiting.may_exit(stop, lambda: print('exits', flush=True)): print('in', flush=True); queue.Queue().get()"
+    )
+    process = start(work)
+    assert process.stdout.readline() == 'in\n'
+    process.send_signal(signal.SIGTERM)
+    stdout, stderr = process.communicate(timeout=DEADLINE_SECS)
+    assert (process.returncode, stdout) == (128 + signal.SIGTERM, 'exits\n')
+    assert 'got SIGTERM while the job was starting: there is nothing to save' in stderr
+    assert 'error' not in stderr and 'most recent call' not in stderr
+
+
+def test_after_its_start_a_job_ends_by_itself(start):
+    work = "exec('with waiting.may_exit(stop, os.abort): pass'); stop.wait(60); print('saved', flush=True)"
+    process = start(work)
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=DEADLINE_SECS)[0] == 'saved\n'
+    assert process.returncode == 128 + signal.SIGTERM
+
+
+def test_a_job_whose_peer_was_stopped_is_to_be_started_again(start):
+    code, stderr = end(start("raise waiting.PeerStopped('got a stop of another worker')"))
+    assert code == 75
+    assert 'got a stop of another worker' in stderr and 'Traceback' not in stderr
+
+
 MISTAKES = {
     "run_dir.RunDir('/proc/run').make()": "got root_dir='/proc/run', which cannot be written to",
     "waiting.wait_until(lambda: False, 'a peer', 0.2)": 'waited 0 s in vain for a peer',
