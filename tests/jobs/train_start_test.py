@@ -1,6 +1,7 @@
 """What a run begins with: the precision of its networks, and another run's weights."""
 
 import functools
+import threading
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from tflearn.policies.loader import load_newest
 from tflearn.run_dir import read_json
 from tflearn.specs import specs_of, zeros
 from tflearn.steps import create_train_step
+from tflearn.waiting import StopEvent, wait_until
 
 FEW = {'steps_per_call': 20, 'checkpoint_interval_steps': 50, 'export_interval_steps': 50, 'publish_interval_steps': 20}
 
@@ -107,3 +109,33 @@ def test_what_cannot_be_loaded(small_run, tmp_path, changes, message):
 
 def _parts(run):
     return specs_of(run.factories()['make_environment']), create_train_step(), run.experience
+
+
+def test_before_the_first_train_step_the_process_may_be_ended(small_run):
+    """Nothing is there to be saved, and nothing can interrupt what traces."""
+    small_run.start_replay()
+    begun, goes_on, stop = threading.Event(), threading.Event(), StopEvent()
+
+    def traces_for_long(specs, train_step, experience):
+        begun.set()
+        assert goes_on.wait(60)
+        return small_run.factories()['make_agent'](specs, train_step, experience)
+
+    job = small_run.start(train, num_train_steps=60, make_agent=traces_for_long, stop=stop, **FEW)
+    assert begun.wait(60)
+    stop.before_exit()
+    assert small_run.status('train')['state'] == 'stopped'
+    goes_on.set()
+    wait_until(lambda: small_run.status('train')['state'] == 'waiting for data' or job.ended, 'the learner', 60)
+    wait_until(lambda: stop.before_exit is None or job.ended, 'the loop', 60)
+    stop.set()
+    job.join()
+    assert small_run.status('train')['state'] == 'stopped'
+    assert (small_run.dir.checkpoints / 'ckpt-0.index').exists()
+
+
+def test_a_stop_before_the_start(small_run):
+    stop = threading.Event()
+    stop.set()
+    small_run.start(train, num_train_steps=60, stop=stop, **FEW).join()
+    assert small_run.status('train')['state'] == 'stopped'

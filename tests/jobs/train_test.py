@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ def _result(run):
     return read_json(run.dir.train_result)
 
 
-def test_a_run_to_its_end_and_beyond(small_run):
+def test_a_run_to_its_end_and_beyond(small_run, caplog):
     replay = small_run.start_replay()
     # Slow enough for the learner's looks at the replay, one a second.
     slow = functools.partial(
@@ -71,6 +72,8 @@ def test_a_run_to_its_end_and_beyond(small_run):
     assert _result(small_run)['train_step'] == 160
     assert _result(small_run)['env_steps'] >= result['env_steps']
     assert _result(small_run)['seconds'] > result['seconds']
+    drawn = re.search(r'got no seed; drew (\d+)', caplog.text)[1]
+    assert written_summaries.texts(summaries)['run/seed'] == drawn
     assert small_run.status('train')['policy_version'] == 160 // 20, 'as if it had not stopped in between'
     replay.stop.set()
     replay.join()

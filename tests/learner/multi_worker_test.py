@@ -11,7 +11,7 @@ import numpy as np
 import portpicker
 import pytest
 
-from tflearn.learner import watchdog
+from tflearn.errors import TRY_AGAIN_EXIT_STATUS
 from tflearn.waiting import wait_until
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -138,5 +138,7 @@ def test_a_worker_that_is_stuck_on_its_data_does_not_hold_the_other_for_ever(tmp
     with Cluster(tmp_path / 'run', 'stuck') as cluster:
         status, log = cluster.end(0)
     assert status not in (0, None), log[-3000:]
-    assert status == watchdog.EXIT_CODE and 'got no end of 4 train steps from train step 8 in 20 s' in log, log[-3000:]
+    assert status == TRY_AGAIN_EXIT_STATUS and 'got no end of 4 train steps from train step 8 in 20 s' in log, log[
+        -3000:
+    ]
     assert 'most recent call first' in log, 'where every thread stood'

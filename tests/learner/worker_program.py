@@ -90,7 +90,8 @@ def main(directory, event):
             learner = Learner(agent, dataset_fn(first_step, stuck_at), run_dir, strategy=strategy)
             agreement.check_same(learner.step, 'the restored train step')
         if place.workers > 1:
-            assert agreement.least(place.worker + 5) == 5
+            assert agreement.least(place.worker + 5) == agreement.of_chief(place.worker + 5) == 5
+            assert agreement.greatest(place.worker + 5) == 6
             try:
                 agreement.check_same(place.worker, 'the worker')
             except ValueError as error:

@@ -12,7 +12,7 @@ def test_one_process_agrees_with_itself(name):
     agreement = workers.Agreement(strategies.make(name))
     assert agreement.on_any(True) is True
     assert agreement.on_any(False) is False
-    assert agreement.least(3) == 3
+    assert (agreement.least(3), agreement.greatest(3), agreement.of_chief(3)) == (3, 3, 3)
     agreement.check_same(7, 'the train step')
 
 

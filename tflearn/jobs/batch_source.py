@@ -24,7 +24,7 @@ def make(
     agent: Agent,
     placement: tf.distribute.Strategy,
     timeout_secs: float,
-    seed: int | None,
+    seed: int,
 ) -> Source:
     """Makes the source of batches for this process.
 
@@ -34,16 +34,17 @@ def make(
       agent: that is trained.
       placement: that it was made in.
       timeout_secs: how long to wait for data.
-      seed: of the draws; None takes the number of the worker.
+      seed: of the run; each worker draws differently.
 
     Raises:
       ValueError: if the experience has an `iteration`, and the agent cannot prepare one.
     """
     place, experience = strategies.layout(placement), storage.experience
+    seed += place.worker
     logging.info('%s', place.describe(experience.per_replica_batch_size))
     batch_size = experience.per_replica_batch_size * place.replicas // place.workers
     if storage.mirrored:
-        return ReplayMirror(addresses[0], storage, batch_size, timeout_secs, seed or place.worker)
+        return ReplayMirror(addresses[0], storage, batch_size, timeout_secs, seed)
     if experience.prioritization:
         return PrioritizedSampler(addresses[0], storage, batch_size, timeout_secs)
     if experience.order != 'queue':
@@ -56,7 +57,7 @@ def make(
             f'got Experience.iteration with a {type(agent).__name__}; need an agent that prepares sequences for '
             'several epochs, as PPO; or iteration=None'
         )
-    return Iterations(queue, agent.prepare, experience.iteration, placement, seed or place.worker)
+    return Iterations(queue, agent.prepare, experience.iteration, placement, seed)
 
 
 def steps_per_call(source: Source, num_steps: int) -> int:

@@ -1,5 +1,6 @@
 """The in-step job: one process collects and trains by turns. For debugging, and for results that can be repeated."""
 
+import contextlib
 import random
 import threading
 from collections.abc import Callable, Collection, Mapping
@@ -7,9 +8,10 @@ from collections.abc import Callable, Collection, Mapping
 import tensorflow as tf
 from absl import logging
 
+from tflearn import waiting
 from tflearn.errors import UserValueError
 from tflearn.experience import AgentFactory, Experience
-from tflearn.jobs import collection, initial_agent, recorded_data
+from tflearn.jobs import collection, initial_agent, recorded_data, run_end
 from tflearn.jobs.collect_settings import CollectOptions, check_counts
 from tflearn.jobs.in_step_session import InStepSession
 from tflearn.jobs.policy_exports import ExportOptions
@@ -78,7 +80,8 @@ def in_step(
       num_train_steps: train steps of the run.
       num_environments: environments stepped together.
       max_env_steps: environment steps of the run at which training ends; None is no limit.
-      max_secs: seconds, over all sessions of the run, at which it ends; None is no limit.
+      max_secs: seconds, over all sessions of the run, at which it ends; None is no limit. The first train steps of each
+        session do not count, since their time is spent on compiling.
       strategy: 'default', the first device; the train job has others.
       precision: 'float32', or 'bfloat16' for the networks' inner layers.
       inter_op_threads: see the train job.
@@ -105,29 +108,29 @@ def in_step(
     local.check(experience)
     learner_options = with_intervals('in_step', learner_options, checkpoint_interval_steps, summary_interval_steps)
     limits = Limits(num_train_steps, _least(max_env_steps, max_collect_steps), max_secs)
-    if line := run_dir.done_line():
-        logging.info(line)
+    if run_end.is_done(run_dir):
         return
     strategies.use_threads(inter_op_threads)  # before any other use of TensorFlow
     seed = _set_seed(seed)
     texts = lambda: {'run/seed': str(seed), **describe()}  # noqa: E731
     settings = Settings(1, export_interval_steps, learner_options, exports, texts)
-    environment = make_environment(
-        num_environments=num_environments, seed=seed if collect_seed is None else collect_seed
-    )
-    try:
-        agent = initial_agent.make(make_agent, environment.specs, experience, strategies.make(strategy), precision)
-        initial_agent.load(agent, initial_checkpoint, initial_prefixes, run_dir)
-        storage = Storage(experience, recorded_data.data_spec(agent, experience))
-        replay = local.LocalReplay(storage, num_environments, experience.per_replica_batch_size, seed)
-        acting = collection.Collection(
-            environment, agent.collect_policy, collect_options, stores_policy_state=experience.store_policy_state
-        )
-        session = InStepSession(run_dir, acting, replay, agent, settings, limits)
-        on_restored()
+    with run_end.stopped_status(run_dir) as stopped, contextlib.ExitStack() as opened:
+        with waiting.may_exit(stop, stopped):
+            environment = make_environment(
+                num_environments=num_environments, seed=seed if collect_seed is None else collect_seed
+            )
+            opened.callback(environment.close)
+            agent = initial_agent.make(make_agent, environment.specs, experience, strategies.make(strategy), precision)
+            initial_agent.load(agent, initial_checkpoint, initial_prefixes, run_dir)
+            storage = Storage(experience, recorded_data.data_spec(agent, experience))
+            replay = local.LocalReplay(storage, num_environments, experience.per_replica_batch_size, seed)
+            acting = collection.Collection(
+                environment, agent.collect_policy, collect_options, stores_policy_state=experience.store_policy_state
+            )
+            session = InStepSession(run_dir, acting, replay, agent, settings, limits)
+            on_restored()
+            session.begin()
         session.run(stop)
-    finally:
-        environment.close()
 
 
 def _check_strategy(strategy: str) -> None:

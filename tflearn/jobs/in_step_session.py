@@ -30,7 +30,7 @@ class Counts(tf.train.experimental.PythonState):
     Attributes:
       env_steps: environment steps.
       episodes: finished ones.
-      secs: of collecting and training.
+      secs: of collecting and training, without the first call of the learner in each session, which compiles.
     """
 
     def __init__(self) -> None:
@@ -105,7 +105,6 @@ class InStepSession:
 
     def run(self, stop: threading.Event) -> None:
         """Goes on until a limit is reached or a stop is requested (then the result is written), or `stop` is set."""
-        self._begin()
         try:
             try:
                 while not stop.is_set() and self._end_reason() is None:
@@ -129,7 +128,8 @@ class InStepSession:
         logging.info('stopped at train step %d; its checkpoint is saved', self._learner.step)
         self._status.update('stopped')
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Exports what there is. Nothing is lost if the process ends here."""
         if self._end_reason() is None:  # an earlier session may have ended at a lower limit
             self._run_dir.train_result.unlink(missing_ok=True)
         self._exports.drop_newer_than(self._learner.step)
@@ -153,7 +153,9 @@ class InStepSession:
     def _train(self) -> None:
         owed = min(self._replay.owed_steps, self._limits.num_train_steps - self._learner.step)
         if owed:
-            self._loss = self._learner.run(owed).loss
+            first, self._loss = self._loss is None, self._learner.run(owed).loss
+            if first:  # it compiles, which does not count
+                self._counted_at = time.monotonic()
 
     def _end_reason(self) -> str | None:
         """Says why training is over; None while it is not."""

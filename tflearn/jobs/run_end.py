@@ -1,9 +1,21 @@
-"""How a run ends: why, and the result that says so to evaluate. What train and in_step share."""
+"""How a run ends, or a job is stopped: why, and what others read of it. What train and in_step share."""
+
+import contextlib
+from collections.abc import Callable, Iterator
 
 from absl import logging
 
 from tflearn.learner.limits import Limits
-from tflearn.run_dir import RunDir, read_json, write_json
+from tflearn.run_dir import RunDir, Status, read_json, write_json
+from tflearn.waiting import Stopped
+
+
+def is_done(run_dir: RunDir) -> bool:
+    """Returns whether the run has reached its end, and logs it."""
+    line = run_dir.done_line()
+    if line is not None:
+        logging.info(line)
+    return line is not None
 
 
 def reason(run_dir: RunDir, limits: Limits, train_step: int, env_steps: int, secs: float) -> str | None:
@@ -19,3 +31,13 @@ def write_result(run_dir: RunDir, why: str, train_step: int, env_steps: int, sec
     result = {'reason': why, 'train_step': train_step, 'env_steps': env_steps, 'seconds': round(secs, 1)}
     write_json(run_dir.train_result, result)
     logging.info('finished: %s, at train step %d, %d environment steps', why, train_step, env_steps)
+
+
+@contextlib.contextmanager
+def stopped_status(run_dir: RunDir) -> Iterator[Callable[[], None]]:
+    """Gives a function that writes the job's status 'stopped'; a block that raises Stopped ends so too."""
+    status = Status(run_dir.status('train'), 'train')
+    try:
+        yield lambda: status.update('stopped')
+    except Stopped:
+        status.update('stopped')

@@ -1,15 +1,18 @@
 """The train job: draws from the replay server, trains, publishes weights, exports policies, saves checkpoints."""
 
+import contextlib
 import dataclasses
+import random
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import tensorflow as tf
 from absl import logging
 
+from tflearn import waiting
 from tflearn.errors import UserValueError
 from tflearn.experience import AgentFactory, Experience
-from tflearn.jobs import batch_source, initial_agent, recorded_data
+from tflearn.jobs import batch_source, initial_agent, recorded_data, run_end
 from tflearn.jobs.batch_source import Source
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.train_session import TrainSession
@@ -22,14 +25,15 @@ from tflearn.jobs.train_settings import (
 from tflearn.learner import strategies, workers
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.limits import Limits
+from tflearn.learner.watchdog import Watchdog
 from tflearn.replay import connection
 from tflearn.replay.prioritized import PrioritizedSampler
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.run_dir import RunDir, Status
 from tflearn.specs import EnvironmentFactory, specs_of
-from tflearn.waiting import Stopped
 
 _TRACE_SECS = 300.0
+_WRITE_SECS = 600.0  # after which checkpoints and exports give up by themselves
 
 
 def train(
@@ -75,7 +79,8 @@ def train(
       experience: of the run.
       num_train_steps: train steps of the run.
       max_env_steps: environment steps of the run at which training ends; None is no limit.
-      max_secs: seconds of training, over all sessions of the run, at which it ends; None is no limit.
+      max_secs: seconds of training, over all sessions of the run, at which it ends; None is no limit. Waits for data
+        count; compiling, and all else that comes before the first train steps of a session, does not.
       strategy: where train steps run, see `strategies.make`.
       precision: 'float32', or 'bfloat16' for the networks' inner layers.
       inter_op_threads: threads for TensorFlow's operations; None is one for each core. Small ones are faster on 1.
@@ -92,7 +97,7 @@ def train(
       data_timeout_secs: how long to wait for a batch.
       data_addresses: of the replay servers that share the experience, where it is a queue: items are taken from all of
         them. Weights and reports go through `replay_address`. None is that one alone.
-      seed: of the network's first weights and all draws; None draws one.
+      seed: of the network's first weights and all draws; None draws one, logs it and shows it with the summaries.
       initial_checkpoint: of another run, whose values this one begins with: its directory, that of its checkpoints, or
         the path prefix of one. Not where the run has a checkpoint of its own.
       initial_prefixes: of the names of these values, or a mapping from prefixes here to those there; see
@@ -102,37 +107,56 @@ def train(
 
     Raises:
       TimeoutError: if the server does not show up, or no data come.
+      PeerStopped: if another worker was asked to stop.
       ValueError: if arguments contradict each other, if the server's tables or a checkpoint are made for other data or
         networks, or if nothing computes in `precision`.
     """
     _check(steps_per_call, data_addresses, experience, options)
     limits = Limits(num_train_steps, max_env_steps, max_secs)
-    texts = lambda: {'run/seed': 'none given' if seed is None else str(seed), **describe()}  # noqa: E731
     options = with_intervals('train', options, checkpoint_interval_steps, summary_interval_steps)
-    intervals, watchdog_secs = (publish_interval_steps, export_interval_steps), data_timeout_secs + _TRACE_SECS
-    settings = Settings(*intervals, options, exports, texts, replica_check_interval_steps, watchdog_secs)
-    if line := run_dir.done_line():
-        logging.info(line)
+    intervals = (publish_interval_steps, export_interval_steps)
+    settings = Settings(*intervals, options, exports, dict, replica_check_interval_steps)
+    if run_end.is_done(run_dir):
         return
-    strategies.use_threads(inter_op_threads)  # before any other use of TensorFlow
-    placement = strategies.make(strategy)  # likewise
-    place = strategies.layout(placement)
-    if seed is not None:  # workers draw differently; their first weights are the chief's
-        seed += place.worker
-        tf.keras.utils.set_random_seed(seed)
-    agent = initial_agent.make(make_agent, specs_of(make_environment), experience, placement, precision)
-    storage = Storage(experience, recorded_data.data_spec(agent, experience))
-    with workers.writable_run_dir(placement, run_dir) as run_dir:
-        if not _wait_for_replay(run_dir, [replay_address, *data_addresses], storage, connect_timeout_secs, stop):
-            return
-        initial_agent.load(agent, initial_checkpoint, initial_prefixes, run_dir)
-        addresses = data_addresses or [replay_address]
-        source = batch_source.make(addresses, storage, agent, placement, data_timeout_secs, seed)
-        settings = _with_priorities(settings, source)
-        session = TrainSession(run_dir, replay_address, agent, storage, source, placement, settings, limits)
-        if place.is_chief:
-            on_restored()
+    placement = _make_strategy(strategy, inter_op_threads)
+    with (
+        workers.writable_run_dir(placement, run_dir) as run_dir,
+        contextlib.closing(Watchdog(max(data_timeout_secs, _WRITE_SECS) + _TRACE_SECS)) as watchdog,
+        run_end.stopped_status(run_dir) as stopped,
+    ):
+        with waiting.may_exit(stop, stopped):
+            with watchdog.guard('the construction of the agent'):
+                seed = _seed(seed, placement)
+                agent = initial_agent.make(make_agent, specs_of(make_environment), experience, placement, precision)
+            storage = Storage(experience, recorded_data.data_spec(agent, experience))
+            _wait_for_replay(run_dir, [replay_address, *data_addresses], storage, connect_timeout_secs, stop)
+            with watchdog.guard('the construction of the learner'):
+                initial_agent.load(agent, initial_checkpoint, initial_prefixes, run_dir)
+                servers = data_addresses or [replay_address]
+                source = batch_source.make(servers, storage, agent, placement, data_timeout_secs, seed)
+                texts = lambda: {'run/seed': str(seed), **describe()}  # noqa: E731
+                settings = _with_priorities(dataclasses.replace(settings, texts=texts, watchdog=watchdog), source)
+                session = TrainSession(run_dir, replay_address, agent, storage, source, placement, settings, limits)
+                session.begin(on_restored)
         session.run(stop, batch_source.steps_per_call(source, min(steps_per_call, publish_interval_steps)))
+
+
+def _make_strategy(name: str, inter_op_threads: int | None) -> tf.distribute.Strategy:
+    strategies.use_threads(inter_op_threads)  # before any other use of TensorFlow
+    return strategies.make(name)  # likewise
+
+
+def _seed(seed: int | None, placement: tf.distribute.Strategy) -> int:
+    """Seeds Python, numpy and TensorFlow: differently on each worker, whose first weights are the chief's.
+
+    Returns:
+      The run's seed; the chief draws it if there is none.
+    """
+    if seed is None:
+        seed = workers.Agreement(placement).of_chief(random.SystemRandom().randrange(2**31))
+        logging.info('got no seed; drew %d: the same one draws the same again', seed)
+    tf.keras.utils.set_random_seed(seed + strategies.layout(placement).worker)
+    return seed
 
 
 def _check(steps_per_call: int, data_addresses: Sequence[str], experience: Experience, options: LearnerOptions) -> None:
@@ -150,17 +174,17 @@ def _check(steps_per_call: int, data_addresses: Sequence[str], experience: Exper
 
 def _wait_for_replay(
     run_dir: RunDir, addresses: Sequence[str], storage: Storage, timeout_secs: float, stop: threading.Event
-) -> bool:
-    """Returns whether the servers are there; they are not if `stop` is set first."""
+) -> None:
+    """Waits for the servers.
+
+    Raises:
+      TimeoutError: if one does not show up in time.
+      Stopped: if `stop` is set first.
+    """
     status = Status(run_dir.status('train'), 'train')
-    try:
-        for address in dict.fromkeys(addresses):
-            status.update(f'waiting for the replay server at {address}')
-            connection.wait_for_table(address, REPLAY, storage.signature, timeout_secs, stop)
-    except Stopped:
-        status.update('stopped')
-        return False
-    return True
+    for address in dict.fromkeys(addresses):
+        status.update(f'waiting for the replay server at {address}')
+        connection.wait_for_table(address, REPLAY, storage.signature, timeout_secs, stop)
 
 
 def _with_priorities(settings: Settings, source: Source) -> Settings:

@@ -1,9 +1,11 @@
 """A session of training: what the train job does around its learner's train steps, from a start to a stop."""
 
 import contextlib
+import enum
 import json
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -21,16 +23,24 @@ from tflearn.learner.learner import Learner
 from tflearn.learner.limits import Limits
 from tflearn.learner.train_result import TrainResult
 from tflearn.learner.triggers import IntervalTrigger
-from tflearn.learner.watchdog import Watchdog
 from tflearn.replay import connection, reports
 from tflearn.replay.statistics import ReplayStatistics
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.run_dir import RunDir, Status
 from tflearn.variables.publisher import Publisher
-from tflearn.waiting import LOG_EVERY_SECS
+from tflearn.waiting import LOG_EVERY_SECS, PeerStopped
 
 _LOOK_AT_REPLAY_SECS = 1.0
 _LAST_LOOK_SECS = 5.0
+
+
+class Ending(enum.IntEnum):
+    """How a session ends; of several workers the greatest one counts."""
+
+    NONE = 0
+    STOP = 1
+    NO_DATA = 2
+    LIMIT = 3
 
 
 class Progress(tf.train.experimental.PythonState):
@@ -38,7 +48,7 @@ class Progress(tf.train.experimental.PythonState):
 
     Attributes:
       policy_version: of the newest publication.
-      secs: of training, over all sessions.
+      secs: of training, over all sessions. Of a session's first call, which compiles, only waits for data count.
     """
 
     def __init__(self) -> None:
@@ -93,13 +103,14 @@ class TrainSession:
         self._status = Status(run_dir.status('train'), 'train')
         place = strategies.layout(strategy)
         self._chief, self._agreement = place.is_chief, workers.Agreement(strategy)
-        self._watchdog = Watchdog(settings.watchdog_secs) if place.workers > 1 else None
+        self._watchdog = settings.watchdog
         self._publisher = Publisher(address, agent.collect_policy.variables())
         self._reports = reports.ReportReader(address)
         self._collect_summaries = CollectSummaries(run_dir.summaries('collect'))
         self._progress = Progress()
         self._figures: dict[str, Any] = {}
         self._reported_at = self._logged_at = time.monotonic()
+        self._trained, self._reason, self._ending = False, '', Ending.NONE
         self._learner = Learner(
             agent,
             source,
@@ -131,25 +142,36 @@ class TrainSession:
     def _check_replicas(self, step: int) -> None:
         self._figures = {**self._figures, 'replica_difference': self._consistency(step)}
 
-    def run(self, stop: threading.Event, steps_per_call: int) -> None:
-        """Trains until a limit is reached or a stop is requested (then the result is written), or `stop` is set.
+    def begin(self, on_restored: Callable[[], None]) -> None:
+        """Publishes and exports what there is, and compiles what is left. Nothing is lost if the process ends here.
 
-        Raises:
-          TimeoutError: if no data came for too long; the checkpoint is saved.
+        Args:
+          on_restored: called on the chief before anything is written.
         """
+        if self._chief:
+            on_restored()
         learner = self._learner
         if self._end_reason() is None:  # an earlier session may have ended at a lower limit
             self._run_dir.train_result.unlink(missing_ok=True)
         self._exports.drop_newer_than(learner.step)
         # After a crash the checkpoint's version may be behind what actors have seen.
-        newest = self._publisher.newest_version()
+        newest = self._agreement.of_chief(self._publisher.newest_version())  # which publishes the next one soon
         if newest > self._progress.policy_version:
             self._progress.policy_version = newest + 1  # the weights of that one are lost
+            logging.info('policy version %d was published after the checkpoint; go on with %d', newest, newest + 1)
         # Only now, when a checkpoint may have been restored, are the weights what actors and readers shall have.
         self._send(learner.step)
         self._export(learner.step)
         learner.prepare(self._limits.num_train_steps)  # while collectors gather the first data
         self._status.update('waiting for data', train_step=learner.step, num_train_steps=self._limits.num_train_steps)
+
+    def run(self, stop: threading.Event, steps_per_call: int) -> None:
+        """Trains until a limit is reached or a stop is requested (then the result is written), or `stop` is set.
+
+        Raises:
+          TimeoutError: if no data came for too long; the checkpoint is saved.
+          PeerStopped: if another worker was asked to stop; the checkpoint is saved.
+        """
         over = threading.Event()
         monitor = threading.Thread(target=self._monitor, args=(stop, over), name='train_monitor', daemon=True)
         monitor.start()
@@ -161,21 +183,37 @@ class TrainSession:
                 over.set()
                 self._source.close()
                 monitor.join(_LAST_LOOK_SECS)
-                learner.close()
+                with self._guard('the last checkpoint'):
+                    self._learner.close()
                 self._collect_summaries.write(self._reports.figures())
             self._collect_summaries.close()
             self._end()
         except BaseException as error:
             self._status.update(f'failed: {error}')
             raise
-        self._agreement.on_any(False)  # nobody leaves before all is written
-        if self._watchdog:
-            self._watchdog.close()
+        with self._guard('what the other workers write'):
+            self._agreement.on_any(False)  # nobody leaves before all is written
+        self._check_own_stop(stop)
 
     def _ends(self, stop: threading.Event) -> bool:
-        ended = self._end_reason() is not None or stop.is_set() or self._source.error is not None
+        """Agrees with the other workers on whether training ends, and how: each has its own clock, signals and data."""
+        mine = Ending.NONE
+        if self._end_reason() is not None:
+            mine = Ending.LIMIT
+        elif self._source.error is not None:
+            mine = Ending.NO_DATA
+        elif stop.is_set():
+            mine = Ending.STOP
         with self._guard("the other workers' answers"):
-            return self._agreement.on_any(ended)
+            self._ending = Ending(self._agreement.greatest(mine))
+        return self._ending != Ending.NONE
+
+    def _check_own_stop(self, stop: threading.Event) -> None:
+        if self._ending == Ending.STOP and not stop.is_set():
+            raise PeerStopped(
+                f'stopped at train step {self._learner.step}, because another worker was asked to stop; start all '
+                'workers again: they go on from the checkpoint'
+            )
 
     def _guard(self, what: str) -> contextlib.AbstractContextManager[None]:
         return self._watchdog.guard(what) if self._watchdog else contextlib.nullcontext()
@@ -185,43 +223,50 @@ class TrainSession:
         steps_left = self._limits.num_train_steps - self._learner.step
         with self._guard(f'a call from train step {self._learner.step}'):
             result = self._learner.run(min(steps_per_call, steps_left))
-        self._progress.secs += time.monotonic() - start
+        self._progress.secs += time.monotonic() - start if self._trained else result.waited_secs
         if result.num_steps:
+            self._trained = True
             self._report(result)
 
     def _monitor(self, stop: threading.Event, over: threading.Event) -> None:
         """Looks at the replay, and ends the stream when training is to end: a learner that waits for data cannot."""
-        ended = None
+        ended, seen = None, -1
         while not ended:  # looks at once, now and then, and after the last train step
             ended = over.wait(0.0 if ended is None else _LOOK_AT_REPLAY_SECS)
             try:
                 self._look_at_replay()
                 waiting_secs = time.monotonic() - self._reported_at
+                step = self._learner.step if waiting_secs > 2 * _LOOK_AT_REPLAY_SECS else seen
+                if step != seen and self._watchdog:  # a long call goes on
+                    self._watchdog.progress()
+                seen = step
                 if waiting_secs > 2 * _LOOK_AT_REPLAY_SECS and not ended:
                     self._status.update('waiting for data', train_step=self._learner.step, **self._figures)
-                if stop.is_set() or self._end_reason(waiting_secs):
+                if stop.is_set() or self._end_reason(waiting_secs if self._trained else self._learner.waiting_secs):
                     self._source.close()
             except Exception as error:  # what it shows and decides may come late, but it must go on
                 logging.warning('could not look at the replay: %s', error)
 
     def _end(self) -> None:
-        reason = self._end_reason()
-        failed = self._agreement.on_any(reason is None and self._source.error is not None)
-        if reason is not None:
-            self._finish(reason)
-        else:
-            self._exports.settle()
-        self._publisher.close()
-        if reason is None and failed:
+        with self._guard('the last export'):
+            if self._ending == Ending.LIMIT:
+                self._finish(self._end_reason() or 'max_secs reached on another worker')
+            else:
+                self._exports.settle()
+            self._publisher.close()
+        if self._ending == Ending.NO_DATA:
             raise self._source.error or RuntimeError('got no more data on another worker; need them; see its log')
-        if reason is None:
+        if self._ending == Ending.STOP:
             logging.info('stopped at train step %d; its checkpoint is saved', self._learner.step)
             self._status.update('stopped')
 
     def _end_reason(self, more_secs: float = 0.0) -> str | None:
-        """Says why training is over; None while it is not. `more_secs` have passed since `secs` were counted."""
-        secs = self._progress.secs + more_secs
-        return run_end.reason(self._run_dir, self._limits, self._learner.step, self._reports.env_steps, secs)
+        """Returns why training is over, once it is; None before. `more_secs` have passed since `secs` were counted."""
+        if not self._reason:
+            secs = self._progress.secs + more_secs
+            step, env_steps = self._learner.step, self._reports.env_steps
+            self._reason = run_end.reason(self._run_dir, self._limits, step, env_steps, secs) or ''
+        return self._reason or None
 
     def _finish(self, reason: str) -> None:
         """Publishes and exports the last weights, then says that there will be no more."""

@@ -8,6 +8,7 @@ from tflearn.defaults import DefaultInt
 from tflearn.errors import UserValueError
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.learner.learner import LearnerOptions
+from tflearn.learner.watchdog import Watchdog
 
 # Of the jobs train and in_step, where neither their arguments nor the learner's options say otherwise.
 CHECKPOINT_INTERVAL_STEPS = DefaultInt(5_000)
@@ -25,7 +26,7 @@ class Settings:
       exports: which policies are exported.
       texts: returns what is known of the run, by tag: its configuration, the code's revision, ...
       replica_check: between two comparisons of the replicas' variables; None makes none.
-      watchdog_secs: how long several workers may take for a call of the learner, before their processes are ended.
+      watchdog: ends the process when a part of the session takes too long; None: nothing does.
     """
 
     publish: int
@@ -34,7 +35,7 @@ class Settings:
     exports: ExportOptions = dataclasses.field(default_factory=ExportOptions)
     texts: Callable[[], Mapping[str, str]] = dict
     replica_check: int | None = None
-    watchdog_secs: float = 900.0
+    watchdog: Watchdog | None = None
 
     def __post_init__(self) -> None:
         _check_intervals(publish=self.publish, export=self.export, replica_check=self.replica_check)

@@ -1,8 +1,9 @@
 """Watchdog: ends the process when a piece of work takes too long. It is for work that nothing else can interrupt.
 
-A collective waits for ever for a worker that is alive but stuck on its data, and a strategy's start-up for one that
-never came. No signal handler of Python runs meanwhile, and no exception can be raised there: what is left is to say
-where every thread stands, and to end, so that whoever started the workers starts them all anew.
+A collective waits for ever for a worker that is alive but stuck on its data, a strategy's start-up for one that never
+came, and a single process for a device that hangs. No signal handler of Python runs meanwhile, and no exception can be
+raised there: what is left is to say where every thread stands, and to end, so that whoever started the workers starts
+all of them again.
 """
 
 import contextlib
@@ -15,17 +16,15 @@ from collections.abc import Callable, Iterator
 
 from absl import logging
 
-from tflearn.errors import UserValueError
-
-EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: try again
+from tflearn.errors import TRY_AGAIN_EXIT_STATUS, UserValueError
 
 
 def end_process(message: str) -> None:
-    """Prints `message` and the stacks of all threads, and ends the process at once with `EXIT_CODE`."""
+    """Prints `message` and the stacks of all threads, and ends the process at once with `TRY_AGAIN_EXIT_STATUS`."""
     logging.error(message)
     sys.stderr.flush()
     faulthandler.dump_traceback(sys.__stderr__ or 2)
-    os._exit(EXIT_CODE)
+    os._exit(TRY_AGAIN_EXIT_STATUS)
 
 
 @contextlib.contextmanager
@@ -50,20 +49,27 @@ def ending_after(timeout_secs: float, what: str) -> Iterator[None]:
 class Watchdog:
     """Guards pieces of work, one at a time, by one deadline."""
 
-    def __init__(self, timeout_secs: float, end: Callable[[str], None] = end_process):
+    def __init__(
+        self,
+        timeout_secs: float,
+        end: Callable[[str], None] = end_process,
+        clock: Callable[[], float] = time.monotonic,
+    ):
         """Starts the thread that watches.
 
         Args:
           timeout_secs: how long a piece of work may take. Longer than the longest of them, tracing included.
           end: called on the watching thread, once, with what took too long.
+          clock: returns seconds that never run backwards.
 
         Raises:
           ValueError: if `timeout_secs` is not above 0.
         """
         if timeout_secs <= 0:
             raise UserValueError(f'got timeout_secs={timeout_secs}; need seconds above 0')
-        self._timeout_secs, self._end = timeout_secs, end
-        self._work: tuple[str, float] | None = None
+        self._timeout_secs, self._end, self._clock = timeout_secs, end, clock
+        self._work: str | None = None
+        self._since = 0.0
         self._closed = threading.Event()
         threading.Thread(target=self._watch, name='watchdog', daemon=True).start()
 
@@ -74,11 +80,16 @@ class Watchdog:
         Args:
           what: is done there, for the message: '200 train steps from train step 1000'.
         """
-        self._work = (what, time.monotonic())
+        self._since = self._clock()
+        self._work = what
         try:
             yield
         finally:
             self._work = None
+
+    def progress(self) -> None:
+        """Gives the work that is being done the whole time again, because a part of it is done. From any thread."""
+        self._since = self._clock()
 
     def close(self) -> None:
         """Ends the watch."""
@@ -88,10 +99,10 @@ class Watchdog:
         poll_secs = min(1.0, self._timeout_secs / 4)
         while not self._closed.wait(poll_secs):
             work = self._work
-            if work is None or time.monotonic() - work[1] < self._timeout_secs:
+            if work is None or self._clock() - self._since < self._timeout_secs:
                 continue
             self._end(
-                f'got no end of {work[0]} in {self._timeout_secs:.0f} s; need it by then; see what the other workers '
-                'and the replay server do, and start all workers again: they go on from the last checkpoint'
+                f'got no end of {work} in {self._timeout_secs:.0f} s; need it by then; see what other workers, the '
+                'devices and the replay server do, and start all workers again: they go on from the last checkpoint'
             )
             return

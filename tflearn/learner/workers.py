@@ -42,6 +42,14 @@ class Agreement:
         """Returns the least `value` of all workers: train steps that each may take now, say."""
         return value if self._alone else int(self.values(value).min())
 
+    def greatest(self, value: int) -> int:
+        """Returns the greatest `value` of all workers."""
+        return value if self._alone else int(self.values(value).max())
+
+    def of_chief(self, value: int) -> int:
+        """Returns the chief's `value`: of a seed that it drew, or of what it read from a server that goes on."""
+        return value if self._alone else int(self.values(value)[0])
+
     def check_same(self, value: int, what: str) -> None:
         """Checks that `value` is the same on every worker.
 
