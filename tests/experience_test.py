@@ -23,8 +23,10 @@ def test_defaults_hold_together():
         ({'order': 'random'}, "order='random'; need one of uniform, prioritized, queue"),
         ({'order': 'queue', 'samples_per_insert': 1.0}, 'hands out each item once'),
         ({'order': 'queue', 'max_times_sampled': 1}, 'hands out each item once'),
-        ({'max_policy_lag': 2}, "max_policy_lag, reuse or iteration with order='uniform'; need order='queue'"),
-        ({'reuse': Reuse()}, "max_policy_lag, reuse or iteration with order='uniform'; need order='queue'"),
+        ({'max_policy_lag': 2}, "max_policy_lag, versions_ahead, reuse or iteration with order='uniform'; need order="),
+        ({'reuse': Reuse()}, "max_policy_lag, versions_ahead, reuse or iteration with order='uniform'; need order="),
+        ({'versions_ahead': 0}, "max_policy_lag, versions_ahead, reuse or iteration with order='uniform'; need order="),
+        ({'order': 'queue', 'versions_ahead': -1}, 'got Experience.versions_ahead=-1; need at least 0'),
         ({'order': 'queue', 'max_policy_lag': -1}, 'got Experience.max_policy_lag=-1; need at least 0'),
         (
             {'sequence_length': 51, 'stride': 50, 'per_replica_batch_steps': 520},

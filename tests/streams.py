@@ -4,7 +4,7 @@ import threading
 import time
 
 _DEADLINE_SECS = 5.0
-_THREADS = ('replay_draw', 'subscriber', 'fill')
+_THREADS = ('replay_draw', 'subscriber', 'credit_reader', 'fill')
 
 
 def wait_until_ended() -> None:

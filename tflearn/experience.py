@@ -149,6 +149,11 @@ class Experience:
         order 'queue'. None trains on each batch once.
       max_policy_lag: for a queue: items with a row whose policy is older by more versions (publications) than this are
         dropped and counted, never trained on; None takes all.
+      versions_ahead: for a queue: publications of the weights that collectors need not wait for. All of them together
+        make the items that the learner takes between two publications, and no more: the learner divides these among the
+        collectors that report, as credits (`control.Credits`), and gives the credits of one that no longer reports to
+        the others. With 1 they make the items that the learner takes next, while it learns from those before; with 0
+        all items are made with the newest weights. None: no credits, as many items as the queue takes.
       reuse: for a queue: how a learner trains more than once on what it hands out; None does not.
       store_policy_state: rows hold the recurrent policy's state before their step, as policy_info['policy_state'].
     """
@@ -170,6 +175,7 @@ class Experience:
     prioritization: Prioritization | None = None
     iteration: Iteration | None = None
     max_policy_lag: int | None = None
+    versions_ahead: int | None = None
     reuse: Reuse | None = None
     store_policy_state: bool = False
 
@@ -216,12 +222,14 @@ class Experience:
 
     def _check_use(self) -> None:
         """Checks what is only for a queue."""
-        given = (self.max_policy_lag, self.reuse, self.iteration)
-        if self.order != 'queue' and given != (None, None, None):
+        given = (self.max_policy_lag, self.versions_ahead, self.reuse, self.iteration)
+        if self.order != 'queue' and any(value is not None for value in given):
             raise UserValueError(
-                f"got Experience.max_policy_lag, reuse or iteration with order={self.order!r}; need order='queue', or "
-                'None for all of them'
+                f'got Experience.max_policy_lag, versions_ahead, reuse or iteration with order={self.order!r}; need '
+                "order='queue', or None for all of them"
             )
+        if self.versions_ahead is not None:
+            _check_integers('Experience', self, {'versions_ahead': 0})
         if self.reuse is not None and self.iteration is not None:
             raise UserValueError('got Experience.reuse with iteration; need one of them, or none')
         if self.max_policy_lag is not None and self.max_policy_lag < 0:

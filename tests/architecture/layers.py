@@ -19,6 +19,7 @@ VOCABULARY = (
     'extras',
     'specs',
     'experience',
+    'control',
 )
 ROOMS = (
     *('environments', 'agents', 'replay', 'variables', 'policies', 'actors', 'learner', 'offline', 'transforms'),

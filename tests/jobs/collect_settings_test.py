@@ -18,6 +18,8 @@ from tflearn.jobs.collect_settings import CollectOptions
             'collect_at_least_every_secs=inf; need seconds above 0, or None',
         ),
         ({'collect_at_least_every_secs': 1.0}, 'without max_episodes_per_version'),
+        ({'max_sequences_per_version': 8}, r'need Experience\.versions_ahead=1'),
+        ({'lease_secs': 1.0}, r'lease_secs=1\.0; need at least 2\.0 seconds'),
         ({'report_metrics': 'collect_0'}, r"report_metrics='collect_0'; need True, False or a list of names"),
     ],
 )

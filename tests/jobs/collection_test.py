@@ -1,8 +1,11 @@
+import dataclasses
+
 from tests import fakes
 from tflearn.agents import dqn
+from tflearn.control import Credits, HeldLease, Lease, Share
 from tflearn.experience import Experience
 from tflearn.jobs.collect_settings import CollectOptions
-from tflearn.jobs.collection import Collection, VersionLimit
+from tflearn.jobs.collection import Collection, CreditLimit, VersionLimit
 from tflearn.steps import create_train_step
 
 
@@ -60,3 +63,23 @@ def test_a_run_that_has_them_already_needs_no_random_steps():
     collection = Collection(environment, agent.collect_policy, CollectOptions(initial_random_steps=40))
     collection.run(1, lambda row: None, env_steps_of_run=40)
     assert not collection.random
+
+
+def test_credits_hold_for_the_weights_that_act():
+    now = [0.0]
+    held = HeldLease(Lease('collect_0', 'a', ttl_secs=5.0), clock=lambda: now[0])
+    messages = [None]
+    limit = CreditLimit(held, lambda: messages[-1])
+    assert limit.holds_back(1, 0), 'no credits yet'
+    messages.append(Credits(Lease('train', 'b'), 0, 2, 8, shares=(Share('a', 1, 4, 8, 8),)))
+    assert limit.holds_back(1, 0), 'they are for newer weights'
+    assert [limit.holds_back(2, count) for count in (0, 7, 8)] == [False, False, True]
+    assert [limit.holds_back(4, count) for count in (8, 23, 24)] == [False, False, True], 'a standing order'
+    messages.append(dataclasses.replace(messages[-1], number=1, policy_version=4, shares=()))
+    assert limit.holds_back(4, 8), 'it has no share any more'
+    now[0] = 6.0
+    held.begin_again(9)
+    messages.append(dataclasses.replace(messages[-1], number=2, shares=(Share('a', 2, 4, 4, 4),)))
+    assert [limit.holds_back(4, count) for count in (9, 12, 13)] == [False, False, True], 'counted from its new lease'
+    now[0] = 12.0
+    assert limit.holds_back(4, 9), 'it has ended'

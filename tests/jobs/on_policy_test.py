@@ -1,5 +1,6 @@
 """The jobs of a run with PPO, each in a thread of this process: what the learner takes is new, and all of it."""
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -12,10 +13,12 @@ from tflearn.agents.actor_value import NetworkOptions
 from tflearn.environments import gymnasium_env
 from tflearn.experience import Experience, Iteration
 from tflearn.jobs.collect import collect
-from tflearn.jobs.collect_settings import CollectOptions
 from tflearn.jobs.train import train
+from tflearn.learner.learner import LearnerOptions
+from tflearn.replay import credits, reports
 from tflearn.replay.storage import REPLAY
 from tflearn.run_dir import read_json
+from tflearn.waiting import wait_until
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
@@ -28,8 +31,13 @@ EXPERIENCE = Experience(
     min_size=1,
     per_replica_batch_size=4,
     max_policy_lag=2,
+    versions_ahead=1,
     iteration=Iteration(num_epochs=2, minibatch_steps=12),  # 32 steps: 3 minibatches of 11, twice
 )
+
+
+# So that each item counts, however slow this machine is.
+WITHOUT_DROPS = dataclasses.replace(EXPERIENCE, max_policy_lag=None)
 
 
 @pytest.fixture
@@ -56,11 +64,10 @@ def _normalizer_count(run):
 
 def test_a_run_to_its_end_and_beyond(on_policy_run):
     run, seen = on_policy_run, []
-    options = CollectOptions(max_sequences_per_version=4, versions_ahead=1)
     given = {'publish_interval_steps': 1, 'export_interval_steps': 30, 'summary_interval_steps': 13}
     counts = []
     for num_train_steps in (60, 120):
-        collector = run.start(collect, num_environments=4, options=options, refresh_interval_secs=0.01)
+        collector = run.start(collect, num_environments=4, refresh_interval_secs=0.01)
         run.start(train, num_train_steps=num_train_steps, **given).join()
         collector.join()
         status = run.status('train')
@@ -79,6 +86,57 @@ def test_a_run_to_its_end_and_beyond(on_policy_run):
     assert 40 <= samples[0] <= 40 + 2 * 4 + 4
     # What the end left in the queue made the rest too old; so much of it was dropped.
     assert int(np.diff(samples)[0]) <= 40 + 3 * 4 + EXPERIENCE.max_size
+
+
+def _inserts(run):
+    return reverb.Client(run.address).server_info()[REPLAY].rate_limiter_info.insert_stats.completed
+
+
+def test_iterations_go_on_at_full_size_without_a_collector_that_is_gone(on_policy_run):
+    run, calls = on_policy_run, []
+    gone = reports.Reporter(run.address, 'collect_1', items_at_once=4, lease_secs=2.0)
+
+    def take_credits(result):
+        """Lets the other collector join in the midst of the run; it never reports again."""
+        calls.append(result.num_steps)
+        if len(calls) == 5:
+            gone.report({}, [])
+            known = lambda: len(credits.newest(run.address).shares) == 2  # noqa: E731
+            wait_until(known, 'a share of the collector that is gone', 30)
+
+    given = {'experience': WITHOUT_DROPS}
+    collector = run.start(collect, num_environments=4, refresh_interval_secs=0.01, **given)
+    options = LearnerOptions(after_run=take_credits)
+    given |= {'publish_interval_steps': 1, 'export_interval_steps': 120, 'options': options}
+    run.start(train, num_train_steps=120, **given).join()
+    collector.join()
+    assert run.status('train')['policy_version'] == 120 // 6, 'after each iteration'
+    # All 20 iterations of four items, and what is ahead. None of them was made by the other one.
+    assert 20 * 4 <= _inserts(run) <= 20 * 4 + 2 * 4 + 4
+
+
+def test_four_collectors_make_together_what_one_would(on_policy_run):
+    run, calls = on_policy_run, []
+    names = [f'collect_{i}' for i in range(4)]
+    given = {'experience': WITHOUT_DROPS}
+    settings = {'num_environments': 2, 'refresh_interval_secs': 0.01, **given}
+    collectors = [run.start(collect, name=name, **settings) for name in names]
+    known = lambda: len(credits.newest(run.address).shares) == 4  # noqa: E731
+
+    def wait_for_all(result):
+        calls.append(result.num_steps)
+        if len(calls) == 1:
+            wait_until(known, 'all collectors', 60)
+
+    options = LearnerOptions(after_run=wait_for_all)
+    given |= {'publish_interval_steps': 1, 'export_interval_steps': 90, 'options': options}
+    run.start(train, num_train_steps=90, **given).join()
+    for collector in collectors:
+        collector.join()
+    assert run.status('train')['policy_version'] == 90 // 6
+    assert 15 * 4 <= _inserts(run) <= 15 * 4 + 2 * 4 + 2
+    steps = [run.status(name)['env_steps'] for name in names]
+    assert min(steps) > 0
 
 
 def test_an_agent_that_prepares_nothing(on_policy_run):

@@ -117,6 +117,23 @@ def test_sequences_that_cross_episodes_hold_every_row_of_an_environment_in_a_row
     assert found == dict.fromkeys(range(7), expected)
 
 
+def test_sequences_that_cross_episodes_can_begin_with_the_next_row():
+    builder, found = ChunkBuilder(Experience(sequence_length=4, stride=3, cross_episodes=True), 1, 1, 2), []
+    for step in range(20):
+        if step in (7, 12):  # after the second whole sequence, and in the midst of one
+            builder.begin_with_next()
+        row = np.array([[0, step]], np.uint8)
+        found += builder.append(row, np.array([MID]), np.array([MID]), np.ones(1))
+    found += builder.take_all()
+    assert [chunk_rows(chunk, 2)[:, 1].tolist() for chunk in found] == [
+        [0, 1, 2, 3],
+        [3, 4, 5, 6],
+        [7, 8, 9, 10],
+        [12, 13, 14, 15],
+        [15, 16, 17, 18],
+    ]
+
+
 def test_parts_of_an_unfinished_chunk_name_what_is_new():
     now = [0.0]
     builder = ChunkBuilder(Experience(sequence_length=2), 3, 1, 2, clock=lambda: now[0])

@@ -1,12 +1,13 @@
 """Where a train job's batches come from, as its experience says."""
 
+import math
 from collections.abc import Sequence
 
 import tensorflow as tf
 from absl import logging
 
 from tflearn.errors import UserValueError
-from tflearn.experience import Agent
+from tflearn.experience import Agent, Experience
 from tflearn.learner import strategies
 from tflearn.learner.iterations import Iterations
 from tflearn.replay.mirror import ReplayMirror
@@ -65,10 +66,32 @@ def steps_per_call(source: Source, num_steps: int) -> int:
     return source.max_draw_steps if isinstance(source, Iterations) else num_steps
 
 
+def queue_of(source: Source) -> QueueSource | None:
+    """Returns the queue that the batches come from; None if they come from elsewhere."""
+    queue = source.source if isinstance(source, Iterations) else source
+    return queue if isinstance(queue, QueueSource) else None
+
+
+def items_per_version(source: Source, experience: Experience, num_replicas: int, publish_interval_steps: int) -> int:
+    """Returns the new items that all workers take between two publications of the weights, at most.
+
+    Args:
+      source: of the batches, from a queue.
+      experience: of the run.
+      num_replicas: of all workers.
+      publish_interval_steps: train steps between two publications.
+    """
+    reuse = experience.reuse
+    if isinstance(source, Iterations):
+        steps_per_batch: float = source.max_draw_steps
+    else:
+        steps_per_batch = reuse.times * (1 + reuse.replay_proportion) if reuse else 1
+    return math.ceil(publish_interval_steps / steps_per_batch) * experience.per_replica_batch_size * num_replicas
+
+
 def tell_version(source: Source, policy_version: int) -> None:
     """Tells a queue which weights are the newest, for what is too old."""
-    queue = source.source if isinstance(source, Iterations) else source
-    if isinstance(queue, QueueSource):
+    if queue := queue_of(source):
         queue.newest_version = policy_version
 
 

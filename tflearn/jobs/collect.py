@@ -11,12 +11,13 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn.actors.actor import ActingPolicy
+from tflearn.control import HeldLease
 from tflearn.errors import UserValueError
 from tflearn.experience import Agent, AgentFactory, Experience
 from tflearn.jobs import recorded_data
-from tflearn.jobs.collect_settings import CollectOptions, check_counts, own_address
-from tflearn.jobs.collection import Collection, VersionLimit
-from tflearn.replay import connection, reports
+from tflearn.jobs.collect_settings import REPORT_SECS, CollectOptions, check_counts, own_address
+from tflearn.jobs.collection import Collection, CreditLimit, VersionLimit
+from tflearn.replay import connection, credits, reports
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.replay.writers import ReplayWriter
 from tflearn.run_dir import RunDir, Status
@@ -25,7 +26,6 @@ from tflearn.steps import create_train_step
 from tflearn.variables.subscriber import Subscriber
 from tflearn.waiting import LOG_EVERY_SECS, Stopped
 
-_REPORT_SECS = 1.0
 _STEPS_PER_RUN = 16
 _LOOK_FOR_STOP_SECS = 0.02
 
@@ -90,23 +90,20 @@ def collect(
             stores = experience.store_policy_state
             collection = Collection(environment, agent.collect_policy, options, name, stores, acts)
             data_address = own_address(data_addresses, name) or replay_address
-            connection.wait_for_table(data_address, REPLAY, storage.signature, connect_timeout_secs, stop)
-            connection.wait_for_table(replay_address, REPLAY, storage.signature, connect_timeout_secs, stop)
+            for address in (data_address, replay_address):
+                connection.wait_for_table(address, REPLAY, storage.signature, connect_timeout_secs, stop)
             weights = Subscriber(replay_address, agent.collect_policy.variables(), train_step, refresh_interval_secs)
             ending.callback(weights.close)
             status.update('waiting for weights from the learner')
             weights.wait(connect_timeout_secs, stop)
-            writer = ReplayWriter(
-                data_address,
-                storage,
-                num_environments,
-                stop,
-                lambda: _training_goes_on(weights),
-                connect_timeout_secs,
-            )
-            reporter = _Reporter(replay_address, collection, weights, writer, status, options.reports_metrics(name))
+            reporter: _Reporter  # made of the writer
+            waits_on = lambda: _waits_on(weights, reporter)  # noqa: E731
+            writer = ReplayWriter(data_address, storage, num_environments, stop, waits_on, connect_timeout_secs)
+            sender = reports.Reporter(replay_address, name, num_environments, options.lease_secs)
+            reporter = _Reporter(sender, collection, weights, writer, status, options.reports_metrics(name))
             ending.callback(reporter.close)
-            _run(collection, weights, writer, reporter, options, stop, max_env_steps, experience.order == 'queue')
+            limit = _limit(options, experience, replay_address, sender.held, ending)
+            _run(collection, weights, writer, reporter, limit, stop, max_env_steps, experience.order == 'queue')
         status.update('stopped' if stop.is_set() else 'finished')
     except Stopped as stopped:
         logging.info('%s', stopped)
@@ -139,9 +136,15 @@ def _set_seed(seed: int | None, name: str) -> int | None:
 
 
 def _training_goes_on(weights: Subscriber) -> bool:
-    """Takes over new weights if there are any. Also asked while a write is held back."""
+    """Takes over new weights if there are any."""
     weights.pull()
     return not weights.newest.finished
+
+
+def _waits_on(weights: Subscriber, reporter: '_Reporter') -> bool:
+    """Returns whether a write that is held back waits on; reports meanwhile, since the collector is alive."""
+    reporter.report_if_due('running')
+    return _training_goes_on(weights)
 
 
 def _run(
@@ -149,17 +152,16 @@ def _run(
     weights: Subscriber,
     writer: ReplayWriter,
     reporter: '_Reporter',
-    options: CollectOptions,
+    limit: VersionLimit | CreditLimit | None,
     stop: threading.Event,
     max_env_steps: int | None,
     ages: bool,
 ) -> None:
     """Collects; where data must not age, it looks for newer weights before each step."""
     write = lambda row: writer(row, weights.newest.policy_version)  # noqa: E731
-    limit, metrics = _limit(options), collection.metrics
-    waits = False
+    metrics, waits, acted = collection.metrics, False, weights.newest.policy_version
     while _training_goes_on(weights) and not stop.is_set():
-        count = writer.num_whole_sequences if options.max_sequences_per_version else metrics.episodes
+        count = writer.num_whole_sequences if isinstance(limit, CreditLimit) else metrics.episodes
         if limit and limit.holds_back(weights.newest.policy_version, count):
             if not waits:  # the learner shall have all that these weights collected
                 writer.flush()
@@ -167,7 +169,9 @@ def _run(
             reporter.report_if_due('waiting for newer weights')
             weights.wait_for_next(_LOOK_FOR_STOP_SECS)
             continue
-        waits = False
+        if waits and isinstance(limit, CreditLimit) and weights.newest.policy_version > acted + 1:
+            writer.begin_with_next()  # others had their turns: what an older policy did is no part of newer items
+        waits, acted = False, weights.newest.policy_version
         collection.run(1 if limit or ages else _STEPS_PER_RUN, write, weights.newest.env_steps)
         reporter.report_if_due('running')
         if max_env_steps is not None and metrics.env_steps >= max_env_steps:
@@ -175,11 +179,20 @@ def _run(
             return
 
 
-def _limit(options: CollectOptions) -> VersionLimit | None:
-    per_version = options.max_sequences_per_version or options.max_episodes_per_version
-    if per_version is None:
+def _limit(
+    options: CollectOptions,
+    experience: Experience,
+    address: str,
+    held: HeldLease,
+    ending: contextlib.ExitStack,
+) -> VersionLimit | CreditLimit | None:
+    if experience.versions_ahead is not None:
+        reader = credits.CreditReader(address)
+        ending.callback(reader.close)
+        return CreditLimit(held, lambda: reader.newest)
+    if options.max_episodes_per_version is None:
         return None
-    return VersionLimit(per_version, options.collect_at_least_every_secs, options.versions_ahead)
+    return VersionLimit(options.max_episodes_per_version, options.collect_at_least_every_secs, options.versions_ahead)
 
 
 class _Reporter:
@@ -187,14 +200,14 @@ class _Reporter:
 
     def __init__(
         self,
-        address: str,
+        reporter: reports.Reporter,
         collection: Collection,
         weights: Subscriber,
         writer: ReplayWriter,
         status: Status,
         tells_episodes: bool,
     ):
-        self._reporter = reports.Reporter(address)
+        self._reporter = reporter
         self._collection, self._weights, self._writer, self._status = collection, weights, writer, status
         self._tells_episodes = tells_episodes
         self._reported_at, self._logged_at = -math.inf, time.monotonic()
@@ -202,7 +215,7 @@ class _Reporter:
     def report_if_due(self, state: str) -> None:
         """Reports every second, and logs every ten; `state` is what the collector does now."""
         now = time.monotonic()
-        if now - self._reported_at >= _REPORT_SECS:
+        if now - self._reported_at >= REPORT_SECS:
             self._report(state)
             self._reported_at = time.monotonic()
         if now - self._logged_at >= LOG_EVERY_SECS:
@@ -226,7 +239,10 @@ class _Reporter:
 
     def _report(self, state: str) -> None:
         metrics, episodes = self._collection.metrics, self._collection.metrics.drain()
-        self._reporter.report(self._counts(), episodes if self._tells_episodes else [])
+        held = self._reporter.held
+        held.begin_again(self._writer.num_whole_sequences)
+        served = max(0, self._writer.num_confirmed_sequences - held.began_at)
+        self._reporter.report(self._counts(), episodes if self._tells_episodes else [], served)
         self._status.update(
             state,
             **self._counts(),

@@ -8,7 +8,10 @@ from collections.abc import Collection, Sequence
 from tf_agents.policies import tf_policy
 
 from tflearn.actors import exploration
+from tflearn.control import LEASE_SECS
 from tflearn.errors import UserValueError
+
+REPORT_SECS = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,13 +25,13 @@ class CollectOptions:
       max_episodes_per_version: episodes that this collector finishes with the weights of one publication; then it waits
         for newer ones. Those that end in the same batched step count in full, so it may be up to B - 1 more. Episodes
         that are under way go on with the newer weights. None is no limit.
-      max_sequences_per_version: items of the experience that this collector makes with the weights of one publication;
-        then it waits likewise. With as many as the learner takes between two publications, over all collectors, each
-        learns from the other, and nothing waits in the queue.
-      versions_ahead: publications that a collector need not wait for: with 1 it makes the items that the learner takes
-        next, while the learner learns from those before.
-      collect_at_least_every_secs: a collector that has waited so long for newer weights finishes one more episode, or
-        makes one more item, so that a learner that lacks data gets some. None waits as long as it takes.
+      max_sequences_per_version: refused; `Experience.versions_ahead` has taken its place.
+      versions_ahead: publications that a collector need not wait for: with 1 it finishes the episodes that the learner
+        takes next, while the learner learns from those before.
+      collect_at_least_every_secs: a collector that has waited so long for newer weights finishes one more episode, so
+        that a learner that lacks data gets some. None waits as long as it takes.
+      lease_secs: where the learner hands out credits (`Experience.versions_ahead`), those of a collector that has not
+        reported for so long go to the others [seconds]. More than what an environment's slowest step takes.
       served_at: 'host:port' of a server of the run's 'collect_policy' (`tflearn-serve`), which then acts in place of
         the one that is compiled here. The data's policy version is that of the newest published weights then, which
         may be a little ahead of what is served. None acts here.
@@ -44,6 +47,7 @@ class CollectOptions:
     max_sequences_per_version: int | None = None
     versions_ahead: int = 0
     collect_at_least_every_secs: float | None = None
+    lease_secs: float = LEASE_SECS
     served_at: str | None = None
     report_metrics: bool | Collection[str] = True
     metrics_buffer_size: int = 10
@@ -55,25 +59,31 @@ class CollectOptions:
             {
                 'initial_random_steps': (self.initial_random_steps, 0),
                 'max_episodes_per_version': (self.max_episodes_per_version, 1),
-                'max_sequences_per_version': (self.max_sequences_per_version, 1),
                 'versions_ahead': (self.versions_ahead, 0),
                 'metrics_buffer_size': (self.metrics_buffer_size, 1),
             },
         )
+        if self.max_sequences_per_version is not None:
+            raise UserValueError(
+                f'got CollectOptions.max_sequences_per_version={self.max_sequences_per_version!r}, which was of each '
+                'collector; need Experience.versions_ahead=1 (or 0, what CollectOptions.versions_ahead was): all '
+                'collectors together make what the learner takes; remove it, with CollectOptions.versions_ahead and '
+                'collect_at_least_every_secs'
+            )
+        if not 2 * REPORT_SECS <= self.lease_secs < math.inf:
+            raise UserValueError(
+                f'got CollectOptions.lease_secs={self.lease_secs!r}; need at least {2 * REPORT_SECS} seconds, since a '
+                f'collector reports every {REPORT_SECS}'
+            )
         secs = self.collect_at_least_every_secs
         if secs is not None and not 0 < secs < math.inf:
             raise UserValueError(
                 f'got CollectOptions.collect_at_least_every_secs={secs!r}; need seconds above 0, or None'
             )
-        if self.max_episodes_per_version is not None and self.max_sequences_per_version is not None:
-            raise UserValueError(
-                'got max_episodes_per_version and max_sequences_per_version; need one of them, or none'
-            )
-        if (secs is not None or self.versions_ahead) and not self.waits_for_versions:
+        if (secs is not None or self.versions_ahead) and self.max_episodes_per_version is None:
             raise UserValueError(
                 f'got CollectOptions.collect_at_least_every_secs={secs!r}, versions_ahead={self.versions_ahead} '
-                'without max_episodes_per_version or max_sequences_per_version, so that nothing is ever waited for; '
-                'need one of these, or neither of those'
+                'without max_episodes_per_version, so that nothing is ever waited for; need that, or neither of these'
             )
         if self.served_at is not None and self.epsilon_ladder is not None:
             raise UserValueError(
@@ -87,11 +97,6 @@ class CollectOptions:
             )
         if not 0 <= self.metrics_gamma <= 1:
             raise UserValueError(f'got CollectOptions.metrics_gamma={self.metrics_gamma!r}; need a number in [0, 1]')
-
-    @property
-    def waits_for_versions(self) -> bool:
-        """Says whether a collector waits for newer weights."""
-        return self.max_episodes_per_version is not None or self.max_sequences_per_version is not None
 
     def reports_metrics(self, name: str) -> bool:
         """Says whether the collector `name` tells the learner of its episodes."""

@@ -9,6 +9,7 @@ from tf_agents.policies import tf_policy
 from tflearn.actors import exploration
 from tflearn.actors.actor import ActingPolicy, Actor, Observer
 from tflearn.actors.episode_metrics import EpisodeMetrics
+from tflearn.control import Credits, HeldLease
 from tflearn.jobs.collect_settings import CollectOptions
 from tflearn.specs import BatchedEnvironment
 
@@ -81,7 +82,7 @@ class Collection:
 
 
 class VersionLimit:
-    """So many episodes or sequences for each version of the policy, then one for every so many seconds."""
+    """So many episodes for each version of the policy, then one for every so many seconds."""
 
     def __init__(
         self,
@@ -93,7 +94,7 @@ class VersionLimit:
         """Knows no version yet.
 
         Args:
-          per_version: episodes or sequences.
+          per_version: episodes.
           at_least_every_secs: after so long a wait one more is allowed; None allows none.
           versions_ahead: versions that need not be waited for.
           clock: seconds.
@@ -109,7 +110,7 @@ class VersionLimit:
 
         Args:
           version: of the policy that acts.
-          count: episodes or sequences so far.
+          count: episodes so far.
         """
         if version != self._version:
             most = count + (1 + self._ahead) * self._per_version
@@ -126,3 +127,34 @@ class VersionLimit:
             return True
         self._allowed, self._since = count + 1, None
         return False
+
+
+class CreditLimit:
+    """So many items as the learner has granted this collector."""
+
+    def __init__(self, held: HeldLease, newest: Callable[[], Credits | None]):
+        """Knows no credits yet.
+
+        Args:
+          held: the collector's lease.
+          newest: returns the newest credits that were received, None before the first.
+        """
+        self._held, self._newest = held, newest
+        self._received: Credits | None = None
+        self._credits: Credits | None = None  # what holds with the weights that act
+
+    def holds_back(self, version: int, count: int) -> bool:
+        """Returns whether to wait, for newer weights or for more credits.
+
+        Args:
+          version: of the policy that acts.
+          count: items made so far.
+        """
+        newest = self._newest()
+        if newest is not None and newest is not self._received and newest.policy_version <= version:
+            self._received = self._credits = newest  # (credits of newer weights wait for these)
+        if self._credits is None or self._held.ended:
+            return True
+        if self._credits.policy_version < version:
+            self._credits = self._credits.at(version)
+        return count - self._held.began_at >= self._credits.granted(self._held.lease)

@@ -8,7 +8,7 @@ from absl import logging
 
 from tflearn.experience import AgentFactory, Experience
 from tflearn.jobs import recorded_data
-from tflearn.replay import reports
+from tflearn.replay import credits, reports
 from tflearn.replay.server import ReplayServer
 from tflearn.replay.statistics import ReplayStatistics
 from tflearn.replay.storage import REPLAY, Storage
@@ -54,7 +54,11 @@ def replay_server(
     run_tables = [*storage.make_tables(), reports.table(), variables]
     port = int(replay_address.rpartition(':')[2])
     # Weights start empty: collectors shall act with what the learner restored, not with what was last seen here.
-    server = ReplayServer(run_tables, port, run_dir.replay_checkpoints, fresh=[contract.VARIABLES])
+    fresh = [contract.VARIABLES]
+    if experience.versions_ahead is not None:
+        run_tables.append(credits.table())
+        fresh.append(credits.CREDITS)
+    server = ReplayServer(run_tables, port, run_dir.replay_checkpoints, fresh=fresh)
     megabytes = storage.num_bytes / 1e6
     logging.info('replay server on port %d; a full table takes up to %.1f MB', server.port, megabytes)
     status = Status(run_dir.status('replay_server'), 'replay_server')

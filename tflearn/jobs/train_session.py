@@ -15,6 +15,7 @@ from tflearn.experience import Agent
 from tflearn.jobs import batch_source, run_end
 from tflearn.jobs.batch_source import Source
 from tflearn.jobs.collect_summaries import CollectSummaries
+from tflearn.jobs.credit_issuer import CreditIssuer
 from tflearn.jobs.policy_exports import PolicyExports
 from tflearn.jobs.train_settings import Settings
 from tflearn.learner import strategies, workers
@@ -105,7 +106,8 @@ class TrainSession:
         self._chief, self._agreement = place.is_chief, workers.Agreement(strategy)
         self._watchdog = settings.watchdog
         self._publisher = Publisher(address, agent.collect_policy.variables())
-        self._reports = reports.ReportReader(address)
+        self._credits = CreditIssuer.make(address, source, storage.experience, settings.publish, strategy)
+        self._reports = reports.ReportReader(address, self._credits.renew if self._credits else lambda report: None)
         self._collect_summaries = CollectSummaries(run_dir.summaries('collect'))
         self._progress = Progress()
         self._figures: dict[str, Any] = {}
@@ -159,6 +161,8 @@ class TrainSession:
         if newest > self._progress.policy_version:
             self._progress.policy_version = newest + 1  # the weights of that one are lost
             logging.info('policy version %d was published after the checkpoint; go on with %d', newest, newest + 1)
+        if self._credits:  # collectors gather the first data while the learner is traced
+            self._credits.start(self._reports)
         # Only now, when a checkpoint may have been restored, are the weights what actors and readers shall have.
         self._send(learner.step)
         self._export(learner.step)
@@ -182,6 +186,8 @@ class TrainSession:
             finally:
                 over.set()
                 self._source.close()
+                if self._credits:
+                    self._credits.close()
                 monitor.join(_LAST_LOOK_SECS)
                 with self._guard('the last checkpoint'):
                     self._learner.close()
@@ -283,6 +289,8 @@ class TrainSession:
 
     def _send(self, step: int, finished: bool = False) -> None:
         batch_source.tell_version(self._source, self._progress.policy_version)
+        if self._credits and not finished:
+            self._credits.publish(self._progress.policy_version)
         if self._chief:
             self._publisher.publish(step, self._progress.policy_version, self._reports.env_steps, finished)
 

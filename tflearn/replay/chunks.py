@@ -114,6 +114,14 @@ class ChunkBuilder:
         self._terminated = ~last & (discount == _TERMINATED)
         return chunks
 
+    def begin_with_next(self) -> None:
+        """Lets the next row of each environment begin a sequence, where sequences cross episodes.
+
+        Rows that are in no whole sequence yet will be in none.
+        """
+        if self._cross:
+            self._age[:] = 0
+
     def take_full(self) -> list[np.ndarray]:
         """Ends the chunks that are full, and returns them; `append` does so only with their environments' next rows."""
         return self._take(self._environments[self._end - self._begin == self._chunk_rows])

@@ -28,6 +28,8 @@ class QueueSource:
 
     Attributes:
       newest_version: of the policy, published so far.
+      addresses: of the replay servers.
+      num_used: items taken for train steps so far.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class QueueSource:
         self._pool = np.empty((0, *self._item_shape), np.uint8)
         self._oldest = [0] * self._plan.num_slots  # version in a slot
         self.newest_version = 0
+        self.addresses, self.num_used = tuple(addresses), 0
         self._num_stale = self._greatest_lag = 0
         self._started = False
         with tf.device('CPU:0'):
@@ -74,6 +77,11 @@ class QueueSource:
     def error(self) -> Exception | None:
         """Why there are no more batches; None if it was closed."""
         return next((reader.error for reader in self._readers if reader.error), None)
+
+    @property
+    def num_stale(self) -> int:
+        """Items dropped as too old so far."""
+        return self._num_stale
 
     def figures(self) -> dict[str, Any]:
         """Returns `stale_sequences`, dropped so far, and `greatest_policy_lag` that was trained on [versions]."""
@@ -149,6 +157,7 @@ class QueueSource:
                 reader.wait(_POLL_SECS / len(self._readers))
         self._resume()
         rows, self._pool = self._pool[: self._batch_size], self._pool[self._batch_size :]
+        self.num_used += self._batch_size
         for slot in slots:
             self._slots[slot].assign(rows)
             self._oldest[slot] = int(self._versions(rows).min())

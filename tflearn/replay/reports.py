@@ -5,13 +5,15 @@ wrong; the run's total is the sum over all collectors that were ever heard of.
 """
 
 import json
-import uuid
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import reverb
 import tensorflow as tf
+from absl import logging
 
+from tflearn import control
 from tflearn.waiting import listens
 
 Episode = Mapping[str, float]
@@ -21,8 +23,7 @@ MAX_EPISODES = 64
 _FLUSH_TIMEOUT_MS = 2000
 _NEWEST_EPISODES = 100
 
-# One JSON object: {'collector': name, 'counts': {'env_steps': ..., ...}, 'episodes': [{'return': ..., ...}, ...]}. What
-# there is to tell of an episode depends on the environment.
+# A `control.Report`, encoded. Which metrics an episode has depends on the environment.
 _SIGNATURE = {'report': tf.TensorSpec((), tf.string, 'report')}
 
 
@@ -40,47 +41,71 @@ def table() -> reverb.Table:
 
 
 class Reporter:
-    """A collector's end."""
+    """A collector's end. Each report renews its lease.
 
-    def __init__(self, address: str):
-        self._address = address
+    Attributes:
+      held: the lease.
+    """
+
+    def __init__(
+        self, address: str, name: str = 'collector', items_at_once: int = 0, lease_secs: float = control.LEASE_SECS
+    ):
+        """Sends nothing yet.
+
+        Args:
+          address: the replay server, 'host:port'.
+          name: the job's name.
+          items_at_once: see `control.Report`.
+          lease_secs: how long the lease holds after a report [seconds].
+        """
+        self._address, self._items_at_once = address, items_at_once
         self._untold: list[Episode] = []
-        self._collector = uuid.uuid4().hex
+        self.held = control.HeldLease(control.new_lease(name, lease_secs))
 
-    def report(self, counts: Mapping[str, int], episodes: Sequence[Episode]) -> None:
+    def report(self, counts: Mapping[str, int], episodes: Sequence[Episode], served: int = 0) -> None:
         """Sends one report; of more than 64 episodes the newest count.
 
         Args:
           counts: what there is to be added up over collectors, since this one started: 'env_steps', and more.
           episodes: those that ended since the last report, each its figures by name: 'return', and more.
+          served: items made under the lease that are in the replay.
         """
         self._untold = [*self._untold, *episodes][-MAX_EPISODES:]
-        told = {'collector': self._collector, 'counts': {**counts}, 'episodes': [{**told} for told in self._untold]}
+        lease, episodes = self.held.lease, [{**episode} for episode in self._untold]
+        text = control.encode(control.Report(lease, {**counts}, episodes, served, self._items_at_once))
         if not listens(self._address):
             return  # the next report carries it all again
         # Validation asks the server for its signatures first, without a deadline.
         writer = reverb.Client(self._address).trajectory_writer(num_keep_alive_refs=1, validate_items=False)
         try:
-            writer.append({'report': np.array(json.dumps(told).encode(), object)})
+            writer.append({'report': np.array(text.encode(), object)})
             writer.create_item(REPORTS, 1.0, {'report': writer.history['report'][-1]})
             writer.flush(timeout_ms=_FLUSH_TIMEOUT_MS)
         except (reverb.DeadlineExceededError, RuntimeError):
             return  # likewise
+        self.held.renewed()
         self._untold = []
 
 
 class ReportReader(tf.train.experimental.PythonState):
     """The learner's end. Keeps the run's total of environment steps; a checkpoint can carry it."""
 
-    def __init__(self, address: str):
-        self._address = address
+    def __init__(self, address: str, on_report: Callable[[control.Report], None] = lambda report: None):
+        """Reads nothing yet.
+
+        Args:
+          address: the replay server, 'host:port'.
+          on_report: called with each report that is read, by whichever thread reads it.
+        """
+        self._address, self._on_report = address, on_report
+        self._reading = threading.Lock()
         self._counts: dict[str, dict[str, int]] = {}
         self._episodes: list[Episode] = []
 
     @property
     def env_steps(self) -> int:
         """Environment steps of the run."""
-        return sum(counts.get('env_steps', 0) for counts in self._counts.values())
+        return self.count('env_steps')
 
     @property
     def mean_return(self) -> float | None:
@@ -98,6 +123,10 @@ class ReportReader(tf.train.experimental.PythonState):
         names = {name: None for episode in episodes for name in episode}
         return figures | {f'mean_{name}': _mean(name, episodes) for name in names}
 
+    def count(self, name: str) -> int:
+        """Returns one of the counts, added up over those who report it."""
+        return sum(counts.get(name, 0) for counts in self._counts.values())
+
     def serialize(self) -> str:
         """Returns the counts by collector and the newest episodes, for a checkpoint."""
         return json.dumps({'counts': self._counts, 'episodes': self._episodes})
@@ -108,18 +137,20 @@ class ReportReader(tf.train.experimental.PythonState):
         self._counts, self._episodes = saved['counts'], saved['episodes']
 
     def read(self, num_reports: int) -> None:
-        """Reads the reports that are there.
+        """Reads the reports that are there. May be called from any thread.
 
         Args:
           num_reports: how many the server says there are.
         """
-        for report in self._take(num_reports):
-            known = self._counts.get(report['collector'], {})
-            counts = {name: max(known.get(name, 0), count) for name, count in report['counts'].items()}
-            self._counts = {**self._counts, report['collector']: counts}  # a new one: a checkpoint may read the old
-            self._episodes = [*self._episodes, *report['episodes']][-_NEWEST_EPISODES:]
+        with self._reading:
+            for report in self._take(num_reports):
+                known = self._counts.get(report.lease.owner, {})
+                counts = {name: max(known.get(name, 0), count) for name, count in report.counts.items()}
+                self._counts = {**self._counts, report.lease.owner: counts}  # a new one: a checkpoint may read the old
+                self._episodes = [*self._episodes, *report.episodes][-_NEWEST_EPISODES:]
+                self._on_report(report)
 
-    def _take(self, num_reports: int) -> list[dict]:
+    def _take(self, num_reports: int) -> list[control.Report]:
         if not num_reports:
             return []
         dataset = reverb.TrajectoryDataset(
@@ -133,9 +164,19 @@ class ReportReader(tf.train.experimental.PythonState):
             rate_limiter_timeout_ms=100,
         )
         try:
-            return [json.loads(sample.data['report']) for sample in dataset.as_numpy_iterator()]
+            texts = [sample.data['report'] for sample in dataset.as_numpy_iterator()]
         except tf.errors.OpError:  # the server is going down; counts come again with the next reports
             return []
+        return [report for report in map(_decoded, texts) if report is not None]
+
+
+def _decoded(text: bytes) -> control.Report | None:
+    try:
+        message = control.decode(text)
+    except ValueError as error:  # of another version of tflearn
+        logging.warning('a report was left out: %s', error)
+        return None
+    return message if isinstance(message, control.Report) else None
 
 
 def _mean(name: str, episodes: Sequence[Episode]) -> float:

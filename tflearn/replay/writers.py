@@ -100,10 +100,19 @@ class ReplayWriter:
         if self._pending and time.monotonic() - self._confirmed_at > _MAX_PENDING_SECS:
             self._wait_until_taken()
 
+    def begin_with_next(self) -> None:
+        """Lets sequences begin with the next rows, see `ChunkBuilder.begin_with_next`."""
+        self._chunks.begin_with_next()
+
     @property
     def num_whole_sequences(self) -> int:
         """Sequences that were sent, or only wait to be."""
         return self.num_sequences + self._chunks.num_waiting
+
+    @property
+    def num_confirmed_sequences(self) -> int:
+        """Sequences that are known to be in the tables."""
+        return self.num_sequences - self._num_sequences(self._pending)
 
     def flush(self) -> None:
         """Inserts what is gathered, and waits until all of it is in the tables.

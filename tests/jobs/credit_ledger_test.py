@@ -1,0 +1,180 @@
+"""What the learner grants, while collectors join, are lost and come back: counted in items, by the test's own clock."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from tflearn.control import Lease, Report
+from tflearn.jobs.credit_ledger import CreditLedger
+
+
+class Run:
+    """A learner that takes `items` with each version, collectors that make all they may, and a replay that counts."""
+
+    def __init__(self, items=8, ahead=1):
+        self.now, self.items, self.arrived, self.used, self.version, self.dropped = 0.0, items, 0, 0, 0, 0
+        self.ledger = CreditLedger(Lease('train', 'me'), items, ahead, clock=lambda: self.now)
+        self.collectors = {}
+
+    def join(self, name, at_once):
+        self.collectors[name] = Report(Lease(name, name), {}, served=0, items_at_once=at_once)
+
+    def collect(self):
+        """Returns the items that each collector made."""
+        made = {}
+        for name, report in self.collectors.items():
+            served, may = report.served, self.ledger.credits.granted(report.lease)
+            while served < may:
+                served += report.items_at_once
+            made[name] = served - report.served
+            self.collectors[name] = dataclasses.replace(report, served=served)
+        self.arrived += sum(made.values())
+        return made
+
+    def look(self):
+        for report in self.collectors.values():
+            self.ledger.renew(report)
+        self.ledger.reconcile(self.dropped, self.arrived)
+
+    def train(self):
+        """Takes an iteration and publishes; returns whether there were items enough."""
+        if self.arrived - self.dropped - self.used < self.items and self.version:
+            return False
+        self.used += self.items if self.version else 0
+        self.version += 1
+        self.ledger.publish(self.version, self.used)
+        return True
+
+    @property
+    def waiting(self):
+        return self.arrived - self.dropped - self.used
+
+
+def test_all_versions_have_the_same_items_when_one_of_two_collectors_is_lost():
+    run = Run()
+    run.join('a', 4)
+    run.join('b', 4)
+    run.train()
+    run.look()
+    for _ in range(10):
+        assert run.collect() in ({'a': 8, 'b': 8}, {'a': 4, 'b': 4})
+        assert run.train()
+        run.look()
+    del run.collectors['b']  # with its credits
+    versions = run.version
+    while run.collect()['a']:
+        run.train()
+        run.look()
+    assert run.version - versions <= 2, 'what waits for the lost one'
+    run.now += 6.0
+    run.look()
+    for _ in range(10):
+        assert run.collect()['a'] > 0
+        assert run.train()
+        run.look()
+        assert run.waiting <= 16, 'and no more than without the loss'
+    run.collect()
+    assert run.train()
+    assert run.collect() == {'a': 8}, 'all of an iteration'
+
+
+def test_a_collector_that_joins_has_a_share_and_the_total_is_the_same():
+    run = Run(ahead=0)
+    run.join('a', 4)
+    run.train()
+    run.look()
+    assert run.collect() == {'a': 8}
+    run.join('b', 4)
+    run.look()
+    assert run.collect() == {'a': 0, 'b': 0}, 'nothing is left of this version'
+    run.train()
+    assert run.collect() == {'a': 4, 'b': 4}
+
+
+def test_a_collector_that_joins_while_credits_are_left_gets_them():
+    run = Run(ahead=0)
+    run.train()
+    run.look()
+    run.join('a', 8)
+    run.look()
+    assert run.collect() == {'a': 8}
+
+
+def test_items_that_were_dropped_are_wanted_again():
+    run = Run()
+    run.join('a', 64)
+    run.train()
+    run.look()
+    assert run.collect() == {'a': 64}
+    while run.waiting >= 8:
+        assert run.train()
+        run.look()
+        assert run.collect() == {'a': 0} or run.waiting <= 64
+        if run.version == 3:
+            run.dropped += run.waiting  # too old
+    assert not run.train()
+    run.look()
+    assert run.collect() == {'a': 64}
+
+
+def test_a_collector_that_comes_back_gives_no_more_than_it_has_made():
+    run = Run(ahead=0)
+    run.join('a', 8)
+    run.join('b', 8)
+    run.train()
+    run.look()
+    (holder,) = [name for name, report in run.collectors.items() if run.ledger.credits.granted(report.lease)]
+    stopped = run.collectors.pop(holder)
+    run.now += 4.0
+    run.look()
+    run.now += 4.0
+    run.look()
+    assert sum(run.collect().values()) == 8, 'by the other one'
+    run.arrived += 8  # what the stopped one had made arrives late
+    run.collectors[holder] = dataclasses.replace(stopped, lease=dataclasses.replace(stopped.lease, epoch=2), served=0)
+    run.look()
+    run.train()
+    assert sum(run.collect().values()) == 0, 'they are used first'
+    run.train()
+    assert sum(run.collect().values()) == 8
+
+
+def test_reports_of_an_ended_epoch_change_nothing():
+    run = Run()
+    report = Report(Lease('a', 'a', epoch=2), {}, served=0, items_at_once=8)
+    run.ledger.renew(report)
+    credits = run.ledger.credits
+    run.ledger.renew(dataclasses.replace(report, lease=Lease('a', 'a', epoch=1)))
+    run.ledger.renew(dataclasses.replace(report, lease=Lease('worker', 'w'), items_at_once=0))
+    assert run.ledger.credits == credits
+
+
+@pytest.mark.parametrize('seed', range(30))
+def test_it_neither_starves_nor_floods_whoever_comes_and_goes(seed):
+    random = np.random.default_rng(seed)
+    run = Run(items=int(random.integers(1, 30)), ahead=int(random.integers(0, 2)))
+    run.train()
+    most = 1
+    for step in range(200):
+        if random.random() < 0.1 or not run.collectors:
+            run.join(f'c{step}', int(random.integers(1, 10)))
+        elif random.random() < 0.05:
+            run.collectors.pop(random.choice(sorted(run.collectors)))
+        most = max([most, *(report.items_at_once for report in run.collectors.values())])
+        run.collect()
+        if random.random() < 0.7:  # reports are late
+            run.now += 1.0
+            run.look()
+        run.train()
+        if random.random() < 0.05:
+            run.dropped += int(random.integers(0, run.waiting + 1))
+        # What is wanted ahead, a turn too many, and the same of those who made it without telling.
+        assert run.waiting <= 2 * (2 * run.items + most)
+    versions = run.version
+    for _ in range(40):
+        run.collect()
+        run.now += 1.0
+        run.look()
+        run.train()
+    assert run.version >= versions + 30

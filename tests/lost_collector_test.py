@@ -1,0 +1,59 @@
+"""PPO with two collectors, of which one is stopped, goes on, and is killed: real programs, real signals."""
+
+import contextlib
+import signal
+
+import pytest
+
+from tests.end_to_end.programs import Program, figure
+from tflearn.launch.local import free_address
+from tflearn.run_dir import RunDir
+
+BINDINGS = (
+    'actor_value.NetworkOptions.fc_layer_params=(16,)',
+    'collect.num_environments=4',  # of the 8 items of an iteration: both have a share in each
+    'train.num_train_steps=1_000_000',
+    'train.export_interval_steps=1_000_000',
+    'train.checkpoint_interval_steps=1_000_000',
+    'train.summary_interval_steps=1_000_000',
+)
+
+
+@pytest.mark.slow
+def test_iterations_go_on_whatever_becomes_of_one_collector(tmp_path):
+    run_dir = RunDir(tmp_path / 'run')
+    flags = ['--root_dir=run', '--gin_file=ppo_cartpole', f'--replay_address={free_address()}']
+    flags += [f'--gin_bindings={binding}' for binding in BINDINGS]
+    with contextlib.ExitStack() as programs:
+
+        def start(job, name='', *more):
+            return programs.enter_context(Program(job, *flags, *more, folder=tmp_path, name=name))
+
+        def version():
+            return figure(run_dir, 'train', 'policy_version')
+
+        def goes_on(count=30):
+            begun = version()
+            learner.wait_for(lambda: version() >= begun + count, f'{count} iterations')
+
+        start('replay_server')
+        learner = start('train')
+        start('collect', 'collect_0')
+        lost = start('collect', 'collect_1', '--collector_name=collect_1')
+        learner.wait_for(lambda: figure(run_dir, 'collect_1', 'env_steps') > 500, 'both collectors')
+        goes_on()
+
+        lost.send(signal.SIGSTOP)
+        learner.wait_for(lambda: 'collect_1' in learner.output, 'the end of its lease')
+        steps = figure(run_dir, 'collect_1', 'env_steps')
+        goes_on()
+        lost.send(signal.SIGCONT)
+        lost.wait_for(lambda: figure(run_dir, 'collect_1', 'env_steps') > steps + 500, 'a share for it again')
+        goes_on()
+
+        lost.send(signal.SIGKILL)
+        assert lost.end() == -signal.SIGKILL
+        learner.wait_for(lambda: learner.output.count('has not reported') >= 2, 'the end of its lease')
+        stale = figure(run_dir, 'train', 'stale_sequences')
+        goes_on(100)
+        assert figure(run_dir, 'train', 'stale_sequences') - stale <= 16, 'what was made for the lost one, at most'

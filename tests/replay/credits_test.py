@@ -1,0 +1,113 @@
+"""Credits on their way through a real replay server."""
+
+import contextlib
+import dataclasses
+
+import pytest
+
+from tests import streams
+from tflearn import control
+from tflearn.experience import Experience
+from tflearn.replay import credits
+from tflearn.replay.server import ReplayServer
+from tflearn.waiting import wait_until
+
+MESSAGE = control.Credits(control.new_lease('train', epoch=3, ttl_secs=2.0), 0, 5, 8)
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Returns a function that starts a server with the table of credits."""
+    with contextlib.ExitStack() as stack:
+
+        def make(port=0):
+            server = ReplayServer([credits.table()], port, tmp_path / 'checkpoints')
+            stack.callback(server.close)
+            stack.callback(streams.wait_until_ended)
+            return server
+
+        yield make
+
+
+def _reader(stack, address):
+    reader = credits.CreditReader(address, interval_secs=0.02)
+    stack.callback(reader.close)
+    return reader
+
+
+def _comes(reader, message):
+    wait_until(lambda: reader.newest == message, f'message {message.number}', 30, poll_secs=0.02)
+
+
+def test_the_newest_message_reaches_all_readers(start):
+    address = f'localhost:{start().port}'
+    assert credits.newest(address) is None
+    with contextlib.ExitStack() as stack:
+        readers = [_reader(stack, address) for _ in range(2)]
+        for number in range(3):
+            message = dataclasses.replace(MESSAGE, number=number)
+            assert credits.send(address, message)
+            for reader in readers:
+                _comes(reader, message)
+        assert credits.newest(address) == message
+        _comes(_reader(stack, address), message)
+
+
+def test_an_older_epoch_is_refused_while_the_newer_lease_holds(start):
+    address = f'localhost:{start().port}'
+    older = dataclasses.replace(MESSAGE, lease=control.new_lease('train', epoch=2))
+    newer = dataclasses.replace(MESSAGE, lease=control.new_lease('train', epoch=4))
+    with contextlib.ExitStack() as stack:
+        reader = _reader(stack, address)
+        credits.send(address, MESSAGE)
+        _comes(reader, MESSAGE)
+        credits.send(address, older)
+        credits.send(address, newer)
+        _comes(reader, newer)
+        second = _reader(stack, address)
+        _comes(second, newer)
+        credits.send(address, MESSAGE)
+        credits.send(address, newer)
+        _comes(reader, newer)
+
+
+def test_an_older_epoch_is_taken_once_the_newer_lease_has_ended(start):
+    """The learner's epochs begin again where both it and the server have lost them."""
+    address = f'localhost:{start().port}'
+    older = dataclasses.replace(MESSAGE, lease=control.new_lease('train', epoch=1))
+    with contextlib.ExitStack() as stack:
+        reader = _reader(stack, address)
+        credits.send(address, MESSAGE)
+        _comes(reader, MESSAGE)
+        number = iter(range(10**6))
+
+        def is_taken():
+            """The learner sends again and again."""
+            credits.send(address, dataclasses.replace(older, number=next(number)))
+            return reader.newest.lease == older.lease
+
+        wait_until(is_taken, 'the new learner', 30)
+
+
+def test_a_server_that_comes_back_gets_the_next_message(start):
+    server = start()
+    address = f'localhost:{server.port}'
+    with contextlib.ExitStack() as stack:
+        reader = _reader(stack, address)
+        credits.send(address, MESSAGE)
+        _comes(reader, MESSAGE)
+        server.close()
+        assert not credits.send(address, MESSAGE)
+        start(server.port)
+        number = iter(range(1, 10**6))
+
+        def comes():
+            credits.send(address, dataclasses.replace(MESSAGE, number=next(number)))
+            return reader.newest.number > 0
+
+        wait_until(comes, 'a message after the restart', 30)
+
+
+def test_a_server_without_the_table_is_refused(serve):
+    with pytest.raises(ValueError, match="need 'credits' for Experience.versions_ahead"):
+        credits.CreditReader(serve(Experience()).address)

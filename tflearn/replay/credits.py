@@ -1,0 +1,153 @@
+"""Credits on their way from the learner to the collectors: a table that holds the newest message."""
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import reverb
+import tensorflow as tf
+from absl import logging
+
+from tflearn import control
+from tflearn.errors import UserValueError
+from tflearn.replay import connection
+from tflearn.waiting import listens
+
+CREDITS = 'credits'
+_FLUSH_TIMEOUT_MS = 2_000
+_CLOSE_SECS = 2.0
+_SIGNATURE = {'credits': tf.TensorSpec((), tf.string, 'credits')}
+
+
+def table() -> reverb.Table:
+    """Returns the table that holds the newest credits."""
+    return reverb.Table(
+        CREDITS,
+        sampler=reverb.selectors.Fifo(),
+        remover=reverb.selectors.Fifo(),
+        max_size=1,
+        max_times_sampled=0,
+        rate_limiter=reverb.rate_limiters.MinSize(1),
+        signature=_SIGNATURE,
+    )
+
+
+def send(address: str, message: control.Credits) -> bool:
+    """Puts a message in the place of the one before.
+
+    Args:
+      address: the replay server, 'host:port'.
+      message: the learner's credits.
+
+    Returns:
+      Whether the server has it.
+    """
+    if not listens(address):
+        return False
+    # Validation asks the server for its signatures first, without a deadline.
+    writer = reverb.Client(address).trajectory_writer(num_keep_alive_refs=1, validate_items=False)
+    try:
+        writer.append({'credits': np.array(control.encode(message).encode(), object)})
+        writer.create_item(CREDITS, 1.0, {'credits': writer.history['credits'][-1]})
+        writer.flush(timeout_ms=_FLUSH_TIMEOUT_MS)
+    except (reverb.DeadlineExceededError, RuntimeError):
+        return False
+    return True
+
+
+def newest(address: str) -> control.Credits | None:
+    """Returns the newest message, or None if there is none or the server does not answer.
+
+    Raises:
+      ValueError: if the server has no table for it.
+    """
+    info = connection.server_info(address)
+    _check(address, info)
+    return _fetch(address) if info and info[CREDITS].current_size else None
+
+
+def _check(address: str, info: Mapping[str, Any] | None) -> None:
+    if info is not None and CREDITS not in info:
+        raise UserValueError(
+            f'got a replay server at {address} with tables {sorted(info)}; need {CREDITS!r} for '
+            'Experience.versions_ahead; start all jobs with the same gin file'
+        )
+
+
+def _fetch(address: str) -> control.Credits | None:
+    dataset = reverb.TrajectoryDataset(
+        address,
+        CREDITS,
+        dtypes={key: spec.dtype for key, spec in _SIGNATURE.items()},
+        shapes={key: spec.shape for key, spec in _SIGNATURE.items()},
+        max_in_flight_samples_per_worker=1,
+        num_workers_per_iterator=1,
+        max_samples=1,
+        rate_limiter_timeout_ms=200,
+    )
+    try:
+        messages = [control.decode(sample.data['credits']) for sample in dataset.as_numpy_iterator()]
+    except tf.errors.OpError:  # the server is going down
+        return None
+    except ValueError as error:
+        logging.error('%s', error)
+        return None
+    return next((message for message in messages if isinstance(message, control.Credits)), None)
+
+
+class CreditReader:
+    """The collector's end: looks for new credits on a thread of its own.
+
+    Attributes:
+      newest: None before the first.
+    """
+
+    def __init__(self, address: str, interval_secs: float = 0.1):
+        """Starts to look.
+
+        Args:
+          address: the replay server, 'host:port'.
+          interval_secs: seconds between two looks.
+
+        Raises:
+          ValueError: if the server has no table for them.
+        """
+        _check(address, connection.server_info(address))
+        self.newest: control.Credits | None = None
+        self._address, self._interval_secs = address, interval_secs
+        self._leases = control.Leases()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._look, name='credit_reader', daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the looking. A look at a server that is going away may never end: it is left to itself."""
+        self._closed.set()
+        self._thread.join(_CLOSE_SECS)
+
+    def _look(self) -> None:
+        seen = None
+        while not self._closed.wait(self._interval_secs):
+            try:
+                info = connection.server_info(self._address)
+                if info is None:
+                    continue
+                counts = info[CREDITS].current_size, info[CREDITS].rate_limiter_info.insert_stats.completed
+                if counts == seen or not counts[0]:
+                    continue
+                message = _fetch(self._address)
+                if message is not None:
+                    seen = counts
+                    self._take(message)
+            except Exception:  # a collector must not wait for ever because this thread died
+                logging.exception('could not read credits from %s', self._address)
+
+    def _take(self, message: control.Credits) -> None:
+        """Takes over a message, unless another learner's lease holds that has a greater epoch."""
+        held = self.newest
+        if held is not None and message.lease.epoch < held.lease.epoch and self._leases.holds(held.lease.owner):
+            logging.warning('refused credits of epoch %d: %d holds', message.lease.epoch, held.lease.epoch)
+            return
+        self._leases.renew(message.lease)
+        self.newest = message
