@@ -9,9 +9,11 @@ import pytest
 import tensorflow as tf
 
 from tests import fakes
+from tests.replay.conftest import DATA_SPEC
 from tests.replay.writers_test import _items, _run
 from tflearn.experience import Experience
-from tflearn.replay import connection, rate_limits, stored_rows
+from tflearn.replay import connection, credits, rate_limits, stored_rows
+from tflearn.replay.server import ReplayServer
 from tflearn.replay.statistics import ReplayStatistics
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.replay.writers import ReplayWriter
@@ -169,6 +171,23 @@ def test_a_checkpoint_of_other_tables_is_refused_and_left_alone(serve, tmp_path,
     with pytest.raises(ValueError, match=name):
         serve(other)
     assert sorted(str(path) for path in tmp_path.rglob('*')) == files
+
+
+def test_a_checkpoint_may_lack_a_table_that_starts_empty(tmp_path):
+    """A run of on-policy data goes on with credits, though it began without them."""
+    storage, checkpoints = Storage(Experience(order='queue'), DATA_SPEC), tmp_path / 'replay' / 'checkpoints'
+    server = ReplayServer(storage.make_tables(), 0, checkpoints)
+    server.checkpoint()
+    server.close()
+    more = [*storage.make_tables(), credits.table()]
+    with pytest.raises(ValueError, match=r'table\.credits is None in the checkpoint'):
+        ReplayServer(more, 0, checkpoints)
+    server = ReplayServer(more, 0, checkpoints, fresh=[credits.CREDITS])
+    try:
+        assert server.info().keys() == {REPLAY, credits.CREDITS}
+        server.checkpoint()
+    finally:
+        server.close()
 
 
 def test_a_checkpoint_of_an_older_format_is_refused_and_can_be_read(serve, tmp_path):

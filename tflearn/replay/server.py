@@ -105,7 +105,7 @@ class ReplayServer:
           tables: the run's tables.
           port: TCP port; 0 picks a free one.
           checkpoints: directory of the checkpoints; only the newest is kept.
-          fresh: names of tables that start empty whatever the checkpoint holds.
+          fresh: names of tables that start empty whatever the checkpoint holds. It may lack them.
 
         Raises:
           ValueError: if the checkpoint's tables differ from `tables` or it is damaged, or the port cannot be listened
@@ -115,7 +115,7 @@ class ReplayServer:
         self._settings = checkpoints.parent / 'tables.json'
         self._wanted = {table.name: _describe(table.info) for table in tables}
         if restored := self._checkpoints.newest():
-            self._refuse_differences(restored)
+            self._refuse_differences(restored, fresh)
         _check_port(port)
         self._checkpoints.clean()
         restored = self._checkpoints.newest()
@@ -127,15 +127,16 @@ class ReplayServer:
             sizes = {name: info.current_size for name, info in self.info().items()}
             logging.info('restored the replay from %s: items %s', restored, sizes)
 
-    def _refuse_differences(self, checkpoint: pathlib.Path) -> None:
+    def _refuse_differences(self, checkpoint: pathlib.Path, fresh: Sequence[str]) -> None:
         saved = read_json(self._settings) or {}
+        wanted = {name: table for name, table in self._wanted.items() if name in saved or name not in fresh}
         if is_older_format(saved, self._wanted):
             raise UserValueError(
                 f'got the replay checkpoint {checkpoint}, which an earlier version of tflearn wrote: its chunks '
                 'have no ids; need one of this version; move the directory away to go on with an empty replay, or '
                 'finish the run with the version that wrote it'
             )
-        found = _differences(saved, self._wanted, 'table')
+        found = _differences(saved, wanted, 'table')
         if found:
             raise UserValueError(
                 f'got the replay checkpoint {checkpoint}, made with other tables: {"; ".join(found[:4])}; need the '
