@@ -54,7 +54,8 @@ class Publisher:
     def publish(self, train_step: int, policy_version: int, env_steps: int, finished: bool = False) -> None:
         """Takes a snapshot of the variables and has it sent.
 
-        Weights that are not finite are not sent: it logs an error, and actors keep those of the publication before.
+        Weights that are not finite are not sent: it logs an error, and those of the publication before are sent again,
+        under the new version, since collectors may wait for it.
 
         Args:
           train_step: of the weights.
@@ -67,17 +68,21 @@ class Publisher:
         """
         if self._error:
             raise RuntimeError('got a failed thread that publishes weights') from self._error
-        counters = {'train_step': train_step, 'policy_version': policy_version, 'env_steps': env_steps}
-        end = {'finished': np.bool_(finished), 'published_at': np.int64(time.time_ns() // 1000)}
+        counters = {
+            'train_step': np.int64(train_step),
+            'policy_version': np.int64(policy_version),
+            'env_steps': np.int64(env_steps),
+            'finished': np.bool_(finished),
+            'published_at': np.int64(time.time_ns() // 1000),
+        }
         weights = self._weights()
         try:
             self._check_finite(weights, f'weights at train step {train_step}')
-            values = [*map(np.int64, counters.values()), *end.values(), *weights.values()]
-            self._newest = dict(zip(self._columns, values, strict=True))
+            self._newest = dict(zip(self._columns, [*counters.values(), *weights.values()], strict=True))
         except FloatingPointError as error:
-            logging.error('did not publish version %d: %s', policy_version, error)
-            if finished and self._newest is not None:
-                self._newest = {**self._newest, **end}  # actors must learn of the end
+            logging.error('did not publish the weights of version %d: %s', policy_version, error)
+            if self._newest is not None:
+                self._newest = {**self._newest, **counters}
         self._wake.set()
 
     def _weights(self) -> dict[str, np.ndarray]:
