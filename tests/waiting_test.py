@@ -48,3 +48,17 @@ def test_a_stop_before_the_start():
         stop.set()
     with pytest.raises(waiting.Stopped, match='before the start'), waiting.may_exit(stop, lambda: None):
         pytest.fail('it must not start')
+
+
+def test_a_stop_that_comes_right_after_the_look_may_end_the_process():
+    class Looked(waiting.StopEvent):
+        allowed = None
+
+        def is_set(self):
+            self.allowed = self.before_exit
+            return super().is_set()
+
+    stop, before_exit = Looked(), object()
+    with waiting.may_exit(stop, before_exit):
+        assert stop.allowed is before_exit
+    assert stop.before_exit is None

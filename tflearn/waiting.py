@@ -101,13 +101,12 @@ def may_exit(stop: threading.Event, before_exit: Callable[[], object]) -> Iterat
     Raises:
       Stopped: if `stop` was set before.
     """
-    if stop.is_set():
-        raise Stopped('stopped before the start')
-    if not isinstance(stop, StopEvent):
-        yield
-        return
-    stop.before_exit = before_exit
+    if isinstance(stop, StopEvent):
+        stop.before_exit = before_exit  # before the look: a request that comes between the two is not missed
     try:
+        if stop.is_set():
+            raise Stopped('stopped before the start')
         yield
     finally:
-        stop.before_exit = None
+        if isinstance(stop, StopEvent):
+            stop.before_exit = None
