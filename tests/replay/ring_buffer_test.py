@@ -69,18 +69,12 @@ def test_chunks_that_come_in_parts_take_no_more_room_than_whole_ones():
     storage = Storage(experience('learner', max_size=8000, chunk_steps=16, sequence_length=3), DATA_SPEC)
     ring, expected = RingBuffer(storage), []
     for first in range(0, 600, 50):
-        wholes = chunks_of(storage, first, 50)
         for num_starts in range(1, 17):
-            parts = wholes.copy()
-            rows = chunk_rows(parts, storage.layout.num_bytes)
-            rows[:, num_starts:, 0] = 0
-            rows[:, num_starts + 2 :] = 0
-            rows[:, : num_starts - 1, 0] *= REPEATED
-            assert ring.add(parts) == 50
+            assert ring.add(_parts(storage, first, 50, num_starts)) == 50
             expected += [chunk * 16 + num_starts - 1 for chunk in range(first, first + 50)]
         assert _content(ring, storage) == expected[-8000:]
         assert (np.diff(_numbers(ring, storage)) == 1).all()
-    ring.add(wholes[-5:])  # sent again
+    ring.add(chunks_of(storage, 595, 5))  # sent again
     assert _content(ring, storage) == expected[-8000:]
     assert ring.size == 8000
 
@@ -108,6 +102,27 @@ def _numbers(ring, storage):
     places = ring.starts.numpy()[(oldest + np.arange(size)) % ring.starts.shape[0]]
     rows = places[:, None] + np.arange(storage.experience.sequence_length)
     return ring.columns.batch(ring.columns.draw(rows[None]), 0)['policy_version'].numpy()
+
+
+def test_there_is_room_after_the_oldest_chunk_went_on_last():
+    """More environments than the ring has room for chunks, each with one sequence, and nobody publishes meanwhile."""
+    storage = Storage(experience('learner', max_size=8000, chunk_steps=64, sequence_length=2), DATA_SPEC)
+    ring, num_chunks = RingBuffer(storage), storage.mirror_rows // storage.chunk_shape[0]
+    parts = _parts(storage, 0, num_chunks + 1, 1)
+    assert ring.write(parts) == num_chunks
+    ring.write(_parts(storage, 0, 1, 2))
+    ring.publish()
+    assert ring.write(parts[num_chunks:]) == 1
+
+
+def _parts(storage, first, count, num_starts):
+    """The parts of chunks first, first + 1, ... that end with their sequence `num_starts`, the only one that is new."""
+    parts = chunks_of(storage, first, count)
+    rows = chunk_rows(parts, storage.layout.num_bytes)
+    rows[:, num_starts:, 0] = 0
+    rows[:, num_starts + storage.experience.sequence_length - 1 :] = 0
+    rows[:, : num_starts - 1, 0] *= REPEATED
+    return parts
 
 
 def test_only_rows_of_sequences_take_memory():

@@ -16,6 +16,7 @@ from tflearn.replay.storage import MIRROR_SPARE_CHUNKS, Storage
 _MAX_DRAWN_ROWS = 1 << 16
 _MAX_DRAWN_BYTES = 16 << 20
 _MAX_SPAN = 0.125  # of the ring, between the first and the last sequence of a chunk that comes in parts
+_MAX_ROWS_SPAN = 0.5  # of the rows, likewise: where room is lacking, the oldest chunk does not hold the newest sequence
 
 
 @dataclasses.dataclass
@@ -28,6 +29,7 @@ class _Chunk:
       place: in the ring, of the chunk's row `first_row`.
       first_row: the first of its rows that is in the ring.
       first_start: sequences before its first, of all that ever were.
+      first_used: rows taken before its own, of all that ever were.
       num_read: rows of it that were read, up to the newest that begins a sequence.
       next_start: sequences up to its last, of all that ever were.
     """
@@ -37,6 +39,7 @@ class _Chunk:
     place: int
     first_row: int
     first_start: int
+    first_used: int
     num_read: int = 0
     next_start: int = 0
 
@@ -73,7 +76,7 @@ class RingBuffer:
         self._oldest = self._newest = 0  # sequences, of all that ever were, between which is drawn
         self.num_written = self.num_published = 0
         self._lock = threading.Lock()  # of all below
-        self._next_row = self._num_used = self._next_start = 0
+        self._next_row = self._num_used = self._num_ever_used = self._next_start = 0
         self._chunks: collections.deque[_Chunk] = collections.deque()
         self._known: dict[int, _Chunk] = {}
         self._new_starts: list[np.ndarray] = []
@@ -196,6 +199,7 @@ class RingBuffer:
         with self._lock:
             # What is in an old one would make room late, and all that came meanwhile with it.
             too_old = self._next_start - known.first_start > self._max_size * _MAX_SPAN
+            too_old |= self._num_ever_used - known.first_used > self._max_rows * _MAX_ROWS_SPAN
             if too_old or self._known.get(known.id) is not known:
                 return None
             self._count(known, begins)
@@ -214,7 +218,8 @@ class RingBuffer:
             place = 0 if wraps else self._next_row
             self._next_row = place + num_rows
             self._num_used += needed
-            self._chunks.append(_Chunk(chunk, needed, place, int(begins[0]), self._next_start))
+            self._chunks.append(_Chunk(chunk, needed, place, int(begins[0]), self._next_start, self._num_ever_used))
+            self._num_ever_used += needed
             self._known[chunk] = self._chunks[-1]
             self._count(self._chunks[-1], begins)
             return place
