@@ -10,6 +10,7 @@ import functools
 import importlib.machinery
 import inspect
 import pathlib
+import re
 import sys
 import types
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,8 @@ from typing import Any
 _ANYTHING = inspect.Signature([inspect.Parameter('anything', inspect.Parameter.VAR_KEYWORD)])
 _PLAIN_TYPES = {'int': int, 'float': float, 'str': str, 'bool': bool}
 _DEFAULT = object()  # Some default: its value is not looked at.
+# What a module is given names by that its statements do not show.
+_DYNAMIC = re.compile(rb'\b(globals|locals|vars|setattr|exec)\(|\b(sys\.modules|__dict__|__path__)\b')
 
 
 class Stub:
@@ -45,6 +48,7 @@ class Outlines:
 
     def __init__(self) -> None:
         self._outlines: dict[str, types.ModuleType] = {}
+        self._open: set[str] = set()  # Modules that may have more names than their source shows.
 
     def load(self, name: str) -> types.ModuleType:
         """Returns the outline of a module, as `importlib.import_module` returns the module.
@@ -57,39 +61,54 @@ class Outlines:
         return self._outlines[name]
 
     def _read(self, name: str) -> types.ModuleType:
-        spec = _spec(name)
         outline = types.ModuleType(name)
+        vars(outline)['__getattr__'] = functools.partial(self._attribute, name, {})
+        try:
+            spec = _spec(name)
+        except ModuleNotFoundError:
+            if above := name.rpartition('.')[0]:
+                self.load(above)
+            if above not in self._open:
+                raise
+            self._open.add(name)
+            return outline
         if spec.submodule_search_locations is not None:
             outline.__path__ = list(spec.submodule_search_locations)
         try:
-            body = ast.parse(pathlib.Path(str(spec.origin)).read_bytes()).body
+            source = pathlib.Path(str(spec.origin)).read_bytes()
+            body = ast.parse(source).body
         except (OSError, SyntaxError, ValueError):  # No source, or one that the job will report.
-            vars(outline)['__getattr__'] = functools.partial(self._attribute, name, {}, True)
+            self._open.add(name)
             return outline
         is_package = spec.submodule_search_locations is not None
         imported = _imported_names(body, name if is_package else name.rpartition('.')[0])
         for package in {module.partition('.')[0] for module, _ in imported.values()} - sys.modules.keys():
             _spec(package)
-        for attribute in _assigned_names(body):
-            setattr(outline, attribute, Stub(name, attribute, is_opaque=True))
+        assigned = set(_assigned_names(body))
+        for attribute in assigned:
+            if not attribute.startswith('__'):
+                setattr(outline, attribute, Stub(name, attribute, is_opaque=True))
         for statement in body:
             if isinstance(statement, ast.FunctionDef | ast.ClassDef):
                 again = statement.name in vars(outline)
                 signature = _ANYTHING if again else _signature(statement)
                 setattr(outline, statement.name, Stub(name, statement.name, signature))
-        is_open = '__getattr__' in vars(outline) or '*' in imported
-        vars(outline)['__getattr__'] = functools.partial(self._attribute, name, imported, is_open)
+        shown = {*assigned, *imported, *vars(outline)}
+        if '*' in shown or isinstance(vars(outline)['__getattr__'], Stub) or _DYNAMIC.search(source):
+            self._open.add(name)
+        vars(outline)['__getattr__'] = functools.partial(self._attribute, name, imported)
         return outline
 
-    def _attribute(self, module: str, imported: Mapping[str, tuple[str, str]], is_open: bool, name: str) -> Any:
+    def _attribute(self, module: str, imported: Mapping[str, tuple[str, str]], name: str) -> Any:
         """Returns what a module has beside its own functions and classes: what it imports, and its submodules."""
         try:
-            if name in imported:
+            if name in imported and imported[name] != (module, name):  # A package may import modules of its own.
                 origin, symbol = imported[name]
                 return getattr(self.load(origin), symbol) if symbol else self.load(origin)
+            _spec(f'{module}.{name}')
             return self.load(f'{module}.{name}')
         except (ModuleNotFoundError, AttributeError) as error:
-            if name.startswith('__') or not (is_open or name in imported):
+            if name.startswith('__') or not (module in self._open or name in imported):
                 raise AttributeError(f'module {module!r} has no attribute {name!r}') from error
             return Stub(module, name, is_opaque=True)
 
@@ -146,12 +165,10 @@ def _signature(node: ast.FunctionDef | ast.ClassDef) -> inspect.Signature:
         return _ANYTHING if decorators else _of_function(node.args)
     if node.bases or node.keywords or decorators not in ([], ['dataclass']):
         return _ANYTHING
-    if decorators:
-        return _of_dataclass(node)
     for statement in node.body:
         if isinstance(statement, ast.FunctionDef) and statement.name == '__init__' and not statement.decorator_list:
             return _of_function(statement.args, is_method=True)
-    return _ANYTHING
+    return _of_dataclass(node) if decorators else _ANYTHING
 
 
 def _of_function(arguments: ast.arguments, is_method: bool = False) -> inspect.Signature:

@@ -264,6 +264,7 @@ def test_modules_of_one_name(configure, gin_folder, toy_modules):
 
 
 ODD = """
+import dataclasses
 import functools
 import logging
 from toy.agents import dqn, schedules as plans
@@ -283,10 +284,30 @@ class Derived(Base):
 def decorated(specs, **kwargs):
     return ('decorated', specs)
 
+@dataclasses.dataclass
+class Options:
+    size: int = 1
+
+    def __init__(self, width=1):
+        self.size = width
+
+    def __call__(self, specs):
+        return ('options', specs)
+
 alias = dqn.make_agent
 if True:
     def nested(specs, rate=1):
         return ('nested', specs, rate)
+"""
+
+# As TensorFlow makes `tensorflow.keras`.
+DYNAMIC = """
+import sys
+import types
+
+globals()['made'] = lambda specs: ('made', specs)
+late = sys.modules[__name__ + '.late'] = types.ModuleType(__name__ + '.late')
+late.made = made
 """
 
 
@@ -303,16 +324,28 @@ if True:
         ('odd.no_such', [], False),
         ('odd.alias', ['toy.agents.dqn.make_agent.learning_rate=1'], True),
         ('odd.nested', ['odd.nested.rate=2'], True),
+        ('odd.Options', ['odd.Options.width=2'], False),
+        ('star.getLogger', [], True),
         ('odd.Derived.make', [], True),
+        ('dynamic.made', [], True),
+        ('dynamic.late.made', [], True),
+        ('package.inner.make', ['package.inner.make.rate=2'], False),
+        ('package.inner.mak', [], False),
         ('logging.getLogger', ['logging.getLogger.name="x"'], False),
     ],
 )
 def test_the_preview_of_modules_that_say_little(configure, toy_modules, gin_folder, value, bindings, sees_less):
     """What the source does not show, it takes to be right."""
     (toy_modules / 'toy' / 'odd.py').write_text(ODD)
-    imports = ['from toy import odd', 'from toy.agents import sac', 'import logging']
-    first = [*imports, f'make_agent=@{value}', 'dqn.make_agent.epsilon=1', 'x=1'][: len(imports) + 1]
-    if value == 'odd.no_such' or 'alhpa' in str(bindings) or 'strat' in str(bindings):
+    (toy_modules / 'toy' / 'dynamic.py').write_text(DYNAMIC)
+    (toy_modules / 'toy' / 'star.py').write_text('if True:\n    from logging import *\n')
+    (toy_modules / 'toy' / 'package').mkdir(exist_ok=True)
+    (toy_modules / 'toy' / 'package' / '__init__.py').write_text('from . import inner')
+    (toy_modules / 'toy' / 'package' / 'inner.py').write_text('def make(specs, rate=1): return ("inner", specs, rate)')
+    imports = [f'from toy import {name}' for name in ('odd', 'dynamic', 'star', 'package')]
+    imports += ['from toy.agents import sac', 'import logging', 'import os.path']
+    first = [*imports, f'make_agent=@{value}']
+    if value in ('odd.no_such', 'package.inner.mak') or 'alhpa' in str(bindings) or 'strat' in str(bindings):
         with pytest.raises(ValueError, match='got '):
             configure(*first, *bindings)
     else:

@@ -174,6 +174,8 @@ for run in ('dqn_cartpole', 'ppo_pendulum', 'impala_cartpole_hidden'):
     gin_preview.check(gin_files.resolve(run), [], jobs)
 own = ['import own.tasks', 'make_environment=@own.tasks.make']
 gin_preview.check(gin_files.resolve('algorithms/dqn'), [*own, 'train.num_train_steps=1'], jobs)
+registers = ['import own.tasks', 'gymnasium_env.make.name="RegisteredByOwnTasks-v0"']
+gin_preview.check(gin_files.resolve('dqn_cartpole'), registers, jobs)
 assert not {'tensorflow', 'tf_agents', 'reverb', 'own.tasks', 'tflearn.jobs.train'} & set(sys.modules)
 """
     environment = {**os.environ, 'PYTHONPATH': str(CHECKOUT), 'PYTHONSAFEPATH': '1'}  # As a console command is started.
