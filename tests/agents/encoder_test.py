@@ -67,11 +67,11 @@ def test_many_categories_become_rows_of_a_table():
     assert not rows[2].any()
 
 
-def test_rejects_more_categories_than_a_table_holds():
-    with pytest.raises(
-        ValueError, match='got 200000 categories in .*; need at most 100000; .* let the environment return floats'
-    ):
-        encoder.make_layer(bounded((2,), tf.int64, 0, 99_999))
+@pytest.mark.parametrize(('minimum', 'maximum', 'number'), [(0, 99_999, 200_000), (-(2**62), 2**62, 2**64 + 2)])
+def test_rejects_more_categories_than_a_table_holds(minimum, maximum, number):
+    message = f'got {number} categories in .*; need at most 100000; .* let the environment return floats'
+    with pytest.raises(ValueError, match=message):
+        encoder.make_layer(bounded((2,), tf.int64, minimum, maximum))
 
 
 CONTINUOUS, DISCRETE = example_data.CONTINUOUS.action, example_data.DISCRETE.action

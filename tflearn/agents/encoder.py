@@ -108,7 +108,7 @@ def make_layer(spec: types.TensorSpec) -> tf.keras.layers.Layer | None:
     if not is_categorical(spec):
         return None
     minimum, maximum = specs.integer_bounds(spec)  # type: ignore[misc]
-    sizes = [int(size) for size in (maximum - minimum + 1).flat]
+    sizes = [int(high) - int(low) + 1 for low, high in zip(minimum.flat, maximum.flat, strict=True)]  # not of int64
     if sum(sizes) > MAX_CATEGORIES:
         raise UserValueError(
             f'got {sum(sizes)} categories in the observation {spec}; need at most {MAX_CATEGORIES}; if its integers '
