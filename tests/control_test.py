@@ -29,7 +29,7 @@ def test_credits_add_up_to_what_is_wanted_whatever_the_number_of_collectors(seed
         assert sum(granted(credits)) == wanted + credits.surplus
         assert 0 <= credits.surplus < max(items_at_once)
         assert all(items % at_once == 0 for items, at_once in zip(granted(credits), items_at_once, strict=True))
-        assert max(granted(credits)) - min(granted(credits)) <= max(items_at_once), 'in turns'
+        assert max(granted(credits)) - min(granted(credits)) <= max(items_at_once), 'they take turns'
 
 
 def test_four_collectors_share_what_one_would_make():

@@ -121,7 +121,7 @@ class Credits:
 
 
 def allocate(shares: tuple[Share, ...], surplus: int) -> tuple[tuple[Share, ...], int]:
-    """Divides what is wanted among collectors, in turns.
+    """Divides what is wanted among collectors, which take turns.
 
     Each turn grants as many items as its collector makes at a time: a collector whose environments end their items
     together cannot make fewer. What that is more than was wanted is the surplus, and wanted less the next time, so that

@@ -1,4 +1,4 @@
-"""DefaultInt: tells the default of a setting from a value that was given."""
+"""DefaultInt: distinguishes the default of a setting from a value that was given."""
 
 
 class DefaultInt(int):

@@ -12,7 +12,7 @@ import numpy as np
 import portpicker
 import pytest
 
-pytest.importorskip('tensorflow_serving', reason='needs pip install "tflearn-agents[serving]"')
+pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
 
 import scripts
 from tests import fakes

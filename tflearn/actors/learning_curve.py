@@ -59,7 +59,7 @@ def draw(
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-        # A figure consists of reference cycles, and the pictures of a long job would wait for the collector for long.
+        # A figure has reference cycles: those of a long job would fill memory until the next garbage collection.
         gc.collect()
 
 

@@ -1,4 +1,4 @@
-"""CreditLedger: what the learner wants collectors to make, and who was told to make it."""
+"""CreditLedger: what the learner wants collectors to make, and whom it has asked to make it."""
 
 import dataclasses
 import time
@@ -84,8 +84,8 @@ class CreditLedger:
           arrived: items that were in the replay when the ledger began, or came since.
         """
         for lease in self._leases.remove_ended():
-            told = '%s (%s) has not reported for %.0f s: its credits go to the other collectors'
-            logging.warning(told, lease.name, lease.owner, lease.ttl_secs)
+            message = '%s (%s) has not reported for %.0f s: its credits go to the other collectors'
+            logging.warning(message, lease.name, lease.owner, lease.ttl_secs)
             self._served.pop(lease.owner)
             shares = tuple(share for share in self.credits.shares if share.owner != lease.owner)
             self.credits = dataclasses.replace(self.credits, shares=shares)

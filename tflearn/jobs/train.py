@@ -88,7 +88,8 @@ def train(
         the experience has an `iteration`, a call is an iteration, after which the weights are published if that is due.
       checkpoint_interval_steps: train steps between two checkpoints; None saves the last one only. It can be given here
         or in `options`.
-      summary_interval_steps: train steps between two summaries; None writes none at fixed intervals. Likewise.
+      summary_interval_steps: train steps between two summaries; None writes none at fixed intervals. It too can be
+        given here or in `options`.
       publish_interval_steps: train steps between two publications of the weights.
       export_interval_steps: train steps between two exports of the policies.
       replica_check_interval_steps: train steps between two comparisons of the replicas' variables; None makes none.

@@ -1,4 +1,4 @@
-"""Recognizes SavedModels that differ in their weights only, although each was traced or saved anew."""
+"""Recognizes SavedModels that differ in their weights only, although each was traced and saved by itself."""
 
 import functools
 import hashlib

@@ -166,7 +166,7 @@ class ReplayServer:
         try:
             return self._client().server_info(timeout=10)
         except reverb.DeadlineExceededError as error:
-            raise UserTimeoutError('waited 10 s in vain for the replay server to tell of its tables') from error
+            raise UserTimeoutError('waited 10 s in vain for the replay server to report its tables') from error
 
     @property
     def has_checkpoint(self) -> bool:
