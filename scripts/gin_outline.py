@@ -9,6 +9,7 @@ import ast
 import functools
 import importlib.machinery
 import inspect
+import itertools
 import pathlib
 import re
 import sys
@@ -75,7 +76,7 @@ class Outlines:
         if spec.submodule_search_locations is not None:
             outline.__path__ = list(spec.submodule_search_locations)
         try:
-            source = pathlib.Path(str(spec.origin)).read_bytes()
+            source = pathlib.Path(spec.origin).read_bytes() if spec.origin else b''  # a folder without __init__.py
             body = ast.parse(source).body
         except (OSError, SyntaxError, ValueError):  # No source, or one that the job will report.
             self._open.add(name)
@@ -84,6 +85,8 @@ class Outlines:
         imported = _imported_names(body, name if is_package else name.rpartition('.')[0])
         for package in {module.partition('.')[0] for module, _ in imported.values()} - sys.modules.keys():
             _spec(package)
+        if imported.get('annotations') == ('__future__', 'annotations'):
+            _make_annotations_text(body)
         assigned = set(_assigned_names(body))
         for attribute in assigned:
             if not attribute.startswith('__'):
@@ -157,6 +160,13 @@ def _assigned_names(body: list[ast.stmt]) -> Iterator[str]:
                 yield node.name
             elif isinstance(node, ast.Import | ast.ImportFrom):
                 yield from (alias.asname or alias.name.partition('.')[0] for alias in node.names)
+
+
+def _make_annotations_text(body: list[ast.stmt]) -> None:
+    """Does what `from __future__ import annotations` does: no annotation is a type, so no value is of another one."""
+    for node in itertools.chain.from_iterable(map(ast.walk, body)):
+        if isinstance(node, ast.arg | ast.AnnAssign) and node.annotation:
+            node.annotation = ast.Constant(ast.unparse(node.annotation))
 
 
 def _signature(node: ast.FunctionDef | ast.ClassDef) -> inspect.Signature:

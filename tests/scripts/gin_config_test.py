@@ -302,12 +302,16 @@ if True:
 
 # As TensorFlow makes `tensorflow.keras`.
 DYNAMIC = """
+from __future__ import annotations
 import sys
 import types
 
 globals()['made'] = lambda specs: ('made', specs)
 late = sys.modules[__name__ + '.late'] = types.ModuleType(__name__ + '.late')
 late.made = made
+
+def typed(specs, rate: int = None):
+    return ('typed', specs, rate)
 """
 
 
@@ -329,6 +333,7 @@ late.made = made
         ('odd.Derived.make', [], True),
         ('dynamic.made', [], True),
         ('dynamic.late.made', [], True),
+        ('dynamic.typed', ['dynamic.typed.rate=None'], False),
         ('package.inner.make', ['package.inner.make.rate=2'], False),
         ('package.inner.mak', [], False),
         ('logging.getLogger', ['logging.getLogger.name="x"'], False),
