@@ -225,7 +225,7 @@ MISTAKES = {
     'unknown environment': (
         'launch',
         ['--gin_bindings=gymnasium_env.make.name="CartPol-v1"'],
-        "got name='CartPol-v1'; need a registered gymnasium environment; nearest: CartPole-v1",
+        "got name='CartPol-v1'; need a registered gymnasium environment",
     ),
     'typo': (
         'train',

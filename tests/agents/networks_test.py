@@ -1,7 +1,5 @@
 """The agents' networks: TF-Agents' in float32, and what they become in bfloat16."""
 
-import random
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -66,14 +64,8 @@ TF_AGENTS = {
 }
 
 
-def _set_seed(seed):
-    # Keras' own function would go on to draw all seeds of this process.
-    random.seed(seed)
-    tf.random.set_seed(seed)
-
-
 def _made(make, name='float32', seed=3):
-    _set_seed(seed)
+    tf.keras.utils.set_random_seed(seed)
     with precision.use(name):
         net = make()
         net.create_variables()
@@ -160,7 +152,7 @@ AGENTS = {
 
 def _agent(kind, name):
     module, specs, changes, _ = AGENTS[kind]
-    _set_seed(3)
+    tf.keras.utils.set_random_seed(3)
     with precision.use(name):
         agent = module.make_agent(specs, create_train_step(), module.EXPERIENCE, **changes)
     agent.initialize()
