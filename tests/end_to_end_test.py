@@ -235,7 +235,7 @@ MISTAKES = {
     'nobody there to train from': ('train', NOBODY_THERE, ' s in vain for the replay server at localhost:1'),
     'nobody there to collect for': ('collect', NOBODY_THERE, ' s in vain for the replay server at localhost:1'),
     'malformed address': ('train', ['--replay_address=localhost'], 'got --replay_address=localhost; need HOST:PORT'),
-    'missing gin file': ('train', ['--gin_file=dqn_cartpol'], "got gin_file='dqn_cartpol'; need the path of a file"),
+    'missing gin file': ('train', ['--gin_file=dqn_cartpol'], "got gin_file='dqn_cartpol'; did you mean dqn_cartpole"),
     'unwritable root': ('train', ['--root_dir=run/config.gin'], 'got root_dir='),
 }
 

@@ -161,8 +161,12 @@ def test_a_job_that_has_nothing_to_save_yet_ends_at_once(start):
 
 
 def test_after_its_start_a_job_ends_by_itself(start):
-    work = "exec('with waiting.may_exit(stop, os.abort): pass'); stop.wait(60); print('saved', flush=True)"
+    work = (
+        "exec('with waiting.may_exit(stop, os.abort): pass'); print('started', flush=True); "
+        "stop.wait(60); print('saved', flush=True)"
+    )
     process = start(work)
+    assert process.stdout.readline() == 'started\n'
     process.send_signal(signal.SIGTERM)
     assert process.communicate(timeout=DEADLINE_SECS)[0] == 'saved\n'
     assert process.returncode == 128 + signal.SIGTERM
