@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEADLINE_SECS = 280  # before that of every test
 # Tests in each file, and the processes that share them, one after the other: each is done long before the deadline.
 NUM_TESTS = {'learner': 23, 'ppo_learner': 14}
-SHARDS = {'learner': range(4), 'ppo_learner': range(1)}
+SHARDS = {'learner': range(5), 'ppo_learner': range(1)}
 
 
 def _with_our_module(name):
