@@ -79,7 +79,7 @@ class NoFlush:
 
 
 def _experience(chunk_steps, **changes):
-    return Experience(min_size=1, sampling='server', chunk_steps=chunk_steps, **changes)
+    return Experience(**{'min_size': 1, 'sampling': 'server', 'chunk_steps': chunk_steps, **changes})
 
 
 @pytest.mark.parametrize('chunk_steps', [1, 4, 16])
@@ -143,6 +143,17 @@ def test_a_table_holds_as_many_sequences_however_slowly_they_come(monkeypatch, s
     _run(writer, fakes.CheckedEnvironment((1000, 1000)), 1 + 5 * 16)
     assert writer.num_sequences == 2 * 5 * 16
     assert len(_items(served)) == 64 == ReplayStatistics.of(served.table(), served.storage).size
+
+
+@pytest.mark.parametrize(('sampling', 'stored'), [('learner', 0), ('server', 2)])
+def test_what_is_handed_over_leaves_chunks_of_a_mirrored_table_unfinished(serve, sampling, stored):
+    served = serve(_experience(16, max_size=64, sampling=sampling))
+    writer = _writer(served, 2)
+    _run(NoFlush(writer), fakes.CheckedEnvironment((1000, 1000)), 6)
+    writer.hand_over()
+    assert served.table().current_size == stored
+    if sampling == 'learner':
+        assert served.table('stream').current_size == 2
 
 
 def test_a_sequence_that_is_an_item_is_sent_with_its_last_step(serve):

@@ -164,7 +164,7 @@ def _run(
         count = writer.num_whole_sequences if isinstance(limit, CreditLimit) else metrics.episodes
         if limit and limit.holds_back(weights.newest.policy_version, count):
             if not waits:  # the learner shall have all that these weights collected
-                writer.flush()
+                writer.hand_over()
             waits = True
             reporter.report_if_due('waiting for newer weights')
             weights.wait_for_next(_LOOK_FOR_STOP_SECS)

@@ -114,6 +114,20 @@ class ReplayWriter:
         """Sequences that are known to be in the tables."""
         return self.num_sequences - self._num_sequences(self._pending)
 
+    def hand_over(self) -> None:
+        """Lets the learner have all that is gathered, and waits until the tables have it; collecting goes on later.
+
+        A mirror gets the parts of unfinished chunks from the stream, so that the table goes on with full chunks.
+
+        Raises:
+          As `flush`.
+        """
+        if STREAM in self._storage.table_names:
+            self._insert(self._chunks.parts_older_than(-1.0), are_parts=True)
+            self._wait_until_taken()
+        else:
+            self.flush()
+
     def flush(self) -> None:
         """Inserts what is gathered, and waits until all of it is in the tables.
 
