@@ -40,7 +40,7 @@ _CHECKED_SECS = 0.2
 
 
 def main() -> int:
-    """Measures all sides in turns, prints the table."""
+    """Measures all sides interleaved, prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--num_environments', type=int, default=64)
     parser.add_argument('--rounds', type=int, default=7)

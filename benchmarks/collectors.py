@@ -43,7 +43,7 @@ class Outcome:
 
     Attributes:
       env_steps_per_sec: of all collectors together, from the first train steps to the last.
-      train_steps_per_sec: likewise.
+      train_steps_per_sec: of the learner, from the first train steps to the last.
       ratio: samples per insert that the learner reports, divided by its target.
       collect_pause_secs: longest time in which no chunk came.
       train_pause_secs: longest time in which no weights were published.

@@ -2,7 +2,7 @@
 
     python benchmarks/exporting.py
 
-Two learners train in turns on the same constant data. One of them exports its greedy, collect and raw policies every
+Two learners train alternately on the same constant data. One of them exports its greedy, collect and raw policies every
 `interval` train steps, as the train job does. The order changes from round to round. A stall is the time that taking
 the snapshots keeps the training thread.
 """

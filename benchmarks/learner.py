@@ -5,7 +5,7 @@
 The limit is the same agent's train step on one constant batch inside a compiled loop, with no writer at work. All
 others read from servers in another process, into which a writer inserts 3 000 steps a second meanwhile; what that takes
 from the limit on this machine is a row too, and the last rows have the limit beside such a writer: what is left then is
-the data path's own. TF-Agents' Learner is measured beside its own writer, 64 Python observers that take about a core,
+the data path's own. TF-Agents' Learner is measured beside its own writer, 64 Python observers,
 and beside ours, the load that our sides have. All sides are measured in another order each round; a ratio is the median
 of the ratios of the rounds.
 """

@@ -4,7 +4,7 @@
 
 In process: one observation at a time, against TF-Agents' SavedModelPyTFEagerPolicy on the same policy. Over gRPC: two
 servers (`tflearn-serve`, with and without --batching) and closed-loop clients in a process of their own, on this same
-machine. All sides are measured in turns; a ratio is the median of the ratios of the rounds.
+machine. All sides are interleaved; a ratio is the median of the ratios of the rounds.
 
 Policies: `mlp` is CartPole's, so small that gRPC takes most of the time; `wide` has nine million weights, which are
 read from memory once for a batch; `pixels` is the Nature network, whose convolutions are computed for each row.
@@ -103,7 +103,7 @@ def observation(policy: Any) -> np.ndarray:
 
 
 def in_process(case: str, policy: Any, root: pathlib.Path, rounds: int) -> list[dict[str, Any]]:
-    """Times one action after the other, in turns."""
+    """Times one action after the other, both sides alternately."""
     policy_saver.PolicySaver(policy, batch_size=None).save(str(root / 'peer'))
     peer = py_tf_eager_policy.SavedModelPyTFEagerPolicy(
         str(root / 'peer'), policy.time_step_spec, policy.action_spec, load_specs_from_pbtxt=False
@@ -134,7 +134,7 @@ def _percentiles(call: Callable[[], object], count: int) -> tuple[float, float]:
 
 
 def over_grpc(root: str, observed: np.ndarray, clients: Sequence[int], rounds: int, secs: float) -> Figures:
-    """Measures both servers in turns; returns the figures of each round by '<side> <clients>'."""
+    """Measures both servers alternately; returns the figures of each round by '<side> <clients>'."""
     request = predict_pb2.PredictRequest()
     request.model_spec.name = 'greedy_policy'
     tensor_protos.fill(request.inputs['observation'], observed, content=True)

@@ -1,4 +1,4 @@
-"""How long does a run take to a mean return of 450 on CartPole-v1, from when all of it runs? Beside RLlib, in turns.
+"""How long does a run take to a mean return of 450 on CartPole-v1, from when all of it runs? Beside RLlib, interleaved.
 
     python benchmarks/time_to_return.py --rllib_python=rllib_environment/bin/python --picture=returns.png
 
@@ -50,7 +50,7 @@ class Outcome:
 
 
 def main() -> int:
-    """Makes the runs in turns, prints the tables; returns 1 if a run of ours did not get there."""
+    """Makes the runs interleaved, prints the tables; returns 1 if a run of ours did not get there."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--seeds', type=int, default=5)
     parser.add_argument('--goal', type=float, default=450.0)
