@@ -22,12 +22,11 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import portpicker
-
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import collect_sides, tables  # noqa: E402
+from tflearn.launch.local import free_port  # noqa: E402
 
 OURS = ('native', 'in_process')
 WANTED = {
@@ -70,7 +69,7 @@ def main() -> int:
 def _sides(num_environments: int, rllib_python: pathlib.Path) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
     versions = {collect_sides.PEER: f'TF-Agents {importlib.metadata.version("tf-agents")}'}
     names = [*OURS, collect_sides.PEER]
-    ports = {name: portpicker.pick_unused_port() for name in names}
+    ports = {name: free_port() for name in names}
     with contextlib.ExitStack() as stack:
         stack.enter_context(_server(ports))
         directory = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))

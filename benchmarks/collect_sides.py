@@ -21,8 +21,8 @@ from tflearn.environments import gymnasium_env
 from tflearn.experience import Experience
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.replay.writers import ReplayWriter
-from tflearn.specs import EnvironmentSpecs
-from tflearn.steps import create_train_step
+from tflearn.train_step import create_train_step
+from tflearn.types import EnvironmentSpecs
 
 ENVIRONMENT = 'CartPole-v1'
 PEER = 'tf_agents'

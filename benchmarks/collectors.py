@@ -21,7 +21,6 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import portpicker
 import reverb
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -29,6 +28,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import tables  # noqa: E402
 from tflearn.actors.evaluation_record import EvaluationRecord  # noqa: E402
+from tflearn.launch.local import free_address  # noqa: E402
 from tflearn.run_dir import RunDir, read_json  # noqa: E402
 
 POLL_SECS = 0.05
@@ -64,7 +64,7 @@ class Jobs:
     """The jobs of a run as processes, with their logs in its directory."""
 
     def __init__(self, root: pathlib.Path, gin_file: str, bindings: Sequence[str]):
-        self.address = f'localhost:{portpicker.pick_unused_port()}'
+        self.address = free_address()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         flags = [f'--gin_bindings={binding}' for binding in bindings]
         self._flags = [f'--root_dir={root}', f'--gin_file={gin_file}', f'--replay_address={self.address}', *flags]

@@ -27,7 +27,7 @@ from tflearn.learner.learner import Learner, LearnerOptions  # noqa: E402
 from tflearn.learner.triggers import IntervalTrigger  # noqa: E402
 from tflearn.policies import versions  # noqa: E402
 from tflearn.run_dir import RunDir  # noqa: E402
-from tflearn.steps import create_train_step  # noqa: E402
+from tflearn.train_step import create_train_step  # noqa: E402
 
 # Intervals of one measurement: some seconds.
 INTERVALS = {'dqn': 10, 'sac': 1}

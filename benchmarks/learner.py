@@ -26,7 +26,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import portpicker
 import tensorflow as tf
 from tf_agents.replay_buffers import reverb_replay_buffer
 from tf_agents.train import learner as tf_agents_learner
@@ -35,16 +34,17 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import learner_cases, replay_process, tables  # noqa: E402
+from tflearn.distribute import strategies  # noqa: E402
 from tflearn.experience import BatchSource  # noqa: E402
-from tflearn.learner import strategies  # noqa: E402
+from tflearn.launch.local import free_port  # noqa: E402
 from tflearn.learner.learner import Learner, LearnerOptions  # noqa: E402
 from tflearn.learner.train_loop import LoopOptions  # noqa: E402
-from tflearn.replay.mirror import ReplayMirror  # noqa: E402
-from tflearn.replay.prioritized import PrioritizedSampler  # noqa: E402
-from tflearn.replay.sampler import ReplaySampler  # noqa: E402
 from tflearn.replay.storage import Storage  # noqa: E402
 from tflearn.run_dir import RunDir  # noqa: E402
-from tflearn.steps import create_train_step  # noqa: E402
+from tflearn.sampling.mirror import ReplayMirror  # noqa: E402
+from tflearn.sampling.prioritized import PrioritizedSampler  # noqa: E402
+from tflearn.sampling.sampler import ReplaySampler  # noqa: E402
+from tflearn.train_step import create_train_step  # noqa: E402
 
 TIMEOUT_SECS = 600.0
 SINGLE_CALLS = 200
@@ -143,7 +143,7 @@ def servers(
 ) -> Iterator[tuple[dict[str, int], Callable[..., None]]]:
     """Starts the servers in a process of their own; gives their ports and a function that sends it a command."""
     names = [*experiences, PEER] if with_peer else [*experiences]
-    ports = {name: portpicker.pick_unused_port() for name in names}
+    ports = {name: free_port() for name in names}
     sides = {name: {'port': ports[name], 'experience': changes} for name, changes in experiences.items()}
     if with_peer:
         sides |= {PEER: {'port': ports[PEER], 'peer': True, 'prioritized': prioritized}}

@@ -12,7 +12,7 @@ from tf_agents.trajectories import trajectory
 
 from tflearn.agents import dqn, sac
 from tflearn.experience import Agent, Experience
-from tflearn.specs import EnvironmentSpecs
+from tflearn.types import EnvironmentSpecs
 
 EPISODE_STEPS = 200
 _NUM_FRAMES = 512

@@ -26,9 +26,9 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import learner_cases, tables  # noqa: E402
 from tflearn.learner.learner import Learner, LearnerOptions  # noqa: E402
 from tflearn.learner.triggers import IntervalTrigger  # noqa: E402
-from tflearn.policies.saved_policy import PolicyExporter  # noqa: E402
+from tflearn.policies.exporter import PolicyExporter  # noqa: E402
 from tflearn.run_dir import RunDir  # noqa: E402
-from tflearn.steps import create_train_step  # noqa: E402
+from tflearn.train_step import create_train_step  # noqa: E402
 
 
 class Saver:

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from tf_agents.trajectories import time_step as ts
 
-from tflearn import specs
-from tflearn.environments.wrapper import Wrapper
+from tflearn.environments.wrappers import Wrapper
+from tflearn.types import BatchedEnvironment, EnvironmentFactory
 
 
 def make(
-    num_environments: int, seed: int | None, *, make_environment: specs.EnvironmentFactory, path: str
-) -> specs.BatchedEnvironment:
-    """Makes an environment, see `specs.EnvironmentFactory`.
+    num_environments: int, seed: int | None, *, make_environment: EnvironmentFactory, path: str
+) -> BatchedEnvironment:
+    """Makes an environment, see `EnvironmentFactory`.
 
     Args:
       num_environments: B.
@@ -54,7 +54,7 @@ def append(path: str | os.PathLike[str], **entry: Any) -> None:
 class RecordedEnvironment(Wrapper):
     """Another environment that also tells of its episodes."""
 
-    def __init__(self, environment: specs.BatchedEnvironment, path: str):
+    def __init__(self, environment: BatchedEnvironment, path: str):
         """Takes over `environment`: it is closed with this."""
         super().__init__(environment)
         self._path, self._started = path, False

@@ -25,7 +25,6 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-import portpicker
 import tensorflow as tf
 from tf_agents.networks import q_network
 from tf_agents.policies import greedy_policy, policy_saver, py_tf_eager_policy, q_policy
@@ -36,10 +35,12 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import tables  # noqa: E402
-from tflearn.policies import loader, tensor_protos  # noqa: E402
-from tflearn.policies.saved_policy import PolicyExporter  # noqa: E402
-from tflearn.policies.serving_protos import predict_pb2  # noqa: E402
+from tflearn.launch.local import free_port  # noqa: E402
+from tflearn.policies import loader  # noqa: E402
+from tflearn.policies.exporter import PolicyExporter  # noqa: E402
 from tflearn.run_dir import RunDir  # noqa: E402
+from tflearn.serving import tensor_protos  # noqa: E402
+from tflearn.serving.protos import predict_pb2  # noqa: E402
 from tflearn.waiting import listens, wait_until  # noqa: E402
 
 SIDES = {'batching': '--batching', 'single': '--nobatching'}
@@ -171,7 +172,7 @@ def _process(*arguments: str) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _server(root: str, flag: str) -> Iterator[str]:
-    port = portpicker.pick_unused_port()
+    port = free_port()
     with _process('-m', 'scripts.serve', f'--root_dir={root}', f'--port={port}', flag):
         wait_until(lambda: listens(f'localhost:{port}'), 'the server', 60)
         status = RunDir(root).status('serve')

@@ -25,12 +25,11 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-import portpicker
-
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import recorded_environment, return_curves  # noqa: E402
+from tflearn.launch.local import free_port  # noqa: E402
 
 OURS = {'PPO': 'ppo_cartpole', 'IMPALA': 'impala_reuse_cartpole'}
 PEERS = {'RLlib PPO': 'ppo', 'RLlib IMPALA': 'impala'}
@@ -119,7 +118,7 @@ def _run_ours(side: str, path: pathlib.Path, seed: int, options: argparse.Namesp
     flags = [
         f'--root_dir={path.parent / "run"}',
         f'--gin_file={OURS[side]}',
-        f'--replay_address=localhost:{portpicker.pick_unused_port()}',
+        f'--replay_address=localhost:{free_port()}',
         *(f'--gin_bindings={binding}' for binding in bindings),
     ]
     with contextlib.ExitStack() as stack:

@@ -23,19 +23,21 @@ RULES = {
             'tables.py:2: got tflearn.jobs',
         ),
         ({'tflearn/replay/tables.py': 'from .. import agents'}, 'got tflearn.agents'),
-        ({'tflearn/steps.py': 'from tflearn import specs'}, 'got tflearn.specs'),
-        ({'tflearn/specs.py': 'from tflearn.experience import Experience'}, 'got tflearn.experience'),
+        ({'tflearn/train_step.py': 'from tflearn import types'}, 'got tflearn.types'),
+        ({'tflearn/types.py': 'from tflearn.experience import Experience'}, 'got tflearn.experience'),
         ({'tflearn/launch/local.py': 'from tflearn.waiting import wait_until'}, 'need one of: tflearn.errors'),
         ({'tflearn/jobs/train.py': 'from tflearn.jobs import collect'}, 'got tflearn.jobs.collect'),
         ({'tflearn/jobs/train.py': 'from tflearn.launch import local'}, 'got tflearn.launch.local'),
         ({'tflearn/replay/tables.py': 'import tflearn\ntflearn.Learner()'}, 'tables.py:2: got tflearn.Learner'),
-        ({'tflearn/attic/old.py': 'from tflearn import steps'}, 'nothing of the project'),
+        ({'tflearn/attic/old.py': 'from tflearn import train_step'}, 'nothing of the project'),
         ({'scripts/train.py': 'from tflearn.learner import learner'}, 'got tflearn.learner'),
+        ({'tflearn/replay/tables.py': 'from tflearn.sampling import reader'}, 'got tflearn.sampling'),
+        ({'tflearn/serving/server.py': 'from tflearn.replay import server'}, 'got tflearn.replay'),
         ({'tflearn/jobs/train.py': 'from tests import fakes'}, 'got tests.fakes'),
     ],
     layers.libraries: [
-        ({'tflearn/steps.py': 'import reverb'}, 'got an import of reverb in the vocabulary'),
-        ({'tflearn/specs.py': 'from tf_agents.agents import dqn'}, 'tf_agents.agents.dqn in the vocabulary'),
+        ({'tflearn/train_step.py': 'import reverb'}, 'got an import of reverb in the vocabulary'),
+        ({'tflearn/types.py': 'from tf_agents.agents import dqn'}, 'tf_agents.agents.dqn in the vocabulary'),
         ({'tflearn/launch/local.py': 'import tensorflow as tf'}, 'got an import of tensorflow in launch/'),
     ],
     layers.doors: [
@@ -46,7 +48,10 @@ RULES = {
         ({'scripts/launch.py': 'import subprocess'}, 'only tflearn/launch/ may use it'),
         ({'tflearn/jobs/train.py': 'import tf_agents\nx = tf_agents.agents.dqn'}, 'train.py:2: got tf_agents.agents'),
         ({'tflearn/replay/rows.py': 'import tensorflow as tf\n@tf.function\ndef f(): pass'}, 'got tensorflow.function'),
-        ({'tflearn/learner/learner.py': 'import tensorflow as tf\ntf.tpu.experimental'}, 'only tflearn/learner/strat'),
+        (
+            {'tflearn/learner/learner.py': 'import tensorflow as tf\ntf.tpu.experimental'},
+            'only tflearn/distribute/strat',
+        ),
         ({'tflearn/learner/learner.py': 'from tensorflow.python.eager import context'}, 'nobody may use it'),
         ({'tflearn/learner/learner.py': 'import time\ntime.sleep(1)'}, 'got time.sleep'),
     ],
@@ -72,6 +77,9 @@ RULES = {
         ({'scripts/a.py': "error = ImportError('got 1')"}, 'a.py:1: got ImportError(...); need UserImportError'),
     ],
     budget.file_lines: [({'tests/long_test.py': 'x = 1\n' * 401}, 'got 401 lines')],
+    budget.package_files: [
+        ({f'tflearn/replay/part_{i}.py': '' for i in range(17)}, 'tflearn/replay/: got 17 files; need at most 16'),
+    ],
     budget.binary_lines: [
         ({'scripts/train.py': 'x = 1\n' * 50 + "if __name__ == '__main__':\n  main()"}, 'got 52 lines of code'),
     ],
@@ -89,7 +97,7 @@ RULES = {
         ({'tflearn/a.py': 'def f(a: int, *b) -> int: pass'}, 'got no type of b of f'),
         ({'scripts/a.py': 'class A:\n  def f(self): pass'}, 'a.py:2: got no type of the result of f'),
     ],
-    budget.depth: [({'tflearn/replay/writers/rows.py': ''}, 'got a folder within a room')],
+    budget.depth: [({'tflearn/replay/writers/rows.py': ''}, 'got a folder within a package')],
     budget.names: [
         ({'tflearn/replay/io_utils.py': ''}, 'got utils in the name io_utils'),
         ({'tests/helpers/a.py': ''}, 'got helpers in the name helpers'),
@@ -124,7 +132,7 @@ def test_a_good_tree_is_not_told(tmp_path):
         tmp_path,
         {
             'tflearn/run_dir.py': "class RunDir:\n  p = root / 'train'",
-            'tflearn/replay/tables.py': 'import reverb\nfrom tflearn import specs\nfrom tflearn.replay import rows',
+            'tflearn/replay/tables.py': 'import reverb\nfrom tflearn import types\nfrom tflearn.replay import rows',
             'tflearn/jobs/train.py': "from tflearn.replay import tables\nJOB = 'train'",
             'scripts/train.py': 'import gin\nfrom absl import flags\nfrom tflearn.jobs import train\nfrom . import x',
             'tests/replay/tables_test.py': 'import subprocess\nimport gin\nfrom tflearn.replay import tables',
@@ -149,9 +157,9 @@ def test_build_files_follow_the_imports(tmp_path):
         {
             'gin/dqn.gin': 'from __gin__ import dynamic_registration\nfrom tflearn.agents import dqn\n',
             'tflearn/__init__.py': '',
-            'tflearn/specs.py': '',
+            'tflearn/types.py': '',
             'tflearn/agents/__init__.py': '',
-            'tflearn/agents/dqn.py': 'from tflearn.specs import EnvironmentSpecs',
+            'tflearn/agents/dqn.py': 'from tflearn.types import EnvironmentSpecs',
             'tests/agents/dqn_test.py': 'import pytest\nfrom tflearn.agents import dqn\nfrom tests import fakes',
             'tests/fakes.py': 'import numpy',
         },
@@ -160,5 +168,5 @@ def test_build_files_follow_the_imports(tmp_path):
     assert list(texts) == ['tests/BUILD', 'tflearn/BUILD', 'BUILD']
     assert "deps = ['//tflearn:agents']" in texts['BUILD']
     assert "name = 'agents',\n    srcs = glob(['agents/*.py']),\n" in texts['tflearn/BUILD']
-    assert "srcs = [\n        '__init__.py',\n        'specs.py',\n    ]," in texts['tflearn/BUILD']
+    assert "srcs = [\n        '__init__.py',\n        'types.py',\n    ]," in texts['tflearn/BUILD']
     assert "deps = [\n        ':fakes',\n        '//tflearn:agents',\n    ]," in texts['tests/BUILD']

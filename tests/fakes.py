@@ -10,7 +10,7 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import policy_step
 from tf_agents.trajectories import time_step as ts
 
-from tflearn import specs
+from tflearn.types import EnvironmentSpecs, check_batch
 
 OBSERVATION_SPEC = tensor_spec.BoundedTensorSpec((2,), tf.float32, 0.0, 1e6, 'observation')
 ACTION_SPEC = tensor_spec.BoundedTensorSpec((), tf.int64, 0, 1, 'action')
@@ -24,7 +24,7 @@ class CheckedEnvironment:
 
     def __init__(self, lengths: Sequence[int] = (3, 5), truncated: Sequence[bool] | bool = False):
         self.num_environments = len(lengths)
-        self.specs = specs.EnvironmentSpecs(OBSERVATION_SPEC, ACTION_SPEC)
+        self.specs = EnvironmentSpecs(OBSERVATION_SPEC, ACTION_SPEC)
         self.info: dict[str, np.ndarray] = {}
         self.num_rebuilt = 0
         self.num_resets = 0
@@ -43,7 +43,7 @@ class CheckedEnvironment:
     def step(self, action: Any) -> ts.TimeStep:
         if self.closed or not self.num_resets:
             raise RuntimeError('got step() before reset() or after close()')
-        specs.check_batch(action, ACTION_SPEC, self.num_environments, 'action')
+        check_batch(action, ACTION_SPEC, self.num_environments, 'action')
         if not np.isin(action, (0, 1)).all():
             raise ValueError(f'got action={action}; need 0 or 1')
         ended = self._step == self._lengths
@@ -79,7 +79,7 @@ class CountingPolicy(tf_policy.TFPolicy):
     `actions_changed` turns the actions round: a variable, so that a test can see whether it is read anew.
     """
 
-    def __init__(self, environment_specs: specs.EnvironmentSpecs):
+    def __init__(self, environment_specs: EnvironmentSpecs):
         count = tf.TensorSpec((), tf.int64, 'count')
         super().__init__(
             environment_specs.time_step, environment_specs.action, policy_state_spec=count, info_spec=count

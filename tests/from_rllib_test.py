@@ -17,7 +17,7 @@ from tflearn.jobs.collect import collect
 from tflearn.jobs.evaluate import evaluate
 from tflearn.jobs.train import train
 from tflearn.launch import topology
-from tflearn.steps import create_train_step
+from tflearn.train_step import create_train_step
 
 PAGE = (pathlib.Path(__file__).parents[1] / 'docs' / 'from-rllib.md').read_text()
 # What ray 2.60 lists: ray.rllib.algorithms.impala.IMPALAConfig().to_dict().

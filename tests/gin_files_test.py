@@ -11,7 +11,7 @@ import gin
 from scripts import gin_config, gin_files, gin_reader
 from tflearn.experience import Experience
 from tflearn.run_dir import RunDir
-from tflearn.steps import create_train_step
+from tflearn.train_step import create_train_step
 
 FOLDER = gin_files.folder()
 RUNS = [name for name in gin_files.names() if '/' not in name and name != 'jobs']

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from tests.end_to_end.programs import Program, figure, pid
-from tests.learner import written_summaries
+from tests.testing import written_summaries
 from tflearn.launch.local import free_address
 from tflearn.run_dir import RunDir
 

@@ -7,9 +7,9 @@ import signal
 import subprocess
 import sys
 
-import portpicker
 import pytest
 
+from tflearn.launch.local import free_address
 from tflearn.run_dir import RunDir, read_json
 
 CHECKOUT = pathlib.Path(__file__).parents[1]
@@ -68,7 +68,7 @@ def test_jobs_by_hand_and_the_policy(tmp_path):
         'train',
         'evaluate',
     ]
-    root, address = tmp_path / 'by_hand', f'localhost:{portpicker.pick_unused_port()}'
+    root, address = tmp_path / 'by_hand', free_address()
     jobs = [_start(command, root, address, tmp_path) for command in by_hand]
     try:
         for job in jobs[1:]:
@@ -96,10 +96,12 @@ def test_jobs_by_hand_and_the_policy(tmp_path):
     assert list(root.rglob('*.tflite'))
 
 
-def test_in_step(tmp_path):
-    (command,) = [command for command in COMMANDS if command.startswith('.venv/bin/tflearn-in-step')]
+def test_synchronous(tmp_path):
+    (command,) = [command for command in COMMANDS if command.startswith('.venv/bin/tflearn-synchronous')]
     arguments = [word for word in shlex.split(command)[1:] if not word.startswith('--root_dir')]
-    done = _run('in_step', [*arguments, f'--root_dir={tmp_path}', *(f'--gin_bindings={binding}' for binding in SMALL)])
+    done = _run(
+        'synchronous', [*arguments, f'--root_dir={tmp_path}', *(f'--gin_bindings={binding}' for binding in SMALL)]
+    )
     assert done.returncode == 0, done.stderr
     assert read_json(RunDir(tmp_path).train_result)['train_step'] == 100
 

@@ -9,7 +9,7 @@ from tf_agents.typing import types
 
 from tflearn.defaults import DefaultInt
 from tflearn.errors import UserTypeError, UserValueError
-from tflearn.specs import EnvironmentSpecs
+from tflearn.types import EnvironmentSpecs
 
 Order = Literal['uniform', 'prioritized', 'queue']
 Sampling = Literal['auto', 'learner', 'server']

@@ -5,11 +5,11 @@ from tf_agents.policies import random_tf_policy
 from tf_agents.trajectories import trajectory
 
 from tests import fakes
-from tflearn import specs
 from tflearn.actors.actor import Actor
 from tflearn.agents import impala, ppo, reinforce
 from tflearn.environments import gymnasium_env
-from tflearn.steps import create_train_step
+from tflearn.train_step import create_train_step
+from tflearn.types import EnvironmentSpecs, check_batch
 
 LENGTHS = (2, 3)
 
@@ -26,7 +26,7 @@ def test_trajectories_of_known_episodes():
     spec = fakes.CountingPolicy(environment.specs).trajectory_spec
     for row in rows:
         assert all(isinstance(leaf, np.ndarray) for leaf in tf.nest.flatten(row))
-        specs.check_batch(row, spec, 2, 'trajectory')
+        check_batch(row, spec, 2, 'trajectory')
     columns = trajectory.Trajectory(*(np.stack(column) for column in zip(*rows, strict=True)))
     np.testing.assert_array_equal(columns.step_type, [[0, 0], [1, 1], [2, 1], [0, 2], [1, 0]])
     np.testing.assert_array_equal(columns.next_step_type, [[1, 1], [2, 1], [0, 2], [1, 0], [2, 1]])
@@ -84,7 +84,7 @@ def test_random_policy():
 
 def test_policy_of_another_environment():
     environment = fakes.CheckedEnvironment()
-    other = specs.EnvironmentSpecs(tf.TensorSpec((3,), tf.float32, 'observation'), fakes.ACTION_SPEC)
+    other = EnvironmentSpecs(tf.TensorSpec((3,), tf.float32, 'observation'), fakes.ACTION_SPEC)
     with pytest.raises(ValueError, match=r'got time step observation with shape \(2, 2\), float32; need \(2, 3\)'):
         Actor(environment, fakes.CountingPolicy(other)).run(1)
 

@@ -5,10 +5,10 @@ from tf_agents.networks import q_rnn_network
 from tf_agents.policies import q_policy, random_tf_policy
 
 from tests import fakes
-from tflearn import specs
 from tflearn.actors.compiled_policy import CompiledPolicy
+from tflearn.types import EnvironmentSpecs, check_batch
 
-SPECS = specs.EnvironmentSpecs(fakes.OBSERVATION_SPEC, fakes.ACTION_SPEC)
+SPECS = EnvironmentSpecs(fakes.OBSERVATION_SPEC, fakes.ACTION_SPEC)
 
 
 def test_states_start_anew_where_an_episode_does():
@@ -69,7 +69,7 @@ def test_nested_actions():
     spec = {'turn': fakes.ACTION_SPEC, 'go': (fakes.ACTION_SPEC, fakes.ACTION_SPEC)}
     compiled = CompiledPolicy(random_tf_policy.RandomTFPolicy(SPECS.time_step, spec), 2)
     action, state = compiled.action(fakes.CheckedEnvironment().reset(), ())
-    specs.check_batch(action, spec, 2, 'action')
+    check_batch(action, spec, 2, 'action')
     assert state == ()
 
 

@@ -6,13 +6,13 @@ from tf_agents.policies import epsilon_greedy_policy, q_policy, random_tf_policy
 from tf_agents.specs import tensor_spec
 
 from tests import fakes
-from tflearn import specs
 from tflearn.actors import exploration
 from tflearn.actors.actor import Actor
 from tflearn.actors.compiled_policy import CompiledPolicy
 from tflearn.actors.exploration import EpsilonLadder
+from tflearn.types import EnvironmentSpecs
 
-SPECS = specs.EnvironmentSpecs(fakes.OBSERVATION_SPEC, fakes.ACTION_SPEC)
+SPECS = EnvironmentSpecs(fakes.OBSERVATION_SPEC, fakes.ACTION_SPEC)
 
 
 def _epsilon_greedy(epsilon=0.5, emit_log_probability=False):

@@ -13,8 +13,8 @@ from tf_agents.utils import common
 from tests.agents import example_data
 from tflearn.agents import dqn, optimizers, schedules
 from tflearn.experience import Experience
-from tflearn.specs import EnvironmentSpecs
-from tflearn.steps import create_train_step
+from tflearn.train_step import create_train_step
+from tflearn.types import EnvironmentSpecs
 
 SPECS = EnvironmentSpecs(
     tensor_spec.BoundedTensorSpec((2,), tf.float32, -1.0, 1.0, 'observation'),

@@ -12,10 +12,10 @@ from tests.agents import example_data
 from tests.environments import example_environments
 from tflearn.agents import appo, dqn, encoder, impala, networks, ppo, reinforce, sac
 from tflearn.agents.actor_value import NetworkOptions
+from tflearn.distribute import precision
 from tflearn.environments import gymnasium_env
-from tflearn.learner import precision
-from tflearn.specs import EnvironmentSpecs
-from tflearn.steps import create_train_step
+from tflearn.train_step import create_train_step
+from tflearn.types import EnvironmentSpecs
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')

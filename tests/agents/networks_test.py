@@ -11,9 +11,9 @@ from tf_agents.trajectories import time_step as ts
 from tests.agents import example_data
 from tflearn.agents import dqn, networks, ppo, sac
 from tflearn.agents.actor_value import NetworkOptions
-from tflearn.learner import precision
-from tflearn.steps import create_train_step
-from tflearn.variables import contract
+from tflearn.distribute import precision
+from tflearn.train_step import create_train_step
+from tflearn.weights import contract
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')

@@ -6,8 +6,8 @@ import tensorflow as tf
 
 from tests.agents import event_files
 from tflearn.agents import optimizers, schedules
-from tflearn.learner import strategies
-from tflearn.steps import create_train_step
+from tflearn.distribute import strategies
+from tflearn.train_step import create_train_step
 
 # Of eight items each: their mean is the gradient of a batch.
 ITEMS = np.random.default_rng(0).normal(1.0, 2.0, (8, 3)).astype(np.float32)
@@ -201,7 +201,7 @@ def test_the_noise_scale_is_the_papers():
     strategy = strategies.make(f'mirrored:{replicas}')
     generator = np.random.default_rng(1)
     with strategy.scope():
-        noise = optimizers.gradient_statistics.GradientNoise(size)
+        noise = optimizers.GradientNoise(size)
 
     @tf.function
     def update(items):

@@ -10,8 +10,8 @@ from tflearn.agents import ppo, ppo_loss, schedules
 from tflearn.agents.actor_value import NetworkOptions
 from tflearn.agents.ppo_loss import LossOptions
 from tflearn.experience import Experience
-from tflearn.specs import EnvironmentSpecs, zeros
-from tflearn.steps import create_train_step
+from tflearn.train_step import create_train_step
+from tflearn.types import EnvironmentSpecs, zeros
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')

@@ -6,7 +6,7 @@ from tf_agents.trajectories import time_step as ts
 from tests.agents import example_data
 from tflearn.agents import reinforce
 from tflearn.experience import Experience
-from tflearn.steps import create_train_step
+from tflearn.train_step import create_train_step
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')

@@ -7,8 +7,8 @@ from tf_agents.specs import tensor_spec
 from tests.agents import example_data
 from tflearn.agents import networks, optimizers, sac
 from tflearn.experience import Experience
-from tflearn.specs import EnvironmentSpecs, zeros
-from tflearn.steps import create_train_step
+from tflearn.train_step import create_train_step
+from tflearn.types import EnvironmentSpecs, zeros
 
 SPECS = example_data.CONTINUOUS
 SMALL = {'actor_fc_layer_params': (16,), 'critic_fc_layer_params': (16,)}

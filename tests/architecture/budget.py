@@ -1,6 +1,7 @@
 """How large things may be, and how they may not be called. A rule takes the files and returns what breaks it."""
 
 import ast
+import collections
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,10 @@ MAX_FUNCTION_LINES_AT_90_PERCENT = 40
 MAX_CONSTRUCTOR_ARGUMENTS = 8
 MAX_BINARY_LINES = 40
 # Drop-ins: another library says what their constructors take.
-GIVEN_CONSTRUCTORS = ('tflearn/learner/tf_agents_plain_learner.py', 'tflearn/learner/tf_agents_ppo_learner.py')
+GIVEN_CONSTRUCTORS = ('tflearn/tf_agents_compat/plain_learner.py', 'tflearn/tf_agents_compat/ppo_learner.py')
+MAX_PACKAGE_FILES = 16
+# Package -> how many files it may have instead, and why.
+LARGER_PACKAGES = {'tflearn/jobs': 24}  # one for each job, and what they share
 FORBIDDEN_WORDS = {'util', 'utils', 'common', 'helper', 'helpers', 'misc'}
 
 
@@ -23,6 +27,16 @@ def file_lines(files: Sequence[SourceFile]) -> list[str]:
         f'{file.path}: got {lines} lines; need at most {MAX_FILE_LINES}; divide it by idea'
         for file in files
         if (lines := len(file.text.splitlines())) > MAX_FILE_LINES
+    ]
+
+
+def package_files(files: Sequence[SourceFile]) -> list[str]:
+    """Checks that no package of the library has too many files."""
+    counts = collections.Counter('/'.join(file.parts[:-1]) for file in files if file.parts[0] == 'tflearn')
+    return [
+        f'{package}/: got {count} files; need at most {most}; join small ones that have one importer, or make an annex'
+        for package, count in sorted(counts.items())
+        if count > (most := LARGER_PACKAGES.get(package, MAX_PACKAGE_FILES))
     ]
 
 
@@ -88,9 +102,9 @@ def hints(files: Sequence[SourceFile]) -> list[str]:
 
 
 def depth(files: Sequence[SourceFile]) -> list[str]:
-    """Checks that the package is never deeper than tflearn/<room>/<file>.py."""
+    """Checks that the package is never deeper than tflearn/<package>/<file>.py."""
     return [
-        f'{file.path}: got a folder within a room; need tflearn/<room>/<file>.py; move it up'
+        f'{file.path}: got a folder within a package; need tflearn/<package>/<file>.py; move it up'
         for file in files
         if file.parts[0] == 'tflearn' and len(file.parts) > 3
     ]

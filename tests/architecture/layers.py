@@ -10,22 +10,41 @@ from tests.architecture.source_tree import SourceFile, dotted_name, is_within
 VOCABULARY = (
     'errors',
     'defaults',
-    'steps',
+    'train_step',
     'waiting',
     'background',
     'histograms',
     'finite',
     'run_dir',
     'extras',
-    'specs',
+    'types',
     'experience',
     'control',
 )
-ROOMS = (
-    *('environments', 'agents', 'replay', 'variables', 'policies', 'actors', 'learner', 'offline', 'transforms'),
-    *('launch', 'jobs'),
-)
-JOBS = ('replay_server', 'collect', 'train', 'in_step', 'train_offline', 'evaluate', 'serve', 'export')
+# Package -> the packages that it may import. An annex is a part of a large subject and knows the package it belongs to;
+# jobs/ knows all of them but launch/ and tools/.
+PACKAGES = {
+    'environments': (),
+    'transforms': (),
+    'agents': (),
+    'actors': (),
+    'rpc': (),
+    'replay': ('rpc',),
+    'sampling': ('replay',),
+    'weights': ('rpc',),
+    'data': ('rpc',),
+    'policies': (),
+    'serving': ('policies', 'rpc'),
+    'checkpoints': (),
+    'distribute': (),
+    'learner': ('checkpoints', 'distribute'),
+    'tf_agents_compat': ('learner', 'checkpoints', 'distribute'),
+}
+# File -> what it may import besides, and why the rule does not fit.
+EXCEPTIONS = {
+    'tflearn/learner/tf_agents_learner.py': ('tflearn.tf_agents_compat',),  # the name that version 0.1 told its users
+}
+JOBS = ('replay_server', 'collect', 'train', 'synchronous', 'train_offline', 'evaluate', 'serve', 'export')
 VOCABULARY_LIBRARIES = (
     *('absl.logging', 'numpy', 'tensorflow', 'tf_agents.specs', 'tf_agents.trajectories', 'tf_agents.typing'),
     *sys.stdlib_module_names,
@@ -35,7 +54,7 @@ LAUNCH_NEVER = ('tensorflow', 'tf_agents', 'numpy', 'gin', 'reverb')
 
 # What may be used where. A name stands for all that is in it; what nobody may use has no place.
 DOORS = {
-    'reverb': ('tflearn/replay/', 'tflearn/variables/'),
+    'reverb': ('tflearn/replay/', 'tflearn/sampling/', 'tflearn/weights/'),
     'gymnasium': ('tflearn/environments/',),
     'envpool': ('tflearn/environments/',),
     'dm_env': ('tflearn/environments/',),
@@ -44,19 +63,22 @@ DOORS = {
     'absl.flags': ('scripts/',),
     'absl.app': ('scripts/',),
     'gin': ('scripts/',),
-    'grpc': ('tflearn/policies/',),
-    'grpc_health': ('tflearn/policies/',),
-    'prometheus_client': ('tflearn/policies/',),
-    'tensorflow_serving': ('tflearn/policies/',),
+    'grpc': ('tflearn/rpc/', 'tflearn/serving/'),
+    'grpc_health': ('tflearn/rpc/', 'tflearn/serving/'),
+    'prometheus_client': ('tflearn/rpc/', 'tflearn/serving/'),
+    'tensorflow_serving': ('tflearn/serving/',),
     'subprocess': ('tflearn/launch/',),
     'yaml': ('tflearn/launch/',),
     'kubernetes': ('tflearn/launch/',),
     'tf_agents.agents': ('tflearn/agents/',),
-    'tensorflow.function': ('tflearn/learner/', 'tflearn/policies/', 'tflearn/actors/'),
-    'tensorflow.tpu': ('tflearn/learner/strategies.py',),
-    'tensorflow.distribute.cluster_resolver': ('tflearn/learner/strategies.py',),
-    'tensorflow.config.experimental_connect_to_cluster': ('tflearn/learner/strategies.py',),
-    'tensorflow.config.experimental_connect_to_host': ('tflearn/learner/strategies.py',),
+    'tensorflow.function': (
+        *('tflearn/learner/', 'tflearn/checkpoints/', 'tflearn/distribute/', 'tflearn/tf_agents_compat/'),
+        *('tflearn/policies/', 'tflearn/serving/', 'tflearn/actors/'),
+    ),
+    'tensorflow.tpu': ('tflearn/distribute/strategies.py',),
+    'tensorflow.distribute.cluster_resolver': ('tflearn/distribute/strategies.py',),
+    'tensorflow.config.experimental_connect_to_cluster': ('tflearn/distribute/strategies.py',),
+    'tensorflow.config.experimental_connect_to_host': ('tflearn/distribute/strategies.py',),
     'tensorflow.python': (),
     'time.sleep': (),
 }
@@ -81,7 +103,7 @@ def layers(files: Sequence[SourceFile]) -> list[str]:
                 allowed = ', '.join(may_import) or 'nothing of the project'
                 problems.add(
                     f'{file.at(line)}: got {name}; need one of: {allowed}; hand it over as an argument in '
-                    'tflearn/jobs/, or move it to the room that uses it'
+                    'tflearn/jobs/, or move it to the package that uses it'
                 )
     return sorted(problems)
 
@@ -91,14 +113,17 @@ def _may_import(file: SourceFile, job_parts: Sequence[str]) -> tuple[str, ...]:
     vocabulary = tuple(f'tflearn.{name}' for name in VOCABULARY)
     if file.parts[0] == 'scripts':
         return ('scripts', 'tflearn.jobs', 'tflearn.launch', *vocabulary)
-    place = file.parts[1]
-    if place in VOCABULARY:
-        return vocabulary[: VOCABULARY.index(place)]
-    if place == 'launch':
+    package = file.parts[1]
+    if package in VOCABULARY:
+        return vocabulary[: VOCABULARY.index(package)]
+    if package == 'launch':
         return ('tflearn.errors', 'tflearn.run_dir', 'tflearn.launch')
-    if place == 'jobs':
-        return (*vocabulary, *(f'tflearn.{room}' for room in ROOMS if room not in ('launch', 'jobs')), *job_parts)
-    return (*vocabulary, f'tflearn.{place}') if place in ROOMS else ()
+    if package == 'jobs':
+        return (*vocabulary, *(f'tflearn.{name}' for name in PACKAGES), *job_parts)
+    if package not in PACKAGES:
+        return ()
+    own = (package, *PACKAGES[package])
+    return (*vocabulary, *(f'tflearn.{name}' for name in own), *EXCEPTIONS.get(file.path, ()))
 
 
 def libraries(files: Sequence[SourceFile]) -> list[str]:
@@ -111,7 +136,7 @@ def libraries(files: Sequence[SourceFile]) -> list[str]:
             if file.parts[1] in VOCABULARY and not is_within(name, ('tflearn', *VOCABULARY_LIBRARIES)):
                 problems.append(
                     f'{file.at(line)}: got an import of {name} in the vocabulary; need Python, numpy, TensorFlow or '
-                    'tf_agents.{specs,trajectories,typing}; move what needs it to a room'
+                    'tf_agents.{specs,trajectories,typing}; move what needs it to a package'
                 )
             if file.parts[1] == 'launch' and is_within(name, LAUNCH_NEVER):
                 problems.append(f'{file.at(line)}: got an import of {name} in launch/, which starts jobs and is none')
@@ -119,7 +144,7 @@ def libraries(files: Sequence[SourceFile]) -> list[str]:
 
 
 def doors(files: Sequence[SourceFile]) -> list[str]:
-    """Checks that an outside library is used only in the rooms that are its door."""
+    """Checks that an outside library is used only in the packages that are its door."""
     problems = set()
     for file in files:
         if file.parts[0] not in ('tflearn', 'scripts'):
@@ -128,7 +153,7 @@ def doors(files: Sequence[SourceFile]) -> list[str]:
             for door, places in DOORS.items():
                 if is_within(name, [door]) and not file.path.startswith(places):
                     where = f'only {", ".join(places)} may use it' if places else 'nobody may use it'
-                    problems.add(f'{file.at(line)}: got {door}; {where}; ask that room, or take a callable')
+                    problems.add(f'{file.at(line)}: got {door}; {where}; ask that package, or take a callable')
     return sorted(problems)
 
 

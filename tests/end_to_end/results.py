@@ -17,8 +17,8 @@ from tflearn.agents import dqn
 from tflearn.environments import gymnasium_env
 from tflearn.experience import Experience
 from tflearn.run_dir import RunDir
-from tflearn.specs import specs_of
-from tflearn.steps import create_train_step
+from tflearn.train_step import create_train_step
+from tflearn.types import specs_of
 
 # Where each attempt at a run tells of itself. (TensorBoard's files are one per attempt.)
 _TOLD = ('logs', 'status', 'summaries', 'commands.txt')

@@ -7,14 +7,14 @@ import numpy as np
 import tensorflow as tf
 from tf_agents.trajectories import time_step as ts
 
-from tflearn import specs
+from tflearn.types import BatchedEnvironment, EnvironmentFactory, check_batch
 
 FIRST, MID, LAST = (int(step_type) for step_type in (ts.StepType.FIRST, ts.StepType.MID, ts.StepType.LAST))
 NUM_ENVIRONMENTS = 3
 
 
-def check(factory: specs.EnvironmentFactory, num_steps: int = 300, seeded: bool = True, own_seeds: bool = True) -> None:
-    """Checks that `factory` makes environments as `specs.BatchedEnvironment` describes them.
+def check(factory: EnvironmentFactory, num_steps: int = 300, seeded: bool = True, own_seeds: bool = True) -> None:
+    """Checks that `factory` makes environments as `BatchedEnvironment` describes them.
 
     Args:
       factory: called with (num_environments=, seed=).
@@ -39,7 +39,7 @@ def check(factory: specs.EnvironmentFactory, num_steps: int = 300, seeded: bool 
         check_seeds(factory, time_steps, own_seeds)
 
 
-def check_specs(environment: specs.BatchedEnvironment) -> None:
+def check_specs(environment: BatchedEnvironment) -> None:
     assert environment.num_environments == NUM_ENVIRONMENTS
     for spec in tf.nest.flatten(environment.specs.action):
         assert np.all(spec.minimum <= spec.maximum), spec
@@ -48,9 +48,9 @@ def check_specs(environment: specs.BatchedEnvironment) -> None:
             assert spec.name.split('/')[0] == name, spec
 
 
-def check_time_steps(environment: specs.BatchedEnvironment, time_steps: list[ts.TimeStep]) -> None:
+def check_time_steps(environment: BatchedEnvironment, time_steps: list[ts.TimeStep]) -> None:
     for time_step in time_steps:
-        specs.check_batch(time_step, environment.specs.time_step, NUM_ENVIRONMENTS, 'time step')
+        check_batch(time_step, environment.specs.time_step, NUM_ENVIRONMENTS, 'time step')
         assert all(isinstance(leaf, np.ndarray) for leaf in tf.nest.flatten(time_step))
         assert np.isin(time_step.discount[time_step.step_type == LAST], (0, 1)).all()
         assert (time_step.discount[time_step.step_type != LAST] == 1).all()
@@ -65,7 +65,7 @@ def check_time_steps(environment: specs.BatchedEnvironment, time_steps: list[ts.
     assert (step_types == LAST).any(), 'no episode ended; give more steps'
 
 
-def check_wrong_actions(environment: specs.BatchedEnvironment) -> None:
+def check_wrong_actions(environment: BatchedEnvironment) -> None:
     """Checks that wrong actions are refused, in an episode's first step and in later ones."""
     drawn = actions(environment, np.random.default_rng(0))
     for i, spec in enumerate(tf.nest.flatten(environment.specs.action)):
@@ -95,7 +95,7 @@ def wrong_leaves(leaf: np.ndarray, spec: Any) -> Iterator[np.ndarray]:
         yield wrong
 
 
-def check_refused(environment: specs.BatchedEnvironment, action: Any) -> None:
+def check_refused(environment: BatchedEnvironment, action: Any) -> None:
     try:
         environment.step(action)
     except ValueError as error:
@@ -104,17 +104,17 @@ def check_refused(environment: specs.BatchedEnvironment, action: Any) -> None:
         raise AssertionError(f'the action {action} was taken; need {environment.specs.action}')
 
 
-def check_clipping(factory: specs.EnvironmentFactory) -> None:
+def check_clipping(factory: EnvironmentFactory) -> None:
     """Checks that floats beyond their bounds do what the bounds do."""
     at_bounds, beyond = (rollout(factory, seed=7, num_steps=20, excess=excess) for excess in (0.0, 7.5))
     assert_equal(at_bounds, beyond)
 
 
-def float_leaves(environment: specs.BatchedEnvironment) -> list[Any]:
+def float_leaves(environment: BatchedEnvironment) -> list[Any]:
     return [spec for spec in tf.nest.flatten(environment.specs.action) if spec.dtype.is_floating]
 
 
-def check_infos(environment: specs.BatchedEnvironment, all_infos: list[dict[str, np.ndarray]]) -> None:
+def check_infos(environment: BatchedEnvironment, all_infos: list[dict[str, np.ndarray]]) -> None:
     assert all_infos[0] == {}
     known: set[str] = set()
     for info in all_infos[1:]:
@@ -126,7 +126,7 @@ def check_infos(environment: specs.BatchedEnvironment, all_infos: list[dict[str,
     assert environment.num_rebuilt == 0
 
 
-def check_seeds(factory: specs.EnvironmentFactory, time_steps: list[ts.TimeStep], own_seeds: bool) -> None:
+def check_seeds(factory: EnvironmentFactory, time_steps: list[ts.TimeStep], own_seeds: bool) -> None:
     first = tf.nest.flatten(time_steps[0].observation)
     for i in range(1, NUM_ENVIRONMENTS):
         assert any(not np.array_equal(leaf[0], leaf[i]) for leaf in first), f'environments 0 and {i} are alike'
@@ -140,7 +140,7 @@ def check_seeds(factory: specs.EnvironmentFactory, time_steps: list[ts.TimeStep]
 
 
 def rollout(
-    factory: specs.EnvironmentFactory,
+    factory: EnvironmentFactory,
     seed: int | None,
     num_steps: int,
     ignored_seed: int = 0,
@@ -185,7 +185,7 @@ def rollout(
     return time_steps
 
 
-def actions(environment: specs.BatchedEnvironment, rng: np.random.Generator) -> Iterator[Any]:
+def actions(environment: BatchedEnvironment, rng: np.random.Generator) -> Iterator[Any]:
     """Yields random actions [B, ...] within the bounds (an unbounded side counts as 1)."""
 
     def draw(spec: Any) -> np.ndarray:

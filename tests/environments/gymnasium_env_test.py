@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.environments import conformance
-from tflearn.environments import copies, gymnasium_env
+from tflearn.environments import gymnasium_env, sync_vector_env
 
 BOTH = pytest.mark.parametrize('vectorization', ['in_process', 'worker_processes'])
 
@@ -63,11 +63,11 @@ def test_native_copies_and_plain_ones_are_the_same_task():
 @pytest.mark.parametrize(
     ('name', 'arguments', 'kind'),
     [
-        ('CartPole-v1', {}, copies.Native),
-        ('CartPole-v1', {'max_episode_steps': 9}, copies.OneByOne),
-        ('CartPole-v1', {'kwargs': {'sutton_barto_reward': True}}, copies.OneByOne),
-        ('Acrobot-v1', {}, copies.OneByOne),
-        ('tests.environments.example_environments:tflearn_tests/OtherNative-v0', {}, copies.OneByOne),
+        ('CartPole-v1', {}, sync_vector_env.Native),
+        ('CartPole-v1', {'max_episode_steps': 9}, sync_vector_env.OneByOne),
+        ('CartPole-v1', {'kwargs': {'sutton_barto_reward': True}}, sync_vector_env.OneByOne),
+        ('Acrobot-v1', {}, sync_vector_env.OneByOne),
+        ('tests.environments.example_environments:tflearn_tests/OtherNative-v0', {}, sync_vector_env.OneByOne),
     ],
 )
 def test_auto_takes_the_native_one_where_it_is_the_same_task(name, arguments, kind):

@@ -1,4 +1,4 @@
-from tests.learner import written_summaries
+from tests.testing import written_summaries
 from tflearn.jobs.collect_summaries import CollectSummaries
 
 

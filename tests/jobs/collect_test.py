@@ -14,9 +14,9 @@ from tflearn.experience import Experience
 from tflearn.jobs.collect import collect
 from tflearn.jobs.collect_settings import CollectOptions
 from tflearn.replay import connection, reports
-from tflearn.steps import create_train_step
-from tflearn.variables.publisher import Publisher
+from tflearn.train_step import create_train_step
 from tflearn.waiting import wait_until
+from tflearn.weights.publisher import Publisher
 
 FREE = Experience(min_size=1, max_size=10_000, chunk_steps=4, sampling='server')
 

@@ -6,7 +6,7 @@ from tflearn.control import Credits, HeldLease, Lease, Share
 from tflearn.experience import Experience
 from tflearn.jobs.collect_settings import CollectOptions
 from tflearn.jobs.collection import Collection, CreditLimit, VersionLimit
-from tflearn.steps import create_train_step
+from tflearn.train_step import create_train_step
 
 
 def test_so_many_episodes_for_each_version():

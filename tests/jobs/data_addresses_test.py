@@ -4,7 +4,7 @@ import functools
 
 import pytest
 
-from tests.jobs.policy_lag_test import QUEUE
+from tests.testing.jobs import QUEUE
 from tflearn.agents import impala
 from tflearn.agents.actor_value import NetworkOptions
 from tflearn.jobs.collect import collect

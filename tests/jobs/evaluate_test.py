@@ -8,13 +8,12 @@ import gymnasium
 import pytest
 
 from tests import fakes
-from tests.learner import written_summaries
-from tests.policies import example_policies
+from tests.testing import example_policies, written_summaries
 from tflearn.environments import gymnasium_env, vector_env
 from tflearn.jobs.evaluate import evaluate
 from tflearn.jobs.evaluate_settings import EvaluateOptions
 from tflearn.policies import versions
-from tflearn.policies.saved_policy import PolicyExporter
+from tflearn.policies.exporter import PolicyExporter
 from tflearn.run_dir import RunDir, read_json, write_json
 from tflearn.waiting import wait_until
 

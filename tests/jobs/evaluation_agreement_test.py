@@ -11,10 +11,10 @@ import pytest
 import tensorflow as tf
 
 from tests import fakes
-from tests.policies import example_policies
+from tests.testing import example_policies
 from tflearn.environments import gymnasium_env
 from tflearn.jobs.evaluate import evaluate
-from tflearn.policies.saved_policy import PolicyExporter
+from tflearn.policies.exporter import PolicyExporter
 from tflearn.run_dir import RunDir, write_json
 
 NUM_EPISODES = 200

@@ -15,7 +15,7 @@ from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories.trajectory import Trajectory
 
 import scripts
-from tests.policies import example_policies
+from tests.testing import example_policies
 from tflearn.experience import Experience
 from tflearn.jobs import export as export_job
 from tflearn.jobs.collect import collect
@@ -23,7 +23,7 @@ from tflearn.jobs.export import export
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.train import train
 from tflearn.policies import loader, tflite, updates
-from tflearn.policies.saved_policy import PolicyExporter
+from tflearn.policies.exporter import PolicyExporter
 from tflearn.replay import stored_rows
 from tflearn.replay.server import ReplayServer
 from tflearn.replay.storage import Storage

@@ -9,18 +9,18 @@ import sys
 import threading
 
 import numpy as np
-import portpicker
 import pytest
 
 pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
 
 import scripts
 from tests import fakes
-from tests.policies import example_policies, served_policies
+from tests.testing import example_policies, served_policies
 from tflearn.environments import gymnasium_env
-from tflearn.policies.client import PolicyClient
-from tflearn.policies.saved_policy import PolicyExporter
+from tflearn.launch.local import free_port
+from tflearn.policies.exporter import PolicyExporter
 from tflearn.run_dir import RunDir, read_json, write_json
+from tflearn.serving.client import PolicyClient
 from tflearn.waiting import wait_until
 
 CHECKOUT = pathlib.Path(scripts.__path__[0]).parent
@@ -71,7 +71,7 @@ def resident_bytes(process):
 def test_reloads_under_load_take_no_memory(tmp_path):
     run_dir = RunDir(tmp_path)
     publisher = served_policies.Publisher(run_dir.policies)
-    port = portpicker.pick_unused_port()
+    port = free_port()
     stop, answered = threading.Event(), [0] * 4
 
     def ask(number):

@@ -8,10 +8,10 @@ import signal
 import subprocess
 import sys
 
-import portpicker
 import pytest
 
 from tflearn.errors import TRY_AGAIN_EXIT_STATUS
+from tflearn.launch.local import free_address
 from tflearn.run_dir import RunDir, read_json
 from tflearn.waiting import wait_until
 
@@ -39,8 +39,8 @@ class Processes:
 
     def __init__(self, directory):
         self.run_dir = RunDir(directory / 'run')
-        self._directory, self._address = directory, f'localhost:{portpicker.pick_unused_port()}'
-        self._workers = [f'localhost:{portpicker.pick_unused_port()}' for _ in range(2)]
+        self._directory, self._address = directory, free_address()
+        self._workers = [free_address() for _ in range(2)]
         self._all = {}
 
     def start(self, name, job, *flags, worker=None, bindings=()):

@@ -12,15 +12,15 @@ import pytest
 import tensorflow as tf
 
 import tflearn
-from tests.policies import example_policies
+from tests.testing import example_policies
 from tflearn.agents import dqn, sac
 from tflearn.environments import gymnasium_env
 from tflearn.experience import Experience
 from tflearn.jobs.policy_exports import ExportOptions, PolicyExports
 from tflearn.policies import loader, updates, versions
 from tflearn.run_dir import RunDir, read_json
-from tflearn.specs import specs_of
-from tflearn.steps import create_train_step
+from tflearn.train_step import create_train_step
+from tflearn.types import specs_of
 
 ROOT = pathlib.Path(tflearn.__file__).parent.parent
 
@@ -105,8 +105,8 @@ from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.triggers import IntervalTrigger
 from tflearn.policies import loader, versions
 from tflearn.run_dir import RunDir
-from tflearn.specs import specs_of, zeros
-from tflearn.steps import create_train_step
+from tflearn.types import specs_of, zeros
+from tflearn.train_step import create_train_step
 
 run_dir = RunDir(sys.argv[1])
 make = functools.partial(gymnasium_env.make, 'CartPole-v1')

@@ -3,26 +3,15 @@
 import functools
 import threading
 
-from tests.learner import written_summaries
+from tests.testing import written_summaries
+from tests.testing.jobs import QUEUE
 from tflearn.agents import impala
 from tflearn.agents.actor_value import NetworkOptions
 from tflearn.environments import gymnasium_env
-from tflearn.experience import Experience
 from tflearn.jobs.collect import collect
 from tflearn.jobs.train import train
 from tflearn.learner.learner import LearnerOptions
 
-# One item in the queue, and weights sent with every train step.
-QUEUE = Experience(
-    sequence_length=9,
-    stride=8,
-    pad_episodes=True,
-    order='queue',
-    max_size=1,
-    min_size=1,
-    per_replica_batch_size=8,
-    max_policy_lag=2,
-)
 NUM_STEPS = 40
 # Slower than the collector, so that it is the queue that holds the collector back.
 SECS_PER_STEP = 0.05

@@ -11,17 +11,17 @@ from tf_agents.networks import q_network, q_rnn_network
 from tf_agents.policies import q_policy
 
 from tests import fakes
-from tflearn import specs
 from tflearn.actors.actor import Actor
 from tflearn.actors.exploration import uniform
 from tflearn.agents import dqn, ppo, sac
 from tflearn.environments import gymnasium_env
 from tflearn.experience import Experience
-from tflearn.jobs import recorded_data
+from tflearn.jobs import initial_agent
 from tflearn.replay.server import ReplayServer
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.replay.writers import ReplayWriter
-from tflearn.steps import create_train_step
+from tflearn.train_step import create_train_step
+from tflearn.types import EnvironmentSpecs
 
 QUEUE = Experience(sequence_length=5, stride=4, order='queue', max_size=100, min_size=1)
 
@@ -67,7 +67,7 @@ def _check(read, columns):
 def test_distribution_parameters_and_versions(read_back):
     environment = gymnasium_env.make('Pendulum-v1', num_environments=2, seed=3)
     agent = ppo.make_agent(environment.specs, create_train_step(), QUEUE)
-    read, columns = read_back(environment, agent.collect_policy, recorded_data.data_spec(agent, QUEUE))
+    read, columns = read_back(environment, agent.collect_policy, initial_agent.data_spec(agent, QUEUE))
     _check(read, columns)
     assert np.ptp(columns.policy_info['dist_params']['loc']) > 0
     environment.close()
@@ -99,13 +99,13 @@ def test_log_probabilities(read_back, random):
 def test_sac_records_nothing_of_its_own(read_back):
     environment = gymnasium_env.make('Pendulum-v1', num_environments=2, seed=3)
     agent = sac.make_agent(environment.specs, create_train_step(), Experience())
-    read, columns = read_back(environment, agent.collect_policy, recorded_data.data_spec(agent, QUEUE))
+    read, columns = read_back(environment, agent.collect_policy, initial_agent.data_spec(agent, QUEUE))
     _check(read, columns)
     environment.close()
 
 
 def test_a_recurrent_agent_trains_on_data_with_its_policy_states(read_back):
-    own = specs.EnvironmentSpecs(fakes.OBSERVATION_SPEC, fakes.ACTION_SPEC)
+    own = EnvironmentSpecs(fakes.OBSERVATION_SPEC, fakes.ACTION_SPEC)
     network = q_rnn_network.QRnnNetwork(
         own.observation, own.action, input_fc_layer_params=(4,), lstm_size=(3,), output_fc_layer_params=None
     )
@@ -115,7 +115,7 @@ def test_a_recurrent_agent_trains_on_data_with_its_policy_states(read_back):
     experience = Experience(
         sequence_length=5, stride=4, order='queue', max_size=100, min_size=1, store_policy_state=True
     )
-    spec = recorded_data.data_spec(agent, experience)
+    spec = initial_agent.data_spec(agent, experience)
     assert [leaf.shape.as_list() for leaf in spec.policy_info['policy_state']] == [[3], [3]]
     read, columns = read_back(_Long(), agent.collect_policy, spec, experience, stores_policy_state=True)
     _check(read, columns)
@@ -127,11 +127,11 @@ def test_a_recurrent_agent_trains_on_data_with_its_policy_states(read_back):
 
 
 def test_no_policy_state_is_stored_unasked():
-    own = specs.EnvironmentSpecs(fakes.OBSERVATION_SPEC, fakes.ACTION_SPEC)
+    own = EnvironmentSpecs(fakes.OBSERVATION_SPEC, fakes.ACTION_SPEC)
     agent = dqn.make_agent(own, create_train_step(), Experience())
-    assert recorded_data.data_spec(agent, Experience()) is agent.collect_data_spec
+    assert initial_agent.data_spec(agent, Experience()) is agent.collect_data_spec
     with pytest.raises(ValueError, match='got a policy without a state to be stored'):
-        recorded_data.data_spec(agent, Experience(store_policy_state=True))
+        initial_agent.data_spec(agent, Experience(store_policy_state=True))
 
 
 class _Long(fakes.CheckedEnvironment):

@@ -7,12 +7,12 @@ import pytest
 
 pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
 
-from tests.jobs.conftest import Job
-from tests.policies import served_policies
+from tests.testing import served_policies
+from tests.testing.jobs import Job
 from tflearn.jobs import serve
-from tflearn.policies.client import PolicyClient
-from tflearn.policies.serving_protos import grpc, health_pb2, health_pb2_grpc
 from tflearn.run_dir import RunDir, read_json
+from tflearn.serving.client import PolicyClient
+from tflearn.serving.protos import grpc, health_pb2, health_pb2_grpc
 from tflearn.waiting import wait_until
 
 OBSERVATION = np.array([[1, 0, 0, 0], [-1, 0, 0, 0]], np.float32)

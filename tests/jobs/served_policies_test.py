@@ -31,7 +31,7 @@ def start_evaluate(run, run_dir=None, **arguments):
 
 def test_evaluate_follows_the_published_weights_and_collect_acts_by_a_served_policy(small_run, tmp_path):
     pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
-    from tests.policies import served_policies
+    from tests.testing import served_policies
 
     small_run.start_replay()
     options = ExportOptions(('greedy_policy', 'collect_policy'))

@@ -14,8 +14,8 @@ from tflearn.jobs.collect import collect
 from tflearn.jobs.train import train
 from tflearn.policies.loader import load_newest
 from tflearn.run_dir import read_json
-from tflearn.specs import specs_of, zeros
-from tflearn.steps import create_train_step
+from tflearn.train_step import create_train_step
+from tflearn.types import specs_of, zeros
 from tflearn.waiting import StopEvent, wait_until
 
 FEW = {'steps_per_call': 20, 'checkpoint_interval_steps': 50, 'export_interval_steps': 50, 'publish_interval_steps': 20}

@@ -9,7 +9,7 @@ import pytest
 import reverb
 import tensorflow as tf
 
-from tests.learner import written_summaries
+from tests.testing import written_summaries
 from tflearn.environments import pacing
 from tflearn.experience import Experience
 from tflearn.jobs.collect import collect
@@ -18,7 +18,7 @@ from tflearn.jobs.train import train
 from tflearn.jobs.train_session import Progress
 from tflearn.jobs.train_settings import CHECKPOINT_INTERVAL_STEPS, SUMMARY_INTERVAL_STEPS, Settings, with_intervals
 from tflearn.learner.learner import LearnerOptions
-from tflearn.learner.limits import Limits
+from tflearn.learner.stop_conditions import Limits
 from tflearn.learner.summaries import SummaryOptions
 from tflearn.policies import updates, versions
 from tflearn.run_dir import read_json, write_json

@@ -3,8 +3,10 @@
 import io
 import json
 import os
+import pathlib
 import pty
 import signal
+import socket
 
 import pytest
 
@@ -222,3 +224,19 @@ def test_a_reader_that_went_away_does_not_end_the_run(run_dir):
         process.wait(timeout=DEADLINE_SECS)
         assert process.returncode == 0
     assert read_json(run_dir.done)
+
+
+def test_free_ports_are_no_ports_of_outgoing_connections():
+    first = int(pathlib.Path('/proc/sys/net/ipv4/ip_local_port_range').read_text().split()[0])
+    ports = {local.free_port() for _ in range(20)}
+    assert len(ports) > 1
+    assert all(1024 < port < first for port in ports)
+
+
+def test_a_port_that_is_listened_on_is_not_free(monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(('', 0))
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(local, '_FIRST_PORT', port)
+        monkeypatch.setattr(local, '_first_outgoing_port', lambda: port + 2)
+        assert {local.free_port() for _ in range(5)} == {port + 1}

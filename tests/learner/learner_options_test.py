@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tflearn.learner import strategies
+from tflearn.distribute import strategies
 from tflearn.learner.learner import Learner, LearnerOptions
-from tflearn.learner.limits import Limits
+from tflearn.learner.stop_conditions import Limits
 from tflearn.learner.train_loop import LoopOptions
 from tflearn.run_dir import RunDir
 

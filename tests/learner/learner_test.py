@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.learner import conftest, written_summaries
+from tests.testing import learner as small
+from tests.testing import written_summaries
+from tflearn.distribute import strategies
 from tflearn.errors import UserError
-from tflearn.learner import strategies
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.summaries import SummaryOptions
 from tflearn.learner.triggers import IntervalTrigger
@@ -68,7 +69,7 @@ class CountedSource:
 
     def batch(self, drawn, i):
         step = tf.gather(drawn, i)
-        return conftest.batch(step), {'policy_version': tf.fill((conftest.BATCH_SIZE, 2), step)}
+        return small.batch(step), {'policy_version': tf.fill((small.BATCH_SIZE, 2), step)}
 
     def close(self):
         pass

@@ -11,11 +11,11 @@ from tf_agents.networks import q_network
 from tests.agents import example_data
 from tflearn.agents import dqn, optimizers, ppo, sac
 from tflearn.agents.actor_value import NetworkOptions
-from tflearn.learner import strategies
+from tflearn.distribute import strategies
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.train_loop import LoopOptions
 from tflearn.run_dir import RunDir
-from tflearn.steps import create_train_step
+from tflearn.train_step import create_train_step
 
 POISONED = 3  # the place of the batch whose first reward is no number
 SMALL = {'actor_fc_layer_params': (8,)}

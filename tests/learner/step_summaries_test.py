@@ -6,11 +6,11 @@ import pytest
 import tensorflow as tf
 
 from tests.agents import example_data
-from tests.learner import written_summaries
+from tests.testing import written_summaries
 from tflearn.agents import dqn, ppo, sac
 from tflearn.learner.step_summaries import StepSummaries
 from tflearn.learner.summaries import Summaries, SummaryOptions
-from tflearn.steps import create_train_step
+from tflearn.train_step import create_train_step
 
 AGENTS = {
     'dqn': (dqn, example_data.DISCRETE, dqn.EXPERIENCE, 1.0),

@@ -1,7 +1,7 @@
 import pytest
 import tensorflow as tf
 
-from tests.learner import written_summaries
+from tests.testing import written_summaries
 from tflearn.learner.summaries import Summaries, SummaryOptions
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.learner import talking_agent, written_summaries
-from tflearn.learner import strategies
+from tests.testing import recording_agent, written_summaries
+from tflearn.distribute import strategies
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.summaries import SummaryOptions
 from tflearn.run_dir import RunDir
@@ -59,7 +59,7 @@ def test_only_one_of_the_two_programs_holds_summaries(tmp_path, make_agent, make
 
 def test_summaries_are_labelled_by_the_variable(tmp_path, make_dataset_fn):
     """Here it grows by 2 with each train step, which is known after the first call."""
-    agent, run_dir = talking_agent.make(counts_twice=True), RunDir(tmp_path)
+    agent, run_dir = recording_agent.make(counts_twice=True), RunDir(tmp_path)
     learner = Learner(agent, make_dataset_fn(), run_dir, options=LearnerOptions(None, SummaryOptions(5)))
     for num_steps in (1, 8):
         assert learner.run(num_steps).num_steps == num_steps

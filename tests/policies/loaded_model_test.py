@@ -9,11 +9,11 @@ import pytest
 import tensorflow as tf
 from tf_agents.policies import policy_saver
 
-from tests.policies import example_policies
+from tests.testing import example_policies
 from tflearn.policies import loaded_model, loader
-from tflearn.policies.batching import BatchOptions
-from tflearn.policies.saved_policy import PolicyExporter
-from tflearn.policies.served_version import ServedVersion
+from tflearn.policies.exporter import PolicyExporter
+from tflearn.serving.batching import BatchOptions
+from tflearn.serving.served_version import ServedVersion
 
 OBSERVATION = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
 

@@ -11,11 +11,11 @@ from tf_agents.policies import greedy_policy
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
-from tests.policies import example_policies
+from tests.testing import example_policies
 from tflearn.policies import loader, signatures, versions
-from tflearn.policies.saved_policy import PolicyExporter
+from tflearn.policies.exporter import PolicyExporter
 from tflearn.run_dir import write_json
-from tflearn.specs import EnvironmentSpecs
+from tflearn.types import EnvironmentSpecs
 from tflearn.waiting import Stopped
 
 

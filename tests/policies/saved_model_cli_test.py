@@ -4,8 +4,8 @@ import re
 import subprocess
 import sys
 
-from tests.policies import example_policies
-from tflearn.policies.saved_policy import PolicyExporter
+from tests.testing import example_policies
+from tflearn.policies.exporter import PolicyExporter
 
 
 def test_signatures_and_names_are_readable(tmp_path):

@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 from tf_agents.policies import policy_loader
 
-from tests.policies import example_policies
+from tests.testing import example_policies
 from tflearn.policies import loader, updates, versions
-from tflearn.policies.saved_policy import PolicyExporter
+from tflearn.policies.exporter import PolicyExporter
 
 
 def size(path):

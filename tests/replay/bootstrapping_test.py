@@ -14,13 +14,13 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories import trajectory
 
-from tests.replay.conftest import DATA_SPEC
+from tests.testing.replay import DATA_SPEC
 from tflearn.agents import dqn
 from tflearn.experience import Experience
-from tflearn.replay.sampler import ReplaySampler
 from tflearn.replay.writers import ReplayWriter
-from tflearn.specs import EnvironmentSpecs
-from tflearn.steps import create_train_step
+from tflearn.sampling.sampler import ReplaySampler
+from tflearn.train_step import create_train_step
+from tflearn.types import EnvironmentSpecs
 
 GAMMA = 0.5
 A, B = [1.0, 0.0], [0.0, 1.0]

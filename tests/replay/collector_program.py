@@ -7,8 +7,8 @@ import numpy as np
 from tf_agents.trajectories import trajectory
 
 from tests import fakes
-from tests.replay.conftest import DATA_SPEC
 from tests.replay.replay_program import EXPERIENCE
+from tests.testing.replay import DATA_SPEC
 from tflearn.replay import connection
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.replay.writers import ReplayWriter

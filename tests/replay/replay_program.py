@@ -6,7 +6,7 @@ It prints 'ready' once it is loaded, and serves as soon as it reads a line; it e
 import pathlib
 import sys
 
-from tests.replay.conftest import DATA_SPEC
+from tests.testing.replay import DATA_SPEC
 from tflearn.experience import Experience
 from tflearn.replay.server import ReplayServer
 from tflearn.replay.storage import Storage

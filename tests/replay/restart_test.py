@@ -6,14 +6,13 @@ import sys
 import threading
 import time
 
-import portpicker
 import pytest
 import reverb
 
 from tests import fakes
-from tests.replay.conftest import DATA_SPEC
 from tests.replay.replay_program import EXPERIENCE
-from tests.replay.writers_test import _run
+from tests.testing.replay import DATA_SPEC, write_steps
+from tflearn.launch.local import free_port
 from tflearn.replay import connection
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.replay.writers import ReplayWriter
@@ -49,7 +48,7 @@ class Server:
 @pytest.mark.parametrize('away_secs', [0.0, 4.0, pytest.param(40.0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize('idle', [False, True])
 def test_writing_goes_on_soon_after_the_server_is_back(tmp_path, away_secs, idle):
-    port = portpicker.pick_unused_port()
+    port = free_port()
     address, storage, stop = f'localhost:{port}', Storage(EXPERIENCE, DATA_SPEC), threading.Event()
     with contextlib.ExitStack() as stack:
         servers = [Server(port, tmp_path / str(i)) for i in range(2)]
@@ -67,7 +66,7 @@ def test_writing_goes_on_soon_after_the_server_is_back(tmp_path, away_secs, idle
             try:
                 while not (enough.is_set() or stop.is_set()):
                     if not pause.is_set():
-                        _run(writer, environment, 20)
+                        write_steps(writer, environment, 20)
                     stop.wait(0.05)
             except Exception as error:
                 errors.append(error)
@@ -110,5 +109,5 @@ def test_what_a_stopped_writer_had_not_delivered_is_counted(serve):
     served.server.close()
     stop.set()
     with contextlib.suppress(Exception):
-        _run(writer, fakes.CheckedEnvironment((50,)), 33)
+        write_steps(writer, fakes.CheckedEnvironment((50,)), 33)
     assert writer.lost_steps == 32

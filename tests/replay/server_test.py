@@ -9,8 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests import fakes
-from tests.replay.conftest import DATA_SPEC
-from tests.replay.writers_test import _items, _run
+from tests.testing.replay import DATA_SPEC, read_items, write_steps
 from tflearn.experience import Experience
 from tflearn.replay import connection, credits, rate_limits, stored_rows
 from tflearn.replay.server import ReplayServer
@@ -25,14 +24,14 @@ UNLIMITED = Experience(min_size=1, sampling='server', chunk_steps=1)
 
 def _fill(served, experience):
     writer = ReplayWriter(served.address, served.storage, 1, threading.Event())
-    _run(writer, fakes.CheckedEnvironment((5,)), 6)
+    write_steps(writer, fakes.CheckedEnvironment((5,)), 6)
 
 
 def test_the_content_comes_back_after_a_restart(serve, capfd):
     served = serve(SMALL)
     _fill(served, SMALL)
     _fill(served, SMALL)
-    before = sorted(float(item.observation[0, 1]) for item, _ in _items(served))
+    before = sorted(float(item.observation[0, 1]) for item, _ in read_items(served))
     statistics = ReplayStatistics.of(served.table(), served.storage)
     served.server.checkpoint()
     served.server.close()
@@ -43,7 +42,7 @@ def test_the_content_comes_back_after_a_restart(serve, capfd):
         f'Started replay server on port {restarted.server.port}'
     ]
     assert ReplayStatistics.of(restarted.table(), served.storage) == statistics
-    assert sorted(float(item.observation[0, 1]) for item, _ in _items(restarted)) == before
+    assert sorted(float(item.observation[0, 1]) for item, _ in read_items(restarted)) == before
 
 
 def test_a_full_disk_costs_only_the_newest_checkpoint(serve, tmp_path):
@@ -204,7 +203,9 @@ def test_a_checkpoint_of_an_older_format_is_refused_and_can_be_read(serve, tmp_p
 
 def test_rows_are_read_from_a_checkpoint_of_a_mirrored_replay(serve, tmp_path):
     served = serve(Experience(min_size=1, chunk_steps=4))
-    _run(ReplayWriter(served.address, served.storage, 2, threading.Event()), fakes.CheckedEnvironment((3, 5)), 12)
+    write_steps(
+        ReplayWriter(served.address, served.storage, 2, threading.Event()), fakes.CheckedEnvironment((3, 5)), 12
+    )
     served.server.checkpoint()
     _check_rows(dict(stored_rows.read(tmp_path / 'replay' / 'checkpoints', 50)))
 

@@ -11,8 +11,7 @@ from tf_agents.replay_buffers import reverb_utils
 from tf_agents.specs import tensor_spec
 
 from tests import fakes
-from tests.replay.conftest import DATA_SPEC
-from tests.replay.writers_test import _items, _run
+from tests.testing.replay import DATA_SPEC, read_items, write_steps
 from tflearn.experience import Experience
 from tflearn.replay.writers import ReplayWriter
 
@@ -32,8 +31,8 @@ def test_the_same_sequences(serve, length, truncated, chunk_steps):
         writer(trajectory, version)
 
     record.flush = writer.flush
-    _run(record, fakes.CheckedEnvironment(LENGTHS, truncated=truncated), 70)
-    ours, theirs = _count(trajectory for trajectory, _ in _items(served)), _count(_peer_items(steps, length))
+    write_steps(record, fakes.CheckedEnvironment(LENGTHS, truncated=truncated), 70)
+    ours, theirs = _count(trajectory for trajectory, _ in read_items(served)), _count(_peer_items(steps, length))
     extra = ours - theirs
     assert not theirs - ours, 'an item of TF-Agents that we do not have'
     # After termination our last steps begin items too, filled up with the boundary row: TF-Agents leaves them out.

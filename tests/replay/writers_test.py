@@ -3,79 +3,21 @@ import time
 
 import numpy as np
 import pytest
-import reverb
 import tensorflow as tf
 from tf_agents.trajectories import time_step as ts
-from tf_agents.trajectories import trajectory
 
 from tests import fakes
+from tests.testing.replay import NoFlush, read_items, write_steps
 from tflearn.experience import Experience
 from tflearn.replay.statistics import ReplayStatistics
-from tflearn.replay.storage import REPLAY
 from tflearn.replay.writers import ReplayWriter
 from tflearn.waiting import Stopped
 
 HELD_BACK = Experience(min_size=10, samples_per_insert=1.0, per_replica_batch_size=4, sampling='server', chunk_steps=1)
 
 
-def _run(writer, environment, num_steps, version=7):
-    """Steps a checked environment with action 1 and writes what TF-Agents' driver would show an observer."""
-    time_step = environment.reset()
-    action = np.ones(environment.num_environments, np.int64)
-    for _ in range(num_steps):
-        next_time_step = environment.step(action)
-        writer(
-            trajectory.Trajectory(
-                time_step.step_type,
-                time_step.observation,
-                action,
-                (),
-                next_time_step.step_type,
-                next_time_step.reward,
-                next_time_step.discount,
-            ),
-            version,
-        )
-        time_step = next_time_step
-    writer.flush()
-
-
-def _items(served):
-    """All sequences in the table, as (trajectory [T, ...], version [T])."""
-    dataset = reverb.TrajectoryDataset.from_table_signature(
-        served.address, REPLAY, max_in_flight_samples_per_worker=1, rate_limiter_timeout_ms=200
-    )
-    size = served.table().current_size
-    found = {}
-    for sample in dataset.take(200 * size):
-        found.setdefault(int(sample.info.key), sample.data['chunk'].numpy())
-        if len(found) == size:
-            break
-    assert len(found) == size
-    length = served.storage.experience.sequence_length
-    items = []
-    for chunk in found.values():
-        for start in np.flatnonzero(chunk[: served.storage.num_starts, 0]):
-            item = served.storage.layout.unpack(tf.constant(chunk[start : start + length]))
-            items.append((item['trajectory'], item['policy_version'].numpy()))
-    return items
-
-
 def _writer(served, num_environments=1, stop=None, **changes):
     return ReplayWriter(served.address, served.storage, num_environments, stop or threading.Event(), **changes)
-
-
-class NoFlush:
-    """A writer of which nobody asks to send what it gathers."""
-
-    def __init__(self, writer):
-        self.writer = writer
-
-    def __call__(self, trajectory, version):
-        self.writer(trajectory, version)
-
-    def flush(self):
-        pass
 
 
 def _experience(chunk_steps, **changes):
@@ -87,8 +29,8 @@ def _experience(chunk_steps, **changes):
 def test_after_termination_every_step_begins_an_item(serve, length, chunk_steps):
     served = serve(_experience(chunk_steps, sequence_length=length))
     writer = _writer(served, 2)
-    _run(writer, fakes.CheckedEnvironment((3, 5)), 24)  # 6 episodes of 3 steps, 4 of 5; both with a boundary each
-    items = _items(served)
+    write_steps(writer, fakes.CheckedEnvironment((3, 5)), 24)  # 6 episodes of 3 steps, 4 of 5, and a boundary each
+    items = read_items(served)
     assert writer.num_sequences == len(items) == 6 * 3 + 4 * 5
     for item, version in items:
         assert (version == 7).all()
@@ -103,8 +45,8 @@ def test_after_termination_every_step_begins_an_item(serve, length, chunk_steps)
 @pytest.mark.parametrize('chunk_steps', [1, 5])
 def test_after_truncation_no_item_is_filled_up(serve, chunk_steps):
     served = serve(_experience(chunk_steps, sequence_length=4))
-    _run(_writer(served), fakes.CheckedEnvironment((5,), truncated=True), 12)
-    items = _items(served)
+    write_steps(_writer(served), fakes.CheckedEnvironment((5,), truncated=True), 12)
+    items = read_items(served)
     assert len(items) == 2 * (5 + 1 - 3)
     for item, _ in items:
         np.testing.assert_array_equal(np.diff(item.observation[:, 1]), 1.0)
@@ -112,8 +54,8 @@ def test_after_truncation_no_item_is_filled_up(serve, chunk_steps):
 
 def test_the_last_step_carries_reward_discount_and_last_observation(serve):
     served = serve(_experience(16))
-    _run(_writer(served), fakes.CheckedEnvironment((3,)), 4)
-    last = [item for item, _ in _items(served) if item.next_step_type[0] == ts.StepType.LAST]
+    write_steps(_writer(served), fakes.CheckedEnvironment((3,)), 4)
+    last = [item for item, _ in read_items(served) if item.next_step_type[0] == ts.StepType.LAST]
     assert len(last) == 1
     assert last[0].reward[0] == 1.0
     assert last[0].discount[0] == 0.0
@@ -123,16 +65,16 @@ def test_the_last_step_carries_reward_discount_and_last_observation(serve):
 @pytest.mark.parametrize('chunk_steps', [1, 4])
 def test_stride(serve, chunk_steps):
     served = serve(_experience(chunk_steps, sequence_length=3, stride=2))
-    _run(_writer(served), fakes.CheckedEnvironment((8,), truncated=True), 9)
-    assert sorted(float(item.observation[0, 1]) for item, _ in _items(served)) == [0.0, 2.0, 4.0, 6.0]
+    write_steps(_writer(served), fakes.CheckedEnvironment((8,), truncated=True), 9)
+    assert sorted(float(item.observation[0, 1]) for item, _ in read_items(served)) == [0.0, 2.0, 4.0, 6.0]
 
 
 @pytest.mark.parametrize('chunk_steps', [1, 4])
 @pytest.mark.parametrize('truncated', [True, False])
 def test_no_transition_is_left_out_by_a_stride(serve, truncated, chunk_steps):
     served = serve(_experience(chunk_steps, sequence_length=4, stride=3))
-    _run(_writer(served), fakes.CheckedEnvironment((8,), truncated=truncated), 9)
-    seen = {float(step) for item, _ in _items(served) for step in item.observation[:-1, 1]}
+    write_steps(_writer(served), fakes.CheckedEnvironment((8,), truncated=truncated), 9)
+    seen = {float(step) for item, _ in read_items(served) for step in item.observation[:-1, 1]}
     assert seen >= set(range(8))
 
 
@@ -140,16 +82,16 @@ def test_a_table_holds_as_many_sequences_however_slowly_they_come(monkeypatch, s
     monkeypatch.setattr('tflearn.replay.writers._PART_SECS', -1.0)  # each step is late
     served = serve(_experience(16, max_size=64))
     writer = _writer(served, 2)
-    _run(writer, fakes.CheckedEnvironment((1000, 1000)), 1 + 5 * 16)
+    write_steps(writer, fakes.CheckedEnvironment((1000, 1000)), 1 + 5 * 16)
     assert writer.num_sequences == 2 * 5 * 16
-    assert len(_items(served)) == 64 == ReplayStatistics.of(served.table(), served.storage).size
+    assert len(read_items(served)) == 64 == ReplayStatistics.of(served.table(), served.storage).size
 
 
 @pytest.mark.parametrize(('sampling', 'stored'), [('learner', 0), ('server', 2)])
 def test_what_is_handed_over_leaves_chunks_of_a_mirrored_table_unfinished(serve, sampling, stored):
     served = serve(_experience(16, max_size=64, sampling=sampling))
     writer = _writer(served, 2)
-    _run(NoFlush(writer), fakes.CheckedEnvironment((1000, 1000)), 6)
+    write_steps(NoFlush(writer), fakes.CheckedEnvironment((1000, 1000)), 6)
     writer.hand_over()
     assert served.table().current_size == stored
     if sampling == 'learner':
@@ -159,7 +101,7 @@ def test_what_is_handed_over_leaves_chunks_of_a_mirrored_table_unfinished(serve,
 def test_a_sequence_that_is_an_item_is_sent_with_its_last_step(serve):
     served = serve(_experience(1, order='queue', max_size=10))
     writer = _writer(served)
-    _run(NoFlush(writer), fakes.CheckedEnvironment((1000,)), 4)
+    write_steps(NoFlush(writer), fakes.CheckedEnvironment((1000,)), 4)
     assert writer.num_sequences == 3
 
 
@@ -170,17 +112,17 @@ def test_it_is_held_back_by_the_rate_limiter_and_can_be_stopped(serve):
     threading.Timer(1.0, stop.set).start()
     start = time.monotonic()
     with pytest.raises(Stopped):
-        _run(writer, fakes.CheckedEnvironment((50,) * 8), 1000)
+        write_steps(writer, fakes.CheckedEnvironment((50,) * 8), 1000)
     assert time.monotonic() - start < 30
     assert writer.lost_steps > 0
     # Ten before the first draw, the buffer of four batches, and what was on its way.
-    assert sum(len(item[1]) > 0 for item in _items(served)) <= 10 + 16 + 8
+    assert sum(len(item[1]) > 0 for item in read_items(served)) <= 10 + 16 + 8
 
 
 def test_whoever_waits_can_say_that_it_was_enough(serve):
     writer = _writer(serve(HELD_BACK), 8, keep_waiting=lambda: False)
     with pytest.raises(Stopped):
-        _run(writer, fakes.CheckedEnvironment((50,) * 8), 1000)
+        write_steps(writer, fakes.CheckedEnvironment((50,) * 8), 1000)
     assert writer.lost_steps == 0, 'nobody waits for them any more'
 
 
@@ -189,16 +131,16 @@ def test_nothing_is_lost_when_the_server_is_restarted(serve):
     served = serve(experience)
     writer = _writer(served, 2)
     environment = fakes.CheckedEnvironment((3, 5))
-    _run(writer, environment, 20)
+    write_steps(writer, environment, 20)
     served.server.checkpoint()
     served.server.close()
     back = []
     restart = threading.Timer(1.0, lambda: back.append(serve(experience, served.server.port)))
     restart.start()
-    _run(writer, environment, 400)
+    write_steps(writer, environment, 400)
     restart.join(30)
     # The environment was reset in between: the items of two runs, each of whole and of cut off episodes.
-    assert len(_items(back[0])) == writer.num_sequences
+    assert len(read_items(back[0])) == writer.num_sequences
 
 
 def test_it_gives_up_on_a_server_that_does_not_come_back(serve):
@@ -206,7 +148,7 @@ def test_it_gives_up_on_a_server_that_does_not_come_back(serve):
     writer = _writer(served, server_timeout_secs=1.0)
     served.server.close()
     with pytest.raises(TimeoutError, match=f'in vain for the replay server at {served.address}'):
-        _run(writer, fakes.CheckedEnvironment((5,)), 10)
+        write_steps(writer, fakes.CheckedEnvironment((5,)), 10)
 
 
 def test_data_that_do_not_fit_the_layout(serve):

@@ -19,7 +19,7 @@ def run(*arguments, job='train'):
     return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=DEADLINE_SECS)
 
 
-@pytest.mark.parametrize('job', ['replay_server', 'collect', 'train', 'in_step', 'evaluate'])
+@pytest.mark.parametrize('job', ['replay_server', 'collect', 'train', 'synchronous', 'evaluate'])
 @pytest.mark.parametrize('flag', ['--help', '--helpfull'])
 def test_help(job, flag):
     ended = run(flag, job=job)

@@ -7,10 +7,10 @@ import subprocess
 import sys
 
 import numpy as np
-import portpicker
 import pytest
 
 import scripts
+from tflearn.launch.local import free_port
 from tflearn.waiting import listens, wait_until
 
 CHECKOUT = pathlib.Path(scripts.__path__[0]).parent
@@ -72,11 +72,11 @@ def test_a_missing_extra_takes_one_line(tmp_path):
 
 def test_it_serves_until_it_is_stopped(tmp_path):
     pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
-    from tests.policies import served_policies
-    from tflearn.policies.client import PolicyClient
+    from tests.testing import served_policies
+    from tflearn.serving.client import PolicyClient
 
     served_policies.Publisher(tmp_path / 'policies').publish(5)
-    port = portpicker.pick_unused_port()
+    port = free_port()
     command = [sys.executable, '-m', 'scripts.serve', f'--root_dir={tmp_path}', f'--port={port}']
     process = subprocess.Popen(command, cwd=CHECKOUT, stderr=subprocess.PIPE, text=True, env={**os.environ})
     try:

@@ -8,10 +8,10 @@ from tf_agents.policies import tf_policy
 from tf_agents.trajectories import policy_step, trajectory
 from tf_agents.trajectories import time_step as ts
 
-from tflearn import specs
 from tflearn.actors import stored_state
 from tflearn.actors.compiled_policy import CompiledPolicy
 from tflearn.actors.info_metrics import EXECUTED_ACTION
+from tflearn.types import BatchedEnvironment, check_batch
 
 Observer = Callable[[trajectory.Trajectory], None]
 
@@ -32,7 +32,7 @@ class ActingPolicy(Protocol):
 class Actor:
     """Acts in every environment of a batch at once: one compiled policy call and one environment step at a time.
 
-    Where an environment says that it did another action than the policy's (`specs.BatchedEnvironment.info`), that one
+    Where an environment says that it did another action than the policy's (`BatchedEnvironment.info`), that one
     is recorded; what the policy tells of its action, as its log-probability, stays what it was.
 
     Attributes:
@@ -41,7 +41,7 @@ class Actor:
 
     def __init__(
         self,
-        environment: specs.BatchedEnvironment,
+        environment: BatchedEnvironment,
         policy: tf_policy.TFPolicy | ActingPolicy,
         observers: Sequence[Observer] = (),
         stores_policy_state: bool = False,
@@ -106,7 +106,7 @@ class Actor:
             action = told[EXECUTED_ACTION]
             if not self._checked_executed_action:
                 environment = self._environment
-                specs.check_batch(action, environment.specs.action, environment.num_environments, 'executed action')
+                check_batch(action, environment.specs.action, environment.num_environments, 'executed action')
                 self._checked_executed_action = True
         if self._stores_policy_state:
             info = stored_state.add(info, stored_state.before_step(time_step.step_type, state, self._initial_state))

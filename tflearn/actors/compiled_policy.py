@@ -8,8 +8,8 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import policy_step
 from tf_agents.trajectories import time_step as ts
 
-from tflearn import specs
 from tflearn.errors import UserValueError
+from tflearn.types import check_batch
 
 
 class CompiledPolicy:
@@ -93,7 +93,7 @@ class CompiledPolicy:
         Raises:
           ValueError: naming the leaf that differs.
         """
-        specs.check_batch(time_step, self.time_step_spec, self.batch_size, 'time step')
+        check_batch(time_step, self.time_step_spec, self.batch_size, 'time step')
 
     def _pack(self, outputs: list[tf.Tensor]) -> list[Any]:
         if len(outputs) == 1 and self._structure[0] is None:  # the usual case: one action, no state, no info

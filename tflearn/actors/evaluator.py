@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 from tf_agents.trajectories import time_step as ts
 
-from tflearn import specs
 from tflearn.errors import UserValueError
+from tflearn.types import BatchedEnvironment
 from tflearn.waiting import Stopped
 
 _MAX_DROPPED_IN_A_ROW = 10
@@ -89,9 +89,7 @@ class Evaluator:
     environment (FIRST after a time step that was not LAST) counts for nothing, and another one is played.
     """
 
-    def __init__(
-        self, environment: specs.BatchedEnvironment, num_episodes: int = 20, max_steps_per_episode: int = 100_000
-    ):
+    def __init__(self, environment: BatchedEnvironment, num_episodes: int = 20, max_steps_per_episode: int = 100_000):
         """Plays nothing yet.
 
         Args:

@@ -14,7 +14,7 @@ from tf_agents.typing import types
 
 from tflearn.agents import encoder, networks
 from tflearn.errors import UserValueError
-from tflearn.specs import EnvironmentSpecs
+from tflearn.types import EnvironmentSpecs
 
 DIST_PARAMS = 'dist_params'  # of the policy info: the parameters of the distribution that the action was drawn from
 

@@ -19,12 +19,12 @@ from tf_agents.agents import tf_agent
 from tf_agents.agents.ppo import ppo_utils
 from tf_agents.utils import common
 
-from tflearn.agents import impala, optimizers, schedules, supported_specs, vtrace
+from tflearn.agents import impala, networks, optimizers, schedules, vtrace
 from tflearn.agents.actor_value import ActorValueNetwork, NetworkOptions
 from tflearn.agents.impala_loss import LossOptions
 from tflearn.errors import UserValueError
 from tflearn.experience import Agent, Experience
-from tflearn.specs import EnvironmentSpecs
+from tflearn.types import EnvironmentSpecs
 
 EXPERIENCE = impala.EXPERIENCE
 
@@ -98,8 +98,8 @@ def make_agent(
     Raises:
       ValueError: see `impala.make_agent`.
     """
-    supported_specs.check_observation(specs.observation, 'APPO', network.conv_layer_params, nested=True)
-    supported_specs.check_policy_gradient_action(specs.action, 'APPO', nests=(dict,))
+    networks.check_observation(specs.observation, 'APPO', network.conv_layer_params, nested=True)
+    networks.check_policy_gradient_action(specs.action, 'APPO', nests=(dict,))
     made = impala.make_optimizers(
         train_step,
         experience,

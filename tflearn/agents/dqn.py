@@ -13,10 +13,10 @@ from tf_agents.agents import tf_agent
 from tf_agents.agents.dqn import dqn_agent
 from tf_agents.utils import common
 
-from tflearn.agents import networks, optimizers, schedules, supported_specs
+from tflearn.agents import networks, optimizers, schedules
 from tflearn.errors import UserValueError
 from tflearn.experience import Agent, Experience
-from tflearn.specs import EnvironmentSpecs
+from tflearn.types import EnvironmentSpecs
 
 EXPERIENCE = Experience(samples_per_insert=32.0)
 
@@ -69,7 +69,7 @@ def make_agent(
             f'got the action {action}; DQN needs one discrete action, counted from 0; choose another algorithm, or '
             'wrap the environment so that it has one'
         )
-    supported_specs.check_observation(specs.observation, 'DQN', conv_layer_params)
+    networks.check_observation(specs.observation, 'DQN', conv_layer_params)
     if experience.order == 'queue':
         raise UserValueError(
             "got Experience.order='queue'; DQN needs 'uniform' or 'prioritized': it learns from old items"

@@ -19,8 +19,8 @@ import numpy as np
 import tensorflow as tf
 from tf_agents.typing import types
 
-from tflearn import specs
 from tflearn.errors import UserValueError
+from tflearn.types import integer_bounds
 
 ONE_HOT_SIZE = 1_000
 EMBEDDING_SIZE = 64
@@ -93,7 +93,7 @@ def is_categorical(spec: types.TensorSpec) -> bool:
     """Returns whether a leaf of the observation holds categories."""
     if spec.dtype == tf.uint8 and spec.shape.rank:
         return False
-    bounds = specs.integer_bounds(spec)
+    bounds = integer_bounds(spec)
     return bounds is not None and not (np.all(bounds[0] == 0) and np.all(bounds[1] <= 1))
 
 
@@ -107,7 +107,7 @@ def make_layer(spec: types.TensorSpec) -> tf.keras.layers.Layer | None:
         return Pixels()
     if not is_categorical(spec):
         return None
-    minimum, maximum = specs.integer_bounds(spec)  # type: ignore[misc]
+    minimum, maximum = integer_bounds(spec)  # type: ignore[misc]
     sizes = [int(high) - int(low) + 1 for low, high in zip(minimum.flat, maximum.flat, strict=True)]  # not of int64
     if sum(sizes) > MAX_CATEGORIES:
         raise UserValueError(

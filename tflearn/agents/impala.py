@@ -15,12 +15,12 @@ from tf_agents.agents.ppo import ppo_utils
 from tf_agents.policies import greedy_policy
 from tf_agents.utils import common
 
-from tflearn.agents import optimizers, schedules, supported_specs, vtrace
+from tflearn.agents import networks, optimizers, schedules, vtrace
 from tflearn.agents.actor_value import ActorValueNetwork, ActorValuePolicy, NetworkOptions
 from tflearn.agents.impala_loss import LossOptions
 from tflearn.errors import UserValueError
 from tflearn.experience import Agent, Experience
-from tflearn.specs import EnvironmentSpecs
+from tflearn.types import EnvironmentSpecs
 
 # 50 transitions and the observation after them, where the next sequence of the episode begins.
 EXPERIENCE = Experience(
@@ -93,8 +93,8 @@ def make_agent(
     Raises:
       ValueError: if the experience is prioritized, or a value has its own optimizer and no network of its own.
     """
-    supported_specs.check_observation(specs.observation, 'IMPALA', network.conv_layer_params, nested=True)
-    supported_specs.check_policy_gradient_action(specs.action, 'IMPALA', nests=(dict,))
+    networks.check_observation(specs.observation, 'IMPALA', network.conv_layer_params, nested=True)
+    networks.check_policy_gradient_action(specs.action, 'IMPALA', nests=(dict,))
     made = make_optimizers(
         train_step,
         experience,

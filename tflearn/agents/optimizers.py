@@ -11,7 +11,7 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn import histograms
-from tflearn.agents import gradient_statistics, schedules
+from tflearn.agents import schedules
 from tflearn.errors import UserValueError
 
 Kind = Literal['adam', 'rmsprop']
@@ -44,7 +44,7 @@ class Optimizer(tf.Module):
         self.keras = keras
         self._train_step = train_step
         self._gradient_clipping, self._clip_by = gradient_clipping, clip_by
-        self._noise = gradient_statistics.GradientNoise(per_replica_batch_size)
+        self._noise = GradientNoise(per_replica_batch_size)
         self.num_skipped = tf.Variable(0, trainable=False, dtype=tf.int64) if skip_nonfinite else None
 
     @property
@@ -86,7 +86,7 @@ class Optimizer(tf.Module):
         if histograms.recorded():
             clipped_norm = tf.linalg.global_norm(clipped)
             step = self._train_step + 1  # agents count a step when it is done
-            gradient_statistics.summarize(self.name, step, variables, summed, norm, clipped_norm)
+            summarize(self.name, step, variables, summed, norm, clipped_norm)
             self._summarize_noise(step, [gradient for gradient, _ in own], norm)
         if self.num_skipped is None:
             self._apply(clipped, variables)
@@ -201,3 +201,81 @@ def make(
     rate = learning_rate if callable(learning_rate) else schedules.constant(learning_rate)
     keras = _KINDS[kind](schedules.LearningRate(rate), name=name, **(options or {}))
     return Optimizer(keras, train_step, gradient_clipping, clip_by, skip_nonfinite, per_replica_batch_size, name)
+
+
+_DECAY = 0.9
+
+
+def summarize(
+    name: str,
+    step: tf.Tensor,
+    variables: Sequence[tf.Variable],
+    gradients: Sequence[tf.Tensor],
+    norm: tf.Tensor,
+    clipped_norm: tf.Tensor,
+) -> None:
+    """Writes norms and histograms under `gradients/<name>/`.
+
+    Args:
+      name: of the optimizer.
+      step: int64 scalar, the train step.
+      variables: that are trained.
+      gradients: of the global batch, one for each variable, before clipping.
+      norm: float32 scalar, global norm of `gradients`.
+      clipped_norm: float32 scalar, global norm after clipping.
+    """
+    with tf.name_scope(f'gradients/{name}/'):  # the slash leaves the scopes of whoever called
+        tf.summary.scalar('norm', norm, step=step)
+        tf.summary.scalar('clipped_norm', clipped_norm, step=step)
+        for variable, gradient in zip(variables, gradients, strict=True):
+            tag = variable.name.replace(':', '_')
+            tf.summary.scalar(f'{tag}/gradient_norm', tf.norm(gradient), step=step)
+            tf.summary.scalar(f'{tag}/variable_norm', tf.norm(variable), step=step)
+            histograms.write(f'{tag}/gradient', gradient, step)
+            histograms.write(f'{tag}/variable', variable, step)
+
+
+class GradientNoise(tf.Module):
+    """Estimates the gradient noise scale, the batch size [items] beyond which a larger one helps ever less.
+
+    A replica's gradient is that of a small batch, their sum that of a big one. With one replica there is no small
+    batch, hence no estimate. The two moving averages run over the steps whose summaries are recorded.
+
+    Attributes:
+      averages: float32 [2], moving averages of |G|^2, the true gradient's squared norm, and of tr(Sigma), the sum of
+        the variances of one item's gradient. Both start at 0, a bias that their ratio does not have.
+    """
+
+    def __init__(self, per_replica_batch_size: int):
+        """Makes the averages; within the strategy's scope.
+
+        Args:
+          per_replica_batch_size: items in a replica's batch.
+        """
+        super().__init__()
+        self._batch_size = per_replica_batch_size
+        self.averages = tf.Variable(
+            tf.zeros(2), trainable=False, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA, name='gradient_noise'
+        )
+
+    def update(self, replica_gradients: Sequence[tf.Tensor], norm: tf.Tensor) -> tf.Tensor:
+        """Takes one step into the averages, in replica context; a step that is not finite leaves them as they are.
+
+        Args:
+          replica_gradients: this replica's, of its share of the global batch's mean loss.
+          norm: float32 scalar, global norm of their sum over the replicas.
+
+        Returns:
+          float32 scalar, tr(Sigma) / |G|^2 [items] (equation 2.9); 0 / 0 before there is anything.
+        """
+        context = tf.distribute.get_replica_context()
+        replicas = context.num_replicas_in_sync
+        # A replica divides by the global batch: its own batch's mean gradient is `replicas` times as large.
+        own = tf.square(replicas * tf.linalg.global_norm(replica_gradients))
+        small, big = context.all_reduce(tf.distribute.ReduceOp.MEAN, own), tf.square(norm)
+        square = (replicas * big - small) / (replicas - 1)
+        trace = (small - big) * self._batch_size * replicas / (replicas - 1)
+        new = _DECAY * self.averages + (1 - _DECAY) * tf.stack([square, trace])
+        self.averages.assign(tf.where(tf.reduce_all(tf.math.is_finite(new)), new, self.averages))
+        square, trace = tf.unstack(self.averages.read_value())
+        return trace / square

@@ -17,13 +17,13 @@ from tf_agents.policies import greedy_policy
 from tf_agents.trajectories import time_step as ts
 from tf_agents.utils import common
 
-from tflearn.agents import encoder, optimizers, ppo_loss, schedules, supported_specs
+from tflearn.agents import encoder, networks, optimizers, ppo_loss, schedules
 from tflearn.agents.actor_value import ActorValueNetwork, NetworkOptions
 from tflearn.agents.normalizer import Normalizer, Normalizers, NormalizingPolicy
 from tflearn.agents.ppo_loss import LossOptions
 from tflearn.errors import UserValueError
 from tflearn.experience import Agent, Experience, Iteration
-from tflearn.specs import EnvironmentSpecs
+from tflearn.types import EnvironmentSpecs
 
 # Sequences of 128 transitions and the observation after them, where the next sequence begins.
 EXPERIENCE = Experience(
@@ -95,8 +95,8 @@ def make_agent(
       ValueError: if the experience is no queue of new items, the network has a memory, a penalty is to adapt without
         iterations, or observations are to be normalized and are no floats.
     """
-    supported_specs.check_observation(specs.observation, 'PPO', network.conv_layer_params, nested=True)
-    supported_specs.check_policy_gradient_action(specs.action, 'PPO', nests=(dict,))
+    networks.check_observation(specs.observation, 'PPO', network.conv_layer_params, nested=True)
+    networks.check_policy_gradient_action(specs.action, 'PPO', nests=(dict,))
     if experience.order != 'queue' or experience.reuse is not None:
         raise UserValueError(
             f"got Experience.order={experience.order!r}, reuse={experience.reuse}; PPO needs 'queue' and None: "

@@ -15,10 +15,10 @@ from tf_agents.policies import actor_policy, greedy_policy
 from tf_agents.trajectories import time_step as ts
 from tf_agents.utils import common, value_ops
 
-from tflearn.agents import networks, optimizers, schedules, supported_specs
+from tflearn.agents import networks, optimizers, schedules
 from tflearn.errors import UserValueError
 from tflearn.experience import Agent, Experience
-from tflearn.specs import EnvironmentSpecs
+from tflearn.types import EnvironmentSpecs
 
 # Episodes of up to 200 steps, with the row that says that they ended.
 EXPERIENCE = Experience(
@@ -59,12 +59,12 @@ def make_agent(
       make_optimizer: makes the optimizer; Adam by default.
 
     Raises:
-      ValueError: if the observation is nested, the action is one that it cannot learn (see `supported_specs`), the
+      ValueError: if the observation is nested, the action is one that it cannot learn (see `networks`), the
         experience is no queue of padded items, or there are several replicas, of which each would
         divide by its own number of episodes.
     """
-    supported_specs.check_observation(specs.observation, 'REINFORCE')
-    supported_specs.check_policy_gradient_action(specs.action, 'REINFORCE')
+    networks.check_observation(specs.observation, 'REINFORCE')
+    networks.check_policy_gradient_action(specs.action, 'REINFORCE')
     if experience.order != 'queue' or not experience.pad_episodes or experience.iteration is not None:
         raise UserValueError(
             f'got Experience.order={experience.order!r}, pad_episodes={experience.pad_episodes}, iteration='

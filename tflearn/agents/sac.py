@@ -14,10 +14,10 @@ from tf_agents.networks import network
 from tf_agents.policies import greedy_policy, tf_policy
 from tf_agents.typing import types
 
-from tflearn.agents import networks, optimizers, schedules, supported_specs
+from tflearn.agents import networks, optimizers, schedules
 from tflearn.errors import UserValueError
 from tflearn.experience import Agent, Experience
-from tflearn.specs import EnvironmentSpecs
+from tflearn.types import EnvironmentSpecs
 
 EXPERIENCE = Experience(max_size=1_000_000, min_size=10_000, samples_per_insert=256.0, per_replica_batch_size=256)
 
@@ -108,8 +108,8 @@ def _checked_action(specs: EnvironmentSpecs, experience: Experience) -> types.Bo
             'wrap the environment so that it has one'
         )
     action = actions[0]
-    supported_specs.check_bounded(action, 'SAC')
-    supported_specs.check_observation(specs.observation, 'SAC')
+    networks.check_bounded(action, 'SAC')
+    networks.check_observation(specs.observation, 'SAC')
     if experience.order != 'uniform' or experience.sequence_length != 2:
         raise UserValueError(
             f'got Experience.order={experience.order!r}, sequence_length={experience.sequence_length}; SAC needs '

@@ -13,9 +13,9 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from tflearn import specs
-from tflearn.environments import lives, refusals, vector_env
+from tflearn.environments import registry, vector_env, wrappers
 from tflearn.errors import UserValueError
+from tflearn.types import BatchedEnvironment
 
 FRAMES_PER_STEP = 4
 
@@ -29,7 +29,7 @@ def make(
     clip_rewards: bool = True,
     end_with_life: bool = False,
     max_episode_steps: int = 27_000,
-) -> specs.BatchedEnvironment:
+) -> BatchedEnvironment:
     """Makes a batch of an Atari game.
 
     The defaults are Machado et al.'s, but for 4 frames a step and the actions that the game knows. Mnih et al. had
@@ -43,12 +43,12 @@ def make(
       max_noops: episodes begin with up to so many frames without action.
       clip_rewards: to -1 ... 1. Give an evaluation the true ones.
       end_with_life: terminates an episode when a life is lost; the game goes on in the next one, see
-        `lives.EpisodicLife`. An evaluation is to play whole games:
+        `wrappers.EpisodicLife`. An evaluation is to play whole games:
         `evaluate.evaluate.make_environment = @evaluation/atari.make` and `evaluation/atari.make.end_with_life = False`.
       max_episode_steps: truncates games after so many steps, of 4 frames each: half an hour of play.
 
     Returns:
-      The batch; see `specs.BatchedEnvironment`. Close it when done. Observations are uint8 [B, 84, 84, 4], oldest frame
+      The batch; see `BatchedEnvironment`. Close it when done. Observations are uint8 [B, 84, 84, 4], oldest frame
       first; `info` has 'lives'.
 
     Raises:
@@ -58,14 +58,14 @@ def make(
         from ale_py import roms
         from ale_py.vector_env import AtariVectorEnv
     except ImportError as error:
-        raise refusals.missing(game, error) from error
-    refusals.check_num_environments(num_environments)
+        raise registry.missing(game, error) from error
+    registry.check_num_environments(num_environments)
     if max_episode_steps < 1:
         raise UserValueError(f'got max_episode_steps={max_episode_steps}; need at least 1')
     if not 0 <= repeat_action_probability < 1:
         raise UserValueError(f'got repeat_action_probability={repeat_action_probability}; need 0 or more and below 1')
     if game not in (known := roms.get_all_rom_ids()):
-        raise refusals.unknown('game', game, known, "one of ALE's")
+        raise registry.unknown('game', game, known, "one of ALE's")
     make_games = functools.partial(
         AtariVectorEnv,
         game,
@@ -80,7 +80,7 @@ def make(
     )
     games = vector_env.native(lambda: _channels_last(make_games()), seed)
     if end_with_life:
-        return lives.EpisodicLife(games)
+        return wrappers.EpisodicLife(games)
     return games
 
 

@@ -3,9 +3,9 @@
 import functools
 from typing import TYPE_CHECKING, Literal, get_args
 
-from tflearn import specs
-from tflearn.environments import refusals, vector_env
+from tflearn.environments import registry, vector_env
 from tflearn.errors import UserValueError
+from tflearn.types import BatchedEnvironment
 
 if TYPE_CHECKING:
     from tflearn.environments.dm_env_adapter import MakeDmEnvironment
@@ -21,7 +21,7 @@ def make(
     vectorization: Vectorization = 'in_process',
     flatten_observations: bool = True,
     step_timeout_secs: float = vector_env.STEP_TIMEOUT_SECS,
-) -> specs.BatchedEnvironment:
+) -> BatchedEnvironment:
     """Makes a batch of a task of the control suite.
 
     Args:
@@ -34,7 +34,7 @@ def make(
       step_timeout_secs: a worker process that takes longer for a step or a reset is replaced by a new one.
 
     Returns:
-      The batch; see `specs.BatchedEnvironment`. Close it when done.
+      The batch; see `BatchedEnvironment`. Close it when done.
 
     Raises:
       ValueError: for an unknown task, or if dm_control is not installed.
@@ -44,7 +44,7 @@ def make(
 
         from tflearn.environments.dm_env_adapter import load
     except ImportError as error:
-        raise refusals.missing(f'{domain}-{task}', error) from error
+        raise registry.missing(f'{domain}-{task}', error) from error
     if (domain, task) not in suite.ALL_TASKS:
         tasks = ', '.join(f'{known}-{its_task}' for known, its_task in suite.ALL_TASKS if domain in (known, its_task))
         names = tasks or ', '.join(sorted(suite.TASKS_BY_DOMAIN))
@@ -62,13 +62,13 @@ def from_dm_env(
     vectorization: Vectorization = 'in_process',
     flatten_observations: bool = True,
     step_timeout_secs: float = vector_env.STEP_TIMEOUT_SECS,
-) -> specs.BatchedEnvironment:
+) -> BatchedEnvironment:
     """Makes a batch of a dm_env environment; `make_one` makes one from a seed (None draws it). See `make`."""
     try:
         from tflearn.environments.dm_env_adapter import adapt
     except ImportError as error:
-        raise refusals.missing(str(make_one), error) from error
-    refusals.check_num_environments(num_environments)
+        raise registry.missing(str(make_one), error) from error
+    registry.check_num_environments(num_environments)
     if vectorization not in get_args(Vectorization):
         raise UserValueError(f'got vectorization={vectorization!r}; need one of {", ".join(get_args(Vectorization))}')
     make_env = functools.partial(adapt, make_one, flatten_observations)

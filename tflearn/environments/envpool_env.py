@@ -8,8 +8,8 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from tflearn import specs
-from tflearn.environments import refusals, vector_env
+from tflearn.environments import registry, vector_env
+from tflearn.types import BatchedEnvironment
 
 
 def make(
@@ -19,7 +19,7 @@ def make(
     max_episode_steps: int | None = None,
     num_threads: int = 0,
     kwargs: dict[str, Any] | None = None,
-) -> specs.BatchedEnvironment:
+) -> BatchedEnvironment:
     """Makes a batch of an EnvPool environment. Differs from gymnasium's: what ends at the time limit is truncated, even
     if it terminates in that very step.
 
@@ -32,7 +32,7 @@ def make(
       kwargs: passed to the environment's configuration.
 
     Returns:
-      The batch; see `specs.BatchedEnvironment`. Close it when done.
+      The batch; see `BatchedEnvironment`. Close it when done.
 
     Raises:
       ValueError: for an unknown name, if EnvPool is not installed, or for unfit arguments.
@@ -40,10 +40,10 @@ def make(
     try:
         import envpool
     except ImportError as error:
-        raise refusals.missing(name, error) from error
-    refusals.check_num_environments(num_environments)
+        raise registry.missing(name, error) from error
+    registry.check_num_environments(num_environments)
     if name not in (known := envpool.list_all_envs()):
-        raise refusals.unknown('name', name, known, 'an environment of EnvPool')
+        raise registry.unknown('name', name, known, 'an environment of EnvPool')
     arguments = {'num_envs': num_environments, 'num_threads': num_threads, **(kwargs or {})}
     if max_episode_steps is not None:
         arguments['max_episode_steps'] = max_episode_steps

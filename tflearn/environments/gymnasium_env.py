@@ -9,9 +9,9 @@ import gymnasium
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.wrappers import RecordVideo
 
-from tflearn import specs
-from tflearn.environments import refusals, registered, vector_env
+from tflearn.environments import registry, vector_env
 from tflearn.errors import UserValueError
+from tflearn.types import BatchedEnvironment
 
 Vectorization = Literal['auto', 'native', 'in_process', 'worker_processes']
 
@@ -25,7 +25,7 @@ def make(
     kwargs: dict[str, Any] | None = None,
     step_timeout_secs: float = vector_env.STEP_TIMEOUT_SECS,
     register: Callable[[], object] | None = None,
-) -> specs.BatchedEnvironment:
+) -> BatchedEnvironment:
     """Makes a batch of a gymnasium environment.
 
     Terminated is LAST with discount 0, truncated LAST with discount 1. Observations and actions of dtype float64 become
@@ -47,14 +47,14 @@ def make(
         called unless `name` is registered already.
 
     Returns:
-      The batch; see `specs.BatchedEnvironment`. Close it when done.
+      The batch; see `BatchedEnvironment`. Close it when done.
 
     Raises:
       ValueError: for an unknown name, one that needs something that is not installed, or unfit arguments.
       RuntimeError: if an environment cannot be made in its worker process.
     """
     _check(num_environments, seed, vectorization, max_episode_steps, step_timeout_secs)
-    spec = registered.find(name, register)
+    spec = registry.find(name, register)
     if vectorization == 'native' and spec.vector_entry_point is None:
         raise UserValueError(f"got vectorization='native' of name={name!r}, which has none registered; choose 'auto'")
     try:
@@ -75,7 +75,7 @@ def make(
             return vector_env.in_process(make_one, num_environments, seed)
         return vector_env.in_worker_processes(make_one, num_environments, seed, step_timeout_secs)
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
-        raise refusals.missing(name, error) from error
+        raise registry.missing(name, error) from error
     except TypeError as error:
         raise UserValueError(
             f'got name={name!r}, kwargs={kwargs}; need what an environment of fixed-size spaces takes ({error})'
@@ -88,7 +88,7 @@ def record(
     max_episode_steps: int | None = None,
     kwargs: dict[str, Any] | None = None,
     register: Callable[[], object] | None = None,
-) -> specs.BatchedEnvironment:
+) -> BatchedEnvironment:
     """Makes a batch of one environment that films its episodes with gymnasium's recorder. (Extra: video.)
 
     Args:
@@ -103,7 +103,7 @@ def record(
       ValueError: as `make` does, and if the environment cannot be drawn, or the extra is not installed.
     """
     _check(1, None, 'in_process', max_episode_steps, vector_env.STEP_TIMEOUT_SECS)
-    spec = registered.find(name, register)
+    spec = registry.find(name, register)
 
     def make_one() -> gymnasium.Env:
         arguments = {'max_episode_steps': max_episode_steps, 'disable_env_checker': True, **(kwargs or {})}
@@ -113,7 +113,7 @@ def record(
     try:
         return vector_env.in_process(make_one, 1, seed=None)
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
-        raise refusals.missing(name, error) from error
+        raise registry.missing(name, error) from error
     except (TypeError, gymnasium.error.Error) as error:
         raise UserValueError(
             f'got name={name!r}, kwargs={kwargs}; need an environment that can be drawn ({error})'
@@ -127,7 +127,7 @@ def _check(
     max_episode_steps: int | None,
     step_timeout_secs: float,
 ) -> None:
-    refusals.check_num_environments(num_environments)
+    registry.check_num_environments(num_environments)
     if seed is not None and seed < 0:
         raise UserValueError(f'got seed={seed}; need 0 or more, or None')
     if vectorization not in get_args(Vectorization):

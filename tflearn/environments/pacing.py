@@ -7,15 +7,15 @@ from typing import Any
 from absl import logging
 from tf_agents.trajectories import time_step as ts
 
-from tflearn import specs
-from tflearn.environments.wrapper import Wrapper
+from tflearn.environments.wrappers import Wrapper
 from tflearn.errors import UserValueError
+from tflearn.types import BatchedEnvironment, EnvironmentFactory
 
 
 def make(
     num_environments: int,
     seed: int | None,
-    make_environment: specs.EnvironmentFactory,
+    make_environment: EnvironmentFactory,
     unroll_step_interval_secs: float,
 ) -> 'PacedEnvironment':
     """Makes what `make_environment` makes, stepped in real time; see `PacedEnvironment`."""
@@ -34,7 +34,7 @@ class PacedEnvironment(Wrapper):
       num_overruns: steps that came too late.
     """
 
-    def __init__(self, environment: specs.BatchedEnvironment, unroll_step_interval_secs: float):
+    def __init__(self, environment: BatchedEnvironment, unroll_step_interval_secs: float):
         """Takes over `environment`: it is closed with this."""
         super().__init__(environment)
         self.num_overruns = 0

@@ -8,13 +8,13 @@ import tensorflow as tf
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
-from tflearn import specs
-from tflearn.environments.wrapper import Wrapper
+from tflearn.environments.wrappers import Wrapper
 from tflearn.errors import UserValueError
+from tflearn.types import BatchedEnvironment, EnvironmentFactory, EnvironmentSpecs
 
 
 def make(
-    num_environments: int, seed: int | None, make_environment: specs.EnvironmentFactory, shown: Sequence[int]
+    num_environments: int, seed: int | None, make_environment: EnvironmentFactory, shown: Sequence[int]
 ) -> 'PartialView':
     """Makes what `make_environment` makes, and shows only the numbers `shown` of its observation."""
     return PartialView(make_environment(num_environments=num_environments, seed=seed), shown)
@@ -23,7 +23,7 @@ def make(
 class PartialView(Wrapper):
     """Another environment of whose observation, a vector, only some numbers are shown."""
 
-    def __init__(self, environment: specs.BatchedEnvironment, shown: Sequence[int]):
+    def __init__(self, environment: BatchedEnvironment, shown: Sequence[int]):
         """Takes over `environment`: it is closed with this.
 
         Args:
@@ -42,7 +42,7 @@ class PartialView(Wrapper):
             )
         super().__init__(environment)
         self._shown = list(shown)
-        self.specs = specs.EnvironmentSpecs(self._part(spec), environment.specs.action, environment.specs.reward)
+        self.specs = EnvironmentSpecs(self._part(spec), environment.specs.action, environment.specs.reward)
 
     def reset(self) -> ts.TimeStep:
         """Starts new episodes everywhere. Returns time steps [B]."""

@@ -13,8 +13,8 @@ from gymnasium import spaces
 from tf_agents.specs import tensor_spec
 from tf_agents.typing import types
 
-from tflearn import specs
 from tflearn.errors import UserValueError
+from tflearn.types import integer_bounds
 
 Convert = Callable[[Any], Any]
 
@@ -143,7 +143,7 @@ def category_check(spec: types.NestedTensorSpec) -> Callable[[Any], None] | None
     It raises ValueError for one out of its bounds.
     """
     leaves = tf.nest.flatten(spec)
-    bounds = [None if leaf.dtype == tf.uint8 else specs.integer_bounds(leaf) for leaf in leaves]
+    bounds = [None if leaf.dtype == tf.uint8 else integer_bounds(leaf) for leaf in leaves]
     checked = [(i, leaf, *bound) for i, (leaf, bound) in enumerate(zip(leaves, bounds, strict=True)) if bound]
     if not checked:
         return None

@@ -8,8 +8,8 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 from tf_agents.trajectories import time_step as ts
 
-from tflearn import specs
-from tflearn.environments import copies, infos, spaces, worker_processes
+from tflearn.environments import infos, spaces, sync_vector_env, worker_processes
+from tflearn.types import EnvironmentSpecs, check_batch
 
 # Some environments think for a while; one that hangs is to be noticed all the same.
 STEP_TIMEOUT_SECS = 120.0
@@ -18,12 +18,12 @@ _FIRST, _MID = np.int32(ts.StepType.FIRST), np.int32(ts.StepType.MID)
 
 
 class VectorEnvironment:
-    """`specs.BatchedEnvironment` over `copies.Copies`.
+    """`BatchedEnvironment` over `sync_vector_env.Copies`.
 
     The arrays of a time step are the caller's: later steps leave them alone.
     """
 
-    def __init__(self, environments: copies.Copies, seed: int | None):
+    def __init__(self, environments: sync_vector_env.Copies, seed: int | None):
         """Takes over `environments`.
 
         Args:
@@ -36,7 +36,7 @@ class VectorEnvironment:
         self.num_environments = environments.num_envs
         self.info: Mapping[str, np.ndarray] = {}
         try:
-            self.specs = specs.EnvironmentSpecs(
+            self.specs = EnvironmentSpecs(
                 observation=spaces.to_spec(environments.single_observation_space, 'observation'),
                 action=spaces.to_spec(environments.single_action_space, 'action'),
             )
@@ -74,7 +74,7 @@ class VectorEnvironment:
         """Applies `action` where an episode runs, starts a new episode where one has ended.
 
         Args:
-          action: nest of arrays [B, ...] as `specs.action` says; see `specs.BatchedEnvironment` for what is out of
+          action: nest of arrays [B, ...] as `specs.action` says; see `BatchedEnvironment` for what is out of
             its bounds.
 
         Returns:
@@ -88,7 +88,7 @@ class VectorEnvironment:
         if self._ended is None:
             raise RuntimeError('got step() before reset() or after close(); need a reset() first')
         if not self._checked_action:
-            specs.check_batch(action, self.specs.action, self.num_environments, 'action')
+            check_batch(action, self.specs.action, self.num_environments, 'action')
             self._checked_action = True
         given = self._write(action)
         observation, reward, terminated, truncated, info, rebuilt = self._copies.step(given)
@@ -127,7 +127,7 @@ def in_process(make_one: Callable[[], gymnasium.Env], num_environments: int, see
 
     One that raises is rebuilt; one that hangs holds up the others: there is no way to stop it from here.
     """
-    return VectorEnvironment(copies.OneByOne(make_one, num_environments), seed)
+    return VectorEnvironment(sync_vector_env.OneByOne(make_one, num_environments), seed)
 
 
 def in_worker_processes(
@@ -163,4 +163,4 @@ def native(make_all: Callable[[], VectorEnv], seed: int | None) -> VectorEnviron
     Raises:
       ValueError: for another autoreset mode.
     """
-    return VectorEnvironment(copies.Native(make_all), seed)
+    return VectorEnvironment(sync_vector_env.Native(make_all), seed)

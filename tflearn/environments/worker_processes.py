@@ -25,7 +25,7 @@ from gymnasium.vector.utils import (
     write_to_shared_memory,
 )
 
-from tflearn.environments import copies, infos
+from tflearn.environments import infos, sync_vector_env
 from tflearn.environments.failures import Failures, cause_of, seed_of
 
 _START_TIMEOUT_SECS = 600.0  # some environments load for minutes
@@ -127,7 +127,7 @@ class _Worker:
 
 
 class Workers:
-    """`copies.Copies`, each in a process of its own. After an error it is closed."""
+    """`sync_vector_env.Copies`, each in a process of its own. After an error it is closed."""
 
     def __init__(self, make_one: Callable[[], gymnasium.Env], num_environments: int, step_timeout_secs: float):
         """Starts one process per environment and waits until each has made its own.
@@ -167,7 +167,7 @@ class Workers:
                 raise RuntimeError(f'environment {i} failed in its worker process: {cause}')
 
     def reset(self, seed: int | None) -> Any:
-        """See `copies.Copies`."""
+        """See `sync_vector_env.Copies`."""
         self._seed = seed if seed is not None else self._seed
         with self._closed_after_errors():
             commands = {i: ('reset', seed_of(seed, i, num_rebuilt=0)) for i in range(self.num_envs)}
@@ -175,8 +175,8 @@ class Workers:
             self._rebuild(failed)
         return self._batch
 
-    def step(self, action: Any) -> copies.Step:
-        """See `copies.Copies`."""
+    def step(self, action: Any) -> sync_vector_env.Step:
+        """See `sync_vector_env.Copies`."""
         with self._closed_after_errors():
             commands = {i: ('step', own) for i, own in enumerate(iterate(self._action_space, action))}
             results, failed = self._ask(commands, self._timeout_secs)
@@ -186,7 +186,7 @@ class Workers:
         of_failed: tuple[float, bool, bool, dict[str, Any]] = (0.0, False, False, {})
         all_results = [results.get(i, of_failed) for i in range(self.num_envs)]
         rewards, terminated, truncated, all_infos = zip(*all_results, strict=True)
-        return copies.Step(
+        return sync_vector_env.Step(
             self._batch,
             np.array(rewards, np.float32),
             np.array(terminated),

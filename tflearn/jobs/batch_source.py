@@ -6,15 +6,15 @@ from collections.abc import Sequence
 import tensorflow as tf
 from absl import logging
 
+from tflearn.distribute import strategies
 from tflearn.errors import UserValueError
 from tflearn.experience import Agent, Experience
-from tflearn.learner import strategies
-from tflearn.learner.iterations import Iterations
-from tflearn.replay.mirror import ReplayMirror
-from tflearn.replay.prioritized import PrioritizedSampler
-from tflearn.replay.queue_source import QueueSource
-from tflearn.replay.sampler import ReplaySampler
+from tflearn.learner.minibatches import Iterations
 from tflearn.replay.storage import Storage
+from tflearn.sampling.mirror import ReplayMirror
+from tflearn.sampling.prioritized import PrioritizedSampler
+from tflearn.sampling.queue_source import QueueSource
+from tflearn.sampling.sampler import ReplaySampler
 
 Source = ReplayMirror | ReplaySampler | QueueSource | Iterations
 

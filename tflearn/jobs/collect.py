@@ -14,17 +14,17 @@ from tflearn.actors.actor import ActingPolicy
 from tflearn.control import HeldLease
 from tflearn.errors import UserValueError
 from tflearn.experience import Agent, AgentFactory, Experience
-from tflearn.jobs import recorded_data
+from tflearn.jobs import initial_agent
 from tflearn.jobs.collect_settings import REPORT_SECS, CollectOptions, check_counts, own_address
 from tflearn.jobs.collection import Collection, CreditLimit, VersionLimit
 from tflearn.replay import connection, credits, reports
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.replay.writers import ReplayWriter
 from tflearn.run_dir import RunDir, Status
-from tflearn.specs import EnvironmentFactory
-from tflearn.steps import create_train_step
-from tflearn.variables.subscriber import Subscriber
+from tflearn.train_step import create_train_step
+from tflearn.types import EnvironmentFactory
 from tflearn.waiting import LOG_EVERY_SECS, Stopped
+from tflearn.weights.subscriber import Subscriber
 
 _STEPS_PER_RUN = 16
 _LOOK_FOR_STOP_SECS = 0.02
@@ -85,7 +85,7 @@ def collect(
             ending.callback(environment.close)
             train_step = create_train_step()
             agent = make_agent(environment.specs, train_step, experience)
-            storage = Storage(experience, recorded_data.data_spec(agent, experience))
+            storage = Storage(experience, initial_agent.data_spec(agent, experience))
             acts = _served(agent, options, connect_timeout_secs, stop, ending)
             stores = experience.store_policy_state
             collection = Collection(environment, agent.collect_policy, options, name, stores, acts)
@@ -119,7 +119,7 @@ def _served(
     """Returns the served collect policy, if the options name a server."""
     if options.served_at is None:
         return None
-    from tflearn.policies.served_policy import ServedPolicy  # it needs an extra
+    from tflearn.serving.remote_policy import ServedPolicy  # it needs an extra
 
     policy = ServedPolicy(options.served_at, 'collect_policy', agent.collect_policy, None, timeout_secs, stop)
     ending.callback(policy.close)

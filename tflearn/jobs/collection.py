@@ -11,7 +11,7 @@ from tflearn.actors.actor import ActingPolicy, Actor, Observer
 from tflearn.actors.episode_metrics import EpisodeMetrics
 from tflearn.control import Credits, HeldLease
 from tflearn.jobs.collect_settings import CollectOptions
-from tflearn.specs import BatchedEnvironment
+from tflearn.types import BatchedEnvironment
 
 
 class Collection:

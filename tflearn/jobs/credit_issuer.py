@@ -8,14 +8,14 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn import control
+from tflearn.distribute import strategies
 from tflearn.experience import Experience
 from tflearn.jobs import batch_source
 from tflearn.jobs.batch_source import Source
 from tflearn.jobs.credit_ledger import CreditLedger
-from tflearn.learner import strategies
 from tflearn.replay import connection, credits, reports
-from tflearn.replay.queue_source import QueueSource
 from tflearn.replay.storage import REPLAY
+from tflearn.sampling.queue_source import QueueSource
 
 _LOOK_SECS = 0.25
 _HEARTBEAT_SECS = 1.0

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tflearn import extras
-from tflearn.environments import registered
+from tflearn.environments import registry
 from tflearn.errors import UserValueError
 
 _GYMNASIUM = ('tflearn.environments.gymnasium_env.make', 'tflearn.environments.gymnasium_env.record')
@@ -36,4 +36,4 @@ def check(factory: str, arguments: Mapping[str, Any]) -> None:
         )
     name = arguments.get('name')
     if factory in _GYMNASIUM and isinstance(name, str) and 'register' not in arguments:
-        registered.check(name)
+        registry.check(name)

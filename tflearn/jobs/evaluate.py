@@ -19,7 +19,7 @@ from tflearn.jobs.evaluation_report import EvaluationReport
 from tflearn.policies import versions
 from tflearn.policies.loader import VersionGone
 from tflearn.run_dir import RunDir, read_json, write_json
-from tflearn.specs import BatchedEnvironment, EnvironmentFactory, EnvironmentSpecs
+from tflearn.types import BatchedEnvironment, EnvironmentFactory, EnvironmentSpecs
 from tflearn.waiting import Stopped, wait_until
 
 # Of the evaluation that made a policy the best one.

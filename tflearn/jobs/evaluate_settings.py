@@ -4,7 +4,7 @@ import dataclasses
 from typing import Literal, Protocol, get_args
 
 from tflearn.errors import UserValueError
-from tflearn.specs import BatchedEnvironment
+from tflearn.types import BatchedEnvironment
 
 Follow = Literal['newest', 'each', 'weights', 'served']
 

@@ -10,17 +10,17 @@ from absl import logging
 from tflearn.actors.evaluation_record import EvaluationRecord
 from tflearn.actors.evaluator import EvaluationPolicy
 from tflearn.experience import AgentFactory, Experience
-from tflearn.jobs import recorded_data
+from tflearn.jobs import initial_agent
 from tflearn.jobs.evaluate_settings import EvaluateOptions
 from tflearn.policies import loader, versions
+from tflearn.policies.exporter import PolicyExporter
 from tflearn.policies.loader import VersionGone
-from tflearn.policies.saved_policy import PolicyExporter
 from tflearn.replay import connection
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.run_dir import RunDir, read_json
-from tflearn.specs import EnvironmentSpecs
-from tflearn.steps import create_train_step
-from tflearn.variables.subscriber import Subscriber
+from tflearn.train_step import create_train_step
+from tflearn.types import EnvironmentSpecs
+from tflearn.weights.subscriber import Subscriber
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +135,7 @@ class PublishedWeights(ExportedPolicies):
         self.what = f'weights from the replay server at {address}'
         train_step = create_train_step()
         agent = make_agent(specs, train_step, experience)
-        storage = Storage(experience, recorded_data.data_spec(agent, experience))
+        storage = Storage(experience, initial_agent.data_spec(agent, experience))
         connection.wait_for_table(address, REPLAY, storage.signature, connect_timeout_secs, stop)
         self._exporter = PolicyExporter(agent.policy, self.directory, keep_last=1)
         self._weights = Subscriber(address, agent.collect_policy.variables(), train_step)
@@ -179,13 +179,13 @@ class ServedPolicies(ExportedPolicies):
           ImportError: without the extra `serving`.
         """
         # Imported here, for it needs an extra.
-        from tflearn.policies import served_policy
+        from tflearn.serving import remote_policy
 
         super().__init__(run_dir, options.policy, specs)
         self.what = f'the policy {options.policy!r} served at {options.served_at}'
         self._address, self._name, self._stop = str(options.served_at), options.policy, stop
-        self._served_policy = served_policy
-        self._model = served_policy.ServedModel(self._address, self._name)
+        self._served_policy = remote_policy
+        self._model = remote_policy.ServedModel(self._address, self._name)
         self._policy: Any = None
 
     def result(self) -> dict[str, Any] | None:

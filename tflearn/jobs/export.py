@@ -10,7 +10,7 @@ from absl import logging
 from tflearn.errors import UserValueError
 from tflearn.policies import fixed_batch, updates, versions
 from tflearn.policies import tflite as lite
-from tflearn.policies.saved_policy import OBSERVATION_NAMES
+from tflearn.policies.exporter import OBSERVATION_NAMES
 from tflearn.replay import stored_rows
 from tflearn.run_dir import RunDir, read_json
 

@@ -1,17 +1,21 @@
 """The agent that a run begins with: made for its environment, with the values of another run if so wished."""
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import tensorflow as tf
 from absl import logging
+from tf_agents.typing import types
 
+from tflearn.actors import stored_state
+from tflearn.checkpoints import warm_start
+from tflearn.checkpoints.files import CheckpointFiles
+from tflearn.distribute import precision as precisions
+from tflearn.distribute import strategies
 from tflearn.experience import Agent, AgentFactory, Experience
-from tflearn.learner import initial_load, strategies
-from tflearn.learner import precision as precisions
-from tflearn.learner.checkpoint_files import CheckpointFiles
 from tflearn.run_dir import RunDir, local_path
-from tflearn.specs import EnvironmentSpecs
-from tflearn.steps import create_train_step
+from tflearn.train_step import create_train_step
+from tflearn.types import EnvironmentSpecs
 
 
 def make(
@@ -39,7 +43,7 @@ def load(agent: Agent, checkpoint: str | None, prefixes: Collection[str] | Mappi
     Args:
       agent: of the run.
       checkpoint: of the other run: its directory, that of its checkpoints, or the path prefix of one; None for none.
-      prefixes: see `initial_load.load`.
+      prefixes: see `warm_start.load`.
       run_dir: of this run.
 
     Raises:
@@ -53,4 +57,20 @@ def load(agent: Agent, checkpoint: str | None, prefixes: Collection[str] | Mappi
         return
     of_a_run = RunDir(checkpoint).checkpoints
     objects = {'agent': agent, 'train_step': agent.train_step_counter}
-    initial_load.load(of_a_run if of_a_run.is_dir() else checkpoint, objects, prefixes)
+    warm_start.load(of_a_run if of_a_run.is_dir() else checkpoint, objects, prefixes)
+
+
+def data_spec(agent: Agent, experience: Experience) -> types.NestedTensorSpec:
+    """Returns the spec of a Trajectory in the replay: the agent's, and the policy state if that is to be stored.
+
+    Args:
+      agent: of the run.
+      experience: of the run.
+
+    Raises:
+      ValueError: if the policy state is to be stored, and there is none or no room for it.
+    """
+    spec: Any = agent.collect_data_spec
+    if not experience.store_policy_state:
+        return spec
+    return spec.replace(policy_info=stored_state.add(spec.policy_info, agent.collect_policy.policy_state_spec))

@@ -1,4 +1,4 @@
-"""Which policies of an agent a run exports, and what their metadata say. What train and in_step share."""
+"""Which policies of an agent a run exports, and what their metadata say. What train and synchronous share."""
 
 import dataclasses
 import functools
@@ -12,7 +12,7 @@ from tf_agents.policies import greedy_policy, tf_policy
 from tflearn.background import Background
 from tflearn.errors import UserValueError
 from tflearn.experience import Agent
-from tflearn.policies.saved_policy import PolicyExporter
+from tflearn.policies.exporter import PolicyExporter
 from tflearn.run_dir import RunDir
 
 _WAIT_SECS = 600.0

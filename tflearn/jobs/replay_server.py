@@ -7,15 +7,15 @@ from typing import Any
 from absl import logging
 
 from tflearn.experience import AgentFactory, Experience
-from tflearn.jobs import recorded_data
+from tflearn.jobs import initial_agent
 from tflearn.replay import credits, reports
 from tflearn.replay.server import ReplayServer
 from tflearn.replay.statistics import ReplayStatistics
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.run_dir import RunDir, Status
-from tflearn.specs import EnvironmentFactory, specs_of
-from tflearn.steps import create_train_step
-from tflearn.variables import contract
+from tflearn.train_step import create_train_step
+from tflearn.types import EnvironmentFactory, specs_of
+from tflearn.weights import contract
 
 _POLL_SECS = 1.0
 _FAILURES = (RuntimeError, IndexError, OSError, TimeoutError)
@@ -49,7 +49,7 @@ def replay_server(
         logging.info(line)
         return
     agent = make_agent(specs_of(make_environment), create_train_step(), experience)
-    storage = Storage(experience, recorded_data.data_spec(agent, experience))
+    storage = Storage(experience, initial_agent.data_spec(agent, experience))
     variables = contract.table(agent.collect_policy.variables())
     run_tables = [*storage.make_tables(), reports.table(), variables]
     port = int(replay_address.rpartition(':')[2])

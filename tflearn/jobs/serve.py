@@ -10,13 +10,13 @@ import time
 from absl import logging
 
 from tflearn.errors import UserTimeoutError, UserValueError
-from tflearn.policies import serving_config
-from tflearn.policies.batching import BatchOptions
-from tflearn.policies.model_holder import Models
-from tflearn.policies.served_version import ServedVersion
-from tflearn.policies.server import PolicyServer, ServerOptions, TlsFiles
-from tflearn.policies.serving_metrics import ServingMetrics
 from tflearn.run_dir import RunDir, Status, write_whole
+from tflearn.serving import model_config
+from tflearn.serving.batching import BatchOptions
+from tflearn.serving.metrics import ServingMetrics
+from tflearn.serving.models import Models
+from tflearn.serving.served_version import ServedVersion
+from tflearn.serving.server import PolicyServer, ServerOptions, TlsFiles
 from tflearn.waiting import LOG_EVERY_SECS
 
 # With what is handed over to the job.
@@ -119,7 +119,7 @@ def _follow(
 def _write_serving_config(run_dir: RunDir, models: Models, options: ServeOptions) -> None:
     names = sorted(holder.name for holder in models.holders)
     try:
-        write_whole(run_dir.serving_models, serving_config.models(run_dir.policies, names, options.versions))
+        write_whole(run_dir.serving_models, model_config.models(run_dir.policies, names, options.versions))
         write_whole(run_dir.serving_batching, (options.batching or BatchOptions()).serving_config())
     except OSError as error:  # the run may be where this job can only read
         logging.warning('could not write %s: %s', run_dir.serving_models.parent, error)

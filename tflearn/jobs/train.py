@@ -10,9 +10,11 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn import waiting
+from tflearn.distribute import strategies, workers
+from tflearn.distribute.watchdog import Watchdog
 from tflearn.errors import UserValueError
 from tflearn.experience import AgentFactory, Experience
-from tflearn.jobs import batch_source, initial_agent, recorded_data, run_end
+from tflearn.jobs import batch_source, initial_agent, run_result
 from tflearn.jobs.batch_source import Source
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.train_session import TrainSession
@@ -22,15 +24,13 @@ from tflearn.jobs.train_settings import (
     Settings,
     with_intervals,
 )
-from tflearn.learner import strategies, workers
 from tflearn.learner.learner import LearnerOptions
-from tflearn.learner.limits import Limits
-from tflearn.learner.watchdog import Watchdog
+from tflearn.learner.stop_conditions import Limits
 from tflearn.replay import connection
-from tflearn.replay.prioritized import PrioritizedSampler
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.run_dir import RunDir, Status
-from tflearn.specs import EnvironmentFactory, specs_of
+from tflearn.sampling.prioritized import PrioritizedSampler
+from tflearn.types import EnvironmentFactory, specs_of
 
 _TRACE_SECS = 300.0
 _WRITE_SECS = 600.0  # after which checkpoints and exports give up by themselves
@@ -117,19 +117,19 @@ def train(
     options = with_intervals('train', options, checkpoint_interval_steps, summary_interval_steps)
     intervals = (publish_interval_steps, export_interval_steps)
     settings = Settings(*intervals, options, exports, dict, replica_check_interval_steps)
-    if run_end.is_done(run_dir):
+    if run_result.is_done(run_dir):
         return
     placement = _make_strategy(strategy, inter_op_threads)
     with (
         workers.writable_run_dir(placement, run_dir) as run_dir,
         contextlib.closing(Watchdog(max(data_timeout_secs, _WRITE_SECS) + _TRACE_SECS)) as watchdog,
-        run_end.stopped_status(run_dir) as stopped,
+        run_result.stopped_status(run_dir) as stopped,
     ):
         with waiting.may_exit(stop, stopped):
             with watchdog.guard('the construction of the agent'):
                 seed = _seed(seed, placement)
                 agent = initial_agent.make(make_agent, specs_of(make_environment), experience, placement, precision)
-            storage = Storage(experience, recorded_data.data_spec(agent, experience))
+            storage = Storage(experience, initial_agent.data_spec(agent, experience))
             _wait_for_replay(run_dir, [replay_address, *data_addresses], storage, connect_timeout_secs, stop)
             with watchdog.guard('the construction of the learner'):
                 initial_agent.load(agent, initial_checkpoint, initial_prefixes, run_dir)

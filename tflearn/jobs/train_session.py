@@ -11,25 +11,25 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
+from tflearn.distribute import strategies, workers
+from tflearn.distribute.replica_check import ReplicaConsistency
 from tflearn.experience import Agent
-from tflearn.jobs import batch_source, run_end
+from tflearn.jobs import batch_source, run_result
 from tflearn.jobs.batch_source import Source
 from tflearn.jobs.collect_summaries import CollectSummaries
 from tflearn.jobs.credit_issuer import CreditIssuer
 from tflearn.jobs.policy_exports import PolicyExports
 from tflearn.jobs.train_settings import Settings
-from tflearn.learner import strategies, workers
-from tflearn.learner.consistency import ReplicaConsistency
 from tflearn.learner.learner import Learner
-from tflearn.learner.limits import Limits
+from tflearn.learner.stop_conditions import Limits
 from tflearn.learner.train_result import TrainResult
 from tflearn.learner.triggers import IntervalTrigger
 from tflearn.replay import connection, reports
 from tflearn.replay.statistics import ReplayStatistics
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.run_dir import RunDir, Status
-from tflearn.variables.publisher import Publisher
 from tflearn.waiting import LOG_EVERY_SECS, PeerStopped
+from tflearn.weights.publisher import Publisher
 
 _LOOK_AT_REPLAY_SECS = 1.0
 _LAST_LOOK_SECS = 5.0
@@ -271,7 +271,7 @@ class TrainSession:
         if not self._reason:
             secs = self._progress.secs + more_secs
             step, env_steps = self._learner.step, self._reports.env_steps
-            self._reason = run_end.reason(self._run_dir, self._limits, step, env_steps, secs) or ''
+            self._reason = run_result.reason(self._run_dir, self._limits, step, env_steps, secs) or ''
         return self._reason or None
 
     def _finish(self, reason: str) -> None:
@@ -280,7 +280,7 @@ class TrainSession:
         self._export(step)
         self._exports.wait()
         self._send(step, finished=True)
-        run_end.write_result(self._run_dir, reason, step, self._reports.env_steps, self._progress.secs)
+        run_result.write_result(self._run_dir, reason, step, self._reports.env_steps, self._progress.secs)
         self._status.update('finished', train_step=step)
 
     def _publish(self, step: int) -> None:

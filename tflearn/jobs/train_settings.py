@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tflearn.defaults import DefaultInt
+from tflearn.distribute.watchdog import Watchdog
 from tflearn.errors import UserValueError
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.learner.learner import LearnerOptions
-from tflearn.learner.watchdog import Watchdog
 
-# Of the jobs train and in_step, where neither their arguments nor the learner's options say otherwise.
+# Of the jobs train and synchronous, where neither their arguments nor the learner's options say otherwise.
 CHECKPOINT_INTERVAL_STEPS = DefaultInt(5_000)
 SUMMARY_INTERVAL_STEPS = DefaultInt(1_000)
 

@@ -3,6 +3,8 @@
 import contextlib
 import fcntl
 import os
+import pathlib
+import random
 import signal
 import socket
 import sys
@@ -12,22 +14,56 @@ from collections.abc import Iterator
 from typing import Any, TextIO
 
 from tflearn.errors import UserValueError
-from tflearn.launch import closing
-from tflearn.launch.crew import Crew, Failure, View
-from tflearn.launch.lines import LineView
+from tflearn.launch import run_summary
+from tflearn.launch.plain_view import LineView
 from tflearn.launch.processes import Guard
+from tflearn.launch.supervisor import Crew, Failure, View
 from tflearn.launch.topology import Topology
 from tflearn.run_dir import RunDir, Status, read_json
 
 STOP_TIMEOUT_SECS = 60.0
 LINE_INTERVAL_SECS = 10.0
 
+_FIRST_PORT = 10_000
+_OUTGOING_PORTS = pathlib.Path('/proc/sys/net/ipv4/ip_local_port_range')
+
+
+def free_port() -> int:
+    """Returns a port that nothing listens on at this moment.
+
+    It is below the range from which the system gives ports to outgoing connections, where there is room: one of these
+    could take it before the server that it is for has started.
+    """
+    outgoing = _first_outgoing_port()
+    system = random.SystemRandom()  # processes with one seed must not choose the same port
+    candidates = (system.randrange(_FIRST_PORT, outgoing) for _ in range(100) if outgoing > _FIRST_PORT)
+    port = next(filter(_is_free, candidates), None)
+    if port is None:
+        with socket.socket() as probe:
+            probe.bind(('', 0))
+            port = probe.getsockname()[1]
+    return port
+
+
+def _first_outgoing_port() -> int:
+    try:
+        return int(_OUTGOING_PORTS.read_text(encoding='utf-8').split()[0])
+    except OSError:
+        return 32_768
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(('', port))
+        except OSError:
+            return False
+    return True
+
 
 def free_address() -> str:
-    """Returns 'localhost:port' with a port that nothing listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(('', 0))
-        return f'localhost:{probe.getsockname()[1]}'
+    """Returns 'localhost:port' with a port that nothing listens on; see `free_port`."""
+    return f'localhost:{free_port()}'
 
 
 def run(
@@ -61,14 +97,14 @@ def run(
     out = out or sys.stdout
     run_dir.make()
     if done := read_json(run_dir.done):
-        _say(out, closing.already_done_line(run_dir, done))
+        _say(out, run_summary.already_done_line(run_dir, done))
         return 0
     with _locked_log(run_dir) as log, _StopSignals() as signals:
         status, state = Status(run_dir.status('launch'), 'launch'), 'failed'
         status.update('running')
         try:
-            closing.write_commands(run_dir, topology)
-            _say(out, f'Run in {closing.shown(run_dir.root)}; logs in {closing.shown(run_dir.logs)}.')
+            run_summary.write_commands(run_dir, topology)
+            _say(out, f'Run in {run_summary.shown(run_dir.root)}; logs in {run_summary.shown(run_dir.logs)}.')
             view = _make_view(out, run_dir, line_interval_secs)
             with contextlib.closing(Guard(stop_timeout_secs, log.fileno())) as guard:
                 failure = _work(Crew(topology, run_dir, guard, view, log), view, signals, stop_timeout_secs)
@@ -100,10 +136,10 @@ def _conclude(run_dir: RunDir, out: TextIO, log: TextIO, failure: Failure | None
         prefix = '' if failure.mistake else 'tflearn-launch: error: '
         code, where, text = 2 if failure.mistake else 1, sys.stderr, f'{prefix}{failure.message}'
     elif done := read_json(run_dir.done):
-        code, where, text = 0, out, '\n'.join(closing.done_lines(run_dir, done))
+        code, where, text = 0, out, '\n'.join(run_summary.done_lines(run_dir, done))
     elif received:
         name = signal.Signals(received[0]).name
-        code, where, text = 128 + received[0], out, closing.interrupted_line(run_dir, name)
+        code, where, text = 128 + received[0], out, run_summary.interrupted_line(run_dir, name)
     else:
         code, where, text = 1, sys.stderr, f'tflearn-launch: error: all jobs ended, but none wrote {run_dir.done}'
     log.write(f'{text}\n')
@@ -120,9 +156,9 @@ def _make_view(out: TextIO, run_dir: RunDir, line_interval_secs: float) -> View:
     if not out.isatty() or os.environ.get('TERM', 'dumb') == 'dumb':
         return LineView(out, line_interval_secs)
     # Imported here: rich takes a fifth of a second, which is for those who have a terminal.
-    from tflearn.launch.view import LiveView
+    from tflearn.launch.live_view import LiveView
 
-    return LiveView(closing.shown(run_dir.root), out)
+    return LiveView(run_summary.shown(run_dir.root), out)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 
-from tflearn.launch import guard
+from tflearn.launch import orphan_reaper
 from tflearn.launch.reports import JobReport
 from tflearn.launch.topology import Job
 from tflearn.run_dir import RunDir, read_json
@@ -38,7 +38,7 @@ class Guard:
         self._pipe = os.fdopen(writer, 'wb', buffering=0)
         # A session of its own: neither Ctrl-C nor a closing terminal reaches it.
         self._process = subprocess.Popen(
-            [sys.executable, '-I', '-S', guard.__file__, str(stop_timeout_secs)],
+            [sys.executable, '-I', '-S', orphan_reaper.__file__, str(stop_timeout_secs)],
             stdin=reader,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -136,7 +136,7 @@ class JobProcess:
 
     def _signal_group(self, number: int) -> None:
         if self._process is not None:
-            guard.signal_groups({self._process.pid}, number)
+            orphan_reaper.signal_groups({self._process.pid}, number)
 
     def last_lines(self, count: int = 12) -> list[str]:
         """The last lines that the present process wrote to its log."""

@@ -9,18 +9,18 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from tflearn.checkpoints.checkpoints import Checkpoints
+from tflearn.checkpoints.random_state import RandomState
 from tflearn.defaults import DefaultInt
+from tflearn.distribute.workers import Agreement
 from tflearn.errors import UserRuntimeError, UserValueError
 from tflearn.experience import Agent, BatchSource
-from tflearn.learner.checkpoints import Checkpoints
-from tflearn.learner.limits import Limits
-from tflearn.learner.random_state import RandomState
+from tflearn.learner.stop_conditions import Limits
 from tflearn.learner.summaries import SummaryOptions
 from tflearn.learner.summarized_loop import SummarizedLoop
 from tflearn.learner.train_loop import LoopOptions, Taken
 from tflearn.learner.train_result import Call, TrainResult
 from tflearn.learner.triggers import IntervalTrigger
-from tflearn.learner.workers import Agreement
 from tflearn.run_dir import RunDir
 
 DatasetFn = Callable[[tf.distribute.InputContext], tf.data.Dataset]

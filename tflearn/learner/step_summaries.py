@@ -8,7 +8,7 @@ from tf_agents.trajectories import trajectory
 
 from tflearn import histograms
 from tflearn.experience import Agent
-from tflearn.learner.elements import flatten_with_names
+from tflearn.learner.batch_structure import flatten_with_names
 from tflearn.learner.summaries import SummaryOptions
 
 

@@ -7,11 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from tflearn.distribute import strategies
 from tflearn.errors import UserValueError
 from tflearn.experience import Agent
-from tflearn.learner import strategies
-from tflearn.learner.interval_figures import IntervalFigures
-from tflearn.learner.process_figures import rss_mb
+from tflearn.learner.interval_metrics import IntervalFigures, rss_mb
 from tflearn.learner.profile import Profile
 from tflearn.learner.step_counter import StepCounter
 from tflearn.learner.step_summaries import StepSummaries

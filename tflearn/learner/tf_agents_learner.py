@@ -1,7 +1,7 @@
 """Drop-in for `tf_agents.train.learner` and `tf_agents.train.ppo_learner`: a program of theirs changes its imports."""
 
-from tflearn.learner.tf_agents_plain_learner import Learner
-from tflearn.learner.tf_agents_ppo_learner import PPOLearner
+from tflearn.tf_agents_compat.plain_learner import Learner
+from tflearn.tf_agents_compat.ppo_learner import PPOLearner
 
 TRAIN_DIR = 'train'
 POLICY_SAVED_MODEL_DIR = 'policies'

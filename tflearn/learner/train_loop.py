@@ -12,11 +12,12 @@ from typing import Any, Literal, get_args
 import numpy as np
 import tensorflow as tf
 
+from tflearn.distribute import strategies
 from tflearn.errors import UserValueError
 from tflearn.experience import Agent, BatchSource
-from tflearn.learner import elements, strategies
-from tflearn.learner.elements import is_number, split
-from tflearn.learner.step_figures import Reduction, StepFigures
+from tflearn.learner import batch_structure
+from tflearn.learner.batch_structure import is_number, split
+from tflearn.learner.step_metrics import Reduction, StepFigures
 
 OnNonfinite = Literal['stop', 'skip', 'ignore']
 
@@ -194,7 +195,7 @@ class TrainLoop:
         taken, going_on = tf.constant(0, tf.int64), tf.constant(True)
         sums, items = tf.zeros([figures.size]), self._item_arrays(num_steps)
         element, waited_secs = _next(iterator, taken)
-        while going_on and taken < num_steps and elements.is_whole(self._strategy, element):
+        while going_on and taken < num_steps and batch_structure.is_whole(self._strategy, element):
             outputs = step(element.get_value())
             sums, going_on = self._add(sums, outputs)
             items = _write(items, taken, outputs)
@@ -228,15 +229,15 @@ class TrainLoop:
         """One train step on all replicas. Returns its figures, the loss, and the figure of items, if wanted."""
 
         def replica_step(whole: Any) -> Any:
-            data, info = split(elements.own_part(whole, self._replicas_here) if sliced else whole)
-            weights = elements.weights(info, self._options.normalize_weights)
+            data, info = split(batch_structure.own_part(whole, self._replicas_here) if sliced else whole)
+            weights = batch_structure.weights(info, self._options.normalize_weights)
             loss_info = train(data) if weights is None else train(data, weights)
             if after_step and self._options.after_step:
                 self._options.after_step((data, info), loss_info)
             if summarize:
                 summarize(data, info)
             loss = tf.cast(tf.reduce_sum(loss_info.loss), tf.float32)
-            items = elements.of_items(loss_info.extra, self._options.item_figure)
+            items = batch_structure.of_items(loss_info.extra, self._options.item_figure)
             return *figures.of_replica(loss, loss_info.extra, info), loss, items
 
         if after_step:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tflearn.errors import UserValueError
-from tflearn.steps import crossed
+from tflearn.train_step import crossed
 
 Action = Callable[[int], object]
 

@@ -11,7 +11,7 @@ from tflearn.errors import UserFileNotFoundError, UserValueError
 from tflearn.policies import loaded_model, plain_nests, versions
 from tflearn.policies.loaded_model import LoadedModel
 from tflearn.run_dir import read_json
-from tflearn.specs import EnvironmentSpecs
+from tflearn.types import EnvironmentSpecs
 from tflearn.waiting import wait_until
 
 newest_version = versions.newest_version

@@ -12,7 +12,7 @@ from tf_agents.trajectories import policy_step
 from tf_agents.trajectories import time_step as ts
 
 from tflearn.policies import plain_nests
-from tflearn.specs import integer_bounds
+from tflearn.types import integer_bounds
 
 DEFAULT = 'serving_default'
 INITIAL_STATE = 'get_initial_state'

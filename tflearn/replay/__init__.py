@@ -1,1 +1,1 @@
-"""Reverb: the replay server and both of its ends."""
+"""The replay server, and what collectors write to it."""

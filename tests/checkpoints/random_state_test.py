@@ -1,0 +1,44 @@
+import random
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tflearn.checkpoints.checkpoints import Checkpoints
+from tflearn.checkpoints.random_state import RandomState
+
+
+@pytest.fixture(autouse=True)
+def _global_states():
+    """Gives other tests their random states back."""
+    python, numpy_state = random.getstate(), np.random.get_state()
+    yield
+    random.setstate(python)
+    np.random.set_state(numpy_state)
+
+
+def _draw():
+    random.gauss(0.0, 1.0)  # odd numbers of these keep a second one for the next
+    np.random.normal()
+    numbers = [random.random(), random.gauss(0.0, 1.0), np.random.normal(), np.random.rand()]
+    return [*numbers, *tf.random.get_global_generator().normal((3,)).numpy().tolist()]
+
+
+@pytest.mark.parametrize('asynchronous', [False, True])
+def test_what_is_drawn_comes_again(tmp_path, asynchronous):
+    _draw()
+    checkpoints = Checkpoints(tmp_path, {'rng': RandomState()}, asynchronous=asynchronous)
+    checkpoints.save(5)
+    first, more = _draw(), _draw()
+    assert first != more
+    checkpoints.wait()
+    Checkpoints(tmp_path, {'rng': RandomState()}).restore_newest()
+    assert [_draw(), _draw()] == [first, more]
+
+
+def test_a_checkpoint_without_it_leaves_it_alone(tmp_path):
+    Checkpoints(tmp_path, {'a': tf.Variable(0.0)}).save(5)
+    checkpoints = Checkpoints(tmp_path, {'a': tf.Variable(0.0), 'rng': RandomState()}, optional=['rng'])
+    before = random.getstate()
+    checkpoints.restore_newest()
+    assert random.getstate() == before

@@ -1,0 +1,134 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tflearn.checkpoints import warm_start
+from tflearn.checkpoints.checkpoints import Checkpoints
+from tflearn.distribute import strategies
+
+
+def _objects(value, units=(2, 3)):
+    """Two networks of the same shape, and an optimizer that was used on one of them."""
+    agent = tf.Module()
+    agent.net, agent.target = tf.Module(), tf.Module()
+    for network in (agent.net, agent.target):
+        network.layers = [tf.Variable(tf.fill((size,), value + i)) for i, size in enumerate(units)]
+    agent.optimizer = tf.keras.optimizers.legacy.Adam(1.0)
+    layers = agent.net.layers
+    agent.optimizer.apply_gradients(
+        [(tf.fill((size,), value), layer) for size, layer in zip(units, layers, strict=True)]
+    )
+    for i, layer in enumerate(layers):
+        layer.assign(tf.fill(layer.shape, value + i))
+    return {'agent': agent, 'step': tf.Variable(int(value))}
+
+
+def _values(objects):
+    """Everything, by name."""
+    agent = objects['agent']
+    optimizer = {f'optimizer/{i}': variable for i, variable in enumerate(agent.optimizer.variables())}
+    layers = {f'{name}/{i}': layer for name in ('net', 'target') for i, layer in enumerate(getattr(agent, name).layers)}
+    return {name: value.numpy().tolist() for name, value in {**optimizer, **layers, 'step': objects['step']}.items()}
+
+
+@pytest.fixture
+def source(tmp_path):
+    objects = _objects(5.0)
+    checkpoints = Checkpoints(tmp_path, objects)
+    checkpoints.save(1)
+    objects['agent'].net.layers[0].assign([7.0, 8.0])
+    checkpoints.save(2)
+    return tmp_path
+
+
+NET = {'net/0': [7.0, 8.0], 'net/1': [6.0] * 3}
+TARGET = {'target/0': [5.0] * 2, 'target/1': [6.0] * 3}
+TARGET_AS_NET = {'target/0': [7.0, 8.0], 'target/1': [6.0] * 3}
+
+
+@pytest.mark.parametrize(
+    ('prefixes', 'changed'),
+    [
+        (['agent/net'], NET),
+        (['agent/net/layers/1'], {'net/1': [6.0] * 3}),
+        (['agent'], NET | TARGET),
+        (['agent/net', 'step'], NET | {'step': 5}),
+        ({'agent/target': 'agent/net'}, TARGET_AS_NET),
+        (
+            {'agent/net': 'agent/net', 'agent/target': 'agent/net'},
+            NET | TARGET_AS_NET,
+        ),
+        ({'agent': 'agent', 'agent/target': 'agent/net'}, NET | TARGET_AS_NET),
+    ],
+)
+def test_what_is_asked_for_and_nothing_else(source, prefixes, changed):
+    objects = _objects(1.0)
+    before = _values(objects)
+    names = warm_start.load(source, objects, prefixes)
+    assert _values(objects) == before | changed
+    assert len(names) == len(changed)
+
+
+def test_a_certain_checkpoint(source):
+    objects = _objects(1.0)
+    warm_start.load(source / 'ckpt-1', objects, ['agent/net'])
+    assert objects['agent'].net.layers[0].numpy().tolist() == [5.0, 5.0]
+
+
+def test_optimizers_on_request(source):
+    objects = _objects(1.0)
+    warm_start.load(source, objects, ['agent'], including_optimizers=True)
+    expected = _values(_objects(5.0)) | NET | {'step': 1}
+    assert _values(objects) == expected
+    with pytest.raises(ValueError, match='nothing is called agent/optimizer here but for optimizers'):
+        warm_start.load(source, objects, ['agent/optimizer'])
+
+
+def test_mirrored_variables(source):
+    strategy = strategies.make('mirrored:2')
+    with strategy.scope():
+        network = tf.Module()
+        network.layers = [tf.Variable(tf.zeros(2)), tf.Variable(tf.zeros(3))]
+    warm_start.load(source, {'net': network}, {'net': 'agent/net'})
+    for replica in strategy.experimental_local_results(network.layers[0]):
+        np.testing.assert_array_equal(replica, [7.0, 8.0])
+
+
+@pytest.mark.parametrize(
+    ('units', 'prefixes', 'message'),
+    [
+        ((2, 4), ['agent/net'], r'agent/net/layers/1 is float32\[3\] in the checkpoint, .* is float32\[4\] here'),
+        ((2, 3, 4), ['agent/net'], r'agent/net/layers/2 is absent in the checkpoint, .* is float32\[4\] here'),
+        ((2,), ['agent/net'], r'agent/net/layers/1 is float32\[3\] in the checkpoint, .* is absent here'),
+        ((2, 3), ['agent/ne'], 'nothing is called agent/ne here'),
+        (
+            (2, 3),
+            {'agent/net': 'agent/other'},
+            r'agent/other/layers/0 is absent in the checkpoint, agent/net/layers/0 is',
+        ),
+        (
+            (2, 3),
+            {'step': 'agent/net/layers/0'},
+            r'agent/net/layers/0 is float32\[2\] in the checkpoint, step is int32',
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named_and_nothing_is_touched(source, units, prefixes, message):
+    objects = _objects(1.0, units)
+    before = _values(objects)
+    with pytest.raises(ValueError, match=message):
+        warm_start.load(source, objects, prefixes)
+    assert _values(objects) == before
+
+
+def test_nothing_readable(source, tmp_path):
+    objects = _objects(1.0)
+    before = _values(objects)
+    (source / 'ckpt-2.data-00000-of-00001').write_bytes(b'')
+    with pytest.raises(ValueError, match='ckpt-2, which cannot be read'):
+        warm_start.load(source, objects, ['agent/net'])
+    with pytest.raises(ValueError, match='ckpt-3, which cannot be read'):
+        warm_start.load(source / 'ckpt-3', objects, ['agent/net'])
+    with pytest.raises(ValueError, match='need a checkpoint'):
+        warm_start.load(tmp_path.parent / tmp_path.name / '..', objects, ['agent/net'])
+    assert _values(objects) == before

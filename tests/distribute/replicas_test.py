@@ -1,0 +1,203 @@
+"""The Learner on 1, 2 and 4 replicas with the same global batch: one result, for every agent.
+
+Compared over 50 steps: the loss (TF-Agents' convention, the mean over the global batch), the extras, the global norm of
+the gradients before and after clipping, and all parameters in the end. SAC samples actions in its losses: replicas
+draw differently, as they should, so here its actor's noise is a function of the data.
+"""
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_probability as tfp
+from tf_agents.agents.sac import tanh_normal_projection_network
+from tf_agents.distributions import utils as distribution_utils
+from tf_agents.networks import actor_distribution_network
+from tf_agents.specs import distribution_spec
+
+from tests.agents import example_data
+from tflearn.agents import appo, dqn, impala, optimizers, ppo, ppo_loss, sac
+from tflearn.agents.actor_value import NetworkOptions
+from tflearn.distribute import strategies
+from tflearn.learner.learner import Learner
+from tflearn.run_dir import RunDir
+from tflearn.train_step import create_train_step
+
+# TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
+pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
+NUM_STEPS = 50
+BATCH_SIZE = 8
+CLIPPING = 0.05  # clips nearly every gradient, each by another factor
+
+
+class Recorder(optimizers.Optimizer):
+    """Keeps the norms of the gradients, before and after clipping, summed over the steps: float32 [2]."""
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.norms = tf.Variable(
+            tf.zeros(2), trainable=False, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA, name='norms'
+        )
+
+    def clip(self, gradients, norm):
+        clipped = super().clip(gradients, norm)
+        self.norms.assign_add(tf.stack([norm, tf.linalg.global_norm(clipped)]))
+        return clipped
+
+
+def _recorder(made, train_step, learning_rate, *, gradient_clipping, per_replica_batch_size, name):
+    plain = optimizers.make(train_step, learning_rate, gradient_clipping=gradient_clipping, name=name)
+    made.append(
+        Recorder(
+            keras=plain.keras,
+            train_step=train_step,
+            gradient_clipping=gradient_clipping,
+            clip_by='global_norm',
+            skip_nonfinite=False,
+            per_replica_batch_size=per_replica_batch_size,
+            name=name,
+        )
+    )
+    return made[-1]
+
+
+class _NoiseOfData(tfp.distributions.MultivariateNormalDiag):
+    """Draws what its mean says: the same for an item, whatever replica it is on."""
+
+    def sample(self, sample_shape=(), seed=None, name='sample'):
+        return self.loc + self.stddev() * tf.sin(10.0 * tf.stop_gradient(self.loc))
+
+
+class _Projection(tanh_normal_projection_network.TanhNormalProjectionNetwork):
+    """The actor's own projection, onto that distribution."""
+
+    def _output_distribution_spec(self, sample_spec, network_name):
+        spec = super()._output_distribution_spec(sample_spec, network_name)
+
+        def build(*args, **kwargs):
+            return distribution_utils.scale_distribution_to_spec(_NoiseOfData(*args, **kwargs), sample_spec)
+
+        return distribution_spec.DistributionSpec(build, spec.input_params_spec, sample_spec=sample_spec)
+
+
+def _make_dqn(experience, **settings):
+    return dqn.make_agent(example_data.DISCRETE, create_train_step(), experience, fc_layer_params=(16,), **settings)
+
+
+def _make_sac(experience, **settings):
+    specs = example_data.CONTINUOUS
+    return sac.make_agent(
+        specs,
+        create_train_step(),
+        experience,
+        critic_fc_layer_params=(16,),
+        actor_network=actor_distribution_network.ActorDistributionNetwork(
+            specs.observation, specs.action, fc_layer_params=(16,), continuous_projection_net=_Projection
+        ),
+        **settings,
+    )
+
+
+def _make_ppo(experience, **settings):
+    loss = ppo_loss.LossOptions(entropy_coefficient=0.01, kl_coefficient=0.1, value_clipping=0.5)
+    network = NetworkOptions(fc_layer_params=(16,))
+    return ppo.make_agent(
+        example_data.CONTINUOUS, create_train_step(), experience, network=network, loss=loss, **settings
+    )
+
+
+def _make_impala(experience, make_agent=impala.make_agent, **settings):
+    network = NetworkOptions(fc_layer_params=(16,))
+    return make_agent(example_data.DISCRETE, create_train_step(), experience, network=network, **settings)
+
+
+def _make_appo(experience, **settings):
+    surrogate = appo.SurrogateOptions(target_update_interval=3, kl_coefficient=0.1)
+    return _make_impala(experience, functools.partial(appo.make_agent, surrogate=surrogate), **settings)
+
+
+AGENTS = {
+    'dqn': (_make_dqn, dqn.EXPERIENCE),
+    'sac': (_make_sac, sac.EXPERIENCE),
+    'ppo': (_make_ppo, dataclasses.replace(ppo.EXPERIENCE, sequence_length=5, stride=4)),
+    'impala': (_make_impala, dataclasses.replace(impala.EXPERIENCE, sequence_length=5, stride=4)),
+    'appo': (_make_appo, dataclasses.replace(appo.EXPERIENCE, sequence_length=5, stride=4)),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """Of one run.
+
+    Attributes:
+      loss: mean over the steps.
+      extra: means over the steps, by name.
+      norms: of each optimizer, the sums over the steps of the norms before and after clipping.
+      parameters: everything a checkpoint of the agent holds, in one order.
+    """
+
+    loss: float
+    extra: dict[str, float]
+    norms: list[np.ndarray]
+    parameters: list[np.ndarray]
+
+
+def _set_weights(agent):
+    """Gives the first weights their values by their places, whatever strategy they live in."""
+    for i, variable in enumerate(_variables(agent)):
+        if variable.trainable and variable.shape.rank > 1:
+            variable.assign(tf.random.stateless_uniform(variable.shape, (i, 7), -0.5, 0.5))
+
+
+def _variables(agent):
+    views = tf.train.TrackableView(agent).descendants()
+    return [view for view in views if isinstance(view, tf.Variable)]
+
+
+def _dataset_fn(agent, length, context):
+    """The global batch of step i, cut into the replicas' parts: these come one after the other from the pipeline."""
+    replicas = context.num_replicas_in_sync
+    size = BATCH_SIZE // replicas
+    batches = [example_data.sequences(agent, BATCH_SIZE, length, seed) for seed in range(NUM_STEPS)]
+    whole = tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *batches)
+    return tf.data.Dataset.from_tensor_slices(whole).batch(size, drop_remainder=True).repeat()
+
+
+@functools.cache
+def _run(name, replicas, directory):
+    make, experience = AGENTS[name]
+    experience = dataclasses.replace(experience, per_replica_batch_size=BATCH_SIZE // replicas)
+    strategy = strategies.make('default' if replicas == 1 else f'mirrored:{replicas}')
+    made = []
+    with strategy.scope():
+        recorder = functools.partial(_recorder, made)
+        agent = make(experience, make_optimizer=recorder, gradient_clipping=CLIPPING)
+        _set_weights(agent)
+    dataset_fn = functools.partial(_dataset_fn, agent, experience.sequence_length)
+    learner = Learner(agent, dataset_fn, RunDir(directory / f'{name}_{replicas}'), strategy=strategy)
+    result = learner.run(NUM_STEPS)
+    assert (result.num_steps, learner.step) == (NUM_STEPS, NUM_STEPS)
+    parameters = [variable.numpy() for variable in _variables(agent)]
+    return Outcome(result.loss, result.extra, [optimizer.norms.numpy() for optimizer in made], parameters)
+
+
+@pytest.fixture(scope='module')
+def directory(tmp_path_factory):
+    return tmp_path_factory.mktemp('replicas')
+
+
+@pytest.mark.parametrize('name', AGENTS)
+@pytest.mark.parametrize('replicas', [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_replicas_agree_with_one(directory, name, replicas):
+    alone, together = _run(name, 1, directory), _run(name, replicas, directory)
+    assert together.loss == pytest.approx(alone.loss, rel=1e-4)
+    assert together.extra == pytest.approx(alone.extra, rel=1e-3, abs=1e-5)
+    np.testing.assert_allclose(together.norms, alone.norms, rtol=1e-4)
+    for before, after in alone.norms:
+        assert after <= CLIPPING * NUM_STEPS * 1.0001
+        assert before > 2 * after, 'or nothing would be clipped'
+    assert len(alone.parameters) == len(together.parameters) > 10
+    for a, b in zip(alone.parameters, together.parameters, strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-3, atol=1e-5)

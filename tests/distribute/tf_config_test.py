@@ -1,0 +1,46 @@
+import json
+
+import pytest
+
+from tflearn.distribute import tf_config
+
+CLUSTER = {'worker': ['a:1', 'b:2']}
+TASK = {'type': 'worker', 'index': 1}
+
+
+def test_workers():
+    assert tf_config.read(json.dumps({'cluster': CLUSTER, 'task': TASK})) == tf_config.Task(('a:1', 'b:2'), 1)
+
+
+def test_the_chief_comes_first():
+    cluster = {'worker': ['a:1', 'b:2'], 'chief': ['c:3']}
+    addresses = ('c:3', 'a:1', 'b:2')
+    read = lambda task: tf_config.read(json.dumps({'cluster': cluster, 'task': task}))  # noqa: E731
+    assert read({'type': 'chief', 'index': 0}) == tf_config.Task(addresses, 0)
+    assert read(TASK) == tf_config.Task(addresses, 2)
+
+
+WRONG = {
+    'not set': (None, 'got no TF_CONFIG in the environment'),
+    'not JSON': ('{', 'which is not JSON'),
+    'a list': ([], "without the objects 'cluster' and 'task'"),
+    'no cluster': ({'task': TASK}, "without the objects 'cluster' and 'task'"),
+    'no task': ({'cluster': CLUSTER}, "without the objects 'cluster' and 'task'"),
+    'another job': ({'cluster': CLUSTER, 'task': {'type': 'chief', 'index': 0}}, "task type 'chief'.*has worker"),
+    'a parameter server': ({'cluster': {**CLUSTER, 'ps': ['c:3']}, 'task': TASK}, r'the job\(s\) ps'),
+    'no index': ({'cluster': CLUSTER, 'task': {'type': 'worker'}}, 'task index None'),
+    'index out of range': ({'cluster': CLUSTER, 'task': {'type': 'worker', 'index': 2}}, 'task index 2.*has 2 of type'),
+    'index as text': ({'cluster': CLUSTER, 'task': {'type': 'worker', 'index': '1'}}, "task index '1'"),
+    'no port': ({'cluster': {'worker': ['a', 'b:2']}, 'task': TASK}, "the address 'a' .*not host:port"),
+    'no such port': ({'cluster': {'worker': ['a:1', 'b:99999']}, 'task': TASK}, "the address 'b:99999'"),
+    'twice the same': ({'cluster': {'worker': ['a:1', 'a:1']}, 'task': TASK}, 'the same address twice'),
+    'no addresses': ({'cluster': {'worker': []}, 'task': TASK}, r"\[\] as the addresses of 'worker'"),
+    'two chiefs': ({'cluster': {**CLUSTER, 'chief': ['c:3', 'd:4']}, 'task': TASK}, '2 chiefs'),
+}
+
+
+@pytest.mark.parametrize(('value', 'message'), WRONG.values(), ids=WRONG)
+def test_what_is_wrong_is_told(value, message):
+    text = value if value is None or isinstance(value, str) else json.dumps(value)
+    with pytest.raises(ValueError, match=f'{message}.*; need e.g. .*; set it for each worker'):
+        tf_config.read(text)

@@ -1,0 +1,78 @@
+import threading
+
+import pytest
+
+from tflearn.distribute.watchdog import Watchdog
+from tflearn.waiting import wait_until
+
+DEADLINE_SECS = 60
+
+
+class Ends:
+    def __init__(self):
+        self.messages, self.called = [], threading.Event()
+
+    def __call__(self, message):
+        self.messages.append(message)
+        self.called.set()
+
+
+def test_work_that_takes_too_long_is_told_once():
+    end = Ends()
+    watchdog = Watchdog(0.2, end)
+    with watchdog.guard('4 train steps'):
+        assert end.called.wait(DEADLINE_SECS)
+    assert len(end.messages) == 1
+    assert 'got no end of 4 train steps in 0 s; need it by then; see what other workers' in end.messages[0]
+
+
+def test_work_in_time_and_no_work_are_left_alone():
+    end = Ends()
+    watchdog = Watchdog(DEADLINE_SECS, end)
+    with watchdog.guard('this'):
+        pass
+    idle = Watchdog(0.1, end)
+    assert not end.called.wait(1.0)
+    idle.close()
+    watchdog.close()
+
+
+def test_work_that_raises_is_over():
+    end = Ends()
+    watchdog = Watchdog(0.3, end)
+    with pytest.raises(KeyError), watchdog.guard('this'):
+        raise KeyError
+    assert not end.called.wait(1.0)
+
+
+def test_its_thread_ends():
+    before = set(threading.enumerate())
+    watchdog = Watchdog(1.0)
+    (thread,) = set(threading.enumerate()) - before
+    watchdog.close()
+    thread.join(DEADLINE_SECS)
+    assert not thread.is_alive()
+
+
+def test_nonsense():
+    with pytest.raises(ValueError, match='got timeout_secs=0; need seconds above 0'):
+        Watchdog(0)
+
+
+def test_work_that_makes_progress_goes_on():
+    end, now, looks = Ends(), [0.0], []
+
+    def clock():
+        looks.append(1)
+        return now[0]
+
+    watchdog = Watchdog(1.0, end, clock)
+    with watchdog.guard('200 train steps'):
+        now[0] = 0.9
+        watchdog.progress()
+        now[0] = 1.8
+        looks.clear()
+        wait_until(lambda: len(looks) > 2, 'some looks', DEADLINE_SECS)
+        assert not end.messages
+        now[0] = 2.0
+        assert end.called.wait(DEADLINE_SECS)

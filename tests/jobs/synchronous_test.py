@@ -1,0 +1,197 @@
+"""Collecting and training by turns: in an exact ratio, and bit for bit the same each time."""
+
+import dataclasses
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.testing import jobs, written_summaries
+from tflearn.jobs.collect_settings import CollectOptions
+from tflearn.jobs.policy_exports import ExportOptions
+from tflearn.jobs.synchronous import synchronous
+from tflearn.policies import versions
+from tflearn.run_dir import RunDir, read_json, write_json
+
+# Batches of 8, 2 environments, 8 draws of each sequence: two train steps for a batched step.
+FEW = {'num_environments': 2, 'checkpoint_interval_steps': 50, 'export_interval_steps': 50}
+GREEDY = ExportOptions(('greedy_policy',))
+
+
+def run_synchronously(root, **arguments):
+    """Runs the job; returns its directory."""
+    run = jobs.SmallRun(root)
+    given = {'run_dir': run.dir, 'stop': threading.Event(), **run.factories(), **FEW, 'summary_interval_steps': 20}
+    synchronous(**(given | arguments))
+    return run.dir
+
+
+def agent_variables(run_dir):
+    """What the newest checkpoint holds of the agent."""
+    reader = tf.train.load_checkpoint(str(run_dir.checkpoints))
+    names = [name for name in reader.get_variable_to_shape_map() if name.startswith('agent')]
+    return {name: reader.get_tensor(name) for name in names}
+
+
+def figures(run_dir):
+    """Losses and returns by tag and step: all summaries but those that go by the clock, or have a layer's number."""
+    left_out = ('per_sec', 'secs', 'share', 'rss', 'dense_')
+    found = {}
+    for job in ('train', 'collect'):
+        for tag, values in written_summaries.scalars(run_dir.summaries(job)).items():
+            if not any(word in tag for word in left_out):
+                found[tag] = values
+    return found
+
+
+def assert_same(one, other):
+    mine, theirs = agent_variables(one), agent_variables(other)
+    assert len(mine) > 10
+    assert mine.keys() == theirs.keys()
+    for name, value in mine.items():
+        np.testing.assert_array_equal(value, theirs[name], name)
+    assert figures(one) == figures(other)
+
+
+def test_a_run_to_its_end_and_beyond(tmp_path):
+    restored = []
+    given = {'on_restored': lambda: restored.append(1), 'describe': lambda: {'run/note': 'mine'}, 'seed': 3}
+    run_dir = run_synchronously(tmp_path, num_train_steps=121, **given)
+    result = read_json(run_dir.train_result)
+    assert (result['reason'], result['train_step']) == ('num_train_steps 121 reached', 121)
+    assert restored == [1]
+    assert written_summaries.texts(run_dir.summaries('train')) == {'run/seed': '3', 'run/note': 'mine'}
+    scalars = written_summaries.scalars(run_dir.summaries('train'))
+    assert {20, 40, 60, 80, 100, 120} <= set(scalars['train/replay_size'])
+    assert set(written_summaries.histograms(run_dir.summaries('train'))['data/policy_lag']) >= {20, 120}
+    assert {'collect/mean_return', 'collect/mean_discounted_return', 'collect/episodes'} <= set(
+        written_summaries.scalars(run_dir.summaries('collect'))
+    )
+    exported = {path.name for path in run_dir.greedy_policy.iterdir() if path.name.isdigit()}
+    assert {'0', '121'} < exported
+    assert len(exported) == 4, 'at or just after the 50th and the 100th too'
+    assert (run_dir.checkpoints / 'ckpt-121.index').exists()
+    status = read_json(run_dir.status('train'))
+    assert (status['state'], status['train_step']) == ('finished', 121)
+    inserts = status['replay_size'] - 50
+    assert 0 <= 8 * inserts - 8 * 121 < 16, 'the ratio is exact but for what the last batched step brought'
+
+    # A higher limit: the same run goes on, and fills its replay first.
+    run_synchronously(tmp_path, num_train_steps=130)
+    more = read_json(run_dir.train_result)
+    assert more['train_step'] == 130
+    assert more['env_steps'] >= result['env_steps'] + 50
+    assert more['seconds'] >= result['seconds']
+    run_synchronously(tmp_path, num_train_steps=130)
+    assert read_json(run_dir.train_result) == more, 'there is nothing left to do'
+
+
+def test_the_same_seed_gives_the_same_bits(tmp_path):
+    given = {'collect_options': CollectOptions(initial_random_steps=30), 'num_train_steps': 100}
+    one, same, other = (
+        run_synchronously(tmp_path / name, seed=seed, **given)
+        for name, seed in {'one': 5, 'same': 5, 'other': 6}.items()
+    )
+    assert_same(one, same)
+    assert figures(one)['train/loss'] != figures(other)['train/loss']
+    assert figures(one)['collect/mean_return'] != figures(other)['collect/mean_return']
+
+
+@pytest.mark.slow
+def test_environments_may_have_a_seed_of_their_own(tmp_path):
+    one, other = (
+        run_synchronously(tmp_path / str(seed), num_train_steps=20, seed=5, collect_seed=seed) for seed in (None, 7)
+    )
+    assert figures(one)['train/loss'] != figures(other)['train/loss']
+
+
+@pytest.mark.parametrize(
+    ('limits', 'env_steps'),
+    [
+        ({'max_env_steps': 80}, 80),
+        ({'max_env_steps': 80, 'max_collect_steps': 60}, 60),
+        ({'max_collect_steps': 60}, 60),
+    ],
+)
+def test_environment_steps_end_a_run_too(tmp_path, limits, env_steps):
+    run_dir = run_synchronously(tmp_path, num_train_steps=10**6, **limits)
+    result = read_json(run_dir.train_result)
+    assert result['reason'] == f'max_env_steps {env_steps} reached'
+    assert env_steps <= result['env_steps'] < env_steps + 2
+
+
+def test_it_ends_on_request_and_when_it_is_stopped(tmp_path):
+    stop = threading.Event()
+    stop.set()
+    run_dir = run_synchronously(tmp_path, num_train_steps=10**6, stop=stop)
+    assert read_json(run_dir.status('train'))['state'] == 'stopped'
+    assert not run_dir.train_result.exists()
+    write_json(run_dir.stop_request, {'reason': 'solved'})
+    run_synchronously(tmp_path, num_train_steps=10**6)
+    assert read_json(run_dir.train_result)['reason'] == 'solved'
+
+
+def held_exports(monkeypatch, fails=False):
+    """Exports wait, or fail, as they get their name, but for the first. Returns events: one has come; go on."""
+    begun, go_on, publish = threading.Event(), threading.Event(), versions.publish
+
+    def slow_publish(written, version):
+        if version.name != '0':
+            begun.set()
+            assert go_on.wait(60)
+            if fails:
+                raise OSError('the disk is full')
+        publish(written, version)
+
+    monkeypatch.setattr(versions, 'publish', slow_publish)
+    return begun, go_on
+
+
+def test_a_stop_waits_for_what_is_being_exported(tmp_path, monkeypatch):
+    begun, go_on = held_exports(monkeypatch)
+    stop = threading.Event()
+    job = threading.Thread(
+        target=run_synchronously, args=(tmp_path,), kwargs={'num_train_steps': 10**6, 'stop': stop, 'exports': GREEDY}
+    )
+    job.start()
+    assert begun.wait(60)
+    stop.set()
+    run_dir = RunDir(tmp_path)
+    job.join(1.0)
+    assert read_json(run_dir.status('train'))['state'] != 'stopped'
+    go_on.set()
+    job.join(60)
+    assert read_json(run_dir.status('train'))['state'] == 'stopped'
+    assert len(versions.versions(run_dir.greedy_policy)) > 1
+
+
+def test_a_last_export_that_fails_is_in_the_status(tmp_path, monkeypatch):
+    _, go_on = held_exports(monkeypatch, fails=True)
+    go_on.set()
+    with pytest.raises(OSError, match='the disk is full'):
+        run_synchronously(tmp_path, num_train_steps=5, exports=GREEDY)
+    assert read_json(RunDir(tmp_path).status('train'))['state'] == 'failed: the disk is full'
+    assert not RunDir(tmp_path).train_result.exists()
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        ({'strategy': 'mirrored:2'}, "got strategy='mirrored:2'; need 'default'"),
+        ({'num_environments': 0}, 'got num_environments=0'),
+        ({'num_train_steps': 0}, 'got num_train_steps=0'),
+    ],
+)
+def test_what_it_cannot_do(tmp_path, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        run_synchronously(tmp_path, **({'num_train_steps': 1} | arguments))
+    assert list(RunDir(tmp_path).root.iterdir()) == []
+
+
+@pytest.mark.parametrize('changes', [{'order': 'queue', 'samples_per_insert': None}, {'order': 'prioritized'}])
+def test_other_orders_are_refused_before_any_work(tmp_path, changes):
+    experience = dataclasses.replace(jobs.SmallRun.experience, **changes)
+    with pytest.raises(ValueError, match="need order='uniform'"):
+        run_synchronously(tmp_path, num_train_steps=1, experience=experience)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,86 @@
+"""What the live view draws, recorded instead of shown."""
+
+import dataclasses
+import io
+import time
+
+from rich.console import Console
+
+from tests.launch.example_reports import whole_run
+from tflearn.launch.live_view import LiveView, draw
+from tflearn.launch.reports import JobReport, RunReport
+
+
+def drawn(report, width=100, colours=False):
+    console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True, highlight=False)
+    console.print(draw('runs/cartpole', report, width))
+    return [line.rstrip() for line in console.export_text(styles=colours).splitlines()]
+
+
+def test_a_run_in_the_middle():
+    lines = drawn(whole_run())
+    assert lines[1] == 'tflearn  runs/cartpole  2 min 13 s'
+    assert lines[3].startswith('train  ━━━━')
+    assert lines[3].endswith('62%  1 min 22 s left')
+    assert lines[5:] == [
+        'train steps     12,400 of 20,000 at 93.1/s  env steps       49,600 at 372/s',
+        'replay          49,600 of 100,000           samples/insert  64.13 (target 64)',
+        'collect return  231.4                       greedy return   342.1 (target 475)',
+        'policy lag      1.3 versions                data wait       12%',
+        '',
+        'replay_server  ● running   inserts 49,600, samples 3,180,000',
+        'train          ● running   loss 0.01235, policy version 124',
+        'evaluate       ● running   train step 12,000, episodes 20, best 361.5',
+        'collect_0      ● running   186/s, mean return 220.4, episodes 301',
+        'collect_1      ● running   restarts 1  186/s, mean return 242.3, episodes 298',
+    ]
+
+
+def test_the_beginning_of_a_run():
+    waiting = 'waiting for the replay server at localhost:8000'
+    jobs = (JobReport('replay_server', 'replay_server', 'starting'), JobReport('train', 'train', waiting))
+    assert drawn(RunReport(jobs, 2.0))[1:] == [
+        'tflearn  runs/cartpole  2 s',
+        '',
+        'no train step yet',
+        '',
+        'replay_server  ● starting',
+        f'train          ● {waiting}',
+    ]
+
+
+def test_states_have_colours():
+    jobs = [JobReport('train', 'train', state) for state in ('running', 'waiting for x', 'died', 'finished')]
+    text = '\n'.join(drawn(RunReport(tuple(jobs), 2.0), colours=True))
+    for code, state in [('32', 'running'), ('33', 'waiting for x'), ('1;31', 'died'), ('36', 'finished')]:
+        assert f'\x1b[{code}m● \x1b[0m{state}' in text
+
+
+def test_a_silent_job_is_marked():
+    job = JobReport('train', 'train', 'running', figures={'time': time.time() - 90.0})
+    assert 'silent for 1 min 30 s' in drawn(RunReport((job,), 100.0))[-1]
+
+
+def test_a_narrow_terminal_loses_no_figure():
+    lines = drawn(whole_run(), width=60)
+    assert lines[5] == 'train steps     12,400 of 20,000 at 93.1/s'
+    assert lines[12] == 'data wait       12%'
+    assert lines[-1] == 'collect_1      ● running   restarts 1  186/s, mean return 2…'
+
+
+def test_more_steps_than_planned_still_draw():
+    report = whole_run()
+    train = dataclasses.replace(report.jobs[1], figures={'train_step': 30, 'num_train_steps': 20})
+    assert drawn(RunReport((train,), 1.0))[3].endswith('150%')
+
+
+def test_events_stand_above_the_view_as_they_are():
+    out = io.StringIO()
+    view = LiveView('runs/cartpole', out)
+    view.open()
+    view.show(whole_run())
+    view.event('collect_0 died; the end of logs/collect_0.log:\n  [bold]nan[/bold] in x[0]')
+    view.close()
+    lines = out.getvalue().splitlines()
+    assert lines[0].endswith('collect_0 died; the end of logs/collect_0.log:')
+    assert lines[1] == '      [bold]nan[/bold] in x[0]'

@@ -1,0 +1,63 @@
+"""What is said at the end of a run."""
+
+import sys
+
+import pytest
+
+from tflearn.launch import run_summary
+from tflearn.run_dir import RunDir
+
+DONE = {
+    'reason': 'target_return 475',
+    'train_step': 12_000,
+    'env_steps': 48_000,
+    'seconds': 190.4,
+    'policy': 'policies/greedy_policy/12000',
+    'evaluation': {'train_step': 12_000, 'mean_return': 487.25, 'num_episodes': 20},
+}
+RESULT = 'target_return 475; train step 12,000, 48,000 env steps, 3 min 10 s; greedy mean return 487.2 over 20 episodes'
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A run directory below the working directory."""
+    monkeypatch.chdir(tmp_path)
+    return RunDir('runs/my run')
+
+
+def test_done_lines_can_be_pasted(here):
+    assert run_summary.done_lines(here, DONE) == [
+        f'The run is done: {RESULT}.',
+        "  learning curve   'runs/my run/learning_curve.png'",
+        "  TensorBoard      'runs/my run/summaries'  "
+        f"(to see it: {sys.executable} -m tensorboard.main --logdir='runs/my run/summaries')",
+        "  checkpoints      'runs/my run/train/checkpoints'",
+        "  policy           'runs/my run/policies/greedy_policy/12000'  (tf.saved_model.load)",
+        "  jobs by hand     one terminal each, in any order; their commands: cat 'runs/my run/commands.txt'",
+    ]
+
+
+def test_a_finished_run_takes_one_line(here):
+    assert run_summary.already_done_line(here, DONE) == (
+        f"This run is already finished: {RESULT}. Its policy is in 'runs/my run/policies/greedy_policy/12000', its "
+        "learning curve in 'runs/my run/learning_curve.png'; for a new run choose another --root_dir."
+    )
+
+
+def test_figures_that_are_missing_are_marked():
+    assert run_summary.result({}) == (
+        'no reason given; train step ?, ? env steps, 0 s; greedy mean return ? over ? episodes'
+    )
+
+
+def test_an_interrupted_run_says_what_is_kept(here):
+    assert run_summary.interrupted_line(here, 'SIGINT') == (
+        'The run was stopped by SIGINT; it had not learned anything yet. The same command goes on from there.'
+    )
+    here.checkpoints.mkdir(parents=True)
+    (here.checkpoints / 'checkpoint').touch()
+    assert "what it learned is in 'runs/my run/train/checkpoints'." in run_summary.interrupted_line(here, 'SIGINT')
+
+
+def test_paths_elsewhere_are_whole(here, tmp_path):
+    assert run_summary.shown(tmp_path.parent / 'other') == str(tmp_path.parent / 'other')

@@ -1,0 +1,263 @@
+"""Exported policies act as the live ones do, for people who have neither tflearn nor TF-Agents."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tf_agents.networks import sequential
+from tf_agents.policies import greedy_policy, policy_loader, q_policy
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import time_step as ts
+from tf_agents.utils import common
+
+import tflearn
+from tests.testing import example_policies
+from tflearn.policies import loader, plain_nests, tflite
+from tflearn.policies.exporter import PolicyExporter
+from tflearn.serving.served_version import ServedVersion
+
+POLICIES = [
+    'greedy',
+    'epsilon_greedy',
+    'recurrent',
+    'stochastic_actor',
+    'greedy_actor',
+    'normalized',
+    'nested',
+    'random',
+    'with_info',
+]
+DETERMINISTIC = ['greedy', 'recurrent', 'greedy_actor', 'normalized', 'nested']
+
+
+@pytest.fixture(scope='module')
+def met_by_a_stranger(tmp_path_factory):
+    """Exports every deterministic policy and has a process without us act with them. Returns kind -> (live, its)."""
+    directory = tmp_path_factory.mktemp('stranger')
+    live = {}
+    for kind in DETERMINISTIC:
+        policy = getattr(example_policies, kind)()
+        exporter = PolicyExporter(policy, directory / kind / 'policy')
+        exporter.export(1, {})
+        example_policies.reweigh(policy)
+        exporter.export(2, {})
+        leaves, time_steps = observations(policy, steps=4, batch_size=64)
+        np.savez(directory / kind / 'inputs.npz', **leaves)
+        live[kind] = [
+            live_actions(action, policy, time_steps) for action in (common.function(policy.action), policy.action)
+        ]
+    environment = {name: value for name, value in os.environ.items() if name != 'PYTHONPATH'}
+    command = [sys.executable, pathlib.Path(__file__).with_name('stranger.py'), *DETERMINISTIC]
+    subprocess.run(command, cwd=directory, env=environment, check=True, timeout=120)
+    return {kind: (live[kind], np.load(directory / kind / 'outputs.npz')) for kind in DETERMINISTIC}
+
+
+def observations(policy, steps, batch_size):
+    """Returns flat observations by name, [T, B, ...], and the time steps made of them."""
+    time_steps = [example_policies.time_step(policy, batch_size, seed) for seed in range(steps)]
+    time_steps[0] = time_steps[0]._replace(step_type=np.zeros(batch_size, np.int32))
+    flat = [plain_nests.flat_dict({'observation': time_step.observation}) for time_step in time_steps]
+    return {name: np.stack([leaves[name] for leaves in flat]) for name in flat[0]}, time_steps
+
+
+def live_actions(action, policy, time_steps):
+    state = policy.get_initial_state(time_steps[0].step_type.shape[0])
+    actions = []
+    for time_step in time_steps:
+        step = action(tf.nest.map_structure(tf.constant, time_step), state)
+        state = step.state
+        actions.append(step.action.numpy())
+    return np.stack(actions)
+
+
+@pytest.mark.parametrize('kind', DETERMINISTIC)
+def test_a_stranger_gets_the_actions_of_the_live_policy(kind, met_by_a_stranger):
+    (compiled, eager), outputs = met_by_a_stranger[kind]
+    np.testing.assert_array_equal(outputs['actions'], compiled)
+    np.testing.assert_array_equal(outputs['served'], compiled)
+    if compiled.dtype.kind == 'i':
+        np.testing.assert_array_equal(compiled, eager)
+        assert len(np.unique(compiled)) > 1
+    else:
+        np.testing.assert_allclose(compiled, eager, atol=1e-6)
+
+
+@pytest.mark.parametrize('kind', POLICIES)
+def test_every_kind_of_policy_exports_and_acts_within_its_spec(kind, tmp_path):
+    policy = getattr(example_policies, kind)()
+    PolicyExporter(policy, tmp_path).export(3, {})
+    loaded = loader.load(tmp_path / '3')
+    for batch_size in (1, 5):
+        state = loaded.initial_state(batch_size)
+        action, next_state = loaded.action(example_policies.time_step(policy, batch_size), state)
+        assert action.shape == (batch_size, *policy.action_spec.shape)
+        assert action.dtype == policy.action_spec.dtype.as_numpy_dtype
+        assert np.all(action >= policy.action_spec.minimum) and np.all(action <= policy.action_spec.maximum)
+        tf.nest.assert_same_structure(next_state, state)
+
+
+@pytest.mark.parametrize('kind', ['recurrent', 'greedy_actor', 'nested', 'with_info'])
+def test_tf_agents_opens_an_export(kind, tmp_path):
+    """Its own loader, with the specs that it reads there; actions are the live ones."""
+    policy = getattr(example_policies, kind)()
+    opened = policy_loader.load(str(PolicyExporter(policy, tmp_path).export(3, {})))
+    for name in ('time_step_spec', 'action_spec', 'info_spec'):
+        assert _shapes(getattr(opened, name)) == _shapes(getattr(policy, name))
+    state, live_state = opened.get_initial_state(1), policy.get_initial_state(1)
+    for seed in range(2):
+        batch = example_policies.time_step(policy, 1, seed)
+        step = opened.action(tf.nest.map_structure(lambda leaf: leaf[0], batch), state)
+        live = policy.action(tf.nest.map_structure(tf.constant, batch), live_state)
+        if kind != 'with_info':  # which draws
+            np.testing.assert_allclose(step.action, live.action[0], atol=1e-6)
+        tf.nest.map_structure(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), step.state, live.state)
+        assert _shapes(step.info) == _shapes(tf.nest.map_structure(lambda leaf: leaf[0], live.info))
+        state, live_state = step.state, live.state
+
+
+def _shapes(nest):
+    return tf.nest.map_structure(
+        lambda leaf: (tuple(leaf.shape), np.dtype(getattr(leaf.dtype, 'as_numpy_dtype', leaf.dtype))), nest
+    )
+
+
+def test_a_category_out_of_its_bounds_is_refused(tmp_path):
+    """By each signature and function, wherever the policy is loaded; not by TFLite, which has no assertions."""
+    observation = tensor_spec.BoundedTensorSpec((), tf.int64, 0, 499, 'observation')
+    layers = [tf.keras.layers.Lambda(lambda states: tf.one_hot(states, 500)), tf.keras.layers.Dense(2)]
+    network = sequential.Sequential(layers, input_spec=observation)
+    network.create_variables()
+    time_step = ts.time_step_spec(observation)
+    policy = greedy_policy.GreedyPolicy(q_policy.QPolicy(time_step, example_policies.DISCRETE_PAIR, network))
+    version = PolicyExporter(policy, tmp_path).export(1, {})
+    model, opened, served = tf.saved_model.load(str(version)), policy_loader.load(str(version)), ServedVersion(version)
+    step = {'step_type': np.int32([1]), 'reward': np.float32([0]), 'discount': np.float32([1])}
+    tensors = {name: tf.constant(value) for name, value in step.items()}
+    asks = [
+        lambda states: model.action(*step.values(), states),
+        lambda states: model.signatures['serving_default'](observation=tf.constant(states)),
+        lambda states: model.signatures['action'](**tensors, observation=tf.constant(states)),
+        lambda states: model.signatures['distribution'](**tensors, observation=tf.constant(states)),
+        lambda states: opened.action(ts.TimeStep(*(value[0] for value in step.values()), states[0])),
+        lambda states: served.signature('serving_default').run({'observation': states}),
+    ]
+    for ask in asks:
+        ask(np.int64([499]))
+        for wrong in (999, -1):
+            with pytest.raises(
+                tf.errors.InvalidArgumentError, match=rf'got observation from\] \[{wrong}\].*need 0 to 499'
+            ):
+                ask(np.int64([wrong]))
+    assert tflite.run(tflite.convert(version), {'observation': np.int64([499, 999])})['action'].shape == (2,)
+
+
+@pytest.mark.parametrize('dtype', [tf.int32, tf.int64])
+def test_the_dtype_of_actions_is_that_of_the_spec(dtype, tmp_path):
+    version = PolicyExporter(example_policies.greedy(dtype), tmp_path).export(0, {})
+    assert tf.saved_model.load(str(version)).signatures['serving_default'].structured_outputs['action'].dtype == dtype
+
+
+def test_info_comes_with_the_full_function(tmp_path):
+    policy = example_policies.with_info()
+    model = tf.saved_model.load(str(PolicyExporter(policy, tmp_path).export(0, {})))
+    time_step = example_policies.time_step(policy, 3)
+    step = model.action(*time_step)
+    assert type(step['info']) is dict
+    assert step['info']['dist_params']['loc'].shape == (3, 2)
+    flat = model.signatures['action'](**{name: tf.constant(getattr(time_step, name)) for name in time_step._fields})
+    assert set(flat) == {'action', 'info_dist_params_loc', 'info_dist_params_scale', 'info_value_prediction'}
+
+
+SIGNATURES = {
+    'greedy': {'serving_default', 'action', 'distribution'},
+    'epsilon_greedy': {'serving_default', 'action'},
+    'recurrent': {'serving_default', 'action', 'distribution', 'get_initial_state'},
+    'random': {'serving_default', 'action'},
+    'with_info': {'serving_default', 'action', 'distribution'},
+}
+
+
+@pytest.mark.parametrize('kind', SIGNATURES)
+def test_signatures_are_those_that_the_policy_has(kind, tmp_path):
+    model = tf.saved_model.load(str(PolicyExporter(getattr(example_policies, kind)(), tmp_path).export(0, {})))
+    assert set(model.signatures) == SIGNATURES[kind]
+
+
+def test_the_distribution_is_that_of_the_live_policy(tmp_path):
+    policy = example_policies.stochastic_actor()
+    model = tf.saved_model.load(str(PolicyExporter(policy, tmp_path).export(0, {})))
+    time_step = tf.nest.map_structure(tf.constant, example_policies.time_step(policy, 3))
+    flat = model.signatures['distribution'](**time_step._asdict())
+    live = policy.distribution(time_step).action
+    assert {name: value.shape[0] for name, value in flat.items()} == dict.fromkeys(flat, 3)
+    np.testing.assert_allclose(flat['distribution_loc'], live.mean(), atol=1e-6)
+    np.testing.assert_allclose(flat['distribution_scale_diag'], live.stddev(), atol=1e-6)
+
+
+def test_a_seed_set_for_training_does_not_travel_with_the_policy(tmp_path):
+    tf.random.set_seed(1)
+    version = PolicyExporter(example_policies.stochastic_actor(), tmp_path).export(0, {})
+    time_step = example_policies.time_step(example_policies.stochastic_actor(), 3)
+    models = [tf.saved_model.load(str(version)) for _ in range(2)]
+    draws = [model.action(*time_step)['action'].numpy() for model in models]
+    assert not np.array_equal(*draws)
+
+
+def test_nested_observations_are_named_inputs(tmp_path):
+    version = PolicyExporter(example_policies.nested(), tmp_path).export(0, {})
+    serving = tf.saved_model.load(str(version)).signatures['serving_default']
+    _, inputs = serving.structured_input_signature
+    assert set(inputs) == {'observation_position', 'observation_speeds_0', 'observation_speeds_1'}
+    assert all(spec.shape[0] is None for spec in inputs.values())
+    assert set(serving.structured_outputs) == {'action'}
+
+
+def test_tensorflow_serving_reads_the_newest_weights(tmp_path):
+    """Serving runs the graph's own restore operation, as the loader of TensorFlow 1 does."""
+    policy = example_policies.greedy()
+    exporter = PolicyExporter(policy, tmp_path)
+    exporter.export(1, {})
+    example_policies.reweigh(policy)
+    version = exporter.export(2, {})
+    time_step = example_policies.time_step(policy, 50)
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        signature = tf.compat.v1.saved_model.load(session, ['serve'], str(version)).signature_def['serving_default']
+        feed = {signature.inputs['observation'].name: time_step.observation}
+        served = session.run(signature.outputs['action'].name, feed)
+    live = policy.action(tf.nest.map_structure(tf.constant, time_step)).action
+    np.testing.assert_array_equal(served, live)
+
+
+def test_metadata_say_what_the_version_is(tmp_path):
+    version = PolicyExporter(example_policies.nested(), tmp_path).export(
+        9000, {'env_steps': 18_000, 'policy_version': 9}
+    )
+    metadata = json.loads((version / 'metadata.json').read_text())
+    assert metadata['train_step'] == 9000
+    assert metadata['env_steps'] == 18_000
+    assert metadata['policy_version'] == 9
+    assert metadata['exported_at'] > 0
+    assert metadata['tflearn_version'] == tflearn.__version__
+    assert metadata['tensorflow_version'] == tf.__version__
+    assert metadata['specs']['action'] == {'shape': [], 'dtype': 'int64', 'minimum': 0, 'maximum': 3}
+    speed = {'shape': [1], 'dtype': 'float32'}
+    assert metadata['specs']['observation']['speeds'][1] == speed
+    assert metadata['specs']['policy_state'] == []
+
+
+def test_a_mirrored_policy_is_exported_outside_the_scope_of_its_strategy(tmp_path):
+    strategy = tf.distribute.MirroredStrategy(['CPU:0'])
+    with strategy.scope():
+        policy = example_policies.greedy()
+        with pytest.raises(ValueError, match='need it outside'):
+            PolicyExporter(policy, tmp_path)
+    exporter = PolicyExporter(policy, tmp_path)
+    example_policies.reweigh(policy)
+    time_step = example_policies.time_step(policy, 50)
+    live = policy.action(tf.nest.map_structure(tf.constant, time_step)).action
+    np.testing.assert_array_equal(loader.load(exporter.export(1, {})).action(time_step)[0], live)

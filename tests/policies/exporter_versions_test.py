@@ -1,0 +1,199 @@
+"""An exporter publishes whole versions, each once, and keeps the last."""
+
+import json
+import os
+import pathlib
+import resource
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tflearn
+from tests.testing import example_policies
+from tflearn.policies import loader, versions
+from tflearn.policies.exporter import PolicyExporter
+from tflearn.waiting import wait_until
+
+
+def names(directory):
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_an_old_version_keeps_its_weights(tmp_path):
+    policy = example_policies.greedy()
+    exporter = PolicyExporter(policy, tmp_path)
+    time_step = example_policies.time_step(policy, 50)
+    expected = []
+    for train_step in range(3):
+        exporter.export(train_step, {})
+        expected.append(policy.action(tf.nest.map_structure(tf.constant, time_step)).action.numpy())
+        example_policies.reweigh(policy, seed=train_step)
+    for train_step, actions in enumerate(expected):
+        np.testing.assert_array_equal(loader.load(tmp_path / str(train_step)).action(time_step)[0], actions)
+    assert not np.array_equal(expected[0], expected[1])
+
+
+def test_a_version_that_exists_is_not_overwritten(tmp_path):
+    policy = example_policies.greedy()
+    version = PolicyExporter(policy, tmp_path).export(5, {'env_steps': 1})
+    before = {path: path.read_bytes() for path in version.rglob('*') if path.is_file()}
+    example_policies.reweigh(policy)
+    again = PolicyExporter(policy, tmp_path)
+    assert again.export(5, {'env_steps': 2}) == version
+    assert again.checked
+    assert {path: path.read_bytes() for path in version.rglob('*') if path.is_file()} == before
+    assert names(tmp_path) == ['5', 'latest']
+
+
+def test_a_policy_that_acts_otherwise_is_not_published(tmp_path, monkeypatch):
+    policy = example_policies.greedy()
+    exporter = PolicyExporter(policy, tmp_path)
+    weights = exporter._read_all()
+    example_policies.reweigh(policy)
+    monkeypatch.setattr(exporter, '_read_all', lambda: weights)
+    with pytest.raises(RuntimeError, match='need .* the live one gives'):
+        exporter.export(1, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_later_version_that_is_not_what_the_live_policy_was_is_not_published(tmp_path, monkeypatch):
+    policy = example_policies.greedy()
+    exporter = PolicyExporter(policy, tmp_path)
+    exporter.export(1, {})
+    other = [tf.zeros_like(weight) for weight in exporter._read_all()]
+    write = exporter._files.write_weights
+    monkeypatch.setattr(type(exporter._files), 'write_weights', lambda self, path, weights: write(path, other))
+    exporter.export_soon(2, {})
+    with pytest.raises(RuntimeError, match='got .* from the file of the weights, model_variables/.*; need'):
+        exporter.wait()
+    monkeypatch.undo()
+    snapshot = exporter._read_all()
+    example_policies.reweigh(policy)
+    monkeypatch.setattr(exporter, '_read_all', lambda: snapshot)
+    with pytest.raises(RuntimeError, match='got .* from the exported policy; need .* the live one gives'):
+        exporter.export(3, {})
+    assert names(tmp_path) == ['1', 'latest']
+    monkeypatch.undo()
+    exporter.export(4, {})
+    assert (tmp_path / 'latest').resolve().name == '4'
+
+
+def test_what_is_exported_soon_is_what_it_was_when_it_was_asked_for(tmp_path):
+    policy = example_policies.greedy()
+    exporter = PolicyExporter(policy, tmp_path)
+    expected = {}
+    for train_step in (1, 2, 3):
+        expected[train_step] = [variable.numpy() for variable in policy.variables()]
+        exporter.export_soon(train_step, {'env_steps': train_step})
+        example_policies.reweigh(policy)
+        if train_step < 3:
+            exporter.wait()
+    exporter.wait()
+    for train_step, values in expected.items():
+        model = tf.saved_model.load(str(tmp_path / str(train_step)))
+        saved = {tuple(variable.shape): variable.numpy() for variable in model.model_variables}
+        for value in values:
+            np.testing.assert_array_equal(saved[value.shape], value)
+
+
+def test_a_newer_one_replaces_one_that_is_not_begun(tmp_path):
+    exporter = PolicyExporter(example_policies.greedy(), tmp_path, keep_last=100)
+    for train_step in range(50):
+        exporter.export_soon(train_step, {})
+    exporter.wait()
+    exported = versions.versions(tmp_path)
+    assert (exported[0], exported[-1]) == (0, 49)
+    assert len(exported) < 50
+
+
+def test_a_step_that_is_being_exported_is_exported_once(tmp_path, monkeypatch):
+    exporter = PolicyExporter(example_policies.greedy(), tmp_path)
+    exporter.export(1, {})
+    begun, go_on, publish = threading.Event(), threading.Event(), versions.publish
+
+    def slow_publish(*args):
+        begun.set()
+        assert go_on.wait(30)
+        publish(*args)
+
+    monkeypatch.setattr(versions, 'publish', slow_publish)
+    exporter.export_soon(2, {'first': True})
+    assert begun.wait(30)
+    exporter.export_soon(2, {})
+    go_on.set()
+    assert exporter.export(2, {}) == tmp_path / '2'
+    exporter.wait()
+    assert names(tmp_path) == ['1', '2', 'latest']
+    assert json.loads((tmp_path / '2' / versions.METADATA).read_text())['first']
+
+
+def test_an_export_that_fails_leaves_the_others_alone_and_is_told_at_the_end(tmp_path):
+    exporter = PolicyExporter(example_policies.greedy(), tmp_path)
+    exporter.export_soon(1, {})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        exporter.export_soon(2, {})
+        with pytest.raises(OSError, match='File too large'):
+            exporter.wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert names(tmp_path) == ['1', 'latest']
+    exporter.export_soon(3, {})
+    exporter.wait()
+    assert names(tmp_path) == ['1', '3', 'latest']
+
+
+def test_only_the_last_versions_are_kept(tmp_path):
+    exporter = PolicyExporter(example_policies.greedy(), tmp_path, keep_last=2)
+    for train_step in (100, 200, 1000, 3000):
+        exporter.export(train_step, {})
+    assert names(tmp_path) == ['1000', '3000', 'latest']
+    assert exporter.export(50, {}).exists()
+    with pytest.raises(ValueError, match='keep_last'):
+        PolicyExporter(example_policies.greedy(), tmp_path, keep_last=0)
+
+
+# Exports as fast as it can, for ever.
+EXPORTER = """
+import pathlib, sys
+from tests.testing import example_policies
+from tflearn.policies.exporter import PolicyExporter
+
+directory = pathlib.Path(sys.argv[1])
+policy = example_policies.greedy()
+exporter = PolicyExporter(policy, directory, keep_last=100)  # so that a slow reader finds one that stays
+train_step = 0
+while True:
+    train_step += 1
+    exporter.export(train_step, {'env_steps': train_step})
+"""
+
+
+def test_readers_see_whole_versions_only_when_the_exporter_is_killed_in_between(tmp_path):
+    root = pathlib.Path(tflearn.__file__).parent.parent
+    directory = tmp_path / 'policy'
+    time_step = example_policies.time_step(example_policies.greedy(), 2)
+    seen = [None]
+    command = [sys.executable, '-c', EXPORTER, directory]
+    process = subprocess.Popen(command, cwd=root, env={**os.environ, 'PYTHONPATH': str(root)})
+    try:
+        for _ in range(8):
+            loader.wait_for_newer(directory, seen[-1], timeout_secs=120)
+            policy = loader.load_newest(directory)
+            policy.action(time_step)
+            seen.append(policy.train_step)
+        wait_until(lambda: any(directory.glob('.exporting-*/saved_model.pb')), 'an export', 30, poll_secs=0.0001)
+    finally:
+        process.kill()
+        process.wait(timeout=30)
+    assert len(set(seen)) > 4
+    whole = versions.versions(directory)
+    assert 1 <= len(whole) <= 101
+    assert all(loader.load(directory / str(step)).metadata['env_steps'] == step for step in whole)
+    PolicyExporter(example_policies.greedy(), directory)
+    assert not list(directory.glob('.*'))

@@ -1,0 +1,65 @@
+"""Collectors are killed while a learner trains: it goes on, and never sees a part of an item."""
+
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import fakes
+from tests.replay.replay_program import EXPERIENCE
+from tflearn.agents import dqn
+from tflearn.sampling.sampler import ReplaySampler
+from tflearn.train_step import create_train_step
+from tflearn.types import EnvironmentSpecs
+from tflearn.waiting import wait_until
+
+
+@pytest.mark.parametrize('num_kills', [2, pytest.param(12, marks=pytest.mark.slow)])
+def test_training_goes_on_without_partial_items(serve, num_kills):
+    served = serve(EXPERIENCE)
+    environment = EnvironmentSpecs(fakes.OBSERVATION_SPEC, fakes.ACTION_SPEC)
+    agent = dqn.make_agent(environment, create_train_step(), EXPERIENCE, fc_layer_params=(8,))
+    agent.initialize()
+    train = tf.function(agent.train, autograph=False)
+    source = ReplaySampler(served.address, served.storage, 16, 60.0)
+    draw = tf.function(source.draw, autograph=False)
+
+    def train_steps(count):
+        for step in range(count):
+            assert source.grant(1), source.error
+            data, _ = draw(tf.constant(1), tf.constant(step, tf.int64))
+            data = tf.nest.map_structure(lambda column: column[0], data)
+            _check(data)
+            assert np.isfinite(train(data).loss)
+
+    try:
+        for _ in range(num_kills):
+            items = served.table().current_size
+            command = [sys.executable, '-m', 'tests.replay.collector_program', served.address]
+            collector = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+            try:
+                grown = lambda items=items: served.table().current_size > items + 20  # noqa: E731
+                wait_until(grown, 'items of the new collector', 120)
+                train_steps(20)
+                threading.Event().wait(0.05)
+            finally:
+                collector.kill()  # SIGKILL
+                collector.wait(30)
+            train_steps(20)
+    finally:
+        source.close()
+    assert agent.train_step_counter == 40 * num_kills
+
+
+def _check(data):
+    """Both rows are of one episode and follow each other; each field is what the checked environment answers."""
+    episode, step = data.observation[..., 0].numpy(), data.observation[..., 1].numpy()
+    np.testing.assert_array_equal(episode[:, 0], episode[:, 1])
+    np.testing.assert_array_equal(step[:, 0] + 1, step[:, 1])
+    np.testing.assert_array_equal(data.reward[:, 0], 1.0)
+    np.testing.assert_array_equal(data.step_type[:, 0] == 0, step[:, 0] == 0)
+    np.testing.assert_array_equal(data.next_step_type[:, 0], data.step_type[:, 1])
+    np.testing.assert_array_equal(data.discount[:, 0] == 0, data.step_type[:, 1] == 2)

@@ -1,0 +1,104 @@
+import collections
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import fakes
+from tests.testing.replay import BATCH, DATA_SPEC, draw, experience, write_steps
+from tflearn.experience import BatchSource
+from tflearn.replay.storage import Storage
+from tflearn.sampling.local import LocalReplay, check
+
+
+def _replay(num_environments=2, seed=0, **changes):
+    return LocalReplay(Storage(experience('auto', **changes), DATA_SPEC), num_environments, BATCH, seed)
+
+
+def _fill(replay, num_steps, lengths=(3, 5)):
+    """Writes batched steps; returns what is owed after each."""
+    environment, owed = fakes.CheckedEnvironment(lengths), []
+
+    def write(trajectory, policy_version):
+        replay(trajectory, policy_version)
+        owed.append(replay.owed_steps)
+
+    write.flush = lambda: None
+    write_steps(write, environment, num_steps)
+    return owed
+
+
+def test_batches_hold_what_was_written():
+    replay = _replay(sequence_length=3, chunk_steps=16)
+    _fill(replay, 60)
+    assert isinstance(replay, BatchSource)
+    trajectory, info = draw(replay, 3)
+    assert trajectory.observation.shape == (3, BATCH, 3, 2)
+    assert (info['policy_version'].numpy() == 7).all()
+    episodes, steps = trajectory.observation[..., 0].numpy(), trajectory.observation[..., 1].numpy()
+    assert (np.diff(steps) >= 0).all()
+    assert (episodes == episodes[..., :1]).all(), 'a sequence crosses the end of an episode'
+
+
+@pytest.mark.parametrize('ratio', [0.1, 0.29, 1.0, 7.0])
+def test_the_ratio_is_exact_after_every_step(ratio):
+    replay = _replay(samples_per_insert=ratio, min_size=20)
+    granted = 0
+    for owed in _fill(replay, 500):
+        granted = max(granted, owed)
+        inserts = replay._inserts
+    assert granted == replay.owed_steps == math.floor(round((inserts - 20) * ratio / BATCH, 9))
+    assert replay.grant(10**6) == granted
+    assert replay.owed_steps == replay.grant(1) == 0
+    assert replay.figures()['samples_per_insert'] == granted * BATCH / (inserts - 20)
+
+
+def test_steps_are_owed_one_after_the_other():
+    owed = _fill(_replay(samples_per_insert=1.0, min_size=20), 500)
+    assert owed[0] == 0
+    assert owed[-1] > 10
+    assert set(np.diff(owed)) == {0, 1}, 'two sequences at once are less than a batch: sequences do not wait for others'
+
+
+def test_without_a_ratio_there_is_a_train_step_for_every_step():
+    owed = _fill(_replay(min_size=20), 100)
+    assert 8 < owed.count(0) < 20, 'until there are 20 sequences of two environments'
+    assert owed[-80:] == list(range(owed[-1] - 79, owed[-1] + 1))
+
+
+def test_the_same_seed_gives_the_same_batches():
+    def batches(seed):
+        replay = _replay(seed=seed)
+        _fill(replay, 100)
+        return draw(replay, 5)[0].observation.numpy()
+
+    assert (batches(3) == batches(3)).all()
+    assert (batches(3) != batches(4)).any()
+
+
+def test_what_is_alike_counts_as_often_as_it_came():
+    """Environments that do the same all the time; the flags differ in 255 ways only."""
+    replay = _replay(num_environments=4, max_size=500)
+    spec = tf.nest.map_structure(lambda leaf: np.zeros((4, *leaf.shape), leaf.dtype.as_numpy_dtype), DATA_SPEC)
+    one = np.ones(4, np.int32)
+    replay(spec._replace(next_step_type=one, discount=np.ones(4, np.float32)), 0)
+    for _ in range(150):
+        replay(spec._replace(step_type=one, next_step_type=one, discount=np.ones(4, np.float32)), 0)
+    assert replay._inserts > 500
+    assert replay.figures()['replay_size'] == 500
+
+
+def test_the_oldest_go():
+    replay = _replay(max_size=30)
+    _fill(replay, 200)
+    trajectory, _ = draw(replay, 20)
+    episodes = collections.Counter(trajectory.observation[:, :, 0, 0].numpy().flatten().tolist())
+    assert min(episodes) > 20
+
+
+@pytest.mark.parametrize('changes', [{'order': 'queue'}, {'order': 'prioritized'}, {'max_times_sampled': 1}])
+def test_what_it_cannot_do(changes):
+    with pytest.raises(ValueError, match="need order='uniform'"):
+        check(dataclasses.replace(experience('auto'), **changes))

@@ -1,0 +1,166 @@
+"""Batches from real queues: each item once or as often as wanted, none too old, from several servers."""
+
+import contextlib
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import fakes
+from tests.testing.replay import draw, fill, write_steps
+from tflearn.experience import BatchSource, Experience, Reuse
+from tflearn.replay.writers import ReplayWriter
+from tflearn.sampling.queue_source import QueueSource
+from tflearn.waiting import Stopped, wait_until
+
+
+@pytest.fixture
+def start(serve):
+    """Returns a function: experience's fields -> the served queue and its source."""
+    with contextlib.ExitStack() as stack:
+
+        def make(**changes):
+            fields = {'order': 'queue', 'min_size': 1, 'max_size': 1000, 'per_replica_batch_size': 5}
+            served = serve(Experience(**(fields | changes)))
+            source = QueueSource(
+                [served.address], served.storage, served.storage.experience.per_replica_batch_size, 60.0, seed=0
+            )
+            # A stream waits for an item for ever, and only then sees that it is closed.
+            stack.callback(lambda: fill(served, 6, (5,)).join(30))
+            stack.callback(source.close)
+            return served, source
+
+        yield make
+
+
+def firsts(trajectory):
+    """Episode and step of each sequence's first row, [num_steps, B, 2]."""
+    return trajectory.observation[:, :, 0].numpy().astype(int).tolist()
+
+
+EPISODES = [[[episode, step] for step in range(5)] for episode in range(4)]
+
+
+def test_each_item_once_and_in_order(start):
+    served, source = start()
+    fill(served, 24, (5,)).join(30)  # 4 episodes: 20 items
+    assert isinstance(source, BatchSource)
+    trajectory, info = draw(source, 4)
+    assert firsts(trajectory) == EPISODES
+    assert served.table().current_size == 0
+    assert (info['policy_version'].numpy() == 7).all()
+    assert trajectory.observation.shape == (4, 5, 2, 2)
+    assert source.figures() == {'stale_sequences': 0, 'greatest_policy_lag': 0}
+
+
+def test_shapes_are_static(start):
+    _, source = start()
+    spec = tf.TensorSpec((), tf.int64)
+    first = tf.function(lambda count, seed: source.batch(source.draw(count, seed), 0), autograph=False)
+    trajectory, _ = first.get_concrete_function(spec, spec).structured_outputs
+    assert trajectory.observation.shape.as_list() == [5, 2, 2]
+
+
+def test_batches_are_used_again(start):
+    served, source = start(reuse=Reuse(times=2, recent_batches=2))
+    fill(served, 24, (5,)).join(30)
+    trajectory, _ = draw(source, 8)
+    assert firsts(trajectory) == [EPISODES[i] for i in (0, 1, 0, 1, 2, 3, 2, 3)]
+
+
+def test_earlier_batches_are_mixed_in(start):
+    served, source = start(reuse=Reuse(replay_proportion=1.0, replay_batches=2))
+    fill(served, 24, (5,)).join(30)
+    trajectory, _ = draw(source, 8)
+    drawn = [EPISODES.index(batch) for batch in firsts(trajectory)]
+    assert drawn[::2] == [0, 1, 2, 3]
+    assert all(replayed in (fresh, fresh - 1) for fresh, replayed in zip(drawn[::2], drawn[1::2], strict=True))
+
+
+def test_what_is_too_old_is_dropped(start):
+    served, source = start(max_policy_lag=2, reuse=Reuse(times=3), per_replica_batch_size=2)
+    writer = ReplayWriter(served.address, served.storage, 1, served.stop)
+    environment = fakes.CheckedEnvironment((1000,))
+
+    def write(version, num_steps):
+        write_steps(writer, environment, num_steps, version)
+        writer.flush()
+
+    write(1, 4)  # 3 items
+    write(2, 4)
+    source.newest_version = 3
+    trajectory, info = draw(source, 1)
+    assert info['policy_version'].numpy()[0, :, 0].tolist() == [1, 1]
+    source.newest_version = 4  # the rest of version 1 is too old now, also what was drawn and would be used again
+    trajectory, info = draw(source, 3)
+    assert info['policy_version'].numpy()[:, :, 0].tolist() == 3 * [[2, 2]]
+    assert source.figures() == {'stale_sequences': 1, 'greatest_policy_lag': 2}
+    assert trajectory.observation.shape[0] == 3
+
+
+def test_a_writer_is_held_back_by_a_short_queue(start):
+    """The queue, what the learner holds, and the item that the writer waits with: then it waits for the learner."""
+    served, source = start(max_size=1, per_replica_batch_size=8)
+    writer = ReplayWriter(served.address, served.storage, 1, served.stop)
+    environment = fakes.CheckedEnvironment((1000,))
+
+    def write():
+        with contextlib.suppress(Stopped):
+            write_steps(writer, environment, 100)
+
+    thread = threading.Thread(target=write, daemon=True)
+    thread.start()
+    draw(source, 1)
+    wait_until(lambda: writer.num_sequences >= 8 + 4, 'the queue to be full again', 30)
+    thread.join(0.5)
+    assert 8 + 4 <= writer.num_sequences <= 8 + 5
+    draw(source, 2)
+    wait_until(lambda: writer.num_sequences >= 3 * 8 + 4, 'more', 30)
+    served.stop.set()
+    thread.join(30)
+
+
+def test_items_of_several_servers(serve, tmp_path):
+    experience = Experience(order='queue', min_size=1, max_size=1000, per_replica_batch_size=10)
+    served = [serve(experience, checkpoints=tmp_path / str(i)) for i in range(2)]
+    source = QueueSource([one.address for one in served], served[0].storage, 10, 60.0)
+    for one in served:
+        fill(one, 12, (5,)).join(30)
+    trajectory, _ = draw(source, 2)
+    drawn = sorted(first for batch in firsts(trajectory) for first in batch)
+    np.testing.assert_array_equal(drawn, sorted(2 * [first for episode in EPISODES[:2] for first in episode]))
+    source.close()
+    for one in served:
+        fill(one, 6, (5,)).join(30)
+
+
+def test_items_are_taken_evenly_from_full_servers(serve, tmp_path):
+    """Within a batch and from batch to batch; a third server has nothing, and nobody waits for it."""
+    experience = Experience(order='queue', min_size=1, max_size=100, per_replica_batch_size=3)
+    served = [serve(experience, checkpoints=tmp_path / str(i)) for i in range(3)]
+    source = QueueSource([one.address for one in served], served[0].storage, 3, 60.0)
+    for one, version in zip(served[:2], (1, 2), strict=True):
+        writer = ReplayWriter(one.address, one.storage, 1, one.stop)
+        write_steps(writer, fakes.CheckedEnvironment((1000,)), 41, version)  # 40 items
+    source._start()
+    source._started = True
+    wait_until(lambda: [reader.size() for reader in source._readers] == [40, 40, 0], 'full queues', 30)
+    _, info = draw(source, 13)
+    drawn = info['policy_version'].numpy()[:, :, 0]
+    assert [int((drawn == version).sum()) for version in (1, 2)] in ([20, 19], [19, 20])
+    source.close()
+    for one in served:
+        fill(one, 6, (5,)).join(30)
+
+
+@pytest.mark.parametrize('broken', ['reverb.TrajectoryDataset', 'tflearn.replay.connection.server_info'])
+def test_errors_of_the_threads_of_its_readers_are_reported_at_once(start, monkeypatch, broken):
+    def fail(*_, **__):
+        raise TypeError('broken')
+
+    monkeypatch.setattr(broken, fail)
+    monkeypatch.setattr('tflearn.sampling.reader.LOG_EVERY_SECS', 0.0)  # the thread that logs does so at once
+    _, source = start()
+    assert source.grant(1) == 0
+    assert isinstance(source.error, TypeError)

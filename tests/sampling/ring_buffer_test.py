@@ -1,0 +1,169 @@
+import threading
+
+import numpy as np
+import tensorflow as tf
+
+from tests.testing.replay import DATA_SPEC, chunks_of, experience, ring_content
+from tflearn.replay.chunks import REPEATED, chunk_rows
+from tflearn.replay.storage import Storage
+from tflearn.sampling.ring_buffer import RingBuffer
+from tflearn.waiting import wait_until
+
+
+def test_the_ring_keeps_the_newest():
+    storage = Storage(experience('learner', max_size=1000, chunk_steps=4, sequence_length=3), DATA_SPEC)
+    ring = RingBuffer(storage)
+    for first in range(0, 900, 30):
+        assert ring.add(chunks_of(storage, first, 30)) == 120
+        newest = (first + 30) * 4
+        assert ring_content(ring, storage) == list(range(max(0, newest - 1000), newest))
+    assert ring.size == 1000
+
+
+def test_the_ring_gives_up_what_its_memory_does_not_hold():
+    """Chunks in which few sequences begin fill the rows before the places."""
+    storage = Storage(experience('learner', max_size=4000, chunk_steps=16, sequence_length=2), DATA_SPEC)
+    ring = RingBuffer(storage)
+    begins = [1, *[0] * 14, 1]
+    for first in range(0, 2000, 50):
+        ring.add(chunks_of(storage, first, 50, begins))
+        content = ring_content(ring, storage)
+        newest = [chunk * 16 + place for chunk in range(first + 50) for place in (0, 15)]
+        assert content == newest[-len(content) :]
+    assert ring.size < 2000
+
+
+def test_what_is_there_already_is_left_out():
+    storage = Storage(experience('learner', max_size=1000, chunk_steps=4), DATA_SPEC)
+    ring = RingBuffer(storage)
+    ring.add(chunks_of(storage, 0, 10))
+    assert ring.add(chunks_of(storage, 5, 10)) == 40
+    assert ring_content(ring, storage) == list(range(15 * 4))
+
+
+def test_chunks_that_come_in_parts_take_no_more_room_than_whole_ones():
+    """50 environments, of each of which one more sequence comes with every part."""
+    storage = Storage(experience('learner', max_size=8000, chunk_steps=16, sequence_length=3), DATA_SPEC)
+    ring, expected = RingBuffer(storage), []
+    for first in range(0, 600, 50):
+        for num_starts in range(1, 17):
+            assert ring.add(_parts(storage, first, 50, num_starts)) == 50
+            expected += [chunk * 16 + num_starts - 1 for chunk in range(first, first + 50)]
+        assert ring_content(ring, storage) == expected[-8000:]
+        assert (np.diff(_numbers(ring, storage)) == 1).all()
+    ring.add(chunks_of(storage, 595, 5))  # sent again
+    assert ring_content(ring, storage) == expected[-8000:]
+    assert ring.size == 8000
+
+
+def test_a_chunk_that_goes_on_after_a_long_time_takes_nothing_with_it():
+    """When its old room is needed only what is older goes."""
+    storage = Storage(experience('learner', max_size=4000, chunk_steps=16, sequence_length=2), DATA_SPEC)
+    ring = RingBuffer(storage)
+    (whole,) = chunks_of(storage, 0, 1)
+    part = whole.copy()
+    chunk_rows(part, storage.layout.num_bytes)[5:] = 0
+    ring.add([part])
+    first = 1
+    while not ring.has_dropped:
+        ring.add(chunks_of(storage, first, 10, [1, *[0] * 14, 1]))
+        size, first = ring.size, first + 10
+        if first == 101:
+            ring.add([whole])
+    assert ring.size > 0.9 * size
+
+
+def _numbers(ring, storage):
+    """The numbers of all rows of all sequences [n, T]."""
+    oldest, size = ring.window.numpy()
+    places = ring.starts.numpy()[(oldest + np.arange(size)) % ring.starts.shape[0]]
+    rows = places[:, None] + np.arange(storage.experience.sequence_length)
+    return ring.columns.batch(ring.columns.draw(rows[None]), 0)['policy_version'].numpy()
+
+
+def test_there_is_room_after_the_oldest_chunk_went_on_last():
+    """More environments than the ring has room for chunks, each with one sequence, and nobody publishes meanwhile."""
+    storage = Storage(experience('learner', max_size=8000, chunk_steps=64, sequence_length=2), DATA_SPEC)
+    ring, num_chunks = RingBuffer(storage), storage.mirror_rows // storage.chunk_shape[0]
+    parts = _parts(storage, 0, num_chunks + 1, 1)
+    assert ring.write(parts) == num_chunks
+    ring.write(_parts(storage, 0, 1, 2))
+    ring.publish()
+    assert ring.write(parts[num_chunks:]) == 1
+
+
+def _parts(storage, first, count, num_starts):
+    """The parts of chunks first, first + 1, ... that end with their sequence `num_starts`, the only one that is new."""
+    parts = chunks_of(storage, first, count)
+    rows = chunk_rows(parts, storage.layout.num_bytes)
+    rows[:, num_starts:, 0] = 0
+    rows[:, num_starts + storage.experience.sequence_length - 1 :] = 0
+    rows[:, : num_starts - 1, 0] *= REPEATED
+    return parts
+
+
+def test_only_rows_of_sequences_take_memory():
+    storage = Storage(experience('learner', max_size=1000, chunk_steps=16, sequence_length=2), DATA_SPEC)
+    ring = RingBuffer(storage)
+    capacity = storage.mirror_rows // 2
+    for first in range(0, 2 * capacity, 100):
+        ring.add(chunks_of(storage, first, 100, [0] * 15 + [1]))
+    assert ring.size == min(1000, capacity)
+    assert ring_content(ring, storage)[-1] == (first + 99) * 16 + 15
+
+
+def test_known_chunks_do_not_hide_that_others_were_dropped():
+    """Rows for what is to come are taken while nothing new has been written; the oldest chunk makes room."""
+    storage = Storage(experience('learner', max_size=4000, chunk_steps=4, sequence_length=2), DATA_SPEC)
+    ring = RingBuffer(storage)
+    first = 0
+    while not ring.has_dropped:
+        ring.add(chunks_of(storage, first, 10, [1, 0, 0, 0]))
+        first += 10
+    assert ring.write(chunks_of(storage, first - 2, 2, [1, 0, 0, 0])) == 2
+    before = ring.window.numpy()
+    (chunk,), unknown = chunks_of(storage, first, 1), -1
+    while ring._allocate(unknown, chunk_rows(chunk, storage.layout.num_bytes), np.arange(4)) is not None:
+        unknown -= 1
+    ring.publish()
+    oldest, size = ring.window.numpy()
+    assert size == ring.size < before[1]
+    assert oldest == ring._oldest % 4000
+
+
+def test_what_is_drawn_is_whole_while_another_thread_writes():
+    storage = Storage(experience('learner', max_size=500, chunk_steps=4, sequence_length=3), DATA_SPEC)
+    ring = RingBuffer(storage)
+    ring.add(chunks_of(storage, 0, 100))
+    done, failures = threading.Event(), []
+    num_writes = 0
+
+    def write():
+        nonlocal num_writes
+        first = 100
+        try:
+            while not done.is_set():
+                first += ring.write(chunks_of(storage, first, 20))
+                num_writes += 1
+        except Exception as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=write, daemon=True)
+    thread.start()
+    try:
+        newest = 0
+        for i in range(60):
+            ring.publish()
+            drawn = ring.draw(tf.constant(10), 64, 0, tf.constant(i, tf.int64))
+            before = num_writes  # the next but one began after the draw
+            wait_until(
+                lambda before=before: failures or num_writes > before + 1, 'the other thread', 30, poll_secs=0.001
+            )
+            assert not failures
+            numbers = np.stack([ring.batch(drawn, tf.constant(j))[1]['policy_version'] for j in range(10)])
+            assert (np.diff(numbers) == 1).all()
+            newest = max(newest, numbers.max())
+    finally:
+        done.set()
+        thread.join(30)
+    assert newest > 2 * 4 * storage.mirror_rows // 6, 'it went round at least once'

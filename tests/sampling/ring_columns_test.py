@@ -1,0 +1,40 @@
+import numpy as np
+import tensorflow as tf
+
+from tflearn.replay.rows import RowLayout
+from tflearn.sampling.ring_columns import RingColumns
+
+SPEC = {
+    'picture': tf.TensorSpec((12, 12, 3), tf.uint8, 'picture'),
+    'state': (tf.TensorSpec((3,), tf.float32, 'velocity'), tf.TensorSpec((100, 2), tf.float32, 'map')),
+    'done': tf.TensorSpec((), tf.bool, 'done'),
+    'count': tf.TensorSpec((), tf.int64, 'count'),
+}
+
+
+def _values(num_rows):
+    random = np.random.default_rng(0)
+    return tf.nest.map_structure(
+        lambda spec: random.integers(0, 2, (num_rows, *spec.shape)).astype(spec.dtype.as_numpy_dtype), SPEC
+    )
+
+
+def test_narrow_and_wide_columns_come_back_together():
+    layout, values = RowLayout(SPEC), _values(20)
+    columns = RingColumns(layout, 30)
+    columns.write(5, layout.pack(values))
+    places = np.random.default_rng(1).integers(0, 20, (4, 6, 2))  # batches, sequences, steps
+    drawn = tf.function(columns.draw)(tf.constant(5 + places))
+    for i in range(4):
+        batch = tf.function(columns.batch)(drawn, tf.constant(i))
+        tf.nest.map_structure(
+            lambda got, column, i=i: np.testing.assert_array_equal(got, column[places[i]]), batch, values
+        )
+
+
+def test_a_draw_copies_no_pictures():
+    layout = RowLayout(SPEC)
+    columns = RingColumns(layout, 30)
+    assert columns.drawn_bytes == 3 * 4 + 1 + 8
+    drawn = columns.draw(tf.zeros((4, 6, 2), tf.int64))
+    assert sum(part.shape.num_elements() * part.dtype.size for part in drawn[0]) == 4 * 6 * 2 * columns.drawn_bytes

@@ -1,0 +1,184 @@
+"""Both sources of batches, the learner's mirror and the server's draws: what they promise alike."""
+
+import collections
+import contextlib
+import threading
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import fakes
+from tests.testing.replay import BATCH, draw, experience, fill, write_steps
+from tflearn.experience import BatchSource
+from tflearn.replay.writers import ReplayWriter
+from tflearn.sampling import reader
+from tflearn.sampling.prioritized import PrioritizedSampler
+from tflearn.sampling.sampler import ReplaySampler
+
+SAMPLINGS = ['learner', 'server']
+
+
+@pytest.mark.parametrize('sampling', SAMPLINGS)
+def test_batches_hold_what_was_written(serve, open_source, sampling):
+    served = serve(experience(sampling, sequence_length=3))
+    writer = fill(served)
+    source = open_source(served)
+    assert isinstance(source, BatchSource)
+    trajectory, info = draw(source, 3)
+    writer.join(30)
+    assert trajectory.observation.shape == (3, BATCH, 3, 2)
+    assert info['policy_version'].shape == (3, BATCH, 3)
+    assert (info['policy_version'].numpy() == 7).all()
+    episodes, steps = trajectory.observation[..., 0].numpy(), trajectory.observation[..., 1].numpy()
+    assert (np.diff(steps) >= 0).all()
+    assert (episodes == episodes[..., :1]).all(), 'a sequence crosses the end of an episode'
+
+
+@pytest.mark.parametrize('prioritized', [False, True])
+def test_large_batches_are_drawn_one_by_one(monkeypatch, serve, prioritized):
+    monkeypatch.setattr('tflearn.sampling.sampler._MAX_AHEAD_BYTES', 1)
+    order = {'order': 'prioritized', 'sampling': 'server'} if prioritized else {'sampling': 'server'}
+    served = serve(experience(sequence_length=3, **order))
+    make = PrioritizedSampler if prioritized else ReplaySampler
+    with contextlib.closing(make(served.address, served.storage, BATCH, 60.0)) as source:
+        writer = fill(served)
+        assert source.max_draw_steps == 1
+        trajectory, _ = draw(source, 5)
+        writer.join(30)
+    steps = trajectory.observation[..., 1].numpy()
+    assert steps.shape == (5, BATCH, 3)
+    assert (np.diff(steps) >= 0).all()
+    assert len({batch.tobytes() for batch in trajectory.observation.numpy()}) == 5, 'a batch was drawn twice'
+
+
+@pytest.mark.parametrize('sampling', SAMPLINGS)
+def test_shapes_are_static(serve, open_source, sampling):
+    source = open_source(serve(experience(sampling)))
+    spec = tf.TensorSpec((), tf.int64)
+    first = tf.function(lambda count, seed: source.batch(source.draw(count, seed), 0), autograph=False)
+    trajectory, _ = first.get_concrete_function(spec, spec).structured_outputs
+    assert trajectory.observation.shape.as_list() == [BATCH, 2, 2]
+
+
+@pytest.mark.parametrize('sampling', SAMPLINGS)
+@pytest.mark.parametrize(('length', 'stride'), [(2, 1), (4, 1), (4, 3)])
+def test_all_sequences_are_as_likely(serve, open_source, sampling, length, stride):
+    """Both sources: the same sequences, each as often as any other (a chi-squared test)."""
+    lengths = (3, 11)
+    served = serve(experience(sampling, sequence_length=length, stride=stride, min_size=40))
+    writer = fill(served, 96, lengths)
+    source = open_source(served)
+    draw(source)
+    writer.join(30)
+    counts = collections.Counter()
+    num_batches = 400
+    for _ in range(4):  # with pauses, in which the mirror takes in the rest
+        draw(source, 1)
+        threading.Event().wait(0.1)
+    trajectory, _ = draw(source, num_batches, seed=100)
+    first = trajectory.observation[:, :, 0].numpy().reshape(-1, 2)
+    last = trajectory.observation[:, :, -1, 1].numpy().reshape(-1)
+    counts.update(map(tuple, np.column_stack([first, last]).tolist()))
+    # Both environments show the episodes 0, 1, 2, ...: what looks alike is told apart by its number of twins.
+    twins = _sequences(lengths, 96, length, stride)
+    assert counts.keys() == twins.keys()
+    expected = num_batches * BATCH / sum(twins.values())
+    chi_squared = sum((counts[key] - expected * n) ** 2 / (expected * n) for key, n in twins.items())
+    freedom = len(twins) - 1
+    # Draws of one chunk are not independent, so the spread may be a little wider than that of a chi-squared variable.
+    assert abs(chi_squared - freedom) < 8 * np.sqrt(2 * freedom) + 0.5 * freedom
+
+
+def _sequences(lengths, num_steps, length, stride):
+    """What sequences (episode, first step, last step) there are, and how often."""
+    found = collections.Counter()
+    for num_rows in (count + 1 for count in lengths):
+        for episode in range(-(-num_steps // num_rows)):
+            steps = np.arange(min(num_rows, num_steps - episode * num_rows))
+            if len(steps) == num_rows:  # terminated: its last row repeats
+                steps = np.concatenate([steps, np.full(length - 2, steps[-1])])
+            starts = list(range(0, len(steps) - length + 1, stride))
+            whole = len(steps) >= num_rows and len(steps) > length
+            if whole and (len(steps) - length) % stride:
+                starts.append(len(steps) - length)
+            found.update((float(episode), float(steps[i]), float(steps[i + length - 1])) for i in starts)
+    return found
+
+
+@pytest.mark.parametrize('sampling', SAMPLINGS)
+def test_it_gives_up_with_the_state_of_the_table(serve, open_source, sampling):
+    served = serve(experience(sampling, min_size=1000))
+    fill(served, 8).join(30)
+    source = open_source(served, 1.0)
+    assert source.grant(5) == 0
+    with pytest.raises(TimeoutError, match=r'waited 1 s in vain for data .* of 100000 sequences'):
+        raise source.error
+
+
+@pytest.mark.parametrize('sampling', SAMPLINGS)
+def test_it_can_be_stopped_while_it_waits(serve, open_source, sampling):
+    source = open_source(serve(experience(sampling, min_size=1000)), 300)
+    threading.Timer(0.5, source.close).start()
+    start = time.monotonic()
+    assert source.grant(5) == 0
+    assert time.monotonic() - start < 30
+    assert source.error is None
+
+
+@pytest.mark.parametrize('sampling', SAMPLINGS)
+def test_samples_per_insert_hold_both_sides(serve, open_source, sampling):
+    ratio, min_size = 4.0, 64
+    served = serve(experience(sampling, min_size=min_size, samples_per_insert=ratio, chunk_steps=4))
+    stop = threading.Event()
+    writer = ReplayWriter(served.address, served.storage, 2, stop, keep_waiting=lambda: not stop.is_set())
+
+    def write():
+        with contextlib.suppress(Exception):
+            write_steps(writer, fakes.CheckedEnvironment((50, 50)), 100_000)
+
+    thread = threading.Thread(target=write, daemon=True)
+    thread.start()
+    source = open_source(served)
+    num_batches = 1000
+    draw(source, num_batches)
+    stop.set()
+    thread.join(30)
+    samples = num_batches * BATCH
+    inserts = writer.num_sequences - min_size
+    # Ahead may be the limiter's buffer, the stream, what is on its way, and batches that were drawn but not taken.
+    untaken = 0 if sampling == 'learner' else 4 * source.max_draw_steps * BATCH
+    assert ratio * (inserts - 440) - untaken <= samples <= ratio * inserts + 40 * BATCH
+
+
+def test_an_empty_count_in_the_checkpoint_and_back(serve, open_source):
+    served = serve(experience('learner', samples_per_insert=2.0, min_size=4))
+    fill(served, 40)
+    source = open_source(served)
+    draw(source, 3)
+    saved = source.serialize()
+    other = open_source(served)
+    other.deserialize(saved)
+    assert other.serialize() == saved
+
+
+def test_a_batch_waits_for_what_comes_slowly(serve, open_source, monkeypatch):
+    """Slower than the stream looks up: what came before is part of the batch."""
+    monkeypatch.setattr(reader, '_LOOK_UP_MS', 20)
+    served = serve(experience('server', chunk_steps=1, samples_per_insert=1.0, per_replica_batch_size=4))
+    source = open_source(served)
+    writer = ReplayWriter(served.address, served.storage, 1, threading.Event())
+    ended = threading.Event()
+
+    def write():
+        environment = fakes.CheckedEnvironment((1000,))
+        while not ended.is_set():
+            write_steps(writer, environment, 2)  # one sequence
+            ended.wait(0.2)
+
+    thread = threading.Thread(target=write, daemon=True)
+    thread.start()
+    assert source.grant(1) == 1
+    ended.set()
+    thread.join(30)

@@ -1,0 +1,103 @@
+"""What is served follows what is exported, and is never nothing once it was something."""
+
+import pathlib
+
+import pytest
+
+from tests.testing import example_policies
+from tflearn.policies import versions
+from tflearn.policies.exporter import PolicyExporter
+from tflearn.serving.models import ModelHolder, Models, NotServed
+from tflearn.serving.served_version import ServedVersion
+
+
+@pytest.fixture(scope='module')
+def exporter(tmp_path_factory):
+    return PolicyExporter(example_policies.greedy(), tmp_path_factory.mktemp('run') / 'greedy_policy', keep_last=100)
+
+
+@pytest.fixture
+def directory(exporter) -> pathlib.Path:
+    """Without versions."""
+    for step in versions.versions(exporter._directory):
+        versions.remove(exporter._directory / str(step))
+    return exporter._directory
+
+
+def test_the_newest_version_is_served(exporter, directory):
+    holder = ModelHolder(directory, ServedVersion)
+    assert not holder.refresh() and not holder.ready
+    exporter.export(1, {})
+    assert holder.refresh() and holder.get().version == 1
+    assert not holder.refresh()
+    exporter.export(2, {})
+    exporter.export(3, {})
+    assert holder.refresh() and holder.get().version == 3
+    assert holder.get(3) is holder.get()
+    assert versions.add_metadata(directory / '3', evaluation={})
+    assert not holder.refresh()
+    with pytest.raises(NotServed, match=r"version 1 of 'greedy_policy', which serves \[3\]"):
+        holder.get(1)
+
+
+def test_a_pruned_version_is_served_until_there_is_another(exporter, directory):
+    holder = ModelHolder(directory, ServedVersion)
+    exporter.export(1, {})
+    holder.refresh()
+    versions.remove(directory / '1')
+    assert not holder.refresh() and holder.get().version == 1
+
+
+def test_training_that_went_back_is_followed(exporter, directory):
+    holder = ModelHolder(directory, ServedVersion)
+    exporter.export(1, {})
+    exporter.export(2, {})
+    holder.refresh()
+    exporter.drop_newer_than(1)
+    assert holder.refresh() and holder.get().version == 1
+    exporter.export(2, {})
+    assert holder.refresh() and holder.get().version == 2
+    first = holder.get()
+    versions.remove(directory / '2')
+    exporter.export(2, {})
+    assert holder.refresh() and holder.get() is not first
+
+
+def test_pinned_versions(exporter, directory):
+    holder = ModelHolder(directory, ServedVersion, pinned=(1, 3))
+    for step in (1, 2):
+        exporter.export(step, {})
+    assert holder.refresh() and holder.get().version == 1
+    exporter.export(3, {})
+    assert holder.refresh() and holder.get().version == 3 and holder.get(1).version == 1
+    with pytest.raises(NotServed, match='version 2'):
+        holder.get(2)
+    assert not holder.refresh()
+
+
+def test_a_damaged_version_is_passed_over(exporter, directory):
+    holder = ModelHolder(directory, ServedVersion)
+    exporter.export(1, {})
+    damaged = exporter.export(2, {})
+    (damaged / 'saved_model.pb').write_bytes(b'nothing')
+    assert holder.refresh() and holder.get().version == 1
+    assert not holder.refresh()
+    (failed, served) = holder.statuses()
+    assert failed.version == 2 and 'damaged' in failed.error
+    assert (served.version, served.error) == (1, None)
+    exporter.export(3, {})
+    assert holder.refresh() and holder.get().version == 3
+
+
+def test_models_are_the_directories(exporter, directory):
+    models = Models(directory.parent, ServedVersion)
+    assert models.missing == ['any policy']
+    exporter.export(1, {})
+    assert models.refresh() and models.get('greedy_policy').get().version == 1
+    with pytest.raises(NotServed, match=r"got the model name 'greedy'; need one of \['greedy_policy'\]"):
+        models.get('greedy')
+    named = Models(directory.parent, ServedVersion, names=['other'])
+    assert not named.refresh() and named.missing == ['other']
+    assert not models.missing
+    with pytest.raises(NotServed, match='waits for a version in'):
+        named.get('other').get()

@@ -1,0 +1,89 @@
+"""A served policy acts as the exported one, with its state going to and fro; it waits for its server."""
+
+import threading
+
+import numpy as np
+import pytest
+
+pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
+
+from tests.testing import example_policies, served_policies
+from tflearn.policies import loader
+from tflearn.policies.exporter import PolicyExporter
+from tflearn.policies.loader import VersionGone
+from tflearn.serving import remote_policy
+from tflearn.serving.batching import BatchOptions
+from tflearn.serving.client import PolicyClient
+from tflearn.serving.remote_policy import ServedModel, ServedPolicy
+from tflearn.waiting import Stopped
+
+
+def test_a_recurrent_policy_and_a_version_that_goes(tmp_path):
+    policy = example_policies.recurrent()
+    exporter = PolicyExporter(policy, tmp_path / 'greedy_policy')
+    loaded = loader.load(exporter.export(4, {}))
+    with served_policies.serving(tmp_path) as (server, models):
+        address = f'localhost:{server.port}'
+        model = ServedModel(address, 'greedy_policy')
+        assert model.newest_version() == 4
+        spec = model.state_spec(4)
+        assert {name: tuple(leaf.shape) for name, leaf in spec.items()} == {'0': (8,), '1': (8,)}
+        served, pinned = (ServedPolicy(address, 'greedy_policy', policy, version, 5.0) for version in (None, 4))
+        states = [acting.initial_state(3) for acting in (loaded, served)]
+        for seed in range(3):
+            time_step = example_policies.time_step(policy, 3, seed)
+            served.check(time_step)
+            actions = []
+            for i, acting in enumerate((loaded, served)):
+                action, states[i] = acting.action(time_step, states[i])
+                actions.append(action)
+            np.testing.assert_array_equal(*actions)
+        pinned.action(time_step, pinned.initial_state(3))
+        exporter.export(5, {})
+        models.refresh()
+        assert model.newest_version() == 5
+        served.action(time_step, states[1])
+        with pytest.raises(VersionGone, match="got no version 4 of the policy 'greedy_policy' served at"):
+            pinned.action(time_step, pinned.initial_state(3))
+        for connected in (model, served, pinned):
+            connected.close()
+
+
+def test_it_waits_for_a_server_that_has_too_much_to_do(tmp_path, monkeypatch):
+    publisher = served_policies.Publisher(tmp_path)
+    publisher.publish(1)
+    like = publisher._linear.policy
+    two, three = (example_policies.time_step(like, rows) for rows in (2, 3))
+    with (
+        served_policies.serving(tmp_path, BatchOptions(max_batch_size=2, max_enqueued_batches=1)) as (server, models),
+        served_policies.held(models) as (begun, go_on),
+    ):
+        address = f'localhost:{server.port}'
+        client, served = PolicyClient(address, timeout_secs=60.0), ServedPolicy(address, 'greedy_policy', like)
+        with pytest.raises(TimeoutError, match=r'in vain for the policy .* \(RESOURCE_EXHAUSTED: got 3 rows'):
+            ServedPolicy(address, 'greedy_policy', like, timeout_secs=0.3).action(three, ())
+        held = threading.Thread(target=client.predict, args=({'observation': two.observation},))
+        held.start()
+        assert begun.wait(60)
+        monkeypatch.setattr(remote_policy, '_CALL_SECS', 0.1)
+        with pytest.raises(TimeoutError, match='DEADLINE_EXCEEDED|got 2 rows, and 2 wait'):
+            ServedPolicy(address, 'greedy_policy', like, timeout_secs=0.3).action(two, ())
+        monkeypatch.setattr(remote_policy, '_CALL_SECS', -1.0)
+        assert ServedModel(address, 'greedy_policy').newest_version() is None
+        go_on.set()
+        held.join(60)
+        served.action(two, ())
+        for connected in (served, client):
+            connected.close()
+
+
+def test_it_waits_for_its_server_and_can_be_stopped():
+    policy = example_policies.greedy()
+    time_step = example_policies.time_step(policy, 2)
+    with pytest.raises(TimeoutError, match="in vain for the policy 'greedy_policy' served at localhost:1"):
+        ServedPolicy('localhost:1', 'greedy_policy', policy, timeout_secs=0.5).action(time_step, ())
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(Stopped):
+        ServedPolicy('localhost:1', 'greedy_policy', policy, stop=stop).action(time_step, ())
+    assert ServedModel('localhost:1', 'greedy_policy').newest_version() is None

@@ -1,0 +1,141 @@
+"""Requests that wait together are computed together, each gets its own rows, and none harms another."""
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tf_agents.networks import sequential
+from tf_agents.policies import greedy_policy, q_policy
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import time_step as ts
+
+from tests.testing import example_policies
+from tflearn.policies.exporter import PolicyExporter
+from tflearn.serving.batching import BatchOptions
+from tflearn.serving.request_queue import Calls, Overloaded
+from tflearn.serving.served_version import ServedVersion
+
+BATCHING = BatchOptions(max_batch_size=8, max_enqueued_batches=3)
+
+
+@pytest.fixture(scope='module')
+def path(tmp_path_factory):
+    """A policy that looks the action up: 1 for odd observations from 0 to 9, an error for all others."""
+    spec = tensor_spec.BoundedTensorSpec((), tf.int32, 0, 9, 'observation')
+    table = tf.keras.layers.Embedding(10, 2, tf.constant_initializer([[i % 2 == 0, i % 2] for i in range(10)]))
+    network = sequential.Sequential([table], input_spec=spec)
+    network.create_variables()
+    q_learned = q_policy.QPolicy(ts.time_step_spec(spec), example_policies.DISCRETE_PAIR, network)
+    exporter = PolicyExporter(greedy_policy.GreedyPolicy(q_learned), tmp_path_factory.mktemp('policies') / 'lookup')
+    return exporter.export(1, {})
+
+
+def ask(path, observations, batching=BATCHING, cancelled=()):
+    """Sends all observations at once; returns the answers, or what was raised, and the rows of each call."""
+    signature = ServedVersion(path, batching).signature('serving_default')
+    program, rows = signature._program, []
+
+    def counted(inputs):
+        rows.append(inputs[0].shape[0])
+        return program(inputs)
+
+    signature._program = counted
+
+    async def all_of_them():
+        calls = Calls(num_threads=1)
+        inputs = [{'observation': np.array(observation, np.int32)} for observation in observations]
+        tasks = [asyncio.create_task(calls.run(signature, each)) for each in inputs]
+        await asyncio.sleep(0)
+        for number in cancelled:
+            tasks[number].cancel()
+        answers = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
+        calls.close()
+        return answers
+
+    answers = asyncio.run(all_of_them())
+    return [each if isinstance(each, BaseException) else each['action'].tolist() for each in answers], rows
+
+
+def test_what_waits_together_goes_in_one_call_up_to_the_batch_size(path):
+    observations = [[1], [2, 3], [4, 5, 6], [7, 8, 9], [0] * 9]
+    answers, rows = ask(path, observations)
+    assert answers == [[number % 2 for number in each] for each in observations]
+    assert rows == [6, 3, 9]  # the last is more than a batch
+
+
+def test_without_batches_each_goes_by_itself(path):
+    answers, rows = ask(path, [[1], [2], [3, 4]], batching=None)
+    assert (answers, rows) == ([[1], [0], [1, 0]], [1, 1, 2])
+
+
+def test_values_that_cannot_be_computed_harm_nobody_else(path):
+    answers, _ = ask(path, [[1], [2, 77], [3]])
+    assert (answers[0], answers[2]) == ([1], [1])
+    assert isinstance(answers[1], tf.errors.InvalidArgumentError)
+
+
+def test_too_much_is_refused(path):
+    answers, _ = ask(path, [[1] * 8, [2] * 8, [3] * 8, [4], [5]])
+    assert answers[:3] == [[1] * 8, [0] * 8, [1] * 8]
+    assert [str(answer) for answer in answers[3:] if isinstance(answer, Overloaded)] == [
+        'got 1 rows, and 24 wait already; send less at a time, or try again later'
+    ] * 2
+
+
+def test_what_nobody_waits_for_is_not_computed(path):
+    answers, rows = ask(path, [[1], [2, 3], [4]], cancelled=[1])
+    assert (answers[0], answers[2], rows) == ([1], [0], [2])
+    assert isinstance(answers[1], asyncio.CancelledError)
+
+
+def test_cancelled_requests_do_not_count_as_waiting(path):
+    signature = ServedVersion(path, BATCHING).signature('serving_default')
+    program, go_on = signature._program, threading.Event()
+
+    def held(inputs):
+        assert go_on.wait(60)
+        return program(inputs)
+
+    signature._program = held
+
+    async def answers():
+        calls = Calls(num_threads=1)
+
+        async def sent(number):
+            task = asyncio.create_task(calls.run(signature, {'observation': np.full(8, number, np.int32)}))
+            for _ in range(3):  # until it waits, or is computed
+                await asyncio.sleep(0)
+            return task
+
+        tasks = [await sent(number) for number in range(5)]  # one is computed, three wait
+        tasks[2].cancel()
+        tasks.append(await sent(5))
+        go_on.set()
+        answers = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
+        calls.close()
+        return answers
+
+    refused = {2: asyncio.CancelledError, 4: Overloaded}
+    for number, answer in enumerate(asyncio.run(answers())):
+        if number in refused:
+            assert isinstance(answer, refused[number])
+        else:
+            assert answer['action'].tolist() == [number % 2] * 8
+
+
+def test_requests_whose_outputs_have_no_rows_are_answered_too(path):
+    """As a SavedModel of somebody else may have them."""
+    signature = ServedVersion(path, BATCHING).signature('serving_default')
+    signature._program = lambda inputs: [tf.constant(1)]
+
+    async def answers():
+        calls = Calls(num_threads=1)
+        inputs = {'observation': np.array([1], np.int32)}
+        tasks = [calls.run(signature, inputs) for _ in range(3)]
+        answers = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
+        calls.close()
+        return answers
+
+    assert [type(answer) for answer in asyncio.run(answers())] == [IndexError] * 3

@@ -1,0 +1,251 @@
+"""A real server on a free port, talked to as TensorFlow Serving is."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+import urllib.request
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
+
+from tests.testing import example_policies, served_policies
+from tflearn.launch.local import free_port
+from tflearn.policies.exporter import PolicyExporter
+from tflearn.serving import model_config
+from tflearn.serving import server as server_module
+from tflearn.serving.batching import BatchOptions
+from tflearn.serving.client import PolicyClient
+from tflearn.serving.metrics import ServingMetrics
+from tflearn.serving.models import Models
+from tflearn.serving.protos import (
+    get_model_metadata_pb2,
+    get_model_status_pb2,
+    grpc,
+    health_pb2,
+    health_pb2_grpc,
+    model_service_pb2_grpc,
+    predict_pb2,
+    prediction_service_pb2_grpc,
+)
+from tflearn.serving.served_version import ServedVersion
+from tflearn.serving.server import PolicyServer, ServerOptions
+from tflearn.waiting import wait_until
+
+DEADLINE_SECS = 60.0
+OBSERVATION = np.array([[1, 0, 0, 0], [-1, 0, 0, 0]], np.float32)
+
+
+@pytest.fixture(scope='module')
+def root(tmp_path_factory):
+    """Version 7 of a policy."""
+    root = tmp_path_factory.mktemp('policies')
+    served_policies.Publisher(root).publish(7)
+    return root
+
+
+@pytest.fixture(scope='module')
+def address(root):
+    with served_policies.serving(root, BatchOptions(), max_request_bytes=100_000) as (server, _):
+        yield f'localhost:{server.port}'
+
+
+@pytest.fixture(scope='module')
+def channel(address):
+    with grpc.insecure_channel(address) as channel:
+        yield channel
+
+
+def predict_request(**spec):
+    request = predict_pb2.PredictRequest(**{key: value for key, value in spec.items() if key == 'output_filter'})
+    request.model_spec.name = spec.get('name', 'greedy_policy')
+    request.model_spec.signature_name = spec.get('signature_name', '')
+    if 'version' in spec:
+        request.model_spec.version.value = spec['version']
+    if 'version_label' in spec:
+        request.model_spec.version_label = spec['version_label']
+    for name, value in spec.get('inputs', {'observation': OBSERVATION}).items():
+        request.inputs[name].CopyFrom(tf.make_tensor_proto(value))
+    return request
+
+
+def test_somebody_with_tensorflow_serving_api_only_gets_actions(address):
+    environment = {**os.environ, 'PYTHONPATH': os.pathsep.join(path for path in sys.path if 'site' in path)}
+    command = [sys.executable, pathlib.Path(__file__).with_name('serving_stranger.py'), address]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=DEADLINE_SECS)
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout) == {
+        'version': 7,
+        'action': [1, 0],
+        'int64_val': [1, 0],
+        'inputs': ['observation'],
+        'states': [[7, 30]],
+    }
+
+
+def test_an_answer_names_its_version_and_signature(channel):
+    stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+    for version in ({}, {'version': 7}):
+        answer = stub.Predict(predict_request(**version), DEADLINE_SECS)
+        assert (answer.model_spec.name, answer.model_spec.version.value) == ('greedy_policy', 7)
+        assert answer.model_spec.signature_name == 'serving_default'
+    answer = stub.Predict(predict_request(output_filter=['action', 'action']), DEADLINE_SECS)
+    assert list(answer.outputs) == ['action']
+
+
+REFUSED = {
+    'NOT_FOUND': [
+        ({'name': 'greedy'}, "got the model name 'greedy'; need one of ['greedy_policy']"),
+        ({'version': 8}, "got a request for version 8 of 'greedy_policy', which serves [7]"),
+    ],
+    'INVALID_ARGUMENT': [
+        ({'name': ''}, 'got no model_spec.name'),
+        ({'version_label': 'stable'}, 'got a version_label; need a version'),
+        ({'signature_name': 'act'}, "got signature_name='act'; need one of ['action', "),
+        ({'output_filter': ['x']}, "got output_filter ['x']; need some of ['action']"),
+        ({'inputs': {}}, "got no input observation; need ['observation']"),
+        ({'inputs': {'x' * 5000: OBSERVATION}}, "got the input 'xxx"),
+        ({'inputs': {'observation': OBSERVATION[0]}}, 'got observation of rank 1; need rank 2'),
+        ({'inputs': {'observation': OBSERVATION.astype(np.float64)}}, 'got observation of float64; need float32'),
+        ({'inputs': {'observation': [['text']]}}, 'got observation of shape [1, 1]; need '),
+        ({'inputs': {'observation': np.zeros([1025, 4], np.float32)}}, 'got a batch of 1025; need 1 to 1024 rows'),
+    ],
+    'RESOURCE_EXHAUSTED': [({'inputs': {'observation': np.zeros([10_000, 4], np.float32)}}, '')],
+}
+
+
+@pytest.mark.parametrize(
+    ('code', 'spec', 'message'), [(code, *case) for code, cases in REFUSED.items() for case in cases]
+)
+def test_what_is_wrong_is_told(channel, code, spec, message):
+    stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+    with pytest.raises(grpc.RpcError) as raised:
+        stub.Predict(predict_request(**spec), DEADLINE_SECS)
+    assert raised.value.code().name == code
+    assert raised.value.details().startswith(message)
+
+
+def raw(channel, method, data):
+    """Sends bytes that need not be a message; returns the code and what it says."""
+    with pytest.raises(grpc.RpcError) as raised:
+        channel.unary_unary(f'/tensorflow.serving.{method}')(data, DEADLINE_SECS)
+    return raised.value.code().name, raised.value.details()
+
+
+def test_bytes_that_are_no_message(channel):
+    code, details = raw(channel, 'PredictionService/Predict', b'\xff\xff\xff')
+    assert (code, details.partition('(')[0]) == ('INVALID_ARGUMENT', 'got 3 bytes that are no PredictRequest ')
+    assert raw(channel, 'ModelService/GetModelStatus', b'\x07')[0] == 'INVALID_ARGUMENT'
+    assert raw(channel, 'PredictionService/Classify', b'')[0] == 'UNIMPLEMENTED'
+
+
+def test_metadata_and_status_of_what_is_not_there(channel):
+    metadata = get_model_metadata_pb2.GetModelMetadataRequest(metadata_field=['weights'])
+    metadata.model_spec.name = 'greedy_policy'
+    code, details = raw(channel, 'PredictionService/GetModelMetadata', metadata.SerializeToString())
+    assert (code, details) == ('INVALID_ARGUMENT', "got metadata_field ['weights']; need ['signature_def']")
+    status = get_model_status_pb2.GetModelStatusRequest()
+    status.model_spec.name = 'greedy_policy'
+    status.model_spec.version.value = 8
+    assert raw(channel, 'ModelService/GetModelStatus', status.SerializeToString())[0] == 'NOT_FOUND'
+
+
+def test_a_version_that_cannot_be_loaded_shows_in_the_status(tmp_path):
+    publisher = served_policies.Publisher(tmp_path)
+    publisher.publish(1)
+    (publisher.publish(2) / 'saved_model.pb').write_bytes(b'nothing')
+    with served_policies.serving(tmp_path) as (server, _), grpc.insecure_channel(f'localhost:{server.port}') as channel:
+        request = get_model_status_pb2.GetModelStatusRequest()
+        request.model_spec.name = 'greedy_policy'
+        answer = model_service_pb2_grpc.ModelServiceStub(channel).GetModelStatus(request, DEADLINE_SECS)
+    damaged, served = answer.model_version_status
+    assert (damaged.version, damaged.state, 'damaged' in damaged.status.error_message) == (2, 50, True)
+    assert (served.version, served.state) == (1, 30)
+
+
+def health(channel, service=''):
+    request = health_pb2.HealthCheckRequest(service=service)
+    answer = health_pb2_grpc.HealthStub(channel).Check(request, DEADLINE_SECS)
+    return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+
+
+def test_health_and_metrics_follow_the_versions(tmp_path):
+    models = Models(tmp_path, ServedVersion)
+    metrics = ServingMetrics(models)
+    port = free_port()
+    metrics.serve('localhost', port)
+    server = PolicyServer(models, ServerOptions(port=0), metrics)
+    with grpc.insecure_channel(f'localhost:{server.port}') as channel:
+        assert health(channel) == 'NOT_SERVING'
+        served_policies.Publisher(tmp_path).publish(3)
+        models.refresh()
+        server.reloaded()
+        assert health(channel) == health(channel, 'greedy_policy') == 'SERVING'
+        client = PolicyClient(f'localhost:{server.port}')
+        client.predict({'observation': OBSERVATION})
+        client.close()
+    server.close()
+    text = urllib.request.urlopen(f'http://localhost:{port}/metrics', timeout=DEADLINE_SECS).read().decode()
+    metrics.close()
+    assert 'tflearn_served_version{model="greedy_policy"} 3.0' in text
+    assert 'tflearn_requests_total{code="OK",method="Predict"} 1.0' in text
+    assert 'tflearn_request_rows_sum{model="greedy_policy"} 2.0' in text
+
+
+def test_a_client_that_watches_and_does_not_read_holds_nobody_up(tmp_path):
+    publisher = served_policies.Publisher(tmp_path)
+    options = [('grpc.http2.lookahead_bytes', 5), ('grpc.http2.bdp_probe', 0)]  # an answer is longer
+    with served_policies.serving(tmp_path) as (server, models):
+        address = f'localhost:{server.port}'
+        with grpc.insecure_channel(address, options) as deaf, grpc.insecure_channel(address) as channel:
+            request = health_pb2.HealthCheckRequest()
+            watch = health_pb2_grpc.HealthStub(deaf).Watch(request, DEADLINE_SECS)
+            wait_until(lambda: '' in server._health._server_watchers, 'the watch', DEADLINE_SECS)
+            begun = time.monotonic()
+            for step in (1, 2):
+                publisher.publish(step)
+                models.refresh()
+                server.reloaded()
+            assert health(channel, 'greedy_policy') == 'SERVING'
+            server.close(0)
+            assert time.monotonic() - begun < server_module._LOOP_SECS
+            watch.cancel()
+
+
+def test_a_recurrent_policy_keeps_its_state_with_the_client(tmp_path):
+    policy = example_policies.recurrent()
+    PolicyExporter(policy, tmp_path / 'greedy_policy').export(0, {})
+    with served_policies.serving(tmp_path, BatchOptions()) as (server, _):
+        client = PolicyClient(f'localhost:{server.port}')
+        served, live = client.initial_state(3), policy.get_initial_state(3)
+        for seed in range(3):
+            time_step = example_policies.time_step(policy, 3, seed)
+            actions, served = client.action(time_step, served)
+            step = policy.action(tf.nest.map_structure(tf.constant, time_step), live)
+            live = step.state
+            np.testing.assert_array_equal(actions['action'], step.action)
+        client.close()
+    assert set(served) == {'policy_state_0', 'policy_state_1'}
+
+
+def test_a_taken_port_is_told(root):
+    with (
+        served_policies.serving(root) as (server, models),
+        pytest.raises(ValueError, match='and a free port'),
+    ):
+        PolicyServer(models, ServerOptions(port=server.port))
+
+
+def test_tensorflow_serving_gets_the_same_directory(root):
+    config = pytest.importorskip('tensorflow_serving.config.model_server_config_pb2')
+    from google.protobuf import text_format
+
+    parsed = text_format.Parse(model_config.models(root, ['greedy_policy'], [3, 4]), config.ModelServerConfig())
+    (model,) = parsed.model_config_list.config
+    assert (model.name, model.base_path) == ('greedy_policy', str(root / 'greedy_policy'))
+    assert list(model.model_version_policy.specific.versions) == [3, 4]

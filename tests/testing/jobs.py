@@ -1,0 +1,116 @@
+"""A small run: CartPole, a tiny DQN, a replay server in this process."""
+
+import contextlib
+import functools
+import threading
+
+import pytest
+
+from tests import streams
+from tflearn.agents import dqn
+from tflearn.environments import gymnasium_env
+from tflearn.experience import Experience
+from tflearn.jobs.policy_exports import ExportOptions
+from tflearn.jobs.replay_server import replay_server
+from tflearn.jobs.train import train
+from tflearn.launch.local import free_port
+from tflearn.run_dir import RunDir, read_json
+from tflearn.sampling import reader
+from tflearn.waiting import wait_until
+
+# One item in the queue, and weights sent with every train step.
+QUEUE = Experience(
+    sequence_length=9,
+    stride=8,
+    pad_episodes=True,
+    order='queue',
+    max_size=1,
+    min_size=1,
+    per_replica_batch_size=8,
+    max_policy_lag=2,
+)
+
+
+class Job:
+    """A job in a thread: what it raised, and whether it has ended."""
+
+    def __init__(self, function, stop, **arguments):
+        self.stop, self.error = stop, None
+        self._thread = threading.Thread(target=self._run, args=(function, arguments), daemon=True)
+        self._thread.start()
+
+    def _run(self, function, arguments):
+        try:
+            function(stop=self.stop, **arguments)
+        except Exception as error:
+            self.error = error
+
+    def join(self, timeout_secs=120.0):
+        """Waits for the end; raises what the job raised."""
+        self._thread.join(timeout_secs)
+        assert not self._thread.is_alive(), 'the job did not end'
+        if self.error:
+            raise self.error
+
+    @property
+    def ended(self):
+        return not self._thread.is_alive()
+
+
+class SmallRun:
+    """What the jobs of one run share, and a way to start each."""
+
+    experience = Experience(min_size=50, samples_per_insert=8.0, per_replica_batch_size=8, max_size=2000)
+
+    def __init__(self, root):
+        self.dir = RunDir(root)
+        self.address = 'localhost:1'
+        self._jobs, self._servers = [], []
+
+    def start(self, function, **arguments):
+        """Starts a job with the run's arguments; `arguments` take precedence."""
+        given = {'run_dir': self.dir, 'replay_address': self.address, **self.factories()}
+        if function is not replay_server:
+            given['connect_timeout_secs'] = 60.0
+        if function is train:
+            given['exports'] = ExportOptions(('greedy_policy',))  # for the time that it takes to trace more
+        job = Job(function, arguments.pop('stop', threading.Event()), **(given | arguments))
+        self._jobs.append(job)
+        if function is replay_server:
+            self._servers.append(job)
+        return job
+
+    def factories(self, units=(8,)):
+        return {
+            'make_environment': functools.partial(gymnasium_env.make, 'CartPole-v1'),
+            'make_agent': functools.partial(dqn.make_agent, fc_layer_params=units, epsilon=0.2),
+            'experience': self.experience,
+        }
+
+    def start_replay(self, port=None, **arguments):
+        """Starts a replay server on a free port and waits until it serves."""
+        self.address = f'localhost:{port or free_port()}'
+        job = self.start(replay_server, **arguments)
+        wait_until(lambda: self.status('replay_server').get('state') == 'running' or job.ended, 'the replay server', 60)
+        if job.ended:
+            job.join()
+        return job
+
+    def status(self, job):
+        return read_json(self.dir.status(job)) or {}
+
+    def close(self):
+        for job in reversed(self._jobs):
+            if job in self._servers:
+                streams.wait_until_ended()
+            job.stop.set()
+            with contextlib.suppress(Exception):
+                job.join()
+
+
+@pytest.fixture
+def small_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(reader, '_LOOK_UP_MS', 300)  # streams shall end when they are closed
+    run = SmallRun(tmp_path / 'run')
+    yield run
+    run.close()

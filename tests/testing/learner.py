@@ -1,0 +1,73 @@
+"""A small agent and data that depend on nothing but the step."""
+
+import pytest
+import tensorflow as tf
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import trajectory
+
+from tflearn.agents import dqn
+from tflearn.experience import Experience
+from tflearn.train_step import create_train_step
+from tflearn.types import EnvironmentSpecs
+
+SPECS = EnvironmentSpecs(
+    tensor_spec.BoundedTensorSpec((3,), tf.float32, -1.0, 1.0, 'observation'),
+    tensor_spec.BoundedTensorSpec((), tf.int64, 0, 1, 'action'),
+)
+BATCH_SIZE = 8
+
+
+@pytest.fixture
+def make_agent():
+    """Returns a function (strategy) -> a DQN agent whose first weights are always the same."""
+
+    def make(strategy=None, units=(7,), **changes):
+        tf.random.set_seed(1)
+        with (strategy or tf.distribute.get_strategy()).scope():
+            agent = dqn.make_agent(SPECS, create_train_step(), Experience(), fc_layer_params=units, **changes)
+            for i, variable in enumerate(agent.policy.variables()):
+                value = tf.random.stateless_uniform(variable.shape, (i, 2), -0.5, 0.5)
+                variable.assign(value)
+        return agent
+
+    return make
+
+
+def batch(step, size=BATCH_SIZE, first=0):
+    """Rows `first`.. of the global batch of a step: transitions that differ from each other."""
+    rows = tf.range(first, first + size, dtype=tf.int64)
+    seeds = tf.stack([tf.fill((size,), tf.cast(step, tf.int64)), rows], axis=1)
+    observation = tf.map_fn(
+        lambda seed: tf.random.stateless_uniform((2, 3), seed, -1.0, 1.0), seeds, fn_output_signature=tf.float32
+    )
+    ones = tf.ones((size, 2), tf.int32)
+    return trajectory.Trajectory(
+        step_type=ones,
+        observation=observation,
+        action=tf.cast(observation[..., 0] > 0, tf.int64),
+        policy_info=(),
+        next_step_type=ones,
+        reward=observation[..., 1],
+        discount=tf.ones((size, 2)),
+    )
+
+
+@pytest.fixture
+def make_dataset_fn():
+    """Returns a function (start, stop) -> dataset_fn whose replicas share the global batch of each step."""
+
+    def make(start=0, stop=1 << 40):
+        def dataset_fn(context):
+            replicas = context.num_replicas_in_sync
+            size = BATCH_SIZE // replicas
+            # A replica's batches come one after the other from the pipeline that feeds them all.
+            return tf.data.Dataset.range(start * replicas, stop * replicas).map(
+                lambda i: (
+                    batch(i // replicas, size, (i % replicas) * size),
+                    {'policy_version': tf.fill((size, 2), i // replicas)},
+                )
+            )
+
+        return dataset_fn
+
+    return make

@@ -1,0 +1,190 @@
+"""A real replay server in this process, on a picked port; what writes to it and reads from it."""
+
+import contextlib
+import dataclasses
+import threading
+
+import numpy as np
+import pytest
+import reverb
+import tensorflow as tf
+from tf_agents.trajectories import trajectory
+
+from tests import fakes, streams
+from tflearn.experience import Experience
+from tflearn.replay import reports
+from tflearn.replay.chunks import ID_BYTES, chunk_rows
+from tflearn.replay.server import ReplayServer
+from tflearn.replay.storage import REPLAY, Storage
+from tflearn.replay.writers import ReplayWriter
+from tflearn.sampling import reader
+from tflearn.sampling.mirror import ReplayMirror
+from tflearn.sampling.sampler import ReplaySampler
+from tflearn.waiting import Stopped
+
+DATA_SPEC = trajectory.Trajectory(
+    step_type=tf.TensorSpec((), tf.int32, 'step_type'),
+    observation=tf.TensorSpec((2,), tf.float32, 'observation'),
+    action=tf.TensorSpec((), tf.int64, 'action'),
+    policy_info=(),
+    next_step_type=tf.TensorSpec((), tf.int32, 'next_step_type'),
+    reward=tf.TensorSpec((), tf.float32, 'reward'),
+    discount=tf.TensorSpec((), tf.float32, 'discount'),
+)
+
+BATCH = 16
+
+
+@dataclasses.dataclass
+class Served:
+    """A running server, its address and what lies where; `stop` ends those who write."""
+
+    server: ReplayServer
+    address: str
+    storage: Storage
+    stop: threading.Event = dataclasses.field(default_factory=threading.Event)
+
+    def table(self, name=REPLAY):
+        return self.server.info()[name]
+
+
+@pytest.fixture
+def serve(tmp_path, monkeypatch):
+    """Returns a function experience -> Served; all servers are closed at the end."""
+    monkeypatch.setattr(reader, '_LOOK_UP_MS', 300)  # streams shall end when they are closed
+    with contextlib.ExitStack() as stack:
+
+        def start(experience, port=0, checkpoints=tmp_path / 'replay' / 'checkpoints'):
+            storage = Storage(experience, DATA_SPEC)
+            server = ReplayServer([*storage.make_tables(), reports.table()], port, checkpoints)
+            stack.callback(server.close)
+            stack.callback(streams.wait_until_ended)
+            served = Served(server, f'localhost:{server.port}', storage)
+            stack.callback(served.stop.set)
+            return served
+
+        yield start
+
+
+@pytest.fixture
+def open_source():
+    """Returns a function (served, timeout) -> source; all are closed at the end."""
+    with contextlib.ExitStack() as stack:
+
+        def start(served, timeout_secs=60.0):
+            make = ReplayMirror if served.storage.mirrored else ReplaySampler
+            source = make(
+                served.address, served.storage, served.storage.experience.per_replica_batch_size, timeout_secs
+            )
+            stack.callback(source.close)
+            return source
+
+        yield start
+
+
+def experience(sampling, **changes):
+    return Experience(sampling=sampling, **{'min_size': 1, 'per_replica_batch_size': BATCH, **changes})
+
+
+def write_steps(writer, environment, num_steps, version=7):
+    """Steps a checked environment with action 1 and writes what TF-Agents' driver would show an observer."""
+    time_step = environment.reset()
+    action = np.ones(environment.num_environments, np.int64)
+    for _ in range(num_steps):
+        next_time_step = environment.step(action)
+        writer(
+            trajectory.Trajectory(
+                time_step.step_type,
+                time_step.observation,
+                action,
+                (),
+                next_time_step.step_type,
+                next_time_step.reward,
+                next_time_step.discount,
+            ),
+            version,
+        )
+        time_step = next_time_step
+    writer.flush()
+
+
+def fill(served, num_steps=40, lengths=(3, 5)):
+    """Writes on a thread, for a stream holds writers back until it is read."""
+
+    def write():
+        writer = ReplayWriter(served.address, served.storage, len(lengths), served.stop)
+        with contextlib.suppress(Stopped):
+            write_steps(writer, fakes.CheckedEnvironment(lengths), num_steps)
+
+    thread = threading.Thread(target=write, name='fill', daemon=True)
+    thread.start()
+    return thread
+
+
+def draw(source, num_steps=1, seed=0):
+    """Draws `num_steps` batches in a compiled program, as the learner does; waits for them."""
+    draw_some, batch = tf.function(source.draw, autograph=False), tf.function(source.batch, autograph=False)
+    batches = []
+    while num_steps > 0:
+        granted = source.grant(min(num_steps, source.max_draw_steps))
+        assert granted, source.error
+        drawn = draw_some(tf.constant(granted, tf.int64), tf.constant(seed, tf.int64))
+        batches += [batch(drawn, tf.constant(i, tf.int64)) for i in range(granted)]
+        num_steps, seed = num_steps - granted, seed + 1
+    return tf.nest.map_structure(lambda *parts: tf.stack(parts), *batches)
+
+
+def read_items(served):
+    """All sequences in the table, as (trajectory [T, ...], version [T])."""
+    dataset = reverb.TrajectoryDataset.from_table_signature(
+        served.address, REPLAY, max_in_flight_samples_per_worker=1, rate_limiter_timeout_ms=200
+    )
+    size = served.table().current_size
+    found = {}
+    for sample in dataset.take(200 * size):
+        found.setdefault(int(sample.info.key), sample.data['chunk'].numpy())
+        if len(found) == size:
+            break
+    assert len(found) == size
+    length = served.storage.experience.sequence_length
+    items = []
+    for chunk in found.values():
+        for start in np.flatnonzero(chunk[: served.storage.num_starts, 0]):
+            item = served.storage.layout.unpack(tf.constant(chunk[start : start + length]))
+            items.append((item['trajectory'], item['policy_version'].numpy()))
+    return items
+
+
+class NoFlush:
+    """A writer of which nobody asks to send what it gathers."""
+
+    def __init__(self, writer):
+        self.writer = writer
+
+    def __call__(self, trajectory, version):
+        self.writer(trajectory, version)
+
+    def flush(self):
+        pass
+
+
+def chunks_of(storage, first, count, begins=None):
+    """Chunks whose rows carry a running number in the column `policy_version`; their ids are first, first + 1, ..."""
+    length, num_bytes = storage.chunk_shape
+    packed = np.zeros((count, ID_BYTES + length * num_bytes), np.uint8)
+    packed[:, :ID_BYTES] = (first + np.arange(count))[:, None].view(np.uint8)
+    for i, chunk in enumerate(chunk_rows(packed, num_bytes)):
+        numbers = (first + i) * storage.num_starts + np.arange(length)
+        chunk[:, 1:9] = numbers.astype(np.int64)[:, None].view(np.uint8)
+        chunk[: storage.num_starts, 0] = 1 if begins is None else begins
+    return packed
+
+
+def ring_content(ring, storage, column=None):
+    """The numbers of the first rows of all sequences in the ring, oldest first; or a trajectory's column, sorted."""
+    oldest, size = ring.window.numpy()
+    places = ring.starts.numpy()[(oldest + np.arange(size)) % ring.starts.shape[0]]
+    columns = ring.columns.batch(ring.columns.draw(places[None]), 0)
+    if column:
+        return sorted(getattr(columns['trajectory'], column).numpy().tolist())
+    return columns['policy_version'].numpy().tolist()

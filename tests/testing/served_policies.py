@@ -1,0 +1,68 @@
+"""Served policies for tests: whole versions of a linear policy, whose answers tell which version gave them."""
+
+import contextlib
+import threading
+
+import numpy as np
+import tensorflow as tf
+
+from tests.testing import example_policies
+from tflearn.policies.exporter import PolicyExporter
+from tflearn.serving.models import Models
+from tflearn.serving.served_version import ServedVersion
+from tflearn.serving.server import PolicyServer, ServerOptions
+
+DEADLINE_SECS = 60.0
+NEEDS = 'needs tensorflow-serving-api; pip install ".[serving]"'
+
+
+class Publisher:
+    """Publishes versions of a policy whose action is 1 for observations above 0 when its step is odd, else for those
+    below; so an action tells the parity of the version that chose it."""
+
+    def __init__(self, root, name='greedy_policy'):
+        self.directory = root / name
+        spec = tf.TensorSpec((4,), tf.float32, 'observation')
+        self._linear = example_policies.Linear(spec, example_policies.DISCRETE_PAIR)
+        self._exporter = PolicyExporter(self._linear.policy, self.directory, keep_last=2)
+
+    def publish(self, step):
+        sign = 1.0 if step % 2 else -1.0
+        self._linear.set([sign, 0, 0, 0])
+        return self._exporter.export(step, {})
+
+
+def agrees(observation, action, step):
+    """Says whether `action` is that of version `step`."""
+    sign = 1.0 if step % 2 else -1.0
+    return np.array_equal(action, (np.asarray(observation)[:, 0] * sign > 0).astype(np.int64))
+
+
+@contextlib.contextmanager
+def held(models):
+    """Holds the computation of 'serving_default'. Yields two events: one has begun; let it go on."""
+    signature = models.get('greedy_policy').get().signature('serving_default')
+    program, begun, go_on = signature._program, threading.Event(), threading.Event()
+
+    def compute(inputs):
+        begun.set()
+        assert go_on.wait(DEADLINE_SECS)
+        return program(inputs)
+
+    signature._program = compute
+    try:
+        yield begun, go_on
+    finally:
+        go_on.set()
+
+
+@contextlib.contextmanager
+def serving(root, batching=None, pinned=(), names=(), **options):
+    """A server of what is below `root`, on a free port. Yields it and its models."""
+    models = Models(root, lambda path: ServedVersion(path, batching), names, pinned)
+    models.refresh()
+    server = PolicyServer(models, ServerOptions(port=0, **options))
+    try:
+        yield server, models
+    finally:
+        server.close(0)

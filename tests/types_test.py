@@ -1,0 +1,42 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import fakes
+from tflearn.types import EnvironmentSpecs, check_batch, specs_of, zeros
+
+SPEC = {'a': tf.TensorSpec((2,), tf.float32, 'a'), 'b': tf.TensorSpec((), tf.int64, 'b')}
+
+
+def test_time_step_spec():
+    spec = EnvironmentSpecs(SPEC, tf.TensorSpec((), tf.int64)).time_step
+    assert spec.observation == SPEC
+    assert (spec.reward.dtype, spec.discount.dtype, spec.step_type.dtype) == (tf.float32, tf.float32, tf.int32)
+
+
+def test_check_batch_accepts_what_fits():
+    check_batch({'a': np.zeros((3, 2), np.float32), 'b': np.zeros(3, np.int64)}, SPEC, 3, 'value')
+
+
+@pytest.mark.parametrize(
+    'value',
+    [
+        {'a': np.zeros((3, 2), np.float64), 'b': np.zeros(3, np.int64)},
+        {'a': np.zeros((2, 2), np.float32), 'b': np.zeros(3, np.int64)},
+        {'a': np.zeros((3, 2), np.float32)},
+    ],
+)
+def test_check_batch_names_what_differs(value):
+    with pytest.raises(ValueError, match='got a? ?value'):
+        check_batch(value, SPEC, 3, 'value')
+
+
+def test_zeros():
+    value = zeros(SPEC, (4, 5))
+    assert (value['a'].shape, value['b'].shape) == ((4, 5, 2), (4, 5))
+
+
+def test_specs_of_closes_the_environment():
+    environment = fakes.CheckedEnvironment()
+    assert specs_of(lambda num_environments, seed: environment) is environment.specs
+    assert environment.closed

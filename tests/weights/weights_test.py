@@ -1,0 +1,179 @@
+import contextlib
+
+import pytest
+import reverb
+import tensorflow as tf
+
+from tests import streams
+from tflearn.train_step import create_train_step
+from tflearn.waiting import wait_until
+from tflearn.weights import contract
+from tflearn.weights import publisher as publisher_module
+from tflearn.weights.publisher import Publisher
+from tflearn.weights.subscriber import Publication, Subscriber
+
+
+def _variables(value, units=3):
+    return [
+        tf.Variable(tf.fill((2, units), float(value)), name='kernel'),
+        tf.Variable(tf.fill((units,), float(value)), name='bias'),
+    ]
+
+
+@pytest.fixture
+def address():
+    server = reverb.Server([contract.table(_variables(0))])
+    yield f'localhost:{server.port}'
+    streams.wait_until_ended()
+    server.stop()
+
+
+@pytest.fixture
+def opened():
+    """Closes, before the server, what a test enters."""
+    with contextlib.ExitStack() as stack:
+
+        def enter(end):
+            stack.callback(end.close)
+            return end
+
+        yield enter
+
+
+def test_weights_and_counters_arrive(address, opened):
+    published, pulled, train_step = _variables(5), _variables(0), create_train_step()
+    publisher, subscriber = opened(Publisher(address, published)), opened(Subscriber(address, pulled, train_step))
+    assert subscriber.newest == Publication()
+    publisher.publish(train_step=40, policy_version=2, env_steps=900)
+    subscriber.wait(timeout_secs=20)
+    newest = subscriber.newest
+    assert (newest.train_step, newest.policy_version, newest.env_steps, newest.finished) == (40, 2, 900, False)
+    assert int(train_step.numpy()) == 40
+    for there, here in zip(published, pulled, strict=True):
+        tf.debugging.assert_equal(there, here)
+    assert not subscriber.pull(), 'the same version again'
+
+
+def test_before_the_first_publication_there_is_nothing(address, opened):
+    subscriber = opened(Subscriber(address, _variables(1), create_train_step()))
+    assert not subscriber.pull()
+    with pytest.raises(TimeoutError, match='weights from a learner'):
+        subscriber.wait(timeout_secs=0.5)
+
+
+def test_the_newest_publication_wins(address, opened):
+    published, pulled = _variables(0), _variables(0)
+    publisher = opened(Publisher(address, published))
+    subscriber = opened(Subscriber(address, pulled, create_train_step()))
+    for version in range(1, 21):
+        published[1].assign(tf.fill((3,), float(version)))
+        publisher.publish(version, version, 0, finished=version == 20)
+    wait_until(lambda: subscriber.pull() and subscriber.newest.finished, 'the last version', 20)
+    assert subscriber.newest.policy_version == 20
+    assert float(pulled[1][0]) == 20.0
+
+
+def test_the_end_of_training_is_no_beginning(address, opened):
+    publisher = opened(Publisher(address, _variables(1)))
+    subscriber = opened(Subscriber(address, _variables(0), create_train_step()))
+    publisher.publish(1, 1, 0, finished=True)
+    with pytest.raises(TimeoutError, match='a learner that trains'):
+        subscriber.wait(2.0)
+    publisher.publish(1, 1, 0)  # a learner that was restored counts versions again
+    subscriber.wait(20.0)
+    assert not subscriber.newest.finished
+    assert publisher.newest_version() == 1
+
+
+def test_weights_are_assigned_once_for_each_publication(address, opened):
+    published, pulled = _variables(5), _variables(0)
+    publisher = opened(Publisher(address, published))
+    subscriber = opened(Subscriber(address, pulled, create_train_step(), interval_secs=0.01))
+    publisher.publish(1, 1, 0)
+    subscriber.wait(20)
+    pulled[1].assign([9.0, 9.0, 9.0])
+    with pytest.raises(TimeoutError):  # it looks a few dozen times meanwhile
+        wait_until(subscriber.pull, 'the same version again', 0.5)
+    assert float(pulled[1][0]) == 9.0
+    publisher.publish(2, 2, 0)
+    wait_until(subscriber.pull, 'the next version', 20)
+    assert float(pulled[1][0]) == 5.0
+
+
+def test_a_publication_is_a_snapshot(address, opened):
+    published, pulled = _variables(1), _variables(0)
+    publisher = opened(Publisher(address, published))
+    publisher.publish(1, 1, 0)
+    published[0].assign(tf.fill((2, 3), 9.0))  # training goes on
+    subscriber = opened(Subscriber(address, pulled, create_train_step()))
+    subscriber.wait(20)
+    assert float(pulled[0][0, 0]) == 1.0
+
+
+@pytest.mark.parametrize('make', [lambda a, v: Publisher(a, v), lambda a, v: Subscriber(a, v, create_train_step())])
+def test_another_network_is_refused_by_name(address, make):
+    with pytest.raises(ValueError, match=r'another network: kernel:0 is float32\[2, 3\] there, float32\[2, 4\] here'):
+        make(address, _variables(0, units=4))
+    with pytest.raises(ValueError, match=r'bias:0 is float32\[3\] there, absent here'):
+        make(address, _variables(0)[:1])
+
+
+def test_names_do_not_matter(address):
+    renamed = [tf.Variable(variable, name='other') for variable in _variables(0)]
+    Publisher(address, renamed).close()
+
+
+def test_a_server_that_went_away_is_no_reason_to_stop_acting(opened):
+    server = reverb.Server([contract.table(_variables(0))])
+    subscriber = opened(Subscriber(f'localhost:{server.port}', _variables(0), create_train_step(), interval_secs=0.05))
+    server.stop()
+    with pytest.raises(TimeoutError):
+        subscriber.wait(1.0)
+
+
+def test_a_restarted_server_gets_the_weights_again(monkeypatch, address, opened):
+    monkeypatch.setattr(publisher_module, '_LOOK_SECS', 0.2)
+    publisher = opened(Publisher(address, _variables(5)))
+    subscriber = opened(Subscriber(address, _variables(0), create_train_step()))
+    publisher.publish(1, 1, 0)
+    subscriber.wait(20)
+    reverb.Client(address).reset(contract.VARIABLES)  # what a restart does
+    late = opened(Subscriber(address, pulled := _variables(0), create_train_step()))
+    late.wait(20)
+    assert float(pulled[0][0, 0]) == 5.0
+
+
+def test_variables_of_unknown_shape_are_refused():
+    variable = tf.Variable([1.0], shape=tf.TensorShape([None]), name='v')
+    with pytest.raises(ValueError, match='need fixed dimensions'):
+        contract.signature([variable])
+
+
+def test_a_failure_of_the_thread_that_sends_fails_the_next_publication(address, opened, monkeypatch):
+    def fail(_):
+        raise TypeError('broken')
+
+    monkeypatch.setattr(publisher_module, 'listens', fail)
+    publisher = opened(Publisher(address, _variables(1)))
+    publisher.publish(1, 1, 0)
+    wait_until(lambda: not publisher._thread.is_alive(), 'the end of the thread', 20)
+    with pytest.raises(RuntimeError, match='got a failed thread that publishes weights') as raised:
+        publisher.publish(2, 2, 0)
+    assert isinstance(raised.value.__cause__, TypeError)
+
+
+def test_weights_that_are_not_finite_are_not_published(address, opened, caplog):
+    published, pulled, train_step = _variables(5), _variables(0), create_train_step()
+    publisher, subscriber = opened(Publisher(address, published)), opened(Subscriber(address, pulled, train_step))
+    publisher.publish(train_step=40, policy_version=2, env_steps=900)
+    subscriber.wait(timeout_secs=20)
+    published[1].assign(tf.fill((3,), float('nan')))
+    publisher.publish(train_step=50, policy_version=3, env_steps=1000)
+    assert 'did not publish the weights of version 3: got weights at train step 50 that are not finite' in caplog.text
+    wait_until(subscriber.pull, 'the new version', 20)
+    assert subscriber.newest.policy_version == 3, 'collectors may wait for it'
+    assert pulled[1].numpy().tolist() == [5.0] * 3
+    publisher.publish(train_step=60, policy_version=4, env_steps=1100, finished=True)
+    wait_until(lambda: subscriber.pull() or subscriber.newest.finished, 'the end', 20)
+    assert (subscriber.newest.policy_version, subscriber.newest.finished) == (4, True)
+    assert pulled[1].numpy().tolist() == [5.0] * 3

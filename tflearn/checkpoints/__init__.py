@@ -1,0 +1,1 @@
+"""Checkpoints of a learner: atomic, written in the background, restored strictly."""

@@ -1,0 +1,212 @@
+"""Checkpoints of everything that training needs to go on as if it had not stopped.
+
+TensorFlow's own layout (`ckpt-<step>.index`, `.data-*`, `checkpoint`), so its tools read them. Three things are
+stricter: a restore names whatever does not fit and touches nothing then, a damaged newest checkpoint is passed over, an
+asynchronous save holds the values of one moment. And weights that are not finite are not saved: the checkpoint before
+them stays the newest.
+"""
+
+import os
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from tflearn.background import Background
+from tflearn.checkpoints.files import CheckpointFiles
+from tflearn.checkpoints.snapshots import Layout, Snapshot, describe
+from tflearn.errors import UserOSError, UserValueError
+from tflearn.finite import FiniteCheck
+
+_TIMEOUT_SECS = 600.0
+
+
+class Checkpoints:
+    """Saves and restores named objects (agent, steps, versions, metrics), and keeps the newest few."""
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        objects: Mapping[str, Any],
+        max_to_keep: int = 3,
+        *,
+        keep_every_steps: int | None = None,
+        optional: Collection[str] = (),
+        finite: Collection[str] = (),
+        asynchronous: bool = False,
+    ):
+        """Reads and writes nothing yet.
+
+        Args:
+          directory: of the checkpoints; made with the first save. One process writes there.
+          objects: trackable objects by the names that they have in the checkpoint.
+          max_to_keep: newest checkpoints that are kept; at least 1.
+          keep_every_steps: the first checkpoint at or after each multiple is kept for ever; None keeps none so.
+          optional: names that a checkpoint may lack (they keep their values then) or have too many.
+          finite: names of objects that are saved only while their variables are finite.
+          asynchronous: `save` returns when it has a snapshot, and the files are written on a thread of their own.
+        """
+        self._objects, self._optional, self._asynchronous = dict(objects), frozenset(optional), asynchronous
+        self._finite, self._check_finite = frozenset(finite), FiniteCheck({})
+        self._checkpoint = tf.train.Checkpoint(**objects)
+        self._checkpoint.save_counter.assign(0)  # it is made when it is read; TensorFlow's own restore asks for it
+        self._files = CheckpointFiles(directory, max_to_keep, keep_every_steps)
+        self._background = Background('checkpoint_writer')
+        self._layout: Layout | None = None
+        self._refusal: FloatingPointError | None = None
+        self._step: int | None = None
+        self.directory = self._files.directory
+
+    @property
+    def newest(self) -> str | None:
+        """Path prefix of the newest checkpoint that is there."""
+        steps = self._files.steps()
+        return self._files.path(steps[-1]) if steps else None
+
+    @property
+    def saved_step(self) -> int | None:
+        """Train step of what was last restored or saved, or is being saved; None after a save that failed."""
+        return None if self._background.failed else self._step
+
+    @property
+    def refusal(self) -> FloatingPointError | None:
+        """Why the newest save that was begun refused its values; None if it did not."""
+        return self._refusal
+
+    def save(self, step: int) -> str:
+        """Saves all objects as `ckpt-<step>`; a reader sees the whole checkpoint or none.
+
+        While one checkpoint is being written another may wait; a third takes the place of the one that waits.
+
+        Args:
+          step: the train step.
+
+        Returns:
+          The path prefix.
+
+        Raises:
+          OSError: if it could not be written; where it is asynchronous, `wait` raises it, unless a later save succeeds.
+          FloatingPointError: if objects that must be finite are not; likewise.
+        """
+        layout = self._current_layout()
+        snapshot = layout.snapshot()
+        # There is no snapshot of other objects than variables and Python states: TensorFlow saves them, while we wait.
+        save = self._checkpoint.write if layout.unmapped else snapshot.write
+        self._step = step
+        self._background.submit(lambda: self._write(step, snapshot, save))
+        if not self._asynchronous:
+            self.wait()
+        elif layout.unmapped:
+            self._background.join(_TIMEOUT_SECS)
+        return self._files.path(step)
+
+    def wait(self, timeout_secs: float = _TIMEOUT_SECS) -> None:
+        """Waits until everything is written; no thread is left then.
+
+        Args:
+          timeout_secs: how long.
+
+        Raises:
+          OSError, FloatingPointError: if the newest save failed.
+          TimeoutError: if it takes longer.
+        """
+        self._background.join(timeout_secs)
+        self._step = self.saved_step
+        self._background.raise_failure()
+
+    def restore_newest(self) -> str | None:
+        """Restores the newest checkpoint that can be read; passes over damaged ones, with a warning.
+
+        The objects must have all their variables.
+
+        Returns:
+          Its path prefix, or None when there is none.
+
+        Raises:
+          ValueError: if a readable checkpoint does not fit the objects; names what differs. Nothing is restored then.
+        """
+        self.wait()
+        self._current_layout()  # now, so that the first save need not wait for it
+        steps = self._files.steps()
+        for step in reversed(steps):
+            path = self._files.path(step)
+            try:
+                self._restore(path)
+            except (tf.errors.OpError, IndexError) as error:
+                logging.warning('passed over the damaged checkpoint %s: %s', path, _first_line(error))
+                self._files.damaged.add(step)
+                continue
+            self._step = step
+            return path
+        if steps:
+            raise UserValueError(
+                f'got no readable checkpoint in {self.directory}, only {len(steps)} damaged; need a whole one; '
+                'restore the directory from a backup, or start another --root_dir'
+            )
+        return None
+
+    def _current_layout(self) -> Layout:
+        if self._layout is None or self._layout.stale():
+            first, self._layout = self._layout is None, Layout(self._checkpoint)
+            if first and self._finite:
+                self._check_finite = FiniteCheck(self._layout.snapshot().of(self._finite))
+            if self._asynchronous and self._layout.unmapped:
+                logging.warning('training waits for its checkpoints: no snapshot of %s', self._layout.unmapped)
+        return self._layout
+
+    def _write(self, step: int, snapshot: Snapshot, save: Any) -> None:
+        self._refuse_not_finite(step, snapshot)
+        try:
+            self._files.write(step, save)
+        except (OSError, tf.errors.OpError) as error:
+            path = self._files.path(step)
+            raise UserOSError(
+                f'could not save {path} ({_first_line(error)}); the next save tries again; make room'
+            ) from error
+
+    def _refuse_not_finite(self, step: int, snapshot: Snapshot) -> None:
+        self._refusal = None
+        try:
+            self._check_finite(snapshot.of(self._finite), f'variables at train step {step}')
+        except FloatingPointError as error:
+            newest = self.newest or 'none'
+            self._refusal = FloatingPointError(f'{error}; they were not saved: the newest checkpoint is {newest}')
+            raise self._refusal from error
+
+    def _restore(self, path: str) -> None:
+        absent = self._refuse_differences(path, describe(tf.train.load_checkpoint(path)))
+        if absent:
+            logging.info('%s has no %s: what is there now is kept', path, ', '.join(sorted(absent)))
+        objects = {name: value for name, value in self._objects.items() if name not in absent}
+        tf.train.Checkpoint(**objects).read(path).assert_existing_objects_matched().expect_partial()
+
+    def _refuse_differences(self, path: str, saved: dict[str, str]) -> set[str]:
+        """Returns the names of the optional objects that the checkpoint lacks."""
+        layout = self._current_layout()
+        # What no snapshot is taken of (a table) may have another shape now: it goes by what is in it.
+        saved = {name: kind for name, kind in saved.items() if name not in layout.unmapped}
+        wanted = {name: kind for name, kind in layout.described.items() if name not in layout.unmapped}
+        absent = (_roots(wanted) - _roots(saved)) & self._optional
+        unknown = (_roots(saved) - _roots(wanted)) & self._optional
+        found = [
+            f'{name} is {saved.get(name, "absent")} in the checkpoint, {wanted.get(name, "absent")} here'
+            # The optimizer's slots follow the networks, and are not what somebody has changed.
+            for name in sorted((saved.keys() | wanted.keys()) - {'save_counter'}, key=lambda n: ('optimizer' in n, n))
+            if saved.get(name) != wanted.get(name) and not _roots([name]) & (absent | unknown)
+        ]
+        if found:
+            more = f' (and {len(found) - 3} more)' if len(found) > 3 else ''
+            raise UserValueError(
+                f'got checkpoint {path} of another agent: {"; ".join(found[:3])}{more}; need the same networks and '
+                'optimizers; take back the change, or start another --root_dir'
+            )
+        return absent
+
+
+def _roots(names: Collection[str]) -> set[str]:
+    return {name.split('/')[0] for name in names}
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

@@ -1,0 +1,100 @@
+"""Initial load: some values of a checkpoint of another run, by the prefixes of their names.
+
+(To go on with the same run is what `Checkpoints.restore_newest` is for.)
+"""
+
+import os
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from tflearn.checkpoints.files import newest_checkpoint
+from tflearn.checkpoints.snapshots import Layout, describe, name_of
+from tflearn.errors import UserValueError
+
+
+def load(
+    source: str | os.PathLike[str],
+    objects: Mapping[str, Any],
+    prefixes: Collection[str] | Mapping[str, str],
+    *,
+    including_optimizers: bool = False,
+) -> list[str]:
+    """Gives the objects' values below some prefixes what a checkpoint holds; touches nothing else.
+
+    Args:
+      source: path prefix of a checkpoint, or a directory of checkpoints, of which the newest is taken.
+      objects: trackable objects by their names in the checkpoint, with all their variables. As a value goes by its
+        shortest path, these should be all objects that the checkpoint was made of.
+      prefixes: of the names to load ('agent/_q_network'); or a mapping from prefixes here to those in the checkpoint
+        ({'agent/_target_q_network': 'agent/_q_network'}). Where they overlap, the longer one counts.
+      including_optimizers: also loads what is an optimizer's.
+
+    Returns:
+      The names of the values that were loaded.
+
+    Raises:
+      ValueError: if there is no readable checkpoint, or something below the prefixes is only on one side, or differs in
+        dtype or shape; names what differs. Nothing is loaded then.
+    """
+    path = newest_checkpoint(source) if os.path.isdir(source) else os.fspath(source)
+    pairs = prefixes if isinstance(prefixes, Mapping) else dict(zip(prefixes, prefixes, strict=True))
+    layout = Layout(tf.train.Checkpoint(**objects))
+    try:
+        reader = tf.train.load_checkpoint(path)
+        origins = _origins(path, layout, describe(reader), pairs, including_optimizers)
+        saved_keys = {name_of(key): key for key in reader.get_variable_to_shape_map()}
+        # All are read before the first is given: they prove to be whole.
+        values = {name: reader.get_tensor(saved_keys[origin]) for name, origin in origins.items()}
+    except (tf.errors.OpError, IndexError) as error:
+        raise UserValueError(f'got checkpoint {path}, which cannot be read ({error}); need a whole one') from error
+    for key, target in layout.objects.items():
+        if name_of(key) not in values:
+            continue
+        if isinstance(target, tf.Variable):
+            target.assign(values[name_of(key)])
+        else:
+            target.deserialize(values[name_of(key)])
+    logging.info('loaded %d values from %s: %s', len(values), path, ', '.join(sorted(pairs)))
+    return sorted(values)
+
+
+def _origins(
+    path: str, layout: Layout, saved: Mapping[str, str], prefixes: Mapping[str, str], including_optimizers: bool
+) -> dict[str, str]:
+    """Returns the name in the checkpoint of every value that is to be loaded, by its name here."""
+
+    def asked_for(name: str) -> bool:
+        return including_optimizers or not layout.is_optimizers(name)
+
+    origins: dict[str, str] = {}
+    problems: list[str] = []
+    for here, there in sorted(prefixes.items(), key=lambda pair: len(pair[0])):
+        wanted = dict(_renamed(layout.described, here, there))
+        stored = {name: origin for origin, name in _renamed(saved, there, here)}
+        found = {name: origin for name, origin in {**stored, **wanted}.items() if asked_for(name)}
+        if not found:
+            problems.append(f'nothing is called {here} here' + (' but for optimizers' if wanted else ''))
+        origins.update(found)
+    for name, origin in sorted(origins.items()):
+        if name in layout.unmapped:
+            problems.append(f'{name} is neither a variable nor a Python state')
+        elif saved.get(origin) != layout.described.get(name):
+            kind, kind_here = saved.get(origin, 'absent'), layout.described.get(name, 'absent')
+            problems.append(f'{origin} is {kind} in the checkpoint, {name} is {kind_here} here')
+    if problems:
+        more = f' (and {len(problems) - 3} more)' if len(problems) > 3 else ''
+        raise UserValueError(
+            f'got checkpoint {path} to load {", ".join(sorted(prefixes))} from, but {"; ".join(problems[:3])}{more}; '
+            'need the same values on both sides; choose other prefixes, or take back what was changed'
+        )
+    return origins
+
+
+def _renamed(names: Collection[str], prefix: str, other: str) -> Iterator[tuple[str, str]]:
+    """Yields each name that is, or is below, `prefix`, and what it is called below `other`."""
+    for name in names:
+        if name == prefix or name.startswith(prefix + '/'):
+            yield name, other + name[len(prefix) :]

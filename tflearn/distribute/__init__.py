@@ -1,0 +1,1 @@
+"""Where a learner trains: strategies, workers, the watchdog, precision."""

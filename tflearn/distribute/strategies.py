@@ -1,0 +1,209 @@
+"""Where train steps run: a name -> a tf.distribute strategy, and what there is to know about one."""
+
+import collections
+import dataclasses
+import os
+import pathlib
+import signal
+import threading
+
+import tensorflow as tf
+
+from tflearn.distribute import tf_config
+from tflearn.distribute.watchdog import ending_after
+from tflearn.errors import UserValueError
+from tflearn.waiting import listens, wait_until
+
+_NAMES = "'default', 'cpu', 'gpu', 'mirrored', 'mirrored:N' with N from 1, 'multi_worker', 'tpu' or 'tpu:<address>'"
+_START_TIMEOUT_SECS = 600.0
+_CONNECT_TIMEOUT_SECS = 5.0
+
+
+def make(name: str, timeout_secs: float = _START_TIMEOUT_SECS) -> tf.distribute.Strategy:
+    """Makes a strategy.
+
+    Args:
+      name: 'default' is one replica on the first device, 'cpu' on the CPU, 'gpu' on the first GPU; 'mirrored' is one
+        replica on each GPU of this machine; 'mirrored:N' is N replicas on the first N logical devices (GPUs if there
+        are any, else CPUs); 'multi_worker' is a replica on each GPU (or the CPU) of each machine in the environment
+        variable TF_CONFIG; 'tpu:local' is a TPU of this machine, 'tpu:<address>' one at 'host:port' or of that name
+        in Google Cloud, 'tpu' the one in the environment variable TPU_NAME. 'multi_worker' must be made before any
+        other TensorFlow operation.
+      timeout_secs: how long to wait for the other workers, or for the TPU. Nothing can interrupt TensorFlow there: when
+        the time is over the process ends, with the stacks of its threads and exit status 1.
+
+    Raises:
+      ValueError: if the name is unknown, the machine has fewer devices than it asks for, or TF_CONFIG is not right.
+      RuntimeError: if there is no TPU, or TensorFlow ran before 'multi_worker' was made.
+      TimeoutError: if nobody answers at the TPU's address.
+    """
+    kind, separator, place = name.partition(':')
+    if kind == 'mirrored' and (not separator or (place.isdigit() and int(place) > 0)):
+        return _mirrored(name, int(place) if separator else None)
+    if kind == 'tpu' and (place or not separator):
+        return _tpu(name, place, timeout_secs)
+    if name == 'default':
+        return tf.distribute.get_strategy()
+    if name == 'cpu':
+        return tf.distribute.OneDeviceStrategy('/cpu:0')
+    if name == 'gpu':
+        if not tf.config.list_logical_devices('GPU'):
+            raise UserValueError(
+                "got strategy='gpu'; need a GPU that TensorFlow sees (tf.config.list_physical_devices('GPU') is "
+                "empty); see to the driver and CUDA_VISIBLE_DEVICES, or take 'cpu'"
+            )
+        return tf.distribute.OneDeviceStrategy('/gpu:0')
+    if name == 'multi_worker':
+        return _multi_worker(timeout_secs)
+    raise UserValueError(f'got strategy={name!r}; need {_NAMES}')
+
+
+def describe_devices(strategy: tf.distribute.Strategy, devices: pathlib.Path = pathlib.Path('/dev')) -> str:
+    """Says in one line which devices of this process train, and whether there is a GPU that TensorFlow cannot use.
+
+    Args:
+      strategy: of the training.
+      devices: where the operating system lists devices.
+    """
+    if tf.distribute.get_strategy() is strategy:  # the default one, which cannot be asked
+        first = tf.config.list_logical_devices('GPU') or tf.config.list_logical_devices('CPU')
+        names = [first[0].name]
+    else:
+        names = strategy.extended.worker_devices
+    counts = collections.Counter(tf.DeviceSpec.from_string(name).device_type for name in names)
+    line = f'training on {" and ".join(f"{count} {kind} device(s)" for kind, count in counts.items())}'
+    if tf.config.list_physical_devices('GPU') or 'TPU' in counts:
+        return line
+    if any(devices.glob('nvidia[0-9]*')):
+        return (
+            f'{line}; this machine has an NVIDIA GPU that TensorFlow does not see: see to CUDA_VISIBLE_DEVICES, the '
+            "driver and the CUDA libraries (pip install 'tensorflow[and-cuda]==2.15.*')"
+        )
+    return f'{line}; TensorFlow sees no GPU'
+
+
+def use_threads(inter_op: int | None) -> None:
+    """Sets how many threads run TensorFlow's operations side by side; None leaves it as it is.
+
+    Raises:
+      ValueError: if it is below 1.
+      RuntimeError: if TensorFlow runs already, with another number.
+    """
+    if inter_op is None:
+        return
+    if inter_op < 1:
+        raise UserValueError(f'got inter_op_threads={inter_op}; need at least 1, or None')
+    tf.config.threading.set_inter_op_parallelism_threads(inter_op)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplicaLayout:
+    """How replicas, input pipelines and processes go together.
+
+    Attributes:
+      replicas: in all.
+      input_pipelines: calls of a dataset function over all workers.
+      worker: number of this process among those that run the same program, from 0.
+      workers: number of these processes.
+      is_chief: whether this process writes what only one may write.
+    """
+
+    replicas: int
+    input_pipelines: int
+    worker: int
+    workers: int
+    is_chief: bool
+
+    @property
+    def replicas_per_pipeline(self) -> int:
+        """Replicas that each input pipeline feeds: batches that it gives for one train step."""
+        return self.replicas // self.input_pipelines
+
+    def describe(self, per_replica_batch_size: int) -> str:
+        """Says in one line what a train step is made of."""
+        line = (
+            f'{self.replicas} replica(s) fed by {self.input_pipelines} input pipeline(s), '
+            f'{self.replicas_per_pipeline} each; batch {per_replica_batch_size} per replica, '
+            f'{per_replica_batch_size * self.replicas} global'
+        )
+        chief = ', the chief' if self.is_chief else ''
+        return line if self.workers == 1 else f'{line}; worker {self.worker} of {self.workers}{chief}'
+
+
+def layout(strategy: tf.distribute.Strategy) -> ReplicaLayout:
+    """Returns how the replicas of `strategy` are fed, and this process's place among them."""
+    replicas = strategy.num_replicas_in_sync
+    if isinstance(strategy, tf.distribute.TPUStrategy):  # one process drives all hosts
+        return ReplicaLayout(replicas, strategy.extended.num_hosts, 0, 1, True)
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return ReplicaLayout(replicas, 1, 0, 1, True)
+    resolver = strategy.cluster_resolver
+    jobs = resolver.cluster_spec().as_dict()
+    chiefs = len(jobs.get('chief', ()))
+    worker = resolver.task_id + (chiefs if resolver.task_type == 'worker' else 0)
+    workers = max(chiefs + len(jobs.get('worker', ())), 1)
+    return ReplicaLayout(replicas, workers, worker, workers, worker == 0)
+
+
+def is_chief(strategy: tf.distribute.Strategy) -> bool:
+    """Says whether this process is the one that writes checkpoints, summaries and policies for all."""
+    return layout(strategy).is_chief
+
+
+def _mirrored(name: str, count: int | None) -> tf.distribute.Strategy:
+    gpus = tf.config.list_logical_devices('GPU')
+    devices = [device.name for device in gpus or tf.config.list_logical_devices('CPU')]
+    if count and count > len(devices):
+        raise UserValueError(f'got strategy={name!r}; this machine has {len(devices)} device(s): {", ".join(devices)}')
+    # CPUs of one process share their memory; collectives would allow for one group size a process only.
+    cross_device_ops = None if gpus else tf.distribute.ReductionToOneDevice()
+    return tf.distribute.MirroredStrategy(devices[:count], cross_device_ops)
+
+
+def _multi_worker(timeout_secs: float) -> tf.distribute.Strategy:
+    task = tf_config.read(os.environ.get('TF_CONFIG'))
+    implementations = tf.distribute.experimental.CommunicationImplementation
+    # Without GPUs there is nothing to choose; with them TensorFlow does.
+    gpus = tf.config.list_physical_devices('GPU')
+    options = tf.distribute.experimental.CommunicationOptions(
+        implementation=implementations.AUTO if gpus else implementations.RING
+    )
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        with ending_after(timeout_secs, f'{len(task.addresses)} worker(s): {", ".join(task.addresses)}'):
+            return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"got strategy='multi_worker' too late ({error}); need it made before any other TensorFlow operation; "
+            'make it first in the process'
+        ) from error
+    finally:
+        # TensorFlow's server takes SIGTERM for itself: whoever wants to end this process would wait in vain.
+        if threading.current_thread() is threading.main_thread() and handler is not None:
+            signal.signal(signal.SIGTERM, handler)
+
+
+def _tpu(name: str, place: str, timeout_secs: float) -> tf.distribute.Strategy:
+    place = place or os.environ.get('TPU_NAME', '')
+    if not place:
+        raise UserValueError(f"got strategy={name!r} and no TPU_NAME; need the TPU's address; take 'tpu:<address>'")
+    address = place.removeprefix('grpc://')
+    if ':' in address:
+        place = f'grpc://{address}'
+        if not address.rpartition(':')[2].isdigit():
+            raise UserValueError(f'got the TPU address {address!r}; need host:port')
+        # TensorFlow itself would wait for ever for one who does not listen.
+        there = lambda: listens(address, _CONNECT_TIMEOUT_SECS)  # noqa: E731
+        wait_until(there, f'a TPU worker at {address}', timeout_secs, poll_secs=1.0)
+    try:
+        with ending_after(timeout_secs, f'the start of the TPU {place}'):
+            resolver = tf.distribute.cluster_resolver.TPUClusterResolver(place)
+            tf.config.experimental_connect_to_cluster(resolver)
+            tf.tpu.experimental.initialize_tpu_system(resolver)
+            return tf.distribute.TPUStrategy(resolver)
+    except (OSError, ValueError, RuntimeError, ImportError, tf.errors.OpError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise RuntimeError(
+            f'got strategy={name!r}, but no TPU starts at {place!r} ({reason}); need a TPU and a TensorFlow made for '
+            "it; see docs/distributed.md, or take 'cpu' or 'gpu'"
+        ) from error

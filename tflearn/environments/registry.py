@@ -1,0 +1,86 @@
+"""What gymnasium knows by name: finds it, after importing or calling what registers it. Loads no TensorFlow."""
+
+import difflib
+import importlib
+from collections.abc import Callable, Iterable
+
+import gymnasium
+
+from tflearn import extras
+from tflearn.errors import UserValueError
+
+# Namespace of environment names -> the module that registers them when it is imported.
+_NAMESPACES = {'ALE': 'ale_py'}
+
+# Package of gymnasium's own environments -> what they need, which gymnasium asks for when it makes one.
+_NEEDED = {'gymnasium.envs.mujoco': 'mujoco', 'gymnasium.envs.box2d': 'Box2D'}
+
+
+def find(name: str, register: Callable[[], object] | None = None) -> gymnasium.envs.registration.EnvSpec:
+    """Returns what is registered under a name.
+
+    Args:
+      name: 'CartPole-v1', or 'module:Name-v0' to import `module` first.
+      register: called first if nothing is registered under that name.
+
+    Raises:
+      ValueError: if there is none, or a package is missing.
+    """
+    module, _, registered_name = name.rpartition(':')
+    module = module or _NAMESPACES.get(registered_name.partition('/')[0], '')
+    try:
+        if module:
+            importlib.import_module(module)
+        if register and registered_name not in gymnasium.registry:
+            register()
+        return gymnasium.spec(registered_name)
+    except ImportError as error:
+        raise missing(name, error) from error
+    except gymnasium.error.Error as error:
+        what = "a registered gymnasium environment, or 'module:Name-v0' for one that `module` registers"
+        raise unknown('name', name, gymnasium.registry, what) from error
+
+
+def check(name: str) -> None:
+    """Checks a name without making the environment, and without importing a module that it may name.
+
+    Raises:
+      ValueError: if nothing is registered under that name, or the extra that it needs is not installed.
+    """
+    if ':' in name:
+        return
+    needed = _NAMESPACES.get(name.partition('/')[0])
+    if needed is None:
+        entry_point = find(name).entry_point
+        needed = next((module for package, module in _NEEDED.items() if str(entry_point).startswith(package)), None)
+    if needed and extras.is_missing(needed):
+        raise missing(name, ModuleNotFoundError(name=needed))
+
+
+def missing(name: str, error: BaseException) -> UserValueError:
+    """Returns the error to raise, in one line, where making the environment `name` raised `error`.
+
+    gymnasium's own message is about the module; its cause names it.
+    """
+    cause = error if isinstance(error, ImportError) else error.__cause__
+    module = (getattr(cause, 'name', None) or '').partition('.')[0]
+    remedy = extras.install_command(module) or f'install it ({error})'
+    return UserValueError(f'got name={name!r}, which needs {module or "a package"}; need that installed; {remedy}')
+
+
+def unknown(argument: str, name: str, known: Iterable[str], what: str) -> UserValueError:
+    """Returns the error to raise where `name`, with or without 'module:', is not among the `known` names of `what`."""
+    by_lower_case = {other.lower(): other for other in known}
+    near = difflib.get_close_matches(name.rpartition(':')[2].lower(), by_lower_case, n=3, cutoff=0.5)
+    nearest = ', '.join(by_lower_case[other] for other in near)
+    return UserValueError(f'got {argument}={name!r}; need {what}; nearest: {nearest or "none"}')
+
+
+def check_num_environments(num_environments: int) -> None:
+    """Checks the size of a batch.
+
+    Raises:
+      ValueError: if it is below 1.
+    """
+    if num_environments < 1:
+        raise UserValueError(f'got num_environments={num_environments}; need at least 1')

@@ -1,0 +1,93 @@
+"""Wrapper: what environments have in common that change something about another one."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from tf_agents.trajectories import time_step as ts
+
+from tflearn.types import BatchedEnvironment
+
+
+class Wrapper:
+    """A `BatchedEnvironment` that does what another one does; subclasses override what differs.
+
+    Attributes:
+      num_environments: B.
+      specs: of its observation, action and reward.
+    """
+
+    def __init__(self, environment: BatchedEnvironment):
+        """Takes over `environment`: it is closed with this."""
+        self.num_environments = environment.num_environments
+        self.specs = environment.specs
+        self._environment = environment
+
+    @property
+    def info(self) -> Mapping[str, np.ndarray]:
+        """Of the environment."""
+        return self._environment.info
+
+    @property
+    def num_rebuilt(self) -> int:
+        """Of the environment."""
+        return self._environment.num_rebuilt
+
+    def reset(self) -> ts.TimeStep:
+        """Starts new episodes everywhere. Returns time steps [B]."""
+        return self._environment.reset()
+
+    def step(self, action: Any) -> ts.TimeStep:
+        """Applies `action`. Returns time steps [B]."""
+        return self._environment.step(action)
+
+    def close(self) -> None:
+        """Frees what the environments hold. Calling it twice is fine."""
+        self._environment.close()
+
+
+_FIRST, _MID, _LAST = np.int32(ts.StepType.FIRST), np.int32(ts.StepType.MID), np.int32(ts.StepType.LAST)
+
+
+class EpisodicLife(Wrapper):
+    """Another environment whose episodes terminate when a life is lost, while its game goes on.
+
+    The next episode begins in the same game, one step later: that step does nothing (action 0), and what it earns is
+    lost. Only a game that is over is reset. Mnih et al. 2015 played so ("Human-level control through deep reinforcement
+    learning", Nature 518, methods); Baselines calls it EpisodicLifeEnv.
+
+    Where the game ends in the very step that does nothing, the new episode breaks off: FIRST is followed by FIRST.
+    """
+
+    def __init__(self, environment: BatchedEnvironment):
+        """Takes over `environment`: it is closed with this.
+
+        Args:
+          environment: its action is one integer, of which 0 does nothing; its `info` has 'lives', the lives that are
+            left, [B]. Where they are 0 the game is about to end by itself.
+        """
+        super().__init__(environment)
+        self._lives = np.zeros(self.num_environments, np.int64)
+        self._lost = np.zeros(self.num_environments, bool)
+
+    def reset(self) -> ts.TimeStep:
+        """Starts new games everywhere. Returns FIRST time steps [B]."""
+        self._lives, self._lost = np.zeros_like(self._lives), np.zeros_like(self._lost)
+        return self._environment.reset()
+
+    def step(self, action: Any) -> ts.TimeStep:
+        """Applies `action`; goes on with the next life where one was lost. Returns time steps [B]."""
+        begins = self._lost
+        time_step = self._environment.step(np.where(begins, 0, action) if begins.any() else action)
+        # None if the environments were rebuilt before they had given any info.
+        lives = self._environment.info.get('lives', np.zeros_like(self._lives))
+        step_type = time_step.step_type
+        self._lost = (lives < self._lives) & (lives > 0) & (step_type == _MID) & ~begins
+        self._lives = lives
+        if not (begins.any() or self._lost.any()):
+            return time_step
+        return time_step._replace(
+            step_type=np.select([begins, self._lost], [_FIRST, _LAST], step_type),
+            reward=np.where(begins, np.float32(0), time_step.reward),
+            discount=np.select([begins, self._lost], [np.float32(1), np.float32(0)], time_step.discount),
+        )

@@ -1,0 +1,215 @@
+"""A session in step: collecting and training by turns in one thread, from a start to a stop."""
+
+import json
+import threading
+import time
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from tflearn.experience import Agent
+from tflearn.jobs import run_result
+from tflearn.jobs.collect_summaries import CollectSummaries
+from tflearn.jobs.collection import Collection
+from tflearn.jobs.policy_exports import PolicyExports
+from tflearn.jobs.train_settings import Settings
+from tflearn.learner.learner import Learner
+from tflearn.learner.stop_conditions import Limits
+from tflearn.learner.triggers import IntervalTrigger
+from tflearn.run_dir import RunDir, Status
+from tflearn.sampling.local import LocalReplay
+from tflearn.waiting import LOG_EVERY_SECS
+
+_REPORT_SECS = 1.0
+
+
+class Counts(tf.train.experimental.PythonState):
+    """What the run did so far, over all its sessions; a checkpoint carries it.
+
+    Attributes:
+      env_steps: environment steps.
+      episodes: finished ones.
+      secs: of collecting and training, without the first call of the learner in each session, which compiles.
+    """
+
+    def __init__(self) -> None:
+        self.env_steps = self.episodes = 0
+        self.secs = 0.0
+
+    def serialize(self) -> str:
+        """Returns the counts as JSON."""
+        return json.dumps({'env_steps': self.env_steps, 'episodes': self.episodes, 'secs': self.secs})
+
+    def deserialize(self, string_value: str) -> None:
+        """Takes over what a checkpoint holds."""
+        saved = json.loads(string_value)
+        self.env_steps, self.episodes, self.secs = saved['env_steps'], saved['episodes'], saved['secs']
+
+
+class InStepSession:
+    """Takes one batched environment step, then the train steps that are owed, and so on.
+
+    The version of the policy is the train step: each action follows the newest weights.
+    """
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        collection: Collection,
+        replay: LocalReplay,
+        agent: Agent,
+        settings: Settings,
+        limits: Limits,
+    ):
+        """Restores the newest checkpoint; exports nothing yet.
+
+        Args:
+          run_dir: of the run.
+          collection: takes the environment steps.
+          replay: takes what they gave; of the batches.
+          agent: to train; its collect policy acts.
+          settings: what is done, and how often.
+          limits: when training is over.
+
+        Raises:
+          ValueError: if the checkpoint is made for other networks.
+        """
+        self._run_dir, self._collection, self._replay, self._limits = run_dir, collection, replay, limits
+        self._status = Status(run_dir.status('train'), 'train')
+        self._collect_summaries = CollectSummaries(run_dir.summaries('collect'))
+        self._counts = Counts()
+        self._counted_at = time.monotonic()
+        self._reported_at = self._logged_at = 0.0
+        self._loss: float | None = None
+        train_step = agent.train_step_counter
+        updates = settings.exports.update_interval_steps
+        self._learner = Learner(
+            agent,
+            replay,
+            run_dir,
+            triggers=[
+                IntervalTrigger(settings.export, self._export),
+                *([IntervalTrigger(updates, lambda step: self._exports.export_update(step))] if updates else []),
+                *self._summary_triggers(settings.summary),
+            ],
+            options=settings.learner_options(lambda: int(train_step.numpy()), self._figures),
+            state={'in_step': self._counts},
+        )
+        self._earlier = {'env_steps': self._counts.env_steps, 'episodes': self._counts.episodes}
+        self._exports = PolicyExports(agent, run_dir, settings.exports, self._export_facts, settings.texts)
+
+    def _summary_triggers(self, interval: int | None) -> list[IntervalTrigger]:
+        write = lambda step: self._collect_summaries.write(self._figures())  # noqa: E731
+        return [IntervalTrigger(interval, write)] if interval else []
+
+    def run(self, stop: threading.Event) -> None:
+        """Goes on until a limit is reached or a stop is requested (then the result is written), or `stop` is set."""
+        try:
+            try:
+                while not stop.is_set() and self._end_reason() is None:
+                    self._collect()
+                    self._train()
+                    self._report_if_due()
+            finally:
+                self._learner.close()
+                self._collect_summaries.close()
+            self._end()
+        except BaseException as error:
+            self._status.update(f'failed: {error}')
+            raise
+
+    def _end(self) -> None:
+        reason = self._end_reason()
+        if reason is not None:
+            self._finish(reason)
+            return
+        self._exports.settle()
+        logging.info('stopped at train step %d; its checkpoint is saved', self._learner.step)
+        self._status.update('stopped')
+
+    def begin(self) -> None:
+        """Exports what there is. Nothing is lost if the process ends here."""
+        if self._end_reason() is None:  # an earlier session may have ended at a lower limit
+            self._run_dir.train_result.unlink(missing_ok=True)
+        self._exports.drop_newer_than(self._learner.step)
+        self._exports.export(self._learner.step)
+        if self._learner.step:
+            logging.info('the replay is in no checkpoint: it is filled again before training goes on')
+        self._status.update(
+            'waiting for data', train_step=self._learner.step, num_train_steps=self._limits.num_train_steps
+        )
+        self._counted_at = time.monotonic()
+
+    def _collect(self) -> None:
+        step = self._learner.step
+        self._collection.run(1, lambda row: self._replay(row, step), self._counts.env_steps)
+        metrics, now = self._collection.metrics, time.monotonic()
+        self._counts.env_steps = self._earlier['env_steps'] + metrics.env_steps
+        self._counts.episodes = self._earlier['episodes'] + metrics.episodes
+        self._counts.secs += now - self._counted_at
+        self._counted_at = now
+
+    def _train(self) -> None:
+        owed = min(self._replay.owed_steps, self._limits.num_train_steps - self._learner.step)
+        if owed:
+            first, self._loss = self._loss is None, self._learner.run(owed).loss
+            if first:  # it compiles, which does not count
+                self._counted_at = time.monotonic()
+
+    def _end_reason(self) -> str | None:
+        """Says why training is over; None while it is not."""
+        counts = self._counts
+        return run_result.reason(self._run_dir, self._limits, self._learner.step, counts.env_steps, counts.secs)
+
+    def _export(self, step: int) -> None:
+        self._exports.export(step)
+        self._exports.settle()  # here nothing is left to chance, also not which exports replace others
+
+    def _export_facts(self) -> dict[str, Any]:
+        mean_return = self._collection.metrics.mean_return
+        return {
+            'env_steps': self._counts.env_steps,
+            'mean_return': mean_return,
+            'policy_version': self._learner.step,
+        }
+
+    def _finish(self, reason: str) -> None:
+        """Exports the last weights, then says that there will be no more."""
+        step = self._learner.step
+        self._exports.export(step)
+        self._exports.wait()
+        run_result.write_result(self._run_dir, reason, step, self._counts.env_steps, self._counts.secs)
+        self._status.update('finished', train_step=step, **self._figures())
+
+    def _figures(self) -> dict[str, Any]:
+        """What there is to tell besides the learner's figures; nothing that goes by the clock."""
+        return {
+            'env_steps': self._counts.env_steps,
+            'episodes': self._counts.episodes,
+            'dropped_episodes': self._collection.metrics.dropped_episodes,
+            'rebuilt_environments': self._collection.num_rebuilt,
+            **self._collection.metrics.means(),
+            **self._replay.figures(),
+        }
+
+    def _report_if_due(self) -> None:
+        now = time.monotonic()
+        if now - self._reported_at < _REPORT_SECS:
+            return
+        self._reported_at = now
+        step, metrics = self._learner.step, self._collection.metrics
+        rate = metrics.env_steps_per_sec
+        state = 'waiting for data' if self._loss is None else 'running'
+        self._status.update(state, train_step=step, loss=self._loss, env_steps_per_sec=rate, **self._figures())
+        if now - self._logged_at >= LOG_EVERY_SECS:
+            self._logged_at = now
+            logging.info(
+                'train step %d of %d, %d environment steps (%.0f/s), %d episodes, mean return %s',
+                step,
+                self._limits.num_train_steps,
+                self._counts.env_steps,
+                rate,
+                self._counts.episodes,
+                'none' if metrics.mean_return is None else f'{metrics.mean_return:.1f}',
+            )

@@ -1,0 +1,125 @@
+"""LocalReplay: a replay within one process, without a server: it takes steps and gives batches, in an exact ratio."""
+
+import dataclasses
+import fractions
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from tflearn.errors import UserValueError
+from tflearn.experience import Experience
+from tflearn.replay.chunks import ChunkBuilder
+from tflearn.replay.storage import Storage
+from tflearn.sampling.ring_buffer import RingBuffer
+
+
+def check(experience: Experience) -> None:
+    """Checks that a `LocalReplay` can do what the experience says.
+
+    Raises:
+      ValueError: if it is not drawn uniformly, without end.
+    """
+    if experience.order != 'uniform' or experience.max_times_sampled:
+        raise UserValueError(
+            f'got Experience.order={experience.order!r}, max_times_sampled={experience.max_times_sampled} for a replay '
+            "within one process, which draws uniformly, without end; need order='uniform', max_times_sampled=0, or a "
+            'replay server'
+        )
+
+
+class LocalReplay:
+    """Observer of trajectories [B, ...] and a `BatchSource`, for one thread that acts and trains by turns.
+
+    Holds what a `ReplayMirror` would: the same sequences, drawn in the same way. Nothing here goes by the clock, so the
+    same steps and the same seed give the same batches. A sequence can be drawn from the step after its last on.
+
+    Its content is in no checkpoint: a run that goes on fills it anew, with `min_size` sequences before the first draw.
+    """
+
+    def __init__(self, storage: Storage, num_environments: int, batch_size: int, seed: int = 0):
+        """Allocates the memory.
+
+        Args:
+          storage: of the run; its experience passes `check`.
+          num_environments: B.
+          batch_size: sequences of a train step.
+          seed: of the draws.
+        """
+        experience = storage.experience
+        # A sequence is a chunk of its own, so that none waits for others.
+        self._storage = dataclasses.replace(storage, experience=dataclasses.replace(experience, chunk_steps=1))
+        ratio = experience.samples_per_insert
+        self._ratio = None if ratio is None else fractions.Fraction(str(ratio))  # of floats 100 * 0.29 < 29
+        self._min_size, self._batch_size, self._seed = experience.min_size, batch_size, seed
+        layout = self._storage.layout
+        self._chunks = ChunkBuilder(
+            self._storage.experience, self._storage.num_starts, num_environments, layout.num_bytes
+        )
+        self._no_flags = np.zeros(num_environments, np.uint8)
+        self._ring = RingBuffer(self._storage)
+        self._inserts = self._rounds = self._granted = 0
+        self._closed = False
+        self.max_draw_steps = self._ring.max_draw_steps(batch_size)
+        logging.info('the replay takes %.1f MB', self._storage.mirror_bytes / 1e6)
+
+    def __call__(self, trajectory: Any, policy_version: int) -> None:
+        """Takes in one step of every environment.
+
+        Args:
+          trajectory: tf_agents Trajectory of numpy arrays [B, ...], boundary rows included.
+          policy_version: of the weights that acted.
+
+        Raises:
+          ValueError: if the trajectory is not what the storage holds.
+        """
+        versions = np.full(len(self._no_flags), policy_version, np.int64)
+        packed = self._storage.layout.pack(
+            {'begins': self._no_flags, 'policy_version': versions, 'trajectory': trajectory}
+        )
+        chunks = self._chunks.append(packed, trajectory.step_type, trajectory.next_step_type, trajectory.discount)
+        if chunks:
+            self._inserts += self._ring.add(np.stack(chunks))
+        self._rounds += self._ring.size >= self._min_size
+
+    @property
+    def owed_steps(self) -> int:
+        """Train steps that what is there allows and that are not yet granted.
+
+        With n sequences inserted since there were `min_size`, floor(n * samples_per_insert / batch size) in all; where
+        the experience sets no ratio, one for each batched step since then.
+        """
+        allowed: Any = self._rounds
+        if self._ratio is not None:
+            allowed = max(0, self._inserts - self._min_size) * self._ratio // self._batch_size
+        return int(allowed) - self._granted
+
+    def figures(self) -> dict[str, float | None]:
+        """Returns `replay_size` and `samples_per_insert` (since the first draw was allowed; None before)."""
+        inserts = self._inserts - self._min_size
+        ratio = self._granted * self._batch_size / inserts if inserts > 0 else None
+        return {'replay_size': self._ring.size, 'samples_per_insert': ratio}
+
+    @property
+    def error(self) -> Exception | None:
+        """None: nothing goes wrong between threads where there is one."""
+        return None
+
+    def grant(self, num_steps: int) -> int:
+        """Returns how many of `num_steps` train steps are owed; never waits, for nothing would come meanwhile."""
+        granted = 0 if self._closed else min(num_steps, self.owed_steps)
+        self._granted += granted
+        return granted
+
+    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> Any:
+        """Draws batches, see `RingBuffer.draw`. For a graph."""
+        return self._ring.draw(num_steps, self._batch_size, self._seed, seed)
+
+    def batch(self, drawn: Any, i: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
+        """Returns batch `i` of a draw, see `RingBuffer.batch`. For a graph."""
+        return self._ring.batch(drawn, i)
+
+    def close(self) -> None:
+        """Grants no more."""
+        self._closed = True

@@ -1,0 +1,186 @@
+"""ReplayMirror: the replay table in the learner's memory, from which a compiled loop draws its batches.
+
+The replay server stays the durable truth: every chunk goes there first, and after a restart of the learner the mirror
+is filled from it. What is new comes by the server's stream. A thread of its own writes it to where nothing is drawn
+from; the training thread lets draws see it, between two calls of the compiled loop.
+"""
+
+import json
+import math
+import threading
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from tflearn.replay import connection, rate_limits
+from tflearn.replay.chunks import chunk_id, chunk_rows
+from tflearn.replay.storage import REPLAY, STREAM, Storage
+from tflearn.sampling import table_scan
+from tflearn.sampling.reader import TableReader
+from tflearn.sampling.ring_buffer import RingBuffer
+from tflearn.waiting import Stopped, wait_until
+
+_MAX_CHUNKS_AT_ONCE = 16
+_POLL_SECS = 0.002
+_INGEST_POLL_SECS = 0.03
+
+
+class ReplayMirror(tf.train.experimental.PythonState):
+    """Batches for the learner from its own memory; a `BatchSource`. Its counts belong in the checkpoint."""
+
+    def __init__(self, address: str, storage: Storage, batch_size: int, timeout_secs: float, seed: int = 0):
+        """Allocates the memory; nothing is read before the first `grant`.
+
+        Args:
+          address: the replay server, 'host:port'.
+          storage: of the run; mirrored.
+          batch_size: sequences of a train step, over all replicas that this process feeds.
+          timeout_secs: how long to wait for data before `grant` returns 0 with `error` set.
+          seed: of the draws.
+        """
+        self._address, self._storage, self._batch_size = address, storage, batch_size
+        self._timeout_secs, self._seed = timeout_secs, seed
+        self._ring = RingBuffer(storage)
+        self._reader = TableReader(
+            address, storage, STREAM, [storage.signature['chunk']], storage.stream_chunks, timeout_secs
+        )
+        self._samples = self._inserts_before = 0  # what came in before this mirror, less what that was filled with
+        self._started = False
+        self._closing = threading.Event()
+        self._error: Exception | None = None
+        self._error_buffer = rate_limits.error_buffer(storage.experience, storage.sequences_per_chunk)
+        self._error_buffer = max(self._error_buffer, float(batch_size))
+        self.max_draw_steps = self._ring.max_draw_steps(batch_size)
+        logging.info(
+            'the mirror of the replay takes %.1f MB for %d sequences',
+            storage.mirror_bytes / 1e6,
+            storage.experience.max_size,
+        )
+
+    @property
+    def _inserts(self) -> int:
+        return self._inserts_before + self._ring.num_published
+
+    @property
+    def error(self) -> Exception | None:
+        """Why there are no more batches; None if it was closed."""
+        return self._reader.error or self._error
+
+    def serialize(self) -> str:
+        """Returns what came and went, for a checkpoint."""
+        return json.dumps({'inserts': self._inserts, 'samples': self._samples})
+
+    def deserialize(self, string_value: str) -> None:
+        """Takes over what a checkpoint holds."""
+        saved = json.loads(string_value)
+        self._inserts_before, self._samples = saved['inserts'] - self._ring.num_published, saved['samples']
+
+    def figures(self) -> dict[str, Any]:
+        """Returns `replay_size` and `samples_per_insert` (since the first draw was allowed; None before)."""
+        inserts = self._inserts - self._storage.experience.min_size
+        ratio = self._samples / inserts if inserts > 0 else None
+        return {'replay_size': self._ring.size, 'samples_per_insert': ratio}
+
+    def close(self) -> None:
+        """Ends it, also for a learner that waits. May be called from any thread."""
+        self._closing.set()
+        self._reader.close()
+
+    def grant(self, num_steps: int) -> int:
+        """Waits until train steps may be taken: there are data, and the samples per insert allow them.
+
+        Args:
+          num_steps: wanted.
+
+        Returns:
+          How many of them may be taken now; 0 if there will be none: it was closed, or has an `error`.
+        """
+        if not self._started:
+            self._started = True
+            self._start()
+        while not self._reader.closed:
+            self._ring.publish()
+            allowed = self._allowed_steps(num_steps)
+            if allowed:
+                self._reader.resume()
+                self._samples += allowed * self._batch_size
+                return allowed
+            self._reader.wait(_POLL_SECS)
+        return 0
+
+    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> Any:
+        """Draws batches, see `RingBuffer.draw`; at most `max_draw_steps` of those that were granted. For a graph."""
+        return self._ring.draw(num_steps, self._batch_size, self._seed, seed)
+
+    def batch(self, drawn: Any, i: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
+        """Returns batch `i` of a draw, see `RingBuffer.batch`. For a graph."""
+        return self._ring.batch(drawn, i)
+
+    def _start(self) -> None:
+        what = f'the replay server at {self._address}'
+        try:
+            wait_until(lambda: connection.server_info(self._address), what, self._timeout_secs, self._closing)
+            self._reader.start(lambda samples: samples.map(lambda sample: sample.data['chunk']), in_flight=1)
+            self._rebuild()
+        except Exception as error:
+            self._error = None if isinstance(error, Stopped) else error
+            self._reader.close()
+            return
+        self._inserts_before -= self._ring.num_published
+        threading.Thread(target=self._ingest, name='replay_ingest', daemon=True).start()
+
+    def _rebuild(self) -> None:
+        """Fills the mirror with what the replay server holds, oldest first."""
+        chunks = table_scan.read_chunks(self._address, self._storage, REPLAY, self._timeout_secs, self._closing)
+        if not chunks:
+            return
+        first_rows = np.stack([chunk_rows(chunk, self._storage.layout.num_bytes)[0] for chunk in chunks])
+        versions = self._storage.layout.column(first_rows, 'policy_version')
+        newest_first = np.lexsort((np.array([chunk_id(chunk) for chunk in chunks]), versions))[::-1]
+        chunks = [chunks[i] for i in newest_first]
+        while chunks:  # each goes from memory when it is in the ring
+            self._ring.add([chunks.pop() for _ in range(min(len(chunks), _MAX_CHUNKS_AT_ONCE))])
+        logging.info('filled the mirror with %d sequences from %s', self._ring.size, self._address)
+
+    def _ingest(self) -> None:
+        """Takes in what has come, unless that is too far ahead of the samples: then the writers are held back."""
+        try:
+            while not self._reader.closed:
+                count = min(self._reader.size(), self._wanted_chunks(), _MAX_CHUNKS_AT_ONCE)
+                if count:
+                    self._write(np.asarray(self._reader.take(count)[0]))  # no copy
+                    self._reader.resume()  # data come, even if too few to go on
+                else:
+                    self._reader.sleep(_POLL_SECS if self._reader.is_waited_for else _INGEST_POLL_SECS)
+        except Exception as error:  # the training thread raises it
+            if not self._reader.closed:
+                self._error = error
+                self._reader.close()
+
+    def _write(self, chunks: np.ndarray) -> None:
+        while len(chunks := chunks[self._ring.write(chunks) :]) and not self._reader.closed:
+            self._reader.sleep(_POLL_SECS)  # until the next call of the compiled loop makes room
+
+    def _wanted_chunks(self) -> int:
+        experience = self._storage.experience
+        # Before the first draw there is nothing to be ahead of; nor after the server has lost what the counts tell of.
+        if experience.samples_per_insert is None or not self._is_filled():
+            return _MAX_CHUNKS_AT_ONCE
+        inserts_in_balance = (self._samples + self._error_buffer) / experience.samples_per_insert + experience.min_size
+        inserts = self._inserts_before + self._ring.num_written
+        return max(0, math.ceil((inserts_in_balance - inserts) / self._storage.sequences_per_chunk))
+
+    def _allowed_steps(self, num_steps: int) -> int:
+        experience = self._storage.experience
+        if not self._is_filled():
+            return 0
+        if experience.samples_per_insert is None:
+            return num_steps
+        samples_in_balance = experience.samples_per_insert * (self._inserts - experience.min_size)
+        ahead = self._samples - samples_in_balance
+        return max(0, min(num_steps, int((self._error_buffer - ahead) // self._batch_size)))
+
+    def _is_filled(self) -> bool:
+        return self._ring.size >= self._storage.experience.min_size or self._ring.has_dropped

@@ -1,0 +1,89 @@
+"""PrioritizedSampler: batches that the replay server draws by priority, with weights that make up for it.
+
+Keys never leave the host: `draw` keeps those of the newest batches, and `update` joins them with the errors of the same
+train steps, which the learner hands back.
+"""
+
+from typing import Any
+
+import numpy as np
+import reverb
+import tensorflow as tf
+
+from tflearn.errors import UserValueError
+from tflearn.experience import WEIGHTS, Prioritization
+from tflearn.replay.storage import REPLAY, Storage
+from tflearn.sampling.priorities import PriorityUpdater, importance_weights
+from tflearn.sampling.sampler import ReplaySampler
+
+# Whatever is drawn ahead was drawn by older priorities.
+_MAX_AHEAD_STEPS = 8
+
+
+class PrioritizedSampler(ReplaySampler):
+    """Batches for the learner, drawn by priority; a `BatchSource`."""
+
+    def __init__(self, address: str, storage: Storage, batch_size: int, timeout_secs: float):
+        """Prepares; nothing is drawn before the first `grant`.
+
+        Args:
+          address: the replay server, 'host:port'.
+          storage: of the run; its order is 'prioritized'.
+          batch_size: items of a train step, over all replicas that this process feeds.
+          timeout_secs: how long to wait for data before `grant` returns 0 with `error` set.
+
+        Raises:
+          ValueError: if the experience has another order.
+        """
+        if storage.experience.prioritization is None:
+            raise UserValueError(f"got Experience.order={storage.experience.order!r}; need 'prioritized'")
+        self.prioritization: Prioritization = storage.experience.prioritization
+        more = (tf.TensorSpec((batch_size,), tf.uint64, 'key'), tf.TensorSpec((batch_size,), tf.float32, 'expected'))
+        super().__init__(address, storage, batch_size, timeout_secs, _MAX_AHEAD_STEPS, more)
+        self._updater = PriorityUpdater(address, REPLAY, self.prioritization)
+        with tf.device('CPU:0'):
+            shape = tf.TensorShape([None, batch_size])
+            self._drawn = tf.Variable(tf.zeros((0, batch_size), tf.uint64), trainable=False, shape=shape)
+
+    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> Any:
+        """Takes the next batches. For a graph.
+
+        Args:
+          num_steps: integer scalar: batches to take; as many were granted.
+          seed: int64 scalar: the train step, for schedules.
+
+        Returns:
+          The trajectory [num_steps, B, T, ...], and a dict with `policy_version` int64 [num_steps, B, T] and the
+          importance weights float32 [num_steps, B], not normalised.
+        """
+        with tf.device('CPU:0'):
+            rows, keys, expected = self._take(num_steps)
+            self._drawn.assign(keys)
+            data, info = self._columns(rows)
+            return data, info | {WEIGHTS: importance_weights(self.prioritization, expected, seed)}
+
+    def update(self, step: int, errors: np.ndarray) -> None:
+        """Hands over the errors of the batches of the newest draw; returns at once.
+
+        Args:
+          step: the train step after the last of them.
+          errors: float32 [num_steps, B], of as many steps as were taken with that draw.
+        """
+        self._updater.update(step, self._drawn.numpy()[: len(errors)], errors)
+
+    def figures(self) -> dict[str, Any]:
+        """Returns the counts of priorities; the server knows size and samples per insert."""
+        return self._updater.figures()
+
+    def close(self) -> None:
+        """Ends it, also for a learner that waits. May be called from any thread."""
+        super().close()
+        self._updater.close()
+
+    def _batches(self, samples: tf.data.Dataset, num_chunks: int) -> tf.data.Dataset:
+        def arrange(sample: reverb.ReplaySample) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            info = sample.info
+            expected = tf.cast(tf.cast(info.table_size, tf.float64) * info.probability, tf.float32)
+            return sample.data['chunk'], info.key, expected
+
+        return samples.batch(num_chunks, drop_remainder=True).map(arrange)

@@ -1,0 +1,208 @@
+"""QueueSource: batches of what a queue hands out, each item once; or several times, as far as the experience says.
+
+Items are put together to batches only when the learner asks for them, so that they are as fresh as the queue is short,
+and so that those that have become too old by then are left out.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tflearn.replay.storage import REPLAY, Storage
+from tflearn.sampling.reader import TableReader
+from tflearn.sampling.reuse_plan import ReusePlan
+
+_MAX_AHEAD_BYTES = 64 << 20
+_MAX_IN_FLIGHT = 16
+_MAX_DRAW_STEPS = 32
+_POLL_SECS = 0.001
+
+
+class QueueSource:
+    """Batches for the learner from the queues of one or several replay servers; a `BatchSource`.
+
+    Batches lie in slots in this process; a draw is only the numbers of slots. Whoever trains tells the newest version
+    of the policy, which ages are counted from.
+
+    Attributes:
+      newest_version: of the policy, published so far.
+      addresses: of the replay servers.
+      num_used: items taken for train steps so far.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        storage: Storage,
+        batch_size: int,
+        timeout_secs: float,
+        seed: int | None = None,
+    ):
+        """Prepares; nothing is taken before the first `grant`.
+
+        Args:
+          addresses: of the replay servers, 'host:port'. Items are taken from all servers that have some, one from each
+            in turn, so that none of them waits for another.
+          storage: of the run; its order is 'queue'.
+          batch_size: items of a train step, over all replicas that this process feeds.
+          timeout_secs: how long to wait for data before `grant` returns 0 with `error` set.
+          seed: of the draws of what is replayed.
+        """
+        experience = storage.experience
+        self._storage, self._batch_size = storage, batch_size
+        self._item_shape = (experience.sequence_length, storage.layout.num_bytes)
+        self._ahead = max(1, min(experience.max_size, _MAX_AHEAD_BYTES // int(np.prod(self._item_shape))))
+        spec = tf.TensorSpec(self._item_shape, tf.uint8)
+        self._readers = [
+            TableReader(address, storage, REPLAY, [spec], self._ahead, timeout_secs) for address in addresses
+        ]
+        self._plan = ReusePlan(experience.reuse, max(1, min(_MAX_DRAW_STEPS, self._ahead // batch_size)), seed)
+        self.max_draw_steps = _MAX_DRAW_STEPS
+        self._next_reader = 0  # index of the reader that the next item is taken from, if it has one
+        self._pool = np.empty((0, *self._item_shape), np.uint8)
+        self._oldest = [0] * self._plan.num_slots  # version in a slot
+        self.newest_version = 0
+        self.addresses, self.num_used = tuple(addresses), 0
+        self._num_stale = self._greatest_lag = 0
+        self._started = False
+        with tf.device('CPU:0'):
+            empty = tf.zeros((self._plan.num_slots, batch_size, *self._item_shape), tf.uint8)
+            self._slots = tf.Variable(empty, trainable=False, name='slots')
+            self._planned = tf.Variable(tf.zeros(_MAX_DRAW_STEPS, tf.int64), trainable=False, name='planned')
+            self._drawn = tf.Variable(0, trainable=False, dtype=tf.int64, name='drawn')
+
+    @property
+    def error(self) -> Exception | None:
+        """Why there are no more batches; None if it was closed."""
+        return next((reader.error for reader in self._readers if reader.error), None)
+
+    @property
+    def num_stale(self) -> int:
+        """Items dropped as too old so far."""
+        return self._num_stale
+
+    def figures(self) -> dict[str, Any]:
+        """Returns `stale_sequences`, dropped so far, and `greatest_policy_lag` that was trained on [versions]."""
+        return {'stale_sequences': self._num_stale, 'greatest_policy_lag': self._greatest_lag}
+
+    def close(self) -> None:
+        """Ends it, also for a learner that waits. May be called from any thread."""
+        for reader in self._readers:
+            reader.close()
+
+    def grant(self, num_steps: int) -> int:
+        """Waits until there is a batch, and plans the next train steps.
+
+        Args:
+          num_steps: wanted.
+
+        Returns:
+          How many may be taken now, at most `num_steps`; 0 if there will be none: it was closed, or has an `error`.
+        """
+        if not self._started:
+            self._started = True
+            self._start()
+        planned: list[int] = []
+        while len(planned) < min(num_steps, _MAX_DRAW_STEPS):
+            slot = self._plan.next_slot()
+            if slot is None:
+                slots = self._plan.fresh_slots()
+                # What is planned shall be there until it was taken.
+                if not set(slots).isdisjoint(planned) or not self._fetch(slots, waits=not planned):
+                    break
+            elif self._is_stale(self._oldest[slot]):
+                self._plan.drop(slot)
+            else:
+                planned.append(slot)
+                self._greatest_lag = max(self._greatest_lag, self.newest_version - self._oldest[slot])
+        self._planned.assign(np.resize(np.array(planned or [0], np.int64), _MAX_DRAW_STEPS))
+        self._drawn.assign(0)
+        return len(planned)
+
+    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        """Takes the next batches. For a graph.
+
+        Args:
+          num_steps: integer scalar: batches to take; as many were granted.
+          seed: not used; the plan is made.
+
+        Returns:
+          Their slots, int64 [num_steps].
+        """
+        del seed
+        with tf.device('CPU:0'):
+            begin = self._drawn.read_value()
+            self._drawn.assign(begin + tf.cast(num_steps, tf.int64))
+            return self._planned[begin : begin + tf.cast(num_steps, tf.int64)]
+
+    def batch(self, drawn: tf.Tensor, i: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
+        """Returns batch `i` of a draw: the trajectory [B, T, ...], and its `policy_version` [B, T]. For a graph."""
+        with tf.device('CPU:0'):
+            rows = tf.gather(self._slots, tf.gather(drawn, i))
+        columns = self._storage.layout.unpack(rows)
+        return columns['trajectory'], {'policy_version': columns['policy_version']}
+
+    def _start(self) -> None:
+        for reader in self._readers:
+            reader.start(_one_by_one, in_flight=max(1, min(self._ahead // 2, _MAX_IN_FLIGHT)))
+
+    def _fetch(self, slots: Sequence[int], waits: bool) -> bool:
+        """Puts a fresh batch into slots. Returns False if there is none: at once, or when all is over."""
+        while not self._take_in():
+            if not waits or any(reader.closed for reader in self._readers):
+                return False
+            for reader in self._readers:
+                reader.wait(_POLL_SECS / len(self._readers))
+        self._resume()
+        rows, self._pool = self._pool[: self._batch_size], self._pool[self._batch_size :]
+        self.num_used += self._batch_size
+        for slot in slots:
+            self._slots[slot].assign(rows)
+            self._oldest[slot] = int(self._versions(rows).min())
+        self._plan.put()
+        return True
+
+    def _take_in(self) -> bool:
+        """Takes what has come, as far as a batch needs it. Returns whether that is whole."""
+        for reader, count in zip(self._readers, self._counts_to_take(), strict=True):
+            if count > 0:
+                (items,) = reader.take(count)
+                self._pool = np.concatenate([self._pool, items.numpy()])
+                self._resume()  # data come, even if too few for a batch
+        stale = self._is_stale(self._versions(self._pool))
+        if np.any(stale):
+            self._num_stale += int(np.sum(stale))
+            self._pool = self._pool[~stale]
+        return len(self._pool) == self._batch_size
+
+    def _counts_to_take(self) -> list[int]:
+        """Returns how many items to take from each reader: one from each that has some, in turn, for a batch."""
+        available, counts = [reader.size() for reader in self._readers], [0] * len(self._readers)
+        wanted = min(self._batch_size - len(self._pool), sum(available))
+        while wanted:
+            if counts[self._next_reader] < available[self._next_reader]:
+                counts[self._next_reader] += 1
+                wanted -= 1
+            self._next_reader = (self._next_reader + 1) % len(self._readers)
+        return counts
+
+    def _resume(self) -> None:
+        for reader in self._readers:
+            reader.resume()
+
+    def _versions(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the oldest version of each item [n, T, num_bytes]: its first row's."""
+        return self._storage.layout.column(rows[:, 0], 'policy_version')
+
+    def _is_stale(self, version: Any) -> Any:
+        bound = self._storage.experience.max_policy_lag
+        return bound is not None and self.newest_version - version > bound
+
+
+def _one_by_one(samples: tf.data.Dataset) -> tf.data.Dataset:
+    """None waits for others, and no more are fetched than there is room for."""
+    options = tf.data.Options()
+    options.autotune.enabled = False  # it would add buffers
+    return samples.map(lambda sample: sample.data['chunk']).with_options(options)

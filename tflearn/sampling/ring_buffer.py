@@ -1,0 +1,229 @@
+"""RingBuffer: the newest chunks of a replay in memory, and where their sequences begin."""
+
+import collections
+import dataclasses
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tflearn.replay.chunks import NEW, chunk_id, chunk_rows
+from tflearn.replay.storage import MIRROR_SPARE_CHUNKS, Storage
+from tflearn.sampling.ring_columns import RingColumns
+
+_MAX_DRAWN_ROWS = 1 << 16
+_MAX_DRAWN_BYTES = 16 << 20
+_MAX_SPAN = 0.125  # of the ring, between the first and the last sequence of a chunk that comes in parts
+_MAX_ROWS_SPAN = 0.5  # of the rows, likewise: where room is lacking, the oldest chunk does not hold the newest sequence
+
+
+@dataclasses.dataclass
+class _Chunk:
+    """A chunk in the ring.
+
+    Attributes:
+      id: of the chunk.
+      num_rows: of the ring, that it takes.
+      place: in the ring, of the chunk's row `first_row`.
+      first_row: the first of its rows that is in the ring.
+      first_start: sequences before its first, of all that ever were.
+      first_used: rows taken before its own, of all that ever were.
+      num_read: rows of it that were read, up to the newest that begins a sequence.
+      next_start: sequences up to its last, of all that ever were.
+    """
+
+    id: int
+    num_rows: int
+    place: int
+    first_row: int
+    first_start: int
+    first_used: int
+    num_read: int = 0
+    next_start: int = 0
+
+
+class RingBuffer:
+    """Rows in a ring of memory, and the places where their sequences begin, oldest first.
+
+    One thread may `write` while another draws: rows go to where no drawn sequence is, and are drawn once they are
+    published. Who draws publishes, between two draws, so no batch ever sees a sequence that is half overwritten.
+
+    Attributes:
+      columns: of the rows.
+      starts: int64 variable [max_size]: rows that begin a sequence, itself a ring.
+      window: int64 variable [2]: place in `starts` of the oldest sequence, and how many there are.
+      num_written: new sequences in all chunks that were ever taken, also in those that were here already.
+      num_published: of them, those that draws may see.
+    """
+
+    def __init__(self, storage: Storage):
+        """Allocates the memory, on the host.
+
+        Args:
+          storage: of the run.
+        """
+        self._length = storage.experience.sequence_length
+        self._num_starts, self._row_bytes = storage.num_starts, storage.layout.num_bytes
+        self._max_size = storage.experience.max_size
+        self._max_rows = storage.mirror_rows
+        self._spare_rows = MIRROR_SPARE_CHUNKS * storage.chunk_shape[0]
+        self.columns = RingColumns(storage.layout, storage.mirror_rows)
+        with tf.device('CPU:0'):
+            self.starts = tf.Variable(tf.zeros((self._max_size,), tf.int64), trainable=False)
+            self.window = tf.Variable(tf.zeros((2,), tf.int64), trainable=False)
+        self._oldest = self._newest = 0  # sequences, of all that ever were, between which is drawn
+        self.num_written = self.num_published = 0
+        self._lock = threading.Lock()  # of all below
+        self._next_row = self._num_used = self._num_ever_used = self._next_start = 0
+        self._chunks: collections.deque[_Chunk] = collections.deque()
+        self._known: dict[int, _Chunk] = {}
+        self._new_starts: list[np.ndarray] = []
+
+    @property
+    def size(self) -> int:
+        """Sequences that can be drawn."""
+        return self._newest - self._oldest
+
+    @property
+    def has_dropped(self) -> bool:
+        """Says whether it was full once: the oldest sequences have made room."""
+        return self._oldest > 0
+
+    def max_draw_steps(self, batch_size: int) -> int:
+        """Batches that `draw` draws at once, at most."""
+        num_rows = min(_MAX_DRAWN_ROWS, _MAX_DRAWN_BYTES // self.columns.drawn_bytes)
+        return max(1, num_rows // (batch_size * self._length))
+
+    def draw(self, num_steps: tf.Tensor, batch_size: int, seed: int, step: tf.Tensor) -> Any:
+        """Draws sequences uniformly, with replacement. For a graph.
+
+        Args:
+          num_steps: integer scalar: batches to draw, at most `max_draw_steps`.
+          batch_size: B.
+          seed: of the run.
+          step: int64 scalar, another one for every draw: the train step.
+
+        Returns:
+          What `batch` needs: a nest of tensors [num_steps, B, T, ...].
+        """
+        with tf.device('CPU:0'):
+            oldest, size = tf.unstack(self.window)
+            shape = [tf.cast(num_steps, tf.int32), batch_size]
+            seeds = tf.stack([tf.constant(seed, tf.int64), tf.cast(step, tf.int64)])
+            drawn = tf.random.stateless_uniform(shape, seeds, 0, size, tf.int64)
+            starts = tf.gather(self.starts, (oldest + drawn) % self._max_size)
+            return self.columns.draw(starts[..., None] + tf.range(self._length, dtype=tf.int64))
+
+    def batch(self, drawn: Any, i: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
+        """Returns batch `i` of a draw: the trajectory [B, T, ...], and `policy_version` int64 [B, T]. For a graph."""
+        with tf.device('CPU:0'):
+            columns = self.columns.batch(drawn, i)
+            return columns['trajectory'], {'policy_version': columns['policy_version']}
+
+    def add(self, chunks: np.ndarray | Sequence[np.ndarray]) -> int:
+        """Writes and publishes chunks, see `write`, for one thread that writes and draws by turns.
+
+        Returns:
+          The number of sequences in them that are new.
+        """
+        published = self.num_published
+        while len(chunks):
+            chunks = chunks[self.write(chunks) :]
+            self.publish()
+        return self.num_published - published
+
+    def write(self, chunks: np.ndarray | Sequence[np.ndarray]) -> int:
+        """Writes chunks (see `chunks`), or parts of some, as far as there is room; `publish` makes more.
+
+        Of a chunk that is here already only what is missing is written.
+
+        Args:
+          chunks: each uint8 [ID_BYTES + bytes of its rows].
+
+        Returns:
+          How many of them were taken.
+        """
+        starts, num_taken, num_sequences = [], 0, 0
+        for chunk in chunks:
+            rows = chunk_rows(chunk, self._row_bytes)
+            flags = rows[: self._num_starts, 0]
+            begins = np.flatnonzero(flags)
+            known = self._known.get(chunk_id(chunk))
+            if known is not None:
+                begins = begins[begins >= known.num_read]
+            if len(begins):
+                place = self._extend(known, begins) if known else None
+                if place is None:
+                    place = self._allocate(chunk_id(chunk), rows, begins)
+                if place is None:
+                    break
+                self.columns.write(place, rows[begins[0] : begins[-1] + self._length])
+                starts.append(place + begins - begins[0])
+            num_taken += 1
+            num_sequences += np.count_nonzero(flags == NEW)
+        with self._lock:
+            self._new_starts += starts
+            self.num_written += num_sequences
+        return num_taken
+
+    def publish(self) -> None:
+        """Lets draws see what was written; the oldest sequences go where there are too many, or too little room."""
+        if self.num_written == self.num_published and not self._new_starts:
+            return
+        with self._lock:
+            self.num_published = self.num_written
+            starts = np.concatenate([np.empty(0, np.int64), *self._new_starts])
+            self._new_starts = []
+            self._newest += len(starts)
+            self._oldest = max(self._oldest, self._newest - self._max_size)
+            while self._chunks and self._may_drop(self._chunks[0]):
+                dropped = self._chunks.popleft()
+                self._num_used -= dropped.num_rows
+                self._oldest = max(self._oldest, dropped.next_start)
+                if self._known.get(dropped.id) is dropped:
+                    del self._known[dropped.id]
+        if len(starts):
+            starts = starts[-self._max_size :]
+            where = np.arange(self._newest - len(starts), self._newest) % self._max_size
+            self.starts.scatter_update(tf.IndexedSlices(starts, where))
+        self.window.assign([self._oldest % self._max_size, self.size])
+
+    def _may_drop(self, oldest: _Chunk) -> bool:
+        lacks_room = self._max_rows - self._num_used < self._spare_rows and oldest.next_start < self._newest
+        return oldest.next_start <= self._oldest or lacks_room
+
+    def _extend(self, known: _Chunk, begins: np.ndarray) -> int | None:
+        """Takes room that a chunk was given before. Returns its place; None if the chunk is gone, or too old."""
+        with self._lock:
+            # What is in an old one would make room late, and all that came meanwhile with it.
+            too_old = self._next_start - known.first_start > self._max_size * _MAX_SPAN
+            too_old |= self._num_ever_used - known.first_used > self._max_rows * _MAX_ROWS_SPAN
+            if too_old or self._known.get(known.id) is not known:
+                return None
+            self._count(known, begins)
+            return known.place + int(begins[0]) - known.first_row
+
+    def _allocate(self, chunk: int, rows: np.ndarray, begins: np.ndarray) -> int | None:
+        """Finds room for the rows of a chunk, in one piece. Returns its place; None before the next `publish`."""
+        # What is unfinished ends with rows of zeros, and gets room for all that may follow.
+        end = begins[-1] + self._length if rows[-1].any() else len(rows)
+        num_rows = int(end - begins[0])
+        with self._lock:
+            wraps = self._next_row + num_rows > self._max_rows
+            needed = num_rows + (self._max_rows - self._next_row if wraps else 0)
+            if self._num_used + needed > self._max_rows:
+                return None
+            place = 0 if wraps else self._next_row
+            self._next_row = place + num_rows
+            self._num_used += needed
+            self._chunks.append(_Chunk(chunk, needed, place, int(begins[0]), self._next_start, self._num_ever_used))
+            self._num_ever_used += needed
+            self._known[chunk] = self._chunks[-1]
+            self._count(self._chunks[-1], begins)
+            return place
+
+    def _count(self, chunk: _Chunk, begins: np.ndarray) -> None:
+        self._next_start += len(begins)
+        chunk.num_read, chunk.next_start = int(begins[-1]) + 1, self._next_start

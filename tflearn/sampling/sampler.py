@@ -1,0 +1,146 @@
+"""ReplaySampler: batches that the replay server draws."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import reverb
+import tensorflow as tf
+
+from tflearn.replay.storage import REPLAY, Storage
+from tflearn.sampling.reader import TableReader
+
+_MAX_AHEAD_BYTES = 1 << 20
+_MAX_AHEAD_STEPS = 32
+_POLL_SECS = 0.001
+_MAX_GATHER_POLLS = 20
+
+
+class ReplaySampler:
+    """Batches for the learner from the replay server; a `BatchSource`.
+
+    A uniform draw takes a chunk and tries some of its rows that may begin a sequence, so that each sequence is as
+    likely as any other; those of one chunk are spread over several batches.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        storage: Storage,
+        batch_size: int,
+        timeout_secs: float,
+        max_ahead_steps: int = _MAX_AHEAD_STEPS,
+        more: Sequence[tf.TensorSpec] = (),
+    ):
+        """Prepares; nothing is drawn before the first `grant`.
+
+        Args:
+          address: the replay server, 'host:port'.
+          storage: of the run; not mirrored.
+          batch_size: sequences of a train step, over all replicas that this process feeds.
+          timeout_secs: how long to wait for data before `grant` returns 0 with `error` set.
+          max_ahead_steps: batches that are drawn ahead, at most twice as many.
+          more: of what a batch has besides its rows.
+        """
+        self._storage, self._batch_size = storage, batch_size
+        length = storage.experience.sequence_length
+        step_bytes = batch_size * length * storage.layout.num_bytes
+        ahead = max(1, min(max_ahead_steps, _MAX_AHEAD_BYTES // step_bytes))
+        # Only draws that are spread over several batches have to be made for several at once.
+        self._steps_ahead = ahead if storage.draws_per_chunk > 1 else 1
+        # Batches so large that there is only one ahead are not copied to be drawn together.
+        self.max_draw_steps = 2 * ahead if ahead > 1 else 1
+        self._wanted_steps = ahead  # a call for each single batch would take from the threads that fetch them
+        spec = tf.TensorSpec((batch_size, length, storage.layout.num_bytes), tf.uint8)
+        self._reader = TableReader(address, storage, REPLAY, [spec, *more], 2 * ahead, timeout_secs)
+        self._started = False
+
+    @property
+    def error(self) -> Exception | None:
+        """Why there are no more batches; None if it was closed."""
+        return self._reader.error
+
+    def figures(self) -> dict[str, Any]:
+        """Returns nothing: the server knows size and samples per insert."""
+        return {}
+
+    def close(self) -> None:
+        """Ends it, also for a learner that waits. May be called from any thread."""
+        self._reader.close()
+
+    def grant(self, num_steps: int) -> int:
+        """Waits until there are batches.
+
+        Args:
+          num_steps: wanted.
+
+        Returns:
+          How many are there now, at most `num_steps` and those of one draw; 0 if there will be none: it was closed, or
+          has an `error`.
+        """
+        if not self._started:
+            self._started = True
+            self._start()
+        wanted, polls = min(num_steps, self._wanted_steps), 0
+        while not self._reader.closed:
+            size = self._reader.size()
+            polls += bool(size)
+            if size >= wanted or polls > _MAX_GATHER_POLLS:
+                self._reader.resume()
+                return min(num_steps, size, self.max_draw_steps)
+            self._reader.wait(_POLL_SECS)
+        return 0
+
+    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> Any:
+        """Takes the next batches. For a graph.
+
+        Args:
+          num_steps: integer scalar: batches to take; as many were granted.
+          seed: not used; the server draws.
+
+        Returns:
+          The trajectory [num_steps, B, T, ...], and a dict with `policy_version` int64 [num_steps, B, T].
+        """
+        del seed
+        (rows,) = self._take(num_steps)
+        return self._columns(rows)
+
+    def _take(self, num_steps: tf.Tensor) -> list[tf.Tensor]:
+        return self._reader.take(1 if self.max_draw_steps == 1 else tf.cast(num_steps, tf.int32))
+
+    def _columns(self, rows: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
+        columns = self._storage.layout.unpack(rows)
+        return columns['trajectory'], {'policy_version': columns['policy_version']}
+
+    def batch(self, drawn: Any, i: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
+        """Returns batch `i` of a draw: the trajectory [B, T, ...], and a dict with the rest. For a graph."""
+        if self.max_draw_steps == 1:
+            return tf.nest.map_structure(lambda column: tf.squeeze(column, 0), drawn)
+        return tf.nest.map_structure(lambda column: tf.gather(column, i), drawn)
+
+    def _start(self) -> None:
+        chunks = math.ceil(self._steps_ahead * self._batch_size / self._storage.draws_per_chunk)
+        self._reader.start(lambda samples: self._batches(samples, chunks), in_flight=2 * chunks)
+
+    def _batches(self, samples: tf.data.Dataset, num_chunks: int) -> tf.data.Dataset:
+        sequences = samples.batch(num_chunks, drop_remainder=True).map(self._sequences)
+        if self._storage.num_starts > 1:
+            sequences = sequences.rebatch(self._steps_ahead * self._batch_size, drop_remainder=True)
+        steps = [] if self._steps_ahead == 1 else [self._steps_ahead]
+        shape = [*steps, self._batch_size, self._storage.experience.sequence_length, self._storage.layout.num_bytes]
+        return sequences.map(lambda rows: tf.reshape(rows, shape))
+
+    def _sequences(self, sample: reverb.ReplaySample) -> tf.Tensor:
+        """Returns sequences [n, T, num_bytes] of chunks [k, rows, num_bytes], in random order if not all."""
+        chunks, storage = sample.data['chunk'], self._storage
+        if storage.num_starts == 1:
+            return chunks
+        num_chunks, (num_rows, num_bytes) = tf.shape(chunks)[0], storage.chunk_shape
+        chances = tf.random.uniform((num_chunks, storage.num_starts))
+        starts = tf.math.top_k(chances, storage.draws_per_chunk, sorted=False).indices
+        begins = tf.gather(chunks[:, :, 0], starts, batch_dims=1) > 0
+        starts = tf.random.shuffle(tf.boolean_mask(starts + num_rows * tf.range(num_chunks)[:, None], begins))
+        # Only now are rows copied, once.
+        return tf.gather(
+            tf.reshape(chunks, [-1, num_bytes]), starts[:, None] + tf.range(storage.experience.sequence_length)
+        )

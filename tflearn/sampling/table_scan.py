@@ -1,0 +1,132 @@
+"""Reads all that a replay table holds, each item about once, without taking anything from it.
+
+Reverb only draws items, uniformly or by priority. This table is drawn from by priority, and by nobody else. All items
+have the priority 1; what was read gets 0, so that it is not drawn again. When nothing else is left Reverb draws items
+of priority 0, which shows that all were read. In the end they get their 1 back. A reader that dies before that leaves
+some at 0; the next one draws those last, uniformly, and so more than once.
+"""
+
+import math
+import threading
+import time
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from tflearn.experience import Prioritization
+from tflearn.replay import connection
+from tflearn.replay.storage import Storage
+from tflearn.sampling.priorities import PriorityUpdater
+from tflearn.sampling.reader import TableReader
+from tflearn.waiting import LOG_EVERY_SECS, Stopped, wait_until
+
+_MAX_AHEAD = 32  # items: those that are on their way may be drawn again before the server knows that they were read
+_MAX_AHEAD_BYTES = 8 << 20
+_BATCH = 8
+_UPDATE_SECS = 1.0
+_MAX_UPDATED = 10_000
+_POLL_SECS = 0.002
+_AS_THEY_ARE = Prioritization(alpha=1.0, epsilon=0.0, max_error=1.0)
+
+
+def read_chunks(
+    address: str, storage: Storage, table: str, timeout_secs: float, stop: threading.Event
+) -> list[np.ndarray]:
+    """Returns the table's chunks, in no order; each owns its memory.
+
+    Args:
+      address: the replay server, 'host:port'.
+      storage: of the run; mirrored.
+      table: to read.
+      timeout_secs: how long to wait for the server, or for one that says nothing more.
+      stop: ends the reading when set.
+
+    Raises:
+      TimeoutError: if the server did not answer in time.
+      Stopped: if `stop` was set.
+    """
+    if not _num_items(address, table, timeout_secs, stop):
+        return []
+    scan = _Scan(address, storage, table, timeout_secs)
+    try:
+        return scan.run(stop)
+    finally:
+        scan.close()
+
+
+def _num_items(address: str, table: str, timeout_secs: float, stop: threading.Event) -> int:
+    what = f'the replay server at {address}'
+    return wait_until(lambda: connection.server_info(address), what, timeout_secs, stop)[table].current_size
+
+
+class _Scan:
+    """One reading of a table."""
+
+    def __init__(self, address: str, storage: Storage, table: str, timeout_secs: float):
+        self._address, self._table, self._timeout_secs = address, table, timeout_secs
+        specs = [tf.TensorSpec((), tf.uint64), tf.TensorSpec((), tf.float64), storage.signature['chunk']]
+        self._ahead = max(1, min(_MAX_AHEAD, _MAX_AHEAD_BYTES // math.prod(storage.item_shape)))
+        self._reader = TableReader(address, storage, table, specs, self._ahead, timeout_secs)
+        self._updater = PriorityUpdater(address, table, _AS_THEY_ARE)
+        self._found: dict[int, np.ndarray] = {}
+        self._keys: list[int] = []  # of all that was found
+
+    def run(self, stop: threading.Event) -> list[np.ndarray]:
+        """Reads until all was read."""
+        self._reader.start(self._elements, in_flight=self._ahead)
+        num_repeats, logged_at = 0, time.monotonic()
+        while True:
+            self._wait(stop)
+            repeats = self._take()
+            num_repeats += repeats
+            if repeats and self._is_complete(num_repeats, stop):
+                found, self._found = list(self._found.values()), {}
+                return found
+            if time.monotonic() - logged_at >= LOG_EVERY_SECS:
+                logged_at = time.monotonic()
+                logging.info('read %d chunks of the table %r so far', len(self._found), self._table)
+
+    def close(self) -> None:
+        """Gives the items that were read their priority back."""
+        self._reader.close()
+        keys = np.array(self._keys, np.uint64)
+        for part in np.array_split(keys, math.ceil(len(keys) / _MAX_UPDATED)) if len(keys) else []:
+            self._updater.update(0, part, np.ones(len(part)))
+        self._updater.close()
+
+    def _elements(self, samples: tf.data.Dataset) -> tf.data.Dataset:
+        batches = samples.batch(min(_BATCH, self._ahead))
+        return batches.map(lambda sample: (sample.info.key, sample.info.priority, sample.data['chunk']))
+
+    def _wait(self, stop: threading.Event) -> None:
+        """Waits for items."""
+        while not (stop.is_set() or self._reader.size()):
+            if self._reader.error:
+                raise self._reader.error
+            self._reader.wait(_POLL_SECS)
+        if stop.is_set():
+            raise Stopped(f'stopped while reading the table {self._table!r}')
+        self._reader.resume()
+
+    def _take(self) -> int:
+        """Takes the items that are there. Returns how many of them had the priority of what was read."""
+        keys, priorities, chunks = map(np.asarray, self._reader.take(self._reader.size()))
+        for i, key in enumerate(keys.tolist()):
+            if key not in self._found:
+                self._keys.append(key)
+                self._found[key] = chunks[i].copy()  # a view would keep the others in memory, read or not
+        unread = keys[priorities > 0]
+        self._updater.update(0, unread, np.zeros(len(unread)))
+        self._updater.flush(_UPDATE_SECS)  # if that takes longer, items are drawn again
+        return len(keys) - len(unread)
+
+    def _is_complete(self, num_repeats: int, stop: threading.Event) -> bool:
+        """Says whether all was read; if not, a reader before this one or beside it left some with its priority."""
+        num_items = _num_items(self._address, self._table, self._timeout_secs, stop)
+        if len(self._found) >= num_items:
+            return True
+        if num_repeats <= num_items * (math.log(num_items) + 5):  # uniform draws see all of n in n ln(n)
+            return False
+        logging.warning('read only %d of %d chunks of the table %r', len(self._found), num_items, self._table)
+        return True

@@ -1,0 +1,1 @@
+"""Policies over the network: the server, its clients."""

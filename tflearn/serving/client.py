@@ -1,0 +1,98 @@
+"""A client of a policy server, or of TensorFlow Serving with an exported policy."""
+
+import types
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tflearn.policies import plain_nests, signatures
+from tflearn.serving import tensor_protos
+from tflearn.serving.protos import grpc, predict_pb2, prediction_service_pb2_grpc
+
+# To find a server soon after it is back; gRPC alone waits longer after each attempt, up to two minutes.
+CHANNEL_OPTIONS = (('grpc.max_reconnect_backoff_ms', 1000),)
+
+
+class PolicyClient:
+    """Asks a server for actions. May be used by many threads at a time."""
+
+    def __init__(
+        self,
+        address: str,
+        model: str = 'greedy_policy',
+        version: int | None = None,
+        timeout_secs: float = 10.0,
+        credentials: Any = None,
+    ):
+        """
+        Args:
+          address: 'host:port' of the server.
+          model: name of the policy.
+          version: to be asked; None asks the newest.
+          timeout_secs: deadline of each request.
+          credentials: `grpc.ssl_channel_credentials(...)`; None talks without encryption.
+        """
+        self._channel = (
+            grpc.secure_channel(address, credentials, CHANNEL_OPTIONS)
+            if credentials
+            else grpc.insecure_channel(address, CHANNEL_OPTIONS)
+        )
+        self._stub = prediction_service_pb2_grpc.PredictionServiceStub(self._channel)
+        self._model = model
+        self._version = version
+        self._timeout_secs = timeout_secs
+
+    def predict(
+        self, inputs: Mapping[str, np.ndarray], signature: str = signatures.DEFAULT
+    ) -> tuple[dict[str, np.ndarray], int]:
+        """Has one signature computed.
+
+        Args:
+          inputs: arrays [B, ...] of the signature's dtypes, by name.
+          signature: its name.
+
+        Returns:
+          The outputs by name, and the version that computed them.
+
+        Raises:
+          grpc.RpcError: as the server says; UNAVAILABLE where there is none.
+        """
+        request = predict_pb2.PredictRequest()
+        request.model_spec.name = self._model
+        request.model_spec.signature_name = signature
+        if self._version is not None:
+            request.model_spec.version.value = self._version
+        for name, value in inputs.items():
+            tensor_protos.fill(request.inputs[name], np.asarray(value), content=True)
+        response = self._stub.Predict(request, self._timeout_secs)
+        outputs = {name: tf.make_ndarray(tensor) for name, tensor in response.outputs.items()}
+        return outputs, response.model_spec.version.value
+
+    def initial_state(self, batch_size: int) -> dict[str, np.ndarray]:
+        """Returns the policy state, by name, with which `batch_size` episodes of a recurrent policy start."""
+        return self.predict({'batch_size': np.asarray(batch_size, np.int32)}, signatures.INITIAL_STATE)[0]
+
+    def action(
+        self, time_step: Any, policy_state: Mapping[str, np.ndarray] = types.MappingProxyType({})
+    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Chooses the actions of one step.
+
+        Args:
+          time_step: a numpy `TimeStep` [B, ...].
+          policy_state: what `initial_state` or the last call returned; empty for a policy without one.
+
+        Returns:
+          The actions [B, ...] by name ('action' where the action spec is no nest), and the next policy state.
+
+        Raises:
+          grpc.RpcError: as the server says.
+        """
+        leaves = plain_nests.flat_dict(plain_nests.to_plain(time_step))
+        outputs, _ = self.predict({**leaves, **policy_state}, 'action')
+        state = {name: value for name, value in outputs.items() if name.startswith('policy_state')}
+        return {name: value for name, value in outputs.items() if name.startswith('action')}, state
+
+    def close(self) -> None:
+        self._channel.close()

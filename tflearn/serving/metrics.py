@@ -1,0 +1,80 @@
+"""Figures of a policy server for Prometheus."""
+
+from typing import Any
+
+from tflearn.errors import UserValueError
+from tflearn.serving.models import Models
+from tflearn.serving.protos import prometheus_client
+
+_LATENCY_SECS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+class ServingMetrics:
+    """Counts requests; tells which versions are served."""
+
+    def __init__(self, models: Models):
+        """
+        Args:
+          models: what is served.
+        """
+        self.registry = prometheus_client.CollectorRegistry()
+        self._models = models
+        self._http: Any = None
+        self._requests = prometheus_client.Counter(
+            'tflearn_requests', 'Answered requests by their gRPC status', ['method', 'code'], registry=self.registry
+        )
+        self._latency = prometheus_client.Histogram(
+            'tflearn_request_seconds',
+            'Time within the server',
+            ['method'],
+            registry=self.registry,
+            buckets=_LATENCY_SECS,
+        )
+        self._rows = prometheus_client.Histogram(
+            'tflearn_request_rows', 'Rows of a Predict request', ['model'], registry=self.registry, buckets=_ROWS
+        )
+        self._version = prometheus_client.Gauge(
+            'tflearn_served_version', 'Train step of the newest version served', ['model'], registry=self.registry
+        )
+        self._reloads = prometheus_client.Counter(
+            'tflearn_reloads', 'Times that a change of versions was taken over', registry=self.registry
+        )
+
+    def answered(self, method: str, code: str, secs: float) -> None:
+        """Counts one answer.
+
+        Args:
+          method: of gRPC, such as 'Predict'.
+          code: of gRPC, such as 'OK'.
+          secs: it took.
+        """
+        self._requests.labels(method, code).inc()
+        self._latency.labels(method).observe(secs)
+
+    def predicted(self, model: str, rows: int) -> None:
+        """Counts the rows of one request of a model that is served."""
+        self._rows.labels(model).observe(rows)
+
+    def reloaded(self) -> None:
+        """Takes in which versions are served now."""
+        self._reloads.inc()
+        for holder in self._models.holders:
+            if holder.ready:
+                self._version.labels(holder.name).set(holder.get().version)
+
+    def serve(self, host: str, port: int) -> None:
+        """Answers Prometheus at http://host:port/metrics, from a thread of its own, until `close`.
+
+        Raises:
+          ValueError: if the port cannot be listened on.
+        """
+        try:
+            self._http, _ = prometheus_client.start_http_server(port, host, self.registry)
+        except OSError as error:
+            raise UserValueError(f'got metrics port {host}:{port} ({error.strerror}); need a free one') from error
+
+    def close(self) -> None:
+        if self._http is not None:
+            self._http.shutdown()
+            self._http.server_close()

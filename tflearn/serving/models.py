@@ -1,0 +1,179 @@
+"""What is served: of each policy the newest version, or pinned ones; followed while requests are answered."""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+
+import tensorflow as tf
+from absl import logging
+
+from tflearn.policies import versions
+from tflearn.serving.served_version import ServedVersion
+
+
+class NotServed(LookupError):
+    """Nothing is served by that name or version; the message is for whoever asked."""
+
+
+@dataclasses.dataclass(frozen=True)
+class VersionStatus:
+    """How one version does; `error` says why it could not be loaded, else it is served."""
+
+    version: int
+    error: str | None = None
+
+
+class ModelHolder:
+    """The served versions of one policy.
+
+    `refresh` loads beside the requests and then changes one reference, so that a request sees the old version or the
+    new one, and nobody waits. An old version is unloaded when the last request that uses it is answered.
+    """
+
+    def __init__(
+        self, directory: pathlib.Path, load: Callable[[pathlib.Path], ServedVersion], pinned: Sequence[int] = ()
+    ):
+        """
+        Args:
+          directory: of the versions, which need not exist yet; its name is the model's.
+          load: loads the version at a path.
+          pinned: versions to serve; none serves the newest one.
+        """
+        self.name = directory.name
+        self._directory = directory
+        self._load = load
+        self._pinned = tuple(pinned)
+        self._served: Mapping[int, ServedVersion] = {}
+        self._identities: dict[int, tuple[int, int]] = {}
+        self._failed: dict[int, tuple[tuple[int, int], str]] = {}
+
+    def refresh(self) -> bool:
+        """Loads what is there and not loaded yet; says whether that changed anything. For one thread.
+
+        A version that cannot be loaded is logged once and passed over: what was served before still is.
+        """
+        changed = False
+        for version in self._pinned or tuple(reversed(versions.versions(self._directory))):
+            identity = self._identity(version)
+            if identity is None:  # pruned meanwhile, or a pinned one that is not there (yet)
+                continue
+            if identity == self._identities.get(version):
+                if self._pinned:
+                    continue
+                break
+            if self._failed.get(version, (None,))[0] != identity and self._take(version, identity):
+                changed = True
+                if not self._pinned:
+                    break
+        return changed
+
+    def get(self, version: int | None = None) -> ServedVersion:
+        """Returns the version, or the highest one that is served.
+
+        Raises:
+          NotServed: if there is none.
+        """
+        served = self._served  # one look: it may be replaced at any time
+        if version is None and served:
+            return served[max(served)]
+        if version is not None and version in served:
+            return served[version]
+        have = f'serves {sorted(served)}' if served else f'waits for a version in {self._directory}'
+        wanted = '' if version is None else f' version {version} of'
+        raise NotServed(f'got a request for{wanted} {self.name!r}, which {have}')
+
+    @property
+    def ready(self) -> bool:
+        """Says whether there is a version to answer with."""
+        return bool(self._served)
+
+    def statuses(self) -> list[VersionStatus]:
+        """Returns the versions that are served or could not be loaded, the newest first."""
+        failed = {version: VersionStatus(version, error) for version, (_, error) in self._failed.copy().items()}
+        served = {version: VersionStatus(version) for version in self._served}
+        return sorted({**failed, **served}.values(), key=lambda status: -status.version)
+
+    def _take(self, version: int, identity: tuple[int, int]) -> bool:
+        try:
+            loaded = self._load(self._directory / str(version))
+        except FileNotFoundError:
+            return False
+        except Exception as error:  # a damaged version must not end the service of a whole one
+            logging.error('%s: version %d is not served: %s', self.name, version, error)
+            self._failed[version] = (identity, str(error))
+            return False
+        self._served = {**self._served, version: loaded} if self._pinned else {version: loaded}
+        self._identities = {known: self._identities.get(known, identity) for known in self._served}
+        self._identities[version] = identity
+        self._failed.pop(version, None)
+        logging.info('%s: serves version %d', self.name, version)
+        return True
+
+    def _identity(self, version: int) -> tuple[int, int] | None:
+        """Tells apart two versions of one number: training that resumed earlier may export that step again."""
+        try:
+            # Not the metadata, which the evaluate job adds to.
+            found = (self._directory / str(version) / tf.saved_model.SAVED_MODEL_FILENAME_PB).stat()
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
+
+class Models:
+    """All policies that are served, by name."""
+
+    def __init__(
+        self,
+        root: pathlib.Path,
+        load: Callable[[pathlib.Path], ServedVersion],
+        names: Sequence[str] = (),
+        pinned: Sequence[int] = (),
+    ):
+        """
+        Args:
+          root: has a directory for each policy.
+          load: loads the version at a path.
+          names: policies to serve; none serves all that are there, and those that come.
+          pinned: versions to serve; none serves the newest one of each.
+        """
+        self._root = root
+        self._names = tuple(names)
+        self._make = lambda name: ModelHolder(root / name, load, pinned)
+        self._holders: dict[str, ModelHolder] = {name: self._make(name) for name in self._names}
+
+    def refresh(self) -> bool:
+        """Follows the directories; says whether anything changed. For one thread."""
+        found = [] if self._names else [path.name for path in _directories(self._root)]
+        new = {name: self._make(name) for name in found if name not in self._holders}
+        self._holders = {**self._holders, **new}
+        return sum(holder.refresh() for holder in self._holders.values()) > 0
+
+    def get(self, name: str) -> ModelHolder:
+        """Returns the policy.
+
+        Raises:
+          NotServed: if there is none of that name.
+        """
+        holder = self._holders.get(name)
+        if holder is None:
+            raise NotServed(f'got the model name {name!r}; need one of {sorted(self._holders)}')
+        return holder
+
+    @property
+    def missing(self) -> list[str]:
+        """What has to have a version and has none: of the policies that were named; where none was, 'any policy'."""
+        ready = {holder.name for holder in self.holders if holder.ready}
+        if self._names:
+            return [name for name in self._names if name not in ready]
+        return [] if ready else ['any policy']
+
+    @property
+    def holders(self) -> list[ModelHolder]:
+        return list(self._holders.values())
+
+
+def _directories(root: pathlib.Path) -> list[pathlib.Path]:
+    try:
+        return [path for path in root.iterdir() if path.is_dir() and not path.name.startswith('.')]
+    except FileNotFoundError:
+        return []

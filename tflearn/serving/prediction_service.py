@@ -1,0 +1,139 @@
+"""TensorFlow Serving's PredictionService and ModelService: bytes of a request -> message of the answer, or an error.
+
+Messages are parsed here rather than by gRPC, whose answer to bytes that are no message is not INVALID_ARGUMENT.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from tflearn.policies import signatures
+from tflearn.serving import tensor_protos
+from tflearn.serving.models import ModelHolder, Models
+from tflearn.serving.protos import get_model_metadata_pb2, get_model_status_pb2, predict_pb2
+from tflearn.serving.request_queue import Arrays, Calls
+from tflearn.serving.served_version import InvalidRequest, ServedVersion, Signature
+
+_SIGNATURES = 'signature_def'
+
+
+class PredictionService:
+    """The methods of both services, by their full gRPC names in `methods`."""
+
+    def __init__(
+        self, models: Models, calls: Calls, predicted: Callable[[str, int], object] = lambda model, rows: None
+    ):
+        """
+        Args:
+          models: what is served.
+          calls: compute the requests.
+          predicted: called with the model's name and the rows of each request that was computed.
+        """
+        self._models = models
+        self._calls = calls
+        self._predicted = predicted
+        self.methods: Mapping[str, Callable[[bytes], Awaitable[Any]]] = {
+            '/tensorflow.serving.PredictionService/Predict': self.predict,
+            '/tensorflow.serving.PredictionService/GetModelMetadata': self.get_model_metadata,
+            '/tensorflow.serving.ModelService/GetModelStatus': self.get_model_status,
+        }
+
+    async def predict(self, data: bytes) -> Any:
+        """Answers a PredictRequest by exactly one version, which the answer names.
+
+        Raises:
+          InvalidRequest: if it is malformed or does not fit the signature.
+          NotServed: if the model or the version is not served.
+          Overloaded: if too much waits.
+        """
+        request = _parse(predict_pb2.PredictRequest, data)
+        model = self._version(request.model_spec)
+        signature = model.signature(request.model_spec.signature_name or signatures.DEFAULT)
+        unknown = set(request.output_filter).difference(signature.outputs)
+        if unknown:
+            raise InvalidRequest(f'got output_filter {sorted(unknown)}; need some of {list(signature.outputs)}')
+        outputs, rows = await self._compute(signature, request.inputs)
+        response = predict_pb2.PredictResponse()
+        response.model_spec.name = request.model_spec.name
+        response.model_spec.version.value = model.version
+        response.model_spec.signature_name = signature.name
+        for name in request.output_filter or outputs:
+            if name not in response.outputs:  # the filter may name it twice
+                tensor_protos.fill(response.outputs[name], outputs[name])
+        if signature.batched:
+            self._predicted(request.model_spec.name, rows)
+        return response
+
+    async def _compute(self, signature: Signature, tensors: Mapping[str, Any]) -> tuple[Arrays, int]:
+        """Returns the outputs, by name, and the rows of the request."""
+        # A few bytes can say that they are a great tensor: all limits come before the values.
+        specs = {name: signature.spec_of(name) for name in tensors}
+        shapes = {name: tensor_protos.shape_of(name, tensors[name], len(spec.shape)) for name, spec in specs.items()}
+        signature.check(shapes)
+        rows = next(iter(shapes.values()))[0] if signature.batched else 1
+        self._calls.check_room(signature, rows)
+        arrays = {name: tensor_protos.to_array(name, tensors[name], spec.dtype) for name, spec in specs.items()}
+        return await self._calls.run(signature, arrays), rows
+
+    async def get_model_metadata(self, data: bytes) -> Any:
+        """Answers a GetModelMetadataRequest for the field 'signature_def', the only one there is.
+
+        Raises:
+          InvalidRequest: if it is malformed or asks for something else.
+          NotServed: if the model or the version is not served.
+        """
+        request = _parse(get_model_metadata_pb2.GetModelMetadataRequest, data)
+        if not request.metadata_field or set(request.metadata_field) != {_SIGNATURES}:
+            raise InvalidRequest(f'got metadata_field {list(request.metadata_field)}; need [{_SIGNATURES!r}]')
+        model = self._version(request.model_spec)
+        response = get_model_metadata_pb2.GetModelMetadataResponse()
+        response.model_spec.name = request.model_spec.name
+        response.model_spec.version.value = model.version
+        message = get_model_metadata_pb2.SignatureDefMap()
+        for name, definition in model.signature_defs.items():
+            message.signature_def[name].CopyFrom(definition)
+        response.metadata[_SIGNATURES].Pack(message)
+        return response
+
+    async def get_model_status(self, data: bytes) -> Any:
+        """Answers a GetModelStatusRequest.
+
+        Raises:
+          InvalidRequest: if it is malformed.
+          NotServed: if the model is not served, or the version is not known.
+        """
+        request = _parse(get_model_status_pb2.GetModelStatusRequest, data)
+        holder, wanted = self._holder(request.model_spec)
+        states = get_model_status_pb2.ModelVersionStatus
+        response = get_model_status_pb2.GetModelStatusResponse()
+        for known in holder.statuses():
+            if wanted not in (None, known.version):
+                continue
+            status = response.model_version_status.add(version=known.version)
+            status.state = states.AVAILABLE if known.error is None else states.END
+            if known.error is not None:
+                status.status.error_code, status.status.error_message = 3, known.error  # INVALID_ARGUMENT
+        if not response.model_version_status:
+            holder.get(wanted)
+        return response
+
+    def _holder(self, spec: Any) -> tuple[ModelHolder, int | None]:
+        if not spec.name:
+            raise InvalidRequest('got no model_spec.name; need the name of a model')
+        if spec.version_label:
+            raise InvalidRequest(
+                'got a version_label; need a version number, or none for the newest; there are no labels'
+            )
+        return self._models.get(spec.name), spec.version.value if spec.HasField('version') else None
+
+    def _version(self, spec: Any) -> ServedVersion:
+        holder, version = self._holder(spec)
+        return holder.get(version)
+
+
+def _parse(message: Any, data: bytes) -> Any:
+    try:
+        return message.FromString(data)
+    except DecodeError as error:
+        raise InvalidRequest(f'got {len(data)} bytes that are no {message.DESCRIPTOR.name} ({error})') from error

@@ -1,0 +1,189 @@
+"""ServedPolicy: a policy that a server computes, for those who act in environments."""
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+import tensorflow as tf
+from tf_agents.trajectories import policy_step
+from tf_agents.trajectories import time_step as ts
+
+from tflearn.policies import plain_nests, signatures
+from tflearn.policies.loader import VersionGone
+from tflearn.serving.client import CHANNEL_OPTIONS, PolicyClient
+from tflearn.serving.protos import (
+    get_model_metadata_pb2,
+    get_model_status_pb2,
+    grpc,
+    model_service_pb2_grpc,
+    prediction_service_pb2_grpc,
+)
+from tflearn.types import check_batch
+from tflearn.waiting import wait_until
+
+_Answer = TypeVar('_Answer')
+
+_CALL_SECS = 10.0
+# What is said of a server that is starting, or starts anew, or has too much to do for a while. NOT_FOUND is final where
+# one version is asked for by its number.
+_COMES = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+)
+
+
+class ServedPolicy:
+    """Has TensorFlow Serving, or `tflearn-serve`, choose the actions.
+
+    It waits for a server that is away for a while, or has too much to do.
+
+    The policy state goes to the server and comes back with each step.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        model: str,
+        like: Any,
+        version: int | None = None,
+        timeout_secs: float = 60.0,
+        stop: threading.Event | None = None,
+    ):
+        """Connects to nobody yet.
+
+        Args:
+          address: 'host:port' of the server.
+          model: name of the policy there.
+          like: has the specs of what it is asked and answers: `time_step_spec`, `action_spec`, `policy_state_spec`,
+            `info_spec`, as the TF-Agents policy that was exported has them.
+          version: that is to act; None is the newest, at each step.
+          timeout_secs: how long to wait for a server.
+          stop: ends a wait when set.
+        """
+        self.time_step_spec = like.time_step_spec
+        self._what = f'the policy {model!r} served at {address}'
+        self._model, self._version = model, version
+        self._like = like
+        self._timeout_secs, self._stop = timeout_secs, stop
+        self._client = PolicyClient(address, model, version, _CALL_SECS)
+
+    def initial_state(self, batch_size: int) -> Any:
+        """Returns the policy state with which `batch_size` episodes start; () for a policy without one."""
+        if not tf.nest.flatten(self._like.policy_state_spec):
+            return ()
+        return self._nest('policy_state', self._ask(lambda: self._client.initial_state(batch_size)))
+
+    def action(self, time_step: ts.TimeStep, policy_state: Any) -> tuple[Any, Any]:
+        """Returns (action, policy state) for time steps [B] of numpy arrays."""
+        step = self.step(time_step, policy_state)
+        return step.action, step.state
+
+    def step(self, time_step: ts.TimeStep, policy_state: Any) -> policy_step.PolicyStep:
+        """Acts on time steps [B] of numpy arrays; all that it returns is numpy too.
+
+        Raises:
+          VersionGone: if the version is not served any more.
+          TimeoutError: if there was no server for too long, or one that had too much to do.
+          grpc.RpcError: what the server says else.
+        """
+        inputs = plain_nests.flat_dict(plain_nests.to_plain(time_step))
+        inputs |= plain_nests.flat_dict({'policy_state': plain_nests.to_plain(policy_state)})
+        outputs, _ = self._ask(lambda: self._client.predict(inputs, 'action'))
+        return policy_step.PolicyStep(*(self._nest(name, outputs) for name in ('action', 'policy_state', 'info')))
+
+    def check(self, time_step: ts.TimeStep) -> None:
+        """Checks that time steps [B] are what the policy takes.
+
+        Raises:
+          ValueError: naming the leaf that differs.
+        """
+        check_batch(time_step, self.time_step_spec, len(time_step.step_type), 'time step')
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._client.close()
+
+    def _nest(self, name: str, outputs: Mapping[str, np.ndarray]) -> Any:
+        spec = getattr(self._like, f'{name}_spec')
+        plain = plain_nests.to_plain(spec)
+        leaves = [outputs[leaf] for leaf, _ in plain_nests.flat(plain, name)]
+        return plain_nests.from_plain(tf.nest.pack_sequence_as(plain, leaves), spec)
+
+    def _ask(self, call: Callable[[], _Answer]) -> _Answer:
+        said = ''
+
+        def answer() -> tuple[_Answer] | None:
+            nonlocal said
+            try:
+                return (call(),)
+            except grpc.RpcError as error:
+                if error.code() == grpc.StatusCode.NOT_FOUND and self._version is not None:
+                    raise VersionGone(f'got no version {self._version} of {self._what} any more') from error
+                if error.code() in _COMES:
+                    said = f' ({error.code().name}: {error.details()})'
+                    return None
+                raise
+
+        return wait_until(answer, lambda: self._what + said, self._timeout_secs, self._stop)[0]
+
+
+class ServedModel:
+    """What a server says of one of its models."""
+
+    def __init__(self, address: str, model: str):
+        """Connects to nobody yet.
+
+        Args:
+          address: 'host:port' of the server.
+          model: name of the policy there.
+        """
+        self._channel = grpc.insecure_channel(address, CHANNEL_OPTIONS)
+        self._model = model
+
+    def newest_version(self) -> int | None:
+        """Returns the newest version that is served; None if there is none, or no server with time for it."""
+        request = get_model_status_pb2.GetModelStatusRequest()
+        request.model_spec.name = self._model
+        try:
+            response = model_service_pb2_grpc.ModelServiceStub(self._channel).GetModelStatus(request, _CALL_SECS)
+        except grpc.RpcError as error:
+            if error.code() in _COMES:
+                return None
+            raise
+        available = get_model_status_pb2.ModelVersionStatus.AVAILABLE
+        served = [status.version for status in response.model_version_status if status.state == available]
+        return max(served, default=None)
+
+    def state_spec(self, version: int) -> Any:
+        """Returns the spec of a version's policy state: () for a policy without one, a spec, or a dict of specs.
+
+        Raises:
+          VersionGone: if the version is not served any more.
+        """
+        request = get_model_metadata_pb2.GetModelMetadataRequest()
+        request.model_spec.name, request.model_spec.version.value = self._model, version
+        request.metadata_field.append('signature_def')
+        stub = prediction_service_pb2_grpc.PredictionServiceStub(self._channel)
+        try:
+            response = stub.GetModelMetadata(request, _CALL_SECS)
+        except grpc.RpcError as error:
+            raise VersionGone(f'got no version {version} of {self._model!r} any more') from error
+        definitions = get_model_metadata_pb2.SignatureDefMap()
+        response.metadata['signature_def'].Unpack(definitions)
+        leaves = {
+            name.removeprefix('policy_state').removeprefix('_'): tf.TensorSpec(
+                [None if dimension.size < 0 else dimension.size for dimension in info.tensor_shape.dim[1:]],
+                tf.dtypes.as_dtype(info.dtype),
+                name,
+            )
+            for name, info in definitions.signature_def[signatures.DEFAULT].inputs.items()
+            if name.startswith('policy_state')
+        }
+        return leaves.get('', leaves or ())
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._channel.close()

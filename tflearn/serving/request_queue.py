@@ -1,0 +1,166 @@
+"""Requests on an event loop, computed by a few threads: those that wait for a thread together go as one call.
+
+A thread for each request would spend most of its time on waking up. What a call holds is put into batches with other
+calls by TensorFlow's own operation (`batching`).
+"""
+
+import asyncio
+import dataclasses
+from collections.abc import Mapping, Sequence
+from concurrent import futures
+
+import numpy as np
+import tensorflow as tf
+
+from tflearn.serving.served_version import Signature
+
+Arrays = Mapping[str, np.ndarray]
+
+
+class Overloaded(RuntimeError):
+    """More waits than may; the message is for whoever asked."""
+
+
+@dataclasses.dataclass(eq=False)
+class _Request:
+    inputs: Arrays
+    rows: int
+    answer: asyncio.Future[Arrays]
+
+
+class _Queue:
+    """Requests that wait, in order of their arrival, and how many rows they have."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self._requests: dict[_Request, None] = {}
+
+    def add(self, request: _Request) -> None:
+        self._requests[request] = None
+        self.rows += request.rows
+
+    def remove(self, request: _Request) -> None:
+        """Removes a request, unless it was taken."""
+        if request in self._requests:
+            del self._requests[request]
+            self.rows -= request.rows
+
+    def take(self, max_rows: int) -> list[_Request]:
+        """Takes what one call may hold, at least one request, and drops those for which nobody waits any more."""
+        taken: list[_Request] = []
+        rows = 0
+        for request in list(self._requests):
+            cancelled = request.answer.done()
+            if not cancelled and taken and rows + request.rows > max_rows:
+                break
+            self.remove(request)
+            if not cancelled:
+                taken.append(request)
+                rows += request.rows
+        return taken
+
+
+class Calls:
+    """Computes requests in order of their arrival, those of one signature together."""
+
+    def __init__(self, num_threads: int):
+        """
+        Args:
+          num_threads: calls at the same time.
+        """
+        self._pool = futures.ThreadPoolExecutor(num_threads, 'policy_server')
+        self._idle = num_threads
+        self._due = False  # a start
+        self._waiting: dict[Signature, _Queue] = {}
+
+    async def run(self, signature: Signature, inputs: Arrays) -> Arrays:
+        """Computes the outputs, by name.
+
+        A request whose task is cancelled before its turn is not computed, and no longer counts as waiting.
+
+        Args:
+          signature: to be computed.
+          inputs: as `signature.run` takes them.
+
+        Raises:
+          Overloaded: if too much waits.
+          InvalidRequest: as `signature.run`.
+          tf.errors.InvalidArgumentError: if the policy cannot compute these values.
+        """
+        queue = self._waiting.get(signature) or _Queue()
+        rows = next(iter(inputs.values())).shape[0] if signature.batched else 1
+        self.check_room(signature, rows)
+        request = _Request(inputs, rows, asyncio.get_running_loop().create_future())
+        queue.add(request)
+        self._waiting[signature] = queue
+        if not self._due:  # after all requests that have come by now
+            self._due = True
+            asyncio.get_running_loop().call_soon(self._start)
+        try:
+            return await request.answer
+        finally:
+            queue.remove(request)
+
+    def check_room(self, signature: Signature, rows: int) -> None:
+        """Checks that so many more rows may wait.
+
+        Raises:
+          Overloaded: if not.
+        """
+        waiting = self._waiting[signature].rows if signature in self._waiting else 0
+        if waiting + rows > signature.max_waiting_rows:
+            raise Overloaded(f'got {rows} rows, and {waiting} wait already; send less at a time, or try again later')
+
+    def close(self) -> None:
+        """Computes nothing more."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _start(self) -> None:
+        self._due = False
+        while self._idle and self._waiting:
+            signature = next(iter(self._waiting))
+            queue = self._waiting.pop(signature)
+            requests = queue.take(signature.rows_per_call)
+            if queue.rows:
+                self._waiting[signature] = queue  # behind the other signatures
+            if requests:
+                self._idle -= 1
+                self._pool.submit(self._compute, asyncio.get_running_loop(), signature, requests)
+
+    def _compute(self, loop: asyncio.AbstractEventLoop, signature: Signature, requests: list[_Request]) -> None:
+        loop.call_soon_threadsafe(self._finish, requests, _results(signature, requests))
+
+    def _finish(self, requests: list[_Request], results: Sequence[Arrays | Exception]) -> None:
+        self._idle += 1
+        for request, result in zip(requests, results, strict=True):
+            if request.answer.done():  # nobody waits any more
+                continue
+            if isinstance(result, Exception):
+                request.answer.set_exception(result)
+            else:
+                request.answer.set_result(result)
+        self._start()
+
+
+def _results(signature: Signature, requests: list[_Request]) -> Sequence[Arrays | Exception]:
+    try:
+        if len(requests) == 1:
+            return [signature.run(requests[0].inputs)]
+        names = requests[0].inputs
+        outputs = signature.run({name: np.concatenate([each.inputs[name] for each in requests]) for name in names})
+        ends = np.cumsum([request.rows for request in requests]).tolist()
+        return [
+            {name: output[end - request.rows : end] for name, output in outputs.items()}
+            for end, request in zip(ends, requests, strict=True)
+        ]
+    except tf.errors.InvalidArgumentError:  # by values of one request, which must not harm those beside it
+        return [_alone(signature, request.inputs) for request in requests]
+    except Exception as error:
+        return [error] * len(requests)
+
+
+def _alone(signature: Signature, inputs: Arrays) -> Arrays | Exception:
+    try:
+        return signature.run(inputs, alone=True)
+    except Exception as error:
+        return error

@@ -1,0 +1,127 @@
+"""Arrays as TensorFlow's TensorProto and back. What comes from outside is checked before memory is spent on it."""
+
+import math
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tflearn.serving.served_version import InvalidRequest
+
+# The field of each dtype, and what numpy reads it as: of mixed integers it would make floats.
+_FIELDS = {
+    **dict.fromkeys((tf.int8, tf.int16, tf.int32, tf.uint8, tf.uint16), 'int_val'),
+    **dict.fromkeys((tf.float16, tf.bfloat16), 'half_val'),
+    tf.float32: 'float_val',
+    tf.float64: 'double_val',
+    tf.int64: 'int64_val',
+    tf.uint32: 'uint32_val',
+    tf.uint64: 'uint64_val',
+    tf.bool: 'bool_val',
+}
+_READ_AS = {
+    'int_val': np.int32,
+    'half_val': np.int32,
+    'float_val': np.float32,
+    'double_val': np.float64,
+    'int64_val': np.int64,
+    'uint32_val': np.uint32,
+    'uint64_val': np.uint64,
+    'bool_val': np.bool_,
+}
+
+
+def shape_of(name: str, proto: Any, rank: int | None = None) -> tuple[int, ...]:
+    """Returns the shape of a TensorProto.
+
+    Args:
+      name: of the tensor, for errors.
+      proto: a TensorProto.
+      rank: number of dimensions that it has to have, which is checked before any is read; None takes any.
+
+    Raises:
+      InvalidRequest: if it has none, or one of another rank.
+    """
+    if rank is not None and len(proto.tensor_shape.dim) != rank:
+        raise InvalidRequest(f'got {name} of rank {len(proto.tensor_shape.dim)}; need rank {rank}')
+    shape = tuple(dim.size for dim in proto.tensor_shape.dim)
+    if proto.tensor_shape.unknown_rank or any(size < 0 for size in shape):
+        raise InvalidRequest(f'got {name} of an unknown shape; need a tensor_shape with all sizes')
+    return shape
+
+
+def to_array(name: str, proto: Any, dtype: tf.DType) -> np.ndarray:
+    """Returns the values of a TensorProto whose shape was checked.
+
+    Args:
+      name: of the tensor, for errors.
+      proto: a TensorProto with tensor_content or values; the last value stands for all that are left out.
+      dtype: that it has to have.
+
+    Raises:
+      InvalidRequest: if dtype or number of values are not right.
+    """
+    if proto.dtype != dtype.as_datatype_enum:
+        raise InvalidRequest(f'got {name} of {_dtype_name(proto.dtype)}; need {dtype.name}')
+    if dtype not in _FIELDS:
+        raise InvalidRequest(f'got {name} of {dtype.name}; need numbers')
+    shape = shape_of(name, proto)
+    count = math.prod(shape)
+    wanted = np.dtype(dtype.as_numpy_dtype)
+    if proto.tensor_content:
+        if len(proto.tensor_content) != count * wanted.itemsize:
+            raise InvalidRequest(
+                f'got {name} with {len(proto.tensor_content)} bytes of tensor_content; need {count * wanted.itemsize} '
+                f'for {list(shape)} of {dtype.name}'
+            )
+        stored = np.frombuffer(proto.tensor_content, np.uint8 if dtype == tf.bool else wanted).reshape(shape)
+        return stored != 0 if dtype == tf.bool else stored
+    given = getattr(proto, _FIELDS[dtype])
+    if not (0 < len(given) <= count or len(given) == count):
+        raise InvalidRequest(f'got {name} with {len(given)} values in {_FIELDS[dtype]}; need {count} for {list(shape)}')
+    values = np.array(given, _READ_AS[_FIELDS[dtype]])
+    array = np.full(count, values[-1:] if count else 0, values.dtype)
+    array[: len(values)] = values
+    return _cast(name, array, dtype).reshape(shape)
+
+
+def fill(proto: Any, array: np.ndarray, content: bool = False) -> None:
+    """Writes an array into an empty TensorProto.
+
+    Args:
+      proto: the TensorProto.
+      array: numbers.
+      content: as tensor_content, which is faster for many; else as values, as TensorFlow Serving answers.
+    """
+    dtype = tf.as_dtype(array.dtype)
+    proto.dtype = dtype.as_datatype_enum
+    for size in array.shape:
+        proto.tensor_shape.dim.add().size = size
+    if content and array.size:
+        proto.tensor_content = array.tobytes()
+        return
+    values = array.view(np.uint16) if _FIELDS[dtype] == 'half_val' else array
+    getattr(proto, _FIELDS[dtype]).extend(values.ravel().tolist())
+
+
+def _cast(name: str, array: np.ndarray, dtype: tf.DType) -> np.ndarray:
+    wanted = dtype.as_numpy_dtype
+    if _FIELDS[dtype] == 'half_val':  # the field holds their bits
+        _check_range(name, array, np.uint16)
+        return array.astype(np.uint16).view(wanted)
+    if dtype.is_integer and array.size:
+        _check_range(name, array, wanted)
+    return array.astype(wanted)
+
+
+def _check_range(name: str, array: np.ndarray, wanted: Any) -> None:
+    limits = np.iinfo(wanted)
+    if array.size and not limits.min <= array.min() <= array.max() <= limits.max:
+        raise InvalidRequest(f'got {name} with values from {array.min()} to {array.max()}; need {limits.dtype.name}')
+
+
+def _dtype_name(number: int) -> str:
+    try:
+        return tf.as_dtype(number).name
+    except TypeError:
+        return f'the unknown dtype {number}'

@@ -1,0 +1,136 @@
+"""Publisher: pushes the policy's variables, off the training thread."""
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import reverb
+import tensorflow as tf
+from absl import logging
+
+from tflearn.finite import FiniteCheck
+from tflearn.waiting import listens
+from tflearn.weights import contract
+
+_FLUSH_TIMEOUT_MS = 5_000
+_LOOK_SECS = 3.0
+
+
+class Publisher:
+    """Publishes the variables of a policy under rising versions."""
+
+    def __init__(self, address: str, variables: Sequence[tf.Variable]):
+        """Starts the sending thread; nothing is published yet.
+
+        Args:
+          address: the replay server, 'host:port'. It must be there.
+          variables: of the policy that the actors run.
+
+        Raises:
+          ValueError: if the server's table is made for other variables.
+        """
+        self._variables = list(variables)
+        self._columns = contract.signature(self._variables)
+        self._check_finite = FiniteCheck(self._weights())
+        contract.check_server(address, self._columns)
+        self._address = address
+        # Only the newest publication matters: one that waits is replaced by the next.
+        self._newest: dict[str, Any] | None = None
+        self._sent: dict[str, Any] | None = None
+        self._wake, self._closing, self._given_up = threading.Event(), threading.Event(), threading.Event()
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name='publisher', daemon=True)
+        self._thread.start()
+
+    def newest_version(self) -> int:
+        """Returns the policy version that actors see now; 0 if there is none."""
+        counts = contract.counts(self._address)
+        there = counts is not None and counts[0] > 0
+        data = contract.fetch(self._address, contract.dataset(self._address, self._columns)) if there else None
+        return 0 if data is None else int(data['policy_version'])
+
+    def publish(self, train_step: int, policy_version: int, env_steps: int, finished: bool = False) -> None:
+        """Takes a snapshot of the variables and has it sent.
+
+        Weights that are not finite are not sent: it logs an error, and those of the publication before are sent again,
+        under the new version, since collectors may wait for it.
+
+        Args:
+          train_step: of the weights.
+          policy_version: of the weights.
+          env_steps: of the run so far.
+          finished: tells the actors that training is over.
+
+        Raises:
+          RuntimeError: if the thread that sends has failed.
+        """
+        if self._error:
+            raise RuntimeError('got a failed thread that publishes weights') from self._error
+        counters = {
+            'train_step': np.int64(train_step),
+            'policy_version': np.int64(policy_version),
+            'env_steps': np.int64(env_steps),
+            'finished': np.bool_(finished),
+            'published_at': np.int64(time.time_ns() // 1000),
+        }
+        weights = self._weights()
+        try:
+            self._check_finite(weights, f'weights at train step {train_step}')
+            self._newest = dict(zip(self._columns, [*counters.values(), *weights.values()], strict=True))
+        except FloatingPointError as error:
+            logging.error('did not publish the weights of version %d: %s', policy_version, error)
+            if self._newest is not None:
+                self._newest = {**self._newest, **counters}
+        self._wake.set()
+
+    def _weights(self) -> dict[str, np.ndarray]:
+        return {f'{variable.name} ({i})': variable.numpy() for i, variable in enumerate(self._variables)}
+
+    def _run(self) -> None:
+        try:
+            self._send_all()
+        except Exception as error:  # the next publication raises it
+            logging.exception('can publish no more weights to %s', self._address)
+            self._error = error
+
+    def _send_all(self) -> None:
+        """Sends the newest publication until it is there, and again when a restarted server has none."""
+        while not (self._given_up.is_set() or (self._closing.is_set() and self._sent is self._newest)):
+            self._wake.wait(_LOOK_SECS)
+            self._wake.clear()
+            newest = self._newest
+            if newest is None or (newest is self._sent and not self._is_lost()):
+                continue
+            try:
+                self._send(newest)
+                self._sent = newest
+            except (reverb.ReverbError, RuntimeError) as error:
+                # Actors go on with older weights until the server is back.
+                version = newest['policy_version']
+                logging.warning('could not publish version %d to %s: %s', version, self._address, error)
+
+    def _is_lost(self) -> bool:
+        """Says whether the server is there and has no publication: it was restarted."""
+        counts = contract.counts(self._address)
+        return counts is not None and counts[0] == 0
+
+    def _send(self, publication: dict[str, Any]) -> None:
+        if not listens(self._address):
+            raise RuntimeError('nobody listens there')
+        # Validation asks the server for its signatures first, without a deadline; they were checked at the start.
+        writer = reverb.Client(self._address).trajectory_writer(num_keep_alive_refs=1, validate_items=False)
+        writer.append(publication)
+        item = {name: writer.history[name][-1] for name in publication}
+        writer.create_item(contract.VARIABLES, 1.0, item)
+        writer.flush(timeout_ms=_FLUSH_TIMEOUT_MS)
+
+    def close(self, timeout_secs: float = 15.0) -> None:
+        """Sends what waits, then ends the thread; says so when the server did not take it in time."""
+        self._closing.set()
+        self._wake.set()
+        self._thread.join(timeout_secs)
+        self._given_up.set()
+        if self._sent is not self._newest:
+            logging.error('gave up publishing the last weights to %s', self._address)

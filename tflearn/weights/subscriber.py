@@ -1,0 +1,120 @@
+"""Subscriber: pulls published weights into live variables."""
+
+import dataclasses
+import threading
+from collections.abc import Sequence
+
+import tensorflow as tf
+from absl import logging
+
+from tflearn.waiting import wait_until
+from tflearn.weights import contract
+
+_CLOSE_SECS = 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Publication:
+    """The counters of a publication; before the first one all are zero.
+
+    Attributes:
+      train_step: gradient steps behind the weights.
+      policy_version: counts publications of the run.
+      env_steps: of the run when it was published.
+      finished: training is over.
+      published_at: microseconds since 1970.
+    """
+
+    train_step: int = 0
+    policy_version: int = 0
+    env_steps: int = 0
+    finished: bool = False
+    published_at: int = 0
+
+
+class Subscriber:
+    """Keeps a policy's variables at the newest published version.
+
+    A thread looks for new publications, since Reverb waits for ever for a server that is away; whoever acts assigns
+    what was found between two steps.
+    """
+
+    def __init__(
+        self, address: str, variables: Sequence[tf.Variable], train_step: tf.Variable, interval_secs: float = 0.5
+    ):
+        """Checks the contract, and starts to look.
+
+        Args:
+          address: the replay server, 'host:port'. It must be there.
+          variables: of the policy that acts, in the order of the publisher's.
+          train_step: is set to the published one, for schedules.
+          interval_secs: seconds between two looks.
+
+        Raises:
+          ValueError: if the server's table is made for other variables.
+        """
+        self._variables = [*variables]
+        self._train_step = train_step
+        self._address = address
+        self._columns = contract.signature(self._variables)
+        contract.check_server(address, self._columns)
+        self.newest = Publication()
+        self._found: list[dict[str, tf.Tensor]] = []
+        self._closed, self._news = threading.Event(), threading.Event()
+        arguments = (contract.dataset(address, self._columns), interval_secs)
+        self._thread = threading.Thread(target=self._look, args=arguments, name='subscriber', daemon=True)
+        self._thread.start()
+
+    def pull(self) -> bool:
+        """Assigns the newest publication that was found, if it is a new one. Never waits.
+
+        Returns:
+          True when the variables changed.
+        """
+        self._news.clear()  # before the look: what is found after it sets it again
+        if not self._found:
+            return False
+        data = self._found.pop()
+        counters = {name: data[name].numpy().item() for name in contract.COUNTERS}
+        for i, variable in enumerate(self._variables):
+            variable.assign(data[contract.column(i)])
+        self._train_step.assign(counters['train_step'])
+        self.newest = Publication(**counters)
+        return True
+
+    def wait(self, timeout_secs: float, stop: threading.Event | None = None) -> None:
+        """Waits for the first publication of a learner that still trains.
+
+        Raises:
+          TimeoutError: if no learner publishes in time.
+          Stopped: when `stop` was set.
+        """
+        what = f'weights from a learner that trains, through the replay server at {self._address}'
+        wait_until(lambda: self.pull() and not self.newest.finished, what, timeout_secs, stop)
+
+    def wait_for_next(self, secs: float) -> None:
+        """Waits until there is a publication to pull, for so long at most."""
+        self._news.wait(secs)
+
+    def close(self) -> None:
+        """Ends the looking. A look at a server that is going away may never end: it is left to itself."""
+        self._closed.set()
+        self._thread.join(_CLOSE_SECS)
+
+    def _look(self, publications: tf.data.Dataset, interval_secs: float) -> None:
+        seen = published_at = None
+        while not self._closed.is_set():
+            data = None
+            try:
+                # To ask whether there is something new takes a tenth of the time that it takes to fetch it.
+                counts = contract.counts(self._address)
+                if counts and counts != seen:
+                    data = contract.fetch(self._address, publications)
+                seen = counts if data is not None or counts == seen else None
+            except Exception:  # a collector must not act on old weights for ever because this thread died
+                logging.exception('could not read weights from %s', self._address)
+            if data is not None and int(data['published_at']) != published_at:
+                published_at = int(data['published_at'])
+                self._found[:] = [data]
+                self._news.set()
+            self._closed.wait(interval_secs)
