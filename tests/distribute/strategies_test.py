@@ -112,8 +112,8 @@ def _tf_config(size, index=0):
 
 def test_threads_are_limited_before_tensorflow_runs():
     program = (
-        'import tensorflow as tf; from tflearn.learner import strategies; strategies.use_threads(1); tf.constant(1); '
-        'print(tf.config.threading.get_inter_op_parallelism_threads()); strategies.use_threads(None); '
+        'import tensorflow as tf; from tflearn.distribute import strategies; strategies.use_threads(1); '
+        'tf.constant(1); print(tf.config.threading.get_inter_op_parallelism_threads()); strategies.use_threads(None); '
         'strategies.use_threads(2)'
     )
     result = _in_a_process_of_its_own(program)
@@ -133,7 +133,7 @@ def test_multi_worker_made_too_late():
     program = """
 import tensorflow as tf
 tf.constant(1.0) + 1.0
-from tflearn.learner import strategies
+from tflearn.distribute import strategies
 strategies.make('multi_worker')
 """
     done = _in_a_process_of_its_own(program, TF_CONFIG=_tf_config(1))
@@ -146,7 +146,7 @@ def test_a_cluster_of_one_keeps_the_handler_of_sigterm():
 import os, signal, threading
 received = threading.Event()
 signal.signal(signal.SIGTERM, lambda *_: received.set())
-from tflearn.learner import strategies
+from tflearn.distribute import strategies
 strategy = strategies.make('multi_worker')
 print(strategies.layout(strategy))
 os.kill(os.getpid(), signal.SIGTERM)
@@ -163,7 +163,7 @@ def test_the_wait_for_the_other_workers_has_a_deadline():
     program = """
 from absl import logging
 logging.set_verbosity(logging.INFO)
-from tflearn.learner import strategies
+from tflearn.distribute import strategies
 strategies.make('multi_worker', timeout_secs=3)
 """
     done = _in_a_process_of_its_own(program, TF_CONFIG=_tf_config(2))

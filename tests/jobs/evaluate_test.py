@@ -15,6 +15,7 @@ from tflearn.jobs.evaluate_settings import EvaluateOptions
 from tflearn.policies import versions
 from tflearn.policies.exporter import PolicyExporter
 from tflearn.run_dir import RunDir, read_json, write_json
+from tflearn.types import specs_of
 from tflearn.waiting import wait_until
 
 make_cart_pole = functools.partial(gymnasium_env.make, 'CartPole-v1')
@@ -30,7 +31,7 @@ class Run:
 
     def __init__(self, root):
         self.dir = RunDir(root)
-        specs = fakes.specs.specs_of(make_cart_pole)
+        specs = specs_of(make_cart_pole)
         self.linear = example_policies.Linear(specs.observation, specs.action)
         self.exporter = PolicyExporter(self.linear.policy, self.dir.greedy_policy, keep_last=2)
         self.stop = threading.Event()
@@ -99,7 +100,13 @@ def test_a_run_ends_with_its_last_policy(run):
     assert read_json(run.dir.done) == {
         **RESULT,
         'policy': 'policies/greedy_policy/9',
-        'evaluation': {'train_step': 9, 'mean_return': 500.0, 'num_episodes': 4, 'returns': [500.0] * 4},
+        'evaluation': {
+            'train_step': 9,
+            'env_steps': 90,
+            'mean_return': 500.0,
+            'num_episodes': 4,
+            'returns': [500.0] * 4,
+        },
         'best_policy': 'policies/greedy_policy/9',
     }
     status = read_json(run.dir.status('evaluate'))
@@ -188,7 +195,7 @@ def test_a_target_that_was_reached_by_luck_does_not(tmp_path):
 
 def test_a_job_that_was_killed_after_its_request_finishes_the_run(run):
     run.export(3, BALANCES)
-    evaluation = {'train_step': 3, 'mean_return': 499.0, 'num_episodes': 1, 'returns': [499.0]}
+    evaluation = {'train_step': 3, 'env_steps': 30, 'mean_return': 499.0, 'num_episodes': 1, 'returns': [499.0]}
     write_json(run.dir.stop_request, {'reason': 'target_return 475 reached', 'evaluation': evaluation})
     write_json(run.dir.train_result, RESULT)
     run.start(target_return=475.0)

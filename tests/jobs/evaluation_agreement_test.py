@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import fakes
 from tests.testing import example_policies
 from tflearn.environments import gymnasium_env
 from tflearn.jobs.evaluate import evaluate
 from tflearn.policies.exporter import PolicyExporter
 from tflearn.run_dir import RunDir, write_json
+from tflearn.types import specs_of
 
 NUM_EPISODES = 200
 NUM_ENVIRONMENTS = 16
@@ -42,7 +42,7 @@ def returns_of_a_plain_loop(path, num_episodes, seed):
 def test_the_returns_are_those_of_a_plain_loop(tmp_path):
     run_dir = RunDir(tmp_path)
     make = functools.partial(gymnasium_env.make, 'CartPole-v1', vectorization='in_process')
-    specs = fakes.specs.specs_of(make)
+    specs = specs_of(make)
     linear = example_policies.Linear(specs.observation, specs.action)
     linear.set((0.0, 0.0, 1.0, 0.0))  # looks at the angle only: falls after some 40 steps, now sooner, now later
     path = PolicyExporter(linear.policy, run_dir.greedy_policy).export(1, {'env_steps': 2})

@@ -14,13 +14,13 @@ import pytest
 pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
 
 import scripts
-from tests import fakes
 from tests.testing import example_policies, served_policies
 from tflearn.environments import gymnasium_env
 from tflearn.launch.local import free_port
 from tflearn.policies.exporter import PolicyExporter
 from tflearn.run_dir import RunDir, read_json, write_json
 from tflearn.serving.client import PolicyClient
+from tflearn.types import specs_of
 from tflearn.waiting import wait_until
 
 CHECKOUT = pathlib.Path(scripts.__path__[0]).parent
@@ -108,7 +108,7 @@ def test_reloads_under_load_take_no_memory(tmp_path):
 @pytest.mark.slow
 def test_evaluations_take_no_memory(tmp_path):
     run_dir = RunDir(tmp_path)
-    specs = fakes.specs.specs_of(lambda **arguments: gymnasium_env.make('CartPole-v1', **arguments))
+    specs = specs_of(lambda **arguments: gymnasium_env.make('CartPole-v1', **arguments))
     linear = example_policies.Linear(specs.observation, specs.action)
     exporter = PolicyExporter(linear.policy, run_dir.greedy_policy, keep_last=NUM_POLICIES)
     for step in range(NUM_POLICIES):

@@ -279,12 +279,12 @@ class _Evaluation:
                 f'got a train job that finished without a policy in {self._source.directory}; need one to evaluate'
             )
         self._report.draw()
-        keys = ('train_step', 'mean_return', 'num_episodes', 'returns')
+        keys = ('train_step', 'env_steps', 'mean_return', 'num_episodes', 'returns')
         done = {
             'reason': request['reason'] if request else result['reason'],
             **{key: result[key] for key in ('train_step', 'env_steps', 'seconds')},
             'policy': str(self._version(evaluation).relative_to(self._run_dir.root)),
-            'evaluation': {key: evaluation[key] for key in keys},
+            'evaluation': {key: evaluation.get(key) for key in keys},
             'best_policy': self._best_policy(),
         }
         write_json(self._run_dir.done, done)
