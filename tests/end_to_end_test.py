@@ -180,7 +180,7 @@ def check_policy(run_dir: RunDir, folder: pathlib.Path) -> None:
     """Checks that the exported policy acts, without us, as the agent in the checkpoint does."""
     observations = np.random.default_rng(0).normal(size=(2, 64, 4)).astype(np.float32)
     policy = run_dir.greedy_policy / str(NUM_TRAIN_STEPS)
-    actions = results.actions_of_a_stranger(policy, observations, folder)
+    actions = results.actions_of_standalone_program(policy, observations, folder)
     live = results.actions_of_the_checkpoint(run_dir, LAYERS, observations)
     np.testing.assert_array_equal(actions['actions'], live)
     np.testing.assert_array_equal(actions['served'], live)

@@ -138,7 +138,7 @@ def test_another_policy_takes_over():
     actor.run(1)
     policy = fakes.CountingPolicy(environment.specs)
     policy.actions_changed.assign(True)
-    actor.follow(policy)
+    actor.set_policy(policy)
     actor.run(1)
     np.testing.assert_array_equal([row.policy_info for row in rows], [[0, 0], [1, 1]])
     np.testing.assert_array_equal([row.action for row in rows], [[0, 0], [0, 0]])

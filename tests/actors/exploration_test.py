@@ -100,7 +100,7 @@ def test_random_actions_keep_the_data_of_a_recurrent_policy():
     assert random.trajectory_spec == policy.trajectory_spec
     actor = Actor(fakes.CheckedEnvironment(), random, stores_policy_state=True)
     actor.run(3)
-    actor.follow(policy)
+    actor.set_policy(policy)
     actor.run(3)
     assert actor.env_steps > 8
 

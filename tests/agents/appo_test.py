@@ -82,10 +82,10 @@ def test_the_loss_is_what_the_paper_says():
     np.testing.assert_allclose(objective.log_ratios, target - behaviour, rtol=1e-4, atol=1e-5)
     assert float(agent._kl_coefficient) == pytest.approx(0.3)
     np.testing.assert_allclose(seen, expected, rtol=1e-3, atol=1e-5)
-    told = agent.loss(data).extra
-    assert float(told['kl_to_target']) == pytest.approx(divergence.mean(), rel=1e-3)
-    assert float(told['surrogate_clipped_share']) == pytest.approx((np.abs(ratio - 1) > 0.1).mean())
-    assert 0 < float(told['surrogate_clipped_share']) < 1
+    metrics = agent.loss(data).extra
+    assert float(metrics['kl_to_target']) == pytest.approx(divergence.mean(), rel=1e-3)
+    assert float(metrics['surrogate_clipped_share']) == pytest.approx((np.abs(ratio - 1) > 0.1).mean())
+    assert 0 < float(metrics['surrogate_clipped_share']) < 1
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ SPECS = EnvironmentSpecs(
 
 
 def _sequence(discounts, rewards):
-    """One item [1, T] whose actions are all 0 and whose observation is its place in the sequence."""
+    """One item [1, T] whose actions are all 0 and whose observation is its index in the sequence."""
     length = len(discounts)
     steps = np.arange(length, dtype=np.float32)
     return tf.nest.map_structure(
@@ -45,8 +45,8 @@ def _agent(sequence_length, **changes):
     return dqn.make_agent(SPECS, create_train_step(), Experience(sequence_length=sequence_length), **changes)
 
 
-def _q(network, place):
-    return network(tf.constant([[place, place]], tf.float32))[0].numpy()[0]
+def _q(network, index):
+    return network(tf.constant([[index, index]], tf.float32))[0].numpy()[0]
 
 
 @pytest.mark.parametrize(
@@ -176,10 +176,10 @@ def test_train_steps_equal_tf_agents_bit_for_bit(double):
     assert ours.train_step_counter.numpy() == 5
 
 
-def test_pictures():
-    picture = tensor_spec.BoundedTensorSpec((12, 12, 2), tf.uint8, 0, 255, 'observation')
+def test_images():
+    image = tensor_spec.BoundedTensorSpec((12, 12, 2), tf.uint8, 0, 255, 'observation')
     agent = dqn.make_agent(
-        EnvironmentSpecs(picture, SPECS.action), create_train_step(), Experience(), conv_layer_params=((4, 4, 2),)
+        EnvironmentSpecs(image, SPECS.action), create_train_step(), Experience(), conv_layer_params=((4, 4, 2),)
     )
     agent.initialize()
     weights = [variable for variable in agent.policy.variables() if variable.shape.rank == 4]

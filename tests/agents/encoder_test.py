@@ -121,7 +121,7 @@ def test_gradients_of_a_table_train_it():
 def test_ppo_normalizes_no_categories():
     agent = ppo.make_agent(EnvironmentSpecs(TAXI, DISCRETE), create_train_step(), ppo.EXPERIENCE, network=FEW)
     assert not [variable.name for variable in agent.policy.variables() if 'mean' in variable.name]
-    both = {'place': NUMBERS['floats'], 'state': TAXI}
+    both = {'position': NUMBERS['floats'], 'state': TAXI}
     agent = ppo.make_agent(EnvironmentSpecs(both, DISCRETE), create_train_step(), ppo.EXPERIENCE, network=FEW)
     agent.initialize()
     shapes = [variable.shape.as_list() for variable in agent.policy.variables()]

@@ -67,7 +67,7 @@ def test_the_loss_is_what_the_paper_says():
     policy_loss = -np.mean(targets.advantages * log_probs[:, :-1])
     value_loss = 0.5 * np.mean(np.square(targets.values - values[:, :-1]))
     entropy = np.mean(distribution.entropy()[:, :-1])
-    loss, told = agent.loss(data)
+    loss, metrics = agent.loss(data)
     assert float(loss) == pytest.approx(0.7 * policy_loss + 0.3 * value_loss - 0.01 * entropy, rel=1e-4)
     expected = {
         'policy_loss': policy_loss,
@@ -79,8 +79,8 @@ def test_the_loss_is_what_the_paper_says():
         'explained_variance': 1 - np.var(targets.values - values[:, :-1]) / np.var(targets.values),
         'valid_share': 1.0,
     }
-    assert {name: float(told[name]) for name in expected} == pytest.approx(expected, rel=1e-3)
-    assert float(told['kl_to_behaviour']) > 0
+    assert {name: float(metrics[name]) for name in expected} == pytest.approx(expected, rel=1e-3)
+    assert float(metrics['kl_to_behaviour']) > 0
     summed = _impala(loss=dataclasses.replace(options, reduction='sum'))
     for ours, theirs in zip(summed._network.variables, agent._network.variables, strict=True):
         ours.assign(theirs)
@@ -92,11 +92,11 @@ def test_the_loss_is_what_the_paper_says():
 )
 def test_on_its_own_data_all_ratios_are_one(make, specs):
     agent = make(specs)
-    loss, told = agent.loss(_collected(agent))
+    loss, metrics = agent.loss(_collected(agent))
     assert np.isfinite(loss)
-    assert float(told['mean_rho']) == pytest.approx(1.0, abs=1e-4)
-    assert float(told['mean_abs_log_rho']) == pytest.approx(0.0, abs=1e-4)
-    assert float(told['kl_to_behaviour']) == pytest.approx(0.0, abs=1e-4)
+    assert float(metrics['mean_rho']) == pytest.approx(1.0, abs=1e-4)
+    assert float(metrics['mean_abs_log_rho']) == pytest.approx(0.0, abs=1e-4)
+    assert float(metrics['kl_to_behaviour']) == pytest.approx(0.0, abs=1e-4)
 
 
 @pytest.mark.parametrize('zeros_after', [False, True])
@@ -106,10 +106,10 @@ def test_padding_changes_nothing(make, zeros_after):
     kept = example_data.sequences(agent, 1, 6)
     losses, gradients = [], []
     for padding in (0, 4):
-        place = np.arange(6 + padding)
+        index = np.arange(6 + padding)
         fill = lambda value: tf.concat([value, (1 - zeros_after) * tf.repeat(value[:, -1:], padding, axis=1)], axis=1)  # noqa: E731, B023
-        types = np.select([place < 4, place == 4], [ts.StepType.MID, ts.StepType.LAST], ts.StepType.FIRST)
-        step_types = np.where(place < 5, ts.StepType.MID, ts.StepType.LAST)
+        types = np.select([index < 4, index == 4], [ts.StepType.MID, ts.StepType.LAST], ts.StepType.FIRST)
+        step_types = np.where(index < 5, ts.StepType.MID, ts.StepType.LAST)
         if zeros_after:
             step_types[6:] = ts.StepType.FIRST
         data = tf.nest.map_structure(fill, kept)._replace(
@@ -169,9 +169,9 @@ def test_rates_and_coefficients_follow_schedules():
     )
     data = example_data.sequences(agent, 4, 9)
     assert isinstance(agent._optimizer.keras, tf.keras.optimizers.RMSprop)
-    loss, told = agent.loss(data)
-    without = float(told['policy_loss']) + 0.5 * float(told['value_loss'])
-    assert float(loss) == pytest.approx(without - float(told['entropy']), rel=1e-4)
+    loss, metrics = agent.loss(data)
+    without = float(metrics['policy_loss']) + 0.5 * float(metrics['value_loss'])
+    assert float(loss) == pytest.approx(without - float(metrics['entropy']), rel=1e-4)
     agent.train_step_counter.assign(10)
     assert float(agent.loss(data).loss) == pytest.approx(without, rel=1e-4)
 
@@ -199,12 +199,12 @@ def test_memory_goes_on_from_the_stored_state(shared):
         state = step.state
     stored = tf.nest.map_structure(lambda *leaves: tf.stack(leaves, axis=1), *states)
     data = data._replace(policy_info={**data.policy_info, 'policy_state': stored})
-    whole, half = (
+    full, half = (
         agent._unroll(data, False),
         agent._unroll(tf.nest.map_structure(lambda leaf: leaf[:, 6:], data), False),
     )
-    np.testing.assert_allclose(half.log_probs, whole.log_probs[:, 6:], rtol=1e-4)
-    np.testing.assert_allclose(half.values, whole.values[:, 6:], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(half.log_probs, full.log_probs[:, 6:], rtol=1e-4)
+    np.testing.assert_allclose(half.values, full.values[:, 6:], rtol=1e-4, atol=1e-6)
     assert np.isfinite(agent.train(data).loss)
 
 
@@ -261,7 +261,7 @@ def test_options_are_checked(changes):
         LossOptions(**changes)
 
 
-def test_pictures_are_seen():
+def test_images_are_seen():
     specs = EnvironmentSpecs(tensor_spec.BoundedTensorSpec((24, 24, 2), tf.uint8, 0, 255), example_data.DISCRETE.action)
     network = NetworkOptions(conv_layer_params=((8, 8, 4), (8, 4, 2)), fc_layer_params=(16,), shared=True)
     agent = _impala(specs=specs, network=network)

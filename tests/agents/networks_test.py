@@ -21,13 +21,13 @@ OBSERVATION, CONTINUOUS = example_data.CONTINUOUS.observation, example_data.CONT
 DISCRETE = example_data.DISCRETE.action
 OBSERVATIONS = tf.random.stateless_uniform((8, 3), (5, 6), -1.0, 1.0)
 ACTIONS = tf.random.stateless_uniform((8, 2), (7, 8), -1.0, 1.0)
-PICTURE = tensor_spec.BoundedTensorSpec((12, 12, 2), tf.uint8, 0, 255, 'observation')
-PICTURES = tf.cast(tf.random.stateless_uniform((8, 12, 12, 2), (1, 2), 0, 256, tf.int32), tf.uint8)
+IMAGE = tensor_spec.BoundedTensorSpec((12, 12, 2), tf.uint8, 0, 255, 'observation')
+IMAGES = tf.cast(tf.random.stateless_uniform((8, 12, 12, 2), (1, 2), 0, 256, tf.int32), tf.uint8)
 CONVOLUTIONS = ((4, 4, 2), (8, 3, 1))
 
 NETWORKS = {
     'q': (lambda: networks.QNetwork(OBSERVATION, DISCRETE, None, (64, 32)), OBSERVATIONS),
-    'q of pictures': (lambda: networks.QNetwork(PICTURE, DISCRETE, CONVOLUTIONS, (32,)), PICTURES),
+    'q of images': (lambda: networks.QNetwork(IMAGE, DISCRETE, CONVOLUTIONS, (32,)), IMAGES),
     'value': (lambda: networks.ValueNetwork(OBSERVATION, (64, 32)), OBSERVATIONS),
     'critic': (lambda: networks.CriticNetwork((OBSERVATION, CONTINUOUS), (64, 32)), (OBSERVATIONS, ACTIONS)),
     'normal': (lambda: networks.actor(OBSERVATION, CONTINUOUS, (64, 32)), OBSERVATIONS),
@@ -45,8 +45,8 @@ def scaled():
 
 TF_AGENTS = {
     'q': lambda: q_network.QNetwork(OBSERVATION, DISCRETE, fc_layer_params=(64, 32)),
-    'q of pictures': lambda: q_network.QNetwork(
-        PICTURE, DISCRETE, preprocessing_layers=scaled(), conv_layer_params=CONVOLUTIONS, fc_layer_params=(32,)
+    'q of images': lambda: q_network.QNetwork(
+        IMAGE, DISCRETE, preprocessing_layers=scaled(), conv_layer_params=CONVOLUTIONS, fc_layer_params=(32,)
     ),
     'value': lambda: value_network.ValueNetwork(OBSERVATION, fc_layer_params=(64, 32), activation_fn=tf.tanh),
     'critic': lambda: critic_network.CriticNetwork(
@@ -126,7 +126,7 @@ def test_the_last_layer_is_exact():
         assert (values % 1 != 0).all(), kind
 
 
-@pytest.mark.parametrize('kind', ['q', 'q of pictures', 'value', 'critic', 'normal', 'tanh normal'])
+@pytest.mark.parametrize('kind', ['q', 'q of images', 'value', 'critic', 'normal', 'tanh normal'])
 @pytest.mark.parametrize('name', ['float32', 'bfloat16'])
 def test_a_copy_has_weights_of_its_own(kind, name):
     make, inputs = NETWORKS[kind]

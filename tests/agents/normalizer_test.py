@@ -26,13 +26,13 @@ def test_parts_make_the_whole():
         for parts in kept.values():
             parts[-1] = parts[-1][int(counts[0, 0]) :]
         normalizer.update(tf.nest.map_structure(tf.constant, values), tf.constant(counts))
-    whole = {name: np.concatenate(parts).astype(np.float64) for name, parts in kept.items()}
-    assert normalizer.count.numpy() == len(whole['flag'])
-    for mean, variance, value in zip(normalizer.means, normalizer.variances, tf.nest.flatten(whole), strict=True):
+    full = {name: np.concatenate(parts).astype(np.float64) for name, parts in kept.items()}
+    assert normalizer.count.numpy() == len(full['flag'])
+    for mean, variance, value in zip(normalizer.means, normalizer.variances, tf.nest.flatten(full), strict=True):
         np.testing.assert_allclose(mean, value.mean(axis=0), rtol=1e-5)
         np.testing.assert_allclose(variance, value.var(axis=0), rtol=1e-3)
-    normal = normalizer({name: tf.constant(np.float32(value)) for name, value in whole.items()})
-    for name, value in whole.items():
+    normal = normalizer({name: tf.constant(np.float32(value)) for name, value in full.items()})
+    for name, value in full.items():
         expected = np.clip((value - value.mean(axis=0)) / value.std(axis=0), -3, 3)
         np.testing.assert_allclose(normal[name], expected, atol=3e-3)
 

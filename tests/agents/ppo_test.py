@@ -95,7 +95,7 @@ def test_the_loss_is_what_the_papers_say():
     value_loss = np.maximum(np.square(values - samples.target), np.square(held - samples.target)).mean()
     entropy = -(np.exp(logits) * logits).sum(-1).mean()
     divergence = (np.exp(acted) * (acted - logits)).sum(-1).mean()
-    loss, told = agent.loss(_flat(samples), _flat(counts))
+    loss, metrics = agent.loss(_flat(samples), _flat(counts))
     expected = policy_loss + 0.3 * value_loss - 0.02 * entropy + 0.7 * divergence
     assert float(loss) == pytest.approx(expected, rel=1e-4)
     expected = {
@@ -108,7 +108,7 @@ def test_the_loss_is_what_the_papers_say():
         'kl_coefficient': 0.7,
         'valid_share': 1.0,
     }
-    assert {name: float(value) for name, value in told.items()} == pytest.approx(expected, rel=1e-3)
+    assert {name: float(value) for name, value in metrics.items()} == pytest.approx(expected, rel=1e-3)
 
 
 def test_rows_between_two_episodes_count_nothing():

@@ -27,12 +27,12 @@ def _agent(**changes):
 def _episodes(agent, size, length, padding=0):
     """One episode in each sequence: `length` steps, the row after it, and copies of that."""
     data = example_data.sequences(agent, size, length + 1)
-    place = np.arange(length + 1 + padding)
+    index = np.arange(length + 1 + padding)
     data = tf.nest.map_structure(
         lambda leaf: tf.concat([leaf, tf.repeat(leaf[:, -1:], padding, axis=1)], axis=1) if padding else leaf, data
     )
-    next_types = np.select([place < length - 1, place == length - 1], [ts.StepType.MID, ts.StepType.LAST], 0)
-    types = np.select([place == 0, place < length], [ts.StepType.FIRST, ts.StepType.MID], ts.StepType.LAST)
+    next_types = np.select([index < length - 1, index == length - 1], [ts.StepType.MID, ts.StepType.LAST], 0)
+    types = np.select([index == 0, index < length], [ts.StepType.FIRST, ts.StepType.MID], ts.StepType.LAST)
     tile = lambda row: tf.constant(np.tile(np.int32(row), (size, 1)))  # noqa: E731
     return data._replace(step_type=tile(types), next_step_type=tile(next_types))
 

@@ -59,7 +59,7 @@ def saved(run_dir: RunDir, but: Sequence[pathlib.Path] = ()) -> dict[str, tuple[
     return {name: (stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()}
 
 
-def actions_of_a_stranger(
+def actions_of_standalone_program(
     policy: pathlib.Path, observations: np.ndarray, folder: pathlib.Path
 ) -> dict[str, np.ndarray]:
     """The actions of an exported policy in a process that has neither tflearn nor TF-Agents: actions and served [T, B].
@@ -69,12 +69,12 @@ def actions_of_a_stranger(
       observations: [T, B, ...].
       folder: for the files that this takes.
     """
-    work = folder / 'stranger'
+    work = folder / 'standalone'
     (work / 'policy').mkdir(parents=True)
     (work / 'policy' / '2').symlink_to(policy)
     np.savez(work / 'inputs.npz', observation=observations)
     environment = {name: value for name, value in os.environ.items() if name != 'PYTHONPATH'}
-    command = [sys.executable, CHECKOUT / 'tests' / 'policies' / 'stranger.py', work]
+    command = [sys.executable, CHECKOUT / 'tests' / 'policies' / 'standalone_program.py', work]
     subprocess.run(command, cwd=folder, env=environment, check=True, timeout=DEADLINE_SECS)
     return dict(np.load(work / 'outputs.npz'))
 

@@ -76,7 +76,7 @@ class Rover(gymnasium.Env):
 
     observation_space = spaces.Dict(
         {
-            'place': spaces.Box(-100.0, 100.0, (2,), np.float64),
+            'position': spaces.Box(-100.0, 100.0, (2,), np.float64),
             'wheels': spaces.Tuple((spaces.MultiBinary(2), spaces.Discrete(3, start=-1))),
             'camera': spaces.Box(0, 255, (4, 4, 1), np.uint8),
         }
@@ -92,21 +92,21 @@ class Rover(gymnasium.Env):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict, dict]:
         super().reset(seed=seed)
-        self._place = self.np_random.uniform(-1.0, 1.0, 2)
+        self._position = self.np_random.uniform(-1.0, 1.0, 2)
         self._gear, self._lamps = 6, np.zeros(2, np.int8)
         return self._observation(), {}
 
     def step(self, action: dict[str, Any]) -> tuple[dict, float, bool, bool, dict]:
         if not self.action_space.contains(action):
             raise ValueError(f'got {action}; need one of {self.action_space}')
-        self._place = self._place + action['move']
+        self._position = self._position + action['move']
         self._gear, self._lamps = int(action['gear']), action['lamps']
         reward = float(action['speeds'][0] * 10 + action['speeds'][1])
         return self._observation(), reward, bool(self.np_random.random() < 0.125), False, {'not': 'used'}
 
     def _observation(self) -> dict[str, Any]:
         camera = self.np_random.integers(0, 256, (4, 4, 1), np.uint8)
-        return {'place': self._place, 'wheels': (self._lamps, self._gear - 6), 'camera': camera}
+        return {'position': self._position, 'wheels': (self._lamps, self._gear - 6), 'camera': camera}
 
 
 class Troubled(TwoStates):
@@ -153,7 +153,7 @@ class Talkative(TwoStates):
 
     def step(self, action: int) -> tuple[int, float, bool, bool, dict]:
         observation, reward, terminated, truncated, _ = super().step(0)
-        info = {'count': self._steps, 'speed': 0.5, 'place': np.arange(2.0), 'name': 'rover', 'nested': {'x': 1}}
+        info = {'count': self._steps, 'speed': 0.5, 'position': np.arange(2.0), 'name': 'rover', 'nested': {'x': 1}}
         return observation, reward, terminated, truncated, {**info, 'executed_action': 0}
 
 

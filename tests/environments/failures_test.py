@@ -19,9 +19,9 @@ def test_a_step_between_failures_forgives_them():
     failures = Failures(2, max_in_a_row=1)
     for _ in range(9):
         failures.add([0], 'cause')
-        failures.step_made()
+        failures.record_step()
     failures.add([0, 1], 'cause')
-    failures.step_made(failed=[1])
+    failures.record_step(failed=[1])
     failures.add([0], 'cause')
     with pytest.raises(RuntimeError, match='environment 1'):
         failures.add([1], 'cause')

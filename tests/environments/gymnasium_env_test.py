@@ -63,17 +63,17 @@ def test_native_copies_and_plain_ones_are_the_same_task():
 @pytest.mark.parametrize(
     ('name', 'arguments', 'kind'),
     [
-        ('CartPole-v1', {}, sync_vector_env.Native),
-        ('CartPole-v1', {'max_episode_steps': 9}, sync_vector_env.OneByOne),
-        ('CartPole-v1', {'kwargs': {'sutton_barto_reward': True}}, sync_vector_env.OneByOne),
-        ('Acrobot-v1', {}, sync_vector_env.OneByOne),
-        ('tests.environments.example_environments:tflearn_tests/OtherNative-v0', {}, sync_vector_env.OneByOne),
+        ('CartPole-v1', {}, sync_vector_env.NativeVectorEnv),
+        ('CartPole-v1', {'max_episode_steps': 9}, sync_vector_env.SyncVectorEnv),
+        ('CartPole-v1', {'kwargs': {'sutton_barto_reward': True}}, sync_vector_env.SyncVectorEnv),
+        ('Acrobot-v1', {}, sync_vector_env.SyncVectorEnv),
+        ('tests.environments.example_environments:tflearn_tests/OtherNative-v0', {}, sync_vector_env.SyncVectorEnv),
     ],
 )
 def test_auto_takes_the_native_one_where_it_is_the_same_task(name, arguments, kind):
     environment = gymnasium_env.make(name, 2, seed=0, **arguments)
     environment.close()
-    assert type(environment._copies) is kind
+    assert type(environment._vector_env) is kind
 
 
 def test_native_needs_one():

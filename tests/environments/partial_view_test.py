@@ -9,15 +9,15 @@ CARTPOLE = functools.partial(gymnasium_env.make, 'CartPole-v1')
 
 
 def test_it_shows_a_part():
-    whole, part = CARTPOLE(2, 0), partial_view.make(2, 0, CARTPOLE, (0, 2))
+    full, part = CARTPOLE(2, 0), partial_view.make(2, 0, CARTPOLE, (0, 2))
     try:
         assert part.specs.observation.shape == (2,)
-        np.testing.assert_array_equal(part.specs.observation.maximum, whole.specs.observation.maximum[[0, 2]])
-        np.testing.assert_array_equal(part.reset().observation, whole.reset().observation[:, [0, 2]])
+        np.testing.assert_array_equal(part.specs.observation.maximum, full.specs.observation.maximum[[0, 2]])
+        np.testing.assert_array_equal(part.reset().observation, full.reset().observation[:, [0, 2]])
         action = np.array([0, 1])
-        np.testing.assert_array_equal(part.step(action).observation, whole.step(action).observation[:, [0, 2]])
+        np.testing.assert_array_equal(part.step(action).observation, full.step(action).observation[:, [0, 2]])
     finally:
-        whole.close()
+        full.close()
         part.close()
 
 

@@ -46,8 +46,8 @@ def test_both_bounds_of_several_categories_have_one_shape():
 
 def test_nested_spec():
     spec = spaces.to_spec(Rover.observation_space, 'observation')
-    assert set(spec) == {'place', 'wheels', 'camera'}
-    assert spec['place'].dtype == tf.float32
+    assert set(spec) == {'position', 'wheels', 'camera'}
+    assert spec['position'].dtype == tf.float32
     assert isinstance(spec['wheels'], tuple)
     assert [leaf.name for leaf in spec['wheels']] == ['observation/wheels/0', 'observation/wheels/1']
 
@@ -62,13 +62,13 @@ def test_unsupported_space(space):
 
 def test_read_shifts_and_casts_into_new_arrays():
     space = Rover.observation_space
-    place = np.array([0.25, 0.5])
+    position = np.array([0.25, 0.5])
     wheels = (np.array([1, 0], np.int8), -1)
-    batch = _batch(space, [{'place': place, 'wheels': wheels, 'camera': np.full((4, 4, 1), 9, np.uint8)}] * 2)
+    batch = _batch(space, [{'position': position, 'wheels': wheels, 'camera': np.full((4, 4, 1), 9, np.uint8)}] * 2)
     read = spaces.reader(space)(batch)
     for leaf in tf.nest.flatten(batch):
         leaf[...] = 0
-    np.testing.assert_array_equal(read['place'], np.array([place, place], np.float32))
+    np.testing.assert_array_equal(read['position'], np.array([position, position], np.float32))
     np.testing.assert_array_equal(read['wheels'][0], [[1, 0], [1, 0]])
     np.testing.assert_array_equal(read['wheels'][1], [0, 0])
     assert (read['camera'] == 9).all()

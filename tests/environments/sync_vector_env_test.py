@@ -72,12 +72,12 @@ def test_a_rebuilt_environment_goes_on_with_another_seed():
         def step(self, action):
             raise ArithmeticError('it fell')
 
-    environment = sync_vector_env.OneByOne(lambda: Falling(gymnasium.make('CartPole-v1')), 2)
+    environment = sync_vector_env.SyncVectorEnv(lambda: Falling(gymnasium.make('CartPole-v1')), 2)
     first = environment.reset(3).copy()
     second = environment.step(np.array([0, 1])).observation.copy()
     environment.close()
     assert not np.isin(second, first).any()
-    again = sync_vector_env.OneByOne(lambda: Falling(gymnasium.make('CartPole-v1')), 2)
+    again = sync_vector_env.SyncVectorEnv(lambda: Falling(gymnasium.make('CartPole-v1')), 2)
     again.reset(3)
     np.testing.assert_array_equal(again.step(np.array([0, 1])).observation, second)
     again.close()

@@ -28,7 +28,7 @@ stop = threading.Event()
 if __name__ == '__main__':
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    environment = worker_processes.Workers(example_environments.Modules, 2, step_timeout_secs=60.0)
+    environment = worker_processes.WorkerVectorEnv(example_environments.Modules, 2, step_timeout_secs=60.0)
     print(environment.reset(None).tolist(), flush=True)
     print(*(child.pid for child in multiprocessing.active_children()), flush=True)
     if MODE == 'wait':
@@ -191,6 +191,6 @@ def test_infos_come_from_workers():
     assert {key: value.tolist() for key, value in environment.info.items()} == {
         'count': [1, 1],
         'executed_action': [0, 0],
-        'place': [[0.0, 1.0]] * 2,
+        'position': [[0.0, 1.0]] * 2,
         'speed': [0.5, 0.5],
     }

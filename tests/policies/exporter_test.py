@@ -36,9 +36,9 @@ DETERMINISTIC = ['greedy', 'recurrent', 'greedy_actor', 'normalized', 'nested']
 
 
 @pytest.fixture(scope='module')
-def met_by_a_stranger(tmp_path_factory):
+def standalone_results(tmp_path_factory):
     """Exports every deterministic policy and has a process without us act with them. Returns kind -> (live, its)."""
-    directory = tmp_path_factory.mktemp('stranger')
+    directory = tmp_path_factory.mktemp('standalone')
     live = {}
     for kind in DETERMINISTIC:
         policy = getattr(example_policies, kind)()
@@ -52,7 +52,7 @@ def met_by_a_stranger(tmp_path_factory):
             live_actions(action, policy, time_steps) for action in (common.function(policy.action), policy.action)
         ]
     environment = {name: value for name, value in os.environ.items() if name != 'PYTHONPATH'}
-    command = [sys.executable, pathlib.Path(__file__).with_name('stranger.py'), *DETERMINISTIC]
+    command = [sys.executable, pathlib.Path(__file__).with_name('standalone_program.py'), *DETERMINISTIC]
     subprocess.run(command, cwd=directory, env=environment, check=True, timeout=120)
     return {kind: (live[kind], np.load(directory / kind / 'outputs.npz')) for kind in DETERMINISTIC}
 
@@ -76,8 +76,8 @@ def live_actions(action, policy, time_steps):
 
 
 @pytest.mark.parametrize('kind', DETERMINISTIC)
-def test_a_stranger_gets_the_actions_of_the_live_policy(kind, met_by_a_stranger):
-    (compiled, eager), outputs = met_by_a_stranger[kind]
+def test_standalone_program_gets_the_actions_of_the_live_policy(kind, standalone_results):
+    (compiled, eager), outputs = standalone_results[kind]
     np.testing.assert_array_equal(outputs['actions'], compiled)
     np.testing.assert_array_equal(outputs['served'], compiled)
     if compiled.dtype.kind == 'i':

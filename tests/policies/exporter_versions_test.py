@@ -113,18 +113,18 @@ def test_a_newer_one_replaces_one_that_is_not_begun(tmp_path):
 def test_a_step_that_is_being_exported_is_exported_once(tmp_path, monkeypatch):
     exporter = PolicyExporter(example_policies.greedy(), tmp_path)
     exporter.export(1, {})
-    begun, go_on, publish = threading.Event(), threading.Event(), versions.publish
+    started, resume, publish = threading.Event(), threading.Event(), versions.publish
 
     def slow_publish(*args):
-        begun.set()
-        assert go_on.wait(30)
+        started.set()
+        assert resume.wait(30)
         publish(*args)
 
     monkeypatch.setattr(versions, 'publish', slow_publish)
     exporter.export_soon(2, {'first': True})
-    assert begun.wait(30)
+    assert started.wait(30)
     exporter.export_soon(2, {})
-    go_on.set()
+    resume.set()
     assert exporter.export(2, {}) == tmp_path / '2'
     exporter.wait()
     assert names(tmp_path) == ['1', '2', 'latest']
@@ -192,8 +192,8 @@ def test_readers_see_whole_versions_only_when_the_exporter_is_killed_in_between(
         process.kill()
         process.wait(timeout=30)
     assert len(set(seen)) > 4
-    whole = versions.versions(directory)
-    assert 1 <= len(whole) <= 101
-    assert all(loader.load(directory / str(step)).metadata['env_steps'] == step for step in whole)
+    complete = versions.versions(directory)
+    assert 1 <= len(complete) <= 101
+    assert all(loader.load(directory / str(step)).metadata['env_steps'] == step for step in complete)
     PolicyExporter(example_policies.greedy(), directory)
     assert not list(directory.glob('.*'))

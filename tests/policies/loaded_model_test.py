@@ -146,8 +146,8 @@ def test_other_graphs_are_told_apart(tmp_path):
 def test_a_damaged_version_of_a_known_graph_is_refused(tmp_path):
     policy = example_policies.greedy()
     exporter = PolicyExporter(policy, tmp_path)
-    whole, damaged, missing = (exporter.export(step, {}) for step in range(3))
-    answer = call(loaded_model.load(whole), observation=OBSERVATION)
+    intact, damaged, missing = (exporter.export(step, {}) for step in range(3))
+    answer = call(loaded_model.load(intact), observation=OBSERVATION)
     (data,) = damaged.glob('variables/*.data*')
     data.write_bytes(data.read_bytes()[:100])
     other = tf.train.Checkpoint(other=tf.Variable(1.0)).write(str(tmp_path / 'other'))
@@ -156,4 +156,4 @@ def test_a_damaged_version_of_a_known_graph_is_refused(tmp_path):
     for path in (damaged, missing):
         with pytest.raises(ValueError, match=f'got a damaged policy at {path}'):
             loader.load(path)
-    np.testing.assert_array_equal(call(loaded_model.load(whole), observation=OBSERVATION)['action'], answer['action'])
+    np.testing.assert_array_equal(call(loaded_model.load(intact), observation=OBSERVATION)['action'], answer['action'])

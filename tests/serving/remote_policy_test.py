@@ -14,7 +14,7 @@ from tflearn.policies.loader import VersionGone
 from tflearn.serving import remote_policy
 from tflearn.serving.batching import BatchOptions
 from tflearn.serving.client import PolicyClient
-from tflearn.serving.remote_policy import ServedModel, ServedPolicy
+from tflearn.serving.remote_policy import RemoteModel, RemotePolicy
 from tflearn.waiting import Stopped
 
 
@@ -24,11 +24,11 @@ def test_a_recurrent_policy_and_a_version_that_goes(tmp_path):
     loaded = loader.load(exporter.export(4, {}))
     with served_policies.serving(tmp_path) as (server, models):
         address = f'localhost:{server.port}'
-        model = ServedModel(address, 'greedy_policy')
+        model = RemoteModel(address, 'greedy_policy')
         assert model.newest_version() == 4
         spec = model.state_spec(4)
         assert {name: tuple(leaf.shape) for name, leaf in spec.items()} == {'0': (8,), '1': (8,)}
-        served, pinned = (ServedPolicy(address, 'greedy_policy', policy, version, 5.0) for version in (None, 4))
+        served, pinned = (RemotePolicy(address, 'greedy_policy', policy, version, 5.0) for version in (None, 4))
         states = [acting.initial_state(3) for acting in (loaded, served)]
         for seed in range(3):
             time_step = example_policies.time_step(policy, 3, seed)
@@ -56,21 +56,21 @@ def test_it_waits_for_a_server_that_has_too_much_to_do(tmp_path, monkeypatch):
     two, three = (example_policies.time_step(like, rows) for rows in (2, 3))
     with (
         served_policies.serving(tmp_path, BatchOptions(max_batch_size=2, max_enqueued_batches=1)) as (server, models),
-        served_policies.held(models) as (begun, go_on),
+        served_policies.held(models) as (started, resume),
     ):
         address = f'localhost:{server.port}'
-        client, served = PolicyClient(address, timeout_secs=60.0), ServedPolicy(address, 'greedy_policy', like)
+        client, served = PolicyClient(address, timeout_secs=60.0), RemotePolicy(address, 'greedy_policy', like)
         with pytest.raises(TimeoutError, match=r'in vain for the policy .* \(RESOURCE_EXHAUSTED: got 3 rows'):
-            ServedPolicy(address, 'greedy_policy', like, timeout_secs=0.3).action(three, ())
+            RemotePolicy(address, 'greedy_policy', like, timeout_secs=0.3).action(three, ())
         held = threading.Thread(target=client.predict, args=({'observation': two.observation},))
         held.start()
-        assert begun.wait(60)
+        assert started.wait(60)
         monkeypatch.setattr(remote_policy, '_CALL_SECS', 0.1)
         with pytest.raises(TimeoutError, match='DEADLINE_EXCEEDED|got 2 rows, and 2 wait'):
-            ServedPolicy(address, 'greedy_policy', like, timeout_secs=0.3).action(two, ())
+            RemotePolicy(address, 'greedy_policy', like, timeout_secs=0.3).action(two, ())
         monkeypatch.setattr(remote_policy, '_CALL_SECS', -1.0)
-        assert ServedModel(address, 'greedy_policy').newest_version() is None
-        go_on.set()
+        assert RemoteModel(address, 'greedy_policy').newest_version() is None
+        resume.set()
         held.join(60)
         served.action(two, ())
         for connected in (served, client):
@@ -81,9 +81,9 @@ def test_it_waits_for_its_server_and_can_be_stopped():
     policy = example_policies.greedy()
     time_step = example_policies.time_step(policy, 2)
     with pytest.raises(TimeoutError, match="in vain for the policy 'greedy_policy' served at localhost:1"):
-        ServedPolicy('localhost:1', 'greedy_policy', policy, timeout_secs=0.5).action(time_step, ())
+        RemotePolicy('localhost:1', 'greedy_policy', policy, timeout_secs=0.5).action(time_step, ())
     stop = threading.Event()
     stop.set()
     with pytest.raises(Stopped):
-        ServedPolicy('localhost:1', 'greedy_policy', policy, stop=stop).action(time_step, ())
-    assert ServedModel('localhost:1', 'greedy_policy').newest_version() is None
+        RemotePolicy('localhost:1', 'greedy_policy', policy, stop=stop).action(time_step, ())
+    assert RemoteModel('localhost:1', 'greedy_policy').newest_version() is None

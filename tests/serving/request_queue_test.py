@@ -14,7 +14,7 @@ from tf_agents.trajectories import time_step as ts
 from tests.testing import example_policies
 from tflearn.policies.exporter import PolicyExporter
 from tflearn.serving.batching import BatchOptions
-from tflearn.serving.request_queue import Calls, Overloaded
+from tflearn.serving.request_queue import Overloaded, RequestQueue
 from tflearn.serving.served_version import ServedVersion
 
 BATCHING = BatchOptions(max_batch_size=8, max_enqueued_batches=3)
@@ -44,14 +44,14 @@ def ask(path, observations, batching=BATCHING, cancelled=()):
     signature._program = counted
 
     async def all_of_them():
-        calls = Calls(num_threads=1)
+        requests = RequestQueue(num_threads=1)
         inputs = [{'observation': np.array(observation, np.int32)} for observation in observations]
-        tasks = [asyncio.create_task(calls.run(signature, each)) for each in inputs]
+        tasks = [asyncio.create_task(requests.run(signature, each)) for each in inputs]
         await asyncio.sleep(0)
         for number in cancelled:
             tasks[number].cancel()
         answers = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
-        calls.close()
+        requests.close()
         return answers
 
     answers = asyncio.run(all_of_them())
@@ -92,19 +92,19 @@ def test_what_nobody_waits_for_is_not_computed(path):
 
 def test_cancelled_requests_do_not_count_as_waiting(path):
     signature = ServedVersion(path, BATCHING).signature('serving_default')
-    program, go_on = signature._program, threading.Event()
+    program, resume = signature._program, threading.Event()
 
     def held(inputs):
-        assert go_on.wait(60)
+        assert resume.wait(60)
         return program(inputs)
 
     signature._program = held
 
     async def answers():
-        calls = Calls(num_threads=1)
+        requests = RequestQueue(num_threads=1)
 
         async def sent(number):
-            task = asyncio.create_task(calls.run(signature, {'observation': np.full(8, number, np.int32)}))
+            task = asyncio.create_task(requests.run(signature, {'observation': np.full(8, number, np.int32)}))
             for _ in range(3):  # until it waits, or is computed
                 await asyncio.sleep(0)
             return task
@@ -112,9 +112,9 @@ def test_cancelled_requests_do_not_count_as_waiting(path):
         tasks = [await sent(number) for number in range(5)]  # one is computed, three wait
         tasks[2].cancel()
         tasks.append(await sent(5))
-        go_on.set()
+        resume.set()
         answers = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
-        calls.close()
+        requests.close()
         return answers
 
     refused = {2: asyncio.CancelledError, 4: Overloaded}
@@ -131,11 +131,11 @@ def test_requests_whose_outputs_have_no_rows_are_answered_too(path):
     signature._program = lambda inputs: [tf.constant(1)]
 
     async def answers():
-        calls = Calls(num_threads=1)
+        requests = RequestQueue(num_threads=1)
         inputs = {'observation': np.array([1], np.int32)}
-        tasks = [calls.run(signature, inputs) for _ in range(3)]
+        tasks = [requests.run(signature, inputs) for _ in range(3)]
         answers = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
-        calls.close()
+        requests.close()
         return answers
 
     assert [type(answer) for answer in asyncio.run(answers())] == [IndexError] * 3

@@ -42,15 +42,15 @@ def good_request():
 def test_requests_beyond_the_limit_are_refused(root):
     with (
         served_policies.serving(root, max_concurrent_requests=1) as (server, models),
-        served_policies.held(models) as (begun, go_on),
+        served_policies.held(models) as (started, resume),
         grpc.insecure_channel(f'localhost:{server.port}') as channel,
     ):
         stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
         first = stub.Predict.future(good_request(), DEADLINE_SECS)
-        assert begun.wait(DEADLINE_SECS)
+        assert started.wait(DEADLINE_SECS)
         for _ in range(4):  # gRPC's own limit lets one more in after each refusal
             assert stub.Predict.future(good_request(), DEADLINE_SECS).code().name == 'RESOURCE_EXHAUSTED'
-        go_on.set()
+        resume.set()
         assert first.code().name == 'OK'
 
 
@@ -59,16 +59,16 @@ def test_where_too_much_waits_values_are_not_even_looked_at(root):
     wrong.inputs['observation'].dtype = 2
     with (
         served_policies.serving(root, BatchOptions(max_batch_size=2, max_enqueued_batches=1)) as (server, models),
-        served_policies.held(models) as (begun, go_on),
+        served_policies.held(models) as (started, resume),
         grpc.insecure_channel(f'localhost:{server.port}') as channel,
     ):
         stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
         calls = [stub.Predict.future(good_request(), DEADLINE_SECS)]
-        assert begun.wait(DEADLINE_SECS)
+        assert started.wait(DEADLINE_SECS)
         calls.append(stub.Predict.future(good_request(), DEADLINE_SECS))
-        wait_until(lambda: server._calls._waiting, 'the second request', DEADLINE_SECS)
+        wait_until(lambda: server._requests._waiting, 'the second request', DEADLINE_SECS)
         assert stub.Predict.future(wrong, DEADLINE_SECS).code().name == 'RESOURCE_EXHAUSTED'
-        go_on.set()
+        resume.set()
         assert [call.code().name for call in calls] == ['OK', 'OK']
         assert stub.Predict.future(wrong, DEADLINE_SECS).code().name == 'INVALID_ARGUMENT'
 

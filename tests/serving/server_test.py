@@ -76,7 +76,7 @@ def predict_request(**spec):
 
 def test_somebody_with_tensorflow_serving_api_only_gets_actions(address):
     environment = {**os.environ, 'PYTHONPATH': os.pathsep.join(path for path in sys.path if 'site' in path)}
-    command = [sys.executable, pathlib.Path(__file__).with_name('serving_stranger.py'), address]
+    command = [sys.executable, pathlib.Path(__file__).with_name('standalone_client.py'), address]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=DEADLINE_SECS)
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout) == {
@@ -206,14 +206,14 @@ def test_a_client_that_watches_and_does_not_read_holds_nobody_up(tmp_path):
             request = health_pb2.HealthCheckRequest()
             watch = health_pb2_grpc.HealthStub(deaf).Watch(request, DEADLINE_SECS)
             wait_until(lambda: '' in server._health._server_watchers, 'the watch', DEADLINE_SECS)
-            begun = time.monotonic()
+            started = time.monotonic()
             for step in (1, 2):
                 publisher.publish(step)
                 models.refresh()
                 server.reloaded()
             assert health(channel, 'greedy_policy') == 'SERVING'
             server.close(0)
-            assert time.monotonic() - begun < server_module._LOOP_SECS
+            assert time.monotonic() - started < server_module._LOOP_SECS
             watch.cancel()
 
 

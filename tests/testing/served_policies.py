@@ -42,18 +42,18 @@ def agrees(observation, action, step):
 def held(models):
     """Holds the computation of 'serving_default'. Yields two events: one has begun; let it go on."""
     signature = models.get('greedy_policy').get().signature('serving_default')
-    program, begun, go_on = signature._program, threading.Event(), threading.Event()
+    program, started, resume = signature._program, threading.Event(), threading.Event()
 
     def compute(inputs):
-        begun.set()
-        assert go_on.wait(DEADLINE_SECS)
+        started.set()
+        assert resume.wait(DEADLINE_SECS)
         return program(inputs)
 
     signature._program = compute
     try:
-        yield begun, go_on
+        yield started, resume
     finally:
-        go_on.set()
+        resume.set()
 
 
 @contextlib.contextmanager

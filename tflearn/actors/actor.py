@@ -67,7 +67,7 @@ class Actor:
         self._initial_state: Any = ()
         self._policy = self._compiled(policy)
 
-    def follow(self, policy: tf_policy.TFPolicy | ActingPolicy) -> None:
+    def set_policy(self, policy: tf_policy.TFPolicy | ActingPolicy) -> None:
         """Lets another policy of the same specs act from the next step on; it takes over the policy state."""
         self._policy = self._compiled(policy)
 
@@ -101,9 +101,9 @@ class Actor:
         self._time_step = next_time_step = self._environment.step(action)
         # FIRST is 0, and nothing was done before it.
         self.env_steps += np.count_nonzero(next_time_step.step_type)
-        told = self._environment.info
-        if told and EXECUTED_ACTION in told:
-            action = told[EXECUTED_ACTION]
+        reported = self._environment.info
+        if reported and EXECUTED_ACTION in reported:
+            action = reported[EXECUTED_ACTION]
             if not self._checked_executed_action:
                 environment = self._environment
                 check_batch(action, environment.specs.action, environment.num_environments, 'executed action')

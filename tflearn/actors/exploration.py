@@ -53,8 +53,8 @@ class EpsilonLadder:
                 f'need 0 ... {self.num_collectors - 1}; say how many collectors share the ladder'
             )
         size = self.num_collectors * num_environments
-        place = collector * num_environments + np.arange(num_environments)
-        return (self.base ** (1 + place / max(1, size - 1) * self.alpha)).astype(np.float32)
+        index = collector * num_environments + np.arange(num_environments)
+        return (self.base ** (1 + index / max(1, size - 1) * self.alpha)).astype(np.float32)
 
 
 def with_epsilons(policy: tf_policy.TFPolicy, epsilons: np.ndarray) -> tf_policy.TFPolicy:

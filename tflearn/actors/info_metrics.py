@@ -29,7 +29,7 @@ class InfoMetrics:
           taken: bool [B], where there was a step.
         """
         if not self._seen.issuperset(info):
-            self._learn(info)
+            self._add_keys(info)
         if not self._keys:
             return
         values = np.stack([info[key] for key in self._keys]).astype(np.float64)
@@ -45,15 +45,15 @@ class InfoMetrics:
 
     def of(self, i: int) -> dict[str, float]:
         """Returns what environment `i` told in its episode: 'info/<key>' the means, 'info_end/<key>' the last."""
-        figures = {}
+        metrics = {}
         for key, total, count, last in zip(
             self._keys, self._sums[:, i].tolist(), self._counts[:, i].tolist(), self._last[:, i].tolist(), strict=True
         ):
             if count:
-                figures[f'info/{key}'], figures[f'info_end/{key}'] = total / count, last
-        return figures
+                metrics[f'info/{key}'], metrics[f'info_end/{key}'] = total / count, last
+        return metrics
 
-    def _learn(self, info: Mapping[str, np.ndarray]) -> None:
+    def _add_keys(self, info: Mapping[str, np.ndarray]) -> None:
         """Makes room for the numbers that are new."""
         shape = (self._num_environments,)
         new = [key for key in info if key not in self._seen and key != EXECUTED_ACTION]

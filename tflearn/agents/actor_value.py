@@ -136,24 +136,26 @@ class ActorValueNetwork(network.Network):
 class ActorValuePolicy(tf_policy.TFPolicy):
     """Draws from the network's distribution. Actions are not clipped: their probabilities would be others."""
 
-    def __init__(self, specs: EnvironmentSpecs, actor_value: ActorValueNetwork, tells: bool, name: str = 'policy'):
+    def __init__(
+        self, specs: EnvironmentSpecs, actor_value: ActorValueNetwork, records_distribution: bool, name: str = 'policy'
+    ):
         """Makes the policy.
 
         Args:
           specs: of the environment.
           actor_value: the network.
-          tells: the parameters of the distribution, as policy info.
+          records_distribution: the parameters of the distribution, as policy info.
           name: of the policy.
         """
         super().__init__(
             specs.time_step,
             specs.action,
             policy_state_spec=actor_value.state_spec,
-            info_spec=actor_value.info_spec if tells else (),
+            info_spec=actor_value.info_spec if records_distribution else (),
             clip=False,
             name=name,
         )
-        self._network, self._tells = actor_value, tells
+        self._network, self._records_distribution = actor_value, records_distribution
 
     def _variables(self) -> list[tf.Variable]:
         return self._network.variables
@@ -163,5 +165,5 @@ class ActorValuePolicy(tf_policy.TFPolicy):
             time_step.observation, step_type=time_step.step_type, network_state=policy_state
         )
         return policy_step.PolicyStep(
-            distribution, state, self._network.parameters(distribution) if self._tells else ()
+            distribution, state, self._network.parameters(distribution) if self._records_distribution else ()
         )

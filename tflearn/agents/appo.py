@@ -162,8 +162,8 @@ class AppoAgent(impala.ImpalaAgent):
             return self._kl_coefficient * divergence - surrogate
 
         outside = tf.cast(tf.abs(ratios - 1) > options.clip_epsilon, tf.float32)
-        figures = {'kl_to_target': divergence, 'surrogate_clipped_share': outside}
-        return impala.PolicyObjective(log_probs - unroll.behaviour_log_probs, loss, figures)
+        metrics = {'kl_to_target': divergence, 'surrogate_clipped_share': outside}
+        return impala.PolicyObjective(log_probs - unroll.behaviour_log_probs, loss, metrics)
 
     def _loss(self, experience: Any, weights: tf.Tensor | None = None, training: bool = False) -> tf_agent.LossInfo:
         info = super()._loss(experience, weights, training)

@@ -2,7 +2,7 @@
 
 Espeholt et al. 2018, "IMPALA: Scalable Distributed Deep-RL with Importance Weighted Actor-Learner Architectures" (arXiv
 1802.01561). Differs from the paper: the loss is a mean over the steps unless `LossOptions.reduction` is 'sum', Adam is
-the default, and the defaults are for small observation vectors instead of pictures.
+the default, and the defaults are for small observation vectors instead of images.
 """
 
 import math
@@ -54,12 +54,12 @@ class PolicyObjective(NamedTuple):
     Attributes:
       log_ratios: float32 [B, T], log of the ratios that V-trace corrects by.
       loss: advantages [B, T] -> losses [B, T].
-      figures: further ones to be told, [B, T], by name.
+      metrics: further ones to be told, [B, T], by name.
     """
 
     log_ratios: tf.Tensor
     loss: Callable[[tf.Tensor], tf.Tensor]
-    figures: Mapping[str, tf.Tensor]
+    metrics: Mapping[str, tf.Tensor]
 
 
 def make_agent(
@@ -162,7 +162,7 @@ def make_optimizers(
 class ImpalaAgent(tf_agent.TFAgent):
     """See the module. Its collect policy tells the parameters of the distribution that it drew from.
 
-    The losses' extra figures are means over the steps of the global batch that count: `policy_loss`, `value_loss`,
+    The losses' extra metrics are means over the steps of the global batch that count: `policy_loss`, `value_loss`,
     `entropy` [nats], `kl_to_behaviour` (of the policy, from the one that acted) [nats], `mean_rho` (the clipped ratio),
     `clipped_share` (of steps whose ratio is above rho_bar), `mean_abs_log_rho`; and `explained_variance` of the values,
     at most 1, and `valid_share`, of rows that count.
@@ -181,8 +181,8 @@ class ImpalaAgent(tf_agent.TFAgent):
         super().__init__(
             specs.time_step,
             specs.action,
-            policy=greedy_policy.GreedyPolicy(ActorValuePolicy(specs, network, tells=False)),
-            collect_policy=ActorValuePolicy(specs, network, tells=True, name='collect_policy'),
+            policy=greedy_policy.GreedyPolicy(ActorValuePolicy(specs, network, records_distribution=False)),
+            collect_policy=ActorValuePolicy(specs, network, records_distribution=True, name='collect_policy'),
             train_sequence_length=experience.sequence_length,
             train_step_counter=train_step,
         )
@@ -231,8 +231,8 @@ class ImpalaAgent(tf_agent.TFAgent):
         )
         if weights is not None:
             losses *= weights[:, tf.newaxis]
-        figures = {'policy_loss': policy_loss, 'value_loss': value_loss, 'entropy': entropy, **objective.figures}
-        means, count = self._means(unroll, figures | self._off_policy(unroll, objective), targets.values, errors)
+        metrics = {'policy_loss': policy_loss, 'value_loss': value_loss, 'entropy': entropy, **objective.metrics}
+        means, count = self._means(unroll, metrics | self._off_policy(unroll, objective), targets.values, errors)
         loss = tf.reduce_sum(tf.where(unroll.valid, losses, 0.0))
         return tf_agent.LossInfo(loss if options.reduction == 'sum' else tf.math.divide_no_nan(loss, count), means)
 
@@ -265,7 +265,7 @@ class ImpalaAgent(tf_agent.TFAgent):
         return PolicyObjective(log_ratios, lambda advantages: -advantages * unroll.log_probs, {})
 
     def _off_policy(self, unroll: Unroll, objective: PolicyObjective) -> dict[str, tf.Tensor]:
-        """Returns figures [B, T] of how far the policy is from the one that acted."""
+        """Returns metrics [B, T] of how far the policy is from the one that acted."""
         log_ratios, bound = objective.log_ratios, self._options.rho_bar
         ratios = vtrace.clipped_ratios(log_ratios, bound)
         behaviour = self._network.distribution(unroll.experience.policy_info)
@@ -280,11 +280,11 @@ class ImpalaAgent(tf_agent.TFAgent):
         }
 
     def _means(
-        self, unroll: Unroll, figures: Mapping[str, tf.Tensor], targets: tf.Tensor, errors: tf.Tensor
+        self, unroll: Unroll, metrics: Mapping[str, tf.Tensor], targets: tf.Tensor, errors: tf.Tensor
     ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-        """Returns the figures' means over the steps of the global batch that count, and how many these are."""
+        """Returns the metrics' means over the steps of the global batch that count, and how many these are."""
         moments = [tf.ones_like(targets), targets, tf.square(targets), errors, tf.square(errors)]
-        parts = tf.stack([*figures.values(), *moments])
+        parts = tf.stack([*metrics.values(), *moments])
         sums = tf.reduce_sum(tf.where(unroll.valid, tf.stop_gradient(parts), 0.0), axis=[1, 2])
         rows = tf.cast(tf.size(unroll.valid), tf.float32)
         summed = tf.distribute.get_replica_context().all_reduce(
@@ -293,5 +293,5 @@ class ImpalaAgent(tf_agent.TFAgent):
         count, num_rows = summed[-6], summed[-1]
         *means, _, target, target_square, error, error_square, _ = tf.unstack(tf.math.divide_no_nan(summed, count))
         unexplained = tf.math.divide_no_nan(error_square - tf.square(error), target_square - tf.square(target))
-        told = dict(zip(figures, means, strict=True))
-        return told | {'explained_variance': 1.0 - unexplained, 'valid_share': count / num_rows}, count
+        named = dict(zip(metrics, means, strict=True))
+        return named | {'explained_variance': 1.0 - unexplained, 'valid_share': count / num_rows}, count

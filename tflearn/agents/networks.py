@@ -47,7 +47,7 @@ class QNetwork(q_network.QNetwork):
         Args:
           input_tensor_spec: of the observation, which `encoder` encodes.
           action_spec: of one discrete action.
-          conv_layer_params: (filters, kernel size, stride) of convolutions of a picture [height, width, channels].
+          conv_layer_params: (filters, kernel size, stride) of convolutions of an image [height, width, channels].
           fc_layer_params: units of the fully connected layers.
           name: of the network.
         """

@@ -102,10 +102,15 @@ class NormalizingPolicy(ActorValuePolicy):
     """Takes observations as the environment gives them; their normalizer is a part of it."""
 
     def __init__(
-        self, specs: EnvironmentSpecs, network: ActorValueNetwork, normalizer: Normalizer | None, tells: bool, name: str
+        self,
+        specs: EnvironmentSpecs,
+        network: ActorValueNetwork,
+        normalizer: Normalizer | None,
+        records_distribution: bool,
+        name: str,
     ):
         """Makes the policy; see `ActorValuePolicy`."""
-        super().__init__(specs, network, tells, name)
+        super().__init__(specs, network, records_distribution, name)
         self._normalizer = normalizer
 
     def _variables(self) -> list[tf.Variable]:

@@ -136,7 +136,7 @@ class PPOAgent(tf_agent.TFAgent):
     `prepare` turns new sequences into samples, once; `train` takes a step on a minibatch of them, or on sequences that
     are trained on once, which it prepares by itself.
 
-    The losses' extra figures are means over the steps of the global batch that count: `policy_loss`, `value_loss`,
+    The losses' extra metrics are means over the steps of the global batch that count: `policy_loss`, `value_loss`,
     `entropy` [nats], `kl_to_behaviour` (of the policy, from the one that acted) [nats], `clipped_share` (of steps whose
     ratio counts no further); and `explained_variance` of the values, at most 1, `kl_coefficient`, and `valid_share`, of
     rows that count.
@@ -184,16 +184,16 @@ class PPOAgent(tf_agent.TFAgent):
         if self._options.kl_coefficient and self._options.kl_target is not None:
             coefficient = ppo_loss.next_kl_coefficient(self._kl_coefficient, self._divergence, self._options.kl_target)
             self._kl_coefficient.assign(coefficient)
-        self._take_in_rewards(experience, counts)
+        self._update_reward_normalizer(experience, counts)
         samples = self._samples(experience)
-        self._take_in_observations(experience, counts)
+        self._update_observation_normalizer(experience, counts)
         return samples, counts
 
-    def _take_in_rewards(self, experience: Any, counts: tf.Tensor) -> None:
+    def _update_reward_normalizer(self, experience: Any, counts: tf.Tensor) -> None:
         if self._reward_normalizer:
             self._reward_normalizer.update(experience.reward[:, :-1], counts)
 
-    def _take_in_observations(self, experience: Any, counts: tf.Tensor) -> None:
+    def _update_observation_normalizer(self, experience: Any, counts: tf.Tensor) -> None:
         if self._observation_normalizer:
             now = tf.nest.map_structure(lambda leaf: leaf[:, :-1], experience.observation)
             self._observation_normalizer.update(now, counts)
@@ -234,7 +234,7 @@ class PPOAgent(tf_agent.TFAgent):
     def _train(self, experience: Any, weights: tf.Tensor | None) -> tf_agent.LossInfo:
         """Takes one step on samples [B], weighted by `weights` [B]; or on sequences [B, T + 1], and takes them in."""
         own = not isinstance(experience, Samples)
-        samples, counts = self._both(experience, weights)
+        samples, counts = self._as_samples(experience, weights)
         variables = self._network.trainable_variables
         with tf.GradientTape() as tape:
             info = self._loss_of(samples, counts, training=True)
@@ -244,14 +244,14 @@ class PPOAgent(tf_agent.TFAgent):
         self._divergence.assign(info.extra['kl_to_behaviour'])
         if own:
             new = _counts(experience) * (1.0 if taken is None else tf.cast(taken, tf.float32))
-            self._take_in_rewards(experience, new)
-            self._take_in_observations(experience, new)
+            self._update_reward_normalizer(experience, new)
+            self._update_observation_normalizer(experience, new)
         return info
 
     def _loss(self, experience: Any, weights: tf.Tensor | None = None, training: bool = False) -> tf_agent.LossInfo:
-        return self._loss_of(*self._both(experience, weights), training)
+        return self._loss_of(*self._as_samples(experience, weights), training)
 
-    def _both(self, experience: Any, weights: tf.Tensor | None) -> tuple[Samples, tf.Tensor]:
+    def _as_samples(self, experience: Any, weights: tf.Tensor | None) -> tuple[Samples, tf.Tensor]:
         """Returns samples, and what each counts: `weights` if given, [B] of samples or of sequences."""
         if isinstance(experience, Samples):
             return experience, tf.ones_like(experience.advantage) if weights is None else weights
@@ -270,7 +270,7 @@ class PPOAgent(tf_agent.TFAgent):
         divergence = ppo_utils.nested_kl_divergence(
             self._network.distribution(samples.behaviour), distribution, outer_dims=tuple(range(rank))
         )
-        figures = {
+        metrics = {
             'policy_loss': ppo_loss.policy_loss(ratios, samples.advantage, epsilon),
             'value_loss': ppo_loss.value_loss(values, samples.target, samples.value, options.value_clipping),
             'entropy': entropy,
@@ -280,13 +280,13 @@ class PPOAgent(tf_agent.TFAgent):
             else tf.cast(tf.abs(ratios - 1) > epsilon, tf.float32),
         }
         losses = (
-            figures['policy_loss']
-            + options.value_coefficient * figures['value_loss']
+            metrics['policy_loss']
+            + options.value_coefficient * metrics['value_loss']
             - options.entropy_weight(self.train_step_counter) * entropy
         )
         if options.kl_coefficient:
             losses += self._kl_coefficient * divergence
-        means, count = ppo_loss.means(figures, samples.target, samples.target - values, counts)
+        means, count = ppo_loss.means(metrics, samples.target, samples.target - values, counts)
         loss = tf.reduce_sum(tf.where(counts > 0, counts * losses, 0.0))
         extra = means | {'kl_coefficient': tf.identity(self._kl_coefficient)}
         return tf_agent.LossInfo(tf.math.divide_no_nan(loss, count), extra)

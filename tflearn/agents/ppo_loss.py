@@ -120,11 +120,11 @@ def normalized(advantages: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
 
 
 def means(
-    figures: Mapping[str, tf.Tensor], targets: tf.Tensor, errors: tf.Tensor, counts: tf.Tensor
+    metrics: Mapping[str, tf.Tensor], targets: tf.Tensor, errors: tf.Tensor, counts: tf.Tensor
 ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-    """Returns the figures' means over the steps of the global batch that count, and what these count together."""
+    """Returns the metrics' means over the steps of the global batch that count, and what these count together."""
     rows = tf.ones_like(counts)
-    parts = tf.stack([*figures.values(), targets, tf.square(targets), errors, tf.square(errors), rows])
+    parts = tf.stack([*metrics.values(), targets, tf.square(targets), errors, tf.square(errors), rows])
     sums = tf.reduce_sum(
         tf.where(counts > 0, counts * tf.stop_gradient(parts), 0.0), axis=list(range(1, parts.shape.rank))
     )
@@ -133,5 +133,5 @@ def means(
     count, num_rows = summed[-2], summed[-1]
     *means, target, target_square, error, error_square, _, _ = tf.unstack(tf.math.divide_no_nan(summed, count))
     unexplained = tf.math.divide_no_nan(error_square - tf.square(error), target_square - tf.square(target))
-    told = dict(zip(figures, means, strict=True))
-    return told | {'explained_variance': 1.0 - unexplained, 'valid_share': count / num_rows}, count
+    named = dict(zip(metrics, means, strict=True))
+    return named | {'explained_variance': 1.0 - unexplained, 'valid_share': count / num_rows}, count

@@ -100,7 +100,7 @@ def make_agent(
 class ReinforceAgent(reinforce_agent.ReinforceAgent):
     """TF-Agents' agent with a loss of its own, and all its variables from the beginning.
 
-    The loss's further figures are sums over an episode, mean over episodes: `policy_loss`, `value_loss`, `entropy`
+    The loss's further metrics are sums over an episode, mean over episodes: `policy_loss`, `value_loss`, `entropy`
     [nats]; and `num_episodes`.
     """
 
@@ -154,14 +154,14 @@ class ReinforceAgent(reinforce_agent.ReinforceAgent):
         per_episode = lambda values: tf.math.divide_no_nan(  # noqa: E731
             tf.reduce_sum(tf.where(counts > 0, counts * values, 0.0)), num_episodes
         )
-        figures = {
+        metrics = {
             'policy_loss': per_episode(-log_probs * advantages),
             'value_loss': per_episode(errors),
             'entropy': per_episode(common.entropy(distribution, self.action_spec, outer_rank=2)),
         }
-        loss = figures['policy_loss'] + self._value_coefficient * figures['value_loss']
-        loss -= self._entropy_coefficient * figures['entropy']
-        return tf_agent.LossInfo(loss, figures | {'num_episodes': num_episodes})
+        loss = metrics['policy_loss'] + self._value_coefficient * metrics['value_loss']
+        loss -= self._entropy_coefficient * metrics['entropy']
+        return tf_agent.LossInfo(loss, metrics | {'num_episodes': num_episodes})
 
 
 def _normalized(values: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:

@@ -150,13 +150,13 @@ class _SacAgent(sac_agent.SacAgent):
             gradients = tape.gradient(losses[-1], variables)
             # With those before: where the critics' step is skipped, so is the actor's on the same batch.
             optimizer.apply_gradients(zip(gradients, variables, strict=True), tf.add_n(losses))
-        info = self._told(losses)
+        info = self._loss_info(losses)
         self.train_step_counter.assign_add(1)
         self._update_target()
         return info
 
     def _loss(self, experience: Any, weights: tf.Tensor | None = None, training: bool = False) -> tf_agent.LossInfo:
-        return self._told([loss() for loss in self._parts(experience, weights, training)])
+        return self._loss_info([loss() for loss in self._parts(experience, weights, training)])
 
     def _parts(self, experience: Any, weights: tf.Tensor | None, training: bool) -> list[Callable[[], tf.Tensor]]:
         """Returns the losses of the critics, the actor and the temperature as functions of the variables."""
@@ -179,7 +179,7 @@ class _SacAgent(sac_agent.SacAgent):
             lambda: self._alpha_loss_weight * self.alpha_loss(steps, weights=weights, training=training),
         ]
 
-    def _told(self, losses: Sequence[tf.Tensor]) -> tf_agent.LossInfo:
+    def _loss_info(self, losses: Sequence[tf.Tensor]) -> tf_agent.LossInfo:
         critic, actor, alpha = losses
         with tf.name_scope('Losses'):
             for name, loss in (('critic_loss', critic), ('actor_loss', actor), ('alpha_loss', alpha)):

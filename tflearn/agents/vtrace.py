@@ -105,13 +105,13 @@ def backward_sums(terms: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
         for round_ in range(max(0, length - 1).bit_length()):
             terms, factors = _doubled(terms, factors, _shift(2**round_))
         return terms
-    places = tf.range(tf.shape(terms)[1])
+    indices = tf.range(tf.shape(terms)[1])
 
     def body(offset: tf.Tensor, terms: tf.Tensor, factors: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        return (2 * offset, *_doubled(terms, factors, _gather(places + offset)))
+        return (2 * offset, *_doubled(terms, factors, _gather(indices + offset)))
 
     start = (tf.constant(1), terms, factors)
-    return tf.while_loop(lambda offset, *_: offset < tf.size(places), body, start)[1]
+    return tf.while_loop(lambda offset, *_: offset < tf.size(indices), body, start)[1]
 
 
 def check_bounds(*, lambda_: float, **bounds: float | None) -> None:
@@ -149,12 +149,12 @@ def _shift(offset: int) -> Callable[[tf.Tensor], tf.Tensor]:
     return lambda tensor: tf.pad(tensor[:, offset:], [[0, 0], [0, offset]])
 
 
-def _gather(places: tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:
+def _gather(indices: tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:
     """Like `_shift`, by an offset that is a tensor."""
-    inside = places < tf.size(places)
+    inside = indices < tf.size(indices)
 
     def later(tensor: tf.Tensor) -> tf.Tensor:
-        values = tf.gather(tensor, tf.where(inside, places, 0), axis=1)
+        values = tf.gather(tensor, tf.where(inside, indices, 0), axis=1)
         return tf.ensure_shape(tf.where(inside, values, tf.zeros_like(values)), tensor.shape)
 
     return later

@@ -50,7 +50,7 @@ class Failures:
         self.num_rebuilt += len(environments)
         logging.warning('rebuilding %s (failure %d in a row): %s', names, in_a_row, cause)
 
-    def step_made(self, failed: Container[int] = ()) -> None:
+    def record_step(self, failed: Container[int] = ()) -> None:
         """Tells that a step was made by all but `failed`."""
         if self._any:
             self._in_a_row = [count if i in failed else 0 for i, count in enumerate(self._in_a_row)]

@@ -70,7 +70,7 @@ class Columns:
     def _complete(self, batch: dict[str, np.ndarray], masks: dict[str, np.ndarray], action: Any) -> dict[str, Any]:
         """Returns `batch` with all keys that have appeared, and what is missing filled in."""
         for key, values in batch.items():
-            self._learn(key, values)
+            self._add_key(key, values)
         complete = {}
         for key, nothing in self._missing.items():
             given = key == EXECUTED_ACTION and np.shape(action) == nothing.shape
@@ -79,7 +79,7 @@ class Columns:
                 column[masks[key]] = batch[key][masks[key]]
         return complete
 
-    def _learn(self, key: str, values: np.ndarray) -> None:
+    def _add_key(self, key: str, values: np.ndarray) -> None:
         known = self._missing.get(key)
         dtype = values.dtype if known is None else np.promote_types(values.dtype, known.dtype)
         dtype = np.dtype(np.float32) if dtype.kind == 'f' else dtype

@@ -38,7 +38,7 @@ class Step(NamedTuple):
     rebuilt: np.ndarray | None = None
 
 
-class Copies(Protocol):
+class RebuildingVectorEnv(Protocol):
     """N environments with next-step autoreset that are rebuilt when they fail."""
 
     num_envs: int
@@ -56,8 +56,8 @@ class Copies(Protocol):
         """Frees what they hold."""
 
 
-class OneByOne:
-    """`Copies`, stepped one after the other."""
+class SyncVectorEnv:
+    """`RebuildingVectorEnv`, stepped one after the other."""
 
     def __init__(self, make_one: Callable[[], gymnasium.Env], num_environments: int):
         """Makes the environments; what `make_one` raises is raised."""
@@ -80,7 +80,7 @@ class OneByOne:
         self._seed: int | None = None
 
     def reset(self, seed: int | None) -> Any:
-        """See `Copies`."""
+        """See `RebuildingVectorEnv`."""
         self._seed = seed if seed is not None else self._seed
         self._ended = [False] * self.num_envs
         observations = []
@@ -92,7 +92,7 @@ class OneByOne:
         return self._concatenate(observations)
 
     def step(self, action: Any) -> Step:
-        """See `Copies`."""
+        """See `RebuildingVectorEnv`."""
         results, failed = [], []
         for i, own_action in enumerate(iterate(self._action_space, action)):
             environment = self._environments[i]
@@ -106,7 +106,7 @@ class OneByOne:
             except Exception as error:
                 results.append((self._rebuild(i, error), 0.0, False, False, {}))
                 failed.append(i)
-        self.failures.step_made(failed)
+        self.failures.record_step(failed)
         observations, rewards, all_terminated, all_truncated, all_infos = zip(*results, strict=True)
         self._ended = [a or b for a, b in zip(all_terminated, all_truncated, strict=True)]
         return Step(
@@ -119,7 +119,7 @@ class OneByOne:
         )
 
     def close(self) -> None:
-        """See `Copies`."""
+        """See `RebuildingVectorEnv`."""
         for environment in self._environments:
             environment.close()
 
@@ -139,8 +139,8 @@ class OneByOne:
                 error = next_error
 
 
-class Native:
-    """`Copies` over a vector environment of gymnasium's kind. All are rebuilt if it raises.
+class NativeVectorEnv:
+    """`RebuildingVectorEnv` over a vector environment of gymnasium's kind. All are rebuilt if it raises.
 
     How it makes its environments differ is its own affair: some draw from one random number generator.
     """
@@ -165,7 +165,7 @@ class Native:
         self._seed: int | None = None
 
     def reset(self, seed: int | None) -> Any:
-        """See `Copies`."""
+        """See `RebuildingVectorEnv`."""
         self._seed = seed if seed is not None else self._seed
         try:
             return self._vector_env.reset(seed=seed)[0]
@@ -173,18 +173,18 @@ class Native:
             return self._rebuild(error)
 
     def step(self, action: Any) -> Step:
-        """See `Copies`."""
+        """See `RebuildingVectorEnv`."""
         try:
             observation, reward, terminated, truncated, info = self._vector_env.step(action)
         except Exception as error:
             zeros = np.zeros(self.num_envs, np.float32)
             no, yes = np.zeros(self.num_envs, bool), np.ones(self.num_envs, bool)
             return Step(self._rebuild(error), zeros, no, no, self._columns.take({}, action), yes)
-        self.failures.step_made()
+        self.failures.record_step()
         return Step(observation, reward, terminated, truncated, self._columns.take(info, action))
 
     def close(self) -> None:
-        """See `Copies`."""
+        """See `RebuildingVectorEnv`."""
         self._vector_env.close()
 
     def _rebuild(self, error: Exception) -> Any:

@@ -18,12 +18,12 @@ _FIRST, _MID = np.int32(ts.StepType.FIRST), np.int32(ts.StepType.MID)
 
 
 class VectorEnvironment:
-    """`BatchedEnvironment` over `sync_vector_env.Copies`.
+    """`BatchedEnvironment` over `sync_vector_env.RebuildingVectorEnv`.
 
     The arrays of a time step are the caller's: later steps leave them alone.
     """
 
-    def __init__(self, environments: sync_vector_env.Copies, seed: int | None):
+    def __init__(self, environments: sync_vector_env.RebuildingVectorEnv, seed: int | None):
         """Takes over `environments`.
 
         Args:
@@ -43,7 +43,7 @@ class VectorEnvironment:
         except ValueError:
             environments.close()
             raise
-        self._copies = environments
+        self._vector_env = environments
         self._seed = None if seed is None else int(seed)
         self._read = spaces.reader(environments.single_observation_space)
         self._check_categories = spaces.category_check(self.specs.observation)
@@ -55,11 +55,11 @@ class VectorEnvironment:
     @property
     def num_rebuilt(self) -> int:
         """Environments rebuilt so far."""
-        return self._copies.failures.num_rebuilt
+        return self._vector_env.failures.num_rebuilt
 
     def reset(self) -> ts.TimeStep:
         """Starts new episodes everywhere. Returns FIRST time steps [B]."""
-        observation = self._copies.reset(self._seed)
+        observation = self._vector_env.reset(self._seed)
         self._seed = None  # later episodes go on with the environments' own random numbers
         self._ended = np.zeros(self.num_environments, bool)
         self.info = {}
@@ -91,7 +91,7 @@ class VectorEnvironment:
             check_batch(action, self.specs.action, self.num_environments, 'action')
             self._checked_action = True
         given = self._write(action)
-        observation, reward, terminated, truncated, info, rebuilt = self._copies.step(given)
+        observation, reward, terminated, truncated, info, rebuilt = self._vector_env.step(given)
         first = self._ended if rebuilt is None else self._ended | rebuilt
         self._ended = ended = terminated | truncated
         if infos.EXECUTED_ACTION in info:
@@ -113,7 +113,7 @@ class VectorEnvironment:
     def close(self) -> None:
         """Frees what the environments hold. Calling it twice is fine."""
         self._ended = None
-        self._copies.close()
+        self._vector_env.close()
 
     def _executed(self, executed: np.ndarray, given: np.ndarray, action: np.ndarray) -> np.ndarray:
         """Returns the executed actions: `action`, unclipped, where an environment did what it was given."""
@@ -127,7 +127,7 @@ def in_process(make_one: Callable[[], gymnasium.Env], num_environments: int, see
 
     One that raises is rebuilt; one that hangs holds up the others: there is no way to stop it from here.
     """
-    return VectorEnvironment(sync_vector_env.OneByOne(make_one, num_environments), seed)
+    return VectorEnvironment(sync_vector_env.SyncVectorEnv(make_one, num_environments), seed)
 
 
 def in_worker_processes(
@@ -150,7 +150,7 @@ def in_worker_processes(
     Raises:
       RuntimeError: if a worker could not make its environment.
     """
-    return VectorEnvironment(worker_processes.Workers(make_one, num_environments, step_timeout_secs), seed)
+    return VectorEnvironment(worker_processes.WorkerVectorEnv(make_one, num_environments, step_timeout_secs), seed)
 
 
 def native(make_all: Callable[[], VectorEnv], seed: int | None) -> VectorEnvironment:
@@ -163,4 +163,4 @@ def native(make_all: Callable[[], VectorEnv], seed: int | None) -> VectorEnviron
     Raises:
       ValueError: for another autoreset mode.
     """
-    return VectorEnvironment(sync_vector_env.Native(make_all), seed)
+    return VectorEnvironment(sync_vector_env.NativeVectorEnv(make_all), seed)

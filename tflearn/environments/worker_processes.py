@@ -126,8 +126,8 @@ class _Worker:
         return False, f'its process (pid {self.process.pid}) gave no answer within its time and counts as hanging'
 
 
-class Workers:
-    """`sync_vector_env.Copies`, each in a process of its own. After an error it is closed."""
+class WorkerVectorEnv:
+    """`sync_vector_env.RebuildingVectorEnv`, each in a process of its own. After an error it is closed."""
 
     def __init__(self, make_one: Callable[[], gymnasium.Env], num_environments: int, step_timeout_secs: float):
         """Starts one process per environment and waits until each has made its own.
@@ -167,7 +167,7 @@ class Workers:
                 raise RuntimeError(f'environment {i} failed in its worker process: {cause}')
 
     def reset(self, seed: int | None) -> Any:
-        """See `sync_vector_env.Copies`."""
+        """See `sync_vector_env.RebuildingVectorEnv`."""
         self._seed = seed if seed is not None else self._seed
         with self._closed_after_errors():
             commands = {i: ('reset', seed_of(seed, i, num_rebuilt=0)) for i in range(self.num_envs)}
@@ -176,11 +176,11 @@ class Workers:
         return self._batch
 
     def step(self, action: Any) -> sync_vector_env.Step:
-        """See `sync_vector_env.Copies`."""
+        """See `sync_vector_env.RebuildingVectorEnv`."""
         with self._closed_after_errors():
             commands = {i: ('step', own) for i, own in enumerate(iterate(self._action_space, action))}
             results, failed = self._ask(commands, self._timeout_secs)
-            self.failures.step_made(failed)
+            self.failures.record_step(failed)
             if failed:
                 self._rebuild(failed)
         of_failed: tuple[float, bool, bool, dict[str, Any]] = (0.0, False, False, {})

@@ -119,9 +119,9 @@ def _served(
     """Returns the served collect policy, if the options name a server."""
     if options.served_at is None:
         return None
-    from tflearn.serving.remote_policy import ServedPolicy  # it needs an extra
+    from tflearn.serving.remote_policy import RemotePolicy  # it needs an extra
 
-    policy = ServedPolicy(options.served_at, 'collect_policy', agent.collect_policy, None, timeout_secs, stop)
+    policy = RemotePolicy(options.served_at, 'collect_policy', agent.collect_policy, None, timeout_secs, stop)
     ending.callback(policy.close)
     return policy
 

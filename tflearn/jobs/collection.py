@@ -77,7 +77,7 @@ class Collection:
                 num_steps = min(num_steps, -(-left // self._environment.num_environments))
             else:
                 self.random = False
-                self._actor.follow(self._policy)
+                self._actor.set_policy(self._policy)
         self._actor.run(num_steps)
 
 

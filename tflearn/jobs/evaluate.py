@@ -264,7 +264,7 @@ class _Evaluation:
         request = read_json(self._run_dir.stop_request)
         if request is None or 'evaluation' not in request:
             return None
-        return request if versions.is_whole(self._version(request['evaluation'])) else None
+        return request if versions.is_complete(self._version(request['evaluation'])) else None
 
     def _version(self, evaluation: Evaluation) -> pathlib.Path:
         return self._source.directory / str(evaluation['train_step'])

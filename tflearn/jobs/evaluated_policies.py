@@ -185,7 +185,7 @@ class ServedPolicies(ExportedPolicies):
         self.what = f'the policy {options.policy!r} served at {options.served_at}'
         self._address, self._name, self._stop = str(options.served_at), options.policy, stop
         self._served_policy = remote_policy
-        self._model = remote_policy.ServedModel(self._address, self._name)
+        self._model = remote_policy.RemoteModel(self._address, self._name)
         self._policy: Any = None
 
     def result(self) -> dict[str, Any] | None:
@@ -213,7 +213,7 @@ class ServedPolicies(ExportedPolicies):
             logging.info('%s', gone)
             return None
         self._close_policy()
-        self._policy = self._served_policy.ServedPolicy(self._address, self._name, like, version, stop=self._stop)
+        self._policy = self._served_policy.RemotePolicy(self._address, self._name, like, version, stop=self._stop)
         return Candidate(self._policy, metadata, path if here else None)
 
     def close(self) -> None:

@@ -65,7 +65,7 @@ def export(
         version = updates.materialise(directory, step, pathlib.Path(output) if output else None)
         logging.info('the full model of step %d is %s', step, version)
         return version
-    if not versions.is_whole(version):
+    if not versions.is_complete(version):
         version = updates.materialise(directory, step)
     if tflite is None:
         path = pathlib.Path(str(output))

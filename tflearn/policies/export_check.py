@@ -42,7 +42,7 @@ class ExportCheck:
         self._loaded: Any = None
 
     @property
-    def begun(self) -> bool:
+    def has_compared(self) -> bool:
         """Says whether a first version was compared."""
         return self._loaded is not None
 
@@ -53,7 +53,7 @@ class ExportCheck:
         """
         return _call(self._program, self._leaves) if self._exact else []
 
-    def first(self, path: pathlib.Path) -> None:
+    def compare_first(self, path: pathlib.Path) -> None:
         """Compares a whole version with the live policy, which must have the same weights still.
 
         Raises:
@@ -71,7 +71,7 @@ class ExportCheck:
             _check_same(f'the signature {name}', expected, got, not _is_stochastic(program))
         self._loaded = exported
 
-    def again(self, path: pathlib.Path, weights: Sequence[tf.Tensor], actions: Sequence[tf.Tensor]) -> None:
+    def compare_later(self, path: pathlib.Path, weights: Sequence[tf.Tensor], actions: Sequence[tf.Tensor]) -> None:
         """Compares a later version with what the live policy was when the snapshot was taken. In any thread.
 
         Args:

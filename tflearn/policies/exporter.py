@@ -121,7 +121,7 @@ class PolicyExporter:
     @property
     def checked(self) -> bool:
         """Says whether a first version was compared, so that the work of a snapshot may run beside train steps."""
-        return self._check.begun
+        return self._check.has_compared
 
     def snapshot(self, train_step: int, metadata: Mapping[str, Any], update: bool = False) -> Callable[[], None]:
         """Takes a snapshot of the policy. Must not run beside a train step.
@@ -181,7 +181,7 @@ class PolicyExporter:
         self, train_step: int, weights: Sequence[tf.Tensor], actions: Sequence[tf.Tensor], facts: Mapping[str, Any]
     ) -> None:
         update = updates.folder(self._directory) / str(train_step)
-        if not self._check.begun:
+        if not self._check.has_compared:
             logging.warning('left out the update %s: no full export was compared with the live policy yet', update)
             return
         with self._writing:
@@ -197,7 +197,7 @@ class PolicyExporter:
         facts: Mapping[str, Any],
         write_graph: Callable[[pathlib.Path], None] | None = None,
     ) -> None:
-        exists, first = path.exists(), not self._check.begun
+        exists, first = path.exists(), not self._check.has_compared
         if exists:
             logging.info('the policy of step %s is exported already: left %s as it is', path.name, path)
             if not first:
@@ -210,9 +210,9 @@ class PolicyExporter:
             self._files.write_weights(written, weights)
             write_json(written / versions.METADATA, facts)
             if first:
-                self._check.first(written)
+                self._check.compare_first(written)
             else:
-                self._check.again(written, weights, actions)
+                self._check.compare_later(written, weights, actions)
             if exists:  # it was written for the comparison alone
                 versions.remove(written)
             else:

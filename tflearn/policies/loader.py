@@ -115,7 +115,7 @@ def load_model(path: pathlib.Path) -> tuple[LoadedModel, dict[str, Any]]:
         metadata = read_json(path / versions.METADATA)
         model = loaded_model.load(path)
     except (OSError, ValueError, tf.errors.OpError) as error:
-        if not versions.is_whole(path):
+        if not versions.is_complete(path):
             raise UserFileNotFoundError(f'got no policy at {path}; need a version that is still there') from error
         raise UserValueError(f'got a damaged policy at {path} ({error}); remove it') from error
     if metadata is None:

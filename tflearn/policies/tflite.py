@@ -77,21 +77,21 @@ def compare(model: bytes, version: pathlib.Path, given: Arrays, precision: str) 
     exported = _load(version)
     expected = {name: value.numpy() for name, value in exported.signatures[signatures.DEFAULT](**tensors).items()}
     got = run(model, given)
-    figures = {}
+    metrics = {}
     for name, values in expected.items():
         discrete = values.dtype.kind in 'iu'
         if discrete:
-            figures[name] = float(np.mean(values == got[name]))
+            metrics[name] = float(np.mean(values == got[name]))
         else:
-            figures[name] = float(np.max(np.abs(values - got[name])) / max(np.ptp(values), 1e-6))
+            metrics[name] = float(np.max(np.abs(values - got[name])) / max(np.ptp(values), 1e-6))
         bound = (_LEAST_EQUAL if discrete else _MOST_DIFFERENCE)[precision]
-        if (figures[name] < bound) if discrete else not figures[name] <= bound:
+        if (metrics[name] < bound) if discrete else not metrics[name] <= bound:
             what = 'a share of equal ones of' if discrete else 'a greatest difference of'
             raise RuntimeError(
-                f'got {name} of the TFLite model with {what} {figures[name]:.3g}, compared with {version}; need '
+                f'got {name} of the TFLite model with {what} {metrics[name]:.3g}, compared with {version}; need '
                 f'{bound}; calibrate with more observations, or keep floats'
             )
-    return figures
+    return metrics
 
 
 def run(model: bytes, given: Arrays) -> dict[str, np.ndarray]:

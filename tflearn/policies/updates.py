@@ -29,7 +29,7 @@ def folder(directory: pathlib.Path) -> pathlib.Path:
 
 def steps(directory: pathlib.Path) -> list[int]:
     """Returns the train steps of the whole updates, rising."""
-    return versions.versions(folder(directory), _is_whole)
+    return versions.versions(folder(directory), _is_complete)
 
 
 def write_model(directory: pathlib.Path, files: ModelFiles) -> None:
@@ -48,7 +48,7 @@ def write_model(directory: pathlib.Path, files: ModelFiles) -> None:
 
 def prune(directory: pathlib.Path, keep_last: int) -> None:
     """Removes all updates but the `keep_last` newest, and graphs that no update names, moved aside or not."""
-    versions.prune(folder(directory), keep_last, whole=_is_whole)
+    versions.prune(folder(directory), keep_last, complete=_is_complete)
     models = list(folder(directory).glob(f'{_MODEL}*'))
     if len(models) > 1:
         found = [read_json(metadata) or {} for metadata in folder(directory).glob(f'*/{versions.METADATA}')]
@@ -60,7 +60,7 @@ def prune(directory: pathlib.Path, keep_last: int) -> None:
 
 def drop_newer_than(directory: pathlib.Path, train_step: int) -> list[int]:
     """Moves updates beyond `train_step` aside; see `versions.drop_newer_than`."""
-    return versions.drop_newer_than(folder(directory), train_step, _is_whole)
+    return versions.drop_newer_than(folder(directory), train_step, _is_complete)
 
 
 def materialise(directory: pathlib.Path, train_step: int, output: pathlib.Path | None = None) -> pathlib.Path:
@@ -78,13 +78,13 @@ def materialise(directory: pathlib.Path, train_step: int, output: pathlib.Path |
       ValueError: if there is no such update, or `output` exists.
     """
     version = output or directory / str(train_step)
-    if output is None and versions.is_whole(version):
+    if output is None and versions.is_complete(version):
         versions.keep(version)
         return version
     if version.exists():
         raise UserValueError(f'got output={version}, which exists; need a path that does not; choose another')
     update = folder(directory) / str(train_step)
-    if not _is_whole(update):
+    if not _is_complete(update):
         raise UserValueError(
             f'got no update of step {train_step} of the policy {directory}; need one of: {_list(directory)}'
         )
@@ -109,5 +109,5 @@ def _list(directory: pathlib.Path) -> str:
     return ', '.join(map(str, steps(directory))) or 'none; set update_interval_steps, so that the train job writes some'
 
 
-def _is_whole(update: pathlib.Path) -> bool:
+def _is_complete(update: pathlib.Path) -> bool:
     return (update / versions.METADATA).is_file()

@@ -38,16 +38,16 @@ _MOVED_ASIDE = '.moved_aside-'
 _ABANDONED_SECS = 24 * 3600.0
 
 
-def is_whole(version: pathlib.Path) -> bool:
+def is_complete(version: pathlib.Path) -> bool:
     return (version / 'saved_model.pb').is_file() and (version / METADATA).is_file()
 
 
-def versions(directory: pathlib.Path, whole: Callable[[pathlib.Path], bool] = is_whole) -> list[int]:
+def versions(directory: pathlib.Path, complete: Callable[[pathlib.Path], bool] = is_complete) -> list[int]:
     """Returns the train steps of the whole versions, rising.
 
     Args:
       directory: of the versions; need not exist.
-      whole: says whether the version at a path is.
+      complete: says whether the version at a path is.
     """
     while True:
         try:
@@ -55,7 +55,7 @@ def versions(directory: pathlib.Path, whole: Callable[[pathlib.Path], bool] = is
         except FileNotFoundError:
             return []
         steps = sorted(int(name) for name in names if re.fullmatch('0|[1-9][0-9]*', name))
-        found = [step for step in steps if whole(directory / str(step))]
+        found = [step for step in steps if complete(directory / str(step))]
         # A writer may have put a newer version in the place of all that were listed.
         if found or all((directory / str(step)).exists() for step in steps):
             return found
@@ -86,8 +86,8 @@ def publish(written: pathlib.Path, version: pathlib.Path) -> None:
 def point_latest(directory: pathlib.Path) -> None:
     """Makes the link `latest` lead to the newest whole version."""
     newest = newest_version(directory)
-    if newest is not None and _pointed(directory, LATEST) != newest:
-        _point(directory, LATEST, newest)
+    if newest is not None and _link_target(directory, LATEST) != newest:
+        _make_link(directory, LATEST, newest)
 
 
 def point_best(version: pathlib.Path) -> bool:
@@ -96,16 +96,16 @@ def point_best(version: pathlib.Path) -> bool:
     Returns:
       False if the version is gone; then the link is left as it was.
     """
-    before = _pointed(version.parent, BEST)
-    if not is_whole(version):
+    before = _link_target(version.parent, BEST)
+    if not is_complete(version):
         return False
-    _point(version.parent, BEST, int(version.name))
-    if is_whole(version):
+    _make_link(version.parent, BEST, int(version.name))
+    if is_complete(version):
         return True
     if before is None:  # it was pruned just then
         (version.parent / BEST).unlink(missing_ok=True)
     else:
-        _point(version.parent, BEST, before)
+        _make_link(version.parent, BEST, before)
     return False
 
 
@@ -123,11 +123,11 @@ def add_metadata(version: pathlib.Path, **facts: Any) -> bool:
 
 def best_version(directory: pathlib.Path) -> int | None:
     """Returns the train step of the best version; None if nobody has said which it is, or it is gone."""
-    step = _pointed(directory, BEST)
-    return step if step is not None and is_whole(directory / str(step)) else None
+    step = _link_target(directory, BEST)
+    return step if step is not None and is_complete(directory / str(step)) else None
 
 
-def _point(directory: pathlib.Path, name: str, step: int) -> None:
+def _make_link(directory: pathlib.Path, name: str, step: int) -> None:
     temporary_link = directory / f'{_TEMPORARY}{name}-{_process()}'
     try:
         temporary_link.unlink(missing_ok=True)
@@ -137,7 +137,7 @@ def _point(directory: pathlib.Path, name: str, step: int) -> None:
         logging.warning('could not make the link %s to %d: %s', directory / name, step, error)
 
 
-def _pointed(directory: pathlib.Path, name: str) -> int | None:
+def _link_target(directory: pathlib.Path, name: str) -> int | None:
     try:
         return int(os.readlink(directory / name))
     except (OSError, ValueError):
@@ -173,7 +173,7 @@ def unkeep(version: pathlib.Path, marker: str = KEPT) -> None:
 
 def is_kept(version: pathlib.Path) -> bool:
     """Says whether a version is exempt from `prune`: it is marked, or the best one."""
-    return _is_marked(version) or _pointed(version.parent, BEST) == int(version.name)
+    return _is_marked(version) or _link_target(version.parent, BEST) == int(version.name)
 
 
 def _is_marked(path: pathlib.Path) -> bool:
@@ -184,10 +184,10 @@ def prune(
     directory: pathlib.Path,
     keep_last: int,
     spare: int | None = None,
-    whole: Callable[[pathlib.Path], bool] = is_whole,
+    complete: Callable[[pathlib.Path], bool] = is_complete,
 ) -> None:
     """Removes all versions but the `keep_last` newest, that of step `spare`, and those that are kept."""
-    for step in versions(directory, whole)[:-keep_last]:
+    for step in versions(directory, complete)[:-keep_last]:
         if step != spare and not is_kept(directory / str(step)):
             remove(directory / str(step))
 
@@ -199,7 +199,7 @@ def remove(path: pathlib.Path) -> None:
         os.rename(path, away)
     except FileNotFoundError:
         return
-    kept = _is_marked(away) or str(_pointed(path.parent, BEST)) == path.name
+    kept = _is_marked(away) or str(_link_target(path.parent, BEST)) == path.name
     if kept and not path.name.startswith(_TEMPORARY):
         os.rename(away, path)
     else:
@@ -214,7 +214,7 @@ def remove_leftovers(directory: pathlib.Path) -> None:
     """
     for prefix in (_TEMPORARY, _REMOVED):
         for path in directory.glob(f'{prefix}*'):
-            if _is_in_hand(path):
+            if _is_in_use(path):
                 continue
             if path.is_symlink():
                 path.unlink(missing_ok=True)
@@ -222,7 +222,7 @@ def remove_leftovers(directory: pathlib.Path) -> None:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def _is_in_hand(path: pathlib.Path) -> bool:
+def _is_in_use(path: pathlib.Path) -> bool:
     """Says whether the process whose name ends that of `path` is another one, and alive as far as is known."""
     *_, machine, pid = path.name.split('-')
     if machine != _machine():
@@ -265,7 +265,7 @@ def _machine() -> str:
 
 
 def drop_newer_than(
-    directory: pathlib.Path, train_step: int, whole: Callable[[pathlib.Path], bool] = is_whole
+    directory: pathlib.Path, train_step: int, complete: Callable[[pathlib.Path], bool] = is_complete
 ) -> list[int]:
     """Moves the versions beyond `train_step` aside, where no reader looks; those that are `KEPT` stay.
 
@@ -274,14 +274,14 @@ def drop_newer_than(
     Args:
       directory: of the versions.
       train_step: that training goes on from.
-      whole: says whether the version at a path is.
+      complete: says whether the version at a path is.
 
     Returns:
       The train steps of the versions that were moved.
     """
-    newer = [step for step in versions(directory, whole) if step > train_step]
+    newer = [step for step in versions(directory, complete) if step > train_step]
     steps = [step for step in newer if not (directory / str(step) / KEPT).exists()]
-    if _pointed(directory, BEST) in steps:
+    if _link_target(directory, BEST) in steps:
         (directory / BEST).unlink(missing_ok=True)
     for step in steps:
         aside = directory / f'{_MOVED_ASIDE}{step}-{time.time_ns()}'

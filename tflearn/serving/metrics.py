@@ -41,7 +41,7 @@ class ServingMetrics:
             'tflearn_reloads', 'Times that a change of versions was taken over', registry=self.registry
         )
 
-    def answered(self, method: str, code: str, secs: float) -> None:
+    def record_request(self, method: str, code: str, secs: float) -> None:
         """Counts one answer.
 
         Args:
@@ -52,11 +52,11 @@ class ServingMetrics:
         self._requests.labels(method, code).inc()
         self._latency.labels(method).observe(secs)
 
-    def predicted(self, model: str, rows: int) -> None:
+    def record_rows(self, model: str, rows: int) -> None:
         """Counts the rows of one request of a model that is served."""
         self._rows.labels(model).observe(rows)
 
-    def reloaded(self) -> None:
+    def record_reload(self) -> None:
         """Takes in which versions are served now."""
         self._reloads.inc()
         for holder in self._models.holders:

@@ -12,7 +12,7 @@ from tflearn.policies import signatures
 from tflearn.serving import tensor_protos
 from tflearn.serving.models import ModelHolder, Models
 from tflearn.serving.protos import get_model_metadata_pb2, get_model_status_pb2, predict_pb2
-from tflearn.serving.request_queue import Arrays, Calls
+from tflearn.serving.request_queue import Arrays, RequestQueue
 from tflearn.serving.served_version import InvalidRequest, ServedVersion, Signature
 
 _SIGNATURES = 'signature_def'
@@ -22,17 +22,20 @@ class PredictionService:
     """The methods of both services, by their full gRPC names in `methods`."""
 
     def __init__(
-        self, models: Models, calls: Calls, predicted: Callable[[str, int], object] = lambda model, rows: None
+        self,
+        models: Models,
+        requests: RequestQueue,
+        record_rows: Callable[[str, int], object] = lambda model, rows: None,
     ):
         """
         Args:
           models: what is served.
-          calls: compute the requests.
-          predicted: called with the model's name and the rows of each request that was computed.
+          requests: computes the requests.
+          record_rows: called with the model's name and the rows of each request that was computed.
         """
         self._models = models
-        self._calls = calls
-        self._predicted = predicted
+        self._requests = requests
+        self._predicted = record_rows
         self.methods: Mapping[str, Callable[[bytes], Awaitable[Any]]] = {
             '/tensorflow.serving.PredictionService/Predict': self.predict,
             '/tensorflow.serving.PredictionService/GetModelMetadata': self.get_model_metadata,
@@ -72,9 +75,9 @@ class PredictionService:
         shapes = {name: tensor_protos.shape_of(name, tensors[name], len(spec.shape)) for name, spec in specs.items()}
         signature.check(shapes)
         rows = next(iter(shapes.values()))[0] if signature.batched else 1
-        self._calls.check_room(signature, rows)
+        self._requests.check_room(signature, rows)
         arrays = {name: tensor_protos.to_array(name, tensors[name], spec.dtype) for name, spec in specs.items()}
-        return await self._calls.run(signature, arrays), rows
+        return await self._requests.run(signature, arrays), rows
 
     async def get_model_metadata(self, data: bytes) -> Any:
         """Answers a GetModelMetadataRequest for the field 'signature_def', the only one there is.

@@ -1,4 +1,4 @@
-"""ServedPolicy: a policy that a server computes, for those who act in environments."""
+"""RemotePolicy: a policy that a server computes, for those who act in environments."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -25,9 +25,9 @@ from tflearn.waiting import wait_until
 _Answer = TypeVar('_Answer')
 
 _CALL_SECS = 10.0
-# What is said of a server that is starting, or starts anew, or has too much to do for a while. NOT_FOUND is final where
-# one version is asked for by its number.
-_COMES = (
+# The codes of a server that starts, restarts or is overloaded for a while. NOT_FOUND is final where a request names a
+# version.
+_TEMPORARY = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.NOT_FOUND,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -35,7 +35,7 @@ _COMES = (
 )
 
 
-class ServedPolicy:
+class RemotePolicy:
     """Has TensorFlow Serving, or `tflearn-serve`, choose the actions.
 
     It waits for a server that is away for a while, or has too much to do.
@@ -47,7 +47,7 @@ class ServedPolicy:
         self,
         address: str,
         model: str,
-        like: Any,
+        specs: Any,
         version: int | None = None,
         timeout_secs: float = 60.0,
         stop: threading.Event | None = None,
@@ -57,22 +57,22 @@ class ServedPolicy:
         Args:
           address: 'host:port' of the server.
           model: name of the policy there.
-          like: has the specs of what it is asked and answers: `time_step_spec`, `action_spec`, `policy_state_spec`,
+          specs: has the specs of what it is asked and answers: `time_step_spec`, `action_spec`, `policy_state_spec`,
             `info_spec`, as the TF-Agents policy that was exported has them.
           version: that is to act; None is the newest, at each step.
           timeout_secs: how long to wait for a server.
           stop: ends a wait when set.
         """
-        self.time_step_spec = like.time_step_spec
+        self.time_step_spec = specs.time_step_spec
         self._what = f'the policy {model!r} served at {address}'
         self._model, self._version = model, version
-        self._like = like
+        self._specs = specs
         self._timeout_secs, self._stop = timeout_secs, stop
         self._client = PolicyClient(address, model, version, _CALL_SECS)
 
     def initial_state(self, batch_size: int) -> Any:
         """Returns the policy state with which `batch_size` episodes start; () for a policy without one."""
-        if not tf.nest.flatten(self._like.policy_state_spec):
+        if not tf.nest.flatten(self._specs.policy_state_spec):
             return ()
         return self._nest('policy_state', self._ask(lambda: self._client.initial_state(batch_size)))
 
@@ -107,30 +107,30 @@ class ServedPolicy:
         self._client.close()
 
     def _nest(self, name: str, outputs: Mapping[str, np.ndarray]) -> Any:
-        spec = getattr(self._like, f'{name}_spec')
+        spec = getattr(self._specs, f'{name}_spec')
         plain = plain_nests.to_plain(spec)
         leaves = [outputs[leaf] for leaf, _ in plain_nests.flat(plain, name)]
         return plain_nests.from_plain(tf.nest.pack_sequence_as(plain, leaves), spec)
 
     def _ask(self, call: Callable[[], _Answer]) -> _Answer:
-        said = ''
+        last_error = ''
 
         def answer() -> tuple[_Answer] | None:
-            nonlocal said
+            nonlocal last_error
             try:
                 return (call(),)
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.NOT_FOUND and self._version is not None:
                     raise VersionGone(f'got no version {self._version} of {self._what} any more') from error
-                if error.code() in _COMES:
-                    said = f' ({error.code().name}: {error.details()})'
+                if error.code() in _TEMPORARY:
+                    last_error = f' ({error.code().name}: {error.details()})'
                     return None
                 raise
 
-        return wait_until(answer, lambda: self._what + said, self._timeout_secs, self._stop)[0]
+        return wait_until(answer, lambda: self._what + last_error, self._timeout_secs, self._stop)[0]
 
 
-class ServedModel:
+class RemoteModel:
     """What a server says of one of its models."""
 
     def __init__(self, address: str, model: str):
@@ -150,7 +150,7 @@ class ServedModel:
         try:
             response = model_service_pb2_grpc.ModelServiceStub(self._channel).GetModelStatus(request, _CALL_SECS)
         except grpc.RpcError as error:
-            if error.code() in _COMES:
+            if error.code() in _TEMPORARY:
                 return None
             raise
         available = get_model_status_pb2.ModelVersionStatus.AVAILABLE

@@ -28,7 +28,7 @@ class _Request:
     answer: asyncio.Future[Arrays]
 
 
-class _Queue:
+class _SignatureQueue:
     """Requests that wait, in order of their arrival, and how many rows they have."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class _Queue:
         return taken
 
 
-class Calls:
+class RequestQueue:
     """Computes requests in order of their arrival, those of one signature together."""
 
     def __init__(self, num_threads: int):
@@ -71,7 +71,7 @@ class Calls:
         self._pool = futures.ThreadPoolExecutor(num_threads, 'policy_server')
         self._idle = num_threads
         self._due = False  # a start
-        self._waiting: dict[Signature, _Queue] = {}
+        self._waiting: dict[Signature, _SignatureQueue] = {}
 
     async def run(self, signature: Signature, inputs: Arrays) -> Arrays:
         """Computes the outputs, by name.
@@ -87,7 +87,7 @@ class Calls:
           InvalidRequest: as `signature.run`.
           tf.errors.InvalidArgumentError: if the policy cannot compute these values.
         """
-        queue = self._waiting.get(signature) or _Queue()
+        queue = self._waiting.get(signature) or _SignatureQueue()
         rows = next(iter(inputs.values())).shape[0] if signature.batched else 1
         self.check_room(signature, rows)
         request = _Request(inputs, rows, asyncio.get_running_loop().create_future())

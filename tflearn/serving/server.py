@@ -18,7 +18,7 @@ from tflearn.serving.metrics import ServingMetrics
 from tflearn.serving.models import Models, NotServed
 from tflearn.serving.prediction_service import PredictionService
 from tflearn.serving.protos import grpc, health, health_pb2, health_pb2_grpc
-from tflearn.serving.request_queue import Calls, Overloaded
+from tflearn.serving.request_queue import Overloaded, RequestQueue
 from tflearn.serving.served_version import InvalidRequest
 
 # gRPC sends the details in a header, which may not be long; names in them come from the client.
@@ -105,9 +105,9 @@ class PolicyServer:
         """
         self._models = models
         self._metrics = metrics
-        self._calls = Calls(options.num_threads)
+        self._requests = RequestQueue(options.num_threads)
         self._health = health.aio.HealthServicer()
-        service = PredictionService(models, self._calls, *([metrics.predicted] if metrics else []))
+        service = PredictionService(models, self._requests, *([metrics.record_rows] if metrics else []))
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name='policy_server', daemon=True)
         self._thread.start()
@@ -122,9 +122,9 @@ class PolicyServer:
         """Takes in what the models serve now: health (which follows soon after) and metrics."""
         ready = {holder.name: holder.ready for holder in self._models.holders}
         everything = not self._models.missing
-        self._soon(self._tell_health({**ready, '': everything, _PREDICTION: everything}))
+        self._soon(self._set_health({**ready, '': everything, _PREDICTION: everything}))
         if self._metrics:
-            self._metrics.reloaded()
+            self._metrics.record_reload()
 
     def close(self, grace_secs: float = 5.0) -> None:
         """Accepts no more requests, and waits for those that are worked on, at most `grace_secs`."""
@@ -138,7 +138,7 @@ class PolicyServer:
         finally:
             self._end()
 
-    async def _tell_health(self, serving: Mapping[str, bool]) -> None:
+    async def _set_health(self, serving: Mapping[str, bool]) -> None:
         states = health_pb2.HealthCheckResponse
         # Each by itself: one may wait for a client that watches it and does not read.
         await asyncio.gather(
@@ -156,7 +156,7 @@ class PolicyServer:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_secs)
 
     def _end(self) -> None:
-        self._calls.close()
+        self._requests.close()
         self._loop.call_soon_threadsafe(_stop, self._loop)
         self._thread.join(_LOOP_SECS)
         if not self._thread.is_alive():
@@ -201,9 +201,9 @@ class _Handler(grpc.GenericRpcHandler):
 
     def __init__(self, service: PredictionService, metrics: ServingMetrics | None, options: ServerOptions):
         # gRPC's own limit, maximum_concurrent_rpcs, lets one more in for each request that it refused.
-        places = asyncio.Semaphore(options.max_concurrent_requests)
+        slots = asyncio.Semaphore(options.max_concurrent_requests)
         self._handlers = {
-            name: grpc.unary_unary_rpc_method_handler(_answering(name.rpartition('/')[2], method, places, metrics))
+            name: grpc.unary_unary_rpc_method_handler(_answering(name.rpartition('/')[2], method, slots, metrics))
             for name, method in service.methods.items()
         }
 
@@ -212,15 +212,15 @@ class _Handler(grpc.GenericRpcHandler):
 
 
 def _answering(
-    name: str, method: Callable[[bytes], Awaitable[Any]], places: asyncio.Semaphore, metrics: ServingMetrics | None
+    name: str, method: Callable[[bytes], Awaitable[Any]], slots: asyncio.Semaphore, metrics: ServingMetrics | None
 ) -> Callable[[bytes, Any], Awaitable[bytes]]:
     async def answer(data: bytes, context: Any) -> bytes:
         start = time.perf_counter()
         code, response = grpc.StatusCode.CANCELLED, b''  # by the client, or its deadline: only then nothing is caught
         try:
-            if places.locked():
+            if slots.locked():
                 raise Overloaded('too many requests at the same time; send less, or try again later')
-            async with places:
+            async with slots:
                 message = await method(data)
             code, response = grpc.StatusCode.OK, message.SerializeToString()
         except Exception as error:
@@ -229,7 +229,7 @@ def _answering(
             context.set_details(details[:_MAX_DETAILS])
         finally:
             if metrics:
-                metrics.answered(name, code.name, time.perf_counter() - start)
+                metrics.record_request(name, code.name, time.perf_counter() - start)
         return response
 
     return answer

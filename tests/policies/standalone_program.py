@@ -1,4 +1,4 @@
-"""Acts with exported policies, as somebody who has TensorFlow only: `stranger.py DIRECTORY...`.
+"""Acts with exported policies, as somebody who has TensorFlow only: `standalone_program.py DIRECTORY...`.
 
 Each directory has policy/2, and inputs.npz: observations [T, B, ...] by the names of the serving signature. The actions
 [T, B] by the full function and by the serving signature go to outputs.npz.

@@ -1,4 +1,4 @@
-"""Asks a server for actions, as somebody who has tensorflow-serving-api only: `serving_stranger.py ADDRESS`.
+"""Asks a server for actions, as somebody who has tensorflow-serving-api only: `standalone_client.py ADDRESS`.
 
 Prints what the server answered as JSON.
 """
