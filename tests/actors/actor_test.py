@@ -39,7 +39,7 @@ def test_trajectories_of_known_episodes():
     assert actor.env_steps == 8
 
 
-def test_run_goes_on_where_it_left_off():
+def test_run_continues_where_it_stopped():
     in_one, in_parts = [], []
     _actor([in_one.append])[1].run(7)
     environment, actor = _actor([in_parts.append])
@@ -57,7 +57,7 @@ def test_observers_are_called_in_order():
     assert calls == ['writer', 'metrics'] * 2
 
 
-def test_an_exception_of_an_observer_passes_and_the_step_counts():
+def test_observer_exception_propagates_and_the_step_counts():
     rows = []
 
     def observer(row):
@@ -73,7 +73,7 @@ def test_an_exception_of_an_observer_passes_and_the_step_counts():
     np.testing.assert_array_equal(rows[-1].observation[:, 1], [2, 2])
 
 
-def test_random_policy():
+def test_runs_a_random_policy():
     environment = fakes.make_environment(4, seed=None)
     rows = []
     policy = random_tf_policy.RandomTFPolicy(environment.specs.time_step, environment.specs.action)
@@ -82,7 +82,7 @@ def test_random_policy():
     assert rows[0].policy_info == ()
 
 
-def test_policy_of_another_environment():
+def test_rejects_a_policy_of_another_environment():
     environment = fakes.CheckedEnvironment()
     other = EnvironmentSpecs(tf.TensorSpec((3,), tf.float32, 'observation'), fakes.ACTION_SPEC)
     with pytest.raises(ValueError, match=r'got time step observation with shape \(2, 2\), float32; need \(2, 3\)'):
@@ -113,14 +113,14 @@ def test_the_executed_action_is_recorded():
     np.testing.assert_array_equal(rows[0].policy_info, [0, 0])  # of the policy's own action
 
 
-def test_an_executed_action_of_another_type_is_refused():
+def test_rejects_an_executed_action_of_another_type():
     environment = OverridingEnvironment((3, 5))
     environment.executed = np.ones(2, np.float32)
     with pytest.raises(ValueError, match=r'got executed action action with shape \(2,\), float32; need \(2,\), int64'):
         Actor(environment, fakes.CountingPolicy(environment.specs)).run(1)
 
 
-def test_a_rebuilt_environment_begins_anew():
+def test_rebuilt_environment_starts_a_new_episode():
     rows = []
     environment = OverridingEnvironment((3, 5))
     actor = Actor(environment, fakes.CountingPolicy(environment.specs), [rows.append])
@@ -146,7 +146,7 @@ def test_another_policy_takes_over():
 
 
 @pytest.mark.parametrize('algorithm', [ppo, impala, reinforce])
-def test_actions_beyond_their_bounds_are_recorded_as_they_were_drawn(algorithm):
+def test_actions_out_of_bounds_are_recorded_unclipped(algorithm):
     environment = gymnasium_env.make('MountainCarContinuous-v0', 64, seed=0)
     agent = algorithm.make_agent(environment.specs, create_train_step(), algorithm.EXPERIENCE)
     agent.initialize()

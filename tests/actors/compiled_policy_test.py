@@ -11,7 +11,7 @@ from tflearn.types import EnvironmentSpecs, check_batch
 SPECS = EnvironmentSpecs(fakes.OBSERVATION_SPEC, fakes.ACTION_SPEC)
 
 
-def test_states_start_anew_where_an_episode_does():
+def test_policy_state_restarts_with_each_episode():
     policy = CompiledPolicy(fakes.CountingPolicy(SPECS), 2)
     environment = fakes.CheckedEnvironment(lengths=(2, 3))
     time_step, state = environment.reset(), policy.initial_state(2)
@@ -24,7 +24,7 @@ def test_states_start_anew_where_an_episode_does():
     np.testing.assert_array_equal(infos, [[0, 0], [1, 1], [2, 2], [0, 3], [1, 0]])
 
 
-def test_it_is_traced_once_and_reads_variables_anew():
+def test_traced_once_and_reads_current_variables():
     policy = fakes.CountingPolicy(SPECS)
     compiled = CompiledPolicy(policy, 2)
     time_step = fakes.CheckedEnvironment().reset()
@@ -37,7 +37,7 @@ def test_it_is_traced_once_and_reads_variables_anew():
     assert policy.num_traces == 1
 
 
-def test_it_acts_as_the_policy_does():
+def test_acts_as_the_policy_does():
     network = q_rnn_network.QRnnNetwork(
         SPECS.observation, SPECS.action, input_fc_layer_params=(8,), lstm_size=(8,), output_fc_layer_params=(8,)
     )
@@ -73,7 +73,7 @@ def test_nested_actions():
     assert state == ()
 
 
-def test_other_batch_size():
+def test_rejects_another_batch_size():
     compiled = CompiledPolicy(fakes.CountingPolicy(SPECS), 2)
     with pytest.raises(ValueError, match='got batch_size=3; need 2'):
         compiled.initial_state(3)

@@ -53,7 +53,7 @@ def test_known_episodes():
     assert metrics.dropped_episodes == 0
 
 
-def test_an_episode_that_broke_off_is_dropped():
+def test_interrupted_episode_is_dropped():
     metrics = EpisodeMetrics(2)
     metrics(_row([0, 0], [1, 1], [1, 1]))
     metrics(_row([1, 1], [0, 1], [0, 1]))  # rebuilt: FIRST after what was not LAST
@@ -65,13 +65,13 @@ def test_an_episode_that_broke_off_is_dropped():
     assert (metrics.episodes, metrics.dropped_episodes, metrics.env_steps) == (2, 3, 5)
 
 
-def test_of_several_rewards_the_sum_counts():
+def test_several_rewards_are_summed():
     metrics = EpisodeMetrics(2)
     metrics(_row([0, 0], [2, 2], [[1, 2], [3, 4]], [1, 1]))
     assert _returns(metrics) == [(3, 1), (7, 1)]
 
 
-def test_what_environments_tell():
+def test_info_metrics_of_environments():
     info = {}
     metrics = EpisodeMetrics(2, read_info=lambda: info)
     metrics(_row([0, 0], [1, 1], [0, 0]))  # nothing yet
@@ -96,7 +96,7 @@ def test_what_environments_tell():
     assert metrics.means()['mean_info_end/speed'] == 1.5
 
 
-def test_an_episode_that_was_cut_off_is_forgotten():
+def test_episode_cut_off_by_a_reset_is_forgotten():
     metrics = EpisodeMetrics(1)
     metrics(_row([0], [1], [5]))
     metrics(_row([0], [2], [1]))
@@ -127,7 +127,7 @@ def test_rate_is_over_the_last_seconds():
     assert metrics.env_steps_per_sec == pytest.approx(4, rel=0.05)
 
 
-def test_as_observer_of_an_actor():
+def test_observes_an_actor():
     environment = fakes.CheckedEnvironment(lengths=(2, 3), truncated=(False, True))
     metrics = EpisodeMetrics(2)
     actor = Actor(environment, fakes.CountingPolicy(environment.specs), [metrics])

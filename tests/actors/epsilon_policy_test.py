@@ -21,7 +21,7 @@ class Constant:
         return {'turn': np.full(size, 2), 'push': np.zeros((size, 2), np.float32)}, policy_state + 1
 
 
-def test_the_share_of_random_actions_is_epsilon():
+def test_share_of_random_actions_is_epsilon():
     size = 20_000
     policy = EpsilonPolicy(Constant(), 0.25, SPEC, seed=1)
     time_step = ts.TimeStep(np.ones(size, np.int32), np.zeros(size), np.ones(size), np.zeros((size, 1)))
@@ -35,7 +35,7 @@ def test_the_share_of_random_actions_is_epsilon():
     assert (np.abs(action['push']) <= (1, 2)).all() and np.abs(action['push'][:, 1]).max() > 1.9
 
 
-def test_mistakes_are_told():
+def test_rejects_invalid_epsilon_and_unbounded_actions():
     with pytest.raises(ValueError, match=r'got epsilon=1.5; need a number in \[0, 1\]'):
         EpsilonPolicy(Constant(), 1.5, SPEC)
     with pytest.raises(ValueError, match='need finite bounds, or epsilon=0'):

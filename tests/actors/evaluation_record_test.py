@@ -11,7 +11,7 @@ def entry(train_step, exported_at=0.0, mean_return=1.0):
     return {'train_step': train_step, 'exported_at': exported_at, 'mean_return': mean_return}
 
 
-def test_what_is_appended_is_there_the_next_time(tmp_path):
+def test_appended_evaluations_are_read_again(tmp_path):
     path = tmp_path / 'run' / 'evaluations.jsonl'
     record = EvaluationRecord(path)
     assert record.evaluations == []
@@ -41,14 +41,14 @@ def test_an_unfinished_first_line_is_dropped(tmp_path):
     assert path.read_text() == ''
 
 
-def test_a_damaged_line_is_told(tmp_path):
+def test_rejects_a_damaged_line(tmp_path):
     path = tmp_path / 'evaluations.jsonl'
     path.write_text('{"train_step": 1}\n\n{"train_step": 2}\n')
     with pytest.raises(ValueError, match='line 2'):
         EvaluationRecord(path)
 
 
-def test_training_done_again_is_another_policy(tmp_path):
+def test_repeated_training_is_another_policy(tmp_path):
     record = EvaluationRecord(tmp_path / 'evaluations.jsonl')
     record.append(entry(9, exported_at=1.0, mean_return=3.0))
     record.append(entry(9, exported_at=1.0, mean_return=4.0))

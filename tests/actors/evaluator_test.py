@@ -28,7 +28,7 @@ class AlwaysOne:
         return np.ones(len(time_step.step_type), np.int64), policy_state + 1
 
 
-def test_each_environment_has_its_share():
+def test_each_environment_plays_its_quota():
     # Taking the first four episodes that end would take three of the short ones.
     environment = fakes.CheckedEnvironment(lengths=(1, 6))
     policy = AlwaysOne()
@@ -43,7 +43,7 @@ def test_each_environment_has_its_share():
 
 
 @pytest.mark.parametrize(('num_episodes', 'lengths'), [(5, (2, 2, 3, 3, 4)), (2, (2, 3)), (1, (2,))])
-def test_shares_differ_by_one_at_most(num_episodes, lengths):
+def test_quotas_differ_by_at_most_one(num_episodes, lengths):
     environment = fakes.CheckedEnvironment(lengths=(2, 3, 4))
     assert Evaluator(environment, num_episodes).run(AlwaysOne()).lengths == lengths
 
@@ -56,19 +56,19 @@ def test_each_run_plays_new_episodes():
     assert not environment.closed
 
 
-def test_tf_agents_policy():
+def test_evaluates_a_tf_agents_policy():
     environment = fakes.CheckedEnvironment(lengths=(3, 4))
     policy = CompiledPolicy(fakes.CountingPolicy(environment.specs), 2)
     assert Evaluator(environment, num_episodes=4).run(policy).returns == (1.0, 1.0, 2.0, 2.0)
 
 
-def test_an_episode_without_end_is_an_error():
+def test_endless_episode_is_an_error():
     environment = fakes.CheckedEnvironment(lengths=(2, 10**9))
     with pytest.raises(ValueError, match='got an episode of more than max_steps_per_episode=50 steps; need episodes'):
         Evaluator(environment, num_episodes=2, max_steps_per_episode=50).run(AlwaysOne())
 
 
-def test_an_episode_may_take_all_of_the_steps():
+def test_episode_may_take_max_steps():
     environment = fakes.CheckedEnvironment(lengths=(2, 50))
     statistics = Evaluator(environment, num_episodes=2, max_steps_per_episode=50).run(AlwaysOne())
     assert statistics.lengths == (2, 50)
@@ -87,7 +87,7 @@ class Fragile(example_environments.TwoStates):
         return super().step(action)
 
 
-def test_an_episode_that_breaks_off_is_dropped_and_another_one_played():
+def test_interrupted_episode_is_dropped_and_replaced():
     environment = vector_env.in_process(functools.partial(Fragile, [8, 4, 3]), 1, seed=0)
     statistics = Evaluator(environment, num_episodes=2).run(AlwaysOne())
     environment.close()
@@ -97,14 +97,14 @@ def test_an_episode_that_breaks_off_is_dropped_and_another_one_played():
     assert statistics.dropped_episodes == 3
 
 
-def test_an_environment_whose_episodes_all_break_off_is_an_error():
+def test_too_many_interrupted_episodes_in_a_row_are_an_error():
     environment = vector_env.in_process(functools.partial(Fragile, [3] * 100), 1, seed=0)
     with pytest.raises(RuntimeError, match='got 11 episodes in a row of environment 0 that broke off; need whole'):
         Evaluator(environment, num_episodes=1).run(AlwaysOne())
     environment.close()
 
 
-def test_stop():
+def test_stop_event_ends_the_evaluation():
     stop = threading.Event()
 
     class StopsSoon(AlwaysOne):
@@ -120,13 +120,13 @@ def test_stop():
 
 
 @pytest.mark.parametrize('name', ['num_episodes', 'max_steps_per_episode'])
-def test_unfit_numbers(name):
+def test_rejects_numbers_below_1(name):
     with pytest.raises(ValueError, match=f'got {name}=0; need at least 1'):
         Evaluator(fakes.CheckedEnvironment(), **{name: 0})
 
 
 @pytest.mark.parametrize(('num_episodes', 't'), [(2, 12.706), (3, 4.303), (4, 3.182), (10, 2.262), (20, 2.093)])
-def test_interval(num_episodes, t):
+def test_confidence_interval_is_students_t(num_episodes, t):
     returns = tuple(float(value) for value in range(num_episodes))
     statistics = EpisodeStatistics(returns, (1,) * num_episodes)
     low, high = statistics.mean_return_interval

@@ -21,7 +21,7 @@ def _epsilon_greedy(epsilon=0.5, emit_log_probability=False):
     return epsilon_greedy_policy.EpsilonGreedyPolicy(policy, epsilon)
 
 
-def test_the_ladder_is_the_papers():
+def test_ladder_equals_the_papers():
     # Horgan et al. 2018: N = 360 actors, epsilon 0.4, alpha 7.
     epsilons = EpsilonLadder().epsilons(0, 360)
     assert epsilons.dtype == np.float32
@@ -45,7 +45,7 @@ def test_collectors_share_the_ladder():
         ({'num_collectors': 0}, 'num_collectors=0; need an integer from 1 on'),
     ],
 )
-def test_what_is_no_ladder(argument, message):
+def test_rejects_invalid_ladders(argument, message):
     with pytest.raises(ValueError, match=message):
         EpsilonLadder(**argument)
 
@@ -69,14 +69,14 @@ def test_the_weights_are_shared_in_the_publishers_order():
         assert one is other
 
 
-def test_log_probabilities_know_the_epsilon():
+def test_log_probabilities_account_for_epsilon():
     policy = exploration.with_epsilons(_epsilon_greedy(emit_log_probability=True), np.array([1.0, 0.25], np.float32))
     step = CompiledPolicy(policy, 2).step(fakes.CheckedEnvironment().reset(), ())
     assert step.info.log_probability[0] == pytest.approx(np.log(0.5))
     assert step.info.log_probability[1] in (pytest.approx(np.log(0.75)), pytest.approx(np.log(0.25 * 0.5)))
 
 
-def test_other_policies_have_no_epsilon():
+def test_rejects_policies_that_are_not_epsilon_greedy():
     policy = random_tf_policy.RandomTFPolicy(SPECS.time_step, SPECS.action)
     with pytest.raises(ValueError, match='for the collect policy RandomTFPolicy; need an epsilon-greedy one'):
         exploration.with_epsilons(policy, np.zeros(2, np.float32))
@@ -106,7 +106,7 @@ def test_random_actions_keep_the_data_of_a_recurrent_policy():
 
 
 @pytest.mark.parametrize('spec', [fakes.OBSERVATION_SPEC, tf.TensorSpec((), tf.float32, 'action')])
-def test_random_actions_need_bounds(spec):
+def test_random_actions_require_bounds(spec):
     unbounded = tensor_spec.BoundedTensorSpec((2,), tf.float32, -np.inf, 1.0, 'action')
     policy = fakes.CountingPolicy(SPECS)
     policy = random_tf_policy.RandomTFPolicy(policy.time_step_spec, unbounded if spec.shape.rank else spec)
@@ -114,6 +114,6 @@ def test_random_actions_need_bounds(spec):
         exploration.uniform(policy)
 
 
-def test_random_actions_cannot_stand_for_what_a_policy_records():
+def test_rejects_random_actions_for_policies_that_record_info():
     with pytest.raises(ValueError, match='a policy that records count; need one that records nothing'):
         exploration.uniform(fakes.CountingPolicy(SPECS))

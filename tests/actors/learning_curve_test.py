@@ -32,7 +32,7 @@ def size(path):
     return struct.unpack('>II', header[16:24])
 
 
-def test_a_run_is_drawn_in_place_of_the_old_picture(tmp_path):
+def test_new_image_replaces_the_old_one(tmp_path):
     path = tmp_path / 'new' / 'learning_curve.png'
     for count in (1, 2, 30):
         learning_curve.draw(path, {'mean return': evaluations(count)}, 'CartPole-v1', target_return=475)
@@ -46,18 +46,18 @@ def test_several_seeds_are_drawn_together(tmp_path):
     assert size(path) == (960, 600)
 
 
-def test_unknown_environment_steps_give_train_steps(tmp_path):
+def test_unknown_environment_steps_fall_back_to_train_steps(tmp_path):
     path = tmp_path / 'curve.png'
     learning_curve.draw(path, {'a': [{**entry, 'env_steps': None} for entry in evaluations(3)]})
     assert size(path) == (960, 600)
 
 
-def test_nothing_is_drawn_of_nothing(tmp_path):
+def test_nothing_is_drawn_without_evaluations(tmp_path):
     learning_curve.draw(tmp_path / 'curve.png', {'a': []})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_training_that_was_done_again_replaces_what_was_there():
+def test_repeated_training_replaces_earlier_evaluations():
     def steps(*train_steps):
         kept = learning_curve.current([{'train_step': step, 'at': at} for at, step in enumerate(train_steps)])
         return [(entry['train_step'], entry['at']) for entry in kept]

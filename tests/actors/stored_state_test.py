@@ -43,7 +43,7 @@ def test_before_step_of_nests():
     np.testing.assert_array_equal(before['n'], [0, 1])
 
 
-def test_where_it_is_added():
+def test_state_is_added_to_empty_or_dict_info_only():
     assert stored_state.add((), 1) == {'policy_state': 1}
     assert stored_state.add({'dist_params': 2}, 1) == {'dist_params': 2, 'policy_state': 1}
     with pytest.raises(ValueError, match='got a policy without a state'):

@@ -32,7 +32,7 @@ def _distance(agent):
     return max(np.abs(a - b).max() for a, b in agent._target_pairs())
 
 
-def test_the_target_follows_by_its_interval():
+def test_target_is_updated_at_its_interval():
     agent = _agent(target_update_interval=3)
     data = example_data.sequences(agent, 4, 9)
     distances = []
@@ -42,7 +42,7 @@ def test_the_target_follows_by_its_interval():
     assert distances == [False, False, True, False, False, True]
 
 
-def test_the_target_follows_in_part():
+def test_target_is_updated_in_part():
     agent = _agent(target_update_tau=0.25)
     before = [target.numpy() for target, _ in agent._target_pairs()]
     agent.train(example_data.sequences(agent, 4, 9))
@@ -51,7 +51,7 @@ def test_the_target_follows_in_part():
 
 
 @pytest.mark.parametrize(('divergence', 'factor'), [(0.1, 1.5), (0.012, 1.0), (0.001, 0.5)])
-def test_the_penalty_adapts(divergence, factor):
+def test_kl_coefficient_adapts(divergence, factor):
     agent = _agent(kl_coefficient=0.2, kl_target=0.01)
     agent._follow(tf.constant(divergence))
     assert float(agent._kl_coefficient) == pytest.approx(0.2 * factor)
@@ -60,7 +60,7 @@ def test_the_penalty_adapts(divergence, factor):
     assert float(fixed._kl_coefficient) == pytest.approx(0.2)
 
 
-def test_the_loss_is_what_the_paper_says():
+def test_loss_equals_the_papers():
     agent = _agent(clip_epsilon=0.1, ratio_bar=1.2, kl_coefficient=0.3, target_update_interval=100)
     data = example_data.sequences(agent, 4, 9)
     data = data._replace(action=tf.cast(data.observation[..., 0] > 0, tf.int64))
@@ -91,7 +91,7 @@ def test_the_loss_is_what_the_paper_says():
 @pytest.mark.parametrize(
     'changes', [{'clip_epsilon': 0.0}, {'ratio_bar': 0.5}, {'target_update_interval': 0}, {'kl_target': 0.0}], ids=str
 )
-def test_options_are_checked(changes):
+def test_rejects_invalid_options(changes):
     name, value = next(iter(changes.items()))
     with pytest.raises(ValueError, match=f'{name}={value!r}'):
         appo.SurrogateOptions(**changes)

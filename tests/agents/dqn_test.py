@@ -122,7 +122,7 @@ def test_weights_of_prioritized_items():
     assert float(loss) == pytest.approx((0.25 * errors[0] ** 2 + errors[1] ** 2) / 2, rel=1e-5)
 
 
-def test_the_gradient_is_clipped_as_a_whole():
+def test_gradient_is_clipped_by_its_global_norm():
     """A step of RMSProp that forgets everything: its slots are the squares of the clipped gradient."""
     make_optimizer = functools.partial(optimizers.make, kind='rmsprop', options={'rho': 0.0})
     agent = _agent(2, gradient_clipping=0.1, make_optimizer=make_optimizer)
@@ -140,7 +140,7 @@ def test_the_gradient_is_clipped_as_a_whole():
         (SPECS.action, Experience(order='queue'), "needs 'uniform' or 'prioritized'"),
     ],
 )
-def test_what_it_cannot_learn(action, experience, message):
+def test_rejects_what_it_cannot_learn(action, experience, message):
     with pytest.raises(ValueError, match=message):
         dqn.make_agent(EnvironmentSpecs(SPECS.observation, action), create_train_step(), experience)
 
@@ -176,7 +176,7 @@ def test_train_steps_equal_tf_agents_bit_for_bit(double):
     assert ours.train_step_counter.numpy() == 5
 
 
-def test_images():
+def test_learns_from_images():
     image = tensor_spec.BoundedTensorSpec((12, 12, 2), tf.uint8, 0, 255, 'observation')
     agent = dqn.make_agent(
         EnvironmentSpecs(image, SPECS.action), create_train_step(), Experience(), conv_layer_params=((4, 4, 2),)

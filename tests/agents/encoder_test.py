@@ -40,7 +40,7 @@ def test_numbers_are_not_encoded(kind):
     assert encoder.make_layer(NUMBERS[kind]) is None
 
 
-def test_bytes_become_numbers_up_to_1():
+def test_bytes_are_scaled_to_1():
     layer = encoder.make_layer(bounded((2, 2, 1), tf.uint8, 0, 255))
     np.testing.assert_allclose(
         layer(tf.constant([[[[0], [51]], [[102], [255]]]], tf.uint8)), [[[[0], [0.2]], [[0.4], [1]]]]

@@ -50,7 +50,7 @@ def _collected(agent, size=4, length=9, seed=0):
     return data._replace(action=again(step.action), policy_info=tf.nest.map_structure(again, step.info))
 
 
-def test_the_loss_is_what_the_paper_says():
+def test_loss_equals_the_papers():
     options = LossOptions(gamma=0.9, rho_bar=1.1, policy_coefficient=0.7, value_coefficient=0.3, lambda_=0.95)
     agent = _impala(loss=options)
     data = example_data.sequences(agent, 4, 9)
@@ -125,7 +125,7 @@ def test_padding_changes_nothing(make, zeros_after):
     assert float(info.extra['valid_share']) == pytest.approx(5 / 9)
 
 
-def test_loss_changes_nothing_and_is_what_train_sees(make):
+def test_loss_changes_nothing_and_equals_the_train_loss(make):
     agent = make()
     data = example_data.sequences(agent, 4, 9)
     loss = agent.loss(data)
@@ -186,7 +186,7 @@ def test_rewards_are_clipped():
 
 
 @pytest.mark.parametrize('shared', [False, True])
-def test_memory_goes_on_from_the_stored_state(shared):
+def test_memory_continues_from_the_stored_state(shared):
     """The second half of an episode, from the state stored before it, is as in the whole episode."""
     experience = dataclasses.replace(impala.EXPERIENCE, store_policy_state=True)
     agent = _impala(network=dataclasses.replace(RECURRENT, shared=shared), experience=experience)
@@ -245,7 +245,7 @@ def test_it_learns(make, specs, least):
         ({'network': dataclasses.replace(SMALL, conv_layer_params=((8, 3, 2),))}, 'need images'),
     ],
 )
-def test_what_it_cannot_learn(make, changes, message):
+def test_rejects_what_it_cannot_learn(make, changes, message):
     with pytest.raises(ValueError, match=message):
         make(**changes)
 
@@ -255,13 +255,13 @@ def test_what_it_cannot_learn(make, changes, message):
     [{'gamma': 1.1}, {'rho_bar': 0.0}, {'value_coefficient': -1.0}, {'reward_clipping': 'soft'}, {'reduction': 'max'}],
     ids=str,
 )
-def test_options_are_checked(changes):
+def test_rejects_invalid_options(changes):
     name, value = next(iter(changes.items()))
     with pytest.raises(ValueError, match=f'got {name}={value!r}; need'):
         LossOptions(**changes)
 
 
-def test_images_are_seen():
+def test_learns_from_images():
     specs = EnvironmentSpecs(tensor_spec.BoundedTensorSpec((24, 24, 2), tf.uint8, 0, 255), example_data.DISCRETE.action)
     network = NetworkOptions(conv_layer_params=((8, 8, 4), (8, 4, 2)), fc_layer_params=(16,), shared=True)
     agent = _impala(specs=specs, network=network)

@@ -116,7 +116,7 @@ def test_in_bfloat16_they_are_near(kind, tmp_path):
     assert (got != expected).any(), 'it did compute in bfloat16'
 
 
-def test_the_last_layer_is_exact():
+def test_last_layer_is_float32():
     """Values near 256 are 2 apart in bfloat16: errors between them would be lost."""
     for kind in ('q', 'value', 'critic'):
         make, inputs = NETWORKS[kind]
@@ -128,7 +128,7 @@ def test_the_last_layer_is_exact():
 
 @pytest.mark.parametrize('kind', ['q', 'q of images', 'value', 'critic', 'normal', 'tanh normal'])
 @pytest.mark.parametrize('name', ['float32', 'bfloat16'])
-def test_a_copy_has_weights_of_its_own(kind, name):
+def test_copy_has_its_own_weights(kind, name):
     make, inputs = NETWORKS[kind]
     net = _made(make, name)
     with precision.use(name):

@@ -13,7 +13,7 @@ def _values(generator, size):
     }
 
 
-def test_parts_make_the_whole():
+def test_updates_in_parts_equal_one_update():
     """Mean and variance of all that counted, also far from 0; what does not count or is not finite changes nothing."""
     normalizer, generator = Normalizer(SPEC, clipping=3.0), np.random.default_rng(1)
     kept = {name: [] for name in SPEC}
@@ -37,7 +37,7 @@ def test_parts_make_the_whole():
         np.testing.assert_allclose(normal[name], expected, atol=3e-3)
 
 
-def test_before_it_saw_anything_and_without_a_center():
+def test_without_data_and_without_a_center():
     values = tf.constant([[2.0, -4.0]])
     normalizer = Normalizer(tf.TensorSpec((), tf.float32), clipping=10.0, center=False)
     np.testing.assert_allclose(normalizer(values), values, rtol=1e-6)

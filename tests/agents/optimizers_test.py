@@ -64,7 +64,7 @@ def _clipped(clip_by, bound):
 @pytest.mark.parametrize(
     ('clip_by', 'bound'), [('global_norm', 1.0), ('global_norm', 1e3), ('variable_norm', 1.5), ('value', 0.5)]
 )
-def test_what_is_clipped_is_the_global_batchs_gradient(strategy, clip_by, bound):
+def test_clips_the_gradient_of_the_global_batch(strategy, clip_by, bound):
     options = {'rho': 0.0, 'epsilon': 1e-12}
     problem = Problem(strategy, kind='rmsprop', clip_by=clip_by, gradient_clipping=bound, options=options)
     problem.step()
@@ -180,7 +180,7 @@ def test_statistics_are_written_where_summaries_are_recorded(tmp_path, strategy,
 
 
 @pytest.mark.parametrize('recorded', [None, False])
-def test_without_summaries_there_is_nothing_to_compute(tmp_path, recorded):
+def test_without_summaries_no_statistics_are_computed(tmp_path, recorded):
     operations = {}
     for case in (recorded, True):
         problem = Problem('mirrored:2', gradient_clipping=1.0)
@@ -238,6 +238,6 @@ def test_the_noise_scale_is_the_papers():
         ({'gradient_clipping': 1.0, 'options': {'clipvalue': 1.0}}, 'got clipvalue in options; use'),
     ],
 )
-def test_what_has_no_meaning(settings, message):
+def test_rejects_invalid_arguments(settings, message):
     with pytest.raises(ValueError, match=message):
         optimizers.make(create_train_step(), 0.1, **settings)

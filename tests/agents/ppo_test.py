@@ -71,7 +71,7 @@ def test_advantages(discounts, next_types):
     np.testing.assert_allclose(got[0], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_the_loss_is_what_the_papers_say():
+def test_loss_equals_the_papers():
     options = LossOptions(
         gamma=0.9, lambda_=0.8, clip_epsilon=0.1, value_coefficient=0.3, value_clipping=0.05, entropy_coefficient=0.02
     )
@@ -140,7 +140,7 @@ def _agent_like(agent):
     return other
 
 
-def test_an_episode_ends_where_it_ends():
+def test_advantages_stop_at_the_end_of_an_episode():
     """Two episodes in one sequence have the advantages that each has alone."""
     agent = _agent(**PLAIN)
     whole = _with_episodes(example_data.sequences(agent, 2, 8), [MID, MID, LAST, FIRST, MID, MID, MID, MID])
@@ -151,7 +151,7 @@ def test_an_episode_ends_where_it_ends():
         np.testing.assert_allclose(own.target, samples.target[:, begin : end - 1], rtol=1e-5)
 
 
-def test_new_samples_are_normalized_as_the_policy_saw_them_and_taken_in_once():
+def test_prepare_normalizes_as_the_policy_did_and_updates_once():
     agent = _agent()
     first, second = (example_data.sequences(agent, 4, 9, seed) for seed in (0, 1))
     first = _with_episodes(first, [MID, LAST, FIRST, MID, MID, MID, MID, MID, MID])
@@ -174,7 +174,7 @@ def test_new_samples_are_normalized_as_the_policy_saw_them_and_taken_in_once():
     np.testing.assert_allclose(ours.mean(), theirs.mean(), rtol=1e-5)
 
 
-def test_sequences_that_are_trained_on_once():
+def test_trains_on_sequences_without_prepare():
     """`train` prepares them by itself; the loss takes nothing in."""
     agent = _agent()
     data = example_data.sequences(agent, 4, 9)
@@ -263,7 +263,7 @@ def test_it_learns_continuous_actions():
         ),
     ],
 )
-def test_what_it_cannot_learn(changes, message):
+def test_rejects_what_it_cannot_learn(changes, message):
     arguments = {'specs': example_data.DISCRETE, 'train_step': create_train_step(), 'experience': ppo.EXPERIENCE}
     with pytest.raises(ValueError, match=message):
         ppo.make_agent(**arguments | changes)
@@ -277,6 +277,6 @@ def test_what_it_cannot_learn(changes, message):
         ({'entropy_coefficient': -0.1}, 'got entropy_coefficient=-0.1; need'),
     ],
 )
-def test_losses_that_mean_nothing(changes, message):
+def test_rejects_invalid_loss_options(changes, message):
     with pytest.raises(ValueError, match=message):
         LossOptions(**changes)

@@ -37,7 +37,7 @@ def _episodes(agent, size, length, padding=0):
     return data._replace(step_type=tile(types), next_step_type=tile(next_types))
 
 
-def test_the_loss_is_what_the_paper_says():
+def test_loss_equals_the_papers():
     agent = _agent(value_fc_layer_params=None, normalize_returns=False, gamma=0.9)
     data = _episodes(agent, 3, 5)
     rewards = data.reward.numpy()[:, :5]
@@ -48,7 +48,7 @@ def test_the_loss_is_what_the_paper_says():
 
 
 @pytest.mark.parametrize('normalize_returns', [False, True])
-def test_padding_and_episodes_that_go_on_change_nothing(normalize_returns):
+def test_padding_and_incomplete_episodes_change_nothing(normalize_returns):
     agent = _agent(normalize_returns=normalize_returns, entropy_coefficient=0.1)
     plain, padded = (_episodes(agent, 3, 5, padding) for padding in (0, 4))
     unfinished = padded._replace(
@@ -81,7 +81,7 @@ def test_it_learns():
     assert agent.train_step_counter.numpy() == 60
 
 
-def test_what_it_cannot_learn_from():
+def test_rejects_what_it_cannot_learn_from():
     with pytest.raises(ValueError, match='REINFORCE learns from whole episodes, once'):
         reinforce.make_agent(example_data.DISCRETE, create_train_step(), Experience())
     strategy = tf.distribute.MirroredStrategy(['CPU:0', 'CPU:1'])

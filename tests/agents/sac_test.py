@@ -103,7 +103,7 @@ def _networks(agent):
     return [agent._actor_network, agent._critic_network_1, agent._critic_network_2, *targets]
 
 
-def test_the_targets_follow():
+def test_target_networks_are_updated():
     agent = _agent(target_update_tau=1.0, target_update_period=2)
     data = example_data.sequences(agent, 8, 2)
     first = agent._target_critic_network_1.variables[0].numpy()
@@ -147,6 +147,6 @@ def test_it_learns_a_bandit():
         ),
     ],
 )
-def test_what_it_cannot_learn(action, experience, message):
+def test_rejects_what_it_cannot_learn(action, experience, message):
     with pytest.raises(ValueError, match=message):
         sac.make_agent(EnvironmentSpecs(SPECS.observation, action), create_train_step(), experience)

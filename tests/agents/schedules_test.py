@@ -24,7 +24,7 @@ def test_exponential(step, value):
         lambda: schedules.exponential(1.0, 0.5, 0),
     ],
 )
-def test_values_that_cannot_be(make):
+def test_rejects_invalid_values(make):
     with pytest.raises(ValueError, match='got .*need'):
         make()
 

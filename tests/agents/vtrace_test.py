@@ -83,7 +83,7 @@ def _close(got, expected):
 
 @pytest.mark.parametrize('bounds', BOUNDS, ids=str)
 @pytest.mark.parametrize('length', [1, 2, 5, 12, 33])
-def test_it_is_the_definition(run, bounds, length):
+def test_equals_the_definition(run, bounds, length):
     data = _data(length=length)
     ratios = np.exp(data[0])
     for name in ('rho_bar', 'c_bar', 'pg_rho_bar'):
@@ -92,7 +92,7 @@ def test_it_is_the_definition(run, bounds, length):
     _close(run(data, **bounds), _oracle(data, **bounds))
 
 
-def test_far_ratios(run):
+def test_extreme_ratios_stay_finite(run):
     """As far from 1 as policies get within some updates, where exp overflows, too."""
     data = _data(log_ratio=2.5)
     _close(run(data), _oracle(data))
@@ -130,7 +130,7 @@ def test_the_order_of_the_batch_does_not_matter(run):
         np.testing.assert_allclose(ours, theirs.numpy()[order], rtol=1e-6)
 
 
-def test_what_does_not_count_changes_nothing(run):
+def test_invalid_steps_change_nothing(run):
     log_ratios, rewards, discounts, values, valid = _data()
     spoilt = [np.where(valid, part, np.float32(np.nan)) for part in (log_ratios, rewards, discounts)]
     _close(run((*spoilt, values, valid)), _oracle((log_ratios, rewards, discounts, values, valid)))
@@ -172,7 +172,7 @@ def test_a_program_of_a_long_sequence_is_short():
         ({'lambda_': 1.5}, 'got lambda_=1.5'),
     ],
 )
-def test_what_cannot_be(change, message):
+def test_rejects_invalid_arguments(change, message):
     names = ('log_ratios', 'rewards', 'discounts', 'values')
     arguments = dict(zip(names, _data(), strict=False)) | change
     tensors = {name: tf.constant(value) if name in names else value for name, value in arguments.items()}

@@ -53,7 +53,7 @@ def test_game_i_is_seeded_with_seed_plus_i():
     assert not np.array_equal(three[:, 1], three[:, 2])
 
 
-def test_time_limit_truncates_and_lives_are_told():
+def test_time_limit_truncates_and_info_has_lives():
     games = atari.make('breakout', 2, seed=0, max_episode_steps=10)
     games.reset()
     time_steps = [games.step(np.zeros(2, np.int64)) for _ in range(11)]
@@ -100,6 +100,6 @@ def test_the_game_goes_on_after_a_lost_life():
         ({'repeat_action_probability': 1}, 'got repeat_action_probability=1; need 0 or more and below 1'),
     ],
 )
-def test_unfit_arguments(arguments, message):
+def test_rejects_invalid_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
         atari.make(**{'game': 'pong', 'num_environments': 1, 'seed': 0} | arguments)

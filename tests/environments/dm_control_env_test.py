@@ -28,7 +28,7 @@ def test_observations_are_one_vector_or_a_dict():
             }
 
 
-def test_unfit_arguments():
+def test_rejects_invalid_arguments():
     with pytest.raises(ValueError, match="got domain='cartpole', task='fly'; .*choose from cartpole-balance, cartpole"):
         dm_control_env.make('cartpole', 'fly', 1, seed=0)
     with pytest.raises(ValueError, match="got domain='kite', task='fly'; .*choose from acrobot, "):

@@ -46,14 +46,14 @@ def test_a_last_discount_of_0_is_termination(last_discount):
     assert time_steps[3].step_type[0] == conformance.LAST
 
 
-def test_discounts_within_an_episode_are_the_agent_s():
+def test_rejects_discounts_within_an_episode():
     environment = dm_env_adapter.DmEnvironment(lambda seed: Countdown(0.0, mid_discount=0.9))
     environment.reset()
     with pytest.raises(ValueError, match='got a discount of 0.9 within an episode; need 1'):
         environment.step(0)
 
 
-def test_it_is_made_anew_for_a_seed():
+def test_reset_with_a_seed_makes_a_new_environment():
     seeds = []
     environment = dm_env_adapter.DmEnvironment(lambda seed: seeds.append(seed) or Countdown(0.0))
     environment.reset(seed=7)

@@ -25,7 +25,7 @@ def test_termination_and_truncation():
     assert environment.info['elapsed_step'].tolist() == [8] or environment.info['elapsed_step'][0] < 15
 
 
-def test_without_a_seed_each_is_another():
+def test_without_a_seed_environments_differ():
     some, others = (
         conformance.rollout(
             lambda num_environments, seed: envpool_env.make('CartPole-v1', num_environments, seed), None, 1
@@ -35,7 +35,7 @@ def test_without_a_seed_each_is_another():
     assert not np.array_equal(some[0].observation, others[0].observation)
 
 
-def test_unfit_arguments():
+def test_rejects_invalid_arguments():
     with pytest.raises(ValueError, match="got name='CartPol-v1'; need an environment of EnvPool; nearest: CartPole-v1"):
         envpool_env.make('CartPol-v1', 1, seed=0)
     with pytest.raises(ValueError, match='got num_environments=0; need at least 1'):

@@ -69,7 +69,7 @@ def test_conforms(name):
 
 
 @pytest.mark.parametrize('name', EXTRAS)
-def test_a_missing_package_is_told(name):
+def test_missing_package_error_names_the_install_command(name):
     package, extra, factory, _ = FACTORIES[name]
     if importlib.util.find_spec(package):
         pytest.skip(f'{package} is installed')

@@ -15,7 +15,7 @@ def test_failures_in_a_row_are_limited():
         failures.add([0], 'three')
 
 
-def test_a_step_between_failures_forgives_them():
+def test_a_step_between_failures_resets_the_count():
     failures = Failures(2, max_in_a_row=1)
     for _ in range(9):
         failures.add([0], 'cause')
@@ -34,7 +34,7 @@ def test_each_is_logged_with_its_cause(caplog):
     ]
 
 
-def test_a_cause_begins_with_the_error_and_says_where_it_was():
+def test_cause_is_the_error_and_its_traceback():
     try:
         raise OSError('no licence')
     except OSError as error:
@@ -43,7 +43,7 @@ def test_a_cause_begins_with_the_error_and_says_where_it_was():
     assert 'test_a_cause_begins_with' in cause
 
 
-def test_seeds():
+def test_rebuilt_environments_get_other_seeds():
     assert seed_of(None, 1, num_rebuilt=1) is None
     assert [seed_of(7, i, num_rebuilt=0) for i in range(3)] == [7, 8, 9]
     others = {seed_of(7, i, num_rebuilt=n) for i in range(3) for n in range(1, 4)}

@@ -35,7 +35,7 @@ def test_the_native_vector_environment_conforms():
     conformance.check(make, num_steps=120, own_seeds=False)
 
 
-def test_native_copies_and_plain_ones_are_the_same_task():
+def test_native_and_single_environments_are_the_same_task():
     """From the same state and with the same actions both give the same observations, rewards and ends."""
     native, plain = (
         gymnasium_env.make('CartPole-v1', 1, seed=5, vectorization=vectorization, max_episode_steps=60)
@@ -70,13 +70,13 @@ def test_native_copies_and_plain_ones_are_the_same_task():
         ('tests.environments.example_environments:tflearn_tests/OtherNative-v0', {}, sync_vector_env.SyncVectorEnv),
     ],
 )
-def test_auto_takes_the_native_one_where_it_is_the_same_task(name, arguments, kind):
+def test_auto_chooses_native_where_it_is_the_same_task(name, arguments, kind):
     environment = gymnasium_env.make(name, 2, seed=0, **arguments)
     environment.close()
     assert type(environment._vector_env) is kind
 
 
-def test_native_needs_one():
+def test_rejects_native_where_none_is_registered():
     with pytest.raises(ValueError, match="got vectorization='native' of name='Acrobot-v1', which has none registered"):
         gymnasium_env.make('Acrobot-v1', 2, seed=0, vectorization='native')
 
@@ -119,7 +119,7 @@ def test_names_with_a_module_work_in_workers(vectorization):
 
 
 @BOTH
-def test_environments_that_a_function_registers(vectorization):
+def test_register_function_is_called(vectorization):
     calls = []
 
     def register():
@@ -148,7 +148,7 @@ def test_environments_that_a_function_registers(vectorization):
         ('no_such_module:Foo-v0', "got name='no_such_module:Foo-v0', which needs no_such_module; need that installed"),
     ],
 )
-def test_unknown_name(name, message):
+def test_rejects_unknown_names(name, message):
     with pytest.raises(ValueError) as raised:
         gymnasium_env.make(name, 1, seed=0)
     assert message in str(raised.value)
@@ -164,7 +164,7 @@ def test_unknown_name(name, message):
         ('LunarLander-v3', 'Box2D', "pip install 'box2d>=2.3.10,<3' (the extra box2d)"),
     ],
 )
-def test_missing_package(name, module, remedy, vectorization):
+def test_missing_package_error_names_the_install_command(name, module, remedy, vectorization):
     if importlib.util.find_spec(module):
         pytest.skip(f'{module} is installed')
     with pytest.raises(ValueError) as raised:
@@ -185,7 +185,7 @@ def test_missing_package(name, module, remedy, vectorization):
         ({'kwargs': {'max_episode_steps': 9}}, "multiple values for keyword argument 'max_episode_steps'"),
     ],
 )
-def test_unfit_arguments(arguments, message, vectorization):
+def test_rejects_invalid_arguments(arguments, message, vectorization):
     with pytest.raises(ValueError) as raised:
         gymnasium_env.make(
             'CartPole-v1', **{'num_environments': 1, 'seed': 0, 'vectorization': vectorization} | arguments
@@ -193,6 +193,6 @@ def test_unfit_arguments(arguments, message, vectorization):
     assert message in str(raised.value)
 
 
-def test_unknown_vectorization():
+def test_rejects_unknown_vectorization():
     with pytest.raises(ValueError, match="got vectorization='threads'; need one of auto, native, in_process"):
         gymnasium_env.make('CartPole-v1', 1, seed=0, vectorization='threads')

@@ -54,7 +54,7 @@ def test_columns_of_a_vector_environment():
     assert np.isnan(columns.take({})['x']).all()
 
 
-def test_what_was_executed_is_the_action_where_nothing_else_is_said():
+def test_executed_action_defaults_to_the_given_action():
     columns = Columns(3)
     assert columns.gather([{}, {}, {}], np.array([4, 5, 6])) == {}
     info = columns.gather([{}, {'executed_action': 1}, {}], np.array([4, 5, 6]))
@@ -63,7 +63,7 @@ def test_what_was_executed_is_the_action_where_nothing_else_is_said():
     assert columns.take({}, np.array([7, 8, 9]))['executed_action'].tolist() == [7, 8, 9]
 
 
-def test_the_columns_are_new_ones():
+def test_columns_are_new_arrays():
     columns = Columns(1)
     first = columns.gather([{'x': 1.0}])['x']
     second = columns.gather([{}])['x']

@@ -26,7 +26,7 @@ def test_steps_are_an_interval_apart():
     assert all(elapsed >= 0.02 * (i + 1) for i, elapsed in enumerate(times))
 
 
-def test_overruns_are_counted_and_not_made_up_for(caplog):
+def test_overruns_are_counted_and_not_compensated(caplog):
     environment = pacing.make(2, 0, fakes.make_environment, unroll_step_interval_secs=0.05)
     environment.reset()
     assert environment.num_overruns == 0
@@ -41,7 +41,7 @@ def test_overruns_are_counted_and_not_made_up_for(caplog):
     assert time.monotonic() - late >= 0.04
 
 
-def test_it_shows_what_the_environment_shows():
+def test_passes_everything_else_through():
     made = fakes.make_environment(2, 0)
     environment = pacing.PacedEnvironment(made, 1e-3)
     made.info, made.num_rebuilt = {'x': np.zeros(2)}, 3
@@ -51,6 +51,6 @@ def test_it_shows_what_the_environment_shows():
     assert made.closed
 
 
-def test_needs_an_interval():
+def test_requires_a_positive_interval():
     with pytest.raises(ValueError, match='got unroll_step_interval_secs=0; need more than 0'):
         pacing.make(2, 0, fakes.make_environment, unroll_step_interval_secs=0)

@@ -8,7 +8,7 @@ from tflearn.environments import gymnasium_env, partial_view
 CARTPOLE = functools.partial(gymnasium_env.make, 'CartPole-v1')
 
 
-def test_it_shows_a_part():
+def test_shows_a_part_of_the_observation():
     full, part = CARTPOLE(2, 0), partial_view.make(2, 0, CARTPOLE, (0, 2))
     try:
         assert part.specs.observation.shape == (2,)
@@ -22,6 +22,6 @@ def test_it_shows_a_part():
 
 
 @pytest.mark.parametrize('shown', [(), (4,), (-1,)])
-def test_places_are_checked(shown):
+def test_rejects_indices_out_of_range(shown):
     with pytest.raises(ValueError, match='need places in a vector'):
         partial_view.make(2, 0, CARTPOLE, shown)

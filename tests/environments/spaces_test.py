@@ -55,7 +55,7 @@ def test_nested_spec():
 @pytest.mark.parametrize(
     'space', [gym_spaces.Text(5), gym_spaces.Dict(words=gym_spaces.Sequence(gym_spaces.Discrete(3)))]
 )
-def test_unsupported_space(space):
+def test_rejects_unsupported_spaces(space):
     with pytest.raises(ValueError, match=r'got the observation\S* space .*; need a Box .*; wrap the environment'):
         spaces.to_spec(space, 'observation')
 
@@ -114,7 +114,7 @@ def test_floats_are_clipped_to_their_bounds():
 
 @pytest.mark.parametrize('wrong', [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize('bound', [1.0, np.inf])
-def test_floats_that_are_not_finite_are_refused(wrong, bound):
+def test_rejects_floats_that_are_not_finite(wrong, bound):
     write = spaces.writer(gym_spaces.Dict({'move': gym_spaces.Box(-bound, bound, (2,), np.float32)}), 2)
     with pytest.raises(ValueError, match=r'got (nan|inf|-inf) in action/move; need finite numbers; look for weights'):
         write({'move': np.array([[0.0, 0.0], [0.0, wrong]], np.float32)})
@@ -129,6 +129,6 @@ def test_floats_that_are_not_finite_are_refused(wrong, bound):
         (gym_spaces.MultiBinary(1), [[0], [2]], 'got 2 in action; need values from 0 to 1'),
     ],
 )
-def test_integers_out_of_their_bounds_are_refused(space, wrong, message):
+def test_rejects_integers_out_of_bounds(space, wrong, message):
     with pytest.raises(ValueError, match=message):
         spaces.writer(space, 2)(np.array(wrong))

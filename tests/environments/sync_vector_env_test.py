@@ -27,7 +27,7 @@ def test_an_environment_that_raises_is_rebuilt(caplog):
     environment.close()
 
 
-def test_all_of_a_vector_environment_are_rebuilt(caplog):
+def test_native_vector_environment_is_rebuilt_as_one(caplog):
     environment = vector_env.native(lambda: SyncVectorEnv([TROUBLED] * 2), seed=0)
     environment.reset()
     time_step = environment.step(np.array([0, 1]))
@@ -54,7 +54,7 @@ def test_an_environment_that_fails_at_each_reset_is_an_error(tmp_path, vectoriza
     environment.close()
 
 
-def test_what_cannot_be_made_is_an_error():
+def test_environment_that_cannot_be_made_is_an_error():
     made = []
 
     def make_one():
@@ -67,7 +67,7 @@ def test_what_cannot_be_made_is_an_error():
         vector_env.in_process(make_one, 2, seed=0)
 
 
-def test_a_rebuilt_environment_goes_on_with_another_seed():
+def test_rebuilt_environment_gets_another_seed():
     class Falling(gymnasium.Wrapper):
         def step(self, action):
             raise ArithmeticError('it fell')

@@ -47,7 +47,7 @@ def test_known_termination_and_truncation(vectorize):
     np.testing.assert_array_equal([t.discount for t in time_steps], [[1, 1], [1, 1], [1, 1], [0, 1], [1, 1], [1, 1]])
 
 
-def test_a_category_out_of_its_bounds_is_refused():
+def test_rejects_categories_out_of_bounds():
     class Wrong(TwoStates):
         observation_space = gymnasium.spaces.Discrete(500)
 
@@ -74,7 +74,7 @@ def test_a_category_out_of_its_bounds_is_refused():
 
 
 @BOTH
-def test_the_executed_action_is_the_given_one_unclipped_unless_it_was_another(vectorize):
+def test_executed_action_is_the_unclipped_action_unless_it_differs(vectorize):
     environment = vectorize(example_environments.Forward, 2, seed=0)
     environment.reset()
     time_step = environment.step(np.array([[3.0, 0.5], [-3.0, 2.0]], np.float32))
@@ -95,14 +95,14 @@ def test_reset_in_the_middle_starts_other_episodes(vectorize):
 
 
 @BOTH
-def test_without_a_seed(vectorize):
+def test_without_a_seed_environments_differ(vectorize):
     make = functools.partial(vectorize, functools.partial(gymnasium.make, 'CartPole-v1'))
     some, others = (conformance.rollout(make, seed=None, num_steps=1)[0].observation for _ in range(2))
     assert not np.array_equal(some, others)
 
 
 @BOTH
-def test_step_needs_a_reset_before(vectorize):
+def test_step_requires_a_reset(vectorize):
     environment = vectorize(TwoStates, 2, seed=0)
     with pytest.raises(RuntimeError, match='need a reset'):
         environment.step(np.zeros(2, np.int64))
@@ -112,7 +112,7 @@ def test_step_needs_a_reset_before(vectorize):
         environment.step(np.zeros(2, np.int64))
 
 
-def test_needs_next_step_autoreset():
+def test_requires_next_step_autoreset():
     env = SyncVectorEnv([TwoStates], autoreset_mode=AutoresetMode.SAME_STEP)
     with pytest.raises(ValueError, match='got a vector environment with autoreset mode .*; need .*NEXT_STEP'):
         vector_env.native(lambda: env, seed=None)

@@ -81,7 +81,7 @@ def _wait_until_gone(pids):
     wait_until(lambda: all(map(_gone, pids)), f'the end of the workers {pids}', timeout_secs=20)
 
 
-def test_workers_leave_signals_to_the_parent(start_program):
+def test_workers_ignore_signals(start_program):
     process, pids = start_program('wait')
     for pid in pids:
         os.kill(pid, signal.SIGINT)
@@ -145,7 +145,7 @@ def _check_rebuilt(environment, caplog, cause):
         ('hang', 'gave no answer within its time'),
     ],
 )
-def test_an_environment_in_trouble_is_rebuilt(trouble, cause, caplog):
+def test_failing_environment_is_rebuilt(trouble, cause, caplog):
     _check_rebuilt(_troubled(trouble, step_timeout_secs=3.0), caplog, cause)
 
 
@@ -170,13 +170,13 @@ def test_an_environment_that_fails_at_each_reset_is_an_error(tmp_path):
     environment.close()
 
 
-def test_environment_that_cannot_be_made_in_a_worker():
+def test_environment_that_cannot_be_made_is_an_error():
     with pytest.raises(RuntimeError, match='environment [01] failed in its worker process: OSError: no licence'):
         _troubled('make')
     assert not multiprocessing.active_children()
 
 
-def test_exit_without_close_of_a_collected_environment():
+def test_exit_without_close():
     environment = _troubled('none')
     del environment
     assert not multiprocessing.active_children()

@@ -45,7 +45,7 @@ def _rows(environment, actions):
     return [tuple(float(leaf[0]) for leaf in time_step) for time_step in time_steps]
 
 
-def test_it_conforms():
+def test_episodic_life_conforms():
     conformance.check(_make, num_steps=60, seeded=False)
 
 
@@ -66,7 +66,7 @@ def test_the_game_goes_on_after_a_lost_life():
     ]
 
 
-def test_environments_that_lose_no_life_go_on():
+def test_environments_that_lose_no_life_continue():
     environment = _make(2, seed=0)
     environment.reset()
     time_steps = [environment.step(np.array(action)) for action in ([0, 0], [1, 0], [0, 0])]

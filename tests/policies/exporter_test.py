@@ -102,7 +102,7 @@ def test_every_kind_of_policy_exports_and_acts_within_its_spec(kind, tmp_path):
 
 
 @pytest.mark.parametrize('kind', ['recurrent', 'greedy_actor', 'nested', 'with_info'])
-def test_tf_agents_opens_an_export(kind, tmp_path):
+def test_tf_agents_loads_an_export(kind, tmp_path):
     """Its own loader, with the specs that it reads there; actions are the live ones."""
     policy = getattr(example_policies, kind)()
     opened = policy_loader.load(str(PolicyExporter(policy, tmp_path).export(3, {})))
@@ -126,7 +126,7 @@ def _shapes(nest):
     )
 
 
-def test_a_category_out_of_its_bounds_is_refused(tmp_path):
+def test_rejects_categories_out_of_bounds(tmp_path):
     """By each signature and function, wherever the policy is loaded; not by TFLite, which has no assertions."""
     observation = tensor_spec.BoundedTensorSpec((), tf.int64, 0, 499, 'observation')
     layers = [tf.keras.layers.Lambda(lambda states: tf.one_hot(states, 500)), tf.keras.layers.Dense(2)]
@@ -162,7 +162,7 @@ def test_the_dtype_of_actions_is_that_of_the_spec(dtype, tmp_path):
     assert tf.saved_model.load(str(version)).signatures['serving_default'].structured_outputs['action'].dtype == dtype
 
 
-def test_info_comes_with_the_full_function(tmp_path):
+def test_action_function_returns_the_info(tmp_path):
     policy = example_policies.with_info()
     model = tf.saved_model.load(str(PolicyExporter(policy, tmp_path).export(0, {})))
     time_step = example_policies.time_step(policy, 3)
@@ -183,12 +183,12 @@ SIGNATURES = {
 
 
 @pytest.mark.parametrize('kind', SIGNATURES)
-def test_signatures_are_those_that_the_policy_has(kind, tmp_path):
+def test_exports_the_signatures_that_the_policy_supports(kind, tmp_path):
     model = tf.saved_model.load(str(PolicyExporter(getattr(example_policies, kind)(), tmp_path).export(0, {})))
     assert set(model.signatures) == SIGNATURES[kind]
 
 
-def test_the_distribution_is_that_of_the_live_policy(tmp_path):
+def test_distribution_equals_that_of_the_live_policy(tmp_path):
     policy = example_policies.stochastic_actor()
     model = tf.saved_model.load(str(PolicyExporter(policy, tmp_path).export(0, {})))
     time_step = tf.nest.map_structure(tf.constant, example_policies.time_step(policy, 3))
@@ -199,7 +199,7 @@ def test_the_distribution_is_that_of_the_live_policy(tmp_path):
     np.testing.assert_allclose(flat['distribution_scale_diag'], live.stddev(), atol=1e-6)
 
 
-def test_a_seed_set_for_training_does_not_travel_with_the_policy(tmp_path):
+def test_training_seed_is_not_exported(tmp_path):
     tf.random.set_seed(1)
     version = PolicyExporter(example_policies.stochastic_actor(), tmp_path).export(0, {})
     time_step = example_policies.time_step(example_policies.stochastic_actor(), 3)
@@ -233,7 +233,7 @@ def test_tensorflow_serving_reads_the_newest_weights(tmp_path):
     np.testing.assert_array_equal(served, live)
 
 
-def test_metadata_say_what_the_version_is(tmp_path):
+def test_metadata_describe_the_version(tmp_path):
     version = PolicyExporter(example_policies.nested(), tmp_path).export(
         9000, {'env_steps': 18_000, 'policy_version': 9}
     )

@@ -49,7 +49,7 @@ def test_a_version_that_exists_is_not_overwritten(tmp_path):
     assert names(tmp_path) == ['5', 'latest']
 
 
-def test_a_policy_that_acts_otherwise_is_not_published(tmp_path, monkeypatch):
+def test_policy_that_acts_differently_is_not_published(tmp_path, monkeypatch):
     policy = example_policies.greedy()
     exporter = PolicyExporter(policy, tmp_path)
     weights = exporter._read_all()
@@ -60,7 +60,7 @@ def test_a_policy_that_acts_otherwise_is_not_published(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_later_version_that_is_not_what_the_live_policy_was_is_not_published(tmp_path, monkeypatch):
+def test_later_version_that_differs_from_its_snapshot_is_not_published(tmp_path, monkeypatch):
     policy = example_policies.greedy()
     exporter = PolicyExporter(policy, tmp_path)
     exporter.export(1, {})
@@ -82,7 +82,7 @@ def test_a_later_version_that_is_not_what_the_live_policy_was_is_not_published(t
     assert (tmp_path / 'latest').resolve().name == '4'
 
 
-def test_what_is_exported_soon_is_what_it_was_when_it_was_asked_for(tmp_path):
+def test_background_export_writes_the_snapshot_of_its_request(tmp_path):
     policy = example_policies.greedy()
     exporter = PolicyExporter(policy, tmp_path)
     expected = {}
@@ -100,7 +100,7 @@ def test_what_is_exported_soon_is_what_it_was_when_it_was_asked_for(tmp_path):
             np.testing.assert_array_equal(saved[value.shape], value)
 
 
-def test_a_newer_one_replaces_one_that_is_not_begun(tmp_path):
+def test_newer_export_replaces_one_that_has_not_started(tmp_path):
     exporter = PolicyExporter(example_policies.greedy(), tmp_path, keep_last=100)
     for train_step in range(50):
         exporter.export_soon(train_step, {})
@@ -131,7 +131,7 @@ def test_a_step_that_is_being_exported_is_exported_once(tmp_path, monkeypatch):
     assert json.loads((tmp_path / '2' / versions.METADATA).read_text())['first']
 
 
-def test_an_export_that_fails_leaves_the_others_alone_and_is_told_at_the_end(tmp_path):
+def test_failed_export_leaves_the_others_and_is_raised_at_the_end(tmp_path):
     exporter = PolicyExporter(example_policies.greedy(), tmp_path)
     exporter.export_soon(1, {})
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -174,7 +174,7 @@ while True:
 """
 
 
-def test_readers_see_whole_versions_only_when_the_exporter_is_killed_in_between(tmp_path):
+def test_readers_see_only_complete_versions_when_the_exporter_is_killed(tmp_path):
     root = pathlib.Path(tflearn.__file__).parent.parent
     directory = tmp_path / 'policy'
     time_step = example_policies.time_step(example_policies.greedy(), 2)

@@ -119,7 +119,7 @@ def save_vocabulary(path, keys):
     [(save_table, ([1, 2], [3, 4]), ([1, 2], [3, 4])), (save_vocabulary, ('ab', 'ba'), ([0, 1], [1, 0]))],
     ids=['table', 'asset'],
 )
-def test_a_model_with_more_than_variables_is_loaded_whole(save, contents, answers, tmp_path):
+def test_model_with_resources_other_than_variables_shares_nothing(save, contents, answers, tmp_path):
     functions = []
     for number, content in enumerate(contents):
         save(tmp_path / str(number), content)
@@ -130,7 +130,7 @@ def test_a_model_with_more_than_variables_is_loaded_whole(save, contents, answer
         np.testing.assert_array_equal(function([tf.constant(['a', 'b'])])['value'], answer)
 
 
-def test_other_graphs_are_told_apart(tmp_path):
+def test_different_graphs_have_different_digests(tmp_path):
     models = []
     for dtype in (tf.int32, tf.int64):
         directory = tmp_path / dtype.name
@@ -143,7 +143,7 @@ def test_other_graphs_are_told_apart(tmp_path):
         models[0].function('train')
 
 
-def test_a_damaged_version_of_a_known_graph_is_refused(tmp_path):
+def test_rejects_a_damaged_version_of_a_known_graph(tmp_path):
     policy = example_policies.greedy()
     exporter = PolicyExporter(policy, tmp_path)
     intact, damaged, missing = (exporter.export(step, {}) for step in range(3))

@@ -26,14 +26,14 @@ def exported(tmp_path_factory):
     return directory
 
 
-def test_a_loaded_policy_says_what_it_is(exported):
+def test_loaded_policy_has_its_train_step_and_metadata(exported):
     policy = loader.load(exported / '4')
     assert policy.train_step == 4
     assert policy.metadata['env_steps'] == 40
     assert policy.path == exported / '4'
 
 
-def test_the_state_goes_through_and_starts_anew_where_an_episode_does(exported):
+def test_policy_state_is_returned_and_restarts_with_each_episode(exported):
     policy = loader.load(exported / '4')
     time_step = example_policies.time_step(example_policies.recurrent(), 2)
     start = policy.initial_state(2)
@@ -47,14 +47,14 @@ def test_the_state_goes_through_and_starts_anew_where_an_episode_does(exported):
         assert not np.allclose(from_start, from_second)
 
 
-def test_float64_observations_are_taken(exported):
+def test_accepts_float64_observations(exported):
     policy = loader.load(exported / '4')
     time_step = example_policies.time_step(example_policies.recurrent(), 3)
     wide = time_step._replace(observation=time_step.observation.astype(np.float64))
     np.testing.assert_array_equal(*(policy.action(step, policy.initial_state(3))[0] for step in (time_step, wide)))
 
 
-def test_a_policy_knows_the_environments_it_is_not_for(exported):
+def test_rejects_environments_with_other_specs(exported):
     policy = loader.load(exported / '4')
     observation, action = example_policies.OBSERVATION, example_policies.DISCRETE
     policy.check(EnvironmentSpecs(observation, action))
@@ -102,7 +102,7 @@ def test_exports_of_version_0_1_are_loaded(tmp_path):
     np.testing.assert_array_equal(loaded.action(time_step, loaded.initial_state(3))[0], live)
 
 
-def test_missing_and_damaged_versions_are_told_apart(exported, tmp_path):
+def test_missing_and_damaged_versions_raise_different_errors(exported, tmp_path):
     with pytest.raises(FileNotFoundError, match='still there'):
         loader.load(tmp_path / '7')
     assert loader.load_newest(tmp_path) is None
@@ -113,7 +113,7 @@ def test_missing_and_damaged_versions_are_told_apart(exported, tmp_path):
         loader.load_newest(tmp_path)
 
 
-def test_versions_that_are_pruned_while_they_are_loaded_give_way_to_the_next(tmp_path):
+def test_loads_the_next_version_if_one_is_pruned_while_loading(tmp_path):
     exporter = PolicyExporter(example_policies.greedy(), tmp_path, keep_last=1)
     exporter.export(0, {})
     thread = threading.Thread(target=lambda: [exporter.export(step, {}) for step in range(1, 60)], daemon=True)
@@ -125,7 +125,7 @@ def test_versions_that_are_pruned_while_they_are_loaded_give_way_to_the_next(tmp
     assert steps == sorted(steps)
 
 
-def test_waiting_ends_with_another_version_also_a_lower_one(tmp_path):
+def test_waiting_ends_with_another_version_even_a_lower_one(tmp_path):
     exporter = PolicyExporter(example_policies.greedy(), tmp_path)
     for train_step in (0, 5, 9):
         exporter.export(train_step, {})
@@ -135,7 +135,7 @@ def test_waiting_ends_with_another_version_also_a_lower_one(tmp_path):
     assert loader.wait_for_newer(tmp_path, 9, timeout_secs=0) == 0
 
 
-def test_waiting_ends_in_other_ways(exported, tmp_path):
+def test_waiting_ends_at_a_timeout_a_stop_or_a_condition(exported, tmp_path):
     with pytest.raises(TimeoutError, match=f'a policy other than that of step 4 in {exported}'):
         loader.wait_for_newer(exported, 4, timeout_secs=0.1)
     with pytest.raises(TimeoutError, match=f'a policy in {tmp_path}/none'):

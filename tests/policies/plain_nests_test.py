@@ -39,7 +39,7 @@ def test_leaves_have_the_order_of_tf_nest():
         ((tf.TensorSpec(()),) * 11, [f'observation_{i}' for i in range(11)]),  # the last is the third by name
     ],
 )
-def test_names_are_the_paths_and_fit_for_keywords(spec, names):
+def test_names_are_paths_and_valid_keywords(spec, names):
     batched = plain_nests.batched(spec, 'observation')
     assert [leaf.name for leaf in tf.nest.flatten(batched)] == names
     assert all(leaf.shape[0] is None for leaf in tf.nest.flatten(batched))
@@ -56,7 +56,7 @@ def test_names_of_a_named_tuple_have_the_order_of_its_fields():
     assert tf.nest.flatten(values) == names
 
 
-def test_names_that_collide_are_refused():
+def test_rejects_colliding_names():
     with pytest.raises(ValueError, match='a_b'):
         plain_nests.flat_dict({'a_b': 1, 'a': {'b': 2}})
 

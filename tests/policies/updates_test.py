@@ -65,7 +65,7 @@ def test_an_update_becomes_the_full_model_of_its_step(tmp_path):
     assert updates.materialise(directory, 80) == directory / '80'
 
 
-def test_what_cannot_be_materialised_is_told(tmp_path):
+def test_rejects_updates_that_cannot_be_materialised(tmp_path):
     directory = tmp_path / 'policy'
     with pytest.raises(ValueError, match='no update of step 5 .* need one of: none; set update_interval_steps'):
         updates.materialise(directory, 5)

@@ -21,7 +21,7 @@ def names(directory):
     return sorted(path.name for path in directory.iterdir())
 
 
-def test_only_whole_versions_are_seen(tmp_path):
+def test_only_complete_versions_are_listed(tmp_path):
     assert versions.newest_version(tmp_path / 'missing') is None
     assert versions.newest_version(tmp_path) is None
     for name in (0, 9, 80, '007', 'new', '.exporting-90-1', '-5', '²'):
@@ -33,7 +33,7 @@ def test_only_whole_versions_are_seen(tmp_path):
     assert versions.newest_version(tmp_path) == 80
 
 
-def test_a_version_gets_its_name_when_it_is_written(tmp_path):
+def test_publishing_renames_the_written_version(tmp_path):
     written = versions.temporary(tmp_path / 'policy', '5')
     (written / 'saved_model.pb').write_text('')
     (written / 'metadata.json').write_text('{}')
@@ -66,19 +66,19 @@ def test_pruning_keeps_the_newest_the_spared_and_the_kept(tmp_path):
     assert names(tmp_path) == ['20', 'mine']
 
 
-def test_a_version_that_is_gone_cannot_be_kept(tmp_path):
+def test_keeping_a_removed_version_returns_false(tmp_path):
     assert not versions.keep(tmp_path / '2')
     versions.unkeep(tmp_path / '2')
 
 
-def test_a_version_that_was_kept_while_it_was_being_removed_comes_back(tmp_path):
+def test_version_marked_while_it_is_removed_is_restored(tmp_path):
     make_version(tmp_path, 2)
     versions.keep(tmp_path / '2')
     versions.remove(tmp_path / '2')
     assert versions.newest_version(tmp_path) == 2
 
 
-def test_the_best_version_stays_and_the_link_says_which_it_is(tmp_path):
+def test_best_version_is_kept_and_linked(tmp_path):
     for step in (1, 2, 3, 4):
         make_version(tmp_path, step)
     assert versions.best_version(tmp_path) is None
@@ -95,7 +95,7 @@ def test_the_best_version_stays_and_the_link_says_which_it_is(tmp_path):
 
 
 @pytest.mark.parametrize('best', [None, 1])
-def test_a_version_that_goes_while_it_becomes_the_best_leaves_the_link_as_it_was(tmp_path, monkeypatch, best):
+def test_version_removed_while_it_becomes_the_best_leaves_the_link_unchanged(tmp_path, monkeypatch, best):
     for step in (1, 2):
         make_version(tmp_path, step)
     if best:
@@ -113,7 +113,7 @@ def test_a_version_that_goes_while_it_becomes_the_best_leaves_the_link_as_it_was
     assert names(tmp_path) == ['1', 'best'] if best else ['1']
 
 
-def test_two_reasons_to_keep_a_version(tmp_path):
+def test_version_is_kept_until_both_markers_are_removed(tmp_path):
     for step in (1, 2):
         make_version(tmp_path, step)
     versions.keep(tmp_path / '1')
@@ -123,14 +123,14 @@ def test_two_reasons_to_keep_a_version(tmp_path):
     assert names(tmp_path) == ['1', '2']
 
 
-def test_what_could_not_be_published_goes_although_it_was_to_be_kept(tmp_path):
+def test_unpublished_version_is_removed_even_if_marked(tmp_path):
     written = versions.temporary(tmp_path, '5')
     versions.keep(written)
     versions.remove(written)
     assert names(tmp_path) == []
 
 
-def test_leftovers_go_and_nothing_else(tmp_path):
+def test_only_leftovers_are_removed(tmp_path):
     ended = subprocess.Popen(['true'])
     ended.wait(30)
     machine = versions.temporary(tmp_path, 'own').name.split('-')[-2]
@@ -145,7 +145,7 @@ def test_leftovers_go_and_nothing_else(tmp_path):
     versions.remove_leftovers(tmp_path / 'missing')
 
 
-def test_what_another_machine_writes_stays_until_a_day_after_its_last_change(tmp_path):
+def test_leftovers_of_another_machine_are_kept_for_a_day(tmp_path):
     ended = subprocess.Popen(['true'])
     ended.wait(30)  # its number says nothing about another machine's processes
     make_version(tmp_path, 5)

@@ -48,7 +48,7 @@ def test_a_pruned_version_is_served_until_there_is_another(exporter, directory):
     assert not holder.refresh() and holder.get().version == 1
 
 
-def test_training_that_went_back_is_followed(exporter, directory):
+def test_lower_versions_of_resumed_training_are_served(exporter, directory):
     holder = ModelHolder(directory, ServedVersion)
     exporter.export(1, {})
     exporter.export(2, {})
@@ -63,7 +63,7 @@ def test_training_that_went_back_is_followed(exporter, directory):
     assert holder.refresh() and holder.get() is not first
 
 
-def test_pinned_versions(exporter, directory):
+def test_only_pinned_versions_are_served(exporter, directory):
     holder = ModelHolder(directory, ServedVersion, pinned=(1, 3))
     for step in (1, 2):
         exporter.export(step, {})
@@ -75,7 +75,7 @@ def test_pinned_versions(exporter, directory):
     assert not holder.refresh()
 
 
-def test_a_damaged_version_is_passed_over(exporter, directory):
+def test_damaged_version_is_skipped(exporter, directory):
     holder = ModelHolder(directory, ServedVersion)
     exporter.export(1, {})
     damaged = exporter.export(2, {})
@@ -89,7 +89,7 @@ def test_a_damaged_version_is_passed_over(exporter, directory):
     assert holder.refresh() and holder.get().version == 3
 
 
-def test_models_are_the_directories(exporter, directory):
+def test_each_directory_is_a_model(exporter, directory):
     models = Models(directory.parent, ServedVersion)
     assert models.missing == ['any policy']
     exporter.export(1, {})

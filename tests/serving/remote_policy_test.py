@@ -18,7 +18,7 @@ from tflearn.serving.remote_policy import RemoteModel, RemotePolicy
 from tflearn.waiting import Stopped
 
 
-def test_a_recurrent_policy_and_a_version_that_goes(tmp_path):
+def test_recurrent_policy_and_a_version_that_is_removed(tmp_path):
     policy = example_policies.recurrent()
     exporter = PolicyExporter(policy, tmp_path / 'greedy_policy')
     loaded = loader.load(exporter.export(4, {}))
@@ -49,7 +49,7 @@ def test_a_recurrent_policy_and_a_version_that_goes(tmp_path):
             connected.close()
 
 
-def test_it_waits_for_a_server_that_has_too_much_to_do(tmp_path, monkeypatch):
+def test_waits_for_an_overloaded_server(tmp_path, monkeypatch):
     publisher = served_policies.Publisher(tmp_path)
     publisher.publish(1)
     like = publisher._linear.policy
@@ -77,7 +77,7 @@ def test_it_waits_for_a_server_that_has_too_much_to_do(tmp_path, monkeypatch):
             connected.close()
 
 
-def test_it_waits_for_its_server_and_can_be_stopped():
+def test_waits_for_its_server_and_can_be_stopped():
     policy = example_policies.greedy()
     time_step = example_policies.time_step(policy, 2)
     with pytest.raises(TimeoutError, match="in vain for the policy 'greedy_policy' served at localhost:1"):

@@ -58,25 +58,25 @@ def ask(path, observations, batching=BATCHING, cancelled=()):
     return [each if isinstance(each, BaseException) else each['action'].tolist() for each in answers], rows
 
 
-def test_what_waits_together_goes_in_one_call_up_to_the_batch_size(path):
+def test_waiting_requests_share_a_call_up_to_the_batch_size(path):
     observations = [[1], [2, 3], [4, 5, 6], [7, 8, 9], [0] * 9]
     answers, rows = ask(path, observations)
     assert answers == [[number % 2 for number in each] for each in observations]
     assert rows == [6, 3, 9]  # the last is more than a batch
 
 
-def test_without_batches_each_goes_by_itself(path):
+def test_without_batching_each_request_is_its_own_call(path):
     answers, rows = ask(path, [[1], [2], [3, 4]], batching=None)
     assert (answers, rows) == ([[1], [0], [1, 0]], [1, 1, 2])
 
 
-def test_values_that_cannot_be_computed_harm_nobody_else(path):
+def test_invalid_values_fail_only_their_own_request(path):
     answers, _ = ask(path, [[1], [2, 77], [3]])
     assert (answers[0], answers[2]) == ([1], [1])
     assert isinstance(answers[1], tf.errors.InvalidArgumentError)
 
 
-def test_too_much_is_refused(path):
+def test_rejects_requests_when_overloaded(path):
     answers, _ = ask(path, [[1] * 8, [2] * 8, [3] * 8, [4], [5]])
     assert answers[:3] == [[1] * 8, [0] * 8, [1] * 8]
     assert [str(answer) for answer in answers[3:] if isinstance(answer, Overloaded)] == [
@@ -84,7 +84,7 @@ def test_too_much_is_refused(path):
     ] * 2
 
 
-def test_what_nobody_waits_for_is_not_computed(path):
+def test_cancelled_requests_are_not_computed(path):
     answers, rows = ask(path, [[1], [2, 3], [4]], cancelled=[1])
     assert (answers[0], answers[2], rows) == ([1], [0], [2])
     assert isinstance(answers[1], asyncio.CancelledError)

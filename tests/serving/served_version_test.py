@@ -20,7 +20,7 @@ def export(kind, directory):
 
 @pytest.mark.parametrize('options', [None, batching.BatchOptions(max_batch_size=4)], ids=['single', 'batched'])
 @pytest.mark.parametrize('kind', ['greedy', 'recurrent', 'nested', 'greedy_actor'])
-def test_answers_are_those_of_the_saved_model(kind, options, tmp_path):
+def test_outputs_equal_those_of_the_saved_model(kind, options, tmp_path):
     policy, path = export(kind, tmp_path)
     served, model = ServedVersion(path, options), tf.saved_model.load(str(path))
     for batch_size in (1, 3, 9):  # the last is more than one batch
@@ -80,7 +80,7 @@ GOOD = {'observation_position': (2, 2), 'observation_speeds_0': (2, 2), 'observa
         (dict.fromkeys(GOOD, (0, 2)) | {'observation_speeds_1': (0, 1)}, 'got a batch of 0; need 1 to 8 rows'),
     ],
 )
-def test_what_does_not_fit_is_told(signature, change, message):
+def test_rejects_inputs_that_do_not_fit_the_signature(signature, change, message):
     signature.check(GOOD)
     assert signature.max_waiting_rows == 16 * 8
     shapes = {name: shape for name, shape in (GOOD | change).items() if shape is not None}
@@ -105,7 +105,7 @@ def proto(**fields):
     'dtype', ['float32', 'float64', 'float16', 'int8', 'int32', 'int64', 'uint8', 'uint64', 'bool']
 )
 @pytest.mark.parametrize('content', [False, True])
-def test_arrays_come_through_protos(dtype, content):
+def test_arrays_survive_conversion_to_protos(dtype, content):
     array = np.array([[0, 1, 3], [1, 0, 100]]).astype(dtype)
     tensor = proto(dtype=0)
     tensor_protos.fill(tensor, array, content)
@@ -116,7 +116,7 @@ def test_arrays_come_through_protos(dtype, content):
     np.testing.assert_array_equal(tf.make_ndarray(tensor), array)
 
 
-def test_the_last_value_stands_for_the_rest():
+def test_last_value_fills_the_rest_of_the_tensor():
     got = tensor_protos.to_array('x', proto(shape=(2, 2), float_val=[1.0, 2.0]), tf.float32)
     np.testing.assert_array_equal(got, [[1, 2], [2, 2]])
 
@@ -133,7 +133,7 @@ def test_the_last_value_stands_for_the_rest():
         (proto(shape=(-1,), float_val=[1.0]), tf.float32, 'got x of an unknown shape; need a tensor_shape'),
     ],
 )
-def test_malformed_protos_are_told(tensor, dtype, message):
+def test_rejects_malformed_protos(tensor, dtype, message):
     with pytest.raises(InvalidRequest) as raised:
         tensor_protos.to_array('x', tensor, dtype)
     assert str(raised.value).startswith(message)

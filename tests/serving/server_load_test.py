@@ -39,7 +39,7 @@ def good_request():
     return request
 
 
-def test_requests_beyond_the_limit_are_refused(root):
+def test_rejects_requests_beyond_the_limit(root):
     with (
         served_policies.serving(root, max_concurrent_requests=1) as (server, models),
         served_policies.held(models) as (started, resume),
@@ -54,7 +54,7 @@ def test_requests_beyond_the_limit_are_refused(root):
         assert first.code().name == 'OK'
 
 
-def test_where_too_much_waits_values_are_not_even_looked_at(root):
+def test_overloaded_server_rejects_before_parsing_values(root):
     wrong = good_request()
     wrong.inputs['observation'].dtype = 2
     with (
@@ -107,7 +107,7 @@ class Clients:
 
 
 @pytest.mark.parametrize('num_requests', [1000, pytest.param(100_000, marks=pytest.mark.slow)])
-def test_hot_reload_under_load_drops_nothing(tmp_path, num_requests):
+def test_reload_under_load_drops_no_request(tmp_path, num_requests):
     """Each answer is by exactly one version: all its rows agree with the one that it names."""
     publisher = served_policies.Publisher(tmp_path)
     publisher.publish(1)
@@ -187,7 +187,7 @@ def resident_mb():
 
 
 @pytest.mark.parametrize('count', [500, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_made_up_requests_do_no_harm(root, count):
+def test_random_requests_do_no_harm(root, count):
     with (
         served_policies.serving(root, BatchOptions()) as (server, _),
         grpc.insecure_channel(f'localhost:{server.port}') as channel,

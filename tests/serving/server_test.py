@@ -74,7 +74,7 @@ def predict_request(**spec):
     return request
 
 
-def test_somebody_with_tensorflow_serving_api_only_gets_actions(address):
+def test_standalone_client_gets_actions(address):
     environment = {**os.environ, 'PYTHONPATH': os.pathsep.join(path for path in sys.path if 'site' in path)}
     command = [sys.executable, pathlib.Path(__file__).with_name('standalone_client.py'), address]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=DEADLINE_SECS)
@@ -88,7 +88,7 @@ def test_somebody_with_tensorflow_serving_api_only_gets_actions(address):
     }
 
 
-def test_an_answer_names_its_version_and_signature(channel):
+def test_response_names_its_version_and_signature(channel):
     stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
     for version in ({}, {'version': 7}):
         answer = stub.Predict(predict_request(**version), DEADLINE_SECS)
@@ -122,7 +122,7 @@ REFUSED = {
 @pytest.mark.parametrize(
     ('code', 'spec', 'message'), [(code, *case) for code, cases in REFUSED.items() for case in cases]
 )
-def test_what_is_wrong_is_told(channel, code, spec, message):
+def test_invalid_requests_get_a_status_and_a_reason(channel, code, spec, message):
     stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
     with pytest.raises(grpc.RpcError) as raised:
         stub.Predict(predict_request(**spec), DEADLINE_SECS)
@@ -137,14 +137,14 @@ def raw(channel, method, data):
     return raised.value.code().name, raised.value.details()
 
 
-def test_bytes_that_are_no_message(channel):
+def test_rejects_bytes_that_are_not_a_message(channel):
     code, details = raw(channel, 'PredictionService/Predict', b'\xff\xff\xff')
     assert (code, details.partition('(')[0]) == ('INVALID_ARGUMENT', 'got 3 bytes that are no PredictRequest ')
     assert raw(channel, 'ModelService/GetModelStatus', b'\x07')[0] == 'INVALID_ARGUMENT'
     assert raw(channel, 'PredictionService/Classify', b'')[0] == 'UNIMPLEMENTED'
 
 
-def test_metadata_and_status_of_what_is_not_there(channel):
+def test_metadata_and_status_of_unknown_models(channel):
     metadata = get_model_metadata_pb2.GetModelMetadataRequest(metadata_field=['weights'])
     metadata.model_spec.name = 'greedy_policy'
     code, details = raw(channel, 'PredictionService/GetModelMetadata', metadata.SerializeToString())
@@ -197,7 +197,7 @@ def test_health_and_metrics_follow_the_versions(tmp_path):
     assert 'tflearn_request_rows_sum{model="greedy_policy"} 2.0' in text
 
 
-def test_a_client_that_watches_and_does_not_read_holds_nobody_up(tmp_path):
+def test_health_watcher_that_does_not_read_blocks_nobody(tmp_path):
     publisher = served_policies.Publisher(tmp_path)
     options = [('grpc.http2.lookahead_bytes', 5), ('grpc.http2.bdp_probe', 0)]  # an answer is longer
     with served_policies.serving(tmp_path) as (server, models):
@@ -233,7 +233,7 @@ def test_a_recurrent_policy_keeps_its_state_with_the_client(tmp_path):
     assert set(served) == {'policy_state_0', 'policy_state_1'}
 
 
-def test_a_taken_port_is_told(root):
+def test_rejects_a_port_in_use(root):
     with (
         served_policies.serving(root) as (server, models),
         pytest.raises(ValueError, match='and a free port'),
@@ -241,7 +241,7 @@ def test_a_taken_port_is_told(root):
         PolicyServer(models, ServerOptions(port=server.port))
 
 
-def test_tensorflow_serving_gets_the_same_directory(root):
+def test_config_files_make_tensorflow_serving_serve_the_same(root):
     config = pytest.importorskip('tensorflow_serving.config.model_server_config_pb2')
     from google.protobuf import text_format
 

@@ -36,7 +36,7 @@ def certificate(folder, name):
 
 
 @pytest.mark.parametrize('mutual', [False, True])
-def test_tls(root, tmp_path, mutual):
+def test_tls_and_mutual_tls(root, tmp_path, mutual):
     own, strange = certificate(tmp_path, 'own'), certificate(tmp_path, 'strange')
     tls = TlsFiles(own[1], own[0], own[1] if mutual else None)
     with served_policies.serving(root, tls=tls) as (server, _):
@@ -59,7 +59,7 @@ def test_tls(root, tmp_path, mutual):
     assert answered == {'none': others, 'strange': others, 'own': 'OK'}
 
 
-def test_files_that_are_not_what_they_should_be_are_told(tmp_path):
+def test_rejects_invalid_pem_files(tmp_path):
     own, strange = certificate(tmp_path, 'own'), certificate(tmp_path, 'strange')
     (tmp_path / 'noise').write_bytes(b'noise')
     for files in ((own[1], strange[0]), (own[1], own[0], tmp_path / 'noise'), (tmp_path / 'none', own[0])):
