@@ -2,6 +2,8 @@
 
 import importlib.util
 
+from tflearn.errors import UserImportError
+
 # Module -> the extra of this package that installs it.
 _EXTRAS = {
     'mujoco': 'mujoco',
@@ -45,6 +47,12 @@ def install_command(module: str) -> str | None:
     if extra is None:
         return None
     return f'pip install {" ".join(map(repr, REQUIREMENTS[extra]))} (the extra {extra})'
+
+
+def import_error(error: ImportError, user: str) -> UserImportError:
+    """Returns the error to raise where `user`, such as 'serving', could not import a module."""
+    remedy = install_command(error.name or '') or f'install it ({error})'
+    return UserImportError(f'got no {error.name}, which {user} needs; need that installed; {remedy}')
 
 
 def is_missing(module: str) -> bool:

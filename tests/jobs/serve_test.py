@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.testing import served_policies
 from tests.testing.jobs import Job
 from tflearn.jobs import serve
 from tflearn.run_dir import RunDir, read_json
 from tflearn.serving.client import PolicyClient
-from tflearn.serving.protos import grpc, health_pb2, health_pb2_grpc
 from tflearn.waiting import wait_until
 
 OBSERVATION = np.array([[1, 0, 0, 0], [-1, 0, 0, 0]], np.float32)

@@ -13,8 +13,9 @@ from tf_agents.trajectories import time_step as ts
 
 from tests.testing import example_policies
 from tflearn.policies.exporter import PolicyExporter
+from tflearn.rpc.server import Overloaded
 from tflearn.serving.batching import BatchOptions
-from tflearn.serving.request_queue import Overloaded, RequestQueue
+from tflearn.serving.request_queue import RequestQueue
 from tflearn.serving.served_version import ServedVersion
 
 BATCHING = BatchOptions(max_batch_size=8, max_enqueued_batches=3)

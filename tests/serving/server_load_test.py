@@ -10,11 +10,12 @@ import pytest
 import tensorflow as tf
 
 pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
+import grpc
 
 from tests.testing import served_policies
 from tflearn.serving.batching import BatchOptions
 from tflearn.serving.client import PolicyClient
-from tflearn.serving.protos import grpc, predict_pb2, prediction_service_pb2_grpc
+from tflearn.serving.protos import predict_pb2, prediction_service_pb2_grpc
 from tflearn.waiting import wait_until
 
 DEADLINE_SECS = 60.0

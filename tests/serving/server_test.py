@@ -13,12 +13,14 @@ import pytest
 import tensorflow as tf
 
 pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.testing import example_policies, served_policies
 from tflearn.launch.local import free_port
 from tflearn.policies.exporter import PolicyExporter
+from tflearn.rpc import server as rpc_server
 from tflearn.serving import model_config
-from tflearn.serving import server as server_module
 from tflearn.serving.batching import BatchOptions
 from tflearn.serving.client import PolicyClient
 from tflearn.serving.metrics import ServingMetrics
@@ -26,9 +28,6 @@ from tflearn.serving.models import Models
 from tflearn.serving.protos import (
     get_model_metadata_pb2,
     get_model_status_pb2,
-    grpc,
-    health_pb2,
-    health_pb2_grpc,
     model_service_pb2_grpc,
     predict_pb2,
     prediction_service_pb2_grpc,
@@ -205,7 +204,7 @@ def test_health_watcher_that_does_not_read_blocks_nobody(tmp_path):
         with grpc.insecure_channel(address, options) as deaf, grpc.insecure_channel(address) as channel:
             request = health_pb2.HealthCheckRequest()
             watch = health_pb2_grpc.HealthStub(deaf).Watch(request, DEADLINE_SECS)
-            wait_until(lambda: '' in server._health._server_watchers, 'the watch', DEADLINE_SECS)
+            wait_until(lambda: '' in server._server._health._server_watchers, 'the watch', DEADLINE_SECS)
             started = time.monotonic()
             for step in (1, 2):
                 publisher.publish(step)
@@ -213,7 +212,7 @@ def test_health_watcher_that_does_not_read_blocks_nobody(tmp_path):
                 server.reloaded()
             assert health(channel, 'greedy_policy') == 'SERVING'
             server.close(0)
-            assert time.monotonic() - started < server_module._LOOP_SECS
+            assert time.monotonic() - started < rpc_server._LOOP_SECS
             watch.cancel()
 
 
@@ -231,14 +230,6 @@ def test_a_recurrent_policy_keeps_its_state_with_the_client(tmp_path):
             np.testing.assert_array_equal(actions['action'], step.action)
         client.close()
     assert set(served) == {'policy_state_0', 'policy_state_1'}
-
-
-def test_rejects_a_port_in_use(root):
-    with (
-        served_policies.serving(root) as (server, models),
-        pytest.raises(ValueError, match='and a free port'),
-    ):
-        PolicyServer(models, ServerOptions(port=server.port))
 
 
 def test_config_files_make_tensorflow_serving_serve_the_same(root):

@@ -1,16 +1,14 @@
 """Encryption, and clients that have to show a certificate."""
 
-import subprocess
-
 import numpy as np
 import pytest
 
 pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
+import grpc
 
-from tests.testing import served_policies
+from tests.testing import certificates, served_policies
+from tflearn.rpc.server import TlsFiles
 from tflearn.serving.client import PolicyClient
-from tflearn.serving.protos import grpc
-from tflearn.serving.server import TlsFiles
 
 DEADLINE_SECS = 60.0
 OBSERVATION = np.array([[1, 0, 0, 0], [-1, 0, 0, 0]], np.float32)
@@ -24,20 +22,9 @@ def root(tmp_path_factory):
     return root
 
 
-def certificate(folder, name):
-    """Makes a key and a certificate for localhost, signed by itself."""
-    key, file = folder / f'{name}.key', folder / f'{name}.pem'
-    command = ['openssl', 'req', '-x509', '-newkey', 'rsa:2048', '-nodes', '-days', '2', '-subj', f'/CN={name}']
-    command += ['-addext', 'subjectAltName=DNS:localhost', '-keyout', str(key), '-out', str(file)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_SECS)
-    if ended.returncode:
-        pytest.skip(f'needs an openssl that can sign: {ended.stderr}')
-    return key, file
-
-
 @pytest.mark.parametrize('mutual', [False, True])
 def test_tls_and_mutual_tls(root, tmp_path, mutual):
-    own, strange = certificate(tmp_path, 'own'), certificate(tmp_path, 'strange')
+    own, strange = certificates.make(tmp_path, 'own'), certificates.make(tmp_path, 'strange')
     tls = TlsFiles(own[1], own[0], own[1] if mutual else None)
     with served_policies.serving(root, tls=tls) as (server, _):
         ca = own[1].read_bytes()
@@ -57,11 +44,3 @@ def test_tls_and_mutual_tls(root, tmp_path, mutual):
             client.close()
     others = 'UNAVAILABLE' if mutual else 'OK'
     assert answered == {'none': others, 'strange': others, 'own': 'OK'}
-
-
-def test_rejects_invalid_pem_files(tmp_path):
-    own, strange = certificate(tmp_path, 'own'), certificate(tmp_path, 'strange')
-    (tmp_path / 'noise').write_bytes(b'noise')
-    for files in ((own[1], strange[0]), (own[1], own[0], tmp_path / 'noise'), (tmp_path / 'none', own[0])):
-        with pytest.raises(ValueError, match=f'got the files {files[0]}, .*; need a certificate, its key, CAs, in PEM'):
-            TlsFiles(*files).credentials()

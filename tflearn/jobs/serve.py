@@ -10,13 +10,14 @@ import time
 from absl import logging
 
 from tflearn.errors import UserTimeoutError, UserValueError
+from tflearn.rpc.server import TlsFiles
 from tflearn.run_dir import RunDir, Status, write_whole
 from tflearn.serving import model_config
 from tflearn.serving.batching import BatchOptions
 from tflearn.serving.metrics import ServingMetrics
 from tflearn.serving.models import Models
 from tflearn.serving.served_version import ServedVersion
-from tflearn.serving.server import PolicyServer, ServerOptions, TlsFiles
+from tflearn.serving.server import PolicyServer, ServerOptions
 from tflearn.waiting import LOG_EVERY_SECS
 
 # With what is handed over to the job.

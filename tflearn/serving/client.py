@@ -8,11 +8,9 @@ import numpy as np
 import tensorflow as tf
 
 from tflearn.policies import plain_nests, signatures
+from tflearn.rpc import channel
 from tflearn.serving import tensor_protos
-from tflearn.serving.protos import grpc, predict_pb2, prediction_service_pb2_grpc
-
-# To find a server soon after it is back; gRPC alone waits longer after each attempt, up to two minutes.
-CHANNEL_OPTIONS = (('grpc.max_reconnect_backoff_ms', 1000),)
+from tflearn.serving.protos import predict_pb2, prediction_service_pb2_grpc
 
 
 class PolicyClient:
@@ -34,11 +32,7 @@ class PolicyClient:
           timeout_secs: deadline of each request.
           credentials: `grpc.ssl_channel_credentials(...)`; None talks without encryption.
         """
-        self._channel = (
-            grpc.secure_channel(address, credentials, CHANNEL_OPTIONS)
-            if credentials
-            else grpc.insecure_channel(address, CHANNEL_OPTIONS)
-        )
+        self._channel = channel.connect(address, credentials)
         self._stub = prediction_service_pb2_grpc.PredictionServiceStub(self._channel)
         self._model = model
         self._version = version

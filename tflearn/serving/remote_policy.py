@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+import grpc
 import numpy as np
 import tensorflow as tf
 from tf_agents.trajectories import policy_step
@@ -11,11 +12,11 @@ from tf_agents.trajectories import time_step as ts
 
 from tflearn.policies import plain_nests, signatures
 from tflearn.policies.loader import VersionGone
-from tflearn.serving.client import CHANNEL_OPTIONS, PolicyClient
+from tflearn.rpc import channel
+from tflearn.serving.client import PolicyClient
 from tflearn.serving.protos import (
     get_model_metadata_pb2,
     get_model_status_pb2,
-    grpc,
     model_service_pb2_grpc,
     prediction_service_pb2_grpc,
 )
@@ -140,7 +141,7 @@ class RemoteModel:
           address: 'host:port' of the server.
           model: name of the policy there.
         """
-        self._channel = grpc.insecure_channel(address, CHANNEL_OPTIONS)
+        self._channel = channel.connect(address)
         self._model = model
 
     def newest_version(self) -> int | None:

@@ -12,13 +12,10 @@ from concurrent import futures
 import numpy as np
 import tensorflow as tf
 
+from tflearn.rpc.server import Overloaded
 from tflearn.serving.served_version import Signature
 
 Arrays = Mapping[str, np.ndarray]
-
-
-class Overloaded(RuntimeError):
-    """More waits than may; the message is for whoever asked."""
 
 
 @dataclasses.dataclass(eq=False)

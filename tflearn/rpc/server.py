@@ -1,0 +1,242 @@
+"""A gRPC server: its address, TLS, limits and health. What it serves is a mapping of methods."""
+
+import asyncio
+import dataclasses
+import pathlib
+import ssl
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from concurrent import futures
+from typing import Any
+
+from absl import logging
+
+from tflearn import extras
+from tflearn.errors import UserValueError
+
+try:
+    import grpc
+    from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+except ImportError as error:
+    raise extras.import_error(error, 'a gRPC server') from error
+
+# Bytes of a request -> the response, a protobuf message.
+Method = Callable[[bytes], Awaitable[Any]]
+# An exception of a method -> gRPC's status code and the details; None for an error of the server itself.
+StatusOf = Callable[[Exception], tuple[Any, str] | None]
+
+# gRPC sends the details in a header, whose size is limited; names in them come from the client.
+_MAX_DETAILS = 1000
+# The work on the event loop takes milliseconds.
+_LOOP_SECS = 10.0
+
+
+class Overloaded(RuntimeError):
+    """Too many requests wait; the client gets RESOURCE_EXHAUSTED and this message."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TlsFiles:
+    """PEM files of an encrypted server.
+
+    Attributes:
+      certificate: the server's certificate, with its chain.
+      key: the certificate's key.
+      client_ca: the certificates that sign those of clients; if given, clients need such a certificate (mutual TLS).
+    """
+
+    certificate: pathlib.Path
+    key: pathlib.Path
+    client_ca: pathlib.Path | None = None
+
+    def credentials(self) -> Any:
+        """Returns gRPC's credentials.
+
+        Raises:
+          ValueError: if a file cannot be read or is not what it should be. (gRPC would blame the port.)
+        """
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            context.load_cert_chain(self.certificate, self.key)
+            if self.client_ca:
+                context.load_verify_locations(self.client_ca)
+        except OSError as error:
+            names = ', '.join(str(file) for file in (self.certificate, self.key, self.client_ca) if file)
+            raise UserValueError(
+                f'got the files {names} ({error}); need a certificate, its key, CAs, in PEM'
+            ) from error
+        ca = self.client_ca.read_bytes() if self.client_ca else None
+        pair = (self.key.read_bytes(), self.certificate.read_bytes())
+        return grpc.ssl_server_credentials([pair], ca, require_client_auth=ca is not None)
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerOptions:
+    """Where a server listens, and its limits.
+
+    Attributes:
+      host: the name or address to listen at; '0.0.0.0' is all networks.
+      port: the port to listen at; 0 takes a free one.
+      max_concurrent_requests: requests accepted at the same time, waiting ones included; the server rejects more with
+        RESOURCE_EXHAUSTED.
+      max_request_bytes: the size of the largest request; the server rejects larger ones with RESOURCE_EXHAUSTED.
+      tls: the files for encryption; None listens without it.
+    """
+
+    host: str = 'localhost'
+    port: int = 8500
+    max_concurrent_requests: int = 1024
+    max_request_bytes: int = 4 * 1024 * 1024
+    tls: TlsFiles | None = None
+
+    def __post_init__(self) -> None:
+        for name in ('max_concurrent_requests', 'max_request_bytes'):
+            if getattr(self, name) < 1:
+                raise UserValueError(f'got {name}={getattr(self, name)}; need at least 1')
+
+
+class Server:
+    """Answers requests from its construction until `close`, on one event loop in its own thread.
+
+    Attributes:
+      port: the port that it listens at.
+    """
+
+    def __init__(
+        self,
+        methods: Mapping[str, Method],
+        options: ServerOptions,
+        status_of: StatusOf = lambda error: None,
+        record: Callable[[str, str, float], object] = lambda method, code, secs: None,
+    ):
+        """Starts to listen.
+
+        Args:
+          methods: the methods by their full gRPC names, such as '/package.Service/Method'.
+          options: the address and the limits.
+          status_of: the status of an exception that a request causes. Others are logged, and answered as INTERNAL.
+          record: called after each request with the method's name, the status code's name and the seconds it took.
+
+        Raises:
+          ValueError: if it cannot listen at the address, or a file of `options.tls` is invalid.
+        """
+        # gRPC's own limit, maximum_concurrent_rpcs, accepts one more for each request that it rejected.
+        self._slots = asyncio.Semaphore(options.max_concurrent_requests)
+        self._status_of, self._record = status_of, record
+        self._health = health.aio.HealthServicer()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name='rpc_server', daemon=True)
+        self._thread.start()
+        handlers = {
+            name: grpc.unary_unary_rpc_method_handler(self._answering(name.rpartition('/')[2], method))
+            for name, method in methods.items()
+        }
+        try:
+            self._server, self.port = self._run(_start(options, handlers, self._health))
+        except BaseException:
+            self._end()
+            raise
+
+    def set_health(self, serving: Mapping[str, bool]) -> None:
+        """Sets the health of services by their names, '' for the whole server; returns at once."""
+        self._submit(self._set_health(serving))
+
+    def close(self, grace_secs: float = 5.0) -> None:
+        """Accepts no more requests, and waits at most `grace_secs` for those that are being answered."""
+        if self._loop.is_closed():
+            return
+        self._submit(self._health.enter_graceful_shutdown())
+        try:
+            self._run(self._server.stop(grace_secs), grace_secs + _LOOP_SECS)
+        except Exception as error:
+            logging.warning('could not end all requests: %s: %s', type(error).__name__, error)
+        finally:
+            self._end()
+
+    def _answering(self, name: str, method: Method) -> Callable[[bytes, Any], Awaitable[bytes]]:
+        async def answer(data: bytes, context: Any) -> bytes:
+            start = time.perf_counter()
+            code, response = grpc.StatusCode.CANCELLED, b''  # by the client or its deadline: that is not caught below
+            try:
+                if self._slots.locked():
+                    raise Overloaded('too many requests at the same time; send less, or try again later')
+                async with self._slots:
+                    message = await method(data)
+                code, response = grpc.StatusCode.OK, message.SerializeToString()
+            except Exception as error:
+                code, details = self._status(error)
+                context.set_code(code)
+                context.set_details(details[:_MAX_DETAILS])
+            finally:
+                self._record(name, code.name, time.perf_counter() - start)
+            return response
+
+        return answer
+
+    def _status(self, error: Exception) -> tuple[Any, str]:
+        if isinstance(error, Overloaded):
+            return grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)
+        if status := self._status_of(error):
+            return status
+        logging.error('a request failed', exc_info=error)
+        return grpc.StatusCode.INTERNAL, f'{type(error).__name__}: the server has the details in its log'
+
+    async def _set_health(self, serving: Mapping[str, bool]) -> None:
+        states = health_pb2.HealthCheckResponse
+        codes = {name: states.SERVING if is_serving else states.NOT_SERVING for name, is_serving in serving.items()}
+        # Concurrently, since one of them may wait for a client that watches it and does not read.
+        await asyncio.gather(*(self._health.set(name, code) for name, code in codes.items()))
+
+    def _submit(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Starts `work` after the work submitted before, and does not wait for it."""
+        asyncio.run_coroutine_threadsafe(work, self._loop).add_done_callback(_log_failure)
+
+    def _run(self, work: Coroutine[Any, Any, Any], timeout_secs: float = _LOOP_SECS) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_secs)
+
+    def _end(self) -> None:
+        self._loop.call_soon_threadsafe(_stop, self._loop)
+        self._thread.join(_LOOP_SECS)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+
+class _Handler(grpc.GenericRpcHandler):
+    """Finds the handler of a request by its method's name; gRPC answers UNIMPLEMENTED where there is none."""
+
+    def __init__(self, handlers: Mapping[str, Any]):
+        self._handlers = handlers
+
+    def service(self, handler_call_details: Any) -> Any:
+        return self._handlers.get(handler_call_details.method)
+
+
+async def _start(options: ServerOptions, handlers: Mapping[str, Any], servicer: Any) -> tuple[Any, int]:
+    """Starts gRPC's server; returns it and its port."""
+    server = grpc.aio.server(
+        handlers=[_Handler(handlers)],
+        options=[('grpc.max_receive_message_length', options.max_request_bytes), ('grpc.so_reuseport', 0)],
+    )
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    address = f'{options.host}:{options.port}'
+    credentials = options.tls.credentials() if options.tls else None
+    try:
+        port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise UserValueError(
+            f'got the address {address}, which cannot be listened at; need a name of this machine and a free port'
+        ) from error
+    await server.start()
+    return server, port
+
+
+def _stop(loop: asyncio.AbstractEventLoop) -> None:
+    for task in asyncio.all_tasks(loop):
+        task.cancel()
+    loop.call_soon(loop.stop)  # after the tasks were cancelled
+
+
+def _log_failure(ended: futures.Future[Any]) -> None:
+    if not ended.cancelled() and (error := ended.exception()):
+        logging.warning('could not update the health of the server: %s: %s', type(error).__name__, error)
