@@ -41,7 +41,7 @@ from tflearn.policies.exporter import PolicyExporter  # noqa: E402
 from tflearn.run_dir import RunDir  # noqa: E402
 from tflearn.serving import tensor_protos  # noqa: E402
 from tflearn.serving.protos import predict_pb2  # noqa: E402
-from tflearn.waiting import listens, wait_until  # noqa: E402
+from tflearn.waiting import is_listening, wait_until  # noqa: E402
 
 SIDES = {'batching': '--batching', 'single': '--nobatching'}
 # Observation's size, and layers.
@@ -174,7 +174,7 @@ def _process(*arguments: str) -> Iterator[Any]:
 def _server(root: str, flag: str) -> Iterator[str]:
     port = free_port()
     with _process('-m', 'scripts.serve', f'--root_dir={root}', f'--port={port}', flag):
-        wait_until(lambda: listens(f'localhost:{port}'), 'the server', 60)
+        wait_until(lambda: is_listening(f'localhost:{port}'), 'the server', 60)
         status = RunDir(root).status('serve')
         wait_until(lambda: f'"port": {port}' in _text(status) and '"running"' in _text(status), 'its policy', 60)
         yield f'localhost:{port}'

@@ -21,7 +21,7 @@ def save(run_dir: RunDir, text: str) -> None:
     """
     from absl import logging
 
-    from tflearn.run_dir import write_whole
+    from tflearn.run_dir import write_atomically
 
     path = run_dir.config
     old = path.read_text(encoding='utf-8') if path.exists() else None
@@ -31,7 +31,7 @@ def save(run_dir: RunDir, text: str) -> None:
         kept = next(
             older for n in itertools.count(1) if not (older := path.with_name(f'{path.stem}-{n}{path.suffix}')).exists()
         )
-        write_whole(kept, old)
+        write_atomically(kept, old)
         lines = difflib.unified_diff(old.splitlines(), text.splitlines(), kept.name, path.name, lineterm='', n=0)
         logging.info('goes on with another configuration than before:\n%s', '\n'.join(lines))
-    write_whole(path, text)
+    write_atomically(path, text)

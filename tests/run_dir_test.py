@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tflearn.run_dir import RunDir, Status, read_json, write_json, write_whole
+from tflearn.run_dir import RunDir, Status, read_json, write_atomically, write_json
 
 
 def test_paths_that_others_rely_on(tmp_path):
@@ -48,15 +48,15 @@ def test_refuses_a_url_as_root(url, tmp_path, monkeypatch):
 
 def test_a_write_is_whole_or_not_at_all(tmp_path):
     path = tmp_path / 'folder' / 'file'
-    write_whole(path, 'old')
+    write_atomically(path, 'old')
     with pytest.raises(UnicodeEncodeError):
-        write_whole(path, 'half \ud800')
+        write_atomically(path, 'half \ud800')
     assert path.read_text() == 'old'
     assert os.listdir(path.parent) == ['file']
 
 
 def test_written_files_have_the_usual_permissions(tmp_path):
-    write_whole(tmp_path / 'whole', '')
+    write_atomically(tmp_path / 'whole', '')
     (tmp_path / 'usual').write_text('')
     modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ('whole', 'usual')]
     assert modes[0] == modes[1]

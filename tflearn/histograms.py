@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 
-def recorded() -> bool:
+def is_recording() -> bool:
     """Says whether this step, or the program that is being traced, may write summaries."""
     value = tf.get_static_value(tf.summary.should_record_summaries())
     return value is None or bool(value)
@@ -20,7 +20,7 @@ def write(name: str, values: tf.Tensor, step: tf.Tensor | tf.Variable) -> None:
       values: numbers or booleans, of any shape.
       step: int64 scalar, the train step.
     """
-    if not recorded() or tf.config.list_logical_devices('TPU'):
+    if not is_recording() or tf.config.list_logical_devices('TPU'):
         return
 
     def write_now() -> tf.Tensor:

@@ -39,7 +39,7 @@ def local_path(path: str | os.PathLike[str], name: str) -> pathlib.Path:
     return pathlib.Path(path).expanduser().absolute()
 
 
-def write_whole(path: pathlib.Path, text: str) -> None:
+def write_atomically(path: pathlib.Path, text: str) -> None:
     """Writes `text` to `path` so that a reader sees the old file or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f'.{path.name}.{os.getpid()}.{threading.get_ident()}')
@@ -56,7 +56,7 @@ def write_whole(path: pathlib.Path, text: str) -> None:
 
 def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
     """Writes one JSON object to `path`, whole or not at all."""
-    write_whole(path, json.dumps(value, indent=2) + '\n')
+    write_atomically(path, json.dumps(value, indent=2) + '\n')
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any] | None:
@@ -175,7 +175,7 @@ class RunDir:
         return self.root / 'learning_curve.png'
 
     @property
-    def evaluation_picture(self) -> pathlib.Path:
+    def evaluation_image(self) -> pathlib.Path:
         """Another name of that picture."""
         return self.root / 'evaluation.png'
 

@@ -63,7 +63,7 @@ def wait_until(
             raise Stopped(f'stopped while waiting for {describe()}')
 
 
-def listens(address: str, timeout_secs: float = 2.0) -> bool:
+def is_listening(address: str, timeout_secs: float = 2.0) -> bool:
     """Says whether anything listens at `address`, 'host:port': without gRPC, which would wait longer each time."""
     host, _, port = address.rpartition(':')
     try:

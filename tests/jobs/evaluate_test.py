@@ -113,7 +113,7 @@ def test_a_run_ends_with_its_last_policy(run):
     assert status['state'].startswith('finished')
     assert (status['train_step'], status['mean_return'], status['best_mean_return']) == (9, 500.0, 500.0)
     assert run.dir.learning_curve.stat().st_size > 1000
-    assert run.dir.evaluation_picture.samefile(run.dir.learning_curve)
+    assert run.dir.evaluation_image.samefile(run.dir.learning_curve)
     written = written_summaries.scalars(run.dir.summaries('evaluate'))
     assert written['evaluate/mean_return'] == {0: first['mean_return'], 9: 500.0}
     assert written['evaluate_by_env_steps/mean_return'] == {0: first['mean_return'], 90: 500.0}

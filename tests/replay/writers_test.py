@@ -92,7 +92,7 @@ def test_what_is_handed_over_leaves_chunks_of_a_mirrored_table_unfinished(serve,
     served = serve(_experience(16, max_size=64, sampling=sampling))
     writer = _writer(served, 2)
     write_steps(NoFlush(writer), fakes.CheckedEnvironment((1000, 1000)), 6)
-    writer.hand_over()
+    writer.flush_to_learner()
     assert served.table().current_size == stored
     if sampling == 'learner':
         assert served.table('stream').current_size == 2

@@ -109,7 +109,7 @@ def test_steps_that_come_slowly_are_drawn_at_once_and_stored_in_whole_chunks(mon
     )
     for num_steps in (5, 13, 32):  # 50 in all, of four environments, in chunks of 16
         write_steps(slow, environment, num_steps)
-        inserts = slow.writer.num_whole_sequences
+        inserts = slow.writer.num_complete_sequences
         wait_until(lambda inserts=inserts: draw(source) and source._inserts >= inserts, 'the steps', 30, poll_secs=0.01)
         assert source._inserts == source.figures()['replay_size'] == inserts
     numbers = ring_content(source._ring, served.storage, 'observation')

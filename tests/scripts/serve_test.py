@@ -11,7 +11,7 @@ import pytest
 
 import scripts
 from tflearn.launch.local import free_port
-from tflearn.waiting import listens, wait_until
+from tflearn.waiting import is_listening, wait_until
 
 CHECKOUT = pathlib.Path(scripts.__path__[0]).parent
 DEADLINE_SECS = 120.0
@@ -80,7 +80,7 @@ def test_it_serves_until_it_is_stopped(tmp_path):
     command = [sys.executable, '-m', 'scripts.serve', f'--root_dir={tmp_path}', f'--port={port}']
     process = subprocess.Popen(command, cwd=CHECKOUT, stderr=subprocess.PIPE, text=True, env={**os.environ})
     try:
-        wait_until(lambda: listens(f'localhost:{port}') or process.poll() is not None, 'the server', DEADLINE_SECS)
+        wait_until(lambda: is_listening(f'localhost:{port}') or process.poll() is not None, 'the server', DEADLINE_SECS)
         client = PolicyClient(f'localhost:{port}')
 
         def answer():

@@ -153,7 +153,7 @@ def test_a_failure_of_the_thread_that_sends_fails_the_next_publication(address, 
     def fail(_):
         raise TypeError('broken')
 
-    monkeypatch.setattr(publisher_module, 'listens', fail)
+    monkeypatch.setattr(publisher_module, 'is_listening', fail)
     publisher = opened(Publisher(address, _variables(1)))
     publisher.publish(1, 1, 0)
     wait_until(lambda: not publisher._thread.is_alive(), 'the end of the thread', 20)

@@ -9,7 +9,7 @@ from typing import Any
 from absl import logging
 
 from tflearn.errors import UserValueError
-from tflearn.run_dir import write_whole
+from tflearn.run_dir import write_atomically
 
 Evaluation = dict[str, Any]
 
@@ -41,7 +41,7 @@ class EvaluationRecord:
                 raise UserValueError(f'got a damaged line {number} in {path} ({error}); remove that line') from error
         if torn:
             logging.warning('dropped the unfinished last line of %s', path)
-            write_whole(path, whole + newline)
+            write_atomically(path, whole + newline)
 
     def append(self, evaluation: Evaluation) -> None:
         """Adds an evaluation to the file."""

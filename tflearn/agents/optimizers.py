@@ -83,7 +83,7 @@ class Optimizer(tf.Module):
         summed = [gradient for gradient, _ in self.keras.aggregate_gradients(own)]
         norm = tf.linalg.global_norm(summed)
         clipped = self.clip(summed, norm)
-        if histograms.recorded():
+        if histograms.is_recording():
             clipped_norm = tf.linalg.global_norm(clipped)
             step = self._train_step + 1  # agents count a step when it is done
             summarize(self.name, step, variables, summed, norm, clipped_norm)

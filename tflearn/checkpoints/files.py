@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable
 
 from tflearn.errors import UserValueError
-from tflearn.run_dir import write_whole
+from tflearn.run_dir import write_atomically
 
 _INDEX = re.compile(r'ckpt-(\d+)\.index')
 
@@ -87,7 +87,7 @@ class CheckpointFiles:
         lines = [f'model_checkpoint_path: "ckpt-{steps[-1]}"']
         lines += [f'all_model_checkpoint_paths: "ckpt-{step}"' for step in steps]
         lines += [f'all_model_checkpoint_timestamps: {self._index(step).stat().st_mtime}' for step in steps]
-        write_whole(self.directory / 'checkpoint', '\n'.join(lines) + '\n')
+        write_atomically(self.directory / 'checkpoint', '\n'.join(lines) + '\n')
 
     def _delete(self, step: int) -> None:
         self._index(step).unlink(missing_ok=True)

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tflearn.distribute import tf_config
 from tflearn.distribute.watchdog import ending_after
 from tflearn.errors import UserValueError
-from tflearn.waiting import listens, wait_until
+from tflearn.waiting import is_listening, wait_until
 
 _NAMES = "'default', 'cpu', 'gpu', 'mirrored', 'mirrored:N' with N from 1, 'multi_worker', 'tpu' or 'tpu:<address>'"
 _START_TIMEOUT_SECS = 600.0
@@ -193,7 +193,7 @@ def _tpu(name: str, place: str, timeout_secs: float) -> tf.distribute.Strategy:
         if not address.rpartition(':')[2].isdigit():
             raise UserValueError(f'got the TPU address {address!r}; need host:port')
         # TensorFlow itself would wait for ever for one who does not listen.
-        there = lambda: listens(address, _CONNECT_TIMEOUT_SECS)  # noqa: E731
+        there = lambda: is_listening(address, _CONNECT_TIMEOUT_SECS)  # noqa: E731
         wait_until(there, f'a TPU worker at {address}', timeout_secs, poll_secs=1.0)
     try:
         with ending_after(timeout_secs, f'the start of the TPU {place}'):

@@ -89,12 +89,12 @@ def items_per_version(source: Source, experience: Experience, num_replicas: int,
     return math.ceil(publish_interval_steps / steps_per_batch) * experience.per_replica_batch_size * num_replicas
 
 
-def tell_version(source: Source, policy_version: int) -> None:
+def set_newest_version(source: Source, policy_version: int) -> None:
     """Tells a queue which weights are the newest, for what is too old."""
     if queue := queue_of(source):
         queue.newest_version = policy_version
 
 
-def counts(source: Source) -> dict[str, ReplayMirror]:
+def checkpointed(source: Source) -> dict[str, ReplayMirror]:
     """Returns what of the source belongs in a checkpoint. (Where the server draws, it counts.)"""
     return {'replay': source} if isinstance(source, ReplayMirror) else {}

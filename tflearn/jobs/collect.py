@@ -161,10 +161,10 @@ def _run(
     write = lambda row: writer(row, weights.newest.policy_version)  # noqa: E731
     metrics, waits, acted = collection.metrics, False, weights.newest.policy_version
     while _training_goes_on(weights) and not stop.is_set():
-        count = writer.num_whole_sequences if isinstance(limit, CreditLimit) else metrics.episodes
+        count = writer.num_complete_sequences if isinstance(limit, CreditLimit) else metrics.episodes
         if limit and limit.holds_back(weights.newest.policy_version, count):
             if not waits:  # the learner shall have all that these weights collected
-                writer.hand_over()
+                writer.flush_to_learner()
             waits = True
             reporter.report_if_due('waiting for newer weights')
             weights.wait_for_next(_LOOK_FOR_STOP_SECS)
@@ -205,11 +205,11 @@ class _Reporter:
         weights: Subscriber,
         writer: ReplayWriter,
         status: Status,
-        tells_episodes: bool,
+        reports_episodes: bool,
     ):
         self._reporter = reporter
         self._collection, self._weights, self._writer, self._status = collection, weights, writer, status
-        self._tells_episodes = tells_episodes
+        self._reports_episodes = reports_episodes
         self._reported_at, self._logged_at = -math.inf, time.monotonic()
 
     def report_if_due(self, state: str) -> None:
@@ -240,9 +240,9 @@ class _Reporter:
     def _report(self, state: str) -> None:
         metrics, episodes = self._collection.metrics, self._collection.metrics.drain()
         held = self._reporter.held
-        held.begin_again(self._writer.num_whole_sequences)
+        held.begin_again(self._writer.num_complete_sequences)
         served = max(0, self._writer.num_confirmed_sequences - held.began_at)
-        self._reporter.report(self._counts(), episodes if self._tells_episodes else [], served)
+        self._reporter.report(self._counts(), episodes if self._reports_episodes else [], served)
         self._status.update(
             state,
             **self._counts(),

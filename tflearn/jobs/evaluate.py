@@ -91,7 +91,7 @@ def evaluate(
             timeouts = (connect_timeout_secs, idle_timeout_secs)
             _Evaluation(run_dir, report, source, player, target_return, stop, *timeouts).run()
         except Stopped:
-            report.say('stopped')
+            report.set_state('stopped')
 
 
 def _check_weights(options: EvaluateOptions, *weights: Any) -> None:
@@ -197,7 +197,7 @@ class _Evaluation:
             return (candidate,) if candidate or no_more else None
 
         if (found := look()) is None:
-            self._report.say('waiting for a policy')
+            self._report.set_state('waiting for a policy')
             newest, what = self._source.newest(), self._source.what
             what, timeout_secs = (
                 (what, self._connect_timeout_secs)
@@ -209,7 +209,7 @@ class _Evaluation:
 
     def _play(self, candidate: Candidate) -> Evaluation | None:
         """Evaluates a policy; returns None if it was taken away meanwhile."""
-        self._report.say('running')
+        self._report.set_state('running')
         # It may become the best one: nobody shall prune it meanwhile.
         if candidate.path and not versions.keep(candidate.path, versions.IN_USE):
             logging.info('the policy of step %d is gone; it is not evaluated', candidate.train_step)
@@ -271,7 +271,7 @@ class _Evaluation:
 
     def _finish(self, request: dict[str, Any] | None) -> None:
         """Waits for the train job's result and writes DONE."""
-        self._report.say('waiting for the end of training')
+        self._report.set_state('waiting for the end of training')
         result = wait_until(self._source.result, 'the end of training', self._idle_timeout_secs, self._stop)
         evaluation = request['evaluation'] if request else self._last or self._known()
         if evaluation is None:
@@ -288,7 +288,7 @@ class _Evaluation:
             'best_policy': self._best_policy(),
         }
         write_json(self._run_dir.done, done)
-        self._report.say(f'finished: {done["reason"]}')
+        self._report.set_state(f'finished: {done["reason"]}')
         logging.info('done: %s; mean return %.2f', done['reason'], evaluation['mean_return'])
 
     def _known(self) -> Evaluation | None:

@@ -208,7 +208,7 @@ class ServedPolicies(ExportedPolicies):
         if record.find(metadata):
             return None
         try:
-            like = _Like(self._specs, self._model.state_spec(version))
+            like = _PolicySpecs(self._specs, self._model.state_spec(version))
         except VersionGone as gone:
             logging.info('%s', gone)
             return None
@@ -226,7 +226,7 @@ class ServedPolicies(ExportedPolicies):
             self._policy.close()
 
 
-class _Like:
+class _PolicySpecs:
     """The specs of a policy that nobody made here."""
 
     def __init__(self, specs: EnvironmentSpecs, policy_state_spec: Any):

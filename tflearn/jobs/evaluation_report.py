@@ -45,7 +45,7 @@ class EvaluationReport:
         best = self.record.best_mean_return
         self._status.update('waiting for a policy', best_mean_return=best, target_return=target_return, **figures)
 
-    def say(self, state: str) -> None:
+    def set_state(self, state: str) -> None:
         """Changes the job's state."""
         self._status.update(state)
 
@@ -101,7 +101,7 @@ class EvaluationReport:
         title = f'{self._run_dir.root.name}: {self._policy}'
         learning_curve.draw(self._run_dir.learning_curve, {'mean return': evaluations}, title, self._target_return)
         with contextlib.suppress(OSError):  # it is there already, or the file system has no links
-            self._run_dir.evaluation_picture.symlink_to(self._run_dir.learning_curve.name)
+            self._run_dir.evaluation_image.symlink_to(self._run_dir.learning_curve.name)
         end = time.monotonic()
         self._drawn = len(evaluations)
         self._next_picture_at = end + max(_LEAST_SECS_BETWEEN_PICTURES, (end - start) / _MOST_SHARE_OF_TIME)

@@ -11,7 +11,7 @@ from absl import logging
 
 from tflearn.errors import UserTimeoutError, UserValueError
 from tflearn.rpc.server import TlsFiles
-from tflearn.run_dir import RunDir, Status, write_whole
+from tflearn.run_dir import RunDir, Status, write_atomically
 from tflearn.serving import model_config
 from tflearn.serving.batching import BatchOptions
 from tflearn.serving.metrics import ServingMetrics
@@ -120,7 +120,7 @@ def _follow(
 def _write_serving_config(run_dir: RunDir, models: Models, options: ServeOptions) -> None:
     names = sorted(holder.name for holder in models.holders)
     try:
-        write_whole(run_dir.serving_models, model_config.models(run_dir.policies, names, options.versions))
-        write_whole(run_dir.serving_batching, (options.batching or BatchOptions()).serving_config())
+        write_atomically(run_dir.serving_models, model_config.models(run_dir.policies, names, options.versions))
+        write_atomically(run_dir.serving_batching, (options.batching or BatchOptions()).serving_config())
     except OSError as error:  # the run may be where this job can only read
         logging.warning('could not write %s: %s', run_dir.serving_models.parent, error)

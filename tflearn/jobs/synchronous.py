@@ -15,7 +15,7 @@ from tflearn.experience import AgentFactory, Experience
 from tflearn.jobs import collection, initial_agent, run_result
 from tflearn.jobs.collect_settings import CollectOptions, check_counts
 from tflearn.jobs.policy_exports import ExportOptions
-from tflearn.jobs.synchronous_session import InStepSession
+from tflearn.jobs.synchronous_session import SynchronousSession
 from tflearn.jobs.train_settings import (
     CHECKPOINT_INTERVAL_STEPS,
     SUMMARY_INTERVAL_STEPS,
@@ -127,7 +127,7 @@ def synchronous(
             acting = collection.Collection(
                 environment, agent.collect_policy, collect_options, stores_policy_state=experience.store_policy_state
             )
-            session = InStepSession(run_dir, acting, replay, agent, settings, limits)
+            session = SynchronousSession(run_dir, acting, replay, agent, settings, limits)
             on_restored()
             session.begin()
         session.run(stop)

@@ -47,7 +47,7 @@ class Counts(tf.train.experimental.PythonState):
         self.env_steps, self.episodes, self.secs = saved['env_steps'], saved['episodes'], saved['secs']
 
 
-class InStepSession:
+class SynchronousSession:
     """Takes one batched environment step, then the train steps that are owed, and so on.
 
     The version of the policy is the train step: each action follows the newest weights.

@@ -122,7 +122,7 @@ class TrainSession:
             options=settings.learner_options(
                 lambda: self._progress.policy_version, lambda: {**self._figures, **source.figures()}
             ),
-            state={'reports': self._reports, 'progress': self._progress, **batch_source.counts(source)},
+            state={'reports': self._reports, 'progress': self._progress, **batch_source.checkpointed(source)},
         )
         self._exports = PolicyExports(agent, run_dir, settings.exports, self._export_facts, settings.texts)
 
@@ -288,7 +288,7 @@ class TrainSession:
         self._send(step)
 
     def _send(self, step: int, finished: bool = False) -> None:
-        batch_source.tell_version(self._source, self._progress.policy_version)
+        batch_source.set_newest_version(self._source, self._progress.policy_version)
         if self._credits and not finished:
             self._credits.publish(self._progress.policy_version)
         if self._chief:

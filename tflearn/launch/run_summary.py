@@ -8,7 +8,7 @@ from typing import Any
 
 from tflearn.launch.reports import count, duration, plain
 from tflearn.launch.topology import Topology
-from tflearn.run_dir import RunDir, write_whole
+from tflearn.run_dir import RunDir, write_atomically
 
 
 def shown(path: pathlib.Path) -> str:
@@ -32,7 +32,7 @@ def write_commands(run_dir: RunDir, topology: Topology) -> None:
     """Writes the jobs' commands to a file that can be read and pasted from."""
     lines = ['# The jobs of this run, one terminal each, in any order. For a run from its start: another --root_dir.']
     lines += [shlex.join(job.command) for job in topology.jobs]
-    write_whole(run_dir.commands, '\n'.join(lines) + '\n')
+    write_atomically(run_dir.commands, '\n'.join(lines) + '\n')
 
 
 def done_lines(run_dir: RunDir, done: Mapping[str, Any]) -> list[str]:

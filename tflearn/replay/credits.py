@@ -12,7 +12,7 @@ from absl import logging
 from tflearn import control
 from tflearn.errors import UserValueError
 from tflearn.replay import connection
-from tflearn.waiting import listens
+from tflearn.waiting import is_listening
 
 CREDITS = 'credits'
 _FLUSH_TIMEOUT_MS = 2_000
@@ -43,7 +43,7 @@ def send(address: str, message: control.Credits) -> bool:
     Returns:
       Whether the server has it.
     """
-    if not listens(address):
+    if not is_listening(address):
         return False
     # Validation asks the server for its signatures first, without a deadline.
     writer = reverb.Client(address).trajectory_writer(num_keep_alive_refs=1, validate_items=False)

@@ -14,7 +14,7 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn import control
-from tflearn.waiting import listens
+from tflearn.waiting import is_listening
 
 Episode = Mapping[str, float]
 
@@ -59,7 +59,7 @@ class Reporter:
           lease_secs: how long the lease holds after a report [seconds].
         """
         self._address, self._items_at_once = address, items_at_once
-        self._untold: list[Episode] = []
+        self._unsent: list[Episode] = []
         self.held = control.HeldLease(control.new_lease(name, lease_secs))
 
     def report(self, counts: Mapping[str, int], episodes: Sequence[Episode], served: int = 0) -> None:
@@ -70,10 +70,10 @@ class Reporter:
           episodes: those that ended since the last report, each its figures by name: 'return', and more.
           served: items made under the lease that are in the replay.
         """
-        self._untold = [*self._untold, *episodes][-MAX_EPISODES:]
-        lease, episodes = self.held.lease, [{**episode} for episode in self._untold]
+        self._unsent = [*self._unsent, *episodes][-MAX_EPISODES:]
+        lease, episodes = self.held.lease, [{**episode} for episode in self._unsent]
         text = control.encode(control.Report(lease, {**counts}, episodes, served, self._items_at_once))
-        if not listens(self._address):
+        if not is_listening(self._address):
             return  # the next report carries it all again
         # Validation asks the server for its signatures first, without a deadline.
         writer = reverb.Client(self._address).trajectory_writer(num_keep_alive_refs=1, validate_items=False)
@@ -84,7 +84,7 @@ class Reporter:
         except (reverb.DeadlineExceededError, RuntimeError):
             return  # likewise
         self.held.renewed()
-        self._untold = []
+        self._unsent = []
 
 
 class ReportReader(tf.train.experimental.PythonState):

@@ -14,7 +14,7 @@ from absl import logging
 from tflearn.replay import connection
 from tflearn.replay.chunks import ChunkBuilder, chunk_rows
 from tflearn.replay.storage import REPLAY, STREAM, Storage
-from tflearn.waiting import LOG_EVERY_SECS, Stopped, listens, wait_until
+from tflearn.waiting import LOG_EVERY_SECS, Stopped, is_listening, wait_until
 
 _MAX_PENDING_STEPS = 256
 _PART_SECS = 2.0
@@ -105,7 +105,7 @@ class ReplayWriter:
         self._chunks.begin_with_next()
 
     @property
-    def num_whole_sequences(self) -> int:
+    def num_complete_sequences(self) -> int:
         """Sequences that were sent, or only wait to be."""
         return self.num_sequences + self._chunks.num_waiting
 
@@ -114,7 +114,7 @@ class ReplayWriter:
         """Sequences that are known to be in the tables."""
         return self.num_sequences - self._num_sequences(self._pending)
 
-    def hand_over(self) -> None:
+    def flush_to_learner(self) -> None:
         """Lets the learner have all that is gathered, and waits until the tables have it; collecting goes on later.
 
         A mirror gets the parts of unfinished chunks from the stream, so that the table goes on with full chunks.
@@ -214,7 +214,7 @@ class ReplayWriter:
         self._writer, self._columns = None, []
         what, begun = f'the replay server at {self._address}', time.monotonic()
         logging.warning('lost %s', what)
-        wait_until(lambda: listens(self._address), what, self._server_timeout_secs, self._stop)
+        wait_until(lambda: is_listening(self._address), what, self._server_timeout_secs, self._stop)
         connection.wait_for_table(self._address, REPLAY, self._storage.signature, self._server_timeout_secs, self._stop)
         self._open()
         if self._pending:
@@ -244,7 +244,7 @@ class _Wait:
         if now - self._asked_at < _PROBE_SECS:
             return True
         self._asked_at = now
-        if not listens(self._address):
+        if not is_listening(self._address):
             return False
         if connection.server_info(self._address):  # which also wakes a stream that a short restart has cut
             self._answered_at = now

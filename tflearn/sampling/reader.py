@@ -137,7 +137,7 @@ class TableReader:
         # What is half a batch when nothing came for so long waits for its other half.
         elements = prepare(tf.data.Dataset.counter().take_while(self._goes_on).flat_map(lambda _: samples))
 
-        def hand_over(count: tf.Tensor, *tensors: tf.Tensor) -> tf.Tensor:
+        def put(count: tf.Tensor, *tensors: tf.Tensor) -> tf.Tensor:
             components = tf.nest.flatten(tensors)
             by_itself = components[0].shape.rank == self._queue.shapes[0].rank
             enqueue = self._queue.enqueue if by_itself else self._queue.enqueue_many
@@ -146,7 +146,7 @@ class TableReader:
 
         while not self._closed.is_set():
             try:
-                elements.reduce(tf.constant(0, tf.int64), hand_over)
+                elements.reduce(tf.constant(0, tf.int64), put)
             except tf.errors.OpError as error:
                 if not self._closed.is_set():
                     logging.warning('the stream from %s broke off, and begins again: %s', self._address, error.message)

@@ -12,7 +12,7 @@ import reverb
 import tensorflow as tf
 
 from tflearn.errors import UserValueError
-from tflearn.waiting import listens
+from tflearn.waiting import is_listening
 
 VARIABLES = 'variables'
 _COUNTED = re.compile(r'_\d+(?=[/:])')
@@ -98,7 +98,7 @@ def _text(spec: tf.TensorSpec | None) -> str:
 
 def counts(address: str) -> tuple[int, int] | None:
     """Returns how many publications the server holds (0 or 1) and has had, or None when it does not answer."""
-    if not listens(address):
+    if not is_listening(address):
         return None
     try:
         info = reverb.Client(address).server_info(timeout=2)[VARIABLES]
@@ -134,7 +134,7 @@ def fetch(address: str, publications: tf.data.Dataset) -> dict[str, tf.Tensor] |
       address: 'host:port'.
       publications: what `dataset` gave for this address.
     """
-    if not listens(address):
+    if not is_listening(address):
         return None
     try:
         sample = next(iter(publications), None)

@@ -11,7 +11,7 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn.finite import FiniteCheck
-from tflearn.waiting import listens
+from tflearn.waiting import is_listening
 from tflearn.weights import contract
 
 _FLUSH_TIMEOUT_MS = 5_000
@@ -117,7 +117,7 @@ class Publisher:
         return counts is not None and counts[0] == 0
 
     def _send(self, publication: dict[str, Any]) -> None:
-        if not listens(self._address):
+        if not is_listening(self._address):
             raise RuntimeError('nobody listens there')
         # Validation asks the server for its signatures first, without a deadline; they were checked at the start.
         writer = reverb.Client(self._address).trajectory_writer(num_keep_alive_refs=1, validate_items=False)
