@@ -35,7 +35,6 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import learner_cases, replay_process, tables  # noqa: E402
 from tflearn.distribute import strategies  # noqa: E402
-from tflearn.experience import BatchSource  # noqa: E402
 from tflearn.launch.local import free_port  # noqa: E402
 from tflearn.learner.learner import Learner, LearnerOptions  # noqa: E402
 from tflearn.learner.train_loop import LoopOptions  # noqa: E402
@@ -45,6 +44,7 @@ from tflearn.sampling.mirror import ReplayMirror  # noqa: E402
 from tflearn.sampling.prioritized import PrioritizedSampler  # noqa: E402
 from tflearn.sampling.sampler import ReplaySampler  # noqa: E402
 from tflearn.train_step import create_train_step  # noqa: E402
+from tflearn.types import BatchSource  # noqa: E402
 
 TIMEOUT_SECS = 600.0
 SINGLE_CALLS = 200

@@ -11,8 +11,8 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import trajectory
 
 from tflearn.agents import dqn, sac
-from tflearn.experience import Agent, Experience
-from tflearn.types import EnvironmentSpecs
+from tflearn.experience import Experience
+from tflearn.types import Agent, EnvironmentSpecs
 
 EPISODE_STEPS = 200
 _NUM_FRAMES = 512

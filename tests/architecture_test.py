@@ -24,7 +24,7 @@ RULES = {
         ),
         ({'tflearn/replay/tables.py': 'from .. import agents'}, 'got tflearn.agents'),
         ({'tflearn/train_step.py': 'from tflearn import types'}, 'got tflearn.types'),
-        ({'tflearn/types.py': 'from tflearn.experience import Experience'}, 'got tflearn.experience'),
+        ({'tflearn/experience.py': 'from tflearn.types import EnvironmentSpecs'}, 'got tflearn.types'),
         ({'tflearn/launch/local.py': 'from tflearn.waiting import wait_until'}, 'need one of: tflearn.errors'),
         ({'tflearn/jobs/train.py': 'from tflearn.jobs import collect'}, 'got tflearn.jobs.collect'),
         ({'tflearn/jobs/train.py': 'from tflearn.launch import local'}, 'got tflearn.launch.local'),

@@ -2,6 +2,7 @@ import dataclasses
 
 import pytest
 
+from tflearn import experience, types
 from tflearn.experience import Experience, Prioritization, Reuse
 
 
@@ -75,3 +76,9 @@ def test_a_batch_size_and_its_steps_exclude_each_other():
             Experience(per_replica_batch_size=values[0], per_replica_batch_steps=values[1])
     with pytest.raises(ValueError, match='got Experience.per_replica_batch_size=7 and per_replica_batch_steps=500'):
         dataclasses.replace(Experience(per_replica_batch_steps=500), per_replica_batch_size=7)
+
+
+def test_protocols_keep_their_old_names():
+    for name in ('Agent', 'AgentFactory', 'BatchSource', 'WEIGHTS'):
+        assert getattr(experience, name) is getattr(types, name)
+    assert not hasattr(experience, 'Batch')

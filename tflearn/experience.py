@@ -1,21 +1,18 @@
 """Experience: what a learner eats. Table, writer, rate limiter and dataset are all derived from it."""
 
 import dataclasses
+import importlib
 from collections.abc import Callable
-from typing import Any, Literal, Protocol, get_args, runtime_checkable
+from typing import Any, Literal, get_args
 
 import tensorflow as tf
-from tf_agents.typing import types
 
 from tflearn.defaults import DefaultInt
 from tflearn.errors import UserTypeError, UserValueError
-from tflearn.types import EnvironmentSpecs
 
 Order = Literal['uniform', 'prioritized', 'queue']
 Sampling = Literal['auto', 'learner', 'server']
 Scheduled = float | Callable[[tf.Tensor], tf.Tensor]  # a number, or a function of the train step (agents/schedules)
-
-WEIGHTS = 'weights'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -266,57 +263,8 @@ def _check_integers(kind: str, settings: Any, least: dict[str, int]) -> None:
             raise UserValueError(f'got {kind}.{name}={value}; need at least {bound}')
 
 
-@runtime_checkable
-class BatchSource(Protocol):
-    """Batches that are drawn inside of a learner's compiled program: faster than a dataset's iterator.
-
-    Attributes:
-      max_draw_steps: batches of one draw, at most.
-      error: why there are no more batches; None if there are, or it was closed.
-    """
-
-    max_draw_steps: int
-
-    @property
-    def error(self) -> Exception | None: ...
-
-    def grant(self, num_steps: int) -> int:
-        """Waits until train steps may be taken. Returns how many now, at most `num_steps`; 0 if there will be none."""
-
-    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> types.NestedTensor:
-        """Draws batches. Returns what `batch` needs to get them one by one: a nest of tensors [num_steps, ...]."""
-
-    def batch(self, drawn: types.NestedTensor, i: tf.Tensor) -> tuple[types.NestedTensor, dict[str, tf.Tensor]]:
-        """Returns data and info of batch `i` of a draw: nests of tensors [B, ...], for all replicas of this process.
-
-        Info may hold `WEIGHTS`, float32 [B]: importance weights for `Agent.train`.
-        """
-
-    def close(self) -> None:
-        """Ends it, also for a learner that waits. May be called from any thread."""
-
-
-class Agent(Protocol):
-    """What the rest of the system asks of an agent: a part of TF-Agents' `TFAgent`, which fulfils it."""
-
-    policy: Any
-    collect_policy: Any
-    collect_data_spec: types.NestedTensorSpec
-    training_data_spec: types.NestedTensorSpec
-    train_step_counter: tf.Variable
-
-    def initialize(self) -> Any:
-        """Sets up what a first train step needs (target networks)."""
-
-    def train(self, experience: types.NestedTensor, weights: types.Tensor | None = None) -> Any:
-        """Takes one gradient step on a batch [B, T, ...]. Returns a LossInfo (loss, extra)."""
-
-    def loss(self, experience: types.NestedTensor, weights: types.Tensor | None = None) -> Any:
-        """Returns the LossInfo without any update."""
-
-
-class AgentFactory(Protocol):
-    """Makes an agent for an environment; hyperparameters are bound beforehand."""
-
-    def __call__(self, specs: EnvironmentSpecs, train_step: tf.Variable, experience: Experience) -> Agent:
-        """Makes the agent. What `experience` says (its sequence length, say) is taken from there, not told again."""
+def __getattr__(name: str) -> Any:
+    """Returns what version 0.1 had here and `tflearn.types` has now."""
+    if name in ('Agent', 'AgentFactory', 'BatchSource', 'WEIGHTS'):
+        return getattr(importlib.import_module('tflearn.types'), name)
+    raise AttributeError(f'module tflearn.experience has no attribute {name!r}')

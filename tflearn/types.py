@@ -1,16 +1,20 @@
-"""What an environment is to the rest of the system: its specs, and a batch of it that is stepped together."""
+"""What packages expect of each other: environments, policies, agents, sources of batches, and their factories."""
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import tensorflow as tf
 from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import policy_step
 from tf_agents.trajectories import time_step as ts
 from tf_agents.typing import types
 
 from tflearn.errors import UserValueError
+from tflearn.experience import Experience
+
+WEIGHTS = 'weights'  # importance weights in the info of a batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +91,97 @@ class EnvironmentFactory(Protocol):
 
     def __call__(self, num_environments: int, seed: int | None) -> BatchedEnvironment:
         """Makes `num_environments` copies, seeded with seed, seed+1, ... (None draws a seed)."""
+
+
+class VideoFactory(Protocol):
+    """Makes an environment that films its episodes; everything but the folder is bound beforehand."""
+
+    def __call__(self, folder: str) -> BatchedEnvironment:
+        """Makes a batch of one environment whose episodes become films in `folder`."""
+
+
+class ActingPolicy(Protocol):
+    """What acts in place of a TF-Agents policy: compiled here, or served elsewhere."""
+
+    def initial_state(self, batch_size: int) -> Any:
+        """Returns the policy state [B, ...] before a first step."""
+
+    def step(self, time_step: ts.TimeStep, policy_state: Any) -> policy_step.PolicyStep:
+        """Acts on time steps [B] of numpy arrays; action and info are numpy [B, ...]."""
+
+    def check(self, time_step: ts.TimeStep) -> None:
+        """Raises ValueError if time steps [B] are not what the policy takes."""
+
+
+class EvaluationPolicy(Protocol):
+    """What the evaluator asks of a policy: a loaded SavedModel or a `CompiledPolicy` fulfils it."""
+
+    def initial_state(self, batch_size: int) -> Any:
+        """Returns the policy state [B, ...] before a first step; () where there is none."""
+
+    def action(self, time_step: ts.TimeStep, policy_state: Any) -> tuple[Any, Any]:
+        """Acts on time steps [B] of numpy arrays.
+
+        Returns:
+          (action, policy state): a nest of numpy arrays [B, ...], and what the next call is to be given. Where a time
+          step is FIRST, the policy starts its state anew by itself.
+        """
+
+
+@runtime_checkable
+class BatchSource(Protocol):
+    """Batches that are drawn inside of a learner's compiled program: faster than a dataset's iterator.
+
+    Attributes:
+      max_draw_steps: batches of one draw, at most.
+      error: why there are no more batches; None if there are, or it was closed.
+    """
+
+    max_draw_steps: int
+
+    @property
+    def error(self) -> Exception | None: ...
+
+    def grant(self, num_steps: int) -> int:
+        """Waits until train steps may be taken. Returns how many now, at most `num_steps`; 0 if there will be none."""
+
+    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> types.NestedTensor:
+        """Draws batches. Returns what `batch` needs to get them one by one: a nest of tensors [num_steps, ...]."""
+
+    def batch(self, drawn: types.NestedTensor, i: tf.Tensor) -> tuple[types.NestedTensor, dict[str, tf.Tensor]]:
+        """Returns data and info of batch `i` of a draw: nests of tensors [B, ...], for all replicas of this process.
+
+        Info may hold `WEIGHTS`, float32 [B]: importance weights for `Agent.train`.
+        """
+
+    def close(self) -> None:
+        """Ends it, also for a learner that waits. May be called from any thread."""
+
+
+class Agent(Protocol):
+    """What the rest of the system asks of an agent: a part of TF-Agents' `TFAgent`, which fulfils it."""
+
+    policy: Any
+    collect_policy: Any
+    collect_data_spec: types.NestedTensorSpec
+    training_data_spec: types.NestedTensorSpec
+    train_step_counter: tf.Variable
+
+    def initialize(self) -> Any:
+        """Sets up what a first train step needs (target networks)."""
+
+    def train(self, experience: types.NestedTensor, weights: types.Tensor | None = None) -> Any:
+        """Takes one gradient step on a batch [B, T, ...]. Returns a LossInfo (loss, extra)."""
+
+    def loss(self, experience: types.NestedTensor, weights: types.Tensor | None = None) -> Any:
+        """Returns the LossInfo without any update."""
+
+
+class AgentFactory(Protocol):
+    """Makes an agent for an environment; hyperparameters are bound beforehand."""
+
+    def __call__(self, specs: EnvironmentSpecs, train_step: tf.Variable, experience: Experience) -> Agent:
+        """Makes the agent. What `experience` says (its sequence length, say) is taken from there, not told again."""
 
 
 def specs_of(make_environment: EnvironmentFactory) -> EnvironmentSpecs:

@@ -17,8 +17,8 @@ VOCABULARY = (
     'finite',
     'run_dir',
     'extras',
-    'types',
     'experience',
+    'types',
     'control',
 )
 # Package -> the packages that it may import. An annex is a part of a large subject and knows the package it belongs to;

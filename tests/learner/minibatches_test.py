@@ -12,12 +12,13 @@ from tests.agents import example_data
 from tflearn.agents import ppo
 from tflearn.agents.actor_value import NetworkOptions
 from tflearn.distribute import strategies
-from tflearn.experience import WEIGHTS, BatchSource, Iteration
+from tflearn.experience import Iteration
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.minibatches import Iterations
 from tflearn.policies.exporter import PolicyExporter
 from tflearn.run_dir import RunDir
 from tflearn.train_step import create_train_step
+from tflearn.types import WEIGHTS, BatchSource
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')

@@ -9,9 +9,10 @@ import tensorflow as tf
 
 from tests import fakes
 from tests.testing.replay import draw, fill, write_steps
-from tflearn.experience import BatchSource, Experience, Reuse
+from tflearn.experience import Experience, Reuse
 from tflearn.replay.writers import ReplayWriter
 from tflearn.sampling.queue_source import QueueSource
+from tflearn.types import BatchSource
 from tflearn.waiting import Stopped, wait_until
 
 

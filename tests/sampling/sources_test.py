@@ -11,11 +11,11 @@ import tensorflow as tf
 
 from tests import fakes
 from tests.testing.replay import BATCH, draw, experience, fill, write_steps
-from tflearn.experience import BatchSource
 from tflearn.replay.writers import ReplayWriter
 from tflearn.sampling import reader
 from tflearn.sampling.prioritized import PrioritizedSampler
 from tflearn.sampling.sampler import ReplaySampler
+from tflearn.types import BatchSource
 
 SAMPLINGS = ['learner', 'server']
 

@@ -1,32 +1,19 @@
 """Actor: steps a batched environment with a policy and tells observers what happened."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from tf_agents.policies import tf_policy
-from tf_agents.trajectories import policy_step, trajectory
 from tf_agents.trajectories import time_step as ts
+from tf_agents.trajectories import trajectory
 
 from tflearn.actors import stored_state
 from tflearn.actors.compiled_policy import CompiledPolicy
 from tflearn.actors.info_metrics import EXECUTED_ACTION
-from tflearn.types import BatchedEnvironment, check_batch
+from tflearn.types import ActingPolicy, BatchedEnvironment, check_batch
 
 Observer = Callable[[trajectory.Trajectory], None]
-
-
-class ActingPolicy(Protocol):
-    """What acts in place of a TF-Agents policy: compiled here, or served elsewhere."""
-
-    def initial_state(self, batch_size: int) -> Any:
-        """Returns the policy state [B, ...] before a first step."""
-
-    def step(self, time_step: ts.TimeStep, policy_state: Any) -> policy_step.PolicyStep:
-        """Acts on time steps [B] of numpy arrays; action and info are numpy [B, ...]."""
-
-    def check(self, time_step: ts.TimeStep) -> None:
-        """Raises ValueError if time steps [B] are not what the policy takes."""
 
 
 class Actor:

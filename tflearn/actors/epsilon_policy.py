@@ -8,8 +8,8 @@ import tensorflow as tf
 from tf_agents.trajectories import time_step as ts
 from tf_agents.typing import types
 
-from tflearn.actors.evaluator import EvaluationPolicy
 from tflearn.errors import UserValueError
+from tflearn.types import EvaluationPolicy
 
 
 class EpsilonPolicy:

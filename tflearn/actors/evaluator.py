@@ -3,31 +3,15 @@
 import dataclasses
 import math
 import threading
-from typing import Any, Protocol
 
 import numpy as np
 from tf_agents.trajectories import time_step as ts
 
 from tflearn.errors import UserValueError
-from tflearn.types import BatchedEnvironment
+from tflearn.types import BatchedEnvironment, EvaluationPolicy
 from tflearn.waiting import Stopped
 
 _MAX_DROPPED_IN_A_ROW = 10
-
-
-class EvaluationPolicy(Protocol):
-    """What the evaluator asks of a policy: a loaded SavedModel or a `CompiledPolicy` fulfils it."""
-
-    def initial_state(self, batch_size: int) -> Any:
-        """Returns the policy state [B, ...] before a first step; () where there is none."""
-
-    def action(self, time_step: ts.TimeStep, policy_state: Any) -> tuple[Any, Any]:
-        """Acts on time steps [B] of numpy arrays.
-
-        Returns:
-          (action, policy state): a nest of numpy arrays [B, ...], and what the next call is to be given. Where a time
-          step is FIRST, the policy starts its state anew by itself.
-        """
 
 
 @dataclasses.dataclass(frozen=True)

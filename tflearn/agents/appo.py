@@ -23,8 +23,8 @@ from tflearn.agents import impala, networks, optimizers, schedules, vtrace
 from tflearn.agents.actor_value import ActorValueNetwork, NetworkOptions
 from tflearn.agents.impala_loss import LossOptions
 from tflearn.errors import UserValueError
-from tflearn.experience import Agent, Experience
-from tflearn.types import EnvironmentSpecs
+from tflearn.experience import Experience
+from tflearn.types import Agent, EnvironmentSpecs
 
 EXPERIENCE = impala.EXPERIENCE
 

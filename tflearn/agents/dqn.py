@@ -15,8 +15,8 @@ from tf_agents.utils import common
 
 from tflearn.agents import networks, optimizers, schedules
 from tflearn.errors import UserValueError
-from tflearn.experience import Agent, Experience
-from tflearn.types import EnvironmentSpecs
+from tflearn.experience import Experience
+from tflearn.types import Agent, EnvironmentSpecs
 
 EXPERIENCE = Experience(samples_per_insert=32.0)
 

@@ -19,8 +19,8 @@ from tflearn.agents import networks, optimizers, schedules, vtrace
 from tflearn.agents.actor_value import ActorValueNetwork, ActorValuePolicy, NetworkOptions
 from tflearn.agents.impala_loss import LossOptions
 from tflearn.errors import UserValueError
-from tflearn.experience import Agent, Experience
-from tflearn.types import EnvironmentSpecs
+from tflearn.experience import Experience
+from tflearn.types import Agent, EnvironmentSpecs
 
 # 50 transitions and the observation after them, where the next sequence of the episode begins.
 EXPERIENCE = Experience(

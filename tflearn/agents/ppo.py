@@ -22,8 +22,8 @@ from tflearn.agents.actor_value import ActorValueNetwork, NetworkOptions
 from tflearn.agents.normalizer import Normalizer, Normalizers, NormalizingPolicy
 from tflearn.agents.ppo_loss import LossOptions
 from tflearn.errors import UserValueError
-from tflearn.experience import Agent, Experience, Iteration
-from tflearn.types import EnvironmentSpecs
+from tflearn.experience import Experience, Iteration
+from tflearn.types import Agent, EnvironmentSpecs
 
 # Sequences of 128 transitions and the observation after them, where the next sequence begins.
 EXPERIENCE = Experience(

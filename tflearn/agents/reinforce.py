@@ -17,8 +17,8 @@ from tf_agents.utils import common, value_ops
 
 from tflearn.agents import networks, optimizers, schedules
 from tflearn.errors import UserValueError
-from tflearn.experience import Agent, Experience
-from tflearn.types import EnvironmentSpecs
+from tflearn.experience import Experience
+from tflearn.types import Agent, EnvironmentSpecs
 
 # Episodes of up to 200 steps, with the row that says that they ended.
 EXPERIENCE = Experience(

@@ -16,8 +16,8 @@ from tf_agents.typing import types
 
 from tflearn.agents import networks, optimizers, schedules
 from tflearn.errors import UserValueError
-from tflearn.experience import Agent, Experience
-from tflearn.types import EnvironmentSpecs
+from tflearn.experience import Experience
+from tflearn.types import Agent, EnvironmentSpecs
 
 EXPERIENCE = Experience(max_size=1_000_000, min_size=10_000, samples_per_insert=256.0, per_replica_batch_size=256)
 

@@ -8,13 +8,14 @@ from absl import logging
 
 from tflearn.distribute import strategies
 from tflearn.errors import UserValueError
-from tflearn.experience import Agent, Experience
+from tflearn.experience import Experience
 from tflearn.learner.minibatches import Iterations
 from tflearn.replay.storage import Storage
 from tflearn.sampling.mirror import ReplayMirror
 from tflearn.sampling.prioritized import PrioritizedSampler
 from tflearn.sampling.queue_source import QueueSource
 from tflearn.sampling.sampler import ReplaySampler
+from tflearn.types import Agent
 
 Source = ReplayMirror | ReplaySampler | QueueSource | Iterations
 

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 import tensorflow as tf
 from absl import logging
 
-from tflearn.actors.actor import ActingPolicy
 from tflearn.control import HeldLease
 from tflearn.errors import UserValueError
-from tflearn.experience import Agent, AgentFactory, Experience
+from tflearn.experience import Experience
 from tflearn.jobs import initial_agent
 from tflearn.jobs.collect_settings import REPORT_SECS, CollectOptions, check_counts, own_address
 from tflearn.jobs.collection import Collection, CreditLimit, VersionLimit
@@ -22,7 +21,7 @@ from tflearn.replay.storage import REPLAY, Storage
 from tflearn.replay.writers import ReplayWriter
 from tflearn.run_dir import RunDir, Status
 from tflearn.train_step import create_train_step
-from tflearn.types import EnvironmentFactory
+from tflearn.types import ActingPolicy, Agent, AgentFactory, EnvironmentFactory
 from tflearn.waiting import LOG_EVERY_SECS, Stopped
 from tflearn.weights.subscriber import Subscriber
 

@@ -7,11 +7,11 @@ from typing import Any
 from tf_agents.policies import tf_policy
 
 from tflearn.actors import exploration
-from tflearn.actors.actor import ActingPolicy, Actor, Observer
+from tflearn.actors.actor import Actor, Observer
 from tflearn.actors.episode_metrics import EpisodeMetrics
 from tflearn.control import Credits, HeldLease
 from tflearn.jobs.collect_settings import CollectOptions
-from tflearn.types import BatchedEnvironment
+from tflearn.types import ActingPolicy, BatchedEnvironment
 
 
 class Collection:

@@ -9,17 +9,24 @@ from absl import logging
 
 from tflearn.actors.epsilon_policy import EpsilonPolicy
 from tflearn.actors.evaluation_record import Evaluation
-from tflearn.actors.evaluator import EvaluationPolicy, Evaluator
+from tflearn.actors.evaluator import Evaluator
 from tflearn.errors import UserValueError
-from tflearn.experience import AgentFactory, Experience
+from tflearn.experience import Experience
 from tflearn.jobs import evaluated_policies
-from tflearn.jobs.evaluate_settings import EvaluateOptions, VideoFactory
+from tflearn.jobs.evaluate_settings import EvaluateOptions
 from tflearn.jobs.evaluated_policies import Candidate, Source
 from tflearn.jobs.evaluation_report import EvaluationReport
 from tflearn.policies import versions
 from tflearn.policies.loader import VersionGone
 from tflearn.run_dir import RunDir, read_json, write_json
-from tflearn.types import BatchedEnvironment, EnvironmentFactory, EnvironmentSpecs
+from tflearn.types import (
+    AgentFactory,
+    BatchedEnvironment,
+    EnvironmentFactory,
+    EnvironmentSpecs,
+    EvaluationPolicy,
+    VideoFactory,
+)
 from tflearn.waiting import Stopped, wait_until
 
 # Of the evaluation that made a policy the best one.

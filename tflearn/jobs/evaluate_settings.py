@@ -1,19 +1,11 @@
 """What an evaluation looks at, and how it acts."""
 
 import dataclasses
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
 from tflearn.errors import UserValueError
-from tflearn.types import BatchedEnvironment
 
 Follow = Literal['newest', 'each', 'weights', 'served']
-
-
-class VideoFactory(Protocol):
-    """Makes an environment that films its episodes; everything but the folder is bound beforehand."""
-
-    def __call__(self, folder: str) -> BatchedEnvironment:
-        """Makes a batch of one environment whose episodes become films in `folder`."""
 
 
 @dataclasses.dataclass(frozen=True)

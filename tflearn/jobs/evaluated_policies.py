@@ -8,8 +8,7 @@ from typing import Any, Protocol
 from absl import logging
 
 from tflearn.actors.evaluation_record import EvaluationRecord
-from tflearn.actors.evaluator import EvaluationPolicy
-from tflearn.experience import AgentFactory, Experience
+from tflearn.experience import Experience
 from tflearn.jobs import initial_agent
 from tflearn.jobs.evaluate_settings import EvaluateOptions
 from tflearn.policies import loader, versions
@@ -19,7 +18,7 @@ from tflearn.replay import connection
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.run_dir import RunDir, read_json
 from tflearn.train_step import create_train_step
-from tflearn.types import EnvironmentSpecs
+from tflearn.types import AgentFactory, EnvironmentSpecs, EvaluationPolicy
 from tflearn.weights.subscriber import Subscriber
 
 

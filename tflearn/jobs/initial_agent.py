@@ -12,10 +12,10 @@ from tflearn.checkpoints import warm_start
 from tflearn.checkpoints.files import CheckpointFiles
 from tflearn.distribute import precision as precisions
 from tflearn.distribute import strategies
-from tflearn.experience import Agent, AgentFactory, Experience
+from tflearn.experience import Experience
 from tflearn.run_dir import RunDir, local_path
 from tflearn.train_step import create_train_step
-from tflearn.types import EnvironmentSpecs
+from tflearn.types import Agent, AgentFactory, EnvironmentSpecs
 
 
 def make(

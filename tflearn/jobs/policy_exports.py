@@ -11,9 +11,9 @@ from tf_agents.policies import greedy_policy, tf_policy
 
 from tflearn.background import Background
 from tflearn.errors import UserValueError
-from tflearn.experience import Agent
 from tflearn.policies.exporter import PolicyExporter
 from tflearn.run_dir import RunDir
+from tflearn.types import Agent
 
 _WAIT_SECS = 600.0
 _FAILURES = (OSError, RuntimeError, FloatingPointError, tf.errors.OpError)

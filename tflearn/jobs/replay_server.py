@@ -6,7 +6,7 @@ from typing import Any
 
 from absl import logging
 
-from tflearn.experience import AgentFactory, Experience
+from tflearn.experience import Experience
 from tflearn.jobs import initial_agent
 from tflearn.replay import credits, reports
 from tflearn.replay.server import ReplayServer
@@ -14,7 +14,7 @@ from tflearn.replay.statistics import ReplayStatistics
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.run_dir import RunDir, Status
 from tflearn.train_step import create_train_step
-from tflearn.types import EnvironmentFactory, specs_of
+from tflearn.types import AgentFactory, EnvironmentFactory, specs_of
 from tflearn.weights import contract
 
 _POLL_SECS = 1.0

@@ -11,7 +11,7 @@ from absl import logging
 from tflearn import waiting
 from tflearn.distribute import strategies
 from tflearn.errors import UserValueError
-from tflearn.experience import AgentFactory, Experience
+from tflearn.experience import Experience
 from tflearn.jobs import collection, initial_agent, run_result
 from tflearn.jobs.collect_settings import CollectOptions, check_counts
 from tflearn.jobs.policy_exports import ExportOptions
@@ -27,7 +27,7 @@ from tflearn.learner.stop_conditions import Limits
 from tflearn.replay.storage import Storage
 from tflearn.run_dir import RunDir
 from tflearn.sampling import local
-from tflearn.types import EnvironmentFactory
+from tflearn.types import AgentFactory, EnvironmentFactory
 
 
 def synchronous(

@@ -8,7 +8,6 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from tflearn.experience import Agent
 from tflearn.jobs import run_result
 from tflearn.jobs.collect_summaries import CollectSummaries
 from tflearn.jobs.collection import Collection
@@ -19,6 +18,7 @@ from tflearn.learner.stop_conditions import Limits
 from tflearn.learner.triggers import IntervalTrigger
 from tflearn.run_dir import RunDir, Status
 from tflearn.sampling.local import LocalReplay
+from tflearn.types import Agent
 from tflearn.waiting import LOG_EVERY_SECS
 
 _REPORT_SECS = 1.0

@@ -13,7 +13,7 @@ from tflearn import waiting
 from tflearn.distribute import strategies, workers
 from tflearn.distribute.watchdog import Watchdog
 from tflearn.errors import UserValueError
-from tflearn.experience import AgentFactory, Experience
+from tflearn.experience import Experience
 from tflearn.jobs import batch_source, initial_agent, run_result
 from tflearn.jobs.batch_source import Source
 from tflearn.jobs.policy_exports import ExportOptions
@@ -30,7 +30,7 @@ from tflearn.replay import connection
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.run_dir import RunDir, Status
 from tflearn.sampling.prioritized import PrioritizedSampler
-from tflearn.types import EnvironmentFactory, specs_of
+from tflearn.types import AgentFactory, EnvironmentFactory, specs_of
 
 _TRACE_SECS = 300.0
 _WRITE_SECS = 600.0  # after which checkpoints and exports give up by themselves

@@ -13,7 +13,6 @@ from absl import logging
 
 from tflearn.distribute import strategies, workers
 from tflearn.distribute.replica_check import ReplicaConsistency
-from tflearn.experience import Agent
 from tflearn.jobs import batch_source, run_result
 from tflearn.jobs.batch_source import Source
 from tflearn.jobs.collect_summaries import CollectSummaries
@@ -28,6 +27,7 @@ from tflearn.replay import connection, reports
 from tflearn.replay.statistics import ReplayStatistics
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.run_dir import RunDir, Status
+from tflearn.types import Agent
 from tflearn.waiting import LOG_EVERY_SECS, PeerStopped
 from tflearn.weights.publisher import Publisher
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tf_agents.utils import nest_utils
 
 from tflearn.errors import UserValueError
-from tflearn.experience import WEIGHTS
+from tflearn.types import WEIGHTS
 
 
 def split(element: Any) -> tuple[Any, Any]:

@@ -14,7 +14,6 @@ from tflearn.checkpoints.random_state import RandomState
 from tflearn.defaults import DefaultInt
 from tflearn.distribute.workers import Agreement
 from tflearn.errors import UserRuntimeError, UserValueError
-from tflearn.experience import Agent, BatchSource
 from tflearn.learner.stop_conditions import Limits
 from tflearn.learner.summaries import SummaryOptions
 from tflearn.learner.summarized_loop import SummarizedLoop
@@ -22,6 +21,7 @@ from tflearn.learner.train_loop import LoopOptions, Taken
 from tflearn.learner.train_result import Call, TrainResult
 from tflearn.learner.triggers import IntervalTrigger
 from tflearn.run_dir import RunDir
+from tflearn.types import Agent, BatchSource
 
 DatasetFn = Callable[[tf.distribute.InputContext], tf.data.Dataset]
 Trigger = Callable[[int, int], bool]

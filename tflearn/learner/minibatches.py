@@ -7,8 +7,9 @@ from typing import Any
 import tensorflow as tf
 
 from tflearn.distribute import strategies, workers
-from tflearn.experience import WEIGHTS, BatchSource, Iteration
+from tflearn.experience import Iteration
 from tflearn.learner import batch_structure
+from tflearn.types import WEIGHTS, BatchSource
 
 Prepare = Callable[[Any], tuple[Any, tf.Tensor]]
 

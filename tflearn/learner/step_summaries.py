@@ -7,9 +7,9 @@ from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories import trajectory
 
 from tflearn import histograms
-from tflearn.experience import Agent
 from tflearn.learner.batch_structure import flatten_with_names
 from tflearn.learner.summaries import SummaryOptions
+from tflearn.types import Agent
 
 
 class StepSummaries:

@@ -9,13 +9,13 @@ import tensorflow as tf
 
 from tflearn.distribute import strategies
 from tflearn.errors import UserValueError
-from tflearn.experience import Agent
 from tflearn.learner.interval_metrics import IntervalFigures, rss_mb
 from tflearn.learner.profile import Profile
 from tflearn.learner.step_counter import StepCounter
 from tflearn.learner.step_summaries import StepSummaries
 from tflearn.learner.summaries import Summaries, SummaryOptions
 from tflearn.learner.train_loop import LoopOptions, Program, Taken, TrainLoop
+from tflearn.types import Agent
 
 
 class SummarizedLoop:

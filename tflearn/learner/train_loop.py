@@ -14,10 +14,10 @@ import tensorflow as tf
 
 from tflearn.distribute import strategies
 from tflearn.errors import UserValueError
-from tflearn.experience import Agent, BatchSource
 from tflearn.learner import batch_structure
 from tflearn.learner.batch_structure import is_number, split
 from tflearn.learner.step_metrics import Reduction, StepFigures
+from tflearn.types import Agent, BatchSource
 
 OnNonfinite = Literal['stop', 'skip', 'ignore']
 

@@ -11,10 +11,11 @@ import reverb
 import tensorflow as tf
 
 from tflearn.errors import UserValueError
-from tflearn.experience import WEIGHTS, Prioritization
+from tflearn.experience import Prioritization
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.sampling.priorities import PriorityUpdater, importance_weights
 from tflearn.sampling.sampler import ReplaySampler
+from tflearn.types import WEIGHTS
 
 # Whatever is drawn ahead was drawn by older priorities.
 _MAX_AHEAD_STEPS = 8
