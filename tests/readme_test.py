@@ -53,7 +53,7 @@ def test_quickstart_takes_the_arguments(command, tmp_path):
     tried = [*arguments, f'--root_dir={tmp_path}', '--replay_address=localhost:1', '--connect_timeout_secs=1']
     done = _run('train', tried)
     assert done.returncode == 2
-    assert 'in vain for the replay server at localhost:1' in done.stderr
+    assert 'waiting for the replay server at localhost:1' in done.stderr
 
 
 def _run(job, arguments):

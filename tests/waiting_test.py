@@ -14,7 +14,7 @@ def test_returns_the_value_that_ends_the_wait():
 
 
 def test_gives_up_naming_what_it_waited_for():
-    with pytest.raises(TimeoutError, match=r'waited 0 s in vain for the moon \(poll'):
+    with pytest.raises(TimeoutError, match=r'timed out after 0 s waiting for the moon \(poll'):
         wait_until(lambda: None, lambda: 'the moon (poll)', 0.05, poll_secs=0.01)
 
 

@@ -29,7 +29,7 @@ class Background:
 
     @property
     def failed(self) -> bool:
-        """Says whether the newest work that was done has failed."""
+        """Whether the newest work that was done has failed."""
         return self._error is not None
 
     def submit(self, work: Callable[[], object]) -> None:
@@ -52,7 +52,7 @@ class Background:
             return
         self._thread.join(timeout_secs)
         if self._thread.is_alive():
-            raise UserTimeoutError(f'waited {timeout_secs:.0f} s in vain for the thread {self._name}')
+            raise UserTimeoutError(f'timed out after {timeout_secs:.0f} s waiting for the thread {self._name}')
 
     def raise_failure(self, but: tuple[type[Exception], ...] = ()) -> None:
         """Raises what the newest work raised, once.

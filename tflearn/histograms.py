@@ -4,7 +4,7 @@ import tensorflow as tf
 
 
 def is_recording() -> bool:
-    """Says whether this step, or the program that is being traced, may write summaries."""
+    """Returns whether this step, or the program that is being traced, may write summaries."""
     value = tf.get_static_value(tf.summary.should_record_summaries())
     return value is None or bool(value)
 

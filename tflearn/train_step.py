@@ -18,7 +18,7 @@ def create_train_step() -> tf.Variable:
 
 
 def crossed(interval: int, before: int, after: int) -> bool:
-    """Says whether a multiple of `interval` lies in (before, after].
+    """Returns whether a multiple of `interval` lies in (before, after].
 
     It has no memory, so it neither drifts off the multiples nor depends on where a restarted run began.
 

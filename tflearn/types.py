@@ -155,7 +155,7 @@ class BatchSource(Protocol):
         """
 
     def close(self) -> None:
-        """Ends it, also for a learner that waits. May be called from any thread."""
+        """Closes the source; a waiting learner returns. May be called from any thread."""
 
 
 class Agent(Protocol):

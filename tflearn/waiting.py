@@ -55,7 +55,7 @@ def wait_until(
             return value
         waited_secs = time.monotonic() - start
         if waited_secs >= timeout_secs:
-            raise UserTimeoutError(f'waited {waited_secs:.0f} s in vain for {describe()}')
+            raise UserTimeoutError(f'timed out after {waited_secs:.0f} s waiting for {describe()}')
         if waited_secs >= next_log_secs:
             logging.info('waiting for %s (%.0f of %.0f s)', describe(), waited_secs, timeout_secs)
             next_log_secs += LOG_EVERY_SECS
@@ -64,7 +64,7 @@ def wait_until(
 
 
 def is_listening(address: str, timeout_secs: float = 2.0) -> bool:
-    """Says whether anything listens at `address`, 'host:port': without gRPC, which would wait longer each time."""
+    """Returns whether anything listens at `address`, 'host:port': without gRPC, which would wait longer each time."""
     host, _, port = address.rpartition(':')
     try:
         socket.create_connection((host.strip('[]'), int(port)), timeout_secs).close()

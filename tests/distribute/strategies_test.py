@@ -76,7 +76,7 @@ def test_no_tpu_on_this_machine():
 
 def test_nobody_at_the_tpu_address():
     address = free_address()
-    with pytest.raises(TimeoutError, match=f'in vain for a TPU worker at {address}'):
+    with pytest.raises(TimeoutError, match=f'waiting for a TPU worker at {address}'):
         strategies.make(f'tpu:grpc://{address}', timeout_secs=1.0)
     with pytest.raises(ValueError, match="got the TPU address 'localhost:x'; need host:port"):
         strategies.make('tpu:localhost:x')

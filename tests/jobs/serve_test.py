@@ -66,7 +66,7 @@ def test_it_waits_for_the_first_policy_and_follows(start):
 
 def test_it_gives_up_where_nothing_comes(start):
     job, run_dir = start(connect_timeout_secs=0.1, policies=('greedy_policy',))
-    with pytest.raises(TimeoutError, match=f'in vain for a version of greedy_policy in {run_dir.policies}'):
+    with pytest.raises(TimeoutError, match=f'waiting for a version of greedy_policy in {run_dir.policies}'):
         job.join()
 
 

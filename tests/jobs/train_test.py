@@ -197,15 +197,15 @@ def test_a_restarted_replay_server_and_a_new_collector_find_the_learner(small_ru
 
 def test_without_data_it_gives_up_and_keeps_what_it_has(small_run):
     small_run.start_replay()
-    with pytest.raises(TimeoutError, match=r'in vain for data from the replay server .* 0 of 2000 sequences'):
+    with pytest.raises(TimeoutError, match=r'waiting for data from the replay server .* 0 of 2000 sequences'):
         small_run.start(train, num_train_steps=80, **FEW, data_timeout_secs=1.0).join()
     assert (small_run.dir.checkpoints / 'ckpt-0.index').exists()
 
 
 def test_without_a_server_it_gives_up(small_run):
-    with pytest.raises(TimeoutError, match='in vain for the replay server at localhost:1'):
+    with pytest.raises(TimeoutError, match='waiting for the replay server at localhost:1'):
         small_run.start(train, num_train_steps=80, connect_timeout_secs=1.0).join()
-    with pytest.raises(TimeoutError, match='in vain for the replay server at localhost:1'):
+    with pytest.raises(TimeoutError, match='waiting for the replay server at localhost:1'):
         small_run.start(collect, connect_timeout_secs=1.0).join()
 
 

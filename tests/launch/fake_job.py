@@ -40,7 +40,7 @@ def await_file(path: pathlib.Path) -> None:
         if path.exists():
             return
         pause.wait(0.02)
-    sys.exit(f'waited in vain for {path}')
+    sys.exit(f'timed out waiting for {path}')
 
 
 def do(step: str) -> None:

@@ -72,7 +72,7 @@ def wait_for(condition: Callable[[], Any], what: str) -> Any:
     deadline = time.monotonic() + DEADLINE_SECS
     pause = threading.Event()
     while not (value := condition()):
-        assert time.monotonic() < deadline, f'waited {DEADLINE_SECS} s in vain for {what}'
+        assert time.monotonic() < deadline, f'timed out after {DEADLINE_SECS} s waiting for {what}'
         pause.wait(0.02)
     return value
 

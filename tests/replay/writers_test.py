@@ -147,7 +147,7 @@ def test_it_gives_up_on_a_server_that_does_not_come_back(serve):
     served = serve(_experience(4))
     writer = _writer(served, server_timeout_secs=1.0)
     served.server.close()
-    with pytest.raises(TimeoutError, match=f'in vain for the replay server at {served.address}'):
+    with pytest.raises(TimeoutError, match=f'waiting for the replay server at {served.address}'):
         write_steps(writer, fakes.CheckedEnvironment((5,)), 10)
 
 

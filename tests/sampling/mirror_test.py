@@ -188,7 +188,7 @@ def test_a_server_that_does_not_answer_is_an_error(monkeypatch, serve, open_sour
     served.server.close()
     source = open_source(served, timeout_secs=1.0)
     assert source.grant(1) == 0
-    with pytest.raises(TimeoutError, match=f'in vain for the replay server at {served.address}'):
+    with pytest.raises(TimeoutError, match=f'waiting for the replay server at {served.address}'):
         raise source.error
 
 

@@ -113,7 +113,7 @@ def test_it_gives_up_with_the_state_of_the_table(serve, open_source, sampling):
     fill(served, 8).join(30)
     source = open_source(served, 1.0)
     assert source.grant(5) == 0
-    with pytest.raises(TimeoutError, match=r'waited 1 s in vain for data .* of 100000 sequences'):
+    with pytest.raises(TimeoutError, match=r'timed out after 1 s waiting for data .* of 100000 sequences'):
         raise source.error
 
 

@@ -180,7 +180,7 @@ def test_a_job_whose_peer_was_stopped_is_to_be_started_again(start):
 
 MISTAKES = {
     "run_dir.RunDir('/proc/run').make()": "got root_dir='/proc/run', which cannot be written to",
-    "waiting.wait_until(lambda: False, 'a peer', 0.2)": 'waited 0 s in vain for a peer',
+    "waiting.wait_until(lambda: False, 'a peer', 0.2)": 'timed out after 0 s waiting for a peer',
     "raise errors.UserImportError('got no such package')": 'got no such package',
     "raise type('Proxy', (errors.UserTypeError,), {})('two\\nlines')": 'two lines',
 }

@@ -60,7 +60,7 @@ def test_waits_for_an_overloaded_server(tmp_path, monkeypatch):
     ):
         address = f'localhost:{server.port}'
         client, served = PolicyClient(address, timeout_secs=60.0), RemotePolicy(address, 'greedy_policy', like)
-        with pytest.raises(TimeoutError, match=r'in vain for the policy .* \(RESOURCE_EXHAUSTED: got 3 rows'):
+        with pytest.raises(TimeoutError, match=r'waiting for the policy .* \(RESOURCE_EXHAUSTED: got 3 rows'):
             RemotePolicy(address, 'greedy_policy', like, timeout_secs=0.3).action(three, ())
         held = threading.Thread(target=client.predict, args=({'observation': two.observation},))
         held.start()
@@ -80,7 +80,7 @@ def test_waits_for_an_overloaded_server(tmp_path, monkeypatch):
 def test_waits_for_its_server_and_can_be_stopped():
     policy = example_policies.greedy()
     time_step = example_policies.time_step(policy, 2)
-    with pytest.raises(TimeoutError, match="in vain for the policy 'greedy_policy' served at localhost:1"):
+    with pytest.raises(TimeoutError, match="waiting for the policy 'greedy_policy' served at localhost:1"):
         RemotePolicy('localhost:1', 'greedy_policy', policy, timeout_secs=0.5).action(time_step, ())
     stop = threading.Event()
     stop.set()

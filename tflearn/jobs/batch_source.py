@@ -31,8 +31,8 @@ def make(
     """Makes the source of batches for this process.
 
     Args:
-      addresses: of the replay servers, 'host:port'; several for a queue only.
-      storage: of the run's experience.
+      addresses: the replay servers' addresses, 'host:port'; several for a queue only.
+      storage: the replay tables' layout.
       agent: that is trained.
       placement: that it was made in.
       timeout_secs: how long to wait for data.
@@ -78,7 +78,7 @@ def items_per_version(source: Source, experience: Experience, num_replicas: int,
 
     Args:
       source: of the batches, from a queue.
-      experience: of the run.
+      experience: the run's experience settings.
       num_replicas: of all workers.
       publish_interval_steps: train steps between two publications.
     """

@@ -54,11 +54,11 @@ def collect(
       connect_timeout_secs: how long to wait for the server and for the first weights.
       stop: ends the job when set.
       name: of this collector; no two of a run have the same.
-      make_environment: of the run.
+      make_environment: makes the run's environment.
       make_agent: of the run; its collect policy acts.
-      experience: of the run.
+      experience: the run's experience settings.
       num_environments: environments stepped together.
-      refresh_interval_secs: seconds between two looks for newer weights.
+      refresh_interval_secs: seconds between two polls for newer weights.
       seed: of the environments and of the policy's draws, mixed with the name; None draws one.
       max_env_steps: environment steps of this collector; None is no limit.
       data_addresses: of the replay servers that share the experience, where it is a queue: this collector writes to the

@@ -99,7 +99,7 @@ class CollectOptions:
             raise UserValueError(f'got CollectOptions.metrics_gamma={self.metrics_gamma!r}; need a number in [0, 1]')
 
     def reports_metrics(self, name: str) -> bool:
-        """Says whether the collector `name` tells the learner of its episodes."""
+        """Returns whether the collector `name` tells the learner of its episodes."""
         if isinstance(self.report_metrics, bool):
             return self.report_metrics
         return name in self.report_metrics

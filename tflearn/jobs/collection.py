@@ -97,7 +97,7 @@ class VersionLimit:
           per_version: episodes.
           at_least_every_secs: after so long a wait one more is allowed; None allows none.
           versions_ahead: versions that need not be waited for.
-          clock: seconds.
+          clock: returns the time [seconds].
         """
         self._per_version, self._ahead, self._at_least_every_secs = per_version, versions_ahead, at_least_every_secs
         self._clock = clock
@@ -106,7 +106,7 @@ class VersionLimit:
         self._since: float | None = None
 
     def holds_back(self, version: int, count: int) -> bool:
-        """Says whether to wait for a newer version.
+        """Returns whether to wait for a newer version.
 
         Args:
           version: of the policy that acts.

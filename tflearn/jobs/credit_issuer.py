@@ -60,7 +60,7 @@ class CreditIssuer:
         Args:
           address: see the constructor.
           source: of the batches.
-          experience: of the run.
+          experience: the run's experience settings.
           publish_steps: train steps between two publications of the weights.
           strategy: that trains.
         """

@@ -30,7 +30,7 @@ class CreditLedger:
           lease: the learner's.
           items_per_version: items that the learner takes between two publications, over all workers.
           versions_ahead: see `Experience.versions_ahead`.
-          clock: seconds.
+          clock: returns the time [seconds].
         """
         self._ahead = (1 + versions_ahead) * items_per_version
         self._leases, self._served = Leases(clock), dict[str, int]()

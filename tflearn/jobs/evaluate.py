@@ -70,8 +70,8 @@ def evaluate(
       options: which policies are evaluated, and how they act.
       record_video: makes an environment that films; None films nothing.
       replay_address: 'host:port' of the replay server; for `follow='weights'` only, like the next two.
-      make_agent: of the run.
-      experience: of the run.
+      make_agent: makes the run's agent.
+      experience: the run's experience settings.
 
     Raises:
       TimeoutError: if no policy comes in time.
@@ -237,7 +237,7 @@ class _Evaluation:
         return evaluation
 
     def _is_best(self, evaluation: Evaluation) -> bool:
-        """Says whether a policy, just evaluated, is better than what is marked as the best one."""
+        """Returns whether a policy, just evaluated, is better than what is marked as the best one."""
         best = versions.best_version(self._source.directory)
         if best is None:
             return True

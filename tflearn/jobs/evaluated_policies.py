@@ -71,7 +71,7 @@ class ExportedPolicies:
     def __init__(self, run_dir: RunDir, name: str, specs: EnvironmentSpecs, each: bool = False):
         """
         Args:
-          run_dir: of the run.
+          run_dir: the run's directory.
           name: of the policy.
           specs: that the policies must be made for.
           each: whether none is to be left out; else only the newest counts.

@@ -29,7 +29,7 @@ class EvaluationReport:
     def __init__(self, run_dir: RunDir, policy: str, target_return: float | None):
         """
         Args:
-          run_dir: of the run.
+          run_dir: the run's directory.
           policy: what is evaluated, for the picture's title.
           target_return: for the picture and the status.
         """

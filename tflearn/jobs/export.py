@@ -32,7 +32,7 @@ def export(
     """Writes a model of one train step; of an update (see `policies.updates`) it makes the full model first.
 
     Args:
-      run_dir: of the run.
+      run_dir: the run's directory.
       policy: name of the exported policy.
       train_step: of the version or update; None takes the newest version.
       output: where the model is written: a directory, that must not exist; a file for TFLite. None

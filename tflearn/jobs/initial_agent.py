@@ -44,7 +44,7 @@ def load(agent: Agent, checkpoint: str | None, prefixes: Collection[str] | Mappi
       agent: of the run.
       checkpoint: of the other run: its directory, that of its checkpoints, or the path prefix of one; None for none.
       prefixes: see `warm_start.load`.
-      run_dir: of this run.
+      run_dir: this run's directory.
 
     Raises:
       ValueError: if the checkpoint is a URL, cannot be read, or does not fit.
@@ -65,7 +65,7 @@ def data_spec(agent: Agent, experience: Experience) -> types.NestedTensorSpec:
 
     Args:
       agent: of the run.
-      experience: of the run.
+      experience: the run's experience settings.
 
     Raises:
       ValueError: if the policy state is to be stored, and there is none or no room for it.

@@ -82,7 +82,7 @@ class PolicyExports:
 
         Args:
           agent: whose policies they are.
-          run_dir: of the run.
+          run_dir: the run's directory.
           options: which ones.
           facts: returns what metadata say of the step: env_steps, policy_version, mean_return.
           texts: returns what is told of the run, by tag: metadata say its configuration's hash and the code's revision.

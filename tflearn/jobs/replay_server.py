@@ -37,9 +37,9 @@ def replay_server(
       run_dir: its checkpoints are restored from and saved to there.
       replay_address: 'host:port'; the port is listened on.
       stop: ends the job when set.
-      make_environment: of the run; made once, for its specs.
+      make_environment: makes the run's environment; called once, for its specs.
       make_agent: of the run; made once, for the specs of its data and weights.
-      experience: of the run.
+      experience: the run's experience settings.
       checkpoint_interval_secs: seconds between two checkpoints; inserts and draws wait meanwhile.
 
     Raises:

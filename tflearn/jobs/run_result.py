@@ -19,7 +19,7 @@ def is_done(run_dir: RunDir) -> bool:
 
 
 def reason(run_dir: RunDir, limits: Limits, train_step: int, env_steps: int, secs: float) -> str | None:
-    """Says why training is over: a stop was requested, or a limit is reached; None while it is not."""
+    """Returns why training is over: a stop was requested, or a limit is reached; None while it is not."""
     request = read_json(run_dir.stop_request)
     if request is not None:
         return str(request.get('reason', 'stop requested'))

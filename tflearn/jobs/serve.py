@@ -33,7 +33,7 @@ class ServeOptions:
       versions: train steps to serve; none serves the newest of each policy, also of those to come.
       batching: how requests become batches; None computes each by itself.
       max_rows: the largest batch that one request may bring. Without `batching` 16 times as many rows may wait.
-      poll_secs: seconds between two looks for new versions.
+      poll_secs: seconds between two polls for new versions.
       metrics_port: where Prometheus finds figures; None offers none.
     """
 
@@ -108,7 +108,7 @@ def _follow(
         what = f'a version of {", ".join(awaited)} in {run_dir.policies}'
         # Only what has to be there: a policy that nobody named must not end the service of the others.
         if missing and now - start > connect_timeout_secs:
-            raise UserTimeoutError(f'waited {now - start:.0f} s in vain for {what}')
+            raise UserTimeoutError(f'timed out after {now - start:.0f} s waiting for {what}')
         if awaited and now >= next_log:
             next_log = now + LOG_EVERY_SECS
             logging.info('waiting for %s', what)

@@ -74,9 +74,9 @@ def synchronous(
     Args:
       run_dir: for what the train job would write there.
       stop: ends the job when set; a checkpoint is saved.
-      make_environment: of the run.
-      make_agent: of the run.
-      experience: of the run; drawn uniformly.
+      make_environment: makes the run's environment.
+      make_agent: makes the run's agent.
+      experience: the run's experience settings; items are drawn uniformly.
       num_train_steps: train steps of the run.
       num_environments: environments stepped together.
       max_env_steps: environment steps of the run at which training ends; None is no limit.

@@ -65,7 +65,7 @@ class SynchronousSession:
         """Restores the newest checkpoint; exports nothing yet.
 
         Args:
-          run_dir: of the run.
+          run_dir: the run's directory.
           collection: takes the environment steps.
           replay: takes what they gave; of the batches.
           agent: to train; its collect policy acts.
@@ -158,7 +158,7 @@ class SynchronousSession:
                 self._counted_at = time.monotonic()
 
     def _end_reason(self) -> str | None:
-        """Says why training is over; None while it is not."""
+        """Returns why training is over; None while it is not."""
         counts = self._counts
         return run_result.reason(self._run_dir, self._limits, self._learner.step, counts.env_steps, counts.secs)
 

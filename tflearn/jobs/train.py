@@ -74,9 +74,9 @@ def train(
       replay_address: 'host:port' of the replay server.
       connect_timeout_secs: how long to wait for the server.
       stop: ends the job when set; a checkpoint is saved.
-      make_environment: of the run; made once, for its specs.
-      make_agent: of the run.
-      experience: of the run.
+      make_environment: makes the run's environment; called once, for its specs.
+      make_agent: makes the run's agent.
+      experience: the run's experience settings.
       num_train_steps: train steps of the run.
       max_env_steps: environment steps of the run at which training ends; None is no limit.
       max_secs: seconds of training, over all sessions of the run, at which it ends; None is no limit. Waits for data

@@ -90,7 +90,7 @@ class TrainSession:
           run_dir: of the run, or what this worker may write to instead, see `workers.writable_run_dir`.
           address: of the replay server, 'host:port'. It must be there.
           agent: to train.
-          storage: of the run's experience.
+          storage: the replay tables' layout.
           source: of the batches.
           strategy: that the agent was made in.
           settings: what is done, and how often.

@@ -60,7 +60,7 @@ class ChunkBuilder:
           num_starts: C.
           num_environments: B.
           num_bytes: of a row, its flag included.
-          clock: seconds.
+          clock: returns the time [seconds].
         """
         self._length, self._stride, self._pad = experience.sequence_length, experience.stride, experience.pad_episodes
         self._cross = experience.cross_episodes

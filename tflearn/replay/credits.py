@@ -37,7 +37,7 @@ def send(address: str, message: control.Credits) -> bool:
     """Puts a message in the place of the one before.
 
     Args:
-      address: the replay server, 'host:port'.
+      address: the replay server's address, 'host:port'.
       message: the learner's credits.
 
     Returns:
@@ -107,8 +107,8 @@ class CreditReader:
         """Starts to look.
 
         Args:
-          address: the replay server, 'host:port'.
-          interval_secs: seconds between two looks.
+          address: the replay server's address, 'host:port'.
+          interval_secs: seconds between two polls.
 
         Raises:
           ValueError: if the server has no table for them.

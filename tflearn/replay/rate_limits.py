@@ -16,7 +16,7 @@ def error_buffer(experience: Experience, sequences_per_chunk: float = 1.0) -> fl
     draw waits for.
 
     Args:
-      experience: of the run.
+      experience: the run's experience settings.
       sequences_per_chunk: that are inserted at once.
     """
     ratio = experience.samples_per_insert or 0.0
@@ -30,7 +30,7 @@ def make(
     """Returns the limiter of a table of chunks that the server draws from (a queue brings its own: see `storage`).
 
     Args:
-      experience: of the run.
+      experience: the run's experience settings.
       sequences_per_chunk: how many begin in an item.
       sequences_per_draw: how many of them a draw of the item yields.
     """

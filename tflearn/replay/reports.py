@@ -53,7 +53,7 @@ class Reporter:
         """Sends nothing yet.
 
         Args:
-          address: the replay server, 'host:port'.
+          address: the replay server's address, 'host:port'.
           name: the job's name.
           items_at_once: see `control.Report`.
           lease_secs: how long the lease holds after a report [seconds].
@@ -94,7 +94,7 @@ class ReportReader(tf.train.experimental.PythonState):
         """Reads nothing yet.
 
         Args:
-          address: the replay server, 'host:port'.
+          address: the replay server's address, 'host:port'.
           on_report: called with each report that is read, by whichever thread reads it.
         """
         self._address, self._on_report = address, on_report

@@ -166,11 +166,11 @@ class ReplayServer:
         try:
             return self._client().server_info(timeout=10)
         except reverb.DeadlineExceededError as error:
-            raise UserTimeoutError('waited 10 s in vain for the replay server to report its tables') from error
+            raise UserTimeoutError('timed out after 10 s waiting for the replay server to report its tables') from error
 
     @property
     def has_checkpoint(self) -> bool:
-        """Says whether there is a complete checkpoint."""
+        """Whether there is a complete checkpoint."""
         return self._checkpoints.newest() is not None
 
     def checkpoint(self) -> str:

@@ -30,7 +30,7 @@ _MIRROR_SPARE = 1.25
 
 
 def is_older_format(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Says whether a checkpoint's tables are of a mirrored replay as it was before its chunks had ids.
+    """Returns whether a checkpoint's tables are of a mirrored replay as it was before its chunks had ids.
 
     Args:
       saved: settings of the checkpoint's tables by name, each with the text of its 'signature'.
@@ -49,7 +49,7 @@ class Storage:
     sequence, which can have a priority or a place in a queue.
 
     Attributes:
-      experience: of the run.
+      experience: the run's experience settings.
       data_spec: the agent's spec of a Trajectory, without outer dimensions (`collect_data_spec`).
     """
 
@@ -80,7 +80,7 @@ class Storage:
 
     @property
     def _draws_are_alike(self) -> bool:
-        """Says whether no draw changes what may be drawn next, and sequences are so short that they share a chunk."""
+        """Whether no draw changes what may be drawn next, and sequences are so short that they share a chunk."""
         experience = self.experience
         short = experience.sequence_length <= _MAX_CHUNKED_LENGTH
         return experience.order == 'uniform' and not experience.max_times_sampled and short
@@ -141,7 +141,7 @@ class Storage:
 
     @property
     def mirrored(self) -> bool:
-        """Says whether the learner draws from its own mirror of the table."""
+        """Whether the learner draws from its own mirror of the table."""
         experience = self.experience
         if experience.sampling == 'learner':
             return True

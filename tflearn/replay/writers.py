@@ -51,8 +51,8 @@ class ReplayWriter:
         """Opens a stream; the server must be there (see `connection.wait_for_table`).
 
         Args:
-          address: the replay server, 'host:port'.
-          storage: of the run.
+          address: the replay server's address, 'host:port'.
+          storage: the replay tables' layout.
           num_environments: B.
           stop: when set, a blocked write ends with `waiting.Stopped`.
           keep_waiting: asked five times a second while a write is held back; False ends it likewise.

@@ -42,10 +42,10 @@ class LocalReplay:
         """Allocates the memory.
 
         Args:
-          storage: of the run; its experience passes `check`.
+          storage: the replay tables' layout; its experience passes `check`.
           num_environments: B.
           batch_size: sequences of a train step.
-          seed: of the draws.
+          seed: the seed for draws.
         """
         experience = storage.experience
         # A sequence is a chunk of its own, so that none waits for others.

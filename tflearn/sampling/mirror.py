@@ -34,11 +34,11 @@ class ReplayMirror(tf.train.experimental.PythonState):
         """Allocates the memory; nothing is read before the first `grant`.
 
         Args:
-          address: the replay server, 'host:port'.
-          storage: of the run; mirrored.
+          address: the replay server's address, 'host:port'.
+          storage: the replay tables' layout; the learner mirrors them.
           batch_size: sequences of a train step, over all replicas that this process feeds.
           timeout_secs: how long to wait for data before `grant` returns 0 with `error` set.
-          seed: of the draws.
+          seed: the seed for draws.
         """
         self._address, self._storage, self._batch_size = address, storage, batch_size
         self._timeout_secs, self._seed = timeout_secs, seed
@@ -84,7 +84,7 @@ class ReplayMirror(tf.train.experimental.PythonState):
         return {'replay_size': self._ring.size, 'samples_per_insert': ratio}
 
     def close(self) -> None:
-        """Ends it, also for a learner that waits. May be called from any thread."""
+        """Closes the source; a waiting learner returns. May be called from any thread."""
         self._closing.set()
         self._reader.close()
 

@@ -31,7 +31,7 @@ def importance_weights(prioritization: Prioritization, expected: tf.Tensor, step
     """Returns (N P)^-beta, not normalised. For a graph.
 
     Args:
-      prioritization: of the run.
+      prioritization: the experience's prioritization.
       expected: float32 [...], N P: the items in the table times the probability of this one.
       step: int64 scalar, the train step.
     """
@@ -42,7 +42,7 @@ def priorities(prioritization: Prioritization, errors: np.ndarray, step: int) ->
     """Returns (min(|error| + epsilon, max_error) / max_error)^alpha.
 
     Args:
-      prioritization: of the run.
+      prioritization: the experience's prioritization.
       errors: float [...], finite.
       step: the train step.
 
@@ -75,9 +75,9 @@ class PriorityUpdater:
         """Starts the thread with the first update.
 
         Args:
-          address: the replay server, 'host:port'.
+          address: the replay server's address, 'host:port'.
           table: with the items.
-          prioritization: of the run.
+          prioritization: the experience's prioritization.
           max_waiting: calls of `update` that may wait for the server; the oldest are dropped.
         """
         priorities(prioritization, np.zeros(1), 0)  # a schedule that fails shall do so here, not on the thread
@@ -127,7 +127,7 @@ class PriorityUpdater:
             return dict(self._counts)
 
     def flush(self, timeout_secs: float) -> bool:
-        """Waits until the server has all updates. Says whether it has, within `timeout_secs`."""
+        """Waits until the server has all updates. Returns whether it has, within `timeout_secs`."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._waiting and self._sending_since is None, timeout_secs)
 

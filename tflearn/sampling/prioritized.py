@@ -28,8 +28,8 @@ class PrioritizedSampler(ReplaySampler):
         """Prepares; nothing is drawn before the first `grant`.
 
         Args:
-          address: the replay server, 'host:port'.
-          storage: of the run; its order is 'prioritized'.
+          address: the replay server's address, 'host:port'.
+          storage: the replay tables' layout; the experience's order is 'prioritized'.
           batch_size: items of a train step, over all replicas that this process feeds.
           timeout_secs: how long to wait for data before `grant` returns 0 with `error` set.
 
@@ -77,7 +77,7 @@ class PrioritizedSampler(ReplaySampler):
         return self._updater.figures()
 
     def close(self) -> None:
-        """Ends it, also for a learner that waits. May be called from any thread."""
+        """Closes the source; a waiting learner returns. May be called from any thread."""
         super().close()
         self._updater.close()
 

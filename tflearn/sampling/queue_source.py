@@ -43,12 +43,12 @@ class QueueSource:
         """Prepares; nothing is taken before the first `grant`.
 
         Args:
-          addresses: of the replay servers, 'host:port'. Items are taken from all servers that have some, one from each
+          addresses: the replay servers' addresses, 'host:port'. Items are taken from all servers that have some, one from each
             in turn, so that none of them waits for another.
-          storage: of the run; its order is 'queue'.
+          storage: the replay tables' layout; the experience's order is 'queue'.
           batch_size: items of a train step, over all replicas that this process feeds.
           timeout_secs: how long to wait for data before `grant` returns 0 with `error` set.
-          seed: of the draws of what is replayed.
+          seed: the seed for drawing replayed batches.
         """
         experience = storage.experience
         self._storage, self._batch_size = storage, batch_size
@@ -88,7 +88,7 @@ class QueueSource:
         return {'stale_sequences': self._num_stale, 'greatest_policy_lag': self._greatest_lag}
 
     def close(self) -> None:
-        """Ends it, also for a learner that waits. May be called from any thread."""
+        """Closes the source; a waiting learner returns. May be called from any thread."""
         for reader in self._readers:
             reader.close()
 

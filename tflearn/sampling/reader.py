@@ -39,8 +39,8 @@ class TableReader:
         """Makes the queue; nothing is read before `start`.
 
         Args:
-          address: the replay server, 'host:port'.
-          storage: of the run.
+          address: the replay server's address, 'host:port'.
+          storage: the replay tables' layout.
           table: to read.
           specs: of an element of the queue.
           capacity: of the queue [elements].
@@ -71,7 +71,7 @@ class TableReader:
 
     @property
     def closed(self) -> bool:
-        """Says whether it was closed, by whomever."""
+        """Whether it was closed, by whomever."""
         return self._closed.is_set()
 
     def size(self) -> int:
@@ -93,7 +93,7 @@ class TableReader:
 
     @property
     def is_waited_for(self) -> bool:
-        """Says whether somebody has nothing to do but wait."""
+        """Whether somebody has nothing to do but wait."""
         return self._waits_since is not None
 
     def sleep(self, secs: float) -> None:
@@ -175,7 +175,7 @@ class TableReader:
                 next_log_secs = LOG_EVERY_SECS
             if waited_secs >= self._timeout_secs:
                 what = f'data from {self._server_state()}'
-                self.error = UserTimeoutError(f'waited {waited_secs:.0f} s in vain for {what}')
+                self.error = UserTimeoutError(f'timed out after {waited_secs:.0f} s waiting for {what}')
                 self.close()
             elif waited_secs >= next_log_secs:
                 next_log_secs += LOG_EVERY_SECS

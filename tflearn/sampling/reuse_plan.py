@@ -16,9 +16,9 @@ class ReusePlan:
         """Begins with empty slots.
 
         Args:
-          reuse: of the experience.
+          reuse: the experience's reuse settings.
           num_ahead: slots that take turns where each batch is used once: that many may be planned at a time.
-          seed: of the draws of what is replayed.
+          seed: the seed for drawing replayed batches.
         """
         self._reuse = reuse or Reuse()
         self._num_recent = self._reuse.recent_batches if self._reuse.times > 1 else num_ahead

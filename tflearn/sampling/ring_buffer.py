@@ -62,7 +62,7 @@ class RingBuffer:
         """Allocates the memory, on the host.
 
         Args:
-          storage: of the run.
+          storage: the replay tables' layout.
         """
         self._length = storage.experience.sequence_length
         self._num_starts, self._row_bytes = storage.num_starts, storage.layout.num_bytes
@@ -88,7 +88,7 @@ class RingBuffer:
 
     @property
     def has_dropped(self) -> bool:
-        """Says whether it was full once: the oldest sequences have made room."""
+        """Whether it was full once: the oldest sequences have made room."""
         return self._oldest > 0
 
     def max_draw_steps(self, batch_size: int) -> int:

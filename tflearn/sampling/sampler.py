@@ -35,8 +35,8 @@ class ReplaySampler:
         """Prepares; nothing is drawn before the first `grant`.
 
         Args:
-          address: the replay server, 'host:port'.
-          storage: of the run; not mirrored.
+          address: the replay server's address, 'host:port'.
+          storage: the replay tables' layout; the learner does not mirror them.
           batch_size: sequences of a train step, over all replicas that this process feeds.
           timeout_secs: how long to wait for data before `grant` returns 0 with `error` set.
           max_ahead_steps: batches that are drawn ahead, at most twice as many.
@@ -65,7 +65,7 @@ class ReplaySampler:
         return {}
 
     def close(self) -> None:
-        """Ends it, also for a learner that waits. May be called from any thread."""
+        """Closes the source; a waiting learner returns. May be called from any thread."""
         self._reader.close()
 
     def grant(self, num_steps: int) -> int:

@@ -36,8 +36,8 @@ def read_chunks(
     """Returns the table's chunks, in no order; each owns its memory.
 
     Args:
-      address: the replay server, 'host:port'.
-      storage: of the run; mirrored.
+      address: the replay server's address, 'host:port'.
+      storage: the replay tables' layout; the learner mirrors them.
       table: to read.
       timeout_secs: how long to wait for the server, or for one that says nothing more.
       stop: ends the reading when set.
@@ -122,7 +122,7 @@ class _Scan:
         return len(keys) - len(unread)
 
     def _is_complete(self, num_repeats: int, stop: threading.Event) -> bool:
-        """Says whether all was read; if not, a reader before this one or beside it left some with its priority."""
+        """Returns whether all was read; if not, a reader before this one or beside it left some with its priority."""
         num_items = _num_items(self._address, self._table, self._timeout_secs, stop)
         if len(self._found) >= num_items:
             return True

@@ -25,7 +25,7 @@ class Publisher:
         """Starts the sending thread; nothing is published yet.
 
         Args:
-          address: the replay server, 'host:port'. It must be there.
+          address: the replay server's address, 'host:port'. It must be there.
           variables: of the policy that the actors run.
 
         Raises:
@@ -112,7 +112,7 @@ class Publisher:
                 logging.warning('could not publish version %d to %s: %s', version, self._address, error)
 
     def _is_lost(self) -> bool:
-        """Says whether the server is there and has no publication: it was restarted."""
+        """Returns whether the server is there and has no publication: it was restarted."""
         counts = contract.counts(self._address)
         return counts is not None and counts[0] == 0
 

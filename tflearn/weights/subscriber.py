@@ -45,10 +45,10 @@ class Subscriber:
         """Checks the contract, and starts to look.
 
         Args:
-          address: the replay server, 'host:port'. It must be there.
+          address: the replay server's address, 'host:port'. It must be there.
           variables: of the policy that acts, in the order of the publisher's.
           train_step: is set to the published one, for schedules.
-          interval_secs: seconds between two looks.
+          interval_secs: seconds between two polls.
 
         Raises:
           ValueError: if the server's table is made for other variables.
