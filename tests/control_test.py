@@ -99,12 +99,12 @@ def test_a_lease_ends_by_the_receivers_clock_unless_it_is_renewed():
     now[0] = 104.0
     assert leases.renew(lease)
     now[0] = 109.0
-    assert leases.holds('a')
-    assert leases.remove_ended() == []
+    assert leases.is_valid('a')
+    assert leases.remove_expired() == []
     now[0] = 109.1
-    assert not leases.holds('a')
-    assert leases.remove_ended() == [lease]
-    assert leases.remove_ended() == []
+    assert not leases.is_valid('a')
+    assert leases.remove_expired() == [lease]
+    assert leases.remove_expired() == []
 
 
 def test_rejects_messages_of_an_older_epoch():
@@ -118,10 +118,10 @@ def test_a_holder_that_was_stopped_takes_the_next_epoch():
     now = [0.0]
     held = HeldLease(Lease('collect_0', 'a', ttl_secs=5.0), clock=lambda: now[0])
     now[0] = 5.0
-    held.begin_again(10)
-    held.renewed()
+    held.begin_if_expired(10)
+    held.renew()
     assert (held.lease.epoch, held.began_at) == (1, 0)
     now[0] = 10.1
-    assert held.ended
-    held.begin_again(20)
-    assert (held.lease.epoch, held.began_at, held.ended) == (2, 20, False)
+    assert held.expired
+    held.begin_if_expired(20)
+    assert (held.lease.epoch, held.began_at, held.expired) == (2, 20, False)

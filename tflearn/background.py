@@ -1,4 +1,4 @@
-"""One piece of work at a time, off the calling thread; of those that wait only the newest counts."""
+"""Runs one piece of work at a time off the calling thread; newer work replaces work that has not begun."""
 
 import threading
 from collections.abc import Callable
@@ -9,16 +9,16 @@ from tflearn.errors import UserTimeoutError
 
 
 class Background:
-    """Does the newest work it was given, on a thread that is there only while there is work.
+    """Runs the newest submitted work on a thread that exists only while there is work.
 
-    An ordinary exit of Python waits for the thread; `os._exit`, by which the programs of the jobs end, does not: `join`
-    before it. Work is given by one thread.
+    A normal exit of Python waits for the thread; `os._exit`, with which the jobs' programs end, does not: call `join`
+    first. Only one thread may submit work.
     """
 
     def __init__(self, name: str):
         """
         Args:
-          name: of the thread.
+          name: the thread's name.
         """
         self._name = name
         self._lock = threading.Lock()
@@ -29,11 +29,11 @@ class Background:
 
     @property
     def failed(self) -> bool:
-        """Whether the newest work that was done has failed."""
+        """Whether the newest completed work has failed."""
         return self._error is not None
 
     def submit(self, work: Callable[[], object]) -> None:
-        """Has `work` done; it replaces work that has not begun. Never blocks."""
+        """Schedules `work`, which replaces work that has not begun. Never blocks."""
         with self._lock:
             self._next = work
             if self._working:
@@ -43,10 +43,10 @@ class Background:
             self._working = True
 
     def join(self, timeout_secs: float) -> None:
-        """Waits until all work is done and the thread has ended, whether or not it failed.
+        """Waits until all work is done and the thread has ended, whether or not the work failed.
 
         Raises:
-          TimeoutError: if it takes longer.
+          TimeoutError: if that takes longer than `timeout_secs`.
         """
         if self._thread is None:
             return
@@ -55,10 +55,10 @@ class Background:
             raise UserTimeoutError(f'timed out after {timeout_secs:.0f} s waiting for the thread {self._name}')
 
     def raise_failure(self, but: tuple[type[Exception], ...] = ()) -> None:
-        """Raises what the newest work raised, once.
+        """Raises the newest work's error, once.
 
         Args:
-          but: kinds of errors that are left for a later call.
+          but: error classes that are left for a later call.
         """
         error = self._error
         if error is not None and not isinstance(error, but):
@@ -75,6 +75,6 @@ class Background:
             try:
                 work()
                 self._error = None
-            except Exception as error:  # whoever waits gets it; whoever does not shall go on
+            except Exception as error:  # `raise_failure` raises it; a caller that never asks goes on
                 logging.warning('%s', error)
                 self._error = error

@@ -1,11 +1,11 @@
-"""The control protocol: leases, what collectors report, and the credits that the learner hands out.
+"""The control protocol: leases, collectors' reports, and the credits that the learner grants.
 
-Messages are frozen dataclasses with one encoding, whatever carries them; what follows from them is computed by pure
-functions. A message of another version of the protocol is refused.
+Messages are frozen dataclasses with one encoding for every transport; pure functions compute what follows from them. A
+message of another version of the protocol is refused.
 
-A lease is a claim of one process that ends by itself. Its owner renews it by sending any message with it; whoever
-receives that measures the lease's duration from the receipt, by its own monotonic clock, so that no two machines'
-clocks are ever compared. An owner that comes back after its lease has ended takes a new one with the next epoch.
+A lease is a claim of one process that expires by itself. Its owner renews it by sending any message with it. The
+receiver measures the lease's duration from the receipt, by its own monotonic clock, so that no two machines' clocks are
+ever compared. An owner that returns after its lease has expired takes a new one with the next epoch.
 """
 
 import dataclasses
@@ -26,13 +26,13 @@ LEASE_SECS = 5.0
 
 @dataclasses.dataclass(frozen=True)
 class Lease:
-    """A claim that ends by itself unless it is renewed.
+    """A claim that expires by itself unless it is renewed.
 
     Attributes:
-      name: the job's name, for people.
-      owner: the process that holds it: host, process id and a random number.
+      name: the job's name, for logs.
+      owner: the process that holds the lease: host, process id and a random number.
       epoch: counts the leases of one claim; messages of an older epoch are refused.
-      ttl_secs: how long it holds after the receipt of its newest message [seconds].
+      ttl_secs: how long the lease is valid after the receipt of its newest message [seconds].
     """
 
     name: str
@@ -43,12 +43,12 @@ class Lease:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What a collector (or a worker of the learner) reports; it renews the sender's lease.
+    """A report of a collector (or of a worker of the learner); it renews the sender's lease.
 
     Attributes:
-      lease: the sender's.
-      counts: to be added up over senders, each since the sender's start: 'env_steps', and more.
-      episodes: those that ended since the last report, each its metrics by name: 'return', and more.
+      lease: the sender's lease.
+      counts: counts since the sender's start, to be summed over senders: 'env_steps', and more.
+      episodes: the episodes that ended since the last report, each as metrics by name: 'return', and more.
       served: items made under this lease that are in the replay.
       items_at_once: items that the sender makes at a time (its environments); 0 makes none and gets no credits.
     """
@@ -67,9 +67,9 @@ class Share:
     Attributes:
       owner: the owner of the collector's lease.
       epoch: the epoch of that lease.
-      items_at_once: items that it makes at a time.
-      granted: items that it may make, counted since its lease began.
-      turn: items for which it has had its turn; the least is the next.
+      items_at_once: items that the collector makes at a time.
+      granted: items that the collector may make, counted since its lease began.
+      turn: items granted so far in round-robin order; the collector with the smallest value is next.
     """
 
     owner: str
@@ -79,24 +79,24 @@ class Share:
     turn: int
 
     def plus(self, items: int) -> 'Share':
-        """Returns the share with so many items more."""
+        """Returns the share with `items` more."""
         return dataclasses.replace(self, granted=self.granted + items, turn=self.turn + items)
 
 
 @dataclasses.dataclass(frozen=True)
 class Credits:
-    """What collectors may make, all of them together. It renews the learner's lease.
+    """The items that all collectors together may make. The message renews the learner's lease.
 
-    A standing order: the message says what holds at `policy_version`, and what each later version adds, so that
-    learner and collectors compute the same shares without a message for each version (see `at`).
+    The message holds the shares at `policy_version` and the items that each later version adds, so that learner and
+    collectors compute the same shares without a message for each version (see `at`).
 
     Attributes:
-      lease: the learner's.
+      lease: the learner's lease.
       number: counts the messages of the lease's epoch.
-      policy_version: the version of the weights up to which `granted` of the shares counts.
+      policy_version: the version of the weights up to which the shares' `granted` counts.
       items_per_version: items that each later version adds, over all collectors.
-      surplus: items granted beyond what was wanted; negative while there is nobody to make them.
-      shares: one for each live collector.
+      surplus: items granted beyond what was wanted; negative while there is no collector to make them.
+      shares: one share for each live collector.
     """
 
     lease: Lease
@@ -107,7 +107,7 @@ class Credits:
     shares: tuple[Share, ...] = ()
 
     def at(self, policy_version: int) -> 'Credits':
-        """Returns what holds at a later version; itself for an earlier one."""
+        """Returns the credits at a later version; itself for an earlier one."""
         shares, surplus = self.shares, self.surplus
         for _ in range(self.policy_version, policy_version):
             shares, surplus = allocate(shares, surplus - self.items_per_version)
@@ -115,25 +115,25 @@ class Credits:
         return dataclasses.replace(self, policy_version=version, surplus=surplus, shares=shares)
 
     def granted(self, lease: Lease) -> int:
-        """Returns what the holder of a collector's lease may make since it began [items]; 0 if it has no share."""
+        """Returns how many items the holder of a collector's lease may make in all; 0 if it has no share."""
         own = (share.granted for share in self.shares if (share.owner, share.epoch) == (lease.owner, lease.epoch))
         return next(own, 0)
 
 
 def allocate(shares: tuple[Share, ...], surplus: int) -> tuple[tuple[Share, ...], int]:
-    """Divides what is wanted among collectors, which take turns.
+    """Divides the wanted items among collectors, in round-robin order.
 
-    Each turn grants as many items as its collector makes at a time: a collector whose environments end their items
-    together cannot make fewer. What that is more than was wanted is the surplus, and wanted less the next time, so that
-    over several versions no more is granted than wanted, whatever the number of collectors and of their environments.
+    Each turn grants as many items as the collector makes at a time: a collector whose environments end their items
+    together cannot make fewer. Items beyond what was wanted are the surplus, by which the next time fewer are granted.
+    So over several versions no more items are granted than wanted, whatever the number of collectors and environments.
 
     Args:
-      shares: the live collectors'.
-      surplus: items granted beyond what was wanted; below 0, so many are wanted.
+      shares: the live collectors' shares.
+      surplus: items granted beyond what was wanted; if negative, this many items are wanted.
 
     Returns:
-      The new shares, in the same order, and the new surplus: at least 0 if there is anybody, and less than the items
-      of one turn above what was wanted.
+      The new shares, in the same order, and the new surplus: if there are collectors, at least 0 and less than the
+      items of one turn.
     """
     if surplus >= 0 or not shares:
         return shares, surplus
@@ -150,13 +150,7 @@ def allocate(shares: tuple[Share, ...], surplus: int) -> tuple[tuple[Share, ...]
 
 
 def new_lease(name: str, ttl_secs: float = LEASE_SECS, epoch: int = 1) -> Lease:
-    """Returns a lease of this process that nobody had before.
-
-    Args:
-      name: the job's name.
-      ttl_secs: see `Lease`.
-      epoch: see `Lease`.
-    """
+    """Returns a new lease of this process; see `Lease` for the arguments."""
     return Lease(name, f'{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(8)}', epoch, ttl_secs)
 
 
@@ -164,7 +158,7 @@ class HeldLease:
     """The holder's side: a lease, and the count of items since it began.
 
     Attributes:
-      lease: to be sent with each message.
+      lease: the lease to send with each message.
       began_at: the holder's count of items when this lease began.
     """
 
@@ -173,54 +167,54 @@ class HeldLease:
         self._clock, self._renewed_at = clock, clock()
 
     @property
-    def ended(self) -> bool:
-        """Whether the lease has ended, as far as the holder knows."""
+    def expired(self) -> bool:
+        """Whether the lease has expired, as far as the holder knows."""
         return self._clock() - self._renewed_at > self.lease.ttl_secs
 
-    def begin_again(self, count: int) -> None:
-        """Takes the next epoch if the lease has ended since it was last renewed: the process was stopped, say.
+    def begin_if_expired(self, count: int) -> None:
+        """Takes the next epoch if the lease has expired, for example because the process was suspended.
 
         Args:
-          count: the holder's count of items now.
+          count: the holder's current count of items.
         """
-        if self.ended:
+        if self.expired:
             self.lease = dataclasses.replace(self.lease, epoch=self.lease.epoch + 1)
             self.began_at = count
             self._renewed_at = self._clock()
 
-    def renewed(self) -> None:
-        """Notes that a message with the lease was sent."""
+    def renew(self) -> None:
+        """Records that a message with the lease was sent."""
         self._renewed_at = self._clock()
 
 
 class Leases:
-    """The receiver's side: which leases hold."""
+    """The receiver's side: which leases are valid."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
         self._seen: dict[str, tuple[Lease, float]] = {}
 
     def renew(self, lease: Lease) -> bool:
-        """Notes the receipt of a message. Returns False, and notes nothing, if its epoch is an old one."""
+        """Records the receipt of a message. Returns False, and records nothing, if its epoch is an old one."""
         known = self._seen.get(lease.owner)
         if known is not None and lease.epoch < known[0].epoch:
             return False
         self._seen[lease.owner] = (lease, self._clock())
         return True
 
-    def holds(self, owner: str) -> bool:
-        """Returns whether the owner's newest lease has not ended."""
+    def is_valid(self, owner: str) -> bool:
+        """Returns whether the owner's newest lease is still valid."""
         if owner not in self._seen:
             return False
         lease, seen_at = self._seen[owner]
         return self._clock() - seen_at <= lease.ttl_secs
 
-    def remove_ended(self) -> list[Lease]:
-        """Forgets the leases that have ended, and returns them."""
-        ended = [lease for owner, (lease, _) in self._seen.items() if not self.holds(owner)]
-        for lease in ended:
+    def remove_expired(self) -> list[Lease]:
+        """Removes the expired leases, and returns them."""
+        expired = [lease for owner, (lease, _) in self._seen.items() if not self.is_valid(owner)]
+        for lease in expired:
             del self._seen[lease.owner]
-        return ended
+        return expired
 
 
 def encode(message: Report | Credits) -> str:
@@ -232,7 +226,7 @@ def decode(text: str | bytes) -> Report | Credits:
     """Returns the message that `encode` encoded.
 
     Raises:
-      ValueError: if the text is no message of this version of the protocol.
+      ValueError: if the text is not a message of this version of the protocol.
     """
     try:
         return _decode(json.loads(text))

@@ -2,4 +2,4 @@
 
 
 class DefaultInt(int):
-    """The default of an integer setting. What another setting implies may take its place; a given value stays."""
+    """An integer setting's default. A value implied by another setting may replace it; an explicit value stays."""

@@ -8,7 +8,7 @@ TRY_AGAIN_EXIT_STATUS = 75  # EX_TEMPFAIL of sysexits.h
 
 
 class UserError(Exception):
-    """The user's input, configuration or surroundings are wrong. The message: got X; need Y; do Z."""
+    """The user's input, configuration or environment is wrong. The message says: got X; need Y; do Z."""
 
 
 class UserValueError(UserError, ValueError):
@@ -20,11 +20,11 @@ class UserTypeError(UserError, TypeError):
 
 
 class UserTimeoutError(UserError, TimeoutError):
-    """Something that the user has to provide did not come in time."""
+    """Something that the user has to provide was not there in time."""
 
 
 class UserImportError(UserError, ImportError):
-    """A package that is missing, or that has the wrong version."""
+    """A package that is missing or has the wrong version."""
 
 
 class UserOSError(UserError, OSError):
@@ -32,8 +32,8 @@ class UserOSError(UserError, OSError):
 
 
 class UserFileNotFoundError(UserOSError, FileNotFoundError):
-    """A file that is not there."""
+    """A file that does not exist."""
 
 
 class UserRuntimeError(UserError, RuntimeError):
-    """A call that can no longer be answered."""
+    """A call that can no longer succeed."""

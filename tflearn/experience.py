@@ -1,4 +1,4 @@
-"""Experience: what a learner eats. Table, writer, rate limiter and dataset are all derived from it."""
+"""Experience: the data that a learner consumes. Tables, writers, rate limiters and batches are derived from it."""
 
 import dataclasses
 import importlib
@@ -17,20 +17,20 @@ Scheduled = float | Callable[[tf.Tensor], tf.Tensor]  # a number, or a function 
 
 @dataclasses.dataclass(frozen=True)
 class Prioritization:
-    """How much likelier items with large errors are drawn, and what makes up for it (Schaul et al. 2016, 1511.05952).
+    """Prioritized replay: how draws prefer items with large errors, and the correction (Schaul et al. 2016, 1511.05952).
 
     An item has the priority p = (min(|error| + epsilon, max_error) / max_error)^alpha. It is drawn with the probability
     P = p / (sum of p over the N items in the table), and trained with the weight (N P)^-beta. Errors are clipped, as in
-    the paper, so 1 is the greatest priority there is: collectors give it to new items without asking the learner.
+    the paper, so the maximum priority is 1: collectors give it to new items without asking the learner.
 
     Attributes:
-      alpha: 0 draws uniformly, 1 in proportion to the errors; or a schedule. A new value holds from an item's next
-        draw on.
-      beta: 1 makes up for the unequal draws in full, 0 not at all; or a schedule, looked up for each draw of batches.
-      epsilon: added to an error's size, so that items without one are drawn too; or a schedule.
-      max_error: size of an error, from which on all count as equal.
-      initial_priority: of new items, in (0, 1].
-      normalize_by_max: divide weights by the greatest one of the global batch, so that they only ever shrink steps.
+      alpha: 0 draws uniformly, 1 in proportion to the errors; or a schedule. A new value applies to an item from its
+        next draw on.
+      beta: 1 corrects for the unequal draws fully, 0 not at all; or a schedule, evaluated for each draw of batches.
+      epsilon: added to an error's size, so that items without an error are drawn too; or a schedule.
+      max_error: the size at which errors are clipped.
+      initial_priority: the priority of new items, in (0, 1].
+      normalize_by_max: divide weights by the maximum of the global batch, so that they only make steps smaller.
       error: the agent's extra figure [B] that is an item's error.
     """
 
@@ -58,15 +58,15 @@ class Prioritization:
 
 @dataclasses.dataclass(frozen=True)
 class Iteration:
-    """How a learner uses new items: so many at a time, several times over, and never again.
+    """How a learner trains in iterations: on a batch of new items for several epochs, then never again on them.
 
-    An iteration takes `per_replica_batch_size` items for each replica. In each epoch their steps, in new random order,
-    make as few minibatches (train steps) of equal size as hold at most `minibatch_steps`; each step is in exactly one.
-    (Places that are left over have the weight 0, as padding and rows between two episodes have.)
+    An iteration takes `per_replica_batch_size` items for each replica. Each epoch shuffles their steps and divides them
+    into the fewest minibatches (train steps) of equal size that hold at most `minibatch_steps`; each step is in exactly
+    one. (Unused slots of a minibatch have the weight 0, like padding and rows between two episodes.)
 
     Attributes:
       num_epochs: passes over the iteration's steps.
-      minibatch_steps: environment steps of a train step, over all replicas, at most.
+      minibatch_steps: the maximum number of environment steps in a train step, over all replicas.
     """
 
     num_epochs: int = 10
@@ -78,14 +78,15 @@ class Iteration:
 
 @dataclasses.dataclass(frozen=True)
 class Reuse:
-    """How a learner trains more than once on what a queue hands out.
+    """How a learner trains more than once on the batches of a queue.
 
     Attributes:
       times: train steps with each batch.
-      recent_batches: so many batches take turns until each has had its train steps, which are then that far apart.
-      replay_proportion: further train steps with earlier batches, drawn at random, for each train step with a recent
-        one.
-      replay_batches: earlier batches that are kept for these.
+      recent_batches: batches that are used alternately until each has had its train steps, which are then this far
+        apart.
+      replay_proportion: additional train steps with earlier batches, drawn at random, per train step with a recent
+        batch.
+      replay_batches: earlier batches that are kept for this.
     """
 
     times: int = 1
@@ -100,7 +101,7 @@ class Reuse:
             )
         if self.recent_batches > 1 and self.times == 1:
             raise UserValueError(
-                f'got Reuse.recent_batches={self.recent_batches} with times=1, so that there are no turns to take; '
+                f'got Reuse.recent_batches={self.recent_batches} with times=1, so that each batch is used only once; '
                 'need times > 1, or recent_batches=1'
             )
         if not self.replay_proportion >= 0 or bool(self.replay_proportion) != (self.replay_batches > 0):
@@ -117,41 +118,42 @@ class Experience:
     A row is one environment step with all its columns; an item is `sequence_length` consecutive rows.
 
     Attributes:
-      sequence_length: rows of an item [steps]. 2 is one transition; n + 1 is what an n-step method needs.
+      sequence_length: rows of an item [steps]. 2 is one transition; an n-step method needs n + 1.
       stride: rows between the first rows of two items of one episode [steps].
-      pad_episodes: fill the last item of an episode up with copies of its boundary row, however the episode ended. With
+      pad_episodes: fill up the last item of an episode with copies of its boundary row, however the episode ended. With
         the stride `sequence_length` - 1 each step is in exactly one item, and an episode of fewer steps than that is
-        one item as a whole. For agents that leave boundary rows out of their losses.
-      cross_episodes: let items go on from one episode into the next, so that each `stride` steps of an environment end
-        an item, whatever its episodes do. For agents that look at step types: between two episodes there is a row
-        (LAST -> FIRST) with the last observation, in which nothing was done.
-      order: 'uniform' or 'prioritized' draws from all that is kept; 'queue' hands out each item once, oldest first.
-      max_size: items kept; the oldest goes first. For a queue: items that wait before writers are held back; the
-        learner holds about as many more, so 1 gives the freshest data.
+        one item. For agents that leave boundary rows out of their losses.
+      cross_episodes: let items continue from one episode into the next, so that every `stride` steps of an environment
+        end an item, wherever its episodes end. For agents that use step types: between two episodes there is a row
+        (LAST -> FIRST) with the last observation, in which no action was taken.
+      order: 'uniform' and 'prioritized' draw from all stored items; 'queue' returns each item once, oldest first.
+      max_size: the maximum number of stored items; the oldest is removed first. For a queue: items that wait before
+        writers are blocked; the learner holds about as many more, so 1 gives the newest data.
       min_size: items needed before the first draw.
-      samples_per_insert: how often an item is drawn on average; whoever is ahead waits. None lets both sides run free.
+      samples_per_insert: how often an item is drawn on average; the side that is ahead waits. None limits neither side.
         1 with one item per step trains one batch per `global batch` environment steps.
-      max_times_sampled: an item drawn so often is dropped; 0 is no limit.
+      max_times_sampled: an item that was drawn this often is removed; 0 is no limit.
       per_replica_batch_size: items of a train step on each replica.
-      per_replica_batch_steps: the same in steps, of which an item has `stride` [steps]; it has to be divisible. Only
+      per_replica_batch_steps: the same in steps, of which an item has `stride` [steps]; must be a multiple of it. Only
         one of the two can be given; the other one may be None. A new stride gives a new batch size.
       sampling: where uniform draws are made. 'learner': in a mirror of the table in the learner's memory, by far the
-        fastest; 'server': by the replay server. 'auto' is the learner, if its mirror takes at most `max_mirror_gb`.
-      max_mirror_gb: memory that the mirror may take by itself [GB].
+        fastest; 'server': by the replay server. 'auto' is the learner if its mirror takes at most `max_mirror_gb`.
+      max_mirror_gb: the maximum memory of a mirror that 'auto' chooses [GB].
       chunk_steps: steps of an environment that a collector gathers before it sends them [steps]; large rows make
-        smaller chunks. A mirror sees them after two seconds at the latest. Where the server draws, they wait until they
-        are gathered: 1 suits environments that take many seconds for a step.
-      prioritization: for the order 'prioritized', which has the default one if there is none.
-      iteration: how often new items are trained on, by agents that take several steps on the same ones (PPO); for the
-        order 'queue'. None trains on each batch once.
-      max_policy_lag: for a queue: items with a row whose policy is older by more versions (publications) than this are
-        dropped and counted, never trained on; None takes all.
-      versions_ahead: for a queue: publications of the weights that collectors need not wait for. All of them together
-        make the items that the learner takes between two publications, and no more: the learner divides these among the
-        collectors that report, as credits (`control.Credits`), and gives the credits of one that no longer reports to
-        the others. With 1 they make the items that the learner takes next, while it learns from those before; with 0
-        all items are made with the newest weights. None: no credits, as many items as the queue takes.
-      reuse: for a queue: how a learner trains more than once on what it hands out; None does not.
+        smaller chunks. A mirror gets them after two seconds at the latest. Where the server draws, they wait until the
+        chunk is full: use 1 for environments that take many seconds for a step.
+      prioritization: settings of the order 'prioritized'; None takes the default ones there.
+      iteration: how agents that take several steps on the same items (PPO) train on new items; for the order 'queue'.
+        None trains on each batch once.
+      max_policy_lag: for a queue: items with a row whose policy is more versions (publications) older than this are
+        dropped and counted, never trained on; None keeps all.
+      versions_ahead: for a queue: publications of the weights that collectors need not wait for. All collectors
+        together make the items that the learner takes between two publications, and no more: the learner divides these
+        among the collectors that report, as credits (`control.Credits`), and gives the credits of a collector that no
+        longer reports to the others. With 1 they make the items that the learner takes next while it trains on the
+        ones before; with 0 all items are made with the newest weights. None: no credits, as many items as fit into the
+        queue.
+      reuse: for a queue: how a learner trains more than once on a batch; None trains once.
       store_policy_state: rows hold the recurrent policy's state before their step, as policy_info['policy_state'].
     """
 
@@ -192,7 +194,8 @@ class Experience:
         if self.sampling == 'learner' and (self.order != 'uniform' or self.max_times_sampled):
             raise UserValueError(
                 f"got Experience.sampling='learner' with order={self.order!r}, max_times_sampled="
-                f"{self.max_times_sampled}; the learner's mirror draws uniformly, without end; need 'server' or 'auto'"
+                f"{self.max_times_sampled}; the learner's mirror draws uniformly, without a limit; need 'server' or "
+                "'auto'"
             )
         if self.order == 'prioritized' and self.prioritization is None:
             object.__setattr__(self, 'prioritization', Prioritization())
@@ -212,13 +215,13 @@ class Experience:
             raise UserValueError('got Experience.cross_episodes with pad_episodes; need one of them, or none')
         if self.order == 'queue' and (self.samples_per_insert is not None or self.max_times_sampled):
             raise UserValueError(
-                "got Experience.order='queue' with samples_per_insert or max_times_sampled; a queue hands out each "
-                'item once; remove them'
+                "got Experience.order='queue' with samples_per_insert or max_times_sampled; a queue returns each item "
+                'once; remove them'
             )
         self._check_use()
 
     def _check_use(self) -> None:
-        """Checks what is only for a queue."""
+        """Checks the settings that only a queue has."""
         given = (self.max_policy_lag, self.versions_ahead, self.reuse, self.iteration)
         if self.order != 'queue' and any(value is not None for value in given):
             raise UserValueError(
@@ -233,11 +236,11 @@ class Experience:
             raise UserValueError(f'got Experience.max_policy_lag={self.max_policy_lag}; need at least 0, or None')
 
     def _derive_batch_size(self) -> None:
-        """Sets `per_replica_batch_size` where none is given."""
+        """Sets `per_replica_batch_size` if it is not given."""
         size, steps = self.per_replica_batch_size, self.per_replica_batch_steps
         given = size is not None and not isinstance(size, DefaultInt)
         if steps is None:
-            if isinstance(size, DefaultInt):  # it may come from another one, where it was derived
+            if isinstance(size, DefaultInt):  # `dataclasses.replace` may have copied a derived value
                 object.__setattr__(self, 'per_replica_batch_size', Experience.per_replica_batch_size)
             return
         if given:
@@ -264,7 +267,7 @@ def _check_integers(kind: str, settings: Any, least: dict[str, int]) -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """Returns what version 0.1 had here and `tflearn.types` has now."""
+    """Returns names that version 0.1 had here and that are now in `tflearn.types`."""
     if name in ('Agent', 'AgentFactory', 'BatchSource', 'WEIGHTS'):
         return getattr(importlib.import_module('tflearn.types'), name)
     raise AttributeError(f'module tflearn.experience has no attribute {name!r}')

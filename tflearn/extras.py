@@ -20,7 +20,7 @@ _EXTRAS = {
     'moviepy': 'video',
 }
 
-# Extra -> what it requires, as setup.py says.
+# Extra -> its requirements, as in setup.py.
 REQUIREMENTS = {
     'mujoco': ('gymnasium[mujoco]', 'mujoco>=3,<4'),
     'atari': ('ale-py>=0.11',),
@@ -39,9 +39,9 @@ REQUIREMENTS = {
 
 
 def install_command(module: str) -> str | None:
-    """Returns the command that installs what `module` belongs to, and the extra's name; None if it is of no extra.
+    """Returns the command that installs `module` with its extra's packages; None if `module` belongs to no extra.
 
-    It names the packages themselves: this package is on no index, and whoever installed a wheel has no checkout.
+    The command names the packages themselves: this package is on no index, and a wheel comes without a checkout.
     """
     extra = _EXTRAS.get(module.partition('.')[0])
     if extra is None:

@@ -1,4 +1,4 @@
-"""FiniteCheck: weights that are not finite are neither saved nor published nor exported."""
+"""FiniteCheck: keeps weights that are not finite from being saved, published or exported."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -8,7 +8,7 @@ import tensorflow as tf
 
 
 class FiniteCheck:
-    """Names the values that are not finite. Infinite values that were there at the start (of a mask, say) may stay."""
+    """Names values that are not finite. Values that were infinite at the start (in a mask, for example) may stay so."""
 
     def __init__(self, values: Mapping[str, Any]):
         """
@@ -22,7 +22,7 @@ class FiniteCheck:
 
         Args:
           values: as at the start.
-          what: they belong to, for the message: 'the weights of train step 100'.
+          what: what the values are, for the message: 'the weights of train step 100'.
 
         Raises:
           FloatingPointError: if any value that was finite at the start is not.

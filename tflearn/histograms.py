@@ -1,22 +1,22 @@
-"""Histograms for summaries, written from inside of a compiled train step."""
+"""Histograms for summaries, written from inside a compiled train step."""
 
 import tensorflow as tf
 
 
 def is_recording() -> bool:
-    """Returns whether this step, or the program that is being traced, may write summaries."""
+    """Returns whether this step, or the program being traced, may write summaries."""
     value = tf.get_static_value(tf.summary.should_record_summaries())
     return value is None or bool(value)
 
 
 def write(name: str, values: tf.Tensor, step: tf.Tensor | tf.Variable) -> None:
-    """Writes a histogram of the finite ones of `values`; nothing where there is a TPU, which cannot.
+    """Writes a histogram of the finite elements of `values`; writes nothing on TPUs, which do not support it.
 
-    Buckets and their counts come from one operation. `tf.summary.histogram` makes them of dozens, half of them in
+    One operation computes the buckets and their counts. `tf.summary.histogram` uses dozens, half of them in
     conditionals: with twenty histograms a program took three times as long to compile.
 
     Args:
-      name: its tag, within the name scopes around it.
+      name: the histogram's tag, within the current name scopes.
       values: numbers or booleans, of any shape.
       step: int64 scalar, the train step.
     """

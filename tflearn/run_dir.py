@@ -1,4 +1,4 @@
-"""RunDir: every path under --root_dir, and the small JSON files that are written whole or not at all."""
+"""RunDir: every path under --root_dir, and small JSON files that are written atomically."""
 
 import json
 import math
@@ -22,11 +22,11 @@ _URL_SCHEME = re.compile(r'[A-Za-z][A-Za-z0-9+.-]*:/')
 
 
 def local_path(path: str | os.PathLike[str], name: str) -> pathlib.Path:
-    """Returns the absolute path of a file or directory of this machine; '~' is the home directory.
+    """Returns the absolute path of a local file or directory; '~' is the home directory.
 
     Args:
-      path: as a user wrote it.
-      name: of the flag or argument, for the error.
+      path: the path as the user wrote it.
+      name: the flag's or argument's name, for the error.
 
     Raises:
       ValueError: if it is a URL, such as gs://bucket/run, which would become a local folder named 'gs:'.
@@ -40,7 +40,7 @@ def local_path(path: str | os.PathLike[str], name: str) -> pathlib.Path:
 
 
 def write_atomically(path: pathlib.Path, text: str) -> None:
-    """Writes `text` to `path` so that a reader sees the old file or the new one, never a part."""
+    """Writes `text` to `path` so that a reader sees the old file or the new one, never a part of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f'.{path.name}.{os.getpid()}.{threading.get_ident()}')
     try:
@@ -55,12 +55,12 @@ def write_atomically(path: pathlib.Path, text: str) -> None:
 
 
 def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
-    """Writes one JSON object to `path`, whole or not at all."""
+    """Writes one JSON object to `path` atomically."""
     write_atomically(path, json.dumps(value, indent=2) + '\n')
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any] | None:
-    """Returns the JSON object in `path`, or None when there is no such file."""
+    """Returns the JSON object in `path`; None if there is no such file."""
     try:
         text = path.read_text(encoding='utf-8')
     except FileNotFoundError:
@@ -84,7 +84,7 @@ class Status:
         """Takes over `figures`; a change of `state` is written at once.
 
         Args:
-          state: 'waiting', 'running', 'finished' or 'stopped', with a few words after it where they help.
+          state: 'waiting', 'running', 'finished' or 'stopped', optionally followed by a few words.
           **figures: numbers and strings; those not named keep their values.
         """
         changed = state != self._figures.get('state')
@@ -95,20 +95,22 @@ class Status:
             self._written_at = now
             try:
                 write_json(self._path, self._figures)
-            except OSError as error:  # nobody's work shall end because nobody can watch it
+            except OSError as error:  # a job must not fail because its status cannot be written
                 if str(error) != self._failure:
-                    logging.warning('could not write %s, and go on without: %s', self._path, error.strerror)
+                    logging.warning('could not write %s; going on without it: %s', self._path, error.strerror)
                 self._failure = str(error)
 
 
 class RunDir:
-    """The files of one run. Properties are paths; nothing is created before something is written."""
+    """The files of one run. Properties are paths; directories are created only when something is written."""
 
     def __init__(self, root: str | os.PathLike[str]):
-        """Takes the root as a path of a local or mounted file system.
+        """
+        Args:
+          root: a path of a local or mounted file system.
 
         Raises:
-          ValueError: if it is a URL.
+          ValueError: if `root` is a URL.
         """
         self.root = local_path(root, 'root_dir')
 
@@ -128,35 +130,35 @@ class RunDir:
 
     @property
     def policies(self) -> pathlib.Path:
-        """Has a directory for each exported policy."""
+        """The directory that holds a directory for each exported policy."""
         return self.root / 'policies'
 
     @property
     def serving_models(self) -> pathlib.Path:
-        """TensorFlow Serving's --model_config_file, as this run is served."""
+        """TensorFlow Serving's --model_config_file for this run."""
         return self.root / 'serving' / 'models.config'
 
     @property
     def serving_batching(self) -> pathlib.Path:
-        """TensorFlow Serving's --batching_parameters_file, as this run is served."""
+        """TensorFlow Serving's --batching_parameters_file for this run."""
         return self.root / 'serving' / 'batching.config'
 
     def policy(self, name: str) -> pathlib.Path:
-        """Directory of the exported versions of policy `name`: `<train step>/saved_model.pb` below it."""
+        """The directory of policy `name`'s exported versions: `<train step>/saved_model.pb` below it."""
         return self.policies / name
 
     def tflite(self, name: str, train_step: int, precision: str) -> pathlib.Path:
-        """TFLite model of a version of policy `name`."""
+        """The TFLite model of a version of policy `name`."""
         return self.root / 'tflite' / name / f'{train_step}_{precision}.tflite'
 
     @property
     def greedy_policy(self) -> pathlib.Path:
-        """Directory of the exported versions of the policy that evaluations follow."""
+        """The directory of the exported versions of the policy that is evaluated."""
         return self.policy('greedy_policy')
 
     @property
     def commands(self) -> pathlib.Path:
-        """The commands of the run's jobs, to be started by hand."""
+        """The commands that start the run's jobs by hand."""
         return self.root / 'commands.txt'
 
     @property
@@ -171,32 +173,32 @@ class RunDir:
 
     @property
     def learning_curve(self) -> pathlib.Path:
-        """The picture of the evaluations."""
+        """The learning curve as an image."""
         return self.root / 'learning_curve.png'
 
     @property
     def evaluation_image(self) -> pathlib.Path:
-        """Another name of that picture."""
+        """Another name of the learning curve's image."""
         return self.root / 'evaluation.png'
 
     @property
     def videos(self) -> pathlib.Path:
-        """Films of evaluations."""
+        """Videos of evaluations."""
         return self.root / 'videos'
 
     @property
     def done(self) -> pathlib.Path:
-        """Written once, when the run has reached its end."""
+        """Written once, when the run has ended."""
         return self.root / 'DONE'
 
     @property
     def train_result(self) -> pathlib.Path:
-        """Written by the train job when it reached a stop condition: the last policy is exported."""
+        """Written by the train job when it has reached a stop condition and exported the last policy."""
         return self.root / 'train' / 'result.json'
 
     @property
     def stop_request(self) -> pathlib.Path:
-        """Written by whoever wants the train job to finish; holds the reason."""
+        """Written to ask the train job to finish; holds the reason."""
         return self.root / 'train' / 'stop_request.json'
 
     @property
@@ -211,7 +213,7 @@ class RunDir:
         return self.root / 'status' / f'{job}.json'
 
     def done_line(self) -> str | None:
-        """What DONE says, in one line; None while the run goes on."""
+        """Returns the content of DONE in one line; None while the run goes on."""
         done = read_json(self.done)
         if done is None:
             return None

@@ -1,4 +1,4 @@
-"""The train step: the one counter that schedules, triggers and file names go by."""
+"""The train step: the one counter that schedules, triggers and file names use."""
 
 import tensorflow as tf
 
@@ -20,18 +20,18 @@ def create_train_step() -> tf.Variable:
 def crossed(interval: int, before: int, after: int) -> bool:
     """Returns whether a multiple of `interval` lies in (before, after].
 
-    It has no memory, so it neither drifts off the multiples nor depends on where a restarted run began.
+    It keeps no state, so it neither drifts off the multiples nor depends on where a restarted run began.
 
     Args:
       interval: steps between two events; at least 1.
-      before: the step at the last question.
-      after: the step now; at least `before`.
+      before: the step at the previous call.
+      after: the current step; at least `before`.
 
     Returns:
-      True when a multiple of `interval` was reached or passed.
+      True if a multiple of `interval` was reached or passed.
 
     Raises:
-      ValueError: if `interval` is not positive or the steps run backwards.
+      ValueError: if `interval` is not positive or the steps decrease.
     """
     if interval < 1:
         raise UserValueError(f'got interval={interval}; need at least 1')

@@ -1,4 +1,4 @@
-"""What packages expect of each other: environments, policies, agents, sources of batches, and their factories."""
+"""The interfaces that packages share: environments, policies, agents, batch sources, and their factories."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -19,12 +19,12 @@ WEIGHTS = 'weights'  # importance weights in the info of a batch
 
 @dataclasses.dataclass(frozen=True)
 class EnvironmentSpecs:
-    """Specs of one environment, without any outer (batch or time) dimension.
+    """Specs of one environment, without outer (batch or time) dimensions.
 
     Attributes:
       observation: nest of tensor specs.
-      action: nest of tensor specs, bounded.
-      reward: scalar float32 unless the task has several rewards.
+      action: nest of bounded tensor specs.
+      reward: a scalar float32, unless the task has several rewards.
     """
 
     observation: types.NestedTensorSpec
@@ -40,19 +40,18 @@ class EnvironmentSpecs:
 class BatchedEnvironment(Protocol):
     """`num_environments` copies of an environment, stepped together.
 
-    Time steps are numpy, every leaf with the leading dimension [B] = [num_environments]. An environment whose last
-    time step was LAST ignores its next action and answers with FIRST (reward 0, discount 1), as in TF-Agents and in
-    gymnasium's next-step autoreset. Termination is LAST with discount 0; truncation (a time limit) is LAST with
-    discount 1, so that a learner bootstraps from the last observation. The arrays of a time step are the caller's to
-    keep: later steps leave them alone.
+    Time steps are nests of numpy arrays, every leaf with the leading dimension [B] = [num_environments]. An environment
+    whose last time step was LAST ignores its next action and returns FIRST (reward 0, discount 1), as in TF-Agents and
+    in gymnasium's next-step autoreset. Termination is LAST with discount 0; truncation (a time limit) is LAST with
+    discount 1, so that a learner bootstraps from the last observation. The caller may keep the arrays of a time step:
+    later steps do not change them.
 
     Actions are arrays [B, ...] of the spec's dtypes. Floats are clipped to their bounds before an environment gets
-    them; the action that was handed in stays as it is, and is what belongs in the data, since the policy's
-    probabilities are of that one. Integers out of their bounds and floats that are not finite are a ValueError, in
-    every step.
+    them. The caller's array is not changed, and the data should hold it: the policy's probabilities refer to it.
+    Integers out of bounds and floats that are not finite raise a ValueError, in every step.
 
-    An environment that fails is rebuilt and answers with FIRST (reward 0, discount 1) in the very step in which it
-    failed. So FIRST after a time step that was not LAST says: this action, its reward and what it led to never were.
+    An environment that fails is rebuilt and returns FIRST (reward 0, discount 1) in the same step. So FIRST after a time
+    step that was not LAST means that this action, its reward and its result have to be discarded.
     """
 
     num_environments: int
@@ -60,61 +59,60 @@ class BatchedEnvironment(Protocol):
 
     @property
     def info(self) -> Mapping[str, np.ndarray]:
-        """What the environments said besides, of the newest step; empty after `reset`.
+        """Additional values of the newest step; empty after `reset`.
 
-        Numeric arrays [B, ...], NaN or 0 where an environment said nothing; keys that have appeared stay.
-        'executed_action', of the action's dtype and shape, is what was done if that is not what `step` was given (not
-        counting that `step` clips).
+        Numeric arrays [B, ...], NaN or 0 where an environment gave no value. A key that has appeared once stays.
+        'executed_action', of the action's dtype and shape, is the action that was executed if it differs from the one
+        that `step` was given (apart from clipping).
         """
 
     @property
     def num_rebuilt(self) -> int:
-        """Environments rebuilt so far."""
+        """The number of environments rebuilt so far."""
 
     def reset(self) -> ts.TimeStep:
-        """Starts new episodes everywhere. Returns FIRST time steps [B]."""
+        """Starts a new episode in every environment. Returns FIRST time steps [B]."""
 
     def step(self, action: Any) -> ts.TimeStep:
         """Applies `action` (nest of arrays [B, ...]). Returns time steps [B].
 
         Raises:
-          ValueError: for an action of another structure, shape or dtype, one that is not finite, or integers out of
-            their bounds.
+          ValueError: if the action has another structure, shape or dtype, is not finite, or has integers out of bounds.
         """
 
     def close(self) -> None:
-        """Frees what the environments hold. Calling it twice is fine."""
+        """Closes the environments. May be called twice."""
 
 
 class EnvironmentFactory(Protocol):
-    """Makes a batched environment; everything but these two is bound beforehand."""
+    """Makes a batched environment; all other arguments are bound beforehand."""
 
     def __call__(self, num_environments: int, seed: int | None) -> BatchedEnvironment:
-        """Makes `num_environments` copies, seeded with seed, seed+1, ... (None draws a seed)."""
+        """Makes `num_environments` copies with the seeds seed, seed + 1, ... (None draws a seed)."""
 
 
 class VideoFactory(Protocol):
-    """Makes an environment that films its episodes; everything but the folder is bound beforehand."""
+    """Makes an environment that records videos of its episodes; all other arguments are bound beforehand."""
 
     def __call__(self, folder: str) -> BatchedEnvironment:
-        """Makes a batch of one environment whose episodes become films in `folder`."""
+        """Makes a batch of one environment that writes a video of each episode to `folder`."""
 
 
 class ActingPolicy(Protocol):
-    """What acts in place of a TF-Agents policy: compiled here, or served elsewhere."""
+    """A policy as an actor uses it: compiled in this process, or served by another one."""
 
     def initial_state(self, batch_size: int) -> Any:
         """Returns the policy state [B, ...] before a first step."""
 
     def step(self, time_step: ts.TimeStep, policy_state: Any) -> policy_step.PolicyStep:
-        """Acts on time steps [B] of numpy arrays; action and info are numpy [B, ...]."""
+        """Acts on time steps [B] of numpy arrays. Returns action and info as numpy arrays [B, ...]."""
 
     def check(self, time_step: ts.TimeStep) -> None:
-        """Raises ValueError if time steps [B] are not what the policy takes."""
+        """Raises ValueError if time steps [B] do not match the policy's spec."""
 
 
 class EvaluationPolicy(Protocol):
-    """What the evaluator asks of a policy: a loaded SavedModel or a `CompiledPolicy` fulfils it."""
+    """A policy as the evaluator uses it: a loaded SavedModel or a `CompiledPolicy`."""
 
     def initial_state(self, batch_size: int) -> Any:
         """Returns the policy state [B, ...] before a first step; () where there is none."""
@@ -123,18 +121,18 @@ class EvaluationPolicy(Protocol):
         """Acts on time steps [B] of numpy arrays.
 
         Returns:
-          (action, policy state): a nest of numpy arrays [B, ...], and what the next call is to be given. Where a time
-          step is FIRST, the policy starts its state anew by itself.
+          (action, policy state): a nest of numpy arrays [B, ...], and the state to pass to the next call. Where a time
+          step is FIRST, the policy resets its state itself.
         """
 
 
 @runtime_checkable
 class BatchSource(Protocol):
-    """Batches that are drawn inside of a learner's compiled program: faster than a dataset's iterator.
+    """Batches that are drawn inside a learner's compiled program: faster than a dataset's iterator.
 
     Attributes:
-      max_draw_steps: batches of one draw, at most.
-      error: why there are no more batches; None if there are, or it was closed.
+      max_draw_steps: the maximum number of batches in one draw.
+      error: why there are no more batches; None if there are, or if the source was closed.
     """
 
     max_draw_steps: int
@@ -143,15 +141,15 @@ class BatchSource(Protocol):
     def error(self) -> Exception | None: ...
 
     def grant(self, num_steps: int) -> int:
-        """Waits until train steps may be taken. Returns how many now, at most `num_steps`; 0 if there will be none."""
+        """Waits until train steps may be taken. Returns how many, at most `num_steps`; 0 if there will be no more."""
 
     def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> types.NestedTensor:
-        """Draws batches. Returns what `batch` needs to get them one by one: a nest of tensors [num_steps, ...]."""
+        """Draws batches. Returns a nest of tensors [num_steps, ...], from which `batch` takes them one by one."""
 
     def batch(self, drawn: types.NestedTensor, i: tf.Tensor) -> tuple[types.NestedTensor, dict[str, tf.Tensor]]:
         """Returns data and info of batch `i` of a draw: nests of tensors [B, ...], for all replicas of this process.
 
-        Info may hold `WEIGHTS`, float32 [B]: importance weights for `Agent.train`.
+        The info may hold `WEIGHTS`, float32 [B]: importance weights for `Agent.train`.
         """
 
     def close(self) -> None:
@@ -159,7 +157,7 @@ class BatchSource(Protocol):
 
 
 class Agent(Protocol):
-    """What the rest of the system asks of an agent: a part of TF-Agents' `TFAgent`, which fulfils it."""
+    """The part of TF-Agents' `TFAgent` that tflearn uses."""
 
     policy: Any
     collect_policy: Any
@@ -168,20 +166,20 @@ class Agent(Protocol):
     train_step_counter: tf.Variable
 
     def initialize(self) -> Any:
-        """Sets up what a first train step needs (target networks)."""
+        """Prepares the first train step (target networks)."""
 
     def train(self, experience: types.NestedTensor, weights: types.Tensor | None = None) -> Any:
         """Takes one gradient step on a batch [B, T, ...]. Returns a LossInfo (loss, extra)."""
 
     def loss(self, experience: types.NestedTensor, weights: types.Tensor | None = None) -> Any:
-        """Returns the LossInfo without any update."""
+        """Returns the LossInfo without an update."""
 
 
 class AgentFactory(Protocol):
     """Makes an agent for an environment; hyperparameters are bound beforehand."""
 
     def __call__(self, specs: EnvironmentSpecs, train_step: tf.Variable, experience: Experience) -> Agent:
-        """Makes the agent. What `experience` says (its sequence length, say) is taken from there, not told again."""
+        """Makes the agent. Settings of the data, such as the sequence length, come from `experience`."""
 
 
 def specs_of(make_environment: EnvironmentFactory) -> EnvironmentSpecs:
@@ -194,10 +192,10 @@ def specs_of(make_environment: EnvironmentFactory) -> EnvironmentSpecs:
 
 
 def check_batch(value: Any, spec: types.NestedTensorSpec, num_environments: int, name: str) -> None:
-    """Checks a nest of numpy arrays [B, ...] against its spec: structure, dtypes, shapes.
+    """Checks the structure, dtypes and shapes of a nest of numpy arrays [B, ...] against its spec.
 
     Raises:
-      ValueError: naming the leaf that differs.
+      ValueError: if a leaf differs; it names the leaf.
     """
     try:
         tf.nest.assert_same_structure(value, spec)
@@ -214,10 +212,10 @@ def check_batch(value: Any, spec: types.NestedTensorSpec, num_environments: int,
 
 
 def integer_bounds(spec: types.TensorSpec) -> tuple[np.ndarray, np.ndarray] | None:
-    """Returns the bounds of a tensor of integers: (minimum, maximum), int64, both of the tensor's shape.
+    """Returns the bounds of an integer tensor: (minimum, maximum), int64, both of the tensor's shape.
 
     Returns:
-      None for a tensor of other numbers, and for one without bounds; those of the dtype itself are none.
+      None if the tensor is of another dtype or has no bounds. The dtype's own limits do not count as bounds.
     """
     if not spec.dtype.is_integer or not hasattr(spec, 'minimum') or spec.dtype == tf.uint64:
         return None
@@ -227,5 +225,5 @@ def integer_bounds(spec: types.TensorSpec) -> tuple[np.ndarray, np.ndarray] | No
 
 
 def zeros(spec: types.NestedTensorSpec, outer_dims: tuple[int, ...]) -> Any:
-    """Returns a nest of zero tensors of `spec` with `outer_dims` in front: something to trace a program with."""
+    """Returns a nest of zero tensors of `spec` with `outer_dims` in front, to trace a program with."""
     return tensor_spec.zero_spec_nest(tensor_spec.remove_outer_dims_nest(spec, 0), outer_dims=outer_dims)

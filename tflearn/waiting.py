@@ -1,4 +1,4 @@
-"""Waiting for something outside this process: with a deadline, a reason and a way to be stopped."""
+"""Waiting for something outside this process, with a deadline, a reason and a way to stop."""
 
 import contextlib
 import socket
@@ -27,24 +27,24 @@ def wait_until(
     stop: threading.Event | None = None,
     poll_secs: float = 0.1,
 ) -> T:
-    """Polls `condition` until it returns something true, and returns that.
+    """Polls `condition` until it returns a true value, and returns that value.
 
-    While it waits it logs, every ten seconds, what it waits for and how long it still will.
+    While it waits it logs every ten seconds what it waits for, and for how long.
 
     Args:
-      condition: returns a true value when the wait is over. Exceptions pass through.
-      what: what is waited for, for the log and the error: 'the replay server at host:port'. A function is asked
-        anew each time, so it can tell the state of things.
+      condition: returns a true value when the wait is over. Its exceptions propagate.
+      what: what is waited for, for the log and the error: 'the replay server at host:port'. A function is called
+        each time, so it can report the current state.
       timeout_secs: how long to wait.
       stop: ends the wait when set.
       poll_secs: seconds between two polls.
 
     Returns:
-      The true value of `condition`.
+      The true value that `condition` returned.
 
     Raises:
-      TimeoutError: naming `what`, after `timeout_secs`.
-      Stopped: when `stop` was set.
+      TimeoutError: after `timeout_secs`; it names `what`.
+      Stopped: if `stop` is set.
     """
     stop = stop or threading.Event()
     describe = what if callable(what) else lambda: str(what)
@@ -64,7 +64,7 @@ def wait_until(
 
 
 def is_listening(address: str, timeout_secs: float = 2.0) -> bool:
-    """Returns whether anything listens at `address`, 'host:port': without gRPC, which would wait longer each time."""
+    """Returns whether anything listens at `address`, 'host:port'. Does not use gRPC, which backs off longer each time."""
     host, _, port = address.rpartition(':')
     try:
         socket.create_connection((host.strip('[]'), int(port)), timeout_secs).close()
@@ -74,15 +74,15 @@ def is_listening(address: str, timeout_secs: float = 2.0) -> bool:
 
 
 class PeerStopped(Exception):
-    """Another worker of the same job was asked to stop, so this one cannot go on alone."""
+    """Another worker of the same job was asked to stop, so this one cannot continue."""
 
 
 class StopEvent(threading.Event):
-    """Set when a job is to end.
+    """Set when a job should end.
 
     Attributes:
-      before_exit: called by whoever sets the event, before it ends the process at once; None: the process must not be
-        ended, since the job has something to save or to close.
+      before_exit: called by the code that sets the event, before it ends the process immediately. None means that the
+        process must not be ended, since the job still has something to save or to close.
     """
 
     def __init__(self) -> None:
@@ -92,17 +92,17 @@ class StopEvent(threading.Event):
 
 @contextlib.contextmanager
 def may_exit(stop: threading.Event, before_exit: Callable[[], object]) -> Iterator[None]:
-    """Lets a request to stop end the process at once during a block that cannot be interrupted, such as tracing.
+    """Lets a stop request end the process immediately during a block that cannot be interrupted, such as tracing.
 
     Args:
-      stop: of the job; only a `StopEvent` has an effect.
-      before_exit: called then, on another thread; it must be quick.
+      stop: the job's stop event; only a `StopEvent` has an effect.
+      before_exit: called before the exit, on another thread; it must be quick.
 
     Raises:
-      Stopped: if `stop` was set before.
+      Stopped: if `stop` was set before the block.
     """
     if isinstance(stop, StopEvent):
-        stop.before_exit = before_exit  # before the look: a request that comes between the two is not missed
+        stop.before_exit = before_exit  # before the check, so that a request between the two is not missed
     try:
         if stop.is_set():
             raise Stopped('stopped before the start')

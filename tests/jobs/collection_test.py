@@ -78,7 +78,7 @@ def test_credits_hold_for_the_weights_that_act():
     messages.append(dataclasses.replace(messages[-1], number=1, policy_version=4, shares=()))
     assert limit.holds_back(4, 8), 'it has no share any more'
     now[0] = 6.0
-    held.begin_again(9)
+    held.begin_if_expired(9)
     messages.append(dataclasses.replace(messages[-1], number=2, shares=(Share('a', 2, 4, 4, 4),)))
     assert [limit.holds_back(4, count) for count in (9, 12, 13)] == [False, False, True], 'counted from its new lease'
     now[0] = 12.0

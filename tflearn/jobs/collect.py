@@ -239,7 +239,7 @@ class _Reporter:
     def _report(self, state: str) -> None:
         metrics, episodes = self._collection.metrics, self._collection.metrics.drain()
         held = self._reporter.held
-        held.begin_again(self._writer.num_complete_sequences)
+        held.begin_if_expired(self._writer.num_complete_sequences)
         served = max(0, self._writer.num_confirmed_sequences - held.began_at)
         self._reporter.report(self._counts(), episodes if self._reports_episodes else [], served)
         self._status.update(

@@ -153,7 +153,7 @@ class CreditLimit:
         newest = self._newest()
         if newest is not None and newest is not self._received and newest.policy_version <= version:
             self._received = self._credits = newest  # (credits of newer weights wait for these)
-        if self._credits is None or self._held.ended:
+        if self._credits is None or self._held.expired:
             return True
         if self._credits.policy_version < version:
             self._credits = self._credits.at(version)

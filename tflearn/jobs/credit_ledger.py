@@ -83,7 +83,7 @@ class CreditLedger:
           dropped: items that all workers have dropped as too old until now.
           arrived: items that were in the replay when the ledger began, or came since.
         """
-        for lease in self._leases.remove_ended():
+        for lease in self._leases.remove_expired():
             message = '%s (%s) has not reported for %.0f s: its credits go to the other collectors'
             logging.warning(message, lease.name, lease.owner, lease.ttl_secs)
             self._served.pop(lease.owner)

@@ -146,7 +146,7 @@ class CreditReader:
     def _take(self, message: control.Credits) -> None:
         """Takes over a message, unless another learner's lease holds that has a greater epoch."""
         held = self.newest
-        if held is not None and message.lease.epoch < held.lease.epoch and self._leases.holds(held.lease.owner):
+        if held is not None and message.lease.epoch < held.lease.epoch and self._leases.is_valid(held.lease.owner):
             logging.warning('refused credits of epoch %d: %d holds', message.lease.epoch, held.lease.epoch)
             return
         self._leases.renew(message.lease)

@@ -83,7 +83,7 @@ class Reporter:
             writer.flush(timeout_ms=_FLUSH_TIMEOUT_MS)
         except (reverb.DeadlineExceededError, RuntimeError):
             return  # likewise
-        self.held.renewed()
+        self.held.renew()
         self._unsent = []
 
 
