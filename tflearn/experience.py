@@ -17,7 +17,7 @@ Scheduled = float | Callable[[tf.Tensor], tf.Tensor]  # a number, or a function 
 
 @dataclasses.dataclass(frozen=True)
 class Prioritization:
-    """Prioritized replay: how draws prefer items with large errors, and the correction (Schaul et al. 2016, 1511.05952).
+    """How draws prefer items with large errors, and how weights correct for that (Schaul et al. 2016, 1511.05952).
 
     An item has the priority p = (min(|error| + epsilon, max_error) / max_error)^alpha. It is drawn with the probability
     P = p / (sum of p over the N items in the table), and trained with the weight (N P)^-beta. Errors are clipped, as in

@@ -50,8 +50,8 @@ class BatchedEnvironment(Protocol):
     them. The caller's array is not changed, and the data should hold it: the policy's probabilities refer to it.
     Integers out of bounds and floats that are not finite raise a ValueError, in every step.
 
-    An environment that fails is rebuilt and returns FIRST (reward 0, discount 1) in the same step. So FIRST after a time
-    step that was not LAST means that this action, its reward and its result have to be discarded.
+    An environment that fails is rebuilt and returns FIRST (reward 0, discount 1) in the same step. So FIRST after a
+    time step that was not LAST means that this action, its reward and its result have to be discarded.
     """
 
     num_environments: int

@@ -64,7 +64,7 @@ def wait_until(
 
 
 def is_listening(address: str, timeout_secs: float = 2.0) -> bool:
-    """Returns whether anything listens at `address`, 'host:port'. Does not use gRPC, which backs off longer each time."""
+    """Returns whether anything listens at `address`, 'host:port'. Without gRPC, which would wait longer each time."""
     host, _, port = address.rpartition(':')
     try:
         socket.create_connection((host.strip('[]'), int(port)), timeout_secs).close()

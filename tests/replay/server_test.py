@@ -80,7 +80,7 @@ def test_a_checkpoint_without_a_file_is_refused(serve):
     path = pathlib.Path(served.server.checkpoint())
     served.server.close()
     (path / 'items.tfrecord').unlink()
-    with pytest.raises(ValueError, match=rf'{path}, which cannot be read \(no items.tfrecord\); need a whole one'):
+    with pytest.raises(ValueError, match=rf'{path}, which cannot be read \(no items.tfrecord\); need a complete one'):
         serve(SMALL)
     assert path.exists()
 

@@ -1,1 +1,1 @@
-"""The replay server, and what collectors write to it."""
+"""The replay server, and the collectors' writers."""

@@ -1,4 +1,4 @@
-"""CheckpointDirectory: finds the newest checkpoint of the replay, whatever the clock and the time zone are.
+"""CheckpointDirectory: finds the replay's newest checkpoint independently of the clock and the time zone.
 
 Reverb names a checkpoint by the local time, and keeps only the one with the greatest name. After a change of the time
 zone or of the clock that may be an older one, or one that was never completed. So Reverb saves into an empty directory,
@@ -13,17 +13,16 @@ from collections.abc import Iterator
 _UNFINISHED = '.unfinished'
 _FILES = ('tables.tfrecord', 'items.tfrecord', 'chunks.tfrecord')
 _NUMBER = re.compile(r'\d+')
-_REVERB_NAME = re.compile(r'\d+-\d\d-\d\dT\d\d:\d\d:.*')  # of version 0.1, which left Reverb's names as they are
+_REVERB_NAME = re.compile(r'\d+-\d\d-\d\dT\d\d:\d\d:.*')  # version 0.1 did not rename checkpoints
 
 
 class CheckpointDirectory:
     """The checkpoints of one replay server. A checkpoint is complete when it holds Reverb's file DONE."""
 
     def __init__(self, path: pathlib.Path):
-        """Reads and writes nothing yet.
-
+        """
         Args:
-          path: the directory of the checkpoints; it need not exist.
+          path: the checkpoints' directory; it need not exist.
         """
         self._path = path
 
@@ -33,15 +32,15 @@ class CheckpointDirectory:
         return self._path / _UNFINISHED
 
     def newest(self) -> pathlib.Path | None:
-        """Returns the complete checkpoint that was written last; None if there is none."""
+        """Returns the newest complete checkpoint; None if there is none."""
         found = [path for directory in (self._path, self.reverb_root) for path in _complete(directory)]
         return max(found, key=self._order) if found else None
 
     def clean(self) -> None:
-        """Takes what Reverb has saved; to be called before Reverb starts and after it saved.
+        """Takes over what Reverb has saved; call it before Reverb starts and after it has saved.
 
-        A complete checkpoint becomes the newest one, and replaces all others. That may be one of a process that ended
-        before it could do so. What is not complete is removed.
+        A complete checkpoint becomes the newest one and replaces all others, also if an earlier process left it.
+        Incomplete ones are removed.
 
         Raises:
           OSError: if the directory cannot be written to.
@@ -60,7 +59,7 @@ class CheckpointDirectory:
             shutil.rmtree(path, ignore_errors=True)
 
     def _order(self, checkpoint: pathlib.Path) -> tuple[int, int, int]:
-        """Sorts complete checkpoints by age: those with Reverb's names, then by number, then what is not renamed."""
+        """Returns the sort key by age: first checkpoints with Reverb's names, then by number, then those not renamed."""
         written_at = (checkpoint / 'DONE').stat().st_mtime_ns
         if checkpoint.parent == self.reverb_root:
             return 2, 0, written_at
@@ -70,7 +69,7 @@ class CheckpointDirectory:
 
 
 def missing_files(checkpoint: pathlib.Path) -> list[str]:
-    """Returns the names of the files that a complete checkpoint lacks. Reverb would take it for an empty replay."""
+    """Returns the files that a complete checkpoint lacks. Without them Reverb would restore an empty replay."""
     return [name for name in _FILES if not (checkpoint / name).exists()]
 
 

@@ -1,10 +1,10 @@
 """ChunkBuilder: rows of a batched environment -> chunks, the items of the replay tables.
 
-A chunk is a run of rows of one environment. Every sequence of the experience lies within one chunk: the flag of its
-first row says so. So that no sequence is lost between two chunks, a chunk begins with the last rows of the one before.
+A chunk holds consecutive rows of one environment. Every sequence of the experience lies within one chunk, marked by the
+flag of its first row. A chunk begins with the last rows of the one before, so that no sequence is lost between two.
 
-A chunk is one array of bytes: its id, then its rows. The id is the same for all copies of a chunk and for its parts,
-and no other chunk has it, so a reader knows what it has seen even if environments do the same again and again.
+A chunk is one array of bytes: its id, then its rows. All copies and parts of a chunk have the same id, and no other
+chunk has it, so a reader recognizes chunks that it has read even if environments repeat themselves.
 """
 
 import time
@@ -35,14 +35,14 @@ class ChunkBuilder:
     """Gathers rows [B, num_bytes] until chunks of C + L - 1 rows are full.
 
     L is the experience's sequence length, C the number of rows of a chunk that may begin a sequence. Byte 0 of a row
-    is its flag: NEW if a sequence begins here, REPEATED if an earlier part of the chunk had it already, else 0. A
+    is its flag: NEW if a sequence begins here, REPEATED if an earlier part of the chunk had the flag already, else 0. A
     sequence never crosses the end of an episode; the episode's last observation is in the boundary row (LAST -> FIRST)
-    that ends its last sequence. A truncated episode of fewer rows than a sequence makes none.
+    that ends its last sequence. A truncated episode with fewer rows than a sequence gives no sequence.
 
-    A row of an environment that was made anew (not LAST, and yet -> FIRST) says nothing but its observation, for its
-    step never happened: it ends its episode as the boundary row of a truncated one does, and begins no sequence.
+    In a row of an environment that was rebuilt (not LAST, but -> FIRST) only the observation counts, since its step
+    never happened: it ends its episode like the boundary row of a truncated one, and begins no sequence.
 
-    Where the experience lets sequences cross episodes, all rows of an environment are one run of them, whatever ends.
+    Where the experience lets sequences cross episodes, the ends of episodes are ignored.
     """
 
     def __init__(
@@ -53,54 +53,54 @@ class ChunkBuilder:
         num_bytes: int,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """Makes room for the rows.
+        """Allocates memory for the rows.
 
         Args:
-          experience: gives sequence length, stride, and what becomes of an episode's end.
+          experience: the run's experience settings.
           num_starts: C.
           num_environments: B.
-          num_bytes: of a row, its flag included.
+          num_bytes: the size of a row, its flag included [bytes].
           clock: returns the time [seconds].
         """
         self._length, self._stride, self._pad = experience.sequence_length, experience.stride, experience.pad_episodes
         self._cross = experience.cross_episodes
         self._chunk_rows = num_starts + self._length - 1
         self._row_bytes = num_bytes
-        # Twice a chunk: rows are moved to the front once per chunk, not once per row, even if each begins one.
+        # Twice a chunk's size, so that rows are moved to the front once per chunk, not once per row.
         self._rows = np.zeros((num_environments, 2 * self._chunk_rows, num_bytes), np.uint8)
         self._begin = np.zeros(num_environments, np.int64)  # where the current chunk begins
         self._end = np.zeros(num_environments, np.int64)  # after its newest row
-        self._num_flags = np.zeros(num_environments, np.int64)  # in it
-        self._num_new = np.zeros(num_environments, np.int64)  # of them, since the chunk's last part
-        # Rows of the current episode; none before its first, and a boundary row ends it. Or all, if sequences cross.
+        self._num_flags = np.zeros(num_environments, np.int64)  # flags in the current chunk
+        self._num_new = np.zeros(num_environments, np.int64)  # flags since the chunk's last part
+        # Rows of the current episode, up to its boundary row; all rows if sequences cross episodes.
         self._age = np.zeros(num_environments, np.int64)
         self._terminated = np.zeros(num_environments, bool)
         self._clock = clock
         self._since = np.full(num_environments, clock())
         self._environments = np.arange(num_environments)
-        # Each builder counts on from a random number: 2^62 are enough for builders that know nothing of each other.
+        # Each builder counts from a random number: with 2^62 of them, ids of independent builders do not collide.
         first_id = int(np.random.default_rng().integers(1 << 62))
         self._ids = np.arange(first_id, first_id + num_environments)
         self._next_id = first_id + num_environments
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that are whole and in no chunk yet."""
+        """The number of complete sequences that are in no chunk yet."""
         return int(self._num_flags.sum())
 
     def append(
         self, rows: np.ndarray, step_type: np.ndarray, next_step_type: np.ndarray, discount: np.ndarray
     ) -> list[np.ndarray]:
-        """Takes in one row of every environment.
+        """Adds one row of every environment.
 
         Args:
           rows: uint8 [B, num_bytes]; their flags are 0.
-          step_type: int [B], of the rows.
-          next_step_type: int [B], of the rows.
-          discount: float [B], of the rows; 0 if the episode was terminated.
+          step_type: int [B], the rows' step types.
+          next_step_type: int [B], the rows' next step types.
+          discount: float [B], the rows' discounts; 0 if the episode was terminated.
 
         Returns:
-          The chunks that are full now, each uint8 [ID_BYTES + bytes of its rows].
+          The chunks that are now full, each uint8 [ID_BYTES + bytes of its rows].
         """
         if self._cross:
             self._age += 1
@@ -115,26 +115,26 @@ class ChunkBuilder:
         return chunks
 
     def begin_with_next(self) -> None:
-        """Lets the next row of each environment begin a sequence, where sequences cross episodes.
+        """Makes the next row of each environment begin a sequence, where sequences cross episodes.
 
-        Rows that are in no whole sequence yet will be in none.
+        Rows that are not yet in a complete sequence are dropped.
         """
         if self._cross:
             self._age[:] = 0
 
     def take_full(self) -> list[np.ndarray]:
-        """Ends the chunks that are full, and returns them; `append` does so only with their environments' next rows."""
+        """Ends and returns the chunks that are full; `append` does so only with their environments' next rows."""
         return self._take(self._environments[self._end - self._begin == self._chunk_rows])
 
     def take_all(self) -> list[np.ndarray]:
-        """Ends all chunks in which a sequence begins. Returns them, filled up with zeros."""
+        """Ends and returns all chunks in which a sequence begins, filled up with zeros."""
         return self._take(np.flatnonzero(self._num_flags))
 
     def parts_older_than(self, secs: float) -> list[np.ndarray]:
         """Returns unfinished chunks in which a sequence has waited longer than `secs`, filled up with zeros.
 
-        They go on: the chunk, or its next part, will hold all of it again, with the flag REPEATED where this part has
-        one.
+        They are continued: the chunk, or its next part, repeats all rows, with the flag REPEATED where this part has a
+        flag.
         """
         now, waits = self._clock(), self._num_new > 0
         self._since[~waits] = now
@@ -148,14 +148,14 @@ class ChunkBuilder:
         return list(parts)
 
     def _end_episodes(self, environments: np.ndarray, rows: np.ndarray, last: np.ndarray) -> list[np.ndarray]:
-        """Repeats the boundary rows `rows` of these environments where need be, so that each step is in a sequence."""
+        """Repeats the boundary rows `rows` of these environments where necessary, so that each step is in a sequence."""
         age = self._age[environments]
         missing = self._length - age
         if self._pad:
             missing = np.where(missing > 0, missing, missing % self._stride)
         else:
-            # After termination nothing is bootstrapped, so repeating the boundary row lets each last step begin a
-            # sequence too. After truncation it would change how far the bootstrapped value is discounted.
+            # After termination nothing is bootstrapped, so the boundary row is repeated until each of the last steps
+            # begins a sequence. After truncation that would change how far the bootstrapped value is discounted.
             missing = np.where(self._terminated[environments], self._length - 2, 0)
         missing[(age == 0) | ~last[environments]] = 0
         chunks: list[np.ndarray] = []
@@ -164,13 +164,13 @@ class ChunkBuilder:
             self._age[repeated] += 1
             chunks += self._append(repeated, rows[repeated])
         excess = self._age[environments] - self._length
-        if not self._pad and self._stride > 1:  # it may have stepped over the end
+        if not self._pad and self._stride > 1:  # the stride may have passed over the end
             self._flag(environments[(excess > 0) & (excess % self._stride > 0)])
         self._age[environments] = 0
         return chunks
 
     def _append(self, environments: np.ndarray, rows: np.ndarray) -> list[np.ndarray]:
-        # Only now: the end of an episode may have put a flag on a row of a chunk that was full.
+        # Only now, since the end of an episode may have set a flag in a chunk that was full.
         end = self._end[environments]
         full = end - self._begin[environments] == self._chunk_rows
         chunks = []
@@ -191,7 +191,7 @@ class ChunkBuilder:
         self._num_new[environments] += 1
 
     def _take(self, environments: np.ndarray) -> list[np.ndarray]:
-        """Ends these environments' chunks and begins the next ones; returns those that hold a sequence."""
+        """Ends these environments' chunks and begins the next ones. Returns the chunks that hold a sequence."""
         if not environments.size:
             return []
         flagged = environments[self._num_flags[environments] > 0]
@@ -205,7 +205,7 @@ class ChunkBuilder:
         return chunks
 
     def _chunks(self, environments: np.ndarray) -> np.ndarray:
-        """Copies chunks [n, ID_BYTES + bytes of their rows]."""
+        """Returns copies of the chunks, uint8 [n, ID_BYTES + bytes of their rows]."""
         chunks = np.empty((len(environments), ID_BYTES + self._chunk_rows * self._row_bytes), np.uint8)
         chunks[:, :ID_BYTES] = self._ids[environments].astype('<i8')[:, None].view(np.uint8)
         for i, rows in zip(environments, chunk_rows(chunks, self._row_bytes), strict=True):
@@ -215,7 +215,7 @@ class ChunkBuilder:
         return chunks
 
     def _make_room(self, environments: np.ndarray) -> None:
-        """Moves what the next chunks begin with to the front."""
+        """Moves the first rows of the next chunks to the front."""
         overlap = np.arange(self._length - 1)
         moved = self._rows[environments[:, None], self._begin[environments][:, None] + overlap]
         self._rows[environments[:, None], overlap] = moved

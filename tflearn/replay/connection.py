@@ -1,4 +1,4 @@
-"""Finding the replay server: it may not be there yet, or be another run's."""
+"""Finding the replay server, which may not have started yet or may belong to another run."""
 
 import threading
 from typing import Any
@@ -13,17 +13,17 @@ _INFO_TIMEOUT_SECS = 2
 
 
 def own_address(address: str) -> str:
-    """Returns another spelling of `address`, whose connection is not shared with the rest of the process.
+    """Returns another spelling of `address`, so that its connection is not shared with the rest of the process.
 
-    gRPC shares connections by the spelling, and with them the time to wait before it tries again, which grows up to two
-    minutes while any thread looks for a server that is away.
+    gRPC shares connections by the spelling, and with them the reconnect delay, which grows up to two minutes while any
+    thread tries to reach a server that is down.
     """
     host, _, port = address.rpartition(':')
     return f'{host}:0{port}'
 
 
 def server_info(address: str) -> dict[str, Any] | None:
-    """Returns `reverb.TableInfo` by table name, or None when no server answers at `address`."""
+    """Returns `reverb.TableInfo` by table name; None if no server answers at `address`."""
     try:
         return reverb.Client(own_address(address)).server_info(timeout=_INFO_TIMEOUT_SECS)
     except (reverb.errors.DeadlineExceededError, RuntimeError):
@@ -37,12 +37,12 @@ def wait_for_table(
     timeout_secs: float,
     stop: threading.Event | None = None,
 ) -> None:
-    """Waits until the replay server answers, and checks that its table holds what this job means.
+    """Waits until the replay server answers, and checks its table's signature.
 
     Args:
-      address: 'host:port'.
+      address: the replay server's address, 'host:port'.
       table: the table's name.
-      signature: what this job writes or reads.
+      signature: the signature that this job writes or reads.
       timeout_secs: how long to wait.
       stop: ends the wait when set.
 

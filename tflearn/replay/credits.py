@@ -1,4 +1,4 @@
-"""Credits on their way from the learner to the collectors: a table that holds the newest message."""
+"""Sends credits from the learner to the collectors: a table holds the newest message."""
 
 import threading
 from collections.abc import Mapping
@@ -34,14 +34,14 @@ def table() -> reverb.Table:
 
 
 def send(address: str, message: control.Credits) -> bool:
-    """Puts a message in the place of the one before.
+    """Replaces the message in the table.
 
     Args:
       address: the replay server's address, 'host:port'.
       message: the learner's credits.
 
     Returns:
-      Whether the server has it.
+      Whether the server has the message.
     """
     if not is_listening(address):
         return False
@@ -57,10 +57,10 @@ def send(address: str, message: control.Credits) -> bool:
 
 
 def newest(address: str) -> control.Credits | None:
-    """Returns the newest message, or None if there is none or the server does not answer.
+    """Returns the newest message; None if there is none or the server does not answer.
 
     Raises:
-      ValueError: if the server has no table for it.
+      ValueError: if the server has no table for credits.
     """
     info = connection.server_info(address)
     _check(address, info)
@@ -88,7 +88,7 @@ def _fetch(address: str) -> control.Credits | None:
     )
     try:
         messages = [control.decode(sample.data['credits']) for sample in dataset.as_numpy_iterator()]
-    except tf.errors.OpError:  # the server is going down
+    except tf.errors.OpError:  # the server is shutting down
         return None
     except ValueError as error:
         logging.error('%s', error)
@@ -97,36 +97,36 @@ def _fetch(address: str) -> control.Credits | None:
 
 
 class CreditReader:
-    """The collector's end: looks for new credits on a thread of its own.
+    """The collector's side: polls for new credits on its own thread.
 
     Attributes:
-      newest: None before the first.
+      newest: the newest credits; None before the first ones.
     """
 
     def __init__(self, address: str, interval_secs: float = 0.1):
-        """Starts to look.
+        """Starts to poll.
 
         Args:
           address: the replay server's address, 'host:port'.
           interval_secs: seconds between two polls.
 
         Raises:
-          ValueError: if the server has no table for them.
+          ValueError: if the server has no table for credits.
         """
         _check(address, connection.server_info(address))
         self.newest: control.Credits | None = None
         self._address, self._interval_secs = address, interval_secs
         self._leases = control.Leases()
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._look, name='credit_reader', daemon=True)
+        self._thread = threading.Thread(target=self._poll, name='credit_reader', daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the looking. A look at a server that is going away may never end: it is left to itself."""
+        """Stops polling. A poll of a server that is shutting down may never return; its thread is abandoned."""
         self._closed.set()
         self._thread.join(_CLOSE_SECS)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         seen = None
         while not self._closed.wait(self._interval_secs):
             try:
@@ -140,14 +140,14 @@ class CreditReader:
                 if message is not None:
                     seen = counts
                     self._take(message)
-            except Exception:  # a collector must not wait for ever because this thread died
+            except Exception:  # without this thread a collector would wait forever
                 logging.exception('could not read credits from %s', self._address)
 
     def _take(self, message: control.Credits) -> None:
-        """Takes over a message, unless another learner's lease holds that has a greater epoch."""
+        """Accepts a message, unless another learner's lease with a greater epoch is valid."""
         held = self.newest
         if held is not None and message.lease.epoch < held.lease.epoch and self._leases.is_valid(held.lease.owner):
-            logging.warning('refused credits of epoch %d: %d holds', message.lease.epoch, held.lease.epoch)
+            logging.warning('refused credits of epoch %d: %d is valid', message.lease.epoch, held.lease.epoch)
             return
         self._leases.renew(message.lease)
         self.newest = message

@@ -1,23 +1,23 @@
-"""Experience -> who waits for whom, and why neither waits for ever."""
+"""Experience -> rate limiters: when collectors and learner wait for each other, without a deadlock."""
 
 import reverb
 
 from tflearn.experience import Experience
 
-# So that neither side has to wait for the other at each batch.
+# So that neither side waits for the other at every batch.
 _SPARE_BATCHES = 4
 
 
 def error_buffer(experience: Experience, sequences_per_chunk: float = 1.0) -> float:
-    """How far samples may run ahead of inserts times the ratio, or behind [samples].
+    """Returns how far samples may be ahead of inserts times the ratio, or behind [samples].
 
-    Whoever is ahead by more is held back. Were the buffer smaller than what one insert or one batch changes, both sides
-    would be held back at once, for ever; so it is at least two inserts and some batches, or a tenth of what the first
-    draw waits for.
+    The side that is further ahead is blocked. If the buffer were smaller than the change of one insert or one batch,
+    both sides could be blocked forever. So it is at least two inserts and some batches, or a tenth of the items needed
+    before the first draw.
 
     Args:
       experience: the run's experience settings.
-      sequences_per_chunk: that are inserted at once.
+      sequences_per_chunk: sequences that are inserted at once.
     """
     ratio = experience.samples_per_insert or 0.0
     batches = float(_SPARE_BATCHES * experience.per_replica_batch_size)
@@ -27,12 +27,12 @@ def error_buffer(experience: Experience, sequences_per_chunk: float = 1.0) -> fl
 def make(
     experience: Experience, sequences_per_chunk: float = 1.0, sequences_per_draw: float = 1.0
 ) -> reverb.rate_limiters.RateLimiter:
-    """Returns the limiter of a table of chunks that the server draws from (a queue brings its own: see `storage`).
+    """Returns the rate limiter of a table of chunks that the server draws from (a queue has its own: see `storage`).
 
     Args:
       experience: the run's experience settings.
-      sequences_per_chunk: how many begin in an item.
-      sequences_per_draw: how many of them a draw of the item yields.
+      sequences_per_chunk: sequences that begin in an item.
+      sequences_per_draw: how many of them one draw of the item gives.
     """
     min_chunks = max(1, round(experience.min_size / sequences_per_chunk))
     if experience.samples_per_insert is None:

@@ -1,7 +1,7 @@
-"""What collectors tell the learner: how many environment steps they made, and how their episodes went.
+"""Reports from collectors to the learner: environment steps, and the metrics of episodes.
 
-Each report carries the collector's count since its own start, not a difference, so no lost or doubled report makes it
-wrong; the run's total is the sum over all collectors that were ever heard of.
+Each report holds the collector's counts since its own start, not differences, so lost or repeated reports cause no
+error. The run's total is the sum over all collectors that ever reported.
 """
 
 import json
@@ -23,12 +23,12 @@ MAX_EPISODES = 64
 _FLUSH_TIMEOUT_MS = 2000
 _NEWEST_EPISODES = 100
 
-# A `control.Report`, encoded. Which metrics an episode has depends on the environment.
+# An encoded `control.Report`. Which metrics an episode has depends on the environment.
 _SIGNATURE = {'report': tf.TensorSpec((), tf.string, 'report')}
 
 
 def table() -> reverb.Table:
-    """The table of reports: each is read once; the oldest go if nobody reads."""
+    """Returns the table of reports: each is read once; the oldest are dropped if nothing reads them."""
     return reverb.Table(
         REPORTS,
         sampler=reverb.selectors.Fifo(),
@@ -41,10 +41,10 @@ def table() -> reverb.Table:
 
 
 class Reporter:
-    """A collector's end. Each report renews its lease.
+    """The collector's side. Each report renews its lease.
 
     Attributes:
-      held: the lease.
+      held: the collector's lease.
     """
 
     def __init__(
@@ -56,17 +56,17 @@ class Reporter:
           address: the replay server's address, 'host:port'.
           name: the job's name.
           items_at_once: see `control.Report`.
-          lease_secs: how long the lease holds after a report [seconds].
+          lease_secs: how long the lease is valid after a report [seconds].
         """
         self._address, self._items_at_once = address, items_at_once
         self._unsent: list[Episode] = []
         self.held = control.HeldLease(control.new_lease(name, lease_secs))
 
     def report(self, counts: Mapping[str, int], episodes: Sequence[Episode], served: int = 0) -> None:
-        """Sends one report; of more than 64 episodes the newest count.
+        """Sends one report, with at most the newest 64 episodes.
 
         Args:
-          counts: what there is to be added up over collectors, since this one started: 'env_steps', and more.
+          counts: counts since this collector's start, to be summed over collectors: 'env_steps', and more.
           episodes: those that ended since the last report, each its figures by name: 'return', and more.
           served: items made under the lease that are in the replay.
         """
@@ -74,7 +74,7 @@ class Reporter:
         lease, episodes = self.held.lease, [{**episode} for episode in self._unsent]
         text = control.encode(control.Report(lease, {**counts}, episodes, served, self._items_at_once))
         if not is_listening(self._address):
-            return  # the next report carries it all again
+            return  # the next report includes these episodes
         # Validation asks the server for its signatures first, without a deadline.
         writer = reverb.Client(self._address).trajectory_writer(num_keep_alive_refs=1, validate_items=False)
         try:
@@ -82,20 +82,19 @@ class Reporter:
             writer.create_item(REPORTS, 1.0, {'report': writer.history['report'][-1]})
             writer.flush(timeout_ms=_FLUSH_TIMEOUT_MS)
         except (reverb.DeadlineExceededError, RuntimeError):
-            return  # likewise
+            return
         self.held.renew()
         self._unsent = []
 
 
 class ReportReader(tf.train.experimental.PythonState):
-    """The learner's end. Keeps the run's total of environment steps; a checkpoint can carry it."""
+    """The learner's side. Keeps the run's total counts; belongs in the learner's checkpoint."""
 
     def __init__(self, address: str, on_report: Callable[[control.Report], None] = lambda report: None):
-        """Reads nothing yet.
-
+        """
         Args:
           address: the replay server's address, 'host:port'.
-          on_report: called with each report that is read, by whichever thread reads it.
+          on_report: called with each report, on the thread that reads it.
         """
         self._address, self._on_report = address, on_report
         self._reading = threading.Lock()
@@ -104,12 +103,12 @@ class ReportReader(tf.train.experimental.PythonState):
 
     @property
     def env_steps(self) -> int:
-        """Environment steps of the run."""
+        """The run's environment steps."""
         return self.count('env_steps')
 
     @property
     def mean_return(self) -> float | None:
-        """Mean return of the newest 100 episodes; None before the first has ended."""
+        """The mean return of the newest 100 episodes; None before the first has ended."""
         episodes = self._episodes
         return _mean('return', episodes) if episodes else None
 
@@ -119,34 +118,34 @@ class ReportReader(tf.train.experimental.PythonState):
         for counts in self._counts.values():
             for name, count in counts.items():
                 figures[name] = (figures.get(name) or 0) + count
-        episodes = self._episodes  # another thread may read newer ones meanwhile
+        episodes = self._episodes  # another thread may replace them meanwhile
         names = {name: None for episode in episodes for name in episode}
         return figures | {f'mean_{name}': _mean(name, episodes) for name in names}
 
     def count(self, name: str) -> int:
-        """Returns one of the counts, added up over those who report it."""
+        """Returns one of the counts, summed over all senders."""
         return sum(counts.get(name, 0) for counts in self._counts.values())
 
     def serialize(self) -> str:
-        """Returns the counts by collector and the newest episodes, for a checkpoint."""
+        """Returns the counts by collector and the newest episodes as JSON."""
         return json.dumps({'counts': self._counts, 'episodes': self._episodes})
 
     def deserialize(self, string_value: str) -> None:
-        """Takes over what a checkpoint holds."""
+        """Restores the counts and episodes of a checkpoint."""
         saved = json.loads(string_value)
         self._counts, self._episodes = saved['counts'], saved['episodes']
 
     def read(self, num_reports: int) -> None:
-        """Reads the reports that are there. May be called from any thread.
+        """Reads the available reports. May be called from any thread.
 
         Args:
-          num_reports: how many the server says there are.
+          num_reports: the number of reports in the server's table.
         """
         with self._reading:
             for report in self._take(num_reports):
                 known = self._counts.get(report.lease.owner, {})
                 counts = {name: max(known.get(name, 0), count) for name, count in report.counts.items()}
-                self._counts = {**self._counts, report.lease.owner: counts}  # a new one: a checkpoint may read the old
+                self._counts = {**self._counts, report.lease.owner: counts}  # a checkpoint may be reading the old dict
                 self._episodes = [*self._episodes, *report.episodes][-_NEWEST_EPISODES:]
                 self._on_report(report)
 
@@ -165,7 +164,7 @@ class ReportReader(tf.train.experimental.PythonState):
         )
         try:
             texts = [sample.data['report'] for sample in dataset.as_numpy_iterator()]
-        except tf.errors.OpError:  # the server is going down; counts come again with the next reports
+        except tf.errors.OpError:  # the server is shutting down; the next reports repeat the counts
             return []
         return [report for report in map(_decoded, texts) if report is not None]
 
@@ -173,8 +172,8 @@ class ReportReader(tf.train.experimental.PythonState):
 def _decoded(text: bytes) -> control.Report | None:
     try:
         message = control.decode(text)
-    except ValueError as error:  # of another version of tflearn
-        logging.warning('a report was left out: %s', error)
+    except ValueError as error:  # from another version of tflearn
+        logging.warning('ignored a report: %s', error)
         return None
     return message if isinstance(message, control.Report) else None
 

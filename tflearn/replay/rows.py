@@ -1,7 +1,7 @@
-"""RowLayout: one environment step, every column, packed into one uint8 vector at fixed offsets.
+"""RowLayout: packs all columns of one environment step into one uint8 vector at fixed offsets.
 
-Reverb and tf.data cost a fixed amount per column and item, so a row of one column is read several times faster than a
-nest of seven. Packing is one numpy view per column for a whole batch; unpacking is one split for all and a bitcast per
+Reverb and tf.data have a fixed cost per column and item, so a row of one column is read several times faster than a
+nest of seven. Packing takes one numpy view per column for the entire batch; unpacking takes one split and a bitcast per
 column, in the graph, after batching.
 """
 
@@ -16,7 +16,7 @@ from tflearn.errors import UserTypeError, UserValueError
 
 
 class RowLayout:
-    """Offsets of the columns of a row. Two sides with equal `text` read each other's rows."""
+    """The offsets of a row's columns. Layouts with equal `text` can read each other's rows."""
 
     def __init__(self, spec: types.NestedTensorSpec):
         """Lays out the columns in the order in which tf.nest flattens them.
@@ -30,7 +30,7 @@ class RowLayout:
         """
         self.spec = spec
         self._leaves = tf.nest.flatten(spec)
-        # What numpy compares columns with: TensorShape and DType are slow to ask for every step.
+        # Shapes and dtypes for numpy: TensorShape and DType are too slow for a check at every step.
         self._columns: list[tuple[tuple[int, ...], np.dtype, slice]] = []
         self._checked_structure = False
         offset = 0
@@ -46,26 +46,22 @@ class RowLayout:
 
     @property
     def text(self) -> str:
-        """The layout in words, for example 'reward:float32[] observation:float32[4]'. Travels as the spec's name."""
+        """The layout as text, such as 'reward:float32[] observation:float32[4]'. It is sent as the spec's name."""
         return ' '.join(
             f'{leaf.name or "column"}:{leaf.dtype.name}[{",".join(map(str, leaf.shape))}]' for leaf in self._leaves
         )
-
-    def signature(self, sequence_length: int) -> dict[str, tf.TensorSpec]:
-        """The signature of an item: `sequence_length` rows."""
-        return {'rows': tf.TensorSpec((sequence_length, self.num_bytes), tf.uint8, self.text)}
 
     def pack(self, value: Any) -> np.ndarray:
         """Packs a batch of steps.
 
         Args:
-          value: nest of arrays [B, ...], of the spec's structure, dtypes and shapes.
+          value: nest of arrays [B, ...] with the spec's structure, dtypes and shapes.
 
         Returns:
           Rows uint8 [B, num_bytes].
 
         Raises:
-          ValueError: naming the column that does not fit the spec.
+          ValueError: if a column does not match the spec; it names the column.
         """
         if not self._checked_structure:
             tf.nest.assert_same_structure(value, self.spec)
@@ -73,25 +69,25 @@ class RowLayout:
         columns = [np.asarray(column) for column in tf.nest.flatten(value)]
         batch_size = len(columns[0])
         rows = np.empty((batch_size, self.num_bytes), np.uint8)
-        for column, leaf, (shape, dtype, place) in zip(columns, self._leaves, self._columns, strict=True):
+        for column, leaf, (shape, dtype, where) in zip(columns, self._leaves, self._columns, strict=True):
             if column.shape != (batch_size, *shape) or column.dtype != dtype:
                 raise UserValueError(
                     f'got column {leaf.name!r} with shape {column.shape}, {column.dtype}; '
                     f'need {(batch_size, *shape)}, {leaf.dtype.name}'
                 )
-            rows[:, place] = np.ascontiguousarray(column).reshape(batch_size, -1).view(np.uint8)
+            rows[:, where] = np.ascontiguousarray(column).reshape(batch_size, -1).view(np.uint8)
         return rows
 
     @property
-    def places(self) -> Any:
-        """Where the columns lie in a row: a nest of slices of its bytes."""
-        return tf.nest.pack_sequence_as(self.spec, [place for _, _, place in self._columns])
+    def slices(self) -> Any:
+        """The columns' offsets in a row: a nest of slices of its bytes."""
+        return tf.nest.pack_sequence_as(self.spec, [where for _, _, where in self._columns])
 
     def column(self, rows: np.ndarray, name: str) -> np.ndarray:
         """Returns one column of packed rows [B, num_bytes]: the first whose spec has this name, [B, *its shape]."""
         names = [leaf.name for leaf in self._leaves]
-        shape, dtype, place = self._columns[names.index(name)]
-        return np.ascontiguousarray(rows[:, place]).view(dtype).reshape(len(rows), *shape)
+        shape, dtype, where = self._columns[names.index(name)]
+        return np.ascontiguousarray(rows[:, where]).view(dtype).reshape(len(rows), *shape)
 
     def unpack(self, rows: tf.Tensor) -> types.NestedTensor:
         """Unpacks rows uint8 [..., num_bytes] into the nest of tensors [..., *column shape]. Runs in a graph."""
@@ -99,8 +95,8 @@ class RowLayout:
         if outer.count(None) > 1:
             raise UserValueError(f'got rows of shape {rows.shape}; need at most one unknown outer dimension')
         outer = [-1 if size is None else size for size in outer]
-        # One operation for all: each of them costs about a microsecond, whatever it does.
-        sizes = [place.stop - place.start for _, _, place in self._columns]
+        # One split for all columns: each operation costs about a microsecond, whatever it does.
+        sizes = [where.stop - where.start for _, _, where in self._columns]
         columns = []
         for column, leaf in zip(tf.split(rows, sizes, axis=-1), self._leaves, strict=True):
             size = leaf.dtype.size

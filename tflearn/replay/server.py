@@ -1,7 +1,8 @@
 """ReplayServer: a Reverb server with the run's tables, checkpointed and restored.
 
-Reverb takes a table's settings and signature from its checkpoint, silently; here a checkpoint that differs from what
-the run asks for is refused, by name, and left as it is. Which one is restored: see `checkpoint_directory`.
+Reverb silently takes a table's settings and signature from its checkpoint. Here a checkpoint with other settings than
+the run's is refused, and left unchanged; the error names the differences. See `checkpoint_directory` for which one is
+restored.
 """
 
 import contextlib
@@ -23,12 +24,12 @@ from tflearn.replay.checkpoint_directory import CheckpointDirectory, missing_fil
 from tflearn.replay.storage import is_older_format
 from tflearn.run_dir import read_json, write_json
 
-# What Reverb tells of a checkpoint that it reads: a line for each hundred chunks.
+# Reverb's log of a checkpoint that it reads: a line for every hundred chunks.
 _READING = re.compile(r'tfrecord_checkpointer\.cc:\d+\] +(Initializ|Load|Metadata|Success|Still read|Complet|Table )')
 
 
 def _describe(table: Any) -> dict[str, Any]:
-    """The settings of a table (a `reverb.TableInfo`) as plain JSON values."""
+    """Returns the settings of a table (a `reverb.TableInfo`) as JSON values."""
     limiter = table.rate_limiter_info
     signature = {
         name: f'{spec.dtype.name}{list(spec.shape)} {spec.name or ""}'.strip() for name, spec in table.signature.items()
@@ -48,7 +49,7 @@ def _describe(table: Any) -> dict[str, Any]:
 
 
 def _differences(saved: dict[str, Any], wanted: dict[str, Any], name: str) -> list[str]:
-    """Names what differs between two descriptions, depth first."""
+    """Returns a line for each difference between two descriptions, depth first."""
     found = []
     for key in sorted(saved.keys() | wanted.keys()):
         before, now = saved.get(key), wanted.get(key)
@@ -60,7 +61,7 @@ def _differences(saved: dict[str, Any], wanted: dict[str, Any], name: str) -> li
 
 
 def _check_port(port: int) -> None:
-    """Refuses a port in use: gRPC itself would share it, and each job would find one of two servers by chance."""
+    """Refuses a port in use: gRPC would share it, and each job would reach one of two servers at random."""
     with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -74,7 +75,7 @@ def _check_port(port: int) -> None:
 
 @contextlib.contextmanager
 def quiet_reading() -> Iterator[None]:
-    """Holds stderr back, and writes it at the end without what Reverb tells of its reading. (It has no log level.)"""
+    """Buffers stderr, and writes it at the end without Reverb's lines about reading. (Reverb has no log level.)"""
     sys.stderr.flush()
     stderr = os.dup(2)
     with tempfile.TemporaryFile('w+', encoding='utf-8', errors='replace') as held:
@@ -90,8 +91,8 @@ def quiet_reading() -> Iterator[None]:
 
 def _damaged(checkpoint: pathlib.Path, reason: str) -> UserValueError:
     return UserValueError(
-        f'got the replay checkpoint {checkpoint}, which cannot be read ({reason}); need a whole one; remove this '
-        'directory to go on with an older one, or with an empty replay if there is none'
+        f'got the replay checkpoint {checkpoint}, which cannot be read ({reason}); need a complete one; remove this '
+        'directory to continue with an older one, or with an empty replay if there is none'
     )
 
 
@@ -99,17 +100,16 @@ class ReplayServer:
     """The run's Reverb server. Listens on all interfaces, without authentication: keep it in a trusted network."""
 
     def __init__(self, tables: Sequence[reverb.Table], port: int, checkpoints: pathlib.Path, fresh: Sequence[str] = ()):
-        """Starts the server, with the content of its newest whole checkpoint if there is one.
+        """Starts the server, with the content of its newest complete checkpoint if there is one.
 
         Args:
           tables: the run's tables.
-          port: TCP port; 0 picks a free one.
-          checkpoints: directory of the checkpoints; only the newest is kept.
+          port: the TCP port; 0 picks a free one.
+          checkpoints: the checkpoints' directory; only the newest is kept.
           fresh: names of tables that start empty whatever the checkpoint holds. It may lack them.
 
         Raises:
-          ValueError: if the checkpoint's tables differ from `tables` or it is damaged, or the port cannot be listened
-            on.
+          ValueError: if the checkpoint is damaged or its tables differ from `tables`, or if the port is in use.
         """
         self._checkpoints = CheckpointDirectory(checkpoints)
         self._settings = checkpoints.parent / 'tables.json'
@@ -133,14 +133,14 @@ class ReplayServer:
         if is_older_format(saved, self._wanted):
             raise UserValueError(
                 f'got the replay checkpoint {checkpoint}, which an earlier version of tflearn wrote: its chunks '
-                'have no ids; need one of this version; move the directory away to go on with an empty replay, or '
+                'have no ids; need one of this version; move the directory away to continue with an empty replay, or '
                 'finish the run with the version that wrote it'
             )
         found = _differences(saved, wanted, 'table')
         if found:
             raise UserValueError(
                 f'got the replay checkpoint {checkpoint}, made with other tables: {"; ".join(found[:4])}; need the '
-                'same settings; take them back, or start another --root_dir'
+                'same settings; change them back, or start another --root_dir'
             )
         if missing := missing_files(checkpoint):
             raise _damaged(checkpoint, f'no {", ".join(missing)}')
@@ -158,11 +158,11 @@ class ReplayServer:
             raise _damaged(restored, str(error)) from error
 
     def _client(self) -> reverb.Client:
-        # Made anew each time: that of a server before this one, on the same port, would have a dead connection.
+        # A new one each time: a client of an earlier server on the same port would have a dead connection.
         return reverb.Client(f'localhost:{self.port}')
 
     def info(self) -> dict[str, Any]:
-        """Returns `reverb.TableInfo` by table name; raises TimeoutError if the server is too busy to tell."""
+        """Returns `reverb.TableInfo` by table name; raises TimeoutError if the server is too busy to answer."""
         try:
             return self._client().server_info(timeout=10)
         except reverb.DeadlineExceededError as error:
@@ -174,18 +174,18 @@ class ReplayServer:
         return self._checkpoints.newest() is not None
 
     def checkpoint(self) -> str:
-        """Writes all tables to disk, whole or not at all. Inserts and draws wait meanwhile. Returns the path.
+        """Writes all tables to disk atomically, and returns the path. Inserts and draws wait meanwhile.
 
         Raises:
-          RuntimeError, IndexError, OSError: if it cannot be written; for a full disk Reverb's is an IndexError.
+          RuntimeError, IndexError, OSError: if it cannot be written; for a full disk Reverb raises an IndexError.
         """
-        # First, since a checkpoint without its settings would be refused. Those of an older one are the same.
+        # First, since a checkpoint without its settings would be refused. An older one has the same settings.
         write_json(self._settings, self._wanted)
-        self._checkpoints.clean()  # Reverb would keep only the greatest name of what is there.
+        self._checkpoints.clean()  # Reverb would keep only the checkpoint with the greatest name.
         try:
             self._client().checkpoint()
         finally:
-            self._checkpoints.clean()  # What is left of one that failed needs the room that is missing.
+            self._checkpoints.clean()  # The rest of a failed checkpoint would take disk space.
         return str(self._checkpoints.newest())
 
     def close(self) -> None:

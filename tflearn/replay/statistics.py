@@ -1,4 +1,4 @@
-"""What the replay table says of itself: fill, inserts, draws and their ratio."""
+"""Statistics of the replay table: size, inserts, samples and their ratio."""
 
 import dataclasses
 from typing import Any
@@ -8,14 +8,14 @@ from tflearn.replay.storage import Storage
 
 @dataclasses.dataclass(frozen=True)
 class ReplayStatistics:
-    """Counts since the table was made; they survive a restart of the server from its checkpoint.
+    """Counts of sequences since the table was made; they survive a restart of the server from its checkpoint.
 
-    All are of sequences. Where an item holds several they are counted as if all its rows that may begin one did; the
-    last rows of an episode do not, nor do all rows of what a collector sends when it ends.
+    If an item holds several sequences, the counts assume that each row that may begin a sequence does so. That is not
+    true for the last rows of an episode, nor for all rows that a collector sends when it ends.
 
     Attributes:
-      size: sequences now in the table.
-      max_size: sequences it can hold.
+      size: sequences currently in the table.
+      max_size: sequences that the table can hold.
       inserts: sequences inserted.
       samples: sequences drawn.
     """
@@ -27,7 +27,7 @@ class ReplayStatistics:
 
     @classmethod
     def of(cls, info: Any, storage: Storage) -> 'ReplayStatistics':
-        """Reads a `reverb.TableInfo` of the replay table."""
+        """Returns the statistics of the replay table's `reverb.TableInfo`."""
         limiter = info.rate_limiter_info
         per_item = storage.sequences_per_chunk
         return cls(

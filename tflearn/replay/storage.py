@@ -1,4 +1,4 @@
-"""Storage: how a run's experience lies in the replay server. Derived alike by all jobs, so that they agree."""
+"""Storage: how a run's experience is stored in the replay server. All jobs derive it in the same way, so they agree."""
 
 import dataclasses
 import functools
@@ -16,8 +16,8 @@ from tflearn.replay.chunks import ID_BYTES
 
 REPLAY = 'replay'
 STREAM = 'stream'
-CHUNK_FORMAT = 'format=2'  # of mirrored tables; before, their chunks had no id
-MIRROR_SPARE_CHUNKS = 64  # that it has room for beside those that are drawn from
+CHUNK_FORMAT = 'format=2'  # of mirrored tables; before, chunks had no id
+MIRROR_SPARE_CHUNKS = 64  # chunks that a mirror has room for besides those that are drawn from
 
 _MAX_CHUNK_BYTES = 512 * 1024
 _MAX_DRAWN_CHUNK_BYTES = 128 * 1024  # the server draws a chunk for a few of its sequences
@@ -30,11 +30,11 @@ _MIRROR_SPARE = 1.25
 
 
 def is_older_format(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Returns whether a checkpoint's tables are of a mirrored replay as it was before its chunks had ids.
+    """Returns whether a checkpoint's tables are of a mirrored replay whose chunks have no ids yet.
 
     Args:
-      saved: settings of the checkpoint's tables by name, each with the text of its 'signature'.
-      wanted: the same of this run's tables.
+      saved: the settings of the checkpoint's tables by name, each with the text of its 'signature'.
+      wanted: the settings of this run's tables.
     """
     is_mirrored = STREAM in saved and STREAM in wanted
     return is_mirrored and CHUNK_FORMAT not in saved[REPLAY]['signature']['chunk']
@@ -44,13 +44,13 @@ def is_older_format(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool
 class Storage:
     """The tables of a run's experience and the layout of their items.
 
-    An item is a chunk: rows of one environment in a row, in which `num_starts` rows may begin a sequence (see
-    `chunks`). Uniform draws of short sequences use chunks of many, since Reverb's cost is per item; else an item is one
-    sequence, which can have a priority or a place in a queue.
+    An item is a chunk: consecutive rows of one environment, of which `num_starts` may begin a sequence (see `chunks`).
+    Uniform draws of short sequences use chunks of many, since Reverb's cost is per item; otherwise an item is one
+    sequence, which can have a priority or a position in a queue.
 
     Attributes:
       experience: the run's experience settings.
-      data_spec: the agent's spec of a Trajectory, without outer dimensions (`collect_data_spec`).
+      data_spec: the spec of a Trajectory without outer dimensions (`collect_data_spec`).
     """
 
     experience: Experience
@@ -58,7 +58,7 @@ class Storage:
 
     @functools.cached_property
     def layout(self) -> rows.RowLayout:
-        """The layout of a row: whether a sequence begins here, the version of the policy that acted, the trajectory."""
+        """The layout of a row: whether a sequence begins here, the acting policy's version, the trajectory."""
         return rows.RowLayout(
             {
                 'begins': tf.TensorSpec((), tf.uint8, 'begins'),
@@ -80,55 +80,55 @@ class Storage:
 
     @property
     def _draws_are_alike(self) -> bool:
-        """Whether no draw changes what may be drawn next, and sequences are so short that they share a chunk."""
+        """Whether draws are independent of each other and sequences are short, so that they can share a chunk."""
         experience = self.experience
         short = experience.sequence_length <= _MAX_CHUNKED_LENGTH
         return experience.order == 'uniform' and not experience.max_times_sampled and short
 
     @property
     def chunk_shape(self) -> tuple[int, int]:
-        """Rows of a chunk and bytes of a row."""
+        """The number of rows of a chunk, and of bytes of a row."""
         return self.num_starts + self.experience.sequence_length - 1, self.layout.num_bytes
 
     @property
     def item_shape(self) -> tuple[int, ...]:
-        """Of an item's bytes: the rows of a chunk; where the learner mirrors them, with the chunk's id before them."""
+        """The shape of an item's bytes: a chunk's rows; if the learner mirrors them, flat after the chunk's id."""
         return (ID_BYTES + math.prod(self.chunk_shape),) if self.mirrored else self.chunk_shape
 
     @property
     def sequences_per_chunk(self) -> float:
-        """How many sequences begin in a chunk; ends of episodes make it fewer."""
+        """The number of sequences that begin in a chunk, if no episode ends in it."""
         return max(1.0, self.num_starts / self.experience.stride)
 
     @property
     def draws_per_chunk(self) -> int:
-        """Rows, of those that may begin a sequence, that are tried when the server draws a chunk."""
+        """The number of rows that may begin a sequence and that are tried when the server draws a chunk."""
         return min(self.num_starts, _DRAWS_PER_CHUNK * self.experience.stride)
 
     @property
     def sequences_per_draw(self) -> float:
-        """How many sequences the server draws with a chunk."""
+        """The number of sequences that the server draws with a chunk."""
         return max(1.0, self.draws_per_chunk / self.experience.stride)
 
     @property
     def signature(self) -> dict[str, tf.TensorSpec]:
-        """Of an item."""
+        """The signature of an item."""
         text = f'{CHUNK_FORMAT} {self.layout.text}' if self.mirrored else self.layout.text
         return {'chunk': tf.TensorSpec(self.item_shape, tf.uint8, text)}
 
     @property
     def max_chunks(self) -> int:
-        """Items that the replay table keeps."""
+        """The number of items that the replay table keeps."""
         return math.ceil(self.experience.max_size / self.sequences_per_chunk)
 
     @property
     def num_bytes(self) -> int:
-        """Memory of a full table before compression [bytes]."""
+        """The memory of a full table before compression [bytes]."""
         return self.max_chunks * math.prod(self.item_shape)
 
     @property
     def mirror_rows(self) -> int:
-        """Rows that a mirror of the table has room for."""
+        """The number of rows that a mirror of the table holds."""
         num_starts = self._num_starts(mirrored=True)
         num_chunks = math.ceil(self.experience.max_size / max(1.0, num_starts / self.experience.stride))
         num_chunks = max(math.ceil(_MIRROR_SPARE * num_chunks), num_chunks + 2 * MIRROR_SPARE_CHUNKS)
@@ -136,7 +136,7 @@ class Storage:
 
     @property
     def mirror_bytes(self) -> int:
-        """Memory of a mirror: its rows, and where the sequences begin [bytes]."""
+        """The memory of a mirror: its rows, and the offsets of the sequences [bytes]."""
         return self.mirror_rows * self.layout.num_bytes + 8 * self.experience.max_size
 
     @property
@@ -150,9 +150,9 @@ class Storage:
 
     @property
     def stream_chunks(self) -> int:
-        """Items that wait for the mirror before writers are held back.
+        """The number of items that wait for the mirror before writers are blocked.
 
-        Where samples per insert are held these steps are ahead of them, so it is no more than the limiter lets pass.
+        These items are ahead of the samples per insert, so there are no more than the rate limiter allows.
         """
         ratio = self.experience.samples_per_insert
         most = min(_MAX_STREAM_CHUNKS, max(_MIN_STREAM_CHUNKS, _MAX_STREAM_BYTES // math.prod(self.chunk_shape)))
@@ -163,15 +163,15 @@ class Storage:
 
     @property
     def table_names(self) -> tuple[str, ...]:
-        """The tables that a writer inserts its chunks into."""
+        """The names of the tables that a writer inserts its chunks into."""
         return (REPLAY, STREAM) if self.mirrored else (REPLAY,)
 
     def make_tables(self) -> list[reverb.Table]:
-        """Makes the tables: the replay and, where the learner mirrors it, the stream of what is new."""
+        """Makes the tables: the replay and, if the learner mirrors it, the stream of new items."""
         if self.experience.order == 'queue':
             return [reverb.Table.queue(REPLAY, self.experience.max_size, signature=self.signature)]
-        # Priorities come ready-made from the learner, so that their exponent may follow a schedule. A mirror's table is
-        # only read to fill the mirror, each item once: by then, a priority of 0 says that it was read (`table_scan`).
+        # The learner computes the priorities, so that their exponent may follow a schedule. A mirrored table is read
+        # only to fill the mirror, each item once: then a priority of 0 means that the item was read (`table_scan`).
         prioritized = self.mirrored or self.experience.order == 'prioritized'
         replay = reverb.Table(
             REPLAY,
@@ -187,6 +187,6 @@ class Storage:
         return [replay, reverb.Table.queue(STREAM, self.stream_chunks, signature=self.signature)]
 
     def _rate_limiter(self) -> reverb.rate_limiters.RateLimiter:
-        if self.mirrored:  # the learner holds the ratio itself
+        if self.mirrored:  # the learner limits the ratio itself
             return reverb.rate_limiters.MinSize(1)
         return rate_limits.make(self.experience, self.sequences_per_chunk, self.sequences_per_draw)

@@ -1,4 +1,4 @@
-"""Reads steps out of a checkpoint of the replay, for whoever has the file and nothing else of the run."""
+"""Reads steps from a checkpoint of the replay, without any other file of the run."""
 
 import pathlib
 import re
@@ -19,24 +19,24 @@ _TIMEOUT_MS = 2000
 
 
 def read(checkpoints: pathlib.Path, num_rows: int) -> list[tuple[str, np.ndarray]]:
-    """Draws items of the newest checkpoint, as its table draws them, and takes the first row of each.
+    """Draws items of the newest checkpoint, as its table draws them, and returns the first row of each.
 
     Args:
-      checkpoints: directory of the replay server's checkpoints. Nothing is written there.
-      num_rows: at most so many; fewer where the table's limits let no more pass.
+      checkpoints: the directory of the replay server's checkpoints. Nothing is written there.
+      num_rows: the maximum number of rows; there are fewer if the table's limits allow no more.
 
     Returns:
       The columns of the rows in the order of `Storage.layout`: name and array [num_rows, ...].
 
     Raises:
-      ValueError: if there is no checkpoint, or nothing in it.
+      ValueError: if there is no checkpoint, or if it is empty.
     """
     settings = read_json(checkpoints.parent / 'tables.json')
     newest = CheckpointDirectory(checkpoints).newest()
     if settings is None or newest is None:
         raise UserValueError(
             f'got no checkpoint of the replay in {checkpoints}; need one, which the replay server writes when it is '
-            'stopped; or give observations of your own'
+            'stopped; or pass your own observations'
         )
     chunks = _draw(newest, list(settings), num_rows)
     if not chunks:
@@ -54,8 +54,8 @@ def read(checkpoints: pathlib.Path, num_rows: int) -> list[tuple[str, np.ndarray
 
 
 def _draw(checkpoint: pathlib.Path, names: list[str], num_items: int) -> list[np.ndarray]:
-    """Returns items, uint8 arrays, from a server of its own."""
-    # Reverb takes the settings of tables from the checkpoint; only their names must be the same.
+    """Returns items, uint8 arrays, which a temporary server draws."""
+    # Reverb takes the tables' settings from the checkpoint; only the names must match.
     tables = [reverb.Table.queue(name, 1) for name in names]
     with tempfile.TemporaryDirectory() as scratch, quiet_reading():
         checkpointer = reverb.checkpointers.DefaultCheckpointer(scratch, fallback_checkpoint_path=str(checkpoint))

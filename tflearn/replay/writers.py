@@ -25,18 +25,20 @@ _MAX_SILENT_SECS = 4.0
 
 
 class ReplayWriter:
-    """Observer that writes trajectories [B, ...] to the replay server; waits while the rate limiter says so.
+    """Observer that writes trajectories [B, ...] to the replay server; blocks while the rate limiter requires it.
 
-    The replay table gets whole chunks only, so that it holds as many sequences as it was made for however slowly steps
-    come. A learner that mirrors it does not wait for them: the stream brings it parts of what is unfinished for long.
+    The replay table gets only complete chunks, so that it holds as many sequences as it is meant to, however slowly
+    steps arrive. A learner that mirrors it does not wait for them: the stream also gets parts of chunks that stay
+    unfinished for too long.
 
-    What the server has not confirmed is kept, so that it can be sent again to one that was restarted. That may insert
-    a chunk twice, but never cuts an episode. What a server had taken since its last checkpoint is lost with it.
+    Chunks that the server has not confirmed are kept, so that they can be sent again to a restarted server. That may
+    insert a chunk twice, but never cuts an episode. What a server had received since its last checkpoint is lost with
+    it.
 
     Attributes:
-      num_sequences: sequences sent.
+      num_sequences: the number of sequences sent.
       lost_steps: steps that will never be in the tables: not confirmed when the writer was stopped or gave up.
-        (Not those that `keep_waiting` gave up, since training is over.)
+        (Without those dropped because of `keep_waiting`, since training is over then.)
     """
 
     def __init__(
@@ -48,22 +50,23 @@ class ReplayWriter:
         keep_waiting: Callable[[], bool] = lambda: True,
         server_timeout_secs: float = 300.0,
     ):
-        """Opens a stream; the server must be there (see `connection.wait_for_table`).
+        """Opens a stream; the server must be running (see `connection.wait_for_table`).
 
         Args:
           address: the replay server's address, 'host:port'.
           storage: the replay tables' layout.
           num_environments: B.
-          stop: when set, a blocked write ends with `waiting.Stopped`.
-          keep_waiting: asked five times a second while a write is held back; False ends it likewise.
-          server_timeout_secs: how long to look for a server that went away.
+          stop: when set, a blocked write raises `waiting.Stopped`.
+          keep_waiting: called five times a second while a write is blocked; if it returns False, the write raises
+            `waiting.Stopped`.
+          server_timeout_secs: how long to wait for a server that went down.
         """
         self._address, self._storage = address, storage
         self._stop, self._keep_waiting = stop, keep_waiting
         self._server_timeout_secs = server_timeout_secs
-        # At least a chunk of each environment, so that they act while the server takes in what they saw last.
+        # At least a chunk of each environment, so that they act while the server receives their last steps.
         self._max_pending = max(num_environments, _MAX_PENDING_STEPS // storage.num_starts)
-        if storage.experience.order == 'queue':  # what waits here waits like the rest
+        if storage.experience.order == 'queue':  # pending items count as items of the queue
             self._max_pending = min(self._max_pending, storage.experience.max_size - 1)
         self._pending: collections.deque[_Sent] = collections.deque()  # the oldest first
         self._confirmed_at = time.monotonic()
@@ -80,12 +83,12 @@ class ReplayWriter:
 
         Args:
           trajectory: tf_agents Trajectory of numpy arrays [B, ...], boundary rows included.
-          policy_version: of the weights that acted.
+          policy_version: the version of the weights that acted.
 
         Raises:
-          Stopped: if `stop` or `keep_waiting` said so while the write was held back.
-          TimeoutError: if the server went away and did not come back.
-          ValueError: if the trajectory is not what the tables hold, or the server came back with other tables.
+          Stopped: if `stop` or `keep_waiting` ended a blocked write.
+          TimeoutError: if the server went down and did not return.
+          ValueError: if the trajectory does not match the tables, or the server returned with other tables.
         """
         versions = np.full(len(self._no_flags), policy_version, np.int64)
         packed = self._storage.layout.pack(
@@ -101,23 +104,23 @@ class ReplayWriter:
             self._wait_until_taken()
 
     def begin_with_next(self) -> None:
-        """Lets sequences begin with the next rows, see `ChunkBuilder.begin_with_next`."""
+        """Makes sequences begin with the next rows, see `ChunkBuilder.begin_with_next`."""
         self._chunks.begin_with_next()
 
     @property
     def num_complete_sequences(self) -> int:
-        """Sequences that were sent, or only wait to be."""
+        """The number of sequences that were sent or are ready to be sent."""
         return self.num_sequences + self._chunks.num_waiting
 
     @property
     def num_confirmed_sequences(self) -> int:
-        """Sequences that are known to be in the tables."""
+        """The number of sequences that are known to be in the tables."""
         return self.num_sequences - self._num_sequences(self._pending)
 
     def flush_to_learner(self) -> None:
-        """Lets the learner have all that is gathered, and waits until the tables have it; collecting goes on later.
+        """Sends everything gathered so far to the learner, and waits until it is in the tables; collecting may go on.
 
-        A mirror gets the parts of unfinished chunks from the stream, so that the table goes on with full chunks.
+        A mirror gets parts of unfinished chunks from the stream, so that the table still gets only full chunks.
 
         Raises:
           As `flush`.
@@ -129,19 +132,19 @@ class ReplayWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Inserts what is gathered, and waits until all of it is in the tables.
+        """Inserts everything gathered so far, and waits until it is in the tables.
 
         Raises:
-          Stopped: if `stop` or `keep_waiting` said so meanwhile.
-          TimeoutError: if the server went away and did not come back.
-          ValueError: if it came back with other tables.
+          Stopped: if `stop` or `keep_waiting` ended the wait.
+          TimeoutError: if the server went down and did not return.
+          ValueError: if the server returned with other tables.
         """
         self._insert(self._chunks.take_all())
         self._wait_until_taken()
 
     def _open(self) -> None:
-        # Validation asks the server for its signatures first, without a deadline; `wait_for_table` has compared them.
-        # (Reverb's StructuredWriter is faster, but hangs when it is to end while its server is away.)
+        # Validation would first ask the server for its signatures, without a deadline; `wait_for_table` compared them.
+        # (Reverb's StructuredWriter is faster, but hangs if it is closed while its server is down.)
         client = reverb.Client(connection.own_address(self._address))
         self._writer: Any = client.trajectory_writer(num_keep_alive_refs=1, validate_items=False)
         self._columns: list[Any] = []
@@ -157,7 +160,7 @@ class ReplayWriter:
         self.num_sequences += self._num_sequences(sent)
 
     def _send(self, chunks: Sequence['_Sent']) -> None:
-        # One append with a column for each chunk: Reverb's Python takes about as long for one column as for many.
+        # One append with a column for each chunk: in Reverb's Python one column takes about as long as many.
         self._writer.append({str(i): self._item(sent.chunk) for i, sent in enumerate(chunks)})
         if len(chunks) > len(self._columns):
             history = self._writer.history
@@ -171,25 +174,25 @@ class ReplayWriter:
         return chunk if self._storage.mirrored else chunk_rows(chunk, self._storage.layout.num_bytes)
 
     def _num_sequences(self, chunks: Sequence['_Sent']) -> int:
-        """Returns how many begin in them. (Those of a part are counted with its chunk.)"""
+        """Returns how many sequences begin in the chunks. (Those of a part are counted with its chunk.)"""
         row_bytes = self._storage.layout.num_bytes
         return sum(
             int(np.count_nonzero(chunk_rows(sent.chunk, row_bytes)[:, 0])) for sent in chunks if not sent.is_part
         )
 
     def _wait_until_taken(self, but: int = 0) -> None:
-        """Waits until the server has taken all chunks but the newest `but`; looks for it if it went away."""
+        """Waits until the server has received all chunks but the newest `but`; reconnects if it went down."""
         wait = _Wait(self._address)
         is_over = False
         try:
-            while not self._is_taken(but):
-                if not wait.server_is_there():
+            while not self._flush_until(but):
+                if not wait.probe():
                     self._reconnect()
                     wait = _Wait(self._address)
                 elif is_over := not self._keep_waiting():
-                    raise Stopped('ended with steps that the replay had not taken yet, and that nobody waits for')
+                    raise Stopped('ended with steps that the replay had not received yet and that nobody needs')
                 elif self._stop.is_set():
-                    raise Stopped('stopped with steps that the replay had not taken yet')
+                    raise Stopped('stopped with steps that the replay had not received yet')
         except BaseException:
             lost = [*self._pending, *(_Sent(chunk) for chunk in self._chunks.take_all())]
             if not is_over:
@@ -200,7 +203,7 @@ class ReplayWriter:
             self._pending.popleft()
         self._confirmed_at = time.monotonic()
 
-    def _is_taken(self, but: int) -> bool:
+    def _flush_until(self, but: int) -> bool:
         try:
             self._writer.flush(block_until_num_items=but, timeout_ms=_FLUSH_TIMEOUT_MS)
             return True
@@ -208,48 +211,48 @@ class ReplayWriter:
             return False
 
     def _reconnect(self) -> None:
-        """Waits until a server listens, and sends it what the last one had not confirmed."""
-        # The old stream must go: it would go on trying, and gRPC waits longer after each time, up to two minutes.
+        """Waits until a server listens, and sends it the chunks that the last one had not confirmed."""
+        # Close the old stream: its attempts to reconnect would make gRPC's delay grow, up to two minutes.
         self._writer.close()
         self._writer, self._columns = None, []
-        what, begun = f'the replay server at {self._address}', time.monotonic()
+        what, start = f'the replay server at {self._address}', time.monotonic()
         logging.warning('lost %s', what)
         wait_until(lambda: is_listening(self._address), what, self._server_timeout_secs, self._stop)
         connection.wait_for_table(self._address, REPLAY, self._storage.signature, self._server_timeout_secs, self._stop)
         self._open()
         if self._pending:
             self._send(self._pending)
-        away_secs = time.monotonic() - begun
-        logging.warning('%s is back after %.0f s; %d chunks are sent again', what, away_secs, len(self._pending))
+        down_secs = time.monotonic() - start
+        logging.warning('%s is back after %.0f s; sent %d chunks again', what, down_secs, len(self._pending))
 
 
 @dataclasses.dataclass(frozen=True)
 class _Sent:
-    """A chunk, for all tables; or a part of one, for the stream."""
+    """A chunk, for all tables; or a part of a chunk, for the stream."""
 
     chunk: np.ndarray
     is_part: bool = False
 
 
 class _Wait:
-    """What a held back write waits for: the learner, by the rate limiter; or a server that does not answer."""
+    """Finds out what a blocked write waits for: the rate limiter, or a server that does not answer."""
 
     def __init__(self, address: str):
         self._address = address
         self._answered_at = self._asked_at = self._logged_at = time.monotonic()
 
-    def server_is_there(self) -> bool:
-        """Looks, once a second, whether the server listens and answers."""
+    def probe(self) -> bool:
+        """Checks once a second whether the server is up; returns the last result."""
         now = time.monotonic()
         if now - self._asked_at < _PROBE_SECS:
             return True
         self._asked_at = now
         if not is_listening(self._address):
             return False
-        if connection.server_info(self._address):  # which also wakes a stream that a short restart has cut
+        if connection.server_info(self._address):  # this also wakes up a stream that a short restart has broken
             self._answered_at = now
             if now - self._logged_at >= LOG_EVERY_SECS:
                 self._logged_at = now
-                logging.info('the replay at %s holds steps back until the learner draws', self._address)
-        # It listens but cannot be asked: it hangs, or it was away for so long that gRPC waits before it tries again.
+                logging.info('the replay at %s blocks writes until the learner draws', self._address)
+        # It listens but does not answer: it hangs, or it was down for so long that gRPC waits before it reconnects.
         return time.monotonic() - self._answered_at < _MAX_SILENT_SECS

@@ -43,8 +43,8 @@ class QueueSource:
         """Prepares; nothing is taken before the first `grant`.
 
         Args:
-          addresses: the replay servers' addresses, 'host:port'. Items are taken from all servers that have some, one from each
-            in turn, so that none of them waits for another.
+          addresses: the replay servers' addresses, 'host:port'. Items are taken alternately from all servers that have
+            some, so that none of them waits for another.
           storage: the replay tables' layout; the experience's order is 'queue'.
           batch_size: items of a train step, over all replicas that this process feeds.
           timeout_secs: how long to wait for data before `grant` returns 0 with `error` set.

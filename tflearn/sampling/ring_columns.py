@@ -1,4 +1,4 @@
-"""RingColumns: the columns of a ring of rows, in memory that suits how they are drawn."""
+"""RingColumns: the columns of a ring buffer's rows, laid out for fast draws."""
 
 from typing import Any
 
@@ -12,52 +12,52 @@ _WIDE_BYTES = 256
 
 
 class RingColumns:
-    """Rows, of which narrow columns lie side by side and wide ones each by itself.
+    """Rows in memory: narrow columns side by side, each wide column in its own array.
 
-    Narrow columns are drawn for many train steps at once, as whole rows: a place in memory that nobody has just read
-    takes longer to reach than to read, and an operation longer to begin than to do. Wide ones are pictures and the
-    like, for which neither matters, but another copy would; they are read step by step.
+    Narrow columns are drawn for many train steps at once, as complete rows, since cache misses and the overhead of
+    operations cost more than the copy. For wide columns, such as images, another copy would cost more; they are read
+    step by step.
 
     Attributes:
-      drawn_bytes: of a row, that a draw copies.
+      drawn_bytes: bytes of a row that a draw copies.
     """
 
     def __init__(self, layout: RowLayout, num_rows: int):
         """Allocates the memory, on the host.
 
         Args:
-          layout: of the rows.
-          num_rows: of the ring.
+          layout: the rows' layout.
+          num_rows: the ring buffer's rows.
         """
         self._spec = layout.spec
-        leaves, places = tf.nest.flatten(layout.spec), tf.nest.flatten(layout.places)
-        self._is_wide = [place.stop - place.start > _WIDE_BYTES for place in places]
+        leaves, slices = tf.nest.flatten(layout.spec), tf.nest.flatten(layout.slices)
+        self._is_wide = [where.stop - where.start > _WIDE_BYTES for where in slices]
         self._narrow = RowLayout([leaf for leaf, wide in zip(leaves, self._is_wide, strict=True) if not wide])
         self.drawn_bytes = self._narrow.num_bytes
         self._wide: list[SharedArray] = []
-        self._copies: list[tuple[slice, np.ndarray]] = []  # places in a row, and where they are written to
+        self._copies: list[tuple[slice, np.ndarray]] = []  # slices of a row, and the arrays that they are written to
         with tf.device('CPU:0'):
             self._rows = SharedArray(num_rows, (self.drawn_bytes,), tf.uint8)
             end = 0
-            for leaf, place, wide in zip(leaves, places, self._is_wide, strict=True):
+            for leaf, where, wide in zip(leaves, slices, self._is_wide, strict=True):
                 if wide:
                     self._wide.append(SharedArray(num_rows, leaf.shape, leaf.dtype))
-                    self._copies.append((place, self._wide[-1].rows))
+                    self._copies.append((where, self._wide[-1].rows))
                 else:
-                    begin, end = end, end + place.stop - place.start
-                    self._copies.append((place, self._rows.rows[:, begin:end]))
+                    begin, end = end, end + where.stop - where.start
+                    self._copies.append((where, self._rows.rows[:, begin:end]))
 
     def write(self, row: int, rows: np.ndarray) -> None:
         """Writes rows uint8 [n, num_bytes] to `row` and the n - 1 after it."""
-        for place, column in self._copies:
-            column[row : row + len(rows)] = rows[:, place]
+        for where, column in self._copies:
+            column[row : row + len(rows)] = rows[:, where]
 
     def draw(self, rows: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Reads what is narrow of the rows int64 [n, ...], for `batch`. For a graph."""
+        """Reads the narrow columns of the rows int64 [n, ...], for `batch`. For a graph."""
         return self._narrow.unpack(self._rows.gather(rows)), rows
 
     def batch(self, drawn: tuple[list[tf.Tensor], tf.Tensor], i: tf.Tensor) -> Any:
-        """Returns columns of the rows [i, ...] of a draw: a nest of the layout. For a graph."""
+        """Returns the columns of rows [i, ...] of a draw: a nest of the layout. For a graph."""
         narrow = (tf.gather(column, i) for column in drawn[0])
         rows = tf.gather(drawn[1], i)
         wide = (column.gather(rows) for column in self._wide)

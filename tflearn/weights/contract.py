@@ -1,8 +1,8 @@
 """What is published: the policy's variables, the train step, the policy's version, and whether training is over.
 
-Each variable is a column of its own, so the table's signature is the contract: two jobs that build different networks
-find out which variable differs before any weight moves. Columns go by place; names are only for people (without the
-numbers by which Keras counts them up within a process).
+Each variable is its own column, so the table's signature is the contract: two jobs with different networks find out
+which variable differs before any weights are sent. Columns are identified by their index; names are only for messages
+(without the numbers that Keras appends within a process).
 """
 
 import re
@@ -22,7 +22,7 @@ COUNTERS = {
     'policy_version': tf.TensorSpec((), tf.int64, 'policy_version'),
     'env_steps': tf.TensorSpec((), tf.int64, 'env_steps'),
     'finished': tf.TensorSpec((), tf.bool, 'finished'),
-    # Microseconds since 1970: tells publications apart even where a restored learner counts versions again.
+    # Microseconds since 1970: distinguishes publications even if a restored learner repeats version numbers.
     'published_at': tf.TensorSpec((), tf.int64, 'published_at'),
 }
 
@@ -31,7 +31,7 @@ def signature(variables: Sequence[tf.Variable]) -> dict[str, tf.TensorSpec]:
     """Returns the signature of a publication of `variables`.
 
     Args:
-      variables: of the policy, in its order.
+      variables: the policy's variables, in its order.
 
     Raises:
       ValueError: if a variable has an unknown dimension.
@@ -63,14 +63,14 @@ def column(index: int) -> str:
 
 
 def check_server(address: str, ours: dict[str, tf.TensorSpec]) -> None:
-    """Checks that the server's table holds what this job publishes or pulls.
+    """Checks that the server's table holds the variables that this job publishes or pulls.
 
     Args:
-      address: 'host:port' of a server that is there.
+      address: the address of a running server, 'host:port'.
       ours: the signature of this job's variables.
 
     Raises:
-      ValueError: naming the first variables that differ.
+      ValueError: if variables differ; it names the first ones.
     """
     info = reverb.Client(address).server_info(timeout=10)
     if VARIABLES not in info:
@@ -97,7 +97,7 @@ def _text(spec: tf.TensorSpec | None) -> str:
 
 
 def counts(address: str) -> tuple[int, int] | None:
-    """Returns how many publications the server holds (0 or 1) and has had, or None when it does not answer."""
+    """Returns how many publications the server holds (0 or 1) and ever had; None if it does not answer."""
     if not is_listening(address):
         return None
     try:
@@ -108,11 +108,11 @@ def counts(address: str) -> tuple[int, int] | None:
 
 
 def dataset(address: str, columns: dict[str, tf.TensorSpec]) -> tf.data.Dataset:
-    """Returns a dataset for `fetch`, which may be used again.
+    """Returns a dataset for `fetch`; it can be reused.
 
     Args:
-      address: 'host:port'.
-      columns: the signature.
+      address: the replay server's address, 'host:port'.
+      columns: the table's signature.
     """
     return reverb.TrajectoryDataset(
         address,
@@ -126,18 +126,18 @@ def dataset(address: str, columns: dict[str, tf.TensorSpec]) -> tf.data.Dataset:
 
 
 def fetch(address: str, publications: tf.data.Dataset) -> dict[str, tf.Tensor] | None:
-    """Returns the newest publication, or None if there is none yet or the server is away.
+    """Returns the newest publication; None if there is none yet or the server is down.
 
-    It waits, as long as that takes, for a server that goes away meanwhile.
+    If the server goes down during the call, the call waits for it without a deadline.
 
     Args:
-      address: 'host:port'.
-      publications: what `dataset` gave for this address.
+      address: the replay server's address, 'host:port'.
+      publications: the result of `dataset` for this address.
     """
     if not is_listening(address):
         return None
     try:
         sample = next(iter(publications), None)
-    except tf.errors.OpError:  # the server is going down
+    except tf.errors.OpError:  # the server is shutting down
         return None
     return None if sample is None else sample.data

@@ -1,4 +1,4 @@
-"""Publisher: pushes the policy's variables, off the training thread."""
+"""Publisher: sends the policy's variables to the replay server, off the training thread."""
 
 import threading
 import time
@@ -15,18 +15,18 @@ from tflearn.waiting import is_listening
 from tflearn.weights import contract
 
 _FLUSH_TIMEOUT_MS = 5_000
-_LOOK_SECS = 3.0
+_CHECK_SECS = 3.0
 
 
 class Publisher:
-    """Publishes the variables of a policy under rising versions."""
+    """Publishes a policy's variables with increasing versions."""
 
     def __init__(self, address: str, variables: Sequence[tf.Variable]):
         """Starts the sending thread; nothing is published yet.
 
         Args:
-          address: the replay server's address, 'host:port'. It must be there.
-          variables: of the policy that the actors run.
+          address: the replay server's address, 'host:port'. It must be running.
+          variables: the variables of the policy that the actors run.
 
         Raises:
           ValueError: if the server's table is made for other variables.
@@ -36,7 +36,7 @@ class Publisher:
         self._check_finite = FiniteCheck(self._weights())
         contract.check_server(address, self._columns)
         self._address = address
-        # Only the newest publication matters: one that waits is replaced by the next.
+        # Only the newest publication matters: it replaces one that waits.
         self._newest: dict[str, Any] | None = None
         self._sent: dict[str, Any] | None = None
         self._wake, self._closing, self._given_up = threading.Event(), threading.Event(), threading.Event()
@@ -45,23 +45,23 @@ class Publisher:
         self._thread.start()
 
     def newest_version(self) -> int:
-        """Returns the policy version that actors see now; 0 if there is none."""
+        """Returns the policy version that actors currently get; 0 if there is none."""
         counts = contract.counts(self._address)
         there = counts is not None and counts[0] > 0
         data = contract.fetch(self._address, contract.dataset(self._address, self._columns)) if there else None
         return 0 if data is None else int(data['policy_version'])
 
     def publish(self, train_step: int, policy_version: int, env_steps: int, finished: bool = False) -> None:
-        """Takes a snapshot of the variables and has it sent.
+        """Takes a snapshot of the variables and schedules it to be sent.
 
-        Weights that are not finite are not sent: it logs an error, and those of the publication before are sent again,
-        under the new version, since collectors may wait for it.
+        Weights that are not finite are not sent: it logs an error and sends the previous weights again with the new
+        version, since collectors may wait for it.
 
         Args:
-          train_step: of the weights.
-          policy_version: of the weights.
-          env_steps: of the run so far.
-          finished: tells the actors that training is over.
+          train_step: the weights' train step.
+          policy_version: the weights' version.
+          env_steps: the run's environment steps so far.
+          finished: whether training is over.
 
         Raises:
           RuntimeError: if the thread that sends has failed.
@@ -96,9 +96,9 @@ class Publisher:
             self._error = error
 
     def _send_all(self) -> None:
-        """Sends the newest publication until it is there, and again when a restarted server has none."""
+        """Sends the newest publication until the server has it, and again when a restarted server has none."""
         while not (self._given_up.is_set() or (self._closing.is_set() and self._sent is self._newest)):
-            self._wake.wait(_LOOK_SECS)
+            self._wake.wait(_CHECK_SECS)
             self._wake.clear()
             newest = self._newest
             if newest is None or (newest is self._sent and not self._is_lost()):
@@ -107,19 +107,19 @@ class Publisher:
                 self._send(newest)
                 self._sent = newest
             except (reverb.ReverbError, RuntimeError) as error:
-                # Actors go on with older weights until the server is back.
+                # Actors use older weights until the server is back.
                 version = newest['policy_version']
                 logging.warning('could not publish version %d to %s: %s', version, self._address, error)
 
     def _is_lost(self) -> bool:
-        """Returns whether the server is there and has no publication: it was restarted."""
+        """Returns whether the server answers but has no publication, since it was restarted."""
         counts = contract.counts(self._address)
         return counts is not None and counts[0] == 0
 
     def _send(self, publication: dict[str, Any]) -> None:
         if not is_listening(self._address):
-            raise RuntimeError('nobody listens there')
-        # Validation asks the server for its signatures first, without a deadline; they were checked at the start.
+            raise RuntimeError('no server listens there')
+        # Validation would first ask the server for its signatures, without a deadline; they were checked at the start.
         writer = reverb.Client(self._address).trajectory_writer(num_keep_alive_refs=1, validate_items=False)
         writer.append(publication)
         item = {name: writer.history[name][-1] for name in publication}
@@ -127,7 +127,7 @@ class Publisher:
         writer.flush(timeout_ms=_FLUSH_TIMEOUT_MS)
 
     def close(self, timeout_secs: float = 15.0) -> None:
-        """Sends what waits, then ends the thread; says so when the server did not take it in time."""
+        """Sends the last publication, then ends the thread; logs an error if the server did not receive it in time."""
         self._closing.set()
         self._wake.set()
         self._thread.join(timeout_secs)

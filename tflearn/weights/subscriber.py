@@ -18,11 +18,11 @@ class Publication:
     """The counters of a publication; before the first one all are zero.
 
     Attributes:
-      train_step: gradient steps behind the weights.
-      policy_version: counts publications of the run.
-      env_steps: of the run when it was published.
-      finished: training is over.
-      published_at: microseconds since 1970.
+      train_step: the weights' train step.
+      policy_version: counts the run's publications.
+      env_steps: the run's environment steps at the publication.
+      finished: whether training is over.
+      published_at: the time of the publication [microseconds since 1970].
     """
 
     train_step: int = 0
@@ -35,19 +35,19 @@ class Publication:
 class Subscriber:
     """Keeps a policy's variables at the newest published version.
 
-    A thread looks for new publications, since Reverb waits for ever for a server that is away; whoever acts assigns
-    what was found between two steps.
+    A thread polls for new publications, since Reverb waits without a deadline for a server that is down. The acting
+    thread assigns them between two steps.
     """
 
     def __init__(
         self, address: str, variables: Sequence[tf.Variable], train_step: tf.Variable, interval_secs: float = 0.5
     ):
-        """Checks the contract, and starts to look.
+        """Checks the contract, and starts to poll.
 
         Args:
-          address: the replay server's address, 'host:port'. It must be there.
-          variables: of the policy that acts, in the order of the publisher's.
-          train_step: is set to the published one, for schedules.
+          address: the replay server's address, 'host:port'. It must be running.
+          variables: the acting policy's variables, in the publisher's order.
+          train_step: the variable that is set to the published train step, for schedules.
           interval_secs: seconds between two polls.
 
         Raises:
@@ -62,16 +62,16 @@ class Subscriber:
         self._found: list[dict[str, tf.Tensor]] = []
         self._closed, self._news = threading.Event(), threading.Event()
         arguments = (contract.dataset(address, self._columns), interval_secs)
-        self._thread = threading.Thread(target=self._look, args=arguments, name='subscriber', daemon=True)
+        self._thread = threading.Thread(target=self._poll, args=arguments, name='subscriber', daemon=True)
         self._thread.start()
 
     def pull(self) -> bool:
-        """Assigns the newest publication that was found, if it is a new one. Never waits.
+        """Assigns the newest publication, if it is a new one. Never waits.
 
         Returns:
-          True when the variables changed.
+          True if the variables changed.
         """
-        self._news.clear()  # before the look: what is found after it sets it again
+        self._news.clear()  # before the check: a publication found after it sets the event again
         if not self._found:
             return False
         data = self._found.pop()
@@ -83,35 +83,35 @@ class Subscriber:
         return True
 
     def wait(self, timeout_secs: float, stop: threading.Event | None = None) -> None:
-        """Waits for the first publication of a learner that still trains.
+        """Waits for the first publication of a learner that is still training.
 
         Raises:
           TimeoutError: if no learner publishes in time.
-          Stopped: when `stop` was set.
+          Stopped: if `stop` is set.
         """
         what = f'weights from a learner that trains, through the replay server at {self._address}'
         wait_until(lambda: self.pull() and not self.newest.finished, what, timeout_secs, stop)
 
     def wait_for_next(self, secs: float) -> None:
-        """Waits until there is a publication to pull, for so long at most."""
+        """Waits until there is a publication to pull, for at most `secs`."""
         self._news.wait(secs)
 
     def close(self) -> None:
-        """Ends the looking. A look at a server that is going away may never end: it is left to itself."""
+        """Stops polling. A poll of a server that is shutting down may never return; its thread is abandoned."""
         self._closed.set()
         self._thread.join(_CLOSE_SECS)
 
-    def _look(self, publications: tf.data.Dataset, interval_secs: float) -> None:
+    def _poll(self, publications: tf.data.Dataset, interval_secs: float) -> None:
         seen = published_at = None
         while not self._closed.is_set():
             data = None
             try:
-                # To ask whether there is something new takes a tenth of the time that it takes to fetch it.
+                # Reading the counts takes a tenth of the time of fetching the weights.
                 counts = contract.counts(self._address)
                 if counts and counts != seen:
                     data = contract.fetch(self._address, publications)
                 seen = counts if data is not None or counts == seen else None
-            except Exception:  # a collector must not act on old weights for ever because this thread died
+            except Exception:  # without this thread a collector would use old weights forever
                 logging.exception('could not read weights from %s', self._address)
             if data is not None and int(data['published_at']) != published_at:
                 published_at = int(data['published_at'])
