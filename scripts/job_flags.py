@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 from absl import flags, logging
 
+from tflearn.config import files
 from tflearn.errors import UserValueError
 from tflearn.run_dir import local_path
-
-from . import gin_files
 
 DEFAULT_REPLAY_ADDRESS = 'localhost:8008'
 
@@ -74,7 +73,7 @@ def parse(argv: Sequence[str]) -> None:
     if flags.FLAGS.help or flags.FLAGS.helpfull:
         return
     if not flags.FLAGS.gin_file:
-        runs = ', '.join(gin_files.runs())
+        runs = ', '.join(files.runs())
         raise UserValueError(f'got no --gin_file; need the path of one, or one of {runs}')
     check_address(flags.FLAGS.replay_address)
 

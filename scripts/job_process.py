@@ -15,10 +15,9 @@ from typing import NoReturn
 
 from absl import logging
 
+from tflearn.config import job_config
 from tflearn.errors import TRY_AGAIN_EXIT_STATUS, UserError
 from tflearn.waiting import PeerStopped, StopEvent, Stopped
-
-from . import gin_config
 
 # Libraries that log each SavedModel they write, each port they return and what tf_agents calls that is deprecated.
 _CHATTY = re.compile(r'/(site|dist)-packages/(tensorflow|keras|tf_agents|portpicker)\b')
@@ -75,7 +74,7 @@ def report(program: str, error: BaseException) -> int:
     mistake = isinstance(error, UserError)
     if not mistake:
         logging.error('the job failed', exc_info=error)
-    text = gin_config.plain_message(error)
+    text = job_config.plain_message(error)
     logging.flush()
     print(f'{program}: error: {text if mistake else f"{type(error).__name__}: {text}"}', file=sys.stderr, flush=True)
     return 2 if mistake else 1

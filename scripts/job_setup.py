@@ -16,9 +16,8 @@ from tflearn.errors import UserError, UserImportError
 from . import preflight  # What the others need may be missing, which preflight tells; so they are imported after it.
 
 if TYPE_CHECKING:
+    from tflearn.config import job_config
     from tflearn.run_dir import RunDir
-
-    from . import gin_config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,23 +43,23 @@ class Setup:
     stop: threading.Event
 
     def configure(
-        self, job: Callable[..., None], takes: gin_config.Taken | None = None, **arguments: Any
-    ) -> gin_config.ConfiguredJob:
+        self, job: Callable[..., None], takes: job_config.Taken | None = None, **arguments: Any
+    ) -> job_config.ConfiguredJob:
         """Binds, from the run's gin file, those of the job's arguments that the program does not give.
 
         Args:
           job: the job's function.
-          takes: see `gin_config.configure`.
+          takes: see `job_config.configure`.
           **arguments: those that the program gives.
 
         Raises:
           ValueError: if the gin file or a binding is wrong.
         """
-        from . import gin_config
+        from tflearn.config import job_config
 
-        return gin_config.configure(job, arguments, self.gin_file, self.gin_bindings, takes)
+        return job_config.configure(job, arguments, self.gin_file, self.gin_bindings, takes)
 
-    def describe(self, configured: gin_config.ConfiguredJob) -> dict[str, str]:
+    def describe(self, configured: job_config.ConfiguredJob) -> dict[str, str]:
         """Returns what TensorBoard shows of how the results came about: configuration, code, command line."""
         from tflearn.launch.code_revision import code_revision
 
@@ -71,7 +70,7 @@ class Setup:
             'run/command_line': f'    {shlex.join(sys.argv)}',
         }
 
-    def run(self, configured: gin_config.ConfiguredJob) -> None:
+    def run(self, configured: job_config.ConfiguredJob) -> None:
         """Runs the job, and then tells which bindings had no effect in it."""
         from absl import logging
 
@@ -126,14 +125,13 @@ def _setup(name: str, stop: threading.Event) -> Setup:
     """Checks what can be checked within a second, then imports TensorFlow, which takes several."""
     from absl import flags
 
+    from tflearn.config import files, reader
     from tflearn.run_dir import RunDir
-
-    from . import gin_files, gin_reader
 
     run_dir = RunDir(flags.FLAGS.root_dir)
     run_dir.make()
-    gin_file = gin_files.resolve(flags.FLAGS.gin_file)
-    gin_reader.read(gin_file, flags.FLAGS.gin_bindings)
+    gin_file = files.resolve(flags.FLAGS.gin_file)
+    reader.read(gin_file, flags.FLAGS.gin_bindings)
     preflight.import_quietly('tensorflow', 'gym')
     return Setup(
         name=name,

@@ -6,7 +6,9 @@ writes to --root_dir what train writes there, so evaluate works with it.
 
 import inspect
 
-from . import gin_config, job_setup, saved_config
+from tflearn.config import job_config, saved
+
+from . import job_setup
 
 
 def run(setup: job_setup.Setup) -> None:
@@ -16,7 +18,7 @@ def run(setup: job_setup.Setup) -> None:
     both = (
         inspect.signature(synchronous.synchronous).parameters.keys() & inspect.signature(train.train).parameters.keys()
     )
-    configured: gin_config.ConfiguredJob = setup.configure(
+    configured: job_config.ConfiguredJob = setup.configure(
         synchronous.synchronous,
         takes={
             **{name: (train.train, name) for name in both},
@@ -26,7 +28,7 @@ def run(setup: job_setup.Setup) -> None:
             'collect_seed': (collect.collect, 'seed'),
             'collect_options': (collect.collect, 'options'),
         },
-        on_restored=lambda: saved_config.save(setup.run_dir, configured.text),
+        on_restored=lambda: saved.save(setup.run_dir, configured.text),
         describe=lambda: setup.describe(configured),
         run_dir=setup.run_dir,
         stop=setup.stop,

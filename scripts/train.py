@@ -3,7 +3,9 @@
 Checkpoints and policies go to --root_dir; the same command goes on from the newest checkpoint.
 """
 
-from . import gin_config, job_setup, saved_config
+from tflearn.config import job_config, saved
+
+from . import job_setup
 
 
 def define_flags() -> None:
@@ -27,9 +29,9 @@ def run(setup: job_setup.Setup) -> None:
     from tflearn.jobs import train  # TensorFlow comes with it: not before the flags are parsed.
 
     strategy = flags.FLAGS.strategy
-    configured: gin_config.ConfiguredJob = setup.configure(
+    configured: job_config.ConfiguredJob = setup.configure(
         train.train,
-        on_restored=lambda: saved_config.save(setup.run_dir, configured.text),
+        on_restored=lambda: saved.save(setup.run_dir, configured.text),
         describe=lambda: setup.describe(configured),
         run_dir=setup.run_dir,
         replay_address=setup.replay_address,

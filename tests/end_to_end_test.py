@@ -18,11 +18,11 @@ import pytest
 from absl import logging
 
 import gin
-from scripts import gin_config
-from scripts.gin_checks import GIVEN_BY_PROGRAMS
 from tests.end_to_end import results
 from tests.end_to_end.programs import Program, figure, pid
 from tests.end_to_end.results import Progress, progress, saved
+from tflearn.config import job_config
+from tflearn.config.checks import GIVEN_BY_PROGRAMS
 from tflearn.jobs import train
 from tflearn.launch.local import free_address
 from tflearn.policies.versions import newest_version
@@ -170,7 +170,7 @@ def check_finished(run_dir: RunDir, output: str, folder: pathlib.Path) -> None:
         assert {'train_step', 'env_steps', 'mean_return', 'num_episodes', 'returns'} <= evaluation.keys()
         assert len(evaluation['returns']) == evaluation['num_episodes'] == 2
 
-    configured = gin_config.configure(train.train, dict.fromkeys(GIVEN_BY_PROGRAMS), run_dir.config)
+    configured = job_config.configure(train.train, dict.fromkeys(GIVEN_BY_PROGRAMS), run_dir.config)
     assert configured.text == run_dir.config.read_text()
     assert gin.query_parameter('train.num_train_steps') == NUM_TRAIN_STEPS
     check_policy(run_dir, folder)

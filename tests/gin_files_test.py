@@ -8,14 +8,14 @@ import threading
 import pytest
 
 import gin
-from scripts import gin_config, gin_files, gin_reader
+from tflearn.config import files, job_config, reader
 from tflearn.experience import Experience
 from tflearn.run_dir import RunDir
 from tflearn.train_step import create_train_step
 
-FOLDER = gin_files.folder()
-RUNS = [name for name in gin_files.names() if '/' not in name and name != 'jobs']
-PARTS = [name for name in gin_files.names() if '/' in name]
+FOLDER = files.folder()
+RUNS = [name for name in files.names() if '/' not in name and name != 'jobs']
+PARTS = [name for name in files.names() if '/' in name]
 # Run -> the package that its environment needs, and the extra that installs it.
 NEEDED = {
     'sac_halfcheetah': ('mujoco', 'mujoco'),
@@ -48,13 +48,13 @@ def configure(tmp_path):
 
     def configure(job, run, *bindings):
         arguments = {name: values[name] for name in GIVEN[job]}
-        return gin_config.configure(job_function(job), arguments, gin_files.resolve(run), bindings)
+        return job_config.configure(job_function(job), arguments, files.resolve(run), bindings)
 
     return configure
 
 
 def text(name):
-    return gin_files.resolve(name).read_text(encoding='utf-8')
+    return files.resolve(name).read_text(encoding='utf-8')
 
 
 def header(name):
@@ -133,7 +133,7 @@ def test_plain_gin_reads_it_too(run):
 
 @pytest.mark.parametrize('run', RUNS)
 def test_a_run_is_two_includes_and_a_few_overrides(run):
-    bindings = gin_reader.read(gin_files.resolve(run)).bindings
+    bindings = reader.read(files.resolve(run)).bindings
     own = [binding for binding in bindings if binding.place.startswith(f'{FOLDER}/{run}.gin:')]
     includes = re.findall(r"^include '(\w+)/\w+\.gin'$", text(run), re.MULTILINE)
     assert includes == ['algorithms', 'environments']
@@ -142,11 +142,11 @@ def test_a_run_is_two_includes_and_a_few_overrides(run):
 
 @pytest.mark.parametrize('part', PARTS)
 def test_every_part_belongs_to_a_run(part):
-    places = {binding.place for run in RUNS for binding in gin_reader.read(gin_files.resolve(run)).bindings}
+    places = {binding.place for run in RUNS for binding in reader.read(files.resolve(run)).bindings}
     assert any(place.startswith(f'{FOLDER}/{part}.gin:') for place in places)
 
 
-@pytest.mark.parametrize('name', gin_files.names())
+@pytest.mark.parametrize('name', files.names())
 def test_every_file_begins_with_what_it_is(name):
     assert len(header(name).splitlines()[0]) > 10
     statements = [line for line in text(name).splitlines() if line and not line.startswith('#')]

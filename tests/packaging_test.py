@@ -119,7 +119,7 @@ def test_console_commands_work_outside_the_checkout(installed, tmp_path, job):
 
 
 def test_gin_files_are_found_outside_the_checkout(installed, tmp_path):
-    program = 'from tflearn_scripts import gin_files; print(gin_files.resolve("algorithms/dqn"))'
+    program = 'from tflearn.config import files; print(files.resolve("algorithms/dqn"))'
     result = run(sys.executable, '-c', program, cwd=tmp_path, env={**os.environ, 'PYTHONPATH': str(installed)})
     assert pathlib.Path(result.stdout.strip()) == installed / 'tflearn_gin' / 'algorithms' / 'dqn.gin', result.stderr
 

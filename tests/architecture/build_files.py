@@ -93,8 +93,8 @@ def _targets(root: pathlib.Path) -> Iterable[Target]:
         target.deps |= {
             label for name, _ in file.imports if (label := _label_of(name, homes)) not in (None, target.label)
         }
-    if '//scripts:setup' in targets:
-        targets['//scripts:setup'].deps.add('//:gin')
+    if '//tflearn:config' in targets:
+        targets['//tflearn:config'].deps.add('//:gin')
     return [*targets.values(), _gin_target(root, homes)]
 
 

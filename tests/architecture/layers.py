@@ -22,7 +22,7 @@ VOCABULARY = (
     'control',
 )
 # Package -> the packages that it may import. An annex is a part of a large subject and knows the package it belongs to;
-# jobs/ knows all of them but launch/ and tools/.
+# jobs/ knows all of them but config/, launch/ and tools/.
 PACKAGES = {
     'environments': (),
     'transforms': (),
@@ -62,7 +62,7 @@ DOORS = {
     'ale_py': ('tflearn/environments/',),
     'absl.flags': ('scripts/',),
     'absl.app': ('scripts/',),
-    'gin': ('scripts/',),
+    'gin': ('tflearn/config/',),
     'grpc': ('tflearn/rpc/', 'tflearn/serving/'),
     'grpc_health': ('tflearn/rpc/', 'tflearn/serving/'),
     'prometheus_client': ('tflearn/rpc/', 'tflearn/serving/'),
@@ -112,10 +112,12 @@ def _may_import(file: SourceFile, job_parts: Sequence[str]) -> tuple[str, ...]:
     """Returns the names of the project that `file` may use; `job_parts` are the modules in jobs/ that are no jobs."""
     vocabulary = tuple(f'tflearn.{name}' for name in VOCABULARY)
     if file.parts[0] == 'scripts':
-        return ('scripts', 'tflearn.jobs', 'tflearn.launch', *vocabulary)
+        return ('scripts', 'tflearn.jobs', 'tflearn.launch', 'tflearn.config', *vocabulary)
     package = file.parts[1]
     if package in VOCABULARY:
         return vocabulary[: VOCABULARY.index(package)]
+    if package == 'config':
+        return (*vocabulary, 'tflearn.config')
     if package == 'launch':
         return ('tflearn.errors', 'tflearn.run_dir', 'tflearn.launch')
     if package == 'jobs':

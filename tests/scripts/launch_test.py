@@ -42,9 +42,10 @@ def launch(*flags, cwd, package='scripts', path=CHECKOUT):
 
 @pytest.fixture
 def installed(tmp_path):
-    """A folder that holds the programs and a gin file as the wheel has them."""
+    """A folder that holds the package, the programs and the gin files as the wheel has them."""
     programs = tmp_path / 'site' / 'tflearn_scripts'
-    shutil.copytree(CHECKOUT / 'scripts', programs, ignore=shutil.ignore_patterns('__pycache__'))
+    for source, copy in (('scripts', programs), ('tflearn', programs.with_name('tflearn'))):
+        shutil.copytree(CHECKOUT / source, copy, ignore=shutil.ignore_patterns('__pycache__'))
     for job in ('replay_server', 'train', 'evaluate', 'collect'):
         (programs / f'{job}.py').write_text(JOB)
     shutil.copytree(CHECKOUT / 'gin', programs.parent / 'tflearn_gin')
@@ -167,15 +168,17 @@ def test_the_checks_load_no_tensorflow(tmp_path):
     (tmp_path / 'own' / 'tasks.py').write_text('import tensorflow\ndef make(num_environments, seed): pass\n')
     program = """
 import pathlib, sys
-from scripts import gin_files, gin_preview, preflight
+from tflearn.config import files, preview
+from tflearn.jobs import environment_check
+from scripts import preflight
 preflight.import_from_here()
 jobs = [f'tflearn.jobs.{job}' for job in ('replay_server', 'train', 'evaluate', 'collect')]
 for run in ('dqn_cartpole', 'ppo_pendulum', 'impala_cartpole_hidden'):
-    gin_preview.check(gin_files.resolve(run), [], jobs)
+    preview.check(files.resolve(run), [], jobs, environment_check.check)
 own = ['import own.tasks', 'make_environment=@own.tasks.make']
-gin_preview.check(gin_files.resolve('algorithms/dqn'), [*own, 'train.num_train_steps=1'], jobs)
+preview.check(files.resolve('algorithms/dqn'), [*own, 'train.num_train_steps=1'], jobs, environment_check.check)
 registers = ['import own.tasks', 'gymnasium_env.make.name="RegisteredByOwnTasks-v0"']
-gin_preview.check(gin_files.resolve('dqn_cartpole'), registers, jobs)
+preview.check(files.resolve('dqn_cartpole'), registers, jobs, environment_check.check)
 assert not {'tensorflow', 'tf_agents', 'reverb', 'own.tasks', 'tflearn.jobs.train'} & set(sys.modules)
 """
     environment = {**os.environ, 'PYTHONPATH': str(CHECKOUT), 'PYTHONSAFEPATH': '1'}  # As a console command is started.

@@ -1,6 +1,6 @@
 """Reads a run's gin file: its statements in order, includes spliced in, each with the place where it was written.
 
-Names are not looked up and nothing is imported here; that is what gin_names.py does.
+Names are not looked up and nothing is imported here; that is what names.py does.
 """
 
 import dataclasses
@@ -10,9 +10,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gin import config_parser
+from tflearn.config import files
 from tflearn.errors import UserValueError
-
-from . import gin_files
 
 FLAG = '--gin_bindings'
 
@@ -202,6 +201,6 @@ def _included(name: str, path: pathlib.Path | None, place: str) -> pathlib.Path:
     if path and (path.parent / name).is_file():
         return path.parent / name
     try:
-        return gin_files.resolve(name)
+        return files.resolve(name)
     except ValueError as error:
         raise UserValueError(f'{error} (it is included in {place})') from error

@@ -14,12 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gin
+from tflearn.config import checks, names, reader, usage
+from tflearn.config.names import Configurable
+from tflearn.config.reader import Import, Reference, join_scope
+from tflearn.config.usage import Bound
 from tflearn.errors import UserValueError
-
-from . import gin_checks, gin_names, gin_reader, gin_usage
-from .gin_names import Configurable
-from .gin_reader import Import, Reference, join_scope
-from .gin_usage import Bound
 
 # By a job's argument: another job, and the name of its argument.
 Taken = Mapping[str, tuple[Callable[..., None], str]]
@@ -61,14 +60,14 @@ class ConfiguredJob:
 
     def inoperative(self) -> list[str]:
         """The bindings that this job might have used and has not used until now, as they were written."""
-        used, _ = gin_usage.resolve(gin_reader.read_text(operative_text()), [])
-        operative = gin_usage.Usage()
+        used, _ = usage.resolve(reader.read_text(operative_text()), [])
+        operative = usage.Usage()
         parameters = set()
         for bound in used:
             if bound.target:
                 operative.configurables.setdefault(bound.target, set()).add(bound.binding.scope)
                 parameters.add((bound.target, bound.binding.parameter))
-        mine = gin_usage.reach(self.bounds, [self.job])
+        mine = usage.reach(self.bounds, [self.job])
         return [
             f'{bound.binding.written} ({bound.binding.place})'
             for bound in self.bounds
@@ -100,15 +99,15 @@ def configure(
       ImportError: if an imported module needs a package that is not installed.
     """
     gin.clear_config()  # at once: a locked configuration lets no module register what it has
-    statements = gin_reader.read(gin_file, flag_bindings)
-    gin_names.import_modules(statements.imports)
+    statements = reader.read(gin_file, flag_bindings)
+    names.import_modules(statements.imports)
     this = Configurable(job, job.__module__, job.__qualname__)
     jobs = jobs_of(this, statements.imports)
-    bounds, mistakes = gin_usage.resolve(statements, jobs)
-    gin_checks.check_names(bounds, mistakes, gin_usage.reach(bounds, jobs), jobs, statements.imports)
-    bounds = gin_usage.with_taken(bounds, this, _sources(takes or {}))
-    final = gin_usage.final(bounds, jobs)
-    gin_checks.check_required(this, arguments.keys(), final, gin_file)
+    bounds, mistakes = usage.resolve(statements, jobs)
+    checks.check_names(bounds, mistakes, usage.reach(bounds, jobs), jobs, statements.imports)
+    bounds = usage.with_taken(bounds, this, _sources(takes or {}))
+    final = usage.final(bounds, jobs)
+    checks.check_required(this, arguments.keys(), final, gin_file)
 
     with _gin_errors_are_the_users():
         gin.external_configurable(job, module=job.__module__)
@@ -150,9 +149,9 @@ def plain_message(error: BaseException) -> str:
 
 
 def jobs_of(
-    this: Configurable, imports: Iterable[Import], load: gin_names.Load = importlib.import_module
+    this: Configurable, imports: Iterable[Import], load: names.Load = importlib.import_module
 ) -> list[Configurable]:
-    """The functions that the programs of the run call: `this` first. `load`: see `gin_names.import_modules`."""
+    """The functions that the programs of the run call: `this` first. `load`: see `names.import_modules`."""
     package = this.module.rpartition('.')[0]
     modules = sorted({item.module for item in imports if package and item.module.rpartition('.')[0] == package})
     functions = {module: getattr(load(module), module.rpartition('.')[2], None) for module in modules}

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tflearn import extras
+from tflearn.config.reader import FLAG, Binding, Import
 from tflearn.errors import UserImportError, UserValueError
-
-from .gin_reader import FLAG, Binding, Import
 
 # Imports a module by its name, or makes an outline of it.
 Load = Callable[[str], types.ModuleType]

@@ -8,12 +8,13 @@ from absl import logging
 
 from tflearn.errors import UserValueError
 
-_HERE = pathlib.Path(__file__).resolve().parent
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def folder() -> pathlib.Path:
-    """The packaged gin files' folder, beside this one's: `gin` in a checkout, `tflearn_gin` where it is installed."""
-    return _HERE.with_name('gin' if _HERE.name == 'scripts' else 'tflearn_gin')
+    """Returns the packaged gin files' folder, beside the package: `tflearn_gin` where it is installed, else `gin`."""
+    installed = _ROOT / 'tflearn_gin'
+    return installed if installed.is_dir() else _ROOT / 'gin'
 
 
 def names() -> list[str]:

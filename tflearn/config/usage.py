@@ -4,9 +4,9 @@ import dataclasses
 import importlib
 from collections.abc import Iterable, Mapping
 
-from . import gin_names
-from .gin_names import Configurable
-from .gin_reader import Binding, Macro, Reference, Statements, leaves
+from tflearn.config import names
+from tflearn.config.names import Configurable
+from tflearn.config.reader import Binding, Macro, Reference, Statements, leaves
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,14 +54,14 @@ class Usage:
 
 
 def resolve(
-    statements: Statements, roots: Iterable[Configurable], load: gin_names.Load = importlib.import_module
+    statements: Statements, roots: Iterable[Configurable], load: names.Load = importlib.import_module
 ) -> tuple[list[Bound], list[Mistake]]:
     """Looks up every name in `statements`. What cannot be found is a mistake; all else is bound.
 
     Args:
       statements: of the run's files and flags.
       roots: the functions that programs call.
-      load: see `gin_names.import_modules`.
+      load: see `names.import_modules`.
     """
     known = dict.fromkeys(roots)
     bounds: list[Bound] = []
@@ -69,8 +69,8 @@ def resolve(
 
     def find(binding: Binding, selector: str, written: str, in_value: bool) -> Configurable | None:
         try:
-            found = gin_names.find(binding, selector, known, load)
-        except gin_names.UnknownNameError as error:
+            found = names.find(binding, selector, known, load)
+        except names.UnknownNameError as error:
             mistakes.append(Mistake(written, binding.place, str(error), in_value))
             return None
         known[found] = None

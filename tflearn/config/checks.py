@@ -7,12 +7,11 @@ import types
 import typing
 from collections.abc import Collection, Iterable, Sequence
 
+from tflearn.config import names
+from tflearn.config.names import Configurable, nearest
+from tflearn.config.reader import FLAG, Binding, Import, Macro, Reference, join_scope, leaves
+from tflearn.config.usage import Bound, Mistake, Usage
 from tflearn.errors import UserValueError
-
-from . import gin_names
-from .gin_names import Configurable, nearest
-from .gin_reader import FLAG, Binding, Import, Macro, Reference, join_scope, leaves
-from .gin_usage import Bound, Mistake, Usage
 
 # Arguments of the jobs that their programs give them; binding these would do nothing.
 GIVEN_BY_PROGRAMS = frozenset(
@@ -29,7 +28,7 @@ def check_names(
     usage: Usage,
     jobs: Collection[Configurable],
     imports: Sequence[Import],
-    load: gin_names.Load = importlib.import_module,
+    load: names.Load = importlib.import_module,
 ) -> None:
     """Checks that all names stand for something, that values are of the right kind, and that all bindings are used.
 
@@ -39,7 +38,7 @@ def check_names(
       usage: what the run's jobs reach.
       jobs: the run's jobs.
       imports: the run's imports.
-      load: see `gin_names.import_modules`.
+      load: see `names.import_modules`.
 
     Raises:
       ValueError: naming the first binding that is wrong, its place and the nearest valid name.
@@ -162,6 +161,6 @@ def _names(usage: Usage, jobs: Collection[Configurable], place: str) -> list[str
     return names
 
 
-def _functions(usage: Usage, imports: Iterable[Import], load: gin_names.Load) -> list[str]:
+def _functions(usage: Usage, imports: Iterable[Import], load: names.Load) -> list[str]:
     """What references may name in this run."""
-    return [*(configurable.name for configurable in usage.configurables), *gin_names.callables(imports, load)]
+    return [*(configurable.name for configurable in usage.configurables), *names.callables(imports, load)]

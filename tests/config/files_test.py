@@ -6,18 +6,18 @@ import shutil
 
 import pytest
 
-from scripts import gin_files
+from tflearn.config import files
 
 
-@pytest.fixture(params=[('scripts', 'gin'), ('tflearn_scripts', 'tflearn_gin')], ids=['checkout', 'installed'])
+@pytest.fixture(params=['gin', 'tflearn_gin'], ids=['checkout', 'installed'])
 def module(request, tmp_path, monkeypatch):
     """The module among four packaged files, while the working directory is another one."""
-    programs, files = (tmp_path / name for name in request.param)
-    programs.mkdir()
-    copy = shutil.copy(str(gin_files.__file__), programs)
+    package, folder = tmp_path / 'tflearn' / 'config', tmp_path / request.param
+    package.mkdir(parents=True)
+    copy = shutil.copy(str(files.__file__), package)
     for name in ('dqn_cartpole', 'dqn_acrobot', 'algorithms/dqn', 'environments/cartpole'):
-        (files / name).parent.mkdir(parents=True, exist_ok=True)
-        (files / f'{name}.gin').touch()
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / f'{name}.gin').touch()
     (tmp_path / 'elsewhere').mkdir()
     monkeypatch.chdir(tmp_path / 'elsewhere')
     spec = importlib.util.spec_from_file_location('copied_gin_files', copy)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scripts import saved_config
+from tflearn.config import saved
 from tflearn.run_dir import RunDir
 
 
@@ -16,15 +16,15 @@ def files(run_dir):
 
 
 def test_the_first_is_written(run_dir):
-    saved_config.save(run_dir, 'a = 1\n')
-    saved_config.save(run_dir, 'a = 1\n')
+    saved.save(run_dir, 'a = 1\n')
+    saved.save(run_dir, 'a = 1\n')
     assert files(run_dir) == {'config.gin': 'a = 1\n'}
 
 
 def test_another_one_is_told_and_the_older_ones_are_kept(run_dir, caplog):
     caplog.set_level('INFO')
     for text in ('a = 1\nb = 1\n', 'a = 2\nb = 1\n', 'a = 3\nb = 1\n'):
-        saved_config.save(run_dir, text)
+        saved.save(run_dir, text)
     assert files(run_dir) == {
         'config-1.gin': 'a = 1\nb = 1\n',
         'config-2.gin': 'a = 2\nb = 1\n',
@@ -35,7 +35,7 @@ def test_another_one_is_told_and_the_older_ones_are_kept(run_dir, caplog):
 
 
 def test_a_finished_run_keeps_what_it_has(run_dir):
-    saved_config.save(run_dir, 'a = 1\n')
+    saved.save(run_dir, 'a = 1\n')
     run_dir.done.touch()
-    saved_config.save(run_dir, 'a = 2\n')
+    saved.save(run_dir, 'a = 2\n')
     assert files(run_dir) == {'config.gin': 'a = 1\n', 'DONE': ''}

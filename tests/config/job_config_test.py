@@ -5,7 +5,7 @@ import importlib
 import pytest
 
 import gin
-from scripts import gin_config, gin_preview, gin_reader
+from tflearn.config import job_config, preview, reader
 from tflearn.errors import UserError, UserValueError
 
 
@@ -18,11 +18,11 @@ def configure(gin_folder):
         path.write_text(path.read_text() + more if path.exists() else more)
         function = getattr(importlib.import_module(f'toy.jobs.{job}'), job)
         arguments = {'run_dir': [], 'stop': None, **arguments}
-        early = error_of(lambda: gin_preview.check(path, bindings, [function.__module__]))
+        early = error_of(lambda: preview.check(path, bindings, [function.__module__]))
         if not sees_less:
-            assert early == error_of(lambda: gin_config.configure(function, arguments, path, bindings))
+            assert early == error_of(lambda: job_config.configure(function, arguments, path, bindings))
         assert early is None or not sees_less
-        return gin_config.configure(function, arguments, path, bindings)
+        return job_config.configure(function, arguments, path, bindings)
 
     return configure
 
@@ -198,7 +198,7 @@ def test_errors_of_factories_lose_what_gin_appends(configure):
     job = configure('dqn.make_agent.learning_rate=-1')
     with pytest.raises(ValueError, match='In call to configurable') as raised:
         job.run()
-    assert gin_config.plain_message(raised.value) == 'got learning_rate=-1; need a number above 0'
+    assert job_config.plain_message(raised.value) == 'got learning_rate=-1; need a number above 0'
 
 
 def test_the_text_configures_the_same_run(configure, gin_folder):
@@ -217,7 +217,7 @@ def test_inoperative_bindings_of_this_job(configure, gin_folder):
         f'epsilon/schedules.linear.start ({gin_folder}/parts/dqn.gin:9)',
         f'epsilon/schedules.linear.end ({gin_folder}/parts/dqn.gin:10)',
     ]
-    assert 'dqn.make_agent.learning_rate = 0.5' in gin_config.operative_text()
+    assert 'dqn.make_agent.learning_rate = 0.5' in job_config.operative_text()
 
 
 def test_what_tensorboard_shows_of_it(configure, gin_folder):
@@ -364,6 +364,6 @@ def test_the_configuration_is_locked(configure):
 
 
 def test_leaves_are_found_however_deep():
-    statements = gin_reader.read_text('x = {"a": [(@f.g(), 1)], %b: "c"}')
-    found = [repr(leaf) for leaf in gin_reader.leaves(statements.bindings[0].value)]
+    statements = reader.read_text('x = {"a": [(@f.g(), 1)], %b: "c"}')
+    found = [repr(leaf) for leaf in reader.leaves(statements.bindings[0].value)]
     assert sorted(found) == ['%b', '@f.g()']

@@ -2,14 +2,14 @@
 
 import pytest
 
-from scripts import gin_files, gin_reader
+from tflearn.config import files, reader
 
 
 def test_includes_are_read_where_they_stand(tmp_path):
     (tmp_path / 'parts').mkdir()
     (tmp_path / 'parts' / 'a.gin').write_text('x = 1\n')
     (tmp_path / 'run.gin').write_text("y = 2\ninclude 'parts/a.gin'\nx = 3\n")
-    statements = gin_reader.read(tmp_path / 'run.gin', ['z = 4'])
+    statements = reader.read(tmp_path / 'run.gin', ['z = 4'])
     assert [(binding.written, binding.value, binding.place) for binding in statements.bindings] == [
         ('y', 2, f'{tmp_path}/run.gin:1'),
         ('x', 1, f'{tmp_path}/parts/a.gin:1'),
@@ -21,8 +21,8 @@ def test_includes_are_read_where_they_stand(tmp_path):
 def test_packaged_files_are_included_from_anywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'own.gin').write_text("include 'environments/cartpole.gin'\n")
-    (binding, _) = gin_reader.read(tmp_path / 'own.gin').bindings
-    assert binding.place.startswith(str(gin_files.folder() / 'environments' / 'cartpole.gin'))
+    (binding, _) = reader.read(tmp_path / 'own.gin').bindings
+    assert binding.place.startswith(str(files.folder() / 'environments' / 'cartpole.gin'))
 
 
 NO_GIN = {
@@ -41,24 +41,24 @@ NO_GIN = {
 def test_what_is_no_gin(tmp_path, text):
     (tmp_path / 'run.gin').write_text(f'# A comment.\nx = 1\n{text}\n')
     with pytest.raises(ValueError, match='need one like module.function.parameter = value') as raised:
-        gin_reader.read(tmp_path / 'run.gin')
+        reader.read(tmp_path / 'run.gin')
     assert str(raised.value).startswith(f'got {text!r} in {tmp_path}/run.gin:')
     assert NO_GIN[text] in str(raised.value)
     assert '\n' not in str(raised.value)
     with pytest.raises(ValueError, match='in --gin_bindings, which is no gin statement'):
-        gin_reader.read_text(text)
+        reader.read_text(text)
 
 
 def test_files_that_cannot_be_read(tmp_path):
     run = tmp_path / 'run.gin'
     run.write_text("include 'missing.gin'\n")
     with pytest.raises(ValueError, match=rf"got gin_file='missing.gin'; need .* \(it is included in {run}:1\)"):
-        gin_reader.read(run)
+        reader.read(run)
     run.write_text("include 'run.gin'\n")
     with pytest.raises(ValueError, match='which includes itself'):
-        gin_reader.read(run)
+        reader.read(run)
     run.write_bytes(b'\xff\xfe')
     with pytest.raises(ValueError, match='which cannot be read'):
-        gin_reader.read(run)
+        reader.read(run)
     with pytest.raises(ValueError, match='which cannot be read'):
-        gin_reader.read(tmp_path)
+        reader.read(tmp_path)

@@ -1,0 +1,1 @@
+"""The configuration of a run: gin files, composed, strict and saved. The door to gin."""
