@@ -45,7 +45,7 @@ def main() -> int:
     parser.add_argument('--rounds', type=int, default=7)
     parser.add_argument('--secs', type=float, default=4.0, help='of each side in a round')
     parser.add_argument('--rllib_python', type=pathlib.Path, default=ROOT / 'rllib_environment' / 'bin' / 'python')
-    parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the figures there')
+    parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the results there')
     parser.add_argument('--quick', action='store_true', help='three short rounds')
     options = parser.parse_args()
     if options.quick:

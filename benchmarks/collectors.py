@@ -119,7 +119,7 @@ def main() -> int:
     parser.add_argument('--collectors', default='1,2,4', help='how many, one run for each')
     parser.add_argument('--num_train_steps', type=int, default=15_000)
     parser.add_argument('--kill_every_secs', type=float, default=None, help='kills a collector that often')
-    parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the figures there')
+    parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the results there')
     parser.add_argument('--quick', action='store_true', help='one short run, to see whether this program works')
     options = parser.parse_args()
     if options.quick:

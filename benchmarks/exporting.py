@@ -79,7 +79,7 @@ def main() -> int:
     parser.add_argument('--policies', nargs='+', default=[*ExportOptions().policies])
     parser.add_argument('--interval', type=int, default=1000, help='train steps between two exports')
     parser.add_argument('--rounds', type=int, default=7)
-    parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the figures there')
+    parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the results there')
     parser.add_argument('--quick', action='store_true', help='two short rounds')
     options = parser.parse_args()
     rows = []

@@ -61,7 +61,7 @@ def main() -> int:
     parser.add_argument('--gin_bindings', action='append', default=[], help='on top of our setting')
     parser.add_argument('--rllib_flags', type=str.split, default=RLLIB, help="in place of RLlib's setting, in quotes")
     parser.add_argument('--rllib_python', type=pathlib.Path, default=ROOT / 'rllib_environment' / 'bin' / 'python')
-    parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the figures there')
+    parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the results there')
     parser.add_argument('--quick', action='store_true', help='one short round')
     options = parser.parse_args()
     if options.quick:

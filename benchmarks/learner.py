@@ -71,7 +71,7 @@ def main() -> int:
     parser.add_argument('--inter_op_threads', type=int, default=None, help="TensorFlow's, for all sides")
     parser.add_argument('--jit_compile', action='store_true', help='XLA for the limit and for us')
     parser.add_argument('--sides', default='mirror,server,tf_agents', help='of these, or prioritized,tf_agents')
-    parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the figures there')
+    parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the results there')
     parser.add_argument('--quick', action='store_true', help='a short run of the first case')
     options = parser.parse_args()
     strategies.use_threads(options.inter_op_threads)
@@ -212,7 +212,7 @@ def _our_learner(
 ) -> Callable[[int], object]:
     agent = case.make_agent(case.specs, create_train_step(), case.experience())
     if isinstance(source, PrioritizedSampler):
-        loop = dataclasses.replace(options.loop, item_figure=source.prioritization.error, normalize_weights=True)
+        loop = dataclasses.replace(options.loop, item_metric=source.prioritization.error, normalize_weights=True)
         options = dataclasses.replace(options, loop=loop, on_items=source.update)
     learner = Learner(agent, source, run_dir, options=options)
 

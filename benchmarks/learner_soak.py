@@ -34,7 +34,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--num_steps', type=int, default=200_000)
     parser.add_argument('--warm_up_share', type=float, default=0.2, help='of the steps, before memory is first read')
-    parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the figures there')
+    parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the results there')
     parser.add_argument('--quick', action='store_true', help='20 000 steps')
     options = parser.parse_args()
     if options.quick:

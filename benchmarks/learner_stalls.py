@@ -85,7 +85,7 @@ def main() -> int:
     parser.add_argument('--case', choices=learner_cases.CASES, default='sac')
     parser.add_argument('--interval', type=int, default=100, help='train steps between two checkpoints, two exports')
     parser.add_argument('--rounds', type=int, default=9)
-    parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the figures there')
+    parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the results there')
     parser.add_argument('--quick', action='store_true', help='three short rounds')
     options = parser.parse_args()
     intervals_a_round = 10

@@ -53,7 +53,7 @@ def main() -> int:
     parser.add_argument('--at_least', type=float, default=None, help='mean return that a run has to reach')
     parser.add_argument('--root_dir', type=pathlib.Path, default=None, help='keeps the runs; default: a temporary one')
     parser.add_argument('--picture', type=pathlib.Path, default=None, help='PNG of the learning curves')
-    parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the figures there')
+    parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the results there')
     parser.add_argument('--quick', action='store_true', help='one short run, to see whether this program works')
     options = parser.parse_args()
     if options.quick:

@@ -58,7 +58,7 @@ def main() -> int:
     parser.add_argument('--rounds', type=int, default=5)
     parser.add_argument('--secs', type=float, default=2.0, help='of each side in a round')
     parser.add_argument('--picture', type=pathlib.Path, default=None, help='PNG of latency against load')
-    parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the figures there')
+    parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the results there')
     parser.add_argument('--quick', action='store_true', help='two short rounds, to see whether this program works')
     options = parser.parse_args()
     if options.quick:

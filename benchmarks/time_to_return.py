@@ -59,7 +59,7 @@ def main() -> int:
     parser.add_argument('--rllib_python', type=pathlib.Path, default=ROOT / 'rllib_environment' / 'bin' / 'python')
     parser.add_argument('--root_dir', type=pathlib.Path, default=None, help='keeps the runs')
     parser.add_argument('--picture', type=pathlib.Path, default=None, help='PNG of the returns')
-    parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the figures there')
+    parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the results there')
     parser.add_argument('--max_secs', type=float, default=None, help='begins no run after so long')
     options = parser.parse_args()
     sides = [side for side in options.sides if side in OURS or options.rllib_python.exists()]

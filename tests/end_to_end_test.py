@@ -19,7 +19,7 @@ from absl import logging
 
 import gin
 from tests.end_to_end import results
-from tests.end_to_end.programs import Program, figure, pid
+from tests.end_to_end.programs import Program, metric, pid
 from tests.end_to_end.results import Progress, progress, saved
 from tflearn.config import job_config
 from tflearn.config.checks import GIVEN_BY_PROGRAMS
@@ -75,7 +75,7 @@ def interrupted(tmp_path_factory) -> Attempt:
     folder = tmp_path_factory.mktemp('interrupted')
     run_dir = RunDir(folder / 'run')
     with Program('launch', *TINY, folder=folder) as launch:
-        launch.wait_for(lambda: figure(run_dir, 'train', 'env_steps') > 0, 'the middle of training')
+        launch.wait_for(lambda: metric(run_dir, 'train', 'env_steps') > 0, 'the middle of training')
         launch.send(signal.SIGINT)
         return Attempt(run_dir, launch.end(), launch.output, progress(run_dir))
 
@@ -117,7 +117,7 @@ def test_ctrl_c_stops_a_run_and_keeps_what_it_learned(interrupted):
 def test_a_run_goes_on_until_its_train_job_dies_which_is_told(interrupted, orphaned):
     run_dir = orphaned.run_dir
     assert 'restored the replay from' in run_dir.log('replay_server').read_text()
-    before, now = (figure(attempt.run_dir, 'replay_server', 'inserts') for attempt in (interrupted, orphaned))
+    before, now = (metric(attempt.run_dir, 'replay_server', 'inserts') for attempt in (interrupted, orphaned))
     assert 0 < before < now
     assert orphaned.progress.follows(interrupted.progress)
     assert orphaned.code == 1
@@ -197,14 +197,14 @@ def test_jobs_by_hand_in_any_order_while_collectors_come_and_go(start, tmp_path)
     jobs = {job: start(job, *flags) for job in order}
     trains = jobs['train'].wait_for
 
-    trains(lambda: figure(run_dir, 'train', 'train_step') > 0, 'the beginning of training')
+    trains(lambda: metric(run_dir, 'train', 'train_step') > 0, 'the beginning of training')
     guests = {name: start('collect', *flags, f'--collector_name={name}', name=name) for name in ('polite', 'rude')}
     for name, number, code in (('polite', signal.SIGTERM, 128 + signal.SIGTERM), ('rude', signal.SIGKILL, -9)):
-        guests[name].wait_for(lambda name=name: figure(run_dir, name, 'env_steps') > 0, f'{name} to join')
+        guests[name].wait_for(lambda name=name: metric(run_dir, name, 'env_steps') > 0, f'{name} to join')
         guests[name].send(number)
         assert guests[name].end() == code, guests[name].output
-    left_at = figure(run_dir, 'train', 'train_step')
-    trains(lambda: figure(run_dir, 'train', 'train_step') > left_at + 100, 'training without the guests')
+    left_at = metric(run_dir, 'train', 'train_step')
+    trains(lambda: metric(run_dir, 'train', 'train_step') > left_at + 100, 'training without the guests')
     trains(lambda: run_dir.evaluations.exists(), 'an evaluation')
 
     write_json(run_dir.stop_request, {'reason': 'the test has seen enough'})

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from tests.end_to_end.programs import Program, figure, pid
+from tests.end_to_end.programs import Program, metric, pid
 from tests.testing import written_summaries
 from tflearn.launch.local import free_address
 from tflearn.run_dir import RunDir
@@ -35,19 +35,19 @@ def test_it_goes_on_without_stale_batches_and_with_the_same_collector(tmp_path):
 
         start('replay_server')
         collect, killed = start('collect'), start('train')
-        killed.wait_for(lambda: figure(run_dir, 'train', 'train_step') > 100, 'training')
+        killed.wait_for(lambda: metric(run_dir, 'train', 'train_step') > 100, 'training')
         killed.send(signal.SIGKILL)
         assert killed.end() == -signal.SIGKILL
-        step, collector = figure(run_dir, 'train', 'train_step'), pid(run_dir, 'collect_0')
-        collect.wait_for(lambda: figure(run_dir, 'replay_server', 'replay_size') >= 64, 'a full queue')
-        waiting_at = figure(run_dir, 'collect_0', 'env_steps')
+        step, collector = metric(run_dir, 'train', 'train_step'), pid(run_dir, 'collect_0')
+        collect.wait_for(lambda: metric(run_dir, 'replay_server', 'replay_size') >= 64, 'a full queue')
+        waiting_at = metric(run_dir, 'collect_0', 'env_steps')
 
         learner = start('train', 'again')
-        learner.wait_for(lambda: figure(run_dir, 'train', 'train_step') > step + 100, 'training to go on')
-        learner.wait_for(lambda: figure(run_dir, 'train', 'stale_sequences') > 0, 'stale sequences')
-        collect.wait_for(lambda: figure(run_dir, 'collect_0', 'env_steps') > waiting_at + 1_000, 'collecting to go on')
+        learner.wait_for(lambda: metric(run_dir, 'train', 'train_step') > step + 100, 'training to go on')
+        learner.wait_for(lambda: metric(run_dir, 'train', 'stale_sequences') > 0, 'stale sequences')
+        collect.wait_for(lambda: metric(run_dir, 'collect_0', 'env_steps') > waiting_at + 1_000, 'collecting to go on')
         assert pid(run_dir, 'collect_0') == collector
-        assert figure(run_dir, 'train', 'greatest_policy_lag') <= MAX_LAG
+        assert metric(run_dir, 'train', 'greatest_policy_lag') <= MAX_LAG
         learner.send(signal.SIGTERM)
         assert learner.end() == 128 + signal.SIGTERM
         assert 'from scratch' not in learner.output

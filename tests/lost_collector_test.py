@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from tests.end_to_end.programs import Program, figure
+from tests.end_to_end.programs import Program, metric
 from tflearn.launch.local import free_address
 from tflearn.run_dir import RunDir
 
@@ -30,7 +30,7 @@ def test_iterations_go_on_whatever_becomes_of_one_collector(tmp_path):
             return programs.enter_context(Program(job, *flags, *more, folder=tmp_path, name=name))
 
         def version():
-            return figure(run_dir, 'train', 'policy_version')
+            return metric(run_dir, 'train', 'policy_version')
 
         def goes_on(count=30):
             begun = version()
@@ -40,20 +40,20 @@ def test_iterations_go_on_whatever_becomes_of_one_collector(tmp_path):
         learner = start('train')
         start('collect', 'collect_0')
         lost = start('collect', 'collect_1', '--collector_name=collect_1')
-        learner.wait_for(lambda: figure(run_dir, 'collect_1', 'env_steps') > 500, 'both collectors')
+        learner.wait_for(lambda: metric(run_dir, 'collect_1', 'env_steps') > 500, 'both collectors')
         goes_on()
 
         lost.send(signal.SIGSTOP)
         learner.wait_for(lambda: 'collect_1' in learner.output, 'the end of its lease')
-        steps = figure(run_dir, 'collect_1', 'env_steps')
+        steps = metric(run_dir, 'collect_1', 'env_steps')
         goes_on()
         lost.send(signal.SIGCONT)
-        lost.wait_for(lambda: figure(run_dir, 'collect_1', 'env_steps') > steps + 500, 'a share for it again')
+        lost.wait_for(lambda: metric(run_dir, 'collect_1', 'env_steps') > steps + 500, 'a share for it again')
         goes_on()
 
         lost.send(signal.SIGKILL)
         assert lost.end() == -signal.SIGKILL
         learner.wait_for(lambda: learner.output.count('has not reported') >= 2, 'the end of its lease')
-        stale = figure(run_dir, 'train', 'stale_sequences')
+        stale = metric(run_dir, 'train', 'stale_sequences')
         goes_on(100)
-        assert figure(run_dir, 'train', 'stale_sequences') - stale <= 16, 'what was made for the lost one, at most'
+        assert metric(run_dir, 'train', 'stale_sequences') - stale <= 16, 'what was made for the lost one, at most'

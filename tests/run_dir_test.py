@@ -77,7 +77,7 @@ def test_done_line(tmp_path):
     assert 'finished (num_train_steps 5 reached, train step 5)' in (RunDir(tmp_path).done_line() or '')
 
 
-def test_status_keeps_figures_and_writes_changes_of_state_at_once(tmp_path):
+def test_status_keeps_metrics_and_writes_changes_of_state_at_once(tmp_path):
     path = RunDir(tmp_path).status('train')
     status = Status(path, 'train')
     status.update('waiting for data', train_step=1)

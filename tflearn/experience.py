@@ -31,7 +31,7 @@ class Prioritization:
       max_error: the size at which errors are clipped.
       initial_priority: the priority of new items, in (0, 1].
       normalize_by_max: divide weights by the maximum of the global batch, so that they only make steps smaller.
-      error: the agent's extra figure [B] that is an item's error.
+      error: the agent's extra metric [B] that is an item's error.
     """
 
     alpha: Scheduled = 0.6

@@ -72,29 +72,29 @@ def read_json(path: pathlib.Path) -> dict[str, Any] | None:
 
 
 class Status:
-    """A job's newest figures in a small file, for whoever watches the run. Written at most once a second."""
+    """A job's newest metrics in a small file, for whoever watches the run. Written at most once a second."""
 
     def __init__(self, path: pathlib.Path, job: str):
         self._path = path
-        self._figures: dict[str, Any] = {'job': job, 'pid': os.getpid()}
+        self._metrics: dict[str, Any] = {'job': job, 'pid': os.getpid()}
         self._written_at = -math.inf
         self._failure: str | None = None
 
-    def update(self, state: str, **figures: Any) -> None:
-        """Takes over `figures`; a change of `state` is written at once.
+    def update(self, state: str, **metrics: Any) -> None:
+        """Takes over `metrics`; a change of `state` is written at once.
 
         Args:
           state: 'waiting', 'running', 'finished' or 'stopped', optionally followed by a few words.
-          **figures: numbers and strings; those not named keep their values.
+          **metrics: numbers and strings; those not named keep their values.
         """
-        changed = state != self._figures.get('state')
+        changed = state != self._metrics.get('state')
         now = time.monotonic()
-        finite = {name: None if value in _NOT_JSON or value != value else value for name, value in figures.items()}
-        self._figures.update(finite, state=state, time=time.time())
+        finite = {name: None if value in _NOT_JSON or value != value else value for name, value in metrics.items()}
+        self._metrics.update(finite, state=state, time=time.time())
         if changed or now - self._written_at >= 1.0:
             self._written_at = now
             try:
-                write_json(self._path, self._figures)
+                write_json(self._path, self._metrics)
             except OSError as error:  # a job must not fail because its status cannot be written
                 if str(error) != self._failure:
                     logging.warning('could not write %s; going on without it: %s', self._path, error.strerror)
@@ -209,7 +209,7 @@ class RunDir:
         return self.logs / f'{job}.log'
 
     def status(self, job: str) -> pathlib.Path:
-        """The job's newest figures, for whoever watches the run."""
+        """The job's newest metrics, for whoever watches the run."""
         return self.root / 'status' / f'{job}.json'
 
     def done_line(self) -> str | None:

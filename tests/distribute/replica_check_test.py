@@ -43,7 +43,7 @@ def test_equal_replicas(strategy):
 
 
 @pytest.mark.parametrize(
-    ('name', 'value', 'figure'),
+    ('name', 'value', 'statistic'),
     [
         ('kernel', lambda value: value + tf.one_hot(0, 3) * 1e-4, 'L1|L2|mean|std'),
         ('kernel', lambda value: -value, 'mean'),
@@ -53,7 +53,7 @@ def test_equal_replicas(strategy):
     ],
 )
 @pytest.mark.parametrize('replica', [0, 1])
-def test_a_replica_changed_by_hand_is_found_and_named(name, value, figure, replica):
+def test_a_replica_changed_by_hand_is_found_and_named(name, value, statistic, replica):
     strategy = strategies.make('mirrored:2')
     model = Model(strategy)
     consistency = ReplicaConsistency(strategy, model)
@@ -62,7 +62,7 @@ def test_a_replica_changed_by_hand_is_found_and_named(name, value, figure, repli
     changed.assign(value(changed))
     with pytest.raises(
         RuntimeError,
-        match=rf'differ at train step 20 in 1 of 3 variable\(s\), most in {name}: ({figure}) \[.*\] by replica; need',
+        match=rf'train step 20 in 1 of 3 variable\(s\), most in {name}: ({statistic}) \[.*\] by replica; need',
     ):
         consistency(20)
     assert consistency.difference > 1e-6

@@ -74,8 +74,8 @@ class Program:
         return self._process.wait(DEADLINE_SECS)
 
 
-def figure(run_dir: RunDir, job: str, key: str) -> Any:
-    """A job's newest figure; 0 while there is none."""
+def metric(run_dir: RunDir, job: str, key: str) -> Any:
+    """A job's newest metric; 0 while there is none."""
     return (read_json(run_dir.status(job)) or {}).get(key) or 0
 
 

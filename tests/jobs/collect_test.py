@@ -39,9 +39,9 @@ class Learner:
         self.version += 1
         self.publisher.publish(self.version, self.version, env_steps, finished)
 
-    def figures(self):
+    def metrics(self):
         self.reader.read(connection.server_info(self.address)[reports.REPORTS].current_size)
-        return self.reader.figures()
+        return self.reader.metrics()
 
 
 @pytest.fixture
@@ -63,10 +63,10 @@ def test_so_many_environment_steps(small_run, learner):
     assert (status['lost_steps'], status['dropped_episodes'], status['rebuilt_environments']) == (0, 0, 0)
     assert status['mean_length'] == status['mean_return'] > 0
     assert 0 < status['mean_start_return'] < status['mean_return']
-    figures = learner.figures()
-    assert figures['env_steps'] == status['env_steps']
-    assert figures['episodes'] == status['episodes']
-    assert figures['mean_reward'] == 1
+    metrics = learner.metrics()
+    assert metrics['env_steps'] == status['env_steps']
+    assert metrics['episodes'] == status['episodes']
+    assert metrics['mean_reward'] == 1
 
 
 def test_only_chosen_collectors_tell_of_episodes(small_run, learner):
@@ -75,9 +75,9 @@ def test_only_chosen_collectors_tell_of_episodes(small_run, learner):
     for name in ('collect_0', 'collect_1'):
         job = small_run.start(collect, name=name, num_environments=2, max_env_steps=100, options=options)
         job.join()
-        assert (learner.figures()['mean_return'] is None) == (name == 'collect_0')
+        assert (learner.metrics()['mean_return'] is None) == (name == 'collect_0')
     both = [small_run.status(name)['env_steps'] for name in ('collect_0', 'collect_1')]
-    assert learner.figures()['env_steps'] == sum(both)
+    assert learner.metrics()['env_steps'] == sum(both)
 
 
 def test_it_waits_for_newer_weights_after_so_many_episodes(small_run, learner):

@@ -74,7 +74,7 @@ def test_a_run_to_its_end_and_beyond(on_policy_run):
         assert read_json(run.dir.train_result)['train_step'] == num_train_steps
         assert status['policy_version'] == num_train_steps // 6, 'after each iteration'
         # With what collectors have ahead one version, and one since this iteration; one row of each of the four
-        # sequences is older by one, and the figure is that of a minibatch. What an end left in the queue comes on top.
+        # sequences is older by one, and the metric is that of a minibatch. What an end left in the queue comes on top.
         lag = 2 + 4 / 11 if num_train_steps == 60 else EXPERIENCE.max_policy_lag + 1
         assert status['policy_lag'] <= lag + 1e-6, 'it is summed in float32'
         counts.append(_normalizer_count(run))

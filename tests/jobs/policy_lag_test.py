@@ -40,7 +40,7 @@ def test_it_is_bounded_as_configured_which_a_histogram_shows(small_run):
     assert set(lags) == set(range(1, NUM_STEPS + 1))
     assert all(0 <= least <= greatest <= 2 for least, greatest, _ in lags.values())
     assert any(greatest for _, greatest, _ in lags.values())
-    figures = written_summaries.scalars(summaries)
-    assert max(figures['train/greatest_policy_lag'].values()) <= 2
+    metrics = written_summaries.scalars(summaries)
+    assert max(metrics['train/greatest_policy_lag'].values()) <= 2
     # The bound is kept by the short queue first of all.
-    assert max(figures['train/stale_sequences'].values()) < NUM_STEPS * QUEUE.per_replica_batch_size
+    assert max(metrics['train/stale_sequences'].values()) < NUM_STEPS * QUEUE.per_replica_batch_size

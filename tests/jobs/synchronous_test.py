@@ -34,7 +34,7 @@ def agent_variables(run_dir):
     return {name: reader.get_tensor(name) for name in names}
 
 
-def figures(run_dir):
+def metrics(run_dir):
     """Losses and returns by tag and step: all summaries but those that go by the clock, or have a layer's number."""
     left_out = ('per_sec', 'secs', 'share', 'rss', 'dense_')
     found = {}
@@ -51,7 +51,7 @@ def assert_same(one, other):
     assert mine.keys() == theirs.keys()
     for name, value in mine.items():
         np.testing.assert_array_equal(value, theirs[name], name)
-    assert figures(one) == figures(other)
+    assert metrics(one) == metrics(other)
 
 
 def test_a_run_to_its_end_and_beyond(tmp_path):
@@ -94,8 +94,8 @@ def test_the_same_seed_gives_the_same_bits(tmp_path):
         for name, seed in {'one': 5, 'same': 5, 'other': 6}.items()
     )
     assert_same(one, same)
-    assert figures(one)['train/loss'] != figures(other)['train/loss']
-    assert figures(one)['collect/mean_return'] != figures(other)['collect/mean_return']
+    assert metrics(one)['train/loss'] != metrics(other)['train/loss']
+    assert metrics(one)['collect/mean_return'] != metrics(other)['collect/mean_return']
 
 
 @pytest.mark.slow
@@ -103,7 +103,7 @@ def test_environments_may_have_a_seed_of_their_own(tmp_path):
     one, other = (
         run_synchronously(tmp_path / str(seed), num_train_steps=20, seed=5, collect_seed=seed) for seed in (None, 7)
     )
-    assert figures(one)['train/loss'] != figures(other)['train/loss']
+    assert metrics(one)['train/loss'] != metrics(other)['train/loss']
 
 
 @pytest.mark.parametrize(

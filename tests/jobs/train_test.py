@@ -18,7 +18,7 @@ from tflearn.jobs.train import train
 from tflearn.jobs.train_session import Progress
 from tflearn.jobs.train_settings import CHECKPOINT_INTERVAL_STEPS, SUMMARY_INTERVAL_STEPS, Settings, with_intervals
 from tflearn.learner.learner import LearnerOptions
-from tflearn.learner.stop_conditions import Limits
+from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions
 from tflearn.policies import updates, versions
 from tflearn.run_dir import read_json, write_json
@@ -247,17 +247,17 @@ def test_a_finished_run_says_so(small_run):
     assert sorted(small_run.dir.root.rglob('*')) == before
 
 
-@pytest.mark.parametrize('limits', [(0, None, None), (5, 0, None), (5, None, -1.0)])
-def test_limits_are_positive(limits):
+@pytest.mark.parametrize('values', [(0, None, None), (5, 0, None), (5, None, -1.0)])
+def test_stop_conditions_are_positive(values):
     with pytest.raises(ValueError, match='need a number above 0'):
-        Limits(*limits)
+        StopConditions(*values)
 
 
 def test_limits_are_named():
-    assert Limits(num_train_steps=10) == Limits(10, None, None)
-    limits = Limits(10, 100, 60.0)
-    assert limits.reached(9, 99, 59.0) is None
-    assert [limits.reached(*values) for values in ((10, 0, 0.0), (0, 100, 0.0), (0, 0, 60.0))] == [
+    assert StopConditions(num_train_steps=10) == StopConditions(10, None, None)
+    conditions = StopConditions(10, 100, 60.0)
+    assert conditions.reached(9, 99, 59.0) is None
+    assert [conditions.reached(*values) for values in ((10, 0, 0.0), (0, 100, 0.0), (0, 0, 60.0))] == [
         'num_train_steps 10 reached',
         'max_env_steps 100 reached',
         'max_secs 60 reached',

@@ -6,7 +6,7 @@ from tflearn.launch.reports import JobReport, RunReport
 
 
 def whole_run() -> RunReport:
-    """All jobs running, with all figures of the contract between jobs and launch."""
+    """All jobs running, with all metrics of the contract between jobs and launch."""
     now = time.time()
     replay = {'replay_size': 49_600, 'max_size': 100_000, 'inserts': 49_600, 'samples': 3_180_000}
     replay |= {'samples_per_insert': 64.13, 'samples_per_insert_target': 64.0}
@@ -18,12 +18,12 @@ def whole_run() -> RunReport:
     collectors = (collect | {'mean_return': 220.4, 'episodes': 301}, collect | {'mean_return': 242.3, 'episodes': 298})
     return RunReport(
         jobs=(
-            JobReport('replay_server', 'replay_server', 'running', figures=replay | {'time': now}),
-            JobReport('train', 'train', 'running', figures=train | {'time': now}),
-            JobReport('evaluate', 'evaluate', 'running', figures=evaluate | {'time': now}),
+            JobReport('replay_server', 'replay_server', 'running', metrics=replay | {'time': now}),
+            JobReport('train', 'train', 'running', metrics=train | {'time': now}),
+            JobReport('evaluate', 'evaluate', 'running', metrics=evaluate | {'time': now}),
             *(
-                JobReport(f'collect_{i}', 'collect', 'running', restarts=i, figures=figures | {'time': now})
-                for i, figures in enumerate(collectors)
+                JobReport(f'collect_{i}', 'collect', 'running', restarts=i, metrics=metrics | {'time': now})
+                for i, metrics in enumerate(collectors)
             ),
         ),
         secs=133.0,

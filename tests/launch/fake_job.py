@@ -1,6 +1,6 @@
 """A job without TensorFlow. Usage: fake_job.py ROOT NAME STEP..., each step one thing that a job may do.
 
-  status=JSON    writes status figures, with a state          say=TEXT     prints a line
+  status=JSON    writes status metrics, with a state          say=TEXT     prints a line
   wait=SECS      waits                                        stubborn     ignores SIGTERM from now on
   await=PATH     waits for a file below ROOT                  child        starts a process that outlives it
   write=PATH     writes an empty file below ROOT              done         writes DONE

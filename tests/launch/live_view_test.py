@@ -57,11 +57,11 @@ def test_states_have_colours():
 
 
 def test_a_silent_job_is_marked():
-    job = JobReport('train', 'train', 'running', figures={'time': time.time() - 90.0})
+    job = JobReport('train', 'train', 'running', metrics={'time': time.time() - 90.0})
     assert 'silent for 1 min 30 s' in drawn(RunReport((job,), 100.0))[-1]
 
 
-def test_a_narrow_terminal_loses_no_figure():
+def test_a_narrow_terminal_loses_no_metric():
     lines = drawn(whole_run(), width=60)
     assert lines[5] == 'train steps     12,400 of 20,000 at 93.1/s'
     assert lines[12] == 'data wait       12%'
@@ -70,7 +70,7 @@ def test_a_narrow_terminal_loses_no_figure():
 
 def test_more_steps_than_planned_still_draw():
     report = whole_run()
-    train = dataclasses.replace(report.jobs[1], figures={'train_step': 30, 'num_train_steps': 20})
+    train = dataclasses.replace(report.jobs[1], metrics={'train_step': 30, 'num_train_steps': 20})
     assert drawn(RunReport((train,), 1.0))[3].endswith('150%')
 
 

@@ -161,14 +161,14 @@ def test_an_unwritable_root_is_refused(tmp_path):
 
 
 def test_without_a_terminal_there_are_lines(run, run_dir):
-    figures = {'state': 'running', 'train_step': 500, 'num_train_steps': 1000, 'train_steps_per_sec': 12.5}
+    metrics = {'state': 'running', 'train_step': 500, 'num_train_steps': 1000, 'train_steps_per_sec': 12.5}
     old = {'state': 'running', 'replay_size': 77777, 'time': 1.0}
     run_dir.status('replay_server').parent.mkdir(parents=True)
     run_dir.status('replay_server').write_text(json.dumps(old))
     _, out, _ = run(
         line_interval_secs=0.5,
         replay_server=[WAIT],
-        train=['status={"state": "waiting for a first item"}', 'wait=0.5', f'status={json.dumps(figures)}', 'wait=1.5'],
+        train=['status={"state": "waiting for a first item"}', 'wait=0.5', f'status={json.dumps(metrics)}', 'wait=1.5'],
         evaluate=['await=status/train.json', 'wait=1.5', 'done'],
     )
     first, *lines = out.splitlines()
@@ -189,8 +189,8 @@ def test_jobs_inherit_the_environment_and_write_at_once(run, run_dir, monkeypatc
 
 def test_in_a_terminal_there_is_a_view(run_dir, monkeypatch):
     monkeypatch.setenv('TERM', 'xterm-256color')
-    figures = {'state': 'running', 'train_step': 500, 'num_train_steps': 1000}
-    jobs = topology(run_dir, train=[f'status={json.dumps(figures)}', 'wait=1.5'], evaluate=['wait=1', 'done'])
+    metrics = {'state': 'running', 'train_step': 500, 'num_train_steps': 1000}
+    jobs = topology(run_dir, train=[f'status={json.dumps(metrics)}', 'wait=1.5'], evaluate=['wait=1', 'done'])
     ours, theirs = pty.openpty()
     with launched(run_dir, jobs, stdout=theirs) as process:
         os.close(theirs)

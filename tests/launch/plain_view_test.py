@@ -4,7 +4,7 @@ import dataclasses
 import io
 
 from tests.launch.example_reports import whole_run
-from tflearn.launch.plain_view import LineView, figures_line
+from tflearn.launch.plain_view import LineView, metrics_line
 from tflearn.launch.reports import JobReport, RunReport
 
 
@@ -17,8 +17,8 @@ def shown(*reports, interval_secs=10.0):
     return [line.partition(' ')[2] for line in out.getvalue().splitlines()]
 
 
-def test_all_figures_stand_on_one_line():
-    assert figures_line(whole_run()) == (
+def test_all_metrics_stand_on_one_line():
+    assert metrics_line(whole_run()) == (
         'train steps 12,400 of 20,000 at 93.1/s | env steps 49,600 at 372/s | replay 49,600 of 100,000 | '
         'samples/insert 64.13 (target 64) | collect return 231.4 | greedy return 342.1 (target 475) | '
         'policy lag 1.3 versions | data wait 12% | time left 1 min 22 s'
@@ -40,7 +40,7 @@ def test_states_that_come_back_are_logged_again_after_a_restart_only():
     assert shown(*reports) == ['evaluate: starting', 'evaluate: waiting for a policy', 'evaluate: running'] * 2
 
 
-def test_figures_come_at_their_interval_with_the_jobs_that_do_not_run():
+def test_metrics_come_at_their_interval_with_the_jobs_that_do_not_run():
     job = JobReport('train', 'train', 'waiting for a first item')
     reports = [RunReport((job,), secs) for secs in (0.5, 9.5, 10.2, 15.0, 20.1, 55.0, 59.0, 60.0)]
     assert shown(*reports)[1:] == [

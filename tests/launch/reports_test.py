@@ -1,4 +1,4 @@
-"""How the figures of a run read."""
+"""How the metrics of a run read."""
 
 import time
 
@@ -8,8 +8,8 @@ from tests.launch.example_reports import whole_run
 from tflearn.launch.reports import JobReport, RunReport, count, duration, plain, rate
 
 
-def test_all_figures():
-    assert whole_run().figures() == {
+def test_all_metrics():
+    assert whole_run().metrics() == {
         'train steps': '12,400 of 20,000 at 93.1/s',
         'env steps': '49,600 at 372/s',
         'replay': '49,600 of 100,000',
@@ -29,26 +29,26 @@ def test_progress_and_time_left():
 
 def test_what_is_not_known_is_not_shown():
     targets = {'samples_per_insert': None, 'samples_per_insert_target': 32.0, 'target_return': 475.0}
-    jobs = [JobReport(kind, kind, 'starting', figures=targets) for kind in ('replay_server', 'train', 'evaluate')]
+    jobs = [JobReport(kind, kind, 'starting', metrics=targets) for kind in ('replay_server', 'train', 'evaluate')]
     run = RunReport((*jobs, JobReport('collect_0', 'collect', 'running')), 1.0)
-    assert run.figures() == {}
+    assert run.metrics() == {}
     assert run.progress is None
     assert [job.summary() for job in run.jobs] == [''] * 4
 
 
 def test_rates_are_those_of_living_jobs():
-    figures = {'env_steps_per_sec': 100.0, 'mean_return': 3.0}
-    living = JobReport('collect_0', 'collect', 'running', figures=figures)
-    dead = JobReport('collect_1', 'collect', 'died', alive=False, figures=figures)
-    train = JobReport('train', 'train', 'finished', alive=False, figures={'train_step': 7, 'train_steps_per_sec': 9.0})
+    metrics = {'env_steps_per_sec': 100.0, 'mean_return': 3.0}
+    living = JobReport('collect_0', 'collect', 'running', metrics=metrics)
+    dead = JobReport('collect_1', 'collect', 'died', alive=False, metrics=metrics)
+    train = JobReport('train', 'train', 'finished', alive=False, metrics={'train_step': 7, 'train_steps_per_sec': 9.0})
     run = RunReport((train, living, dead), 1.0)
-    assert run.figures() == {'train steps': '7', 'env steps': 'at 100/s', 'collect return': '3'}
+    assert run.metrics() == {'train steps': '7', 'env steps': 'at 100/s', 'collect return': '3'}
 
 
-def test_strange_figures_are_not_known():
-    figures = {'loss': float('nan'), 'policy_version': 'seven', 'train_step': True, 'env_steps': None}
-    job = JobReport('train', 'train', 'running', figures=figures)
-    assert [job.number(key) for key in (*figures, 'other')] == [None] * 5
+def test_strange_metrics_are_not_known():
+    metrics = {'loss': float('nan'), 'policy_version': 'seven', 'train_step': True, 'env_steps': None}
+    job = JobReport('train', 'train', 'running', metrics=metrics)
+    assert [job.number(key) for key in (*metrics, 'other')] == [None] * 5
 
 
 def test_summaries_of_the_jobs():
@@ -63,7 +63,7 @@ def test_summaries_of_the_jobs():
 
 def test_a_running_job_that_says_nothing_is_silent():
     def silent_secs(state, secs):
-        return JobReport('train', 'train', state, figures={'time': time.time() - secs}).silent_secs
+        return JobReport('train', 'train', state, metrics={'time': time.time() - secs}).silent_secs
 
     assert silent_secs('running', 5.0) is None
     assert silent_secs('waiting for a first item', 100.0) is None

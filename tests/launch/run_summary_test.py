@@ -44,7 +44,7 @@ def test_a_finished_run_takes_one_line(here):
     )
 
 
-def test_figures_that_are_missing_are_marked():
+def test_metrics_that_are_missing_are_marked():
     assert run_summary.result({}) == (
         'no reason given; train step ?, ? env steps, 0 s; greedy mean return ? over ? episodes'
     )

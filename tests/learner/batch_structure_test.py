@@ -1,4 +1,4 @@
-"""What a train step takes and gives beyond data and loss: importance weights, and figures of items."""
+"""What a train step takes and gives beyond data and loss: importance weights, and metrics of items."""
 
 import numpy as np
 import pytest
@@ -41,7 +41,7 @@ def _learner(directory, agent, data, strategy=None, **loop):
 @pytest.mark.parametrize('replicas', [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_weights_and_items_agree_on_any_number_of_replicas(tmp_path, make_agent, replicas):
     """The greatest weight is on the last replica: normalised by their own, the others' losses would differ."""
-    loop = {'item_figure': 'td_error', 'normalize_weights': True}
+    loop = {'item_metric': 'td_error', 'normalize_weights': True}
     alone, seen = _learner(tmp_path / 'one', make_agent(), _weighted(), **loop)
     strategy = strategies.make(f'mirrored:{replicas}')
     several, seen_by_several = _learner(tmp_path / 'n', make_agent(strategy), _weighted(), strategy, **loop)
@@ -84,7 +84,7 @@ def test_data_without_weights_and_items_not_asked_for(tmp_path, make_agent, make
 
 def test_the_errors_of_a_call_are_those_of_its_steps(tmp_path, make_agent):
     """Also where some steps are summarized by another program, and where the data end."""
-    loop = {'item_figure': 'td_error'}
+    loop = {'item_metric': 'td_error'}
     steady, seen = _learner(tmp_path / 'a', make_agent(), _weighted(5), **loop)
     assert steady.run(8).num_steps == 5
     single, seen_singly = _learner(tmp_path / 'b', make_agent(), _weighted(5), **loop)
@@ -95,9 +95,9 @@ def test_the_errors_of_a_call_are_those_of_its_steps(tmp_path, make_agent):
     )
 
 
-def test_a_figure_that_is_not_of_items(tmp_path, make_agent, make_dataset_fn):
+def test_a_metric_that_is_not_of_items(tmp_path, make_agent, make_dataset_fn):
     agent = make_agent()
     train = agent.train
     agent.train = lambda experience: tf_agent.LossInfo(train(experience).loss, {'q': tf.zeros(())})
-    with pytest.raises(ValueError, match=r"further figures \{'q': \[\]\}; need 'q' with one number for each item"):
-        _learner(tmp_path, agent, make_dataset_fn(), item_figure='q')
+    with pytest.raises(ValueError, match=r"extra metrics \{'q': \[\]\}; need 'q' with one number for each item"):
+        _learner(tmp_path, agent, make_dataset_fn(), item_metric='q')

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tflearn.distribute import strategies
 from tflearn.learner.learner import Learner, LearnerOptions
-from tflearn.learner.stop_conditions import Limits
+from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.train_loop import LoopOptions
 from tflearn.run_dir import RunDir
 
@@ -106,16 +106,16 @@ def test_xla_is_for_one_replica(tmp_path, make_agent, make_dataset_fn):
 def test_a_loop_with_limits(tmp_path, make_agent, make_dataset_fn):
     options = _options()
     learner = Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path), options=options)
-    assert learner.train(Limits(25, None, None), steps_per_call=10) == 'num_train_steps 25 reached'
+    assert learner.train(StopConditions(25, None, None), steps_per_call=10) == 'num_train_steps 25 reached'
     assert (learner.step, learner.checkpoints.saved_step) == (25, 25)
 
     resumed = Learner(make_agent(), make_dataset_fn(25), RunDir(tmp_path), options=options)
     env_steps = iter(range(0, 1000, 30))
-    assert resumed.train(Limits(10**6, 100, None), 10, lambda: next(env_steps)) == 'max_env_steps 100 reached'
+    assert resumed.train(StopConditions(10**6, 100, None), 10, lambda: next(env_steps)) == 'max_env_steps 100 reached'
     assert resumed.step == 25 + 4 * 10
 
     short = Learner(make_agent(), make_dataset_fn(0, 7), RunDir(tmp_path / 'short'), options=options)
-    assert short.train(Limits(100, None, None)) == 'the data ended'
+    assert short.train(StopConditions(100, None, None)) == 'the data ended'
     assert short.step == 7
 
 
@@ -129,7 +129,7 @@ def test_seconds_of_the_first_call_which_compiles_do_not_count(tmp_path, make_ag
 
     options = dataclasses.replace(_options(), after_run=first_takes_long)
     learner = Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path), options=options)
-    assert learner.train(Limits(10**9, max_secs=1.0), steps_per_call=1) == 'max_secs 1 reached'
+    assert learner.train(StopConditions(10**9, max_secs=1.0), steps_per_call=1) == 'max_secs 1 reached'
     assert len(calls) > 1
 
 

@@ -14,7 +14,7 @@ from tflearn.agents.actor_value import NetworkOptions
 from tflearn.distribute import strategies
 from tflearn.experience import Iteration
 from tflearn.learner.learner import Learner, LearnerOptions
-from tflearn.learner.minibatches import Iterations
+from tflearn.learner.minibatches import MinibatchSource
 from tflearn.policies.exporter import PolicyExporter
 from tflearn.run_dir import RunDir
 from tflearn.train_step import create_train_step
@@ -79,7 +79,7 @@ def test_each_step_counts_once_in_each_epoch(replicas, size, epochs, minibatch, 
         return numbers[:, :-1], tf.cast(numbers[:, :-1] % 10 != 3, tf.float32)  # these count for nothing
 
     source = Sequences(*(_numbers(size, iteration) for iteration in range(2)))
-    iterations = Iterations(source, prepare, Iteration(epochs, minibatch), strategy)
+    iterations = MinibatchSource(source, prepare, Iteration(epochs, minibatch), strategy)
     assert isinstance(iterations, BatchSource)
     assert iterations.max_draw_steps == steps
     draw = tf.function(lambda count: iterations.draw(count, tf.constant(0, tf.int64)))
@@ -120,7 +120,7 @@ def test_no_worker_begins_an_iteration_alone():
         tf.py_function(lambda: prepared.append(1), [], [])
         return numbers[:, :-1], tf.ones_like(numbers[:, :-1], tf.float32)
 
-    iterations = Iterations(Sequences(_numbers(6, 0)), prepare, Iteration(1, 8), strategies.make('default'))
+    iterations = MinibatchSource(Sequences(_numbers(6, 0)), prepare, Iteration(1, 8), strategies.make('default'))
     iterations._agreement = OthersAtTheirEnd()
     assert iterations.grant(3) == 0
     assert not prepared
@@ -135,7 +135,7 @@ class OthersAtTheirEnd:
 
 def _learner(directory, agent, source, epochs, strategy=None):
     strategy = strategy or strategies.make('default')
-    iterations = Iterations(source, agent.prepare, Iteration(epochs, 12), strategy)
+    iterations = MinibatchSource(source, agent.prepare, Iteration(epochs, 12), strategy)
     options = LearnerOptions(summaries=None)
     return Learner(agent, iterations, RunDir(directory), strategy=strategy, options=options)
 

@@ -56,8 +56,8 @@ def test_seconds_make_the_next_step_due(tmp_path):
 
 
 def test_what_is_written_is_read_back(tmp_path):
-    figures = {'replay_size': 7, 'mean_return': None}
-    summaries = Summaries(tmp_path, SummaryOptions(figures=lambda: figures))
+    metrics = {'replay_size': 7, 'mean_return': None}
+    summaries = Summaries(tmp_path, SummaryOptions(metrics=lambda: metrics))
     assert not list(tmp_path.iterdir()), 'no file before there is something to write'
     summaries.write(3, {'loss': 0.5, 'rss_mb': None})
     summaries.write_values(4, {'mine': 2.0})

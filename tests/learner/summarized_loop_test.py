@@ -139,8 +139,8 @@ def test_nothing_that_others_write_has_a_tag_of_ours(train):
     assert {tag for tag in written_summaries.scalars(directory) if tag.startswith('train/')} == ours
 
 
-def test_the_learners_figures(train):
-    _, _, directory = train([4, 4], interval_steps=4, figures=lambda: {'replay_size': 7.0, 'mean_return': None})
+def test_the_learners_metrics(train):
+    _, _, directory = train([4, 4], interval_steps=4, metrics=lambda: {'replay_size': 7.0, 'mean_return': None})
     scalars = written_summaries.scalars(directory)
     assert scalars['train/replay_size'] == {4: 7.0, 8: 7.0}
     assert 'train/mean_return' not in scalars

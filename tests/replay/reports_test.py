@@ -33,11 +33,11 @@ def test_whatever_is_counted_and_told_arrives(serve):
     served = serve(Experience())
     first, second = reports.Reporter(served.address), reports.Reporter(served.address)
     reader = reports.ReportReader(served.address)
-    assert reader.figures() == {'env_steps': 0, 'mean_return': None}
+    assert reader.metrics() == {'env_steps': 0, 'mean_return': None}
     first.report({'env_steps': 5, 'dropped_episodes': 1}, [{'return': 1.0, 'info/speed': 3.0}, {'return': 2.0}])
     second.report({'env_steps': 5, 'dropped_episodes': 2, 'lost_steps': 7}, [{'return': 3.0, 'info/speed': 4.0}])
     _read(served, reader)
-    assert reader.figures() == {
+    assert reader.metrics() == {
         'env_steps': 10,
         'dropped_episodes': 3,
         'lost_steps': 7,

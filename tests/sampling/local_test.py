@@ -52,7 +52,7 @@ def test_the_ratio_is_exact_after_every_step(ratio):
     assert granted == replay.owed_steps == math.floor(round((inserts - 20) * ratio / BATCH, 9))
     assert replay.grant(10**6) == granted
     assert replay.owed_steps == replay.grant(1) == 0
-    assert replay.figures()['samples_per_insert'] == granted * BATCH / (inserts - 20)
+    assert replay.metrics()['samples_per_insert'] == granted * BATCH / (inserts - 20)
 
 
 def test_steps_are_owed_one_after_the_other():
@@ -87,7 +87,7 @@ def test_what_is_alike_counts_as_often_as_it_came():
     for _ in range(150):
         replay(spec._replace(step_type=one, next_step_type=one, discount=np.ones(4, np.float32)), 0)
     assert replay._inserts > 500
-    assert replay.figures()['replay_size'] == 500
+    assert replay.metrics()['replay_size'] == 500
 
 
 def test_the_oldest_go():

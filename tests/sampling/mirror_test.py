@@ -39,7 +39,7 @@ def test_a_server_that_lost_everything_is_taken_as_it_is(serve, open_source):
     source.deserialize(json.dumps({'inserts': 100_000, 'samples': 1_000}))
     fill(served, 200)
     draw(source, 5)
-    assert source.figures()['replay_size'] >= 64
+    assert source.metrics()['replay_size'] >= 64
 
 
 def test_data_that_come_slowly_are_waited_for(serve, open_source):
@@ -77,13 +77,13 @@ def test_it_is_filled_from_the_server_after_a_restart(serve, open_source):
     assert served.table(REPLAY).current_size == 2 * stored
     second = open_source(served)
     draw(second)
-    assert second.figures()['replay_size'] >= 2 * 30
+    assert second.metrics()['replay_size'] >= 2 * 30
     draw(second, 2)
     # What lay in the stream is not there twice.
-    sequences = second.figures()['replay_size']
+    sequences = second.metrics()['replay_size']
     threading.Event().wait(0.5)
     draw(second)
-    assert second.figures()['replay_size'] == sequences
+    assert second.metrics()['replay_size'] == sequences
     assert served.table(STREAM).current_size == 0
 
 
@@ -93,8 +93,8 @@ def test_sequences_that_look_alike_are_all_there(serve, open_source):
     thread = fill(served, 8, (3,) * 64)
     for _ in range(2):
         source = open_source(served)
-        wait_until(lambda source=source: draw(source) and source.figures()['replay_size'] >= 6 * 64, 'all of them', 30)
-        assert source.figures()['replay_size'] == 6 * 64
+        wait_until(lambda source=source: draw(source) and source.metrics()['replay_size'] >= 6 * 64, 'all of them', 30)
+        assert source.metrics()['replay_size'] == 6 * 64
         source.close()
     thread.join(30)
 
@@ -111,14 +111,14 @@ def test_steps_that_come_slowly_are_drawn_at_once_and_stored_in_whole_chunks(mon
         write_steps(slow, environment, num_steps)
         inserts = slow.writer.num_complete_sequences
         wait_until(lambda inserts=inserts: draw(source) and source._inserts >= inserts, 'the steps', 30, poll_secs=0.01)
-        assert source._inserts == source.figures()['replay_size'] == inserts
+        assert source._inserts == source.metrics()['replay_size'] == inserts
     numbers = ring_content(source._ring, served.storage, 'observation')
     slow.writer.flush()
     assert served.table(REPLAY).current_size == 4 * 4
     source.close()
     restarted = open_source(served)
     draw(restarted)
-    assert restarted.figures()['replay_size'] == inserts
+    assert restarted.metrics()['replay_size'] == inserts
     assert ring_content(restarted._ring, served.storage, 'observation') == numbers
 
 
@@ -144,7 +144,7 @@ def test_after_a_restart_each_chunk_is_read_once_and_kept_once(serve, open_sourc
         _, peak_bytes = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         source.close()
-        assert source.figures()['replay_size'] == 64 * num_chunks
+        assert source.metrics()['replay_size'] == 64 * num_chunks
         draws = served.table(REPLAY).rate_limiter_info.sample_stats.completed
         assert num_reads * num_chunks <= draws < num_reads * 2 * num_chunks  # uniform draws would take 7 times as many
     assert num_bytes < peak_bytes < 1.5 * num_bytes  # the second time: the first one traces functions
@@ -179,7 +179,7 @@ def test_a_server_that_answers_late_is_waited_for(monkeypatch, serve, open_sourc
     wait_until(lambda: asked, 'a question without an answer', 30)
     serve(options, served.server.port)
     thread.join(60)
-    assert source.figures()['replay_size'] == 200
+    assert source.metrics()['replay_size'] == 200
 
 
 def test_a_server_that_does_not_answer_is_an_error(monkeypatch, serve, open_source):

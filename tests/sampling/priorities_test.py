@@ -156,7 +156,7 @@ def test_updates_arrive_and_the_latest_wins(serve, make_updater):
     updater.update(2, keys[[0, 0]], errors(0.6, -0.5))
     assert updater.flush(30)
     assert server.priorities() == pytest.approx(dict(zip(keys.tolist(), [0.5, 0.8, 0.7, 1.0], strict=True)))
-    assert updater.figures()['priorities_sent'] == 5
+    assert updater.metrics()['priorities_sent'] == 5
 
 
 def test_keys_that_are_gone_are_left_out(serve, make_updater):
@@ -175,7 +175,7 @@ def test_errors_that_are_not_finite_change_nothing(serve, make_updater):
     updater.update(1, keys, errors(float('nan'), float('inf'), float('-inf'), 0.5))
     assert updater.flush(30)
     assert server.priorities() == pytest.approx(dict(zip(keys.tolist(), [1.0, 1.0, 1.0, 0.5], strict=True)))
-    assert updater.figures()['priorities_not_finite'] == 3
+    assert updater.metrics()['priorities_not_finite'] == 3
 
 
 def test_a_server_that_hangs_holds_nobody_back(serve, make_updater):
@@ -191,7 +191,7 @@ def test_a_server_that_hangs_holds_nobody_back(serve, make_updater):
     for step in range(2, 8):
         updater.update(step, keys[step : step + 1], errors(0.1 * step))
     assert not updater.flush(0.2)
-    assert updater.figures()['priorities_dropped'] == 3  # those of steps 2 to 4
+    assert updater.metrics()['priorities_dropped'] == 3  # those of steps 2 to 4
     os.kill(server.process.pid, signal.SIGCONT)
     assert updater.flush(30)
     wanted = [0.4, 1.0, 1.0, 1.0, 1.0, 0.5, 0.6, 0.7]
@@ -225,7 +225,7 @@ def test_closing_has_a_deadline(serve):
     assert time.monotonic() - start < 30
     updater.update(1, keys, errors(0.5))  # too late: no harm
     updater.close(0.5)
-    assert updater.figures()['priorities_sent'] == 0
+    assert updater.metrics()['priorities_sent'] == 0
 
 
 def test_closing_sends_what_waits_and_leaves_no_thread(serve):

@@ -104,7 +104,7 @@ def learner_of(sampler, directory, agent, strategy=None, **loop):
     options = LearnerOptions(
         None,
         None,
-        loop=LoopOptions(item_figure=settings.error, normalize_weights=settings.normalize_by_max, **loop),
+        loop=LoopOptions(item_metric=settings.error, normalize_weights=settings.normalize_by_max, **loop),
         on_items=sampler.update,
     )
     return Learner(agent, sampler, RunDir(directory), strategy=strategy, options=options)
@@ -171,7 +171,7 @@ def test_errors_become_the_priorities_of_their_own_items(
     assert sampler._updater.flush(30)
     for priority, _, step in read_items(served).values():
         assert priority == pytest.approx((0.1 + 0.1 * step) ** 0.5, rel=1e-5)
-    assert sampler.figures() == {
+    assert sampler.metrics() == {
         'priorities_sent': num_steps * batch_size,
         'priorities_dropped': 0,
         'priorities_not_finite': 0,
@@ -188,7 +188,7 @@ def test_errors_that_are_not_finite_do_not_poison_the_table(tmp_path, serve, ope
     assert sampler._updater.flush(30)
     for priority, _, step in read_items(served).values():
         assert priority == (1.0 if step == 1.0 else 0.5)
-    assert sampler.figures()['priorities_not_finite'] > 0
+    assert sampler.metrics()['priorities_not_finite'] > 0
 
 
 def test_a_loss_that_stops_training_hands_out_the_errors_up_to_there(tmp_path, serve, open_sampler):
@@ -206,7 +206,7 @@ def test_a_loss_that_stops_training_hands_out_the_errors_up_to_there(tmp_path, s
     with pytest.raises(FloatingPointError):
         run(learner, 8)
     assert sampler._updater.flush(30)
-    assert sampler.figures()['priorities_sent'] == 3 * BATCH
+    assert sampler.metrics()['priorities_sent'] == 3 * BATCH
 
 
 def test_weights_are_normalised_by_the_greatest_of_the_batch(tmp_path, serve, open_sampler):
@@ -231,7 +231,7 @@ def test_loss_updates_no_priority(tmp_path, serve, open_sampler):
     learner.loss()
     learner.run(1)
     assert sampler._updater.flush(30)
-    assert sampler.figures()['priorities_sent'] == BATCH
+    assert sampler.metrics()['priorities_sent'] == BATCH
     changed = {(step, priority) for priority, _, step in read_items(served).values() if priority != 1.0}
     assert changed
     for step, priority in changed:
@@ -241,7 +241,7 @@ def test_loss_updates_no_priority(tmp_path, serve, open_sampler):
 def test_an_agent_without_such_errors_is_refused(tmp_path, serve, open_sampler):
     served = serve(experience(Prioritization(error='q_error')))
     sampler = open_sampler(served)
-    with pytest.raises(ValueError, match=r"further figures \{'td_error': \[16\]\}; need 'q_error' with one number"):
+    with pytest.raises(ValueError, match=r"extra metrics \{'td_error': \[16\]\}; need 'q_error' with one number"):
         learner_of(sampler, tmp_path, ErrorsOfData())
 
 

@@ -52,7 +52,7 @@ def test_each_item_once_and_in_order(start):
     assert served.table().current_size == 0
     assert (info['policy_version'].numpy() == 7).all()
     assert trajectory.observation.shape == (4, 5, 2, 2)
-    assert source.figures() == {'stale_sequences': 0, 'greatest_policy_lag': 0}
+    assert source.metrics() == {'stale_sequences': 0, 'greatest_policy_lag': 0}
 
 
 def test_shapes_are_static(start):
@@ -96,7 +96,7 @@ def test_what_is_too_old_is_dropped(start):
     source.newest_version = 4  # the rest of version 1 is too old now, also what was drawn and would be used again
     trajectory, info = draw(source, 3)
     assert info['policy_version'].numpy()[:, :, 0].tolist() == 3 * [[2, 2]]
-    assert source.figures() == {'stale_sequences': 1, 'greatest_policy_lag': 2}
+    assert source.metrics() == {'stale_sequences': 1, 'greatest_policy_lag': 2}
     assert trajectory.observation.shape[0] == 3
 
 

@@ -113,7 +113,7 @@ def make_agent(
 
 
 class AppoAgent(impala.ImpalaAgent):
-    """See the module. Figures besides IMPALA's: `kl_to_target` [nats], `surrogate_clipped_share`, `kl_coefficient`.
+    """See the module. Metrics besides IMPALA's: `kl_to_target` [nats], `surrogate_clipped_share`, `kl_coefficient`.
 
     Here `mean_rho`, `clipped_share` and `mean_abs_log_rho` are of the target policy's ratios, pi' / mu.
     """

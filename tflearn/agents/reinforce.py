@@ -100,7 +100,7 @@ def make_agent(
 class ReinforceAgent(reinforce_agent.ReinforceAgent):
     """TF-Agents' agent with a loss of its own, and all its variables from the beginning.
 
-    The loss's further metrics are sums over an episode, mean over episodes: `policy_loss`, `value_loss`, `entropy`
+    The loss's extra metrics are sums over an episode, mean over episodes: `policy_loss`, `value_loss`, `entropy`
     [nats]; and `num_episodes`.
     """
 

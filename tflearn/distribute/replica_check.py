@@ -2,7 +2,7 @@
 
 They drift apart when something is done on some of them only: weights set by hand, a random draw in an update, different
 checkpoints restored, a device that computes wrongly. Nothing else shows it: the loss still falls.
-(ALF's `ddp_paras_check_interval` compares the same four figures.)
+(ALF's `ddp_paras_check_interval` compares the same four statistics.)
 """
 
 from typing import Any
@@ -13,15 +13,15 @@ from absl import logging
 
 from tflearn.errors import UserValueError
 
-_FIGURES = ('mean', 'std', 'L1', 'L2')
+_STATISTICS = ('mean', 'std', 'L1', 'L2')
 
 
 class ReplicaConsistency:
     """Compares every variable across replicas; the action of an `IntervalTrigger`.
 
     Attributes:
-      difference: at the last look, the greatest difference of a figure between two replicas, relative to its size where
-        that is above 1; for the summaries, as `replica_difference`. None before the first look.
+      difference: the greatest difference of a statistic between two replicas at the last check, relative to its size
+        where that is above 1; for the summaries, as `replica_difference`. None before the first look.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, root: Any, tolerance: float = 1e-6, strict: bool = True):
@@ -45,7 +45,7 @@ class ReplicaConsistency:
         if not self._variables:
             raise UserValueError(f'got {type(root).__name__} without variables; need an agent whose networks are built')
         self._strategy, self._tolerance, self._strict = strategy, tolerance, strict
-        self._figures = tf.function(self._gathered)
+        self._statistics = tf.function(self._gathered)
         self.difference: float | None = None
 
     def __call__(self, step: int) -> float:
@@ -61,28 +61,28 @@ class ReplicaConsistency:
           RuntimeError: naming the variable that differs most, if it does by more than the tolerance; on every worker.
         """
         with self._strategy.scope():
-            figures = self._figures().numpy()  # [replicas, variables, figures]
-        differences = _differences(figures)
+            statistics = self._statistics().numpy()  # [replicas, variables, statistics]
+        differences = _differences(statistics)
         self.difference = float(differences.max())
         if self.difference > self._tolerance:
-            self._tell(step, figures, differences)
+            self._tell(step, statistics, differences)
         return self.difference
 
-    def _tell(self, step: int, figures: np.ndarray, differences: np.ndarray) -> None:
-        worst, figure = np.unravel_index(differences.argmax(), differences.shape)
+    def _tell(self, step: int, statistics: np.ndarray, differences: np.ndarray) -> None:
+        worst, statistic = np.unravel_index(differences.argmax(), differences.shape)
         count = int((differences.max(axis=1) > self._tolerance).sum())
         message = (
             f'got replicas that differ at train step {step} in {count} of {len(self._variables)} variable(s), most in '
-            f'{list(self._variables)[worst]}: {_FIGURES[figure]} {figures[:, worst, figure].tolist()} by replica; need '
-            f'a difference of at most {self._tolerance:g}; restart all workers from a checkpoint, and change variables '
-            'only in the same way on every replica'
+            f'{list(self._variables)[worst]}: {_STATISTICS[statistic]} {statistics[:, worst, statistic].tolist()} by '
+            f'replica; need a difference of at most {self._tolerance:g}; restart all workers from a '
+            'checkpoint, and change variables only in the same way on every replica'
         )
         if self._strict:
             raise RuntimeError(message)
         logging.error(message)
 
     def _gathered(self) -> tf.Tensor:
-        per_replica = self._strategy.run(lambda: _all_figures(self._variables.values())[tf.newaxis])
+        per_replica = self._strategy.run(lambda: _all_statistics(self._variables.values())[tf.newaxis])
         return self._strategy.gather(per_replica, axis=0)
 
 
@@ -103,7 +103,7 @@ def named_variables(root: Any) -> dict[str, tf.Variable]:
     return found
 
 
-def _all_figures(variables: Any) -> tf.Tensor:
+def _all_statistics(variables: Any) -> tf.Tensor:
     """Returns mean, standard deviation, L1 and L2 norm of each variable of this replica: float64 [variables, 4]."""
     rows = []
     for variable in variables:
@@ -113,11 +113,11 @@ def _all_figures(variables: Any) -> tf.Tensor:
     return tf.stack(rows)
 
 
-def _differences(figures: np.ndarray) -> np.ndarray:
-    """Returns the greatest difference from the first replica, relative where figures are above 1: [variables, 4]."""
-    first = figures[:1]
+def _differences(statistics: np.ndarray) -> np.ndarray:
+    """Returns the greatest difference from the first replica, relative where statistics are above 1: [variables, 4]."""
+    first = statistics[:1]
     with np.errstate(invalid='ignore'):
-        relative = np.abs(figures - first) / np.maximum(np.abs(first), 1.0)
+        relative = np.abs(statistics - first) / np.maximum(np.abs(first), 1.0)
     # What is NaN or infinite on one replica must be the same on the others.
-    same = (figures == first) | (np.isnan(figures) & np.isnan(first))
+    same = (statistics == first) | (np.isnan(statistics) & np.isnan(first))
     return np.where(same, 0.0, np.where(np.isnan(relative), np.inf, relative)).max(axis=0)

@@ -9,7 +9,7 @@ from absl import logging
 from tflearn.distribute import strategies
 from tflearn.errors import UserValueError
 from tflearn.experience import Experience
-from tflearn.learner.minibatches import Iterations
+from tflearn.learner.minibatches import MinibatchSource
 from tflearn.replay.storage import Storage
 from tflearn.sampling.mirror import ReplayMirror
 from tflearn.sampling.prioritized import PrioritizedSampler
@@ -17,7 +17,7 @@ from tflearn.sampling.queue_source import QueueSource
 from tflearn.sampling.sampler import ReplaySampler
 from tflearn.types import Agent
 
-Source = ReplayMirror | ReplaySampler | QueueSource | Iterations
+Source = ReplayMirror | ReplaySampler | QueueSource | MinibatchSource
 
 
 def make(
@@ -59,17 +59,17 @@ def make(
             f'got Experience.iteration with a {type(agent).__name__}; need an agent that prepares sequences for '
             'several epochs, as PPO; or iteration=None'
         )
-    return Iterations(queue, agent.prepare, experience.iteration, placement, seed)
+    return MinibatchSource(queue, agent.prepare, experience.iteration, placement, seed)
 
 
 def steps_per_call(source: Source, num_steps: int) -> int:
     """Returns the train steps of a call: an iteration as a whole, or `num_steps`."""
-    return source.max_draw_steps if isinstance(source, Iterations) else num_steps
+    return source.max_draw_steps if isinstance(source, MinibatchSource) else num_steps
 
 
 def queue_of(source: Source) -> QueueSource | None:
     """Returns the queue that the batches come from; None if they come from elsewhere."""
-    queue = source.source if isinstance(source, Iterations) else source
+    queue = source.source if isinstance(source, MinibatchSource) else source
     return queue if isinstance(queue, QueueSource) else None
 
 
@@ -83,7 +83,7 @@ def items_per_version(source: Source, experience: Experience, num_replicas: int,
       publish_interval_steps: train steps between two publications.
     """
     reuse = experience.reuse
-    if isinstance(source, Iterations):
+    if isinstance(source, MinibatchSource):
         steps_per_batch: float = source.max_draw_steps
     else:
         steps_per_batch = reuse.times * (1 + reuse.replay_proportion) if reuse else 1

@@ -19,16 +19,16 @@ class CollectSummaries:
         self._written_at = -1
         self._writer: tf.summary.SummaryWriter | None = None
 
-    def write(self, figures: Mapping[str, float | None]) -> None:
-        """Writes `figures` (of `reports.ReportReader`) that there are, unless no environment step was taken since."""
-        env_steps = int(figures.get('env_steps') or 0)
-        if env_steps <= self._written_at or figures.get('mean_return') is None:
+    def write(self, metrics: Mapping[str, float | None]) -> None:
+        """Writes `metrics` (of `reports.ReportReader`) that there are, unless no environment step was taken since."""
+        env_steps = int(metrics.get('env_steps') or 0)
+        if env_steps <= self._written_at or metrics.get('mean_return') is None:
             return
         self._written_at = env_steps
         if self._writer is None:
             self._writer = tf.summary.create_file_writer(self._directory)
         with self._writer.as_default(step=env_steps):
-            for name, value in figures.items():
+            for name, value in metrics.items():
                 if value is not None:
                     tf.summary.scalar(f'collect/{name}', value)
 

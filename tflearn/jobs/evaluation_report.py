@@ -41,9 +41,9 @@ class EvaluationReport:
         self._writer = tf.summary.create_file_writer(str(run_dir.summaries('evaluate')))
         self._drawn = len(self.record.evaluations) if run_dir.learning_curve.exists() else 0
         self._next_picture_at = 0.0
-        figures = dict.fromkeys(('train_step', 'mean_return', 'num_episodes'))
+        metrics = dict.fromkeys(('train_step', 'mean_return', 'num_episodes'))
         best = self.record.best_mean_return
-        self._status.update('waiting for a policy', best_mean_return=best, target_return=target_return, **figures)
+        self._status.update('waiting for a policy', best_mean_return=best, target_return=target_return, **metrics)
 
     def set_state(self, state: str) -> None:
         """Changes the job's state."""
@@ -63,11 +63,11 @@ class EvaluationReport:
             'dropped_episodes': statistics.dropped_episodes,
             'exported_at': candidate.metadata.get('exported_at'),
         }
-        figures = {key: evaluation[key] for key in ('train_step', 'mean_return', 'num_episodes')}
+        metrics = {key: evaluation[key] for key in ('train_step', 'mean_return', 'num_episodes')}
         self.record.append(evaluation)
         logging.info(
             'train step %d: mean return %.2f of %d episodes (95%% of such means within %.2f ... %.2f)',
-            *figures.values(),
+            *metrics.values(),
             low,
             high,
         )
@@ -80,7 +80,7 @@ class EvaluationReport:
             'running',
             best_mean_return=self.record.best_mean_return,
             dropped_episodes=statistics.dropped_episodes,
-            **figures,
+            **metrics,
         )
         self._summarize(evaluation)
         if time.monotonic() >= self._next_picture_at:
@@ -108,7 +108,7 @@ class EvaluationReport:
 
     def _summarize(self, evaluation: Evaluation) -> None:
         returns, interval = evaluation['returns'], evaluation['mean_return_interval']
-        figures: dict[str, Any] = {
+        metrics: dict[str, Any] = {
             'mean_return': evaluation['mean_return'],
             'min_return': min(returns),
             'max_return': max(returns),
@@ -116,11 +116,11 @@ class EvaluationReport:
             'dropped_episodes': evaluation['dropped_episodes'],
         }
         if interval:
-            figures |= {'mean_return_low': interval[0], 'mean_return_high': interval[1]}
+            metrics |= {'mean_return_low': interval[0], 'mean_return_high': interval[1]}
         axes = {'evaluate': evaluation['train_step'], 'evaluate_by_env_steps': evaluation['env_steps']}
         with self._writer.as_default(step=0):
             for axis, step in axes.items():
-                for name, value in figures.items():
+                for name, value in metrics.items():
                     if step is not None:
                         tf.summary.scalar(f'{axis}/{name}', value, step)
         self._writer.flush()

@@ -74,12 +74,12 @@ def export(
     path = pathlib.Path(output) if output else run_dir.tflite(policy, step, tflite)
     given = _observations(run_dir, version, observations, num_observations)
     model = lite.convert(version, given if tflite == 'int8' else None)
-    figures = lite.compare(model, version, given, tflite)
+    metrics = lite.compare(model, version, given, tflite)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f'.{path.name}.{os.getpid()}')
     temporary.write_bytes(model)
     os.replace(temporary, path)
-    told = ', '.join(f'{name} {figure:.4g}' for name, figure in figures.items())
+    told = ', '.join(f'{name} {metric:.4g}' for name, metric in metrics.items())
     logging.info(
         '%s: %d bytes; compared with the SavedModel on %d observations: %s', path, len(model), _len(given), told
     )

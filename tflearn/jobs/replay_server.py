@@ -74,7 +74,7 @@ def _serve(server: ReplayServer, status: Status, storage: Storage, interval_secs
     saved_at = time.monotonic()
     while not stop.wait(_POLL_SECS):
         try:
-            status.update('running', **_figures(ReplayStatistics.of(server.info()[REPLAY], storage), storage))
+            status.update('running', **_metrics(ReplayStatistics.of(server.info()[REPLAY], storage), storage))
         except _FAILURES as error:  # too busy to answer
             logging.warning('the replay server did not answer: %s', error)
         if time.monotonic() - saved_at < interval_secs:
@@ -95,14 +95,14 @@ def _save_last(server: ReplayServer) -> None:
         logging.error('could not save the replay: %s', error)
 
 
-def _figures(replay: ReplayStatistics, storage: Storage) -> dict[str, Any]:
-    figures = {
+def _metrics(replay: ReplayStatistics, storage: Storage) -> dict[str, Any]:
+    metrics = {
         'replay_size': replay.size,
         'max_size': replay.max_size,
         'inserts': replay.inserts,
         'samples_per_insert_target': storage.experience.samples_per_insert,
     }
     if storage.mirrored:  # the learner draws elsewhere, and says how often
-        return figures
+        return metrics
     ratio = replay.ratio_since_filled(storage.experience.min_size)
-    return {**figures, 'samples': replay.samples, 'samples_per_insert': ratio}
+    return {**metrics, 'samples': replay.samples, 'samples_per_insert': ratio}

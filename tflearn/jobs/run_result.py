@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 from absl import logging
 
-from tflearn.learner.stop_conditions import Limits
+from tflearn.learner.stop_conditions import StopConditions
 from tflearn.run_dir import RunDir, Status, read_json, write_json
 from tflearn.waiting import Stopped
 
@@ -18,12 +18,14 @@ def is_done(run_dir: RunDir) -> bool:
     return line is not None
 
 
-def reason(run_dir: RunDir, limits: Limits, train_step: int, env_steps: int, secs: float) -> str | None:
+def reason(
+    run_dir: RunDir, stop_conditions: StopConditions, train_step: int, env_steps: int, secs: float
+) -> str | None:
     """Returns why training is over: a stop was requested, or a limit is reached; None while it is not."""
     request = read_json(run_dir.stop_request)
     if request is not None:
         return str(request.get('reason', 'stop requested'))
-    return limits.reached(train_step, env_steps, secs)
+    return stop_conditions.reached(train_step, env_steps, secs)
 
 
 def write_result(run_dir: RunDir, why: str, train_step: int, env_steps: int, secs: float) -> None:

@@ -34,7 +34,7 @@ class ServeOptions:
       batching: how requests become batches; None computes each by itself.
       max_rows: the largest batch that one request may bring. Without `batching` 16 times as many rows may wait.
       poll_secs: seconds between two polls for new versions.
-      metrics_port: where Prometheus finds figures; None offers none.
+      metrics_port: where Prometheus finds metrics; None offers none.
     """
 
     policies: tuple[str, ...] = ()

@@ -23,7 +23,7 @@ from tflearn.jobs.train_settings import (
     with_intervals,
 )
 from tflearn.learner.learner import LearnerOptions
-from tflearn.learner.stop_conditions import Limits
+from tflearn.learner.stop_conditions import StopConditions
 from tflearn.replay.storage import Storage
 from tflearn.run_dir import RunDir
 from tflearn.sampling import local
@@ -107,7 +107,7 @@ def synchronous(
     _check_strategy(strategy)
     local.check(experience)
     learner_options = with_intervals('synchronous', learner_options, checkpoint_interval_steps, summary_interval_steps)
-    limits = Limits(num_train_steps, _least(max_env_steps, max_collect_steps), max_secs)
+    stop_conditions = StopConditions(num_train_steps, _least(max_env_steps, max_collect_steps), max_secs)
     if run_result.is_done(run_dir):
         return
     strategies.use_threads(inter_op_threads)  # before any other use of TensorFlow
@@ -127,7 +127,7 @@ def synchronous(
             acting = collection.Collection(
                 environment, agent.collect_policy, collect_options, stores_policy_state=experience.store_policy_state
             )
-            session = SynchronousSession(run_dir, acting, replay, agent, settings, limits)
+            session = SynchronousSession(run_dir, acting, replay, agent, settings, stop_conditions)
             on_restored()
             session.begin()
         session.run(stop)

@@ -14,7 +14,7 @@ from tflearn.jobs.collection import Collection
 from tflearn.jobs.policy_exports import PolicyExports
 from tflearn.jobs.train_settings import Settings
 from tflearn.learner.learner import Learner
-from tflearn.learner.stop_conditions import Limits
+from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.triggers import IntervalTrigger
 from tflearn.run_dir import RunDir, Status
 from tflearn.sampling.local import LocalReplay
@@ -60,7 +60,7 @@ class SynchronousSession:
         replay: LocalReplay,
         agent: Agent,
         settings: Settings,
-        limits: Limits,
+        stop_conditions: StopConditions,
     ):
         """Restores the newest checkpoint; exports nothing yet.
 
@@ -70,12 +70,13 @@ class SynchronousSession:
           replay: takes what they gave; of the batches.
           agent: to train; its collect policy acts.
           settings: what is done, and how often.
-          limits: when training is over.
+          stop_conditions: when training is over.
 
         Raises:
           ValueError: if the checkpoint is made for other networks.
         """
-        self._run_dir, self._collection, self._replay, self._limits = run_dir, collection, replay, limits
+        self._run_dir, self._collection, self._replay = run_dir, collection, replay
+        self._stop_conditions = stop_conditions
         self._status = Status(run_dir.status('train'), 'train')
         self._collect_summaries = CollectSummaries(run_dir.summaries('collect'))
         self._counts = Counts()
@@ -93,14 +94,14 @@ class SynchronousSession:
                 *([IntervalTrigger(updates, lambda step: self._exports.export_update(step))] if updates else []),
                 *self._summary_triggers(settings.summary),
             ],
-            options=settings.learner_options(lambda: int(train_step.numpy()), self._figures),
+            options=settings.learner_options(lambda: int(train_step.numpy()), self._metrics),
             state={'in_step': self._counts},
         )
         self._earlier = {'env_steps': self._counts.env_steps, 'episodes': self._counts.episodes}
         self._exports = PolicyExports(agent, run_dir, settings.exports, self._export_facts, settings.texts)
 
     def _summary_triggers(self, interval: int | None) -> list[IntervalTrigger]:
-        write = lambda step: self._collect_summaries.write(self._figures())  # noqa: E731
+        write = lambda step: self._collect_summaries.write(self._metrics())  # noqa: E731
         return [IntervalTrigger(interval, write)] if interval else []
 
     def run(self, stop: threading.Event) -> None:
@@ -137,7 +138,7 @@ class SynchronousSession:
         if self._learner.step:
             logging.info('the replay is in no checkpoint: it is filled again before training goes on')
         self._status.update(
-            'waiting for data', train_step=self._learner.step, num_train_steps=self._limits.num_train_steps
+            'waiting for data', train_step=self._learner.step, num_train_steps=self._stop_conditions.num_train_steps
         )
         self._counted_at = time.monotonic()
 
@@ -151,7 +152,7 @@ class SynchronousSession:
         self._counted_at = now
 
     def _train(self) -> None:
-        owed = min(self._replay.owed_steps, self._limits.num_train_steps - self._learner.step)
+        owed = min(self._replay.owed_steps, self._stop_conditions.num_train_steps - self._learner.step)
         if owed:
             first, self._loss = self._loss is None, self._learner.run(owed).loss
             if first:  # it compiles, which does not count
@@ -160,7 +161,9 @@ class SynchronousSession:
     def _end_reason(self) -> str | None:
         """Returns why training is over; None while it is not."""
         counts = self._counts
-        return run_result.reason(self._run_dir, self._limits, self._learner.step, counts.env_steps, counts.secs)
+        return run_result.reason(
+            self._run_dir, self._stop_conditions, self._learner.step, counts.env_steps, counts.secs
+        )
 
     def _export(self, step: int) -> None:
         self._exports.export(step)
@@ -180,17 +183,17 @@ class SynchronousSession:
         self._exports.export(step)
         self._exports.wait()
         run_result.write_result(self._run_dir, reason, step, self._counts.env_steps, self._counts.secs)
-        self._status.update('finished', train_step=step, **self._figures())
+        self._status.update('finished', train_step=step, **self._metrics())
 
-    def _figures(self) -> dict[str, Any]:
-        """What there is to tell besides the learner's figures; nothing that goes by the clock."""
+    def _metrics(self) -> dict[str, Any]:
+        """What there is to tell besides the learner's metrics; nothing that goes by the clock."""
         return {
             'env_steps': self._counts.env_steps,
             'episodes': self._counts.episodes,
             'dropped_episodes': self._collection.metrics.dropped_episodes,
             'rebuilt_environments': self._collection.num_rebuilt,
             **self._collection.metrics.means(),
-            **self._replay.figures(),
+            **self._replay.metrics(),
         }
 
     def _report_if_due(self) -> None:
@@ -201,13 +204,13 @@ class SynchronousSession:
         step, metrics = self._learner.step, self._collection.metrics
         rate = metrics.env_steps_per_sec
         state = 'waiting for data' if self._loss is None else 'running'
-        self._status.update(state, train_step=step, loss=self._loss, env_steps_per_sec=rate, **self._figures())
+        self._status.update(state, train_step=step, loss=self._loss, env_steps_per_sec=rate, **self._metrics())
         if now - self._logged_at >= LOG_EVERY_SECS:
             self._logged_at = now
             logging.info(
                 'train step %d of %d, %d environment steps (%.0f/s), %d episodes, mean return %s',
                 step,
-                self._limits.num_train_steps,
+                self._stop_conditions.num_train_steps,
                 self._counts.env_steps,
                 rate,
                 self._counts.episodes,

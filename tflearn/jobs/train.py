@@ -25,7 +25,7 @@ from tflearn.jobs.train_settings import (
     with_intervals,
 )
 from tflearn.learner.learner import LearnerOptions
-from tflearn.learner.stop_conditions import Limits
+from tflearn.learner.stop_conditions import StopConditions
 from tflearn.replay import connection
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.run_dir import RunDir, Status
@@ -113,7 +113,7 @@ def train(
         networks, or if nothing computes in `precision`.
     """
     _check(steps_per_call, data_addresses, experience, options)
-    limits = Limits(num_train_steps, max_env_steps, max_secs)
+    stop_conditions = StopConditions(num_train_steps, max_env_steps, max_secs)
     options = with_intervals('train', options, checkpoint_interval_steps, summary_interval_steps)
     intervals = (publish_interval_steps, export_interval_steps)
     settings = Settings(*intervals, options, exports, dict, replica_check_interval_steps)
@@ -137,7 +137,9 @@ def train(
                 source = batch_source.make(servers, storage, agent, placement, data_timeout_secs, seed)
                 texts = lambda: {'run/seed': str(seed), **describe()}  # noqa: E731
                 settings = _with_priorities(dataclasses.replace(settings, texts=texts, watchdog=watchdog), source)
-                session = TrainSession(run_dir, replay_address, agent, storage, source, placement, settings, limits)
+                session = TrainSession(
+                    run_dir, replay_address, agent, storage, source, placement, settings, stop_conditions
+                )
                 session.begin(on_restored)
         session.run(stop, batch_source.steps_per_call(source, min(steps_per_call, publish_interval_steps)))
 
@@ -166,9 +168,9 @@ def _check(steps_per_call: int, data_addresses: Sequence[str], experience: Exper
     if data_addresses and experience.order != 'queue':
         raise UserValueError(f'got data_addresses with Experience.order={experience.order!r}; need a queue, or none')
     loop = options.loop
-    if experience.prioritization and (options.on_items or loop.item_figure or loop.normalize_weights):
+    if experience.prioritization and (options.on_items or loop.item_metric or loop.normalize_weights):
         raise UserValueError(
-            'got LearnerOptions.on_items, LoopOptions.item_figure or normalize_weights with prioritized experience, '
+            'got LearnerOptions.on_items, LoopOptions.item_metric or normalize_weights with prioritized experience, '
             'which sets them; need none of them; set Prioritization.error and normalize_by_max'
         )
 
@@ -194,7 +196,7 @@ def _with_priorities(settings: Settings, source: Source) -> Settings:
         return settings
     wanted = source.prioritization
     loop = dataclasses.replace(
-        settings.learner.loop, item_figure=wanted.error, normalize_weights=wanted.normalize_by_max
+        settings.learner.loop, item_metric=wanted.error, normalize_weights=wanted.normalize_by_max
     )
     return dataclasses.replace(
         settings, learner=dataclasses.replace(settings.learner, loop=loop, on_items=source.update)

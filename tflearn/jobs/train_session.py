@@ -20,7 +20,7 @@ from tflearn.jobs.credit_issuer import CreditIssuer
 from tflearn.jobs.policy_exports import PolicyExports
 from tflearn.jobs.train_settings import Settings
 from tflearn.learner.learner import Learner
-from tflearn.learner.stop_conditions import Limits
+from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.train_result import TrainResult
 from tflearn.learner.triggers import IntervalTrigger
 from tflearn.replay import connection, reports
@@ -67,7 +67,7 @@ class Progress(tf.train.experimental.PythonState):
 
 
 class TrainSession:
-    """A learner with its weights published, its policies exported, and its figures reported.
+    """A learner with its weights published, its policies exported, and its metrics reported.
 
     Of several workers, only the chief publishes, exports and reads reports; what the others write, goes where nobody
     looks. They all end together, for whatever reason one of them has.
@@ -82,7 +82,7 @@ class TrainSession:
         source: Source,
         strategy: tf.distribute.Strategy,
         settings: Settings,
-        limits: Limits,
+        stop_conditions: StopConditions,
     ):
         """Restores the newest checkpoint; publishes and exports nothing yet.
 
@@ -94,13 +94,13 @@ class TrainSession:
           source: of the batches.
           strategy: that the agent was made in.
           settings: what is done, and how often.
-          limits: when training is over.
+          stop_conditions: when training is over.
 
         Raises:
           ValueError: if the server's tables or the checkpoint are made for other networks.
         """
         self._run_dir, self._address = run_dir, address
-        self._storage, self._source, self._limits = storage, source, limits
+        self._storage, self._source, self._stop_conditions = storage, source, stop_conditions
         self._status = Status(run_dir.status('train'), 'train')
         place = strategies.layout(strategy)
         self._chief, self._agreement = place.is_chief, workers.Agreement(strategy)
@@ -110,7 +110,7 @@ class TrainSession:
         self._reports = reports.ReportReader(address, self._credits.renew if self._credits else lambda report: None)
         self._collect_summaries = CollectSummaries(run_dir.summaries('collect'))
         self._progress = Progress()
-        self._figures: dict[str, Any] = {}
+        self._metrics: dict[str, Any] = {}
         self._reported_at = self._logged_at = time.monotonic()
         self._trained, self._reason, self._ending = False, '', Ending.NONE
         self._learner = Learner(
@@ -120,7 +120,7 @@ class TrainSession:
             strategy=strategy,
             triggers=self._triggers(settings, agent, strategy),
             options=settings.learner_options(
-                lambda: self._progress.policy_version, lambda: {**self._figures, **source.figures()}
+                lambda: self._progress.policy_version, lambda: {**self._metrics, **source.metrics()}
             ),
             state={'reports': self._reports, 'progress': self._progress, **batch_source.checkpointed(source)},
         )
@@ -132,7 +132,7 @@ class TrainSession:
             IntervalTrigger(settings.export, self._export),
         ]
         if settings.summary:
-            write = lambda step: self._collect_summaries.write(self._reports.figures())  # noqa: E731
+            write = lambda step: self._collect_summaries.write(self._reports.metrics())  # noqa: E731
             triggers.append(IntervalTrigger(settings.summary, write))
         if settings.exports.update_interval_steps:
             triggers.append(IntervalTrigger(settings.exports.update_interval_steps, self._export_update))
@@ -142,7 +142,7 @@ class TrainSession:
         return triggers
 
     def _check_replicas(self, step: int) -> None:
-        self._figures = {**self._figures, 'replica_difference': self._consistency(step)}
+        self._metrics = {**self._metrics, 'replica_difference': self._consistency(step)}
 
     def begin(self, on_restored: Callable[[], None]) -> None:
         """Publishes and exports what there is, and compiles what is left. Nothing is lost if the process ends here.
@@ -166,8 +166,10 @@ class TrainSession:
         # Only now, when a checkpoint may have been restored, are the weights what actors and readers shall have.
         self._send(learner.step)
         self._export(learner.step)
-        learner.prepare(self._limits.num_train_steps)  # while collectors gather the first data
-        self._status.update('waiting for data', train_step=learner.step, num_train_steps=self._limits.num_train_steps)
+        learner.prepare(self._stop_conditions.num_train_steps)  # while collectors gather the first data
+        self._status.update(
+            'waiting for data', train_step=learner.step, num_train_steps=self._stop_conditions.num_train_steps
+        )
 
     def run(self, stop: threading.Event, steps_per_call: int) -> None:
         """Trains until a limit is reached or a stop is requested (then the result is written), or `stop` is set.
@@ -191,7 +193,7 @@ class TrainSession:
                 monitor.join(_LAST_LOOK_SECS)
                 with self._guard('the last checkpoint'):
                     self._learner.close()
-                self._collect_summaries.write(self._reports.figures())
+                self._collect_summaries.write(self._reports.metrics())
             self._collect_summaries.close()
             self._end()
         except BaseException as error:
@@ -226,7 +228,7 @@ class TrainSession:
 
     def _train(self, steps_per_call: int) -> None:
         start = time.monotonic()
-        steps_left = self._limits.num_train_steps - self._learner.step
+        steps_left = self._stop_conditions.num_train_steps - self._learner.step
         with self._guard(f'a call from train step {self._learner.step}'):
             result = self._learner.run(min(steps_per_call, steps_left))
         self._progress.secs += time.monotonic() - start if self._trained else result.waited_secs
@@ -247,7 +249,7 @@ class TrainSession:
                     self._watchdog.progress()
                 seen = step
                 if waiting_secs > 2 * _LOOK_AT_REPLAY_SECS and not ended:
-                    self._status.update('waiting for data', train_step=self._learner.step, **self._figures)
+                    self._status.update('waiting for data', train_step=self._learner.step, **self._metrics)
                 if stop.is_set() or self._end_reason(waiting_secs if self._trained else self._learner.waiting_secs):
                     self._source.close()
             except Exception as error:  # what it shows and decides may come late, but it must go on
@@ -271,7 +273,7 @@ class TrainSession:
         if not self._reason:
             secs = self._progress.secs + more_secs
             step, env_steps = self._learner.step, self._reports.env_steps
-            self._reason = run_result.reason(self._run_dir, self._limits, step, env_steps, secs) or ''
+            self._reason = run_result.reason(self._run_dir, self._stop_conditions, step, env_steps, secs) or ''
         return self._reason or None
 
     def _finish(self, reason: str) -> None:
@@ -310,8 +312,8 @@ class TrainSession:
     def _report(self, result: TrainResult) -> None:
         now = self._reported_at = time.monotonic()
         lag = self._progress.policy_version - result.info.get('policy_version', 0.0)
-        self._figures = {**self._figures, 'policy_lag': lag}
-        steps_left = self._limits.num_train_steps - self._learner.step
+        self._metrics = {**self._metrics, 'policy_lag': lag}
+        steps_left = self._stop_conditions.num_train_steps - self._learner.step
         self._status.update(
             'running',
             train_step=self._learner.step,
@@ -320,7 +322,7 @@ class TrainSession:
             loss=result.loss,
             data_wait_share=result.data_wait_share,
             policy_version=self._progress.policy_version,
-            **self._figures,
+            **self._metrics,
         )
         if now - self._logged_at >= LOG_EVERY_SECS:
             self._logged_at = now
@@ -333,12 +335,12 @@ class TrainSession:
         if self._chief:  # each report can be read once
             self._reports.read(info[reports.REPORTS].current_size)
         replay = ReplayStatistics.of(info[REPLAY], self._storage)
-        self._figures = {
-            **self._figures,
-            **self._reports.figures(),
+        self._metrics = {
+            **self._metrics,
+            **self._reports.metrics(),
             'replay_size': replay.size,
             'samples_per_insert': replay.ratio_since_filled(self._storage.experience.min_size),
-            **self._source.figures(),
+            **self._source.metrics(),
         }
 
     def _log(self, result: TrainResult) -> None:
@@ -346,7 +348,7 @@ class TrainSession:
         logging.info(
             'train step %d of %d (%.0f/s, %.0f%% waiting for data), %d environment steps, mean return %s, loss %.4g',
             self._learner.step,
-            self._limits.num_train_steps,
+            self._stop_conditions.num_train_steps,
             result.steps_per_sec,
             100 * result.data_wait_share,
             self._reports.env_steps,

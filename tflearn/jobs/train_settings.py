@@ -55,7 +55,7 @@ class Settings:
         summaries = dataclasses.replace(
             summaries,
             policy_version=policy_version,
-            figures=_joined(summaries.figures, metrics),
+            metrics=_joined(summaries.metrics, metrics),
             texts=_joined(summaries.texts, self.texts),
         )
         return dataclasses.replace(self.learner, summaries=summaries)

@@ -54,7 +54,7 @@ class LiveView:
 
 
 def draw(title: str, report: RunReport, width: int) -> RenderableType:
-    """The whole view: how far the run is, its figures, its jobs.
+    """The whole view: how far the run is, its metrics, its jobs.
 
     Args:
       title: which run it is.
@@ -62,7 +62,7 @@ def draw(title: str, report: RunReport, width: int) -> RenderableType:
       width: of the terminal [characters].
     """
     head = Text.assemble(('tflearn', 'bold cyan'), f'  {title}  ', (duration(report.secs), 'dim'))
-    parts = [part for part in (head, _progress(report), _figures(report, width), _jobs(report)) if part is not None]
+    parts = [part for part in (head, _progress(report), _metrics(report, width), _jobs(report)) if part is not None]
     return Group(*itertools.chain.from_iterable(('', part) for part in parts))
 
 
@@ -80,14 +80,14 @@ def _progress(report: RunReport) -> RenderableType:
     return row
 
 
-def _figures(report: RunReport, width: int) -> RenderableType | None:
-    """Labels and figures in two columns of pairs, as wide as they usually become, so that nothing jumps."""
-    figures = report.figures()
-    figures.pop('time left', None)  # It stands beside the bar.
-    if not figures:
+def _metrics(report: RunReport, width: int) -> RenderableType | None:
+    """Labels and metrics in two columns of pairs, as wide as they usually become, so that nothing jumps."""
+    metrics = report.metrics()
+    metrics.pop('time left', None)  # It stands beside the bar.
+    if not metrics:
         return None
     grid = Table.grid(padding=(0, 2))
-    cells = [Text.assemble((f'{label:<16}', 'dim'), (f'{text:<24}', 'bold')) for label, text in figures.items()]
+    cells = [Text.assemble((f'{label:<16}', 'dim'), (f'{text:<24}', 'bold')) for label, text in metrics.items()]
     columns = 2 if width >= _TWO_COLUMNS_WIDTH else 1
     for first in range(0, len(cells), columns):
         grid.add_row(*cells[first : first + columns])

@@ -81,10 +81,10 @@ def run(
 
     Args:
       topology: the jobs.
-      run_dir: where logs go and figures come from.
+      run_dir: where logs go and metrics come from.
       out: where to show the run; standard output by default. A terminal gets a live view, anything else lines.
       stop_timeout_secs: how long a job may take to end after SIGTERM before it is killed [s].
-      line_interval_secs: seconds between two lines of figures.
+      line_interval_secs: seconds between two lines of metrics.
 
     Returns:
       An exit code: 0 when the run is done (or was already); 2 if a job ended of the user's mistake, 1 if one failed

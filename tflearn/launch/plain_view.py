@@ -30,7 +30,7 @@ class LineView:
         print('\n'.join(lines), file=self._out, flush=True)
 
     def show(self, report: RunReport) -> None:
-        """Writes the states that jobs are in for the first time since their start and, when it is time, the figures.
+        """Writes the states that jobs are in for the first time since their start and, when it is time, the metrics.
 
         A job that goes from one state to another and back, as `evaluate` does for each policy, gets no line for it.
         """
@@ -42,12 +42,12 @@ class LineView:
                 self.event(f'{", ".join(new)}: {state}')
         if report.secs >= self._next_secs:
             self._next_secs = (report.secs // self._interval_secs + 1) * self._interval_secs
-            self.event(f'[{duration(report.secs)}] {figures_line(report)}')
+            self.event(f'[{duration(report.secs)}] {metrics_line(report)}')
 
 
-def figures_line(report: RunReport) -> str:
-    """All figures of the run, and the jobs that do not run, on one line."""
-    parts = [f'{label} {text}' for label, text in report.figures().items()]
+def metrics_line(report: RunReport) -> str:
+    """All metrics of the run, and the jobs that do not run, on one line."""
+    parts = [f'{label} {text}' for label, text in report.metrics().items()]
     states = report.by_state().items()
     parts += [f'{", ".join(names)}: {state}' for state, names in states if not state.startswith('running')]
     return ' | '.join(parts)

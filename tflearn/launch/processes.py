@@ -168,27 +168,27 @@ class JobProcess:
         return f'was ended by {signal.Signals(-self.exit_code).name}{hint}'
 
     def report(self) -> JobReport:
-        """What is known of the job now. Figures of an earlier process are not."""
-        figures = {}
+        """What is known of the job now. Metrics of an earlier process are not."""
+        metrics = {}
         with contextlib.suppress(ValueError, TypeError, OSError):
             status = read_json(self._status) or {}
             if status.get('time', 0.0) >= self._started_at:
-                figures = status
-        self.has_run |= str(figures.get('state')).startswith('running')
+                metrics = status
+        self.has_run |= str(metrics.get('state')).startswith('running')
         return JobReport(
             name=self.job.name,
             kind=self.job.kind,
-            state=self._state(figures),
+            state=self._state(metrics),
             alive=self.alive,
             restarts=self.restarts,
-            figures=figures,
+            metrics=metrics,
         )
 
-    def _state(self, figures: dict[str, object]) -> str:
+    def _state(self, metrics: dict[str, object]) -> str:
         if self._process is None:
             return 'not started'
         if self.exit_code is None:
-            return 'stopping' if self._stopping else str(figures.get('state', _STARTING))
+            return 'stopping' if self._stopping else str(metrics.get('state', _STARTING))
         if self._stopping:
             return 'stopped'
         return 'finished' if self.exit_code == 0 else 'died'

@@ -1,4 +1,4 @@
-"""Reports: what is known of the jobs and of the run at one moment, and how its figures read."""
+"""Reports: what is known of the jobs and of the run at one moment, and how its metrics read."""
 
 import dataclasses
 import math
@@ -19,7 +19,7 @@ class JobReport:
       state: what it says of itself, or what launch knows better: 'starting', 'stopping', 'stopped', 'finished', 'died'.
       alive: whether its process is there.
       restarts: how often it was started again.
-      figures: the newest status of its present process; empty while there is none.
+      metrics: the newest status of its present process; empty while there is none.
     """
 
     name: str
@@ -27,11 +27,11 @@ class JobReport:
     state: str
     alive: bool = True
     restarts: int = 0
-    figures: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def number(self, key: str) -> float | None:
-        """The figure `key`, or None if it is not there or not a finite number."""
-        value = self.figures.get(key)
+        """The metric `key`, or None if it is not there or not a finite number."""
+        value = self.metrics.get(key)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             return None
         return value
@@ -46,7 +46,7 @@ class JobReport:
         return silent_secs if silent_secs > _SILENT_SECS else None
 
     def summary(self) -> str:
-        """The figures that belong to this job alone, on one line; '' if there are none."""
+        """The metrics that belong to this job alone, on one line; '' if there are none."""
         texts = {
             'replay_server': [('inserts', count(self.number('inserts'))), ('samples', count(self.number('samples')))],
             'train': [('loss', plain(self.number('loss'))), ('policy version', count(self.number('policy_version')))],
@@ -91,7 +91,7 @@ class RunReport:
         return names
 
     def newest(self, kind: str, key: str, alive: bool = False) -> float | None:
-        """The figure `key` of the first job of `kind` that has it; with `alive`, only of living ones."""
+        """The metric `key` of the first job of `kind` that has it; with `alive`, only of living ones."""
         numbers = (job.number(key) for job in self.of_kind(kind) if job.alive or not alive)
         return next((number for number in numbers if number is not None), None)
 
@@ -105,8 +105,8 @@ class RunReport:
     def secs_left(self) -> float | None:
         return self.newest('train', 'secs_left', alive=True)
 
-    def figures(self) -> dict[str, str]:
-        """The figures of the run by label; those that are not known are not there."""
+    def metrics(self) -> dict[str, str]:
+        """The metrics of the run by label; those that are not known are not there."""
         collectors = self.of_kind('collect')
         train_rate = self.newest('train', 'train_steps_per_sec', alive=True)
         env_steps = count(self.newest('train', 'env_steps'))

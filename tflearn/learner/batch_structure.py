@@ -1,4 +1,4 @@
-"""What a train step takes and gives: an element's data, info and weights; figures by name, and those of each item."""
+"""What a train step takes and gives: an element's data, info and weights; metrics by name, and those of each item."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -52,21 +52,21 @@ def weights(info: Any, normalize: bool) -> tf.Tensor | None:
 
 
 def of_items(extra: Any, name: str | None) -> tuple[tf.Tensor, ...]:
-    """Returns the agent's further figure `name`, one number for each item, float32 [B]; nothing if there is no name.
+    """Returns the agent's extra metric `name`, one number for each item, float32 [B]; nothing if there is no name.
 
     Raises:
-      ValueError: if there is no such figure, or it is of another rank.
+      ValueError: if there is no such metric, or it is of another rank.
     """
     if name is None:
         return ()
-    figures = dict(flatten_with_names(extra))
-    if name not in figures or tf.convert_to_tensor(figures[name]).shape.rank != 1:
-        shapes = {key: tf.convert_to_tensor(value).shape.as_list() for key, value in figures.items()}
+    metrics = dict(flatten_with_names(extra))
+    if name not in metrics or tf.convert_to_tensor(metrics[name]).shape.rank != 1:
+        shapes = {key: tf.convert_to_tensor(value).shape.as_list() for key, value in metrics.items()}
         raise UserValueError(
-            f'got an agent with the further figures {shapes}; need {name!r} with one number for each item; name '
-            'another figure, or draw uniformly'
+            f'got an agent with the extra metrics {shapes}; need {name!r} with one number for each item; name '
+            'another metric, or draw uniformly'
         )
-    return (tf.cast(figures[name], tf.float32),)
+    return (tf.cast(metrics[name], tf.float32),)
 
 
 def flatten_with_names(values: Any, prefix: str = '') -> list[tuple[str, Any]]:

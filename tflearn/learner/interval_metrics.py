@@ -1,4 +1,4 @@
-"""IntervalFigures: the learner's figures over all train steps since the last summary."""
+"""IntervalMetrics: the learner's metrics over all train steps since the last summary."""
 
 import os
 import pathlib
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from tflearn.learner.train_loop import Taken
 
 
-class IntervalFigures:
+class IntervalMetrics:
     """Adds up what happened between two summaries.
 
     Attributes:
@@ -53,7 +53,7 @@ class IntervalFigures:
             self._start += secs
 
     def take(self) -> Mapping[str, float]:
-        """Returns the figures since the last call, and begins anew.
+        """Returns the metrics since the last call, and begins anew.
 
         Returns:
           `loss`, `extra/...` and `info/...`: means over the steps whose loss was finite (none without such a step);
@@ -65,7 +65,7 @@ class IntervalFigures:
         secs = max(now - (self._start or now), 1e-9)
         counted = self.num_steps - self._num_nonfinite
         means = {name: value / counted for name, value in self._sums.items()} if counted else {}
-        figures = {
+        metrics = {
             **means,
             'nonfinite_steps': self._num_nonfinite,
             'steps_per_sec': self.num_steps / secs,
@@ -75,7 +75,7 @@ class IntervalFigures:
         }
         self._start = now
         self._clear()
-        return figures
+        return metrics
 
     def _add(self, name: str, value: float) -> None:
         self._sums[name] = self._sums.get(name, 0.0) + value

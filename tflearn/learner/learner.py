@@ -14,7 +14,7 @@ from tflearn.checkpoints.random_state import RandomState
 from tflearn.defaults import DefaultInt
 from tflearn.distribute.workers import Agreement
 from tflearn.errors import UserRuntimeError, UserValueError
-from tflearn.learner.stop_conditions import Limits
+from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions
 from tflearn.learner.summarized_loop import SummarizedLoop
 from tflearn.learner.train_loop import LoopOptions, Taken
@@ -38,7 +38,7 @@ class LearnerOptions:
       summaries: when and what; None writes none.
       loop: how train steps are taken.
       after_run: called on the host after every call of `run`, with its result, before the triggers.
-      on_items: called on the host, before more is drawn, with the train step now and `loop.item_figure` of each item of
+      on_items: called on the host, before more is drawn, with the train step now and `loop.item_metric` of each item of
         this process' batches since the last call, float32 [num_steps, B], in their order.
     """
 
@@ -62,7 +62,7 @@ class Learner:
     """Trains an agent from a dataset; restores and saves its checkpoints.
 
     The agent must return, as TF-Agents' agents do, a loss that each replica divides by the global batch size: it is
-    summed over replicas. Its further figures are averaged, unless `LoopOptions.extra_reductions` says otherwise; but
+    summed over replicas. Its extra metrics are averaged, unless `LoopOptions.extra_reductions` says otherwise; but
     the scalar losses in a named tuple, as TF-Agents' agents return them, are such shares too, and are summed.
     """
 
@@ -198,7 +198,7 @@ class Learner:
         for trigger in self._triggers:
             start = time.perf_counter()
             trigger(before, self.step)
-            self._loop.figures.add_trigger(time.perf_counter() - start)
+            self._loop.metrics.add_trigger(time.perf_counter() - start)
         return result
 
     def loss(self, element: Any = None) -> TrainResult:
@@ -214,13 +214,15 @@ class Learner:
             loss, extra, info = self._loop.loss(element)
         return TrainResult(0, loss, extra, info, 0, time.perf_counter() - start, 0.0)
 
-    def train(self, limits: Limits, steps_per_call: int = 200, env_steps: Callable[[], int] = lambda: 0) -> str:
+    def train(
+        self, stop_conditions: StopConditions, steps_per_call: int = 200, env_steps: Callable[[], int] = lambda: 0
+    ) -> str:
         """Trains until a limit is reached or the data end; then closes the learner.
 
         Args:
-          limits: when training is over; of the first call of `run`, which compiles, only waits for data count.
+          stop_conditions: when training is over; of the first call of `run`, which compiles, only waits for data count.
           steps_per_call: train steps of a call of `run`.
-          env_steps: tells the environment steps so far, for `limits.max_env_steps`.
+          env_steps: tells the environment steps so far, for `stop_conditions.max_env_steps`.
 
         Returns:
           What ended it.
@@ -231,10 +233,10 @@ class Learner:
         try:
             while True:
                 secs = 0.0 if start is None else time.monotonic() - start
-                reason = limits.reached(self.step, env_steps(), secs)
+                reason = stop_conditions.reached(self.step, env_steps(), secs)
                 if reason:
                     return reason
-                result = self.run(min(steps_per_call, limits.num_train_steps - self.step))
+                result = self.run(min(steps_per_call, stop_conditions.num_train_steps - self.step))
                 if result.data_ended:
                     return 'the data ended'
                 if start is None:
@@ -269,7 +271,7 @@ class Learner:
             self._loop.close(self.step)
 
     def summarize(self, values: Mapping[str, float]) -> None:
-        """Adds the caller's figures to the summaries of this train step."""
+        """Adds the caller's metrics to the summaries of this train step."""
         self._loop.summaries.write_values(self.step, values)
 
     def write_text(self, name: str, markdown: str) -> None:
@@ -287,7 +289,7 @@ class Learner:
         self._waits_since = None
         waited_secs = time.perf_counter() - start
         call.waited_secs += waited_secs
-        self._loop.figures.add_wait(waited_secs)
+        self._loop.metrics.add_wait(waited_secs)
         return granted
 
     def _take(self, num_steps: int, call: Call) -> bool:

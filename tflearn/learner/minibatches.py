@@ -1,4 +1,4 @@
-"""Iterations: a number of new sequences at a time, several times over, in shuffled minibatches, and nothing left."""
+"""MinibatchSource: shuffled minibatches of new sequences, several epochs of each set of them (PPO)."""
 
 import functools
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from tflearn.types import WEIGHTS, BatchSource
 Prepare = Callable[[Any], tuple[Any, tf.Tensor]]
 
 
-class Iterations:
+class MinibatchSource:
     """Minibatches for agents that take several steps on the same new sequences; a `BatchSource`.
 
     An iteration begins with one batch of another source: sequences for all replicas of this process. The agent prepares
@@ -70,9 +70,9 @@ class Iterations:
         """Why there are no more batches; None if it was closed."""
         return self.source.error
 
-    def figures(self) -> dict[str, Any]:
-        """Returns `num_iterations`, begun so far, and the source's own figures, if it has any."""
-        return {**getattr(self.source, 'figures', dict)(), 'num_iterations': self.num_iterations}
+    def metrics(self) -> dict[str, Any]:
+        """Returns `num_iterations`, begun so far, and the source's own metrics, if it has any."""
+        return {**getattr(self.source, 'metrics', dict)(), 'num_iterations': self.num_iterations}
 
     def close(self) -> None:
         """Ends it, also for a learner that waits. May be called from any thread."""

@@ -1,4 +1,4 @@
-"""StepFigures: all numbers that train steps tell, as one vector that is summed over the steps."""
+"""StepMetrics: all numbers that train steps tell, as one vector that is summed over the steps."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -16,10 +16,10 @@ _MAX_DEFERRED_SIZE = 1024
 COUNT, LOSS = 0, 1  # places in the vector
 
 
-class StepFigures:
-    """Where the loss, the agent's further figures and the data's own lie in a vector.
+class StepMetrics:
+    """Where the loss, the agent's extra metrics and the data's own lie in a vector.
 
-    An operation for each figure would cost more than a small train step does. So means and sums of small tensors are
+    An operation for each metric would cost more than a small train step does. So means and sums of small tensors are
     left for `read`, after the sum over the steps; then a step needs one concatenation and one addition for them all.
     """
 
@@ -27,11 +27,11 @@ class StepFigures:
         """Learns the places when a step is traced.
 
         Args:
-          rules: by the name of a figure. Of all others it is 'mean'; but 'sum' for the losses in a named tuple, as
+          rules: by the name of a metric. Of all others it is 'mean'; but 'sum' for the losses in a named tuple, as
             TF-Agents' agents return them: each scalar whose name ends with 'loss' is a replica's share of the global
             batch's, like the loss itself.
           num_replicas: of the strategy.
-          with_info: whether the data's own figures are wanted.
+          with_info: whether the data's own metrics are wanted.
         """
         self._rules, self._num_replicas, self._with_info = rules, num_replicas, with_info
         self._sizes: dict[tuple[str, str], int] = {}
@@ -44,11 +44,11 @@ class StepFigures:
         return 2 + sum(self._sizes.values()) + len(self._extremes)
 
     def of_replica(self, loss: tf.Tensor, extra: Any, info: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Returns a replica's figures: those that are to be summed, float32 [n], and a [1] for each extreme one.
+        """Returns a replica's metrics: those that are to be summed, float32 [n], and a [1] for each extreme one.
 
         Args:
           loss: scalar, this replica's share.
-          extra: nest of the agent's further figures; what is no number is left out.
+          extra: nest of the agent's extra metrics; what is no number is left out.
           info: nest of the data's own.
         """
         parts, extremes = [tf.constant([1.0 / self._num_replicas]), loss[None]], []
@@ -96,7 +96,7 @@ class StepFigures:
         """Reads a sum of vectors.
 
         Returns:
-          How many vectors were summed; their losses, the agent's figures and the data's, each summed over them.
+          How many vectors were summed; their losses, the agent's metrics and the data's, each summed over them.
         """
         found: dict[str, dict[str, float]] = {'extra': {}, 'info': {}}
         place = 2

@@ -30,7 +30,7 @@ class StepSummaries:
 
         Args:
           data: [B, T, ...]; what is no Trajectory has no actions.
-          info: the data's own figures.
+          info: the data's own metrics.
         """
         step = self._agent.train_step_counter
         if self._options.actions and isinstance(data, trajectory.Trajectory):

@@ -1,4 +1,4 @@
-"""Limits: when training is over."""
+"""StopConditions: when training is over."""
 
 import dataclasses
 
@@ -6,7 +6,7 @@ from tflearn.errors import UserValueError
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
+class StopConditions:
     """When training is over; None is no limit.
 
     Attributes:

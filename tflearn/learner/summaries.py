@@ -1,4 +1,4 @@
-"""Summaries: when they are due, and the writer of the learner's figures and texts for TensorBoard."""
+"""Summaries: when they are due, and the writer of the learner's metrics and texts for TensorBoard."""
 
 import contextlib
 import dataclasses
@@ -14,10 +14,10 @@ from tflearn.errors import UserValueError
 
 @dataclasses.dataclass(frozen=True)
 class SummaryOptions:
-    """When summaries are written, and what they tell besides the learner's own figures.
+    """When summaries are written, and what they tell besides the learner's own metrics.
 
     `interval_steps`, `interval_secs` and `total` may be combined; with none of them there are no summaries. At the
-    end of training the figures are written once more.
+    end of training the metrics are written once more.
 
     Attributes:
       interval_steps: every multiple of it is a train step that is summarized.
@@ -29,7 +29,7 @@ class SummaryOptions:
       max_queue: summaries that wait for the file.
       actions: histograms of the batch's actions, and of those that the agent's policy takes there now.
       policy_version: tells the newest version, for a histogram of how many versions the batch is behind.
-      figures: tells further figures by name, for every summary; None is left out.
+      metrics: tells extra metrics by name, for every summary; None is left out.
       texts: tells texts by tag, in markdown, before the first train step.
       profile_steps: (first, last) train step of a trace for TensorBoard's profiler; None makes none.
     """
@@ -43,7 +43,7 @@ class SummaryOptions:
     max_queue: int = 100
     actions: bool = True
     policy_version: Callable[[], int] | None = None
-    figures: Callable[[], Mapping[str, float | None]] | None = None
+    metrics: Callable[[], Mapping[str, float | None]] | None = None
     texts: Callable[[], Mapping[str, str]] | None = None
     profile_steps: tuple[int, int] | None = None
 
@@ -83,7 +83,7 @@ class SummaryOptions:
 
 
 class Summaries:
-    """Writes figures and texts; the event file is made with the first of them."""
+    """Writes metrics and texts; the event file is made with the first of them."""
 
     def __init__(
         self,
@@ -115,9 +115,9 @@ class Summaries:
         return self._options.next_step(before)
 
     def write(self, step: int, values: Mapping[str, float | None]) -> None:
-        """Writes the summary of a train step, with the figures of `SummaryOptions.figures`."""
+        """Writes the summary of a train step, with the metrics of `SummaryOptions.metrics`."""
         self._written_at = self._clock()
-        more = self._options.figures() if self._options.figures else {}
+        more = self._options.metrics() if self._options.metrics else {}
         self.write_values(step, {**values, **more})
 
     def write_values(self, step: int, values: Mapping[str, float | None]) -> None:

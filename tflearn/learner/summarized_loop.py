@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tflearn.distribute import strategies
 from tflearn.errors import UserValueError
-from tflearn.learner.interval_metrics import IntervalFigures, rss_mb
+from tflearn.learner.interval_metrics import IntervalMetrics, rss_mb
 from tflearn.learner.profile import Profile
 from tflearn.learner.step_counter import StepCounter
 from tflearn.learner.step_summaries import StepSummaries
@@ -21,12 +21,12 @@ from tflearn.types import Agent
 class SummarizedLoop:
     """Train steps with their summaries.
 
-    The learner's own figures have tags `train/...`, whatever the number of replicas. What agents write by themselves
+    The learner's own metrics have tags `train/...`, whatever the number of replicas. What agents write by themselves
     has other tags; it comes from one replica, so TF-Agents' `Losses/...` are that replica's share of the loss, at the
     train step before, since agents count a step when it is done.
 
     Attributes:
-      figures: since the last summary.
+      metrics: since the last summary.
       summaries: their writer.
       num_traces: of the train step, since the start: two for each program, or one if the optimizer has its slots.
     """
@@ -61,14 +61,14 @@ class SummarizedLoop:
         self._agent, self._source, self._strategy = agent, source, strategy
         self._counter = StepCounter(agent.train_step_counter)
         self._stop_at_nonfinite = loop.on_nonfinite == 'stop'
-        self.figures, self.summaries = IntervalFigures(), Summaries(directory, options)
+        self.metrics, self.summaries = IntervalMetrics(), Summaries(directory, options)
         self._step_summaries, self._profile = StepSummaries(agent, options), Profile(directory, options.profile_steps)
         self._loop = TrainLoop(agent, strategy, loop)
         with tf.summary.record_if(False):  # whatever writer the caller has
             self._silent = self._loop.program(source)
         self._recorded: Program | None = None
-        self._loss_figures = self._loop.figures()
-        self._loss = self._loop.loss(self._loss_figures)
+        self._loss_metrics = self._loop.metrics()
+        self._loss = self._loop.loss(self._loss_metrics)
         self._texts = options.texts
 
     @property
@@ -76,8 +76,8 @@ class SummarizedLoop:
         return self._loop.num_traces
 
     def loss(self, element: Any) -> tuple[float, dict[str, float], dict[str, float]]:
-        """Returns loss, the agent's figures and the data's of an element. Compiled once for each form of element."""
-        _, loss, extra, info = self._loss_figures.read(self._loss(element).numpy())
+        """Returns loss, the agent's metrics and the data's of an element. Compiled once for each form of element."""
+        _, loss, extra, info = self._loss_metrics.read(self._loss(element).numpy())
         return loss, extra, info
 
     def take(self, num_steps: int, add: Callable[[Taken], None]) -> bool:
@@ -93,7 +93,7 @@ class SummarizedLoop:
         if self._texts:
             self._write_texts(self._counter.step, self._texts())
             self._texts = None
-        self.figures.begin()
+        self.metrics.begin()
         while num_steps:
             before = self._counter.step
             self._profile.at(before)
@@ -101,7 +101,7 @@ class SummarizedLoop:
             taken = self._take_recorded(count) if summarized else self._silent(count)
             self._counter.observe(before, taken.num_steps)
             add(taken)
-            self.figures.add(taken)
+            self.metrics.add(taken)
             num_steps -= taken.num_steps
             if taken.num_steps < count or (taken.num_nonfinite and self._stop_at_nonfinite):
                 return False
@@ -134,7 +134,7 @@ class SummarizedLoop:
     def close(self, step: int) -> None:
         """Writes the summary of the steps since the last one, and everything out."""
         self._profile.stop()
-        if self.figures.num_steps and self.summaries.wanted:
+        if self.metrics.num_steps and self.summaries.wanted:
             self._write(step)
         self.summaries.close()
 
@@ -145,7 +145,7 @@ class SummarizedLoop:
             if self._recorded is None:
                 start = time.perf_counter()
                 self._recorded = self._loop.program(self._source, self._step_summaries)
-                self.figures.leave_out(time.perf_counter() - start)
+                self.metrics.leave_out(time.perf_counter() - start)
             return self._recorded(num_steps)
 
     def _write_texts(self, step: int, texts: Mapping[str, str]) -> None:
@@ -154,4 +154,4 @@ class SummarizedLoop:
 
     def _write(self, step: int) -> None:
         own = {'num_traces': self.num_traces, 'rss_mb': rss_mb()}
-        self.summaries.write(step, {**self.figures.take(), **own})
+        self.summaries.write(step, {**self.metrics.take(), **own})

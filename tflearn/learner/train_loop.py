@@ -16,7 +16,7 @@ from tflearn.distribute import strategies
 from tflearn.errors import UserValueError
 from tflearn.learner import batch_structure
 from tflearn.learner.batch_structure import is_number, split
-from tflearn.learner.step_metrics import Reduction, StepFigures
+from tflearn.learner.step_metrics import Reduction, StepMetrics
 from tflearn.types import Agent, BatchSource
 
 OnNonfinite = Literal['stop', 'skip', 'ignore']
@@ -33,9 +33,9 @@ class Taken:
       num_nonfinite: how many of them had a loss that was not finite.
       waited_secs: spent waiting for the iterator.
       loss: summed over the steps whose loss was finite.
-      extra: the agent's further figures, likewise.
-      info: the data's own figures, likewise; of a `BatchSource` those of the last batch, as often.
-      items: `LoopOptions.item_figure`, float32 [num_steps, B], B items of this process' batches; None if not wanted.
+      extra: the agent's extra metrics, likewise.
+      info: the data's own metrics, likewise; of a `BatchSource` those of the last batch, as often.
+      items: `LoopOptions.item_metric`, float32 [num_steps, B], B items of this process' batches; None if not wanted.
     """
 
     num_steps: int
@@ -58,12 +58,12 @@ class LoopOptions:
       jit_compile: compile the train step with XLA; for one replica. The steps that are summarized are not.
       on_nonfinite: at a loss that is not finite, 'stop' ends the loop; 'skip' leaves it out of the means and goes on,
         for optimizers that do not apply such gradients; 'ignore' does nothing.
-      extra_reductions: by the name of one of the agent's further figures, how it becomes one number over its own axes
+      extra_reductions: by the name of one of the agent's extra metrics, how it becomes one number over its own axes
         and the replicas: 'mean', 'sum', 'max' or 'min'. Of those that are not named it is 'mean'; but 'sum' of a scalar
         in a named tuple whose name ends with 'loss', since TF-Agents' agents return replicas' shares there.
       after_step: called in each replica after each train step, while it is traced, with the data and the LossInfo.
       run_options: of `strategy.run`.
-      item_figure: one of the agent's further figures, [B] on each replica, that is also handed out for each item.
+      item_metric: one of the agent's extra metrics, [B] on each replica, that is also handed out for each item.
       normalize_weights: divide the data's importance weights by the greatest one of the global batch.
     """
 
@@ -72,7 +72,7 @@ class LoopOptions:
     extra_reductions: Mapping[str, Reduction] = dataclasses.field(default_factory=dict)
     after_step: AfterStep | None = None
     run_options: tf.distribute.RunOptions | None = None
-    item_figure: str | None = None
+    item_metric: str | None = None
     normalize_weights: bool = False
 
     def __post_init__(self) -> None:
@@ -126,11 +126,11 @@ class TrainLoop:
           A function of the number of train steps.
         """
         sliced = hasattr(source, 'draw')
-        figures = self.figures(with_info=not sliced)
+        metrics = self.metrics(with_info=not sliced)
         # XLA would leave out the summaries.
         train = self._agent.train if summarize else self._train
         step = tf.function(
-            lambda element: self._distributed_step(element, figures, sliced, train, summarize=summarize),
+            lambda element: self._distributed_step(element, metrics, sliced, train, summarize=summarize),
             autograph=False,
         )
         spec = _element_spec(source)
@@ -138,42 +138,42 @@ class TrainLoop:
         names = [name for name, leaf in spec[1].items() if is_number(leaf.dtype)] if sliced else []
         loop = tf.function(functools.partial(self._over_source, names=names) if sliced else self._over_iterator)
         # One tensor: fetching many small ones costs more than a small train step.
-        compiled = tf.function(lambda num_steps: _packed(*loop(step, figures, source, num_steps)), autograph=False)
+        compiled = tf.function(lambda num_steps: _packed(*loop(step, metrics, source, num_steps)), autograph=False)
         concrete = compiled.get_concrete_function(tf.TensorSpec((), tf.int64))
 
         def run(num_steps: int) -> Taken:
             packed, *items = concrete(tf.constant(num_steps, tf.int64))
             steps, waited_secs, *sums = packed.numpy()
-            num_finite, loss, extra, info = figures.read(np.array(sums[: figures.size]))
-            info |= {name: num_finite * mean for name, mean in zip(names, sums[figures.size :], strict=True)}
+            num_finite, loss, extra, info = metrics.read(np.array(sums[: metrics.size]))
+            info |= {name: num_finite * mean for name, mean in zip(names, sums[metrics.size :], strict=True)}
             per_item = items[0].numpy()[: int(steps)] if items else None
             return Taken(int(steps), int(steps) - num_finite, float(waited_secs), loss, extra, info, per_item)
 
         return run
 
-    def figures(self, with_info: bool = True) -> StepFigures:
-        """Returns a new layout of figures, for one kind of step."""
-        return StepFigures(self._options.extra_reductions, self._strategy.num_replicas_in_sync, with_info)
+    def metrics(self, with_info: bool = True) -> StepMetrics:
+        """Returns a new layout of metrics, for one kind of step."""
+        return StepMetrics(self._options.extra_reductions, self._strategy.num_replicas_in_sync, with_info)
 
-    def step(self, figures: StepFigures) -> Any:
-        """For loops of others: compiles a function from an element of an iterator to the figures of a train step."""
+    def step(self, metrics: StepMetrics) -> Any:
+        """For loops of others: compiles a function from an element of an iterator to the metrics of a train step."""
         return tf.function(
-            lambda element: self._distributed_step(element, figures, False, self._train)[0], autograph=False
+            lambda element: self._distributed_step(element, metrics, False, self._train)[0], autograph=False
         )
 
-    def loss(self, figures: StepFigures) -> Any:
+    def loss(self, metrics: StepMetrics) -> Any:
         """Likewise, but without any update; the element is per replica, as the strategy gives it."""
         return tf.function(
-            lambda element: self._distributed_step(element, figures, False, self._agent.loss, after_step=False)[0],
+            lambda element: self._distributed_step(element, metrics, False, self._agent.loss, after_step=False)[0],
             autograph=False,
         )
 
     def _over_source(
-        self, step: Any, figures: StepFigures, source: BatchSource, num_steps: tf.Tensor, names: Sequence[str]
+        self, step: Any, metrics: StepMetrics, source: BatchSource, num_steps: tf.Tensor, names: Sequence[str]
     ) -> Any:
-        """Returns steps, seconds that were waited, sums of figures and means of the data's `names`, and items."""
+        """Returns steps, seconds that were waited, sums of metrics and means of the data's `names`, and items."""
         taken, going_on = tf.constant(0, tf.int64), tf.constant(True)
-        sums, items = tf.zeros([figures.size]), self._item_arrays(num_steps)
+        sums, items = tf.zeros([metrics.size]), self._item_arrays(num_steps)
         means = tf.zeros([len(names)])
         # `and` would be a conditional, which costs more than the comparison that it may save.
         while tf.logical_and(going_on, taken < num_steps):
@@ -186,14 +186,14 @@ class TrainLoop:
                 items = _write(items, taken + i, outputs)
                 i += 1
             taken += i
-            if names:  # of each step they would cost more than the step's own figures
+            if names:  # of each step they would cost more than the step's own metrics
                 _, info = source.batch(drawn, i - 1)
                 means = tf.stack([tf.reduce_mean(tf.cast(info[name], tf.float32)) for name in names])
         return taken, tf.constant(0.0, tf.float64), tf.concat([sums, means], axis=0), _stack(items)
 
-    def _over_iterator(self, step: Any, figures: StepFigures, iterator: Any, num_steps: tf.Tensor) -> Any:
+    def _over_iterator(self, step: Any, metrics: StepMetrics, iterator: Any, num_steps: tf.Tensor) -> Any:
         taken, going_on = tf.constant(0, tf.int64), tf.constant(True)
-        sums, items = tf.zeros([figures.size]), self._item_arrays(num_steps)
+        sums, items = tf.zeros([metrics.size]), self._item_arrays(num_steps)
         element, waited_secs = _next(iterator, taken)
         while going_on and taken < num_steps and batch_structure.is_whole(self._strategy, element):
             outputs = step(element.get_value())
@@ -206,7 +206,7 @@ class TrainLoop:
         return taken, waited_secs, sums, _stack(items)
 
     def _item_arrays(self, num_steps: tf.Tensor) -> tuple[tf.TensorArray, ...]:
-        wanted = self._options.item_figure is not None
+        wanted = self._options.item_metric is not None
         return (tf.TensorArray(tf.float32, tf.cast(num_steps, tf.int32)),) if wanted else ()
 
     def _add(self, sums: tf.Tensor, outputs: Any) -> tuple[tf.Tensor, tf.Tensor]:
@@ -220,13 +220,13 @@ class TrainLoop:
     def _distributed_step(
         self,
         element: Any,
-        figures: StepFigures,
+        metrics: StepMetrics,
         sliced: bool,
         train: Callable[..., Any],
         after_step: bool = True,
         summarize: AfterStep | None = None,
     ) -> Any:
-        """One train step on all replicas. Returns its figures, the loss, and the figure of items, if wanted."""
+        """One train step on all replicas. Returns its metrics, the loss, and the metric of items, if wanted."""
 
         def replica_step(whole: Any) -> Any:
             data, info = split(batch_structure.own_part(whole, self._replicas_here) if sliced else whole)
@@ -237,13 +237,13 @@ class TrainLoop:
             if summarize:
                 summarize(data, info)
             loss = tf.cast(tf.reduce_sum(loss_info.loss), tf.float32)
-            items = batch_structure.of_items(loss_info.extra, self._options.item_figure)
-            return *figures.of_replica(loss, loss_info.extra, info), loss, items
+            items = batch_structure.of_items(loss_info.extra, self._options.item_metric)
+            return *metrics.of_replica(loss, loss_info.extra, info), loss, items
 
         if after_step:
             self.num_traces += 1
         summed, extremes, loss, items = self._strategy.run(replica_step, (element,), options=self._options.run_options)
-        vector = figures.over_replicas(self._strategy, summed, extremes)
+        vector = metrics.over_replicas(self._strategy, summed, extremes)
         total = self._strategy.reduce(tf.distribute.ReduceOp.SUM, loss, axis=None)
         whole = tuple(tf.concat(self._strategy.experimental_local_results(part), axis=0) for part in items)
         return vector, total, *whole

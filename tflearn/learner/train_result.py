@@ -16,8 +16,8 @@ class TrainResult:
     Attributes:
       num_steps: train steps taken; fewer than asked for only when the data ended.
       loss: mean over the steps of the global batch's loss; NaN if there is no step to average.
-      extra: the agent's further figures by name, means over steps, replicas and their own axes (see `LoopOptions`).
-      info: means of the data's own figures (`policy_version`, ...); of a `BatchSource` those of the last batch.
+      extra: the agent's extra metrics by name, means over steps, replicas and their own axes (see `LoopOptions`).
+      info: means of the data's own metrics (`policy_version`, ...); of a `BatchSource` those of the last batch.
       num_nonfinite: train steps whose loss was not finite; they are not in the means.
       secs: of the call, without its triggers.
       data_wait_share: the part of the call spent waiting for data, in [0, 1].

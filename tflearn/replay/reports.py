@@ -67,7 +67,7 @@ class Reporter:
 
         Args:
           counts: counts since this collector's start, to be summed over collectors: 'env_steps', and more.
-          episodes: those that ended since the last report, each its figures by name: 'return', and more.
+          episodes: those that ended since the last report, each its metrics by name: 'return', and more.
           served: items made under the lease that are in the replay.
         """
         self._unsent = [*self._unsent, *episodes][-MAX_EPISODES:]
@@ -112,15 +112,15 @@ class ReportReader(tf.train.experimental.PythonState):
         episodes = self._episodes
         return _mean('return', episodes) if episodes else None
 
-    def figures(self) -> dict[str, float | None]:
-        """Returns the counts, added up over collectors, and 'mean_<name>' of the newest 100 episodes' figures."""
-        figures: dict[str, float | None] = {'env_steps': 0, 'mean_return': None}
+    def metrics(self) -> dict[str, float | None]:
+        """Returns the counts, added up over collectors, and 'mean_<name>' of the newest 100 episodes' metrics."""
+        metrics: dict[str, float | None] = {'env_steps': 0, 'mean_return': None}
         for counts in self._counts.values():
             for name, count in counts.items():
-                figures[name] = (figures.get(name) or 0) + count
+                metrics[name] = (metrics.get(name) or 0) + count
         episodes = self._episodes  # another thread may replace them meanwhile
         names = {name: None for episode in episodes for name in episode}
-        return figures | {f'mean_{name}': _mean(name, episodes) for name in names}
+        return metrics | {f'mean_{name}': _mean(name, episodes) for name in names}
 
     def count(self, name: str) -> int:
         """Returns one of the counts, summed over all senders."""

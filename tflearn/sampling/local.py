@@ -95,7 +95,7 @@ class LocalReplay:
             allowed = max(0, self._inserts - self._min_size) * self._ratio // self._batch_size
         return int(allowed) - self._granted
 
-    def figures(self) -> dict[str, float | None]:
+    def metrics(self) -> dict[str, float | None]:
         """Returns `replay_size` and `samples_per_insert` (since the first draw was allowed; None before)."""
         inserts = self._inserts - self._min_size
         ratio = self._granted * self._batch_size / inserts if inserts > 0 else None

@@ -77,7 +77,7 @@ class ReplayMirror(tf.train.experimental.PythonState):
         saved = json.loads(string_value)
         self._inserts_before, self._samples = saved['inserts'] - self._ring.num_published, saved['samples']
 
-    def figures(self) -> dict[str, Any]:
+    def metrics(self) -> dict[str, Any]:
         """Returns `replay_size` and `samples_per_insert` (since the first draw was allowed; None before)."""
         inserts = self._inserts - self._storage.experience.min_size
         ratio = self._samples / inserts if inserts > 0 else None

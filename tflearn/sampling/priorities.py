@@ -121,7 +121,7 @@ class PriorityUpdater:
             self._changed.notify_all()
         self._warn_if_late()
 
-    def figures(self) -> dict[str, int]:
+    def metrics(self) -> dict[str, int]:
         """Returns how many priorities were sent, dropped since the server was late, and left out as not finite."""
         with self._changed:
             return dict(self._counts)

@@ -72,9 +72,9 @@ class PrioritizedSampler(ReplaySampler):
         """
         self._updater.update(step, self._drawn.numpy()[: len(errors)], errors)
 
-    def figures(self) -> dict[str, Any]:
+    def metrics(self) -> dict[str, Any]:
         """Returns the counts of priorities; the server knows size and samples per insert."""
-        return self._updater.figures()
+        return self._updater.metrics()
 
     def close(self) -> None:
         """Closes the source; a waiting learner returns. May be called from any thread."""

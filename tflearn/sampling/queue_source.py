@@ -83,7 +83,7 @@ class QueueSource:
         """Items dropped as too old so far."""
         return self._num_stale
 
-    def figures(self) -> dict[str, Any]:
+    def metrics(self) -> dict[str, Any]:
         """Returns `stale_sequences`, dropped so far, and `greatest_policy_lag` that was trained on [versions]."""
         return {'stale_sequences': self._num_stale, 'greatest_policy_lag': self._greatest_lag}
 

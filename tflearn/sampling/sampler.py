@@ -60,7 +60,7 @@ class ReplaySampler:
         """Why there are no more batches; None if it was closed."""
         return self._reader.error
 
-    def figures(self) -> dict[str, Any]:
+    def metrics(self) -> dict[str, Any]:
         """Returns nothing: the server knows size and samples per insert."""
         return {}
 

@@ -1,4 +1,4 @@
-"""Figures of a policy server for Prometheus."""
+"""Metrics of a policy server for Prometheus."""
 
 from typing import Any
 

@@ -99,10 +99,10 @@ class TFAgentsLoop:
         self._agent: Any = _CalledAgent(agent, samples.keywords)
         self._strategy, self._samples = strategy, samples
         loop = TrainLoop(self._agent, strategy, options)
-        self._figures, self._loss_figures = (loop.figures(with_info=False) for _ in range(2))
-        self._steps = {recorded: loop.step(self._figures) for recorded in (False, True)}
+        self._metrics, self._loss_metrics = (loop.metrics(with_info=False) for _ in range(2))
+        self._steps = {recorded: loop.step(self._metrics) for recorded in (False, True)}
         self._run = tf.function(self._over_iterator)
-        self._loss = loop.loss(self._loss_figures)
+        self._loss = loop.loss(self._loss_metrics)
         self._prepared = False
         self._train_like: Any = None
         self._loss_like: Any = None
@@ -150,21 +150,21 @@ class TFAgentsLoop:
             with tf.summary.record_if(False):
                 values = self._run(self._steps[False], iterator, asked)
         taken, total, *last = values.numpy()
-        _, loss, extra, _ = self._figures.read(np.array(last))
+        _, loss, extra, _ = self._metrics.read(np.array(last))
         return Steps(int(taken), float(total), _loss_info(self._train_like, loss, extra) if taken else None)
 
     def loss(self, experience: Any, sample_info: Any) -> Any:
         """Returns the LossInfo of a batch, without any update, callback or summary."""
         with tf.summary.record_if(False):
             vector = self._loss((experience, sample_info))
-        _, loss, extra, _ = self._loss_figures.read(vector.numpy())
+        _, loss, extra, _ = self._loss_metrics.read(vector.numpy())
         if self._loss_like is None:
             self._loss_like = self._agent.like
         return _loss_info(self._loss_like, loss, extra)
 
     def _over_iterator(self, step: Any, iterator: Any, num_steps: tf.Tensor) -> tf.Tensor:
         taken, total = tf.constant(0, tf.int64), tf.constant(0.0)
-        last = tf.zeros([self._figures.size])
+        last = tf.zeros([self._metrics.size])
         element = iterator.get_next_as_optional()
         while taken < num_steps and is_whole(self._strategy, element):
             last = step(self._samples.split(element.get_value()))
@@ -178,7 +178,7 @@ class TFAgentsLoop:
 
 
 def _loss_info(like: Any, loss: Any, extra: dict[str, Any]) -> Any:
-    """Returns a LossInfo like `like`; figures that are no numbers are None."""
+    """Returns a LossInfo like `like`; metrics that are no numbers are None."""
     named = nest_utils.flatten_with_joined_paths(like.extra)
     values = [tf.constant(extra[name], tf.float32) if name in extra else None for name, _ in named]
     return like._replace(loss=tf.constant(loss, tf.float32), extra=tf.nest.pack_sequence_as(like.extra, values))
