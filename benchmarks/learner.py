@@ -211,9 +211,6 @@ def _our_learner(
     case: learner_cases.Case, source: BatchSource, run_dir: RunDir, options: LearnerOptions
 ) -> Callable[[int], object]:
     agent = case.make_agent(case.specs, create_train_step(), case.experience())
-    if isinstance(source, PrioritizedSampler):
-        loop = dataclasses.replace(options.loop, item_metric=source.prioritization.error, normalize_weights=True)
-        options = dataclasses.replace(options, loop=loop, on_items=source.update)
     learner = Learner(agent, source, run_dir, options=options)
 
     def run(num_steps: int) -> None:

@@ -18,8 +18,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import learner, learner_cases, tables  # noqa: E402
-from tflearn.learner.interval_metrics import rss_mb  # noqa: E402
 from tflearn.learner.learner import Learner, LearnerOptions  # noqa: E402
+from tflearn.learner.metrics import rss_mb  # noqa: E402
 from tflearn.learner.summaries import SummaryOptions  # noqa: E402
 from tflearn.learner.triggers import IntervalTrigger  # noqa: E402
 from tflearn.policies.exporter import PolicyExporter  # noqa: E402

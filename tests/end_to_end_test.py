@@ -269,7 +269,7 @@ def test_a_checkpoint_of_another_network_is_refused_and_left_alone(interrupted, 
     assert launch.end() == 2, launch.output
     assert launch.last_line.startswith(f'tflearn-train: error: got checkpoint {run_dir.checkpoints}/ckpt-')
     assert 'agent/_q_network/_encoder/_postprocessing_layers/1/bias is float32[16] in the' in launch.last_line
-    assert launch.last_line.endswith('networks and optimizers; take back the change, or start another --root_dir')
+    assert launch.last_line.endswith('networks and optimizers; undo the change, or start another --root_dir')
     # Nor may the replay server save its empty tables: their network would be refused when the change is taken back.
     assert saved(run_dir, but=evaluations) == before
 

@@ -12,7 +12,7 @@ from tf_agents.trajectories import time_step as ts
 from tf_agents.typing import types
 
 from tflearn.errors import UserValueError
-from tflearn.experience import Experience
+from tflearn.experience import Experience, Prioritization
 
 WEIGHTS = 'weights'  # importance weights in the info of a batch
 
@@ -154,6 +154,25 @@ class BatchSource(Protocol):
 
     def close(self) -> None:
         """Closes the source; a waiting learner returns. May be called from any thread."""
+
+
+@runtime_checkable
+class PrioritizedSource(BatchSource, Protocol):
+    """A `BatchSource` that draws by priority; its info holds `WEIGHTS`.
+
+    Attributes:
+      prioritization: names the agent's extra metric that `update` receives, and whether weights are normalized.
+    """
+
+    prioritization: Prioritization
+
+    def update(self, step: int, errors: np.ndarray) -> None:
+        """Receives the errors of the newest draw's items.
+
+        Args:
+          step: the train step after the last of them.
+          errors: float32 [num_steps, B], the items of this process in the order of the batches.
+        """
 
 
 class Agent(Protocol):

@@ -80,7 +80,7 @@ def test_optimizers_on_request(source):
     warm_start.load(source, objects, ['agent'], including_optimizers=True)
     expected = _values(_objects(5.0)) | NET | {'step': 1}
     assert _values(objects) == expected
-    with pytest.raises(ValueError, match='nothing is called agent/optimizer here but for optimizers'):
+    with pytest.raises(ValueError, match='nothing is called agent/optimizer here except for optimizers'):
         warm_start.load(source, objects, ['agent/optimizer'])
 
 

@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from tests.testing import written_summaries
 from tflearn.environments import pacing
-from tflearn.experience import Experience
 from tflearn.jobs.collect import collect
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.train import train
@@ -308,14 +307,6 @@ def test_intervals_that_contradict_each_other(small_run, options, message):
             train, num_train_steps=9, options=options, checkpoint_interval_steps=7, summary_interval_steps=8
         ).join()
     assert not small_run.dir.root.exists()
-
-
-def test_options_that_prioritized_experience_sets_itself(small_run):
-    experience = Experience(order='prioritized')
-    with pytest.raises(ValueError, match=r'got LearnerOptions.on_items, .* with prioritized experience, which sets'):
-        small_run.start(
-            train, num_train_steps=9, experience=experience, options=LearnerOptions(on_items=lambda step, items: None)
-        ).join()
 
 
 def test_two_replicas(small_run):

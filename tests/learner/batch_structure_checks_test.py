@@ -4,6 +4,8 @@ from tf_agents.trajectories import trajectory
 
 from tflearn.distribute import strategies
 from tflearn.learner import batch_structure
+from tflearn.learner.learner import Learner
+from tflearn.run_dir import RunDir
 
 
 def _trajectory(observation):
@@ -16,33 +18,41 @@ def test_known_shapes():
 
 
 @pytest.mark.parametrize('shape', [(None, 2, 3), (4, None, 3), None])
-def test_an_unknown_dimension_is_named(shape):
+def test_rejects_an_unknown_dimension(shape):
     with pytest.raises(
         ValueError, match=r'got the shape .* of .*observation/image in the data; need all .*drop_remainder'
     ):
         batch_structure.refuse_unknown_shapes((_trajectory(tf.TensorSpec(shape)), ()))
 
 
-def test_strings_are_named():
+def test_rejects_strings():
     with pytest.raises(ValueError, match='got strings in .*name of the data; need numbers'):
         batch_structure.refuse_unknown_shapes({'name': tf.TensorSpec((4,), tf.string)})
 
 
-def _element_spec(dataset):
-    strategy = strategies.make('mirrored:2')
-    return strategy.distribute_datasets_from_function(lambda _: dataset).element_spec
-
-
-def test_what_replicas_get():
-    numbers = tf.data.Dataset.range(9).repeat()
-    batch_structure.refuse_unknown_shapes(_element_spec(numbers.batch(4, drop_remainder=True)))
-    with pytest.raises(ValueError, match=r'got the shape \(None,\)'):
-        batch_structure.refuse_unknown_shapes(_element_spec(numbers.batch(4)))
-
-
-def test_a_dataset_that_may_end():
+def test_finite_datasets():
     batch_structure.refuse_finite(tf.data.Dataset.range(8).repeat())
     with pytest.raises(ValueError, match='got a dataset of 8 elements; need an endless one'):
         batch_structure.refuse_finite(tf.data.Dataset.range(8))
     with pytest.raises(ValueError, match='got a dataset of unknown size; need an endless one'):
         batch_structure.refuse_finite(tf.data.Dataset.range(8).repeat().take_while(lambda i: i < 4))
+
+
+def test_several_workers_need_an_endless_dataset(tmp_path, make_agent, make_dataset_fn, monkeypatch):
+    learn = lambda: Learner(make_agent(), make_dataset_fn(0, 7), RunDir(tmp_path))  # noqa: E731
+    learn()
+    two_workers = strategies.ReplicaLayout(2, 2, 0, 2, True)
+    monkeypatch.setattr(strategies, 'layout', lambda strategy: two_workers)
+    with pytest.raises(ValueError, match='got a dataset of 7 elements; need an endless one for several workers'):
+        learn()
+
+
+def test_tpu_needs_fixed_shapes():
+    """There is no TPU here: a strategy that only has its type."""
+    tpu = object.__new__(tf.distribute.TPUStrategy)
+    numbers = tf.data.Dataset.range(9).repeat()
+    batch_structure.check_dataset(numbers.batch(4, drop_remainder=True), tpu)
+    with pytest.raises(ValueError, match=r'got the shape \(None,\) of .*; need all dimensions known on a TPU'):
+        batch_structure.check_dataset(numbers.batch(4), tpu)
+    with pytest.raises(ValueError, match='got a dataset of 2 elements; need an endless one'):
+        batch_structure.check_dataset(tf.data.Dataset.range(9).batch(4, drop_remainder=True), tpu)

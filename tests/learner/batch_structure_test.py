@@ -1,4 +1,4 @@
-"""What a train step takes and gives beyond data and loss: importance weights, and metrics of items."""
+"""Importance weights of the data, and the items' errors that a source draws by."""
 
 import numpy as np
 import pytest
@@ -7,8 +7,9 @@ from tf_agents.agents import tf_agent
 
 from tests.testing.learner import BATCH_SIZE, batch
 from tflearn.distribute import strategies
+from tflearn.experience import Prioritization
 from tflearn.learner.learner import Learner, LearnerOptions
-from tflearn.learner.train_loop import LoopOptions
+from tflearn.learner.summaries import SummaryOptions
 from tflearn.run_dir import RunDir
 
 
@@ -30,44 +31,73 @@ def _weighted(num_steps=1 << 20):
     return dataset_fn
 
 
-def _learner(directory, agent, data, strategy=None, **loop):
-    seen = []
-    options = LearnerOptions(
-        None, None, loop=LoopOptions(**loop), on_items=lambda step, items: seen.append((step, items))
-    )
-    return Learner(agent, data, RunDir(directory), strategy=strategy, options=options), seen
+class Prioritized:
+    """A `PrioritizedSource` of the same batches and weights, for all replicas of this process."""
+
+    max_draw_steps = 4
+    error = None
+
+    def __init__(self, num_steps=1 << 20, error='td_error', normalize=True):
+        self.prioritization = Prioritization(error=error, normalize_by_max=normalize)
+        self.seen = []
+        self._left = num_steps
+
+    def grant(self, num_steps):
+        granted = min(num_steps, self._left)
+        self._left -= granted
+        return granted
+
+    def draw(self, num_steps, seed):
+        return seed + tf.range(tf.cast(num_steps, tf.int64))
+
+    def batch(self, drawn, i):
+        weights = tf.cast(drawn[i] + 1, tf.float32) * tf.range(1.0, 1.0 + BATCH_SIZE)
+        return batch(drawn[i]), {'weights': tf.ensure_shape(weights, (BATCH_SIZE,))}
+
+    def update(self, step, errors):
+        self.seen.append((step, errors))
+
+    def close(self):
+        self._left = 0
+
+
+def _learner(directory, agent, data, strategy=None, summaries=None):
+    return Learner(agent, data, RunDir(directory), strategy=strategy, options=LearnerOptions(None, summaries))
 
 
 @pytest.mark.parametrize('replicas', [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_weights_and_items_agree_on_any_number_of_replicas(tmp_path, make_agent, replicas):
-    """The greatest weight is on the last replica: normalised by their own, the others' losses would differ."""
-    loop = {'item_metric': 'td_error', 'normalize_weights': True}
-    alone, seen = _learner(tmp_path / 'one', make_agent(), _weighted(), **loop)
+def test_weights_and_errors_agree_on_any_number_of_replicas(tmp_path, make_agent, replicas):
+    """The greatest weight is on the last replica: normalized by their own, the others' losses would differ."""
+    sources = Prioritized(), Prioritized()
     strategy = strategies.make(f'mirrored:{replicas}')
-    several, seen_by_several = _learner(tmp_path / 'n', make_agent(strategy), _weighted(), strategy, **loop)
+    alone = _learner(tmp_path / 'one', make_agent(), sources[0])
+    several = _learner(tmp_path / 'n', make_agent(strategy), sources[1], strategy)
     for _ in range(3):
         assert alone.run(4).loss == pytest.approx(several.run(4).loss, rel=1e-4)
-    assert [step for step, _ in seen] == [step for step, _ in seen_by_several] == [4, 8, 12]
-    for (_, ours), (_, theirs) in zip(seen, seen_by_several, strict=True):
+    assert [step for step, _ in sources[0].seen] == [step for step, _ in sources[1].seen] == [4, 8, 12]
+    for (_, ours), (_, theirs) in zip(sources[0].seen, sources[1].seen, strict=True):
         assert ours.shape == (4, BATCH_SIZE)
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5)
 
 
-def test_normalised_weights_are_at_most_one(tmp_path, make_agent):
-    scaled, _ = _learner(tmp_path / 'a', make_agent(), _weighted(), normalize_weights=True)
-    plain, _ = _learner(tmp_path / 'b', make_agent(), _weighted())
-    assert plain.run(1).loss == pytest.approx(BATCH_SIZE * scaled.run(1).loss, rel=1e-5)
+def test_normalized_weights_are_at_most_one(tmp_path, make_agent):
+    scaled = _learner(tmp_path / 'a', make_agent(), Prioritized())
+    plain = _learner(tmp_path / 'b', make_agent(), Prioritized(normalize=False))
+    of_dataset = _learner(tmp_path / 'c', make_agent(), _weighted())
+    loss = plain.run(1).loss
+    assert loss == pytest.approx(BATCH_SIZE * scaled.run(1).loss, rel=1e-5)
+    assert loss == pytest.approx(of_dataset.run(1).loss, rel=1e-5)
 
 
 def test_weights_scale_the_losses_of_their_items(tmp_path, make_agent):
     agent, data, weights = make_agent(), batch(0), tf.range(1.0, 1.0 + BATCH_SIZE)
     agent.initialize()
-    learner, _ = _learner(tmp_path, make_agent(), _weighted())
+    learner = _learner(tmp_path, make_agent(), _weighted())
     assert learner.run(1).loss == pytest.approx(float(agent.train(data, weights).loss), rel=1e-5)
     assert learner.loss((data, {'weights': 0.0 * weights})).loss == 0.0
 
 
-def test_data_without_weights_and_items_not_asked_for(tmp_path, make_agent, make_dataset_fn):
+def test_data_without_weights(tmp_path, make_agent, make_dataset_fn):
     agent, given = make_agent(), []
     train = agent.train
 
@@ -76,28 +106,25 @@ def test_data_without_weights_and_items_not_asked_for(tmp_path, make_agent, make
         return train(experience, weights)
 
     agent.train = looked_at
-    learner, seen = _learner(tmp_path, agent, make_dataset_fn())
-    learner.run(3)
+    _learner(tmp_path, agent, make_dataset_fn()).run(3)
     assert given and set(given) == {None}
-    assert seen == []
 
 
-def test_the_errors_of_a_call_are_those_of_its_steps(tmp_path, make_agent):
+def test_errors_are_those_of_the_steps_of_a_call(tmp_path, make_agent):
     """Also where some steps are summarized by another program, and where the data end."""
-    loop = {'item_metric': 'td_error'}
-    steady, seen = _learner(tmp_path / 'a', make_agent(), _weighted(5), **loop)
-    assert steady.run(8).num_steps == 5
-    single, seen_singly = _learner(tmp_path / 'b', make_agent(), _weighted(5), **loop)
+    steady, single = Prioritized(5), Prioritized(5)
+    assert _learner(tmp_path / 'a', make_agent(), steady, summaries=SummaryOptions(3)).run(8).num_steps == 5
+    learner = _learner(tmp_path / 'b', make_agent(), single)
     for _ in range(5):
-        single.run(1)
-    np.testing.assert_allclose(
-        np.concatenate([items for _, items in seen]), np.concatenate([items for _, items in seen_singly]), rtol=1e-4
-    )
+        learner.run(1)
+    assert [step for step, _ in steady.seen] == [2, 3, 5]
+    errors, single_errors = (np.concatenate([errors for _, errors in source.seen]) for source in (steady, single))
+    np.testing.assert_allclose(errors, single_errors, rtol=1e-4)
 
 
-def test_a_metric_that_is_not_of_items(tmp_path, make_agent, make_dataset_fn):
+def test_rejects_a_metric_that_is_not_of_items(tmp_path, make_agent):
     agent = make_agent()
     train = agent.train
-    agent.train = lambda experience: tf_agent.LossInfo(train(experience).loss, {'q': tf.zeros(())})
+    agent.train = lambda experience, weights: tf_agent.LossInfo(train(experience, weights).loss, {'q': tf.zeros(())})
     with pytest.raises(ValueError, match=r"extra metrics \{'q': \[\]\}; need 'q' with one number for each item"):
-        _learner(tmp_path, agent, make_dataset_fn(), item_metric='q')
+        _learner(tmp_path, agent, Prioritized(error='q'))

@@ -10,6 +10,7 @@ from tests.testing import written_summaries
 from tflearn.distribute import strategies
 from tflearn.errors import UserError
 from tflearn.learner.learner import Learner, LearnerOptions
+from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions
 from tflearn.learner.triggers import IntervalTrigger
 from tflearn.run_dir import RunDir
@@ -281,3 +282,36 @@ def test_nonsense(tmp_path, make_agent, make_dataset_fn):
     learner = Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path))
     with pytest.raises(ValueError, match='num_steps=0; need at least 1'):
         learner.run(0)
+
+
+def test_with_statement_closes_the_learner(tmp_path, make_agent, make_dataset_fn):
+    ends = []
+    trigger = IntervalTrigger(100, ends.append, at_end=True)
+    with Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path), triggers=[trigger]) as learner:
+        learner.run(3)
+        assert learner.checkpoints.newest is None
+    assert (learner.checkpoints.saved_step, ends) == (3, [3])
+    assert learner.checkpoints.newest.endswith('ckpt-3')
+
+
+def test_with_statement_closes_the_learner_after_an_error(tmp_path, make_agent, make_dataset_fn):
+    with pytest.raises(KeyError), Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path)) as learner:
+        learner.run(2)
+        raise KeyError
+    assert learner.checkpoints.newest.endswith('ckpt-2')
+
+
+def test_closing_twice_calls_triggers_once(tmp_path, make_agent, make_dataset_fn):
+    calls = []
+
+    class Trigger:
+        def __call__(self, before, after):
+            return False
+
+        def end(self, step):
+            calls.append(step)
+
+    with Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path), triggers=[Trigger()]) as learner:
+        learner.train(StopConditions(4), steps_per_call=2)
+        assert calls == [4]
+    assert calls == [4]

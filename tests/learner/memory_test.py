@@ -1,6 +1,6 @@
 import numpy as np
 
-from tflearn.learner.interval_metrics import rss_mb
+from tflearn.learner.metrics import rss_mb
 
 
 def test_memory_is_what_the_process_holds():

@@ -97,7 +97,7 @@ def test_only_what_runs_within_is_recorded(tmp_path):
         ({'max_queue': 0}, 'got max_queue=0; need a number above 0'),
         ({'total': 5}, 'got total=5, num_train_steps=None; need 1 <= total <= num_train_steps'),
         ({'total': 5, 'num_train_steps': 4}, 'got total=5, num_train_steps=4; need'),
-        ({'interval_steps': None, 'first_interval': True}, 'got first_interval without the interval'),
+        ({'interval_steps': None, 'first_interval': True}, 'got first_interval=True without an interval'),
         ({'profile_steps': (5, 4)}, r'got profile_steps=\(5, 4\); need \(first, last\)'),
     ],
 )

@@ -100,13 +100,7 @@ class ErrorsOfData(tf.Module):
 
 
 def learner_of(sampler, directory, agent, strategy=None, **loop):
-    settings = sampler.prioritization
-    options = LearnerOptions(
-        None,
-        None,
-        loop=LoopOptions(item_metric=settings.error, normalize_weights=settings.normalize_by_max, **loop),
-        on_items=sampler.update,
-    )
+    options = LearnerOptions(None, None, loop=LoopOptions(**loop))
     return Learner(agent, sampler, RunDir(directory), strategy=strategy, options=options)
 
 

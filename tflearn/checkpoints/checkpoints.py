@@ -1,9 +1,9 @@
-"""Checkpoints of everything that training needs to go on as if it had not stopped.
+"""Checkpoints of everything that training needs to continue as if it had not stopped.
 
-TensorFlow's own layout (`ckpt-<step>.index`, `.data-*`, `checkpoint`), so its tools read them. Three things are
-stricter: a restore names whatever does not fit and touches nothing then, a damaged newest checkpoint is passed over, an
-asynchronous save holds the values of one moment. And weights that are not finite are not saved: the checkpoint before
-them stays the newest.
+They have TensorFlow's own layout (`ckpt-<step>.index`, `.data-*`, `checkpoint`), so its tools read them. Four things
+are stricter: a restore names what does not fit, and then changes nothing; a damaged newest checkpoint is skipped; an
+asynchronous save holds the values of one moment; weights that are not finite are not saved, so that the previous
+checkpoint stays the newest.
 """
 
 import os
@@ -23,7 +23,7 @@ _TIMEOUT_SECS = 600.0
 
 
 class Checkpoints:
-    """Saves and restores named objects (agent, steps, versions, metrics), and keeps the newest few."""
+    """Saves and restores named objects (agent, train step, policy version, ...), and keeps the newest few."""
 
     def __init__(
         self,
@@ -39,18 +39,18 @@ class Checkpoints:
         """Reads and writes nothing yet.
 
         Args:
-          directory: of the checkpoints; made with the first save. One process writes there.
+          directory: the directory of the checkpoints; created with the first save. Only one process may write there.
           objects: trackable objects by the names that they have in the checkpoint.
-          max_to_keep: newest checkpoints that are kept; at least 1.
-          keep_every_steps: the first checkpoint at or after each multiple is kept for ever; None keeps none so.
-          optional: names that a checkpoint may lack (they keep their values then) or have too many.
+          max_to_keep: number of newest checkpoints that are kept; at least 1.
+          keep_every_steps: the first checkpoint at or after each multiple is never deleted; None: no such rule.
+          optional: names of objects that only the checkpoint or only this process may have; they keep their values.
           finite: names of objects that are saved only while their variables are finite.
-          asynchronous: `save` returns when it has a snapshot, and the files are written on a thread of their own.
+          asynchronous: `save` returns when it has a snapshot, and a background thread writes the files.
         """
         self._objects, self._optional, self._asynchronous = dict(objects), frozenset(optional), asynchronous
         self._finite, self._check_finite = frozenset(finite), FiniteCheck({})
         self._checkpoint = tf.train.Checkpoint(**objects)
-        self._checkpoint.save_counter.assign(0)  # it is made when it is read; TensorFlow's own restore asks for it
+        self._checkpoint.save_counter.assign(0)  # reading creates it; TensorFlow's own restore needs it
         self._files = CheckpointFiles(directory, max_to_keep, keep_every_steps)
         self._background = Background('checkpoint_writer')
         self._layout: Layout | None = None
@@ -60,24 +60,24 @@ class Checkpoints:
 
     @property
     def newest(self) -> str | None:
-        """Path prefix of the newest checkpoint that is there."""
+        """Path prefix of the newest checkpoint in the directory; None if there is none."""
         steps = self._files.steps()
         return self._files.path(steps[-1]) if steps else None
 
     @property
     def saved_step(self) -> int | None:
-        """Train step of what was last restored or saved, or is being saved; None after a save that failed."""
+        """Train step of the last checkpoint restored, saved or being saved; None after a save that failed."""
         return None if self._background.failed else self._step
 
     @property
     def refusal(self) -> FloatingPointError | None:
-        """Why the newest save that was begun refused its values; None if it did not."""
+        """Why the newest save refused its values; None if it did not."""
         return self._refusal
 
     def save(self, step: int) -> str:
-        """Saves all objects as `ckpt-<step>`; a reader sees the whole checkpoint or none.
+        """Saves all objects as `ckpt-<step>`, atomically.
 
-        While one checkpoint is being written another may wait; a third takes the place of the one that waits.
+        While one checkpoint is being written another one may wait; a third replaces the one that waits.
 
         Args:
           step: the train step.
@@ -86,12 +86,13 @@ class Checkpoints:
           The path prefix.
 
         Raises:
-          OSError: if it could not be written; where it is asynchronous, `wait` raises it, unless a later save succeeds.
-          FloatingPointError: if objects that must be finite are not; likewise.
+          OSError: if it could not be written.
+          FloatingPointError: if objects that must be finite are not.
+          If saves are asynchronous, `wait` raises these errors, unless a later save succeeds.
         """
         layout = self._current_layout()
         snapshot = layout.snapshot()
-        # There is no snapshot of other objects than variables and Python states: TensorFlow saves them, while we wait.
+        # Snapshots hold variables and Python states only: TensorFlow saves other objects, while we wait.
         save = self._checkpoint.write if layout.unmapped else snapshot.write
         self._step = step
         self._background.submit(lambda: self._write(step, snapshot, save))
@@ -102,10 +103,10 @@ class Checkpoints:
         return self._files.path(step)
 
     def wait(self, timeout_secs: float = _TIMEOUT_SECS) -> None:
-        """Waits until everything is written; no thread is left then.
+        """Waits until everything is written and the background thread has ended.
 
         Args:
-          timeout_secs: how long.
+          timeout_secs: how long to wait.
 
         Raises:
           OSError, FloatingPointError: if the newest save failed.
@@ -116,7 +117,7 @@ class Checkpoints:
         self._background.raise_failure()
 
     def restore_newest(self) -> str | None:
-        """Restores the newest checkpoint that can be read; passes over damaged ones, with a warning.
+        """Restores the newest checkpoint that can be read; skips damaged ones, with a warning.
 
         The objects must have all their variables.
 
@@ -124,7 +125,7 @@ class Checkpoints:
           Its path prefix, or None when there is none.
 
         Raises:
-          ValueError: if a readable checkpoint does not fit the objects; names what differs. Nothing is restored then.
+          ValueError: if a readable checkpoint does not fit the objects; names what differs. Then nothing is restored.
         """
         self.wait()
         self._current_layout()  # now, so that the first save need not wait for it
@@ -134,14 +135,14 @@ class Checkpoints:
             try:
                 self._restore(path)
             except (tf.errors.OpError, IndexError) as error:
-                logging.warning('passed over the damaged checkpoint %s: %s', path, _first_line(error))
+                logging.warning('skipped the damaged checkpoint %s: %s', path, _first_line(error))
                 self._files.damaged.add(step)
                 continue
             self._step = step
             return path
         if steps:
             raise UserValueError(
-                f'got no readable checkpoint in {self.directory}, only {len(steps)} damaged; need a whole one; '
+                f'got no readable checkpoint in {self.directory}, only {len(steps)} damaged; need a complete one; '
                 'restore the directory from a backup, or start another --root_dir'
             )
         return None
@@ -177,21 +178,21 @@ class Checkpoints:
     def _restore(self, path: str) -> None:
         absent = self._refuse_differences(path, describe(tf.train.load_checkpoint(path)))
         if absent:
-            logging.info('%s has no %s: what is there now is kept', path, ', '.join(sorted(absent)))
+            logging.info('%s has no %s: their present values are kept', path, ', '.join(sorted(absent)))
         objects = {name: value for name, value in self._objects.items() if name not in absent}
         tf.train.Checkpoint(**objects).read(path).assert_existing_objects_matched().expect_partial()
 
     def _refuse_differences(self, path: str, saved: dict[str, str]) -> set[str]:
-        """Returns the names of the optional objects that the checkpoint lacks."""
+        """Returns the names of the optional objects that are not in the checkpoint."""
         layout = self._current_layout()
-        # What no snapshot is taken of (a table) may have another shape now: it goes by what is in it.
+        # Objects without snapshots (a table) may have another shape now: it depends on their content.
         saved = {name: kind for name, kind in saved.items() if name not in layout.unmapped}
         wanted = {name: kind for name, kind in layout.described.items() if name not in layout.unmapped}
         absent = (_roots(wanted) - _roots(saved)) & self._optional
         unknown = (_roots(saved) - _roots(wanted)) & self._optional
         found = [
             f'{name} is {saved.get(name, "absent")} in the checkpoint, {wanted.get(name, "absent")} here'
-            # The optimizer's slots follow the networks, and are not what somebody has changed.
+            # Networks first: users change those, and the optimizer's slots follow.
             for name in sorted((saved.keys() | wanted.keys()) - {'save_counter'}, key=lambda n: ('optimizer' in n, n))
             if saved.get(name) != wanted.get(name) and not _roots([name]) & (absent | unknown)
         ]
@@ -199,7 +200,7 @@ class Checkpoints:
             more = f' (and {len(found) - 3} more)' if len(found) > 3 else ''
             raise UserValueError(
                 f'got checkpoint {path} of another agent: {"; ".join(found[:3])}{more}; need the same networks and '
-                'optimizers; take back the change, or start another --root_dir'
+                'optimizers; undo the change, or start another --root_dir'
             )
         return absent
 

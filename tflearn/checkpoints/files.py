@@ -1,7 +1,7 @@
-"""The files of a directory of checkpoints: whole or not there, and which of them are kept.
+"""The files of a directory of checkpoints: written atomically; which of them are kept.
 
-TensorFlow's own layout: `ckpt-<step>.index`, `ckpt-<step>.data-*`, and the file `checkpoint` that names them. The truth
-is in the names of the index files, which are written last and deleted first; nothing is remembered over restarts.
+TensorFlow's own layout: `ckpt-<step>.index`, `ckpt-<step>.data-*`, and the file `checkpoint` that names them. The index
+files show which checkpoints there are: they are written last and deleted first. There is no other state.
 """
 
 import os
@@ -20,16 +20,16 @@ class CheckpointFiles:
     """The checkpoints in one directory, written by one process.
 
     Attributes:
-      directory: made with the first write.
-      damaged: train steps of those that turned out to be unreadable; the next write deletes them.
+      directory: created with the first write.
+      damaged: train steps of the checkpoints that could not be read; the next write deletes them.
     """
 
     def __init__(self, directory: str | os.PathLike[str], max_to_keep: int, keep_every_steps: int | None):
         """
         Args:
           directory: need not exist.
-          max_to_keep: newest checkpoints that are kept; at least 1.
-          keep_every_steps: the first checkpoint at or after each multiple is kept for ever; None keeps none so.
+          max_to_keep: number of newest checkpoints that are kept; at least 1.
+          keep_every_steps: the first checkpoint at or after each multiple is never deleted; None: no such rule.
         """
         if max_to_keep < 1:
             raise UserValueError(f'got max_to_keep={max_to_keep}; need at least 1')
@@ -40,7 +40,7 @@ class CheckpointFiles:
         self._max_to_keep, self._keep_every_steps = max_to_keep, keep_every_steps
 
     def steps(self) -> list[int]:
-        """Returns the train steps of all checkpoints, rising."""
+        """Returns the train steps of all checkpoints, in ascending order."""
         return _steps(self.directory)
 
     def path(self, step: int) -> str:
@@ -52,10 +52,10 @@ class CheckpointFiles:
 
         Args:
           step: the train step.
-          write: gets a path prefix and writes the checkpoint's files there.
+          write: writes the checkpoint's files; its argument is their path prefix.
         """
         temporary = self.directory / '.writing'
-        shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
+        shutil.rmtree(temporary, ignore_errors=True)  # from a process that was killed
         temporary.mkdir(parents=True)
         try:
             write(str(temporary / f'ckpt-{step}'))
@@ -74,12 +74,12 @@ class CheckpointFiles:
             self._delete(other)
 
     def _kept(self, written: int) -> set[int]:
-        """Returns the train steps of the checkpoints that are kept after the one of step `written` was."""
-        whole = [step for step in self.steps() if step not in self.damaged]
-        kept = {*whole[-self._max_to_keep :], written}
+        """Returns the train steps of the checkpoints to keep once the one of step `written` is there."""
+        readable = [step for step in self.steps() if step not in self.damaged]
+        kept = {*readable[-self._max_to_keep :], written}
         if self._keep_every_steps is not None:
-            # The first after each multiple: it stays the first, whatever is deleted after it.
-            first = {step // self._keep_every_steps: step for step in reversed(whole)}
+            # The first after each multiple stays the first, whichever later ones are deleted.
+            first = {step // self._keep_every_steps: step for step in reversed(readable)}
             kept |= {step for multiple, step in first.items() if multiple > 0}
         return kept
 
@@ -118,6 +118,6 @@ def _steps(directory: pathlib.Path) -> list[int]:
 
 
 def _flush(file: pathlib.Path) -> None:
-    """Waits until a file is on the disk, so that a machine's crash does not leave a name without its content."""
+    """Waits until a file is on the disk, so that a crash of the machine does not leave a name without content."""
     with file.open('rb') as opened:
         os.fsync(opened.fileno())

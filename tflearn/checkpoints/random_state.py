@@ -11,14 +11,14 @@ import tensorflow as tf
 class RandomState(tf.Module):
     """Saves and restores Python's `random`, numpy's global state, and TensorFlow's global generator.
 
-    A run that goes on draws from these what it would have drawn. It is not the whole of a run's randomness. What is not
-    restored: ops with a state in their kernel (`tf.random.uniform`, `tf.random.shuffle`, dropout, and what most
-    distributions sample with), which begin anew with the global seed; shuffles of `tf.data`; Reverb's selectors;
-    environments; and generators of one's own (`np.random.default_rng`) unless they are tracked too.
+    A resumed run draws from these the numbers that it would have drawn. Other randomness is not restored: ops with a
+    state in their kernel (`tf.random.uniform`, `tf.random.shuffle`, dropout, and the ops that most distributions sample
+    with), which start again from the global seed; shuffles of `tf.data`; Reverb's selectors; environments; and other
+    generators (`np.random.default_rng`), unless they are tracked too.
     """
 
     def __init__(self) -> None:
-        """Takes `tf.random.get_global_generator()` as it is now: set another one before, not after."""
+        """Tracks the present `tf.random.get_global_generator()`: set another one before, not after."""
         super().__init__(name='random_state')
         self.host = _HostState()
         self.generator = tf.random.get_global_generator()

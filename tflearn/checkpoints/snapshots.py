@@ -1,7 +1,7 @@
-"""Snapshots: the values of trackable objects at one moment, under the names that TensorFlow saves them by.
+"""Snapshots: the values of trackable objects at one moment, under the names that TensorFlow gives them.
 
-TensorFlow writes one template; its object graph says which object each name belongs to. From then on a snapshot is one
-compiled read of all variables, and can be written on any thread while training goes on.
+TensorFlow writes one template; its object graph maps each name to an object. From then on a snapshot is one compiled
+read of all variables, and can be written on any thread while training continues.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ _OPTIMIZERS = (tf.keras.optimizers.Optimizer, tf.keras.optimizers.legacy.Optimiz
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """Values by the keys that they have in a checkpoint; nothing that happens later changes them."""
+    """Values by the keys that they have in a checkpoint; they do not change later."""
 
     keys: Sequence[str]
     values: Sequence[tf.Tensor]
@@ -43,19 +43,19 @@ class Snapshot:
 
 
 class Layout:
-    """Which variable or Python state of a `tf.train.Checkpoint` each key of its checkpoints belongs to.
+    """The variable or Python state behind each key of the checkpoints of a `tf.train.Checkpoint`.
 
     Attributes:
       described: dtype and shape of every value, by name.
-      objects: the variable or Python state of every key that could be found.
-      unmapped: names of the values of other objects (tables, iterators): there is no snapshot of them.
+      objects: the variable or Python state of every key that has one.
+      unmapped: names of the values of other objects (tables, iterators), which have no snapshots.
     """
 
     def __init__(self, checkpoint: tf.train.Checkpoint):
         """Writes the template into a temporary directory and reads it.
 
         Args:
-          checkpoint: of the objects; they must have all their variables; `stale` says later whether there are more.
+          checkpoint: its objects must have all their variables; `stale` detects variables that are made later.
         """
         with tempfile.TemporaryDirectory() as directory:
             reader = tf.train.load_checkpoint(checkpoint.write(os.path.join(directory, 'template')))
@@ -73,15 +73,15 @@ class Layout:
         self._variables = {key: value for key, value in self.objects.items() if isinstance(value, tf.Variable)}
         self._states = {key: value for key, value in self.objects.items() if key not in self._variables}
         self._read_all = tf.function(lambda: [_read(variable) for variable in self._variables.values()])
-        self.snapshot()  # compiles now what later takes no time
+        self.snapshot()  # compiles now, so that later calls are fast
 
     def stale(self) -> bool:
-        """Says whether the objects have got other variables since."""
+        """Returns whether the objects' variables are no longer the same."""
         now = _saved_objects(self._checkpoint)
         return len(now) != len(self._saved) or any(a is not b for a, b in zip(now, self._saved, strict=True))
 
     def snapshot(self) -> Snapshot:
-        """Returns the values now."""
+        """Returns the present values."""
         states = [tf.constant(state.serialize(), tf.string) for state in self._states.values()]
         values = self._read_all() if self._variables else []
         return Snapshot(
@@ -89,18 +89,18 @@ class Layout:
         )
 
     def is_optimizers(self, name: str) -> bool:
-        """Says whether a value of this name is an optimizer's."""
+        """Returns whether the value of this name belongs to an optimizer."""
         return '/.OPTIMIZER_SLOT/' in name or name.startswith(self._optimizers)
 
     def _is_plain(self, key: str, value: Any) -> bool:
-        """Says whether the key holds a variable as it is, or a Python state."""
+        """Returns whether the key holds a complete variable, or a Python state."""
         if isinstance(value, tf.Variable):
             return self.described[name_of(key)] == f'{value.dtype.base_dtype.name}{value.shape.as_list()}'
         return isinstance(value, tf.train.experimental.PythonState)
 
 
 def name_of(key: str) -> str:
-    """Returns the name by which people know a key: the path of the object."""
+    """Returns a key's readable name: the path of the object."""
     return key.rpartition(_ATTRIBUTE)[0] or key
 
 
@@ -108,17 +108,17 @@ def describe(reader: Any) -> dict[str, str]:
     """Returns the dtype and shape of every value in a checkpoint, by name.
 
     Args:
-      reader: `tf.train.load_checkpoint`'s.
+      reader: the result of `tf.train.load_checkpoint`.
     """
     dtypes, shapes = reader.get_variable_to_dtype_map(), reader.get_variable_to_shape_map()
     return {name_of(key): f'{dtypes[key].name}{shape}' for key, shape in shapes.items() if key != _GRAPH}
 
 
 def _read(variable: tf.Variable) -> tf.Tensor:
-    """Returns the value on the host; what TensorFlow would save of a variable with a value per replica."""
+    """Returns the value on the host; of a variable with a value per replica, what TensorFlow would save."""
     strategy = getattr(variable, 'distribute_strategy', None)
     value = strategy.extended.read_var(variable) if strategy else variable.read_value()
-    # No copy on CPU: a tensor is immutable, whoever updates the variable while it is there copies first.
+    # No copy on CPU: tensors are immutable, and an update of the variable copies first while one refers to its value.
     with tf.device('/cpu:0'):
         return tf.identity(value)
 
@@ -126,7 +126,7 @@ def _read(variable: tf.Variable) -> tf.Tensor:
 def _saved_objects(checkpoint: tf.train.Checkpoint) -> list[Any]:
     """Returns every variable and Python state that TensorFlow would save."""
     found = tf.train.TrackableView(checkpoint).descendants()
-    # Slot variables are nobody's children.
+    # Slot variables are not children of any object.
     slots = [variable for owner in found if isinstance(owner, _OPTIMIZERS) for variable in owner.variables()]
     return [value for value in [*found, *slots] if isinstance(value, _SAVED)]
 
@@ -134,11 +134,11 @@ def _saved_objects(checkpoint: tf.train.Checkpoint) -> list[Any]:
 def _live_objects(
     checkpoint: tf.train.Checkpoint, graph: trackable_object_graph_pb2.TrackableObjectGraph
 ) -> tuple[dict[int, Any], dict[int, str]]:
-    """Returns the object of every node of the graph, and the names of those that are no slot variables."""
+    """Returns the object of every node of the graph, and the names of those that are not slot variables."""
     live: dict[int, Any] = {0: checkpoint}
     paths, waiting = {0: ''}, [0]
     while waiting:
-        node = waiting.pop(0)  # breadth first, as names go by the shortest path
+        node = waiting.pop(0)  # breadth first, since names are shortest paths
         children = tf.train.TrackableView.children(live[node])
         for child in graph.nodes[node].children:
             if child.node_id not in live and child.local_name in children:

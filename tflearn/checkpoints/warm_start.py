@@ -1,6 +1,6 @@
-"""Initial load: some values of a checkpoint of another run, by the prefixes of their names.
+"""Warm start: loads some values of another run's checkpoint, by the prefixes of their names.
 
-(To go on with the same run is what `Checkpoints.restore_newest` is for.)
+(`Checkpoints.restore_newest` resumes the same run.)
 """
 
 import os
@@ -22,22 +22,22 @@ def load(
     *,
     including_optimizers: bool = False,
 ) -> list[str]:
-    """Gives the objects' values below some prefixes what a checkpoint holds; touches nothing else.
+    """Loads the values below some prefixes from a checkpoint; changes nothing else.
 
     Args:
-      source: path prefix of a checkpoint, or a directory of checkpoints, of which the newest is taken.
-      objects: trackable objects by their names in the checkpoint, with all their variables. As a value goes by its
-        shortest path, these should be all objects that the checkpoint was made of.
-      prefixes: of the names to load ('agent/_q_network'); or a mapping from prefixes here to those in the checkpoint
-        ({'agent/_target_q_network': 'agent/_q_network'}). Where they overlap, the longer one counts.
-      including_optimizers: also loads what is an optimizer's.
+      source: path prefix of a checkpoint, or a directory of checkpoints, whose newest is loaded.
+      objects: trackable objects by their names in the checkpoint, with all their variables. A value's name is its
+        shortest path, so these should be all objects that the checkpoint was made of.
+      prefixes: prefixes of the names to load ('agent/_q_network'); or a mapping from prefixes here to those in the
+        checkpoint ({'agent/_target_q_network': 'agent/_q_network'}). If they overlap, the longer one counts.
+      including_optimizers: also load the values of optimizers.
 
     Returns:
-      The names of the values that were loaded.
+      The names of the loaded values.
 
     Raises:
-      ValueError: if there is no readable checkpoint, or something below the prefixes is only on one side, or differs in
-        dtype or shape; names what differs. Nothing is loaded then.
+      ValueError: if there is no readable checkpoint, or a value below the prefixes exists only on one side, or differs
+        in dtype or shape; names what differs. Then nothing is loaded.
     """
     path = newest_checkpoint(source) if os.path.isdir(source) else os.fspath(source)
     pairs = prefixes if isinstance(prefixes, Mapping) else dict(zip(prefixes, prefixes, strict=True))
@@ -46,10 +46,10 @@ def load(
         reader = tf.train.load_checkpoint(path)
         origins = _origins(path, layout, describe(reader), pairs, including_optimizers)
         saved_keys = {name_of(key): key for key in reader.get_variable_to_shape_map()}
-        # All are read before the first is given: they prove to be whole.
+        # All are read before the first is assigned, so that a damaged checkpoint changes nothing.
         values = {name: reader.get_tensor(saved_keys[origin]) for name, origin in origins.items()}
     except (tf.errors.OpError, IndexError) as error:
-        raise UserValueError(f'got checkpoint {path}, which cannot be read ({error}); need a whole one') from error
+        raise UserValueError(f'got checkpoint {path}, which cannot be read ({error}); need a complete one') from error
     for key, target in layout.objects.items():
         if name_of(key) not in values:
             continue
@@ -64,9 +64,9 @@ def load(
 def _origins(
     path: str, layout: Layout, saved: Mapping[str, str], prefixes: Mapping[str, str], including_optimizers: bool
 ) -> dict[str, str]:
-    """Returns the name in the checkpoint of every value that is to be loaded, by its name here."""
+    """Returns the name in the checkpoint of every value to load, by its name here."""
 
-    def asked_for(name: str) -> bool:
+    def wanted_kind(name: str) -> bool:
         return including_optimizers or not layout.is_optimizers(name)
 
     origins: dict[str, str] = {}
@@ -74,9 +74,9 @@ def _origins(
     for here, there in sorted(prefixes.items(), key=lambda pair: len(pair[0])):
         wanted = dict(_renamed(layout.described, here, there))
         stored = {name: origin for origin, name in _renamed(saved, there, here)}
-        found = {name: origin for name, origin in {**stored, **wanted}.items() if asked_for(name)}
+        found = {name: origin for name, origin in {**stored, **wanted}.items() if wanted_kind(name)}
         if not found:
-            problems.append(f'nothing is called {here} here' + (' but for optimizers' if wanted else ''))
+            problems.append(f'nothing is called {here} here' + (' except for optimizers' if wanted else ''))
         origins.update(found)
     for name, origin in sorted(origins.items()):
         if name in layout.unmapped:
@@ -88,13 +88,13 @@ def _origins(
         more = f' (and {len(problems) - 3} more)' if len(problems) > 3 else ''
         raise UserValueError(
             f'got checkpoint {path} to load {", ".join(sorted(prefixes))} from, but {"; ".join(problems[:3])}{more}; '
-            'need the same values on both sides; choose other prefixes, or take back what was changed'
+            'need the same values on both sides; choose other prefixes, or undo the change'
         )
     return origins
 
 
 def _renamed(names: Collection[str], prefix: str, other: str) -> Iterator[tuple[str, str]]:
-    """Yields each name that is, or is below, `prefix`, and what it is called below `other`."""
+    """Yields each name that is `prefix` or below it, and its name below `other`."""
     for name in names:
         if name == prefix or name.startswith(prefix + '/'):
             yield name, other + name[len(prefix) :]

@@ -15,7 +15,6 @@ from tflearn.distribute.watchdog import Watchdog
 from tflearn.errors import UserValueError
 from tflearn.experience import Experience
 from tflearn.jobs import batch_source, initial_agent, run_result
-from tflearn.jobs.batch_source import Source
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.train_session import TrainSession
 from tflearn.jobs.train_settings import (
@@ -29,7 +28,6 @@ from tflearn.learner.stop_conditions import StopConditions
 from tflearn.replay import connection
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.run_dir import RunDir, Status
-from tflearn.sampling.prioritized import PrioritizedSampler
 from tflearn.types import AgentFactory, EnvironmentFactory, specs_of
 
 _TRACE_SECS = 300.0
@@ -112,7 +110,7 @@ def train(
       ValueError: if arguments contradict each other, if the server's tables or a checkpoint are made for other data or
         networks, or if nothing computes in `precision`.
     """
-    _check(steps_per_call, data_addresses, experience, options)
+    _check(steps_per_call, data_addresses, experience)
     stop_conditions = StopConditions(num_train_steps, max_env_steps, max_secs)
     options = with_intervals('train', options, checkpoint_interval_steps, summary_interval_steps)
     intervals = (publish_interval_steps, export_interval_steps)
@@ -136,7 +134,7 @@ def train(
                 servers = data_addresses or [replay_address]
                 source = batch_source.make(servers, storage, agent, placement, data_timeout_secs, seed)
                 texts = lambda: {'run/seed': str(seed), **describe()}  # noqa: E731
-                settings = _with_priorities(dataclasses.replace(settings, texts=texts, watchdog=watchdog), source)
+                settings = dataclasses.replace(settings, texts=texts, watchdog=watchdog)
                 session = TrainSession(
                     run_dir, replay_address, agent, storage, source, placement, settings, stop_conditions
                 )
@@ -162,17 +160,11 @@ def _seed(seed: int | None, placement: tf.distribute.Strategy) -> int:
     return seed
 
 
-def _check(steps_per_call: int, data_addresses: Sequence[str], experience: Experience, options: LearnerOptions) -> None:
+def _check(steps_per_call: int, data_addresses: Sequence[str], experience: Experience) -> None:
     if steps_per_call < 1:
         raise UserValueError(f'got steps_per_call={steps_per_call}; need at least 1')
     if data_addresses and experience.order != 'queue':
         raise UserValueError(f'got data_addresses with Experience.order={experience.order!r}; need a queue, or none')
-    loop = options.loop
-    if experience.prioritization and (options.on_items or loop.item_metric or loop.normalize_weights):
-        raise UserValueError(
-            'got LearnerOptions.on_items, LoopOptions.item_metric or normalize_weights with prioritized experience, '
-            'which sets them; need none of them; set Prioritization.error and normalize_by_max'
-        )
 
 
 def _wait_for_replay(
@@ -188,16 +180,3 @@ def _wait_for_replay(
     for address in dict.fromkeys(addresses):
         status.update(f'waiting for the replay server at {address}')
         connection.wait_for_table(address, REPLAY, storage.signature, timeout_secs, stop)
-
-
-def _with_priorities(settings: Settings, source: Source) -> Settings:
-    """Lets the errors of items go back to the replay, if that draws by priority."""
-    if not isinstance(source, PrioritizedSampler):
-        return settings
-    wanted = source.prioritization
-    loop = dataclasses.replace(
-        settings.learner.loop, item_metric=wanted.error, normalize_weights=wanted.normalize_by_max
-    )
-    return dataclasses.replace(
-        settings, learner=dataclasses.replace(settings.learner, loop=loop, on_items=source.update)
-    )

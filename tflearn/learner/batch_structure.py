@@ -1,4 +1,4 @@
-"""What a train step takes and gives: an element's data, info and weights; metrics by name, and those of each item."""
+"""The structure of batches and metrics: an element's data, info and weights; metrics by name; checks of a dataset."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 from tf_agents.utils import nest_utils
 
+from tflearn.distribute import strategies
 from tflearn.errors import UserValueError
 from tflearn.types import WEIGHTS
 
@@ -19,26 +20,26 @@ def split(element: Any) -> tuple[Any, Any]:
     return element, ()
 
 
-def own_part(whole: Any, num_parts: int) -> Any:
-    """Returns this replica's share of an element for all `num_parts` replicas of this process. For a replica."""
+def own_part(element: Any, num_parts: int) -> Any:
+    """Returns this replica's part of an element for all `num_parts` replicas of this process. In replica context."""
     if num_parts == 1:
-        return whole
+        return element
     context = tf.distribute.get_replica_context()
-    place = tf.cast(context.replica_id_in_sync_group, tf.int32) % num_parts
+    index = tf.cast(context.replica_id_in_sync_group, tf.int32) % num_parts
 
-    def share(column: tf.Tensor) -> tf.Tensor:
+    def part_of(column: tf.Tensor) -> tf.Tensor:
         size = column.shape[0] // num_parts
-        part = column[place * size : (place + 1) * size]
+        part = column[index * size : (index + 1) * size]
         return tf.ensure_shape(part, [size, *column.shape[1:]])
 
-    return tf.nest.map_structure(share, whole)
+    return tf.nest.map_structure(part_of, element)
 
 
 def weights(info: Any, normalize: bool) -> tf.Tensor | None:
-    """Returns the importance weights that info holds, if any. For a replica.
+    """Returns the importance weights in info, or None. In replica context.
 
     Args:
-      info: of the element.
+      info: the element's info.
       normalize: divide them by the greatest one of the global batch.
     """
     found = info.get(WEIGHTS) if isinstance(info, Mapping) else None
@@ -52,10 +53,10 @@ def weights(info: Any, normalize: bool) -> tf.Tensor | None:
 
 
 def of_items(extra: Any, name: str | None) -> tuple[tf.Tensor, ...]:
-    """Returns the agent's extra metric `name`, one number for each item, float32 [B]; nothing if there is no name.
+    """Returns the agent's extra metric `name`, one number for each item, (float32 [B],); () if `name` is None.
 
     Raises:
-      ValueError: if there is no such metric, or it is of another rank.
+      ValueError: if there is no such metric, or it has another rank.
     """
     if name is None:
         return ()
@@ -85,12 +86,12 @@ def flatten_with_names(values: Any, prefix: str = '') -> list[tuple[str, Any]]:
 
 
 def is_number(dtype: tf.DType) -> bool:
-    """Says whether a mean of it makes sense."""
+    """Returns whether values of this dtype have a mean."""
     return bool(dtype.is_floating or dtype.is_integer or dtype.is_bool)
 
 
-def is_whole(strategy: tf.distribute.Strategy, element: Any) -> tf.Tensor:
-    """Says whether an optional element holds a batch for each replica here; an empty one would make the loss NaN."""
+def is_complete(strategy: tf.distribute.Strategy, element: Any) -> tf.Tensor:
+    """Returns whether an optional element has a batch for each replica here; an empty one would make the loss NaN."""
     if strategy.num_replicas_in_sync == 1:
         return element.has_value()
     return element.has_value() and _no_batch_empty(strategy, element.get_value())
@@ -101,11 +102,31 @@ def _no_batch_empty(strategy: tf.distribute.Strategy, element: Any) -> tf.Tensor
     return tf.reduce_all([tf.size(batch) > 0 for batch in batches])
 
 
-def refuse_unknown_shapes(element_spec: Any) -> None:
-    """Refuses what XLA cannot compile once for all: dimensions that are not known before the data come, and strings.
+def check_dataset(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> None:
+    """Checks that a strategy can train on a dataset.
+
+    Several workers need an endless one: each would see its own end, and wait for the others forever. A TPU also needs
+    fixed shapes, and numbers only.
 
     Args:
-      element_spec: of a dataset or of a distributed iterator.
+      dataset: the dataset of one input pipeline.
+      strategy: distributes it.
+
+    Raises:
+      ValueError: naming what the dataset has and what it needs.
+    """
+    tpu = isinstance(strategy, tf.distribute.TPUStrategy)
+    if tpu or strategies.layout(strategy).workers > 1:
+        refuse_finite(dataset)
+    if tpu:
+        refuse_unknown_shapes(dataset.element_spec)
+
+
+def refuse_unknown_shapes(element_spec: Any) -> None:
+    """Refuses what a TPU cannot compile once and for all: dimensions that are known only with the data, and strings.
+
+    Args:
+      element_spec: the spec of a dataset's elements.
 
     Raises:
       ValueError: naming the first tensor that is not fixed, and its dimension.
@@ -113,24 +134,20 @@ def refuse_unknown_shapes(element_spec: Any) -> None:
     for name, spec in nest_utils.flatten_with_joined_paths(element_spec, expand_composites=True):
         if spec.dtype == tf.string:
             raise UserValueError(
-                f'got strings in {name} of the data; need numbers on a TPU or with XLA; leave them out in the dataset'
+                f'got strings in {name} of the data; need numbers on a TPU; leave them out in the dataset'
             )
         if spec.shape.rank is None or None in spec.shape.as_list():
             raise UserValueError(
-                f'got the shape {spec.shape} of {name} in the data; need all dimensions known on a TPU or with XLA; '
-                'give every item the same sequence length, batch with drop_remainder=True, and end the dataset with '
-                '.repeat() (for several replicas, one that may end has batches of unknown size)'
+                f'got the shape {spec.shape} of {name} in the data; need all dimensions known on a TPU; give every '
+                'item the same sequence length, and batch with drop_remainder=True'
             )
 
 
 def refuse_finite(dataset: tf.data.Dataset) -> None:
-    """Refuses a dataset that may end, for several replicas.
-
-    One that may end costs a reduction over all replicas for each batch, makes the batch size unknown, and when it ends
-    amid a step the replicas without data get empty batches: their means are NaN, and the step is taken.
+    """Refuses a dataset that may end.
 
     Args:
-      dataset: of one input pipeline.
+      dataset: the dataset of one input pipeline.
 
     Raises:
       ValueError: if TensorFlow does not know that it is endless.
@@ -139,5 +156,5 @@ def refuse_finite(dataset: tf.data.Dataset) -> None:
     if cardinality != tf.data.INFINITE_CARDINALITY:
         size = 'unknown size' if cardinality == tf.data.UNKNOWN_CARDINALITY else f'{cardinality} elements'
         raise UserValueError(
-            f'got a dataset of {size}; need an endless one for several replicas; end it with .repeat()'
+            f'got a dataset of {size}; need an endless one for several workers or a TPU; end it with .repeat()'
         )

@@ -1,4 +1,4 @@
-"""Learner: an iterator in a strategy, many train steps per call as one compiled program, and triggers."""
+"""Learner: many train steps per call as one compiled program, in a strategy; checkpoints, summaries and triggers."""
 
 import dataclasses
 import time
@@ -14,16 +14,17 @@ from tflearn.checkpoints.random_state import RandomState
 from tflearn.defaults import DefaultInt
 from tflearn.distribute.workers import Agreement
 from tflearn.errors import UserRuntimeError, UserValueError
+from tflearn.learner.batches import DatasetBatches, DatasetFn, SourceBatches
+from tflearn.learner.metrics import Metrics
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions
 from tflearn.learner.summarized_loop import SummarizedLoop
-from tflearn.learner.train_loop import LoopOptions, Taken
-from tflearn.learner.train_result import Call, TrainResult
+from tflearn.learner.train_loop import LoopOptions
+from tflearn.learner.train_result import TrainResult
 from tflearn.learner.triggers import IntervalTrigger
 from tflearn.run_dir import RunDir
 from tflearn.types import Agent, BatchSource
 
-DatasetFn = Callable[[tf.distribute.InputContext], tf.data.Dataset]
 Trigger = Callable[[int, int], bool]
 
 
@@ -32,14 +33,12 @@ class LearnerOptions:
     """What a learner does besides training.
 
     Attributes:
-      checkpoint_interval_steps: train steps between two checkpoints; None saves none by itself.
-      max_checkpoints_to_keep: newest checkpoints that are kept.
-      keep_checkpoint_every_steps: the first checkpoint at or after each multiple is kept for ever; None keeps none so.
-      summaries: when and what; None writes none.
+      checkpoint_interval_steps: train steps between two checkpoints; None: only `save` and `close` save.
+      max_checkpoints_to_keep: number of newest checkpoints that are kept.
+      keep_checkpoint_every_steps: the first checkpoint at or after each multiple is never deleted; None: no such rule.
+      summaries: when summaries are written, and what they contain; None writes none.
       loop: how train steps are taken.
       after_run: called on the host after every call of `run`, with its result, before the triggers.
-      on_items: called on the host, before more is drawn, with the train step now and `loop.item_metric` of each item of
-        this process' batches since the last call, float32 [num_steps, B], in their order.
     """
 
     checkpoint_interval_steps: int | None = DefaultInt(10_000)
@@ -48,7 +47,6 @@ class LearnerOptions:
     keep_checkpoint_every_steps: int | None = None
     loop: LoopOptions = dataclasses.field(default_factory=LoopOptions)
     after_run: Callable[[TrainResult], object] | None = None
-    on_items: Callable[[int, np.ndarray], object] | None = None
 
     def __post_init__(self) -> None:
         value = self.checkpoint_interval_steps
@@ -59,10 +57,10 @@ class LearnerOptions:
 
 
 class Learner:
-    """Trains an agent from a dataset; restores and saves its checkpoints.
+    """Trains an agent; restores and saves its checkpoints. `with Learner(...) as learner` closes it at the end.
 
     The agent must return, as TF-Agents' agents do, a loss that each replica divides by the global batch size: it is
-    summed over replicas. Its extra metrics are averaged, unless `LoopOptions.extra_reductions` says otherwise; but
+    summed over replicas. Its extra metrics are averaged, unless `LoopOptions.extra_reductions` names another rule; but
     the scalar losses in a named tuple, as TF-Agents' agents return them, are such shares too, and are summed.
     """
 
@@ -77,47 +75,47 @@ class Learner:
         options: LearnerOptions = LearnerOptions(),
         state: Mapping[str, Any] | None = None,
     ):
-        """Traces the train step, restores the newest whole checkpoint, and makes the iterator.
+        """Traces the train step, and restores the newest complete checkpoint.
 
         Args:
           agent: made within the strategy's scope; its `train_step_counter` is the train step.
-          data: called once per input pipeline, with its InputContext, for a dataset: elements are (data, info) or
-            data, batched for one replica; data is what `agent.train` takes, info a dict of numbers that only get
-            averaged. Or a `BatchSource`, whose batches are drawn inside of the compiled program.
-          run_dir: where checkpoints and summaries go.
-          strategy: default: the current one.
-          triggers: each is called with the train steps (before, after) of every call, after checkpoints are saved.
-            Those that have `end(step)` get that call from `close`.
+          data: a function that is called once per input pipeline, with its InputContext, and returns a dataset whose
+            elements are (data, info) or data, batched for one replica; data is what `agent.train` takes, info a dict of
+            numbers that are only averaged. Or a `BatchSource`, whose batches are drawn inside the compiled program.
+          run_dir: where checkpoints and summaries are written.
+          strategy: where train steps run; default: the current one.
+          triggers: each is called with the train steps (before, after) of every call of `run`, after checkpoints are
+            saved. `close` calls `end(step)` of those that have it.
           options: intervals, and how train steps are taken.
-          state: further trackable objects for the checkpoint, by name ('agent' and 'train_step' are there already).
+          state: additional trackable objects for the checkpoint, by name ('agent' and 'train_step' are there already).
 
         Raises:
-          ValueError: if the newest readable checkpoint does not fit.
+          ValueError: if the newest readable checkpoint does not fit, or the strategy cannot train on such a dataset.
         """
         self.train_step = agent.train_step_counter
         self._agent, self._options = agent, options
         self._strategy = strategy or tf.distribute.get_strategy()
-        self._agreement = Agreement(self._strategy)
-        self._healthy, self._surplus, self._data_ended = True, 0, False
+        self._healthy, self._data_ended = True, False
         self._waits_since: float | None = None
-        self._draws = isinstance(data, BatchSource)
+        self._closed_at: int | None = None
         with self._strategy.scope():
-            self._source = data if isinstance(data, BatchSource) else self._iterator(data)
+            self._batches = (
+                SourceBatches(data, self._strategy, self.train_step)
+                if isinstance(data, BatchSource)
+                else DatasetBatches(data, self._strategy)
+            )
             agent.initialize()
             summaries = options.summaries or SummaryOptions(interval_steps=None)
             # Traced here, so that the optimizer's slots are there to be restored, and saved with the first checkpoint.
             self._loop = SummarizedLoop(
-                agent, self._source, self._strategy, run_dir.summaries('train'), options.loop, summaries
+                agent, self._batches, self._strategy, run_dir.summaries('train'), options.loop, summaries
             )
             self._triggers = self._all_triggers(triggers)
             self.checkpoints = self._checkpoints(run_dir, state or {})
             self.restored_from = self.checkpoints.restore_newest()
-        self._agreement.check_same(self.step, 'the train step that was restored')
+        Agreement(self._strategy).check_same(self.step, 'the train step that was restored')
         replicas, source = self._strategy.num_replicas_in_sync, self.restored_from or 'from scratch'
         logging.info('learner: %d replica(s), train step %d, %s', replicas, self.step, source)
-
-    def _iterator(self, dataset_fn: DatasetFn) -> Any:
-        return iter(self._strategy.distribute_datasets_from_function(dataset_fn))
 
     def _checkpoints(self, run_dir: RunDir, state: Mapping[str, Any]) -> Checkpoints:
         phases = {f'trigger_{i}': trigger for i, trigger in enumerate(self._triggers) if _has_state(trigger)}
@@ -136,6 +134,12 @@ class Learner:
         save = self._options.checkpoint_interval_steps
         return (*([IntervalTrigger(save, lambda _: self.save())] if save else []), *triggers)
 
+    def __enter__(self) -> 'Learner':
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
     @property
     def step(self) -> int:
         """The train step now."""
@@ -143,34 +147,34 @@ class Learner:
 
     @property
     def waiting_secs(self) -> float:
-        """How long the call of `run` in another thread has been waiting for data; 0 if it does not wait."""
+        """How long the call of `run` on another thread has been waiting for data; 0 if it is not waiting."""
         since = self._waits_since
         return 0.0 if since is None else time.perf_counter() - since
 
     @property
     def num_traces(self) -> int:
-        """How often the train step was traced: a few times at first, never again."""
+        """How often the train step was traced: a few times at the beginning, never again."""
         return self._loop.num_traces
 
     def prepare(self, num_train_steps: int) -> None:
-        """Compiles what summaries of steps up to `num_train_steps` need; of a `BatchSource`, before it has data."""
+        """Compiles what summaries of steps up to `num_train_steps` need: of a `BatchSource`, before it has data."""
         self._loop.prepare(self.step, num_train_steps)
 
     def run(self, num_steps: int) -> TrainResult:
         """Takes train steps, then calls the triggers.
 
         Args:
-          num_steps: train steps to take; at least 1. Another number does not compile anew.
+          num_steps: train steps to take; at least 1. Another number does not compile again.
 
         Returns:
-          The means over the steps taken. If the data end, `data_ended` is true, and there may be fewer steps.
+          The means over the steps taken. If the data ended, `data_ended` is true, and there may be fewer steps.
 
         Raises:
           ValueError: if `num_steps` is below 1.
           RuntimeError: if the data had ended in an earlier call.
           FloatingPointError: at a loss that is not finite, if `on_nonfinite` is 'stop'; a checkpoint is saved first if
-            the variables are finite. If it is 'skip', as soon as they are not. With either, if a checkpoint was refused
-            because of them. Also if the agent raises it by itself.
+            the variables are finite. If it is 'skip', as soon as they are not. In both cases, if a checkpoint was
+            refused because of them. Also if the agent raises it itself.
         """
         if self.checkpoints.refusal and self._options.loop.on_nonfinite != 'ignore':
             self._healthy = False  # `close` need not try again
@@ -179,19 +183,13 @@ class Learner:
             raise UserValueError(f'got num_steps={num_steps}; need at least 1')
         if self._data_ended:
             raise self._no_more_data()
-        before = self.step
-        call = Call()
-        while call.num_steps < num_steps:
-            wanted = num_steps - call.num_steps
-            granted = self._grant(wanted, call)
-            if not granted or not self._take(granted, call):
-                break
-        stopped = call.num_nonfinite > 0 and self._options.loop.on_nonfinite == 'stop'
-        self._data_ended = call.num_steps < num_steps and not stopped
-        result = call.result(self._data_ended)
+        before, start = self.step, time.perf_counter()
+        metrics = self._take(num_steps)
+        self._data_ended = metrics.num_steps < num_steps and not self._stops(metrics)
+        result = TrainResult.of(metrics, time.perf_counter() - start, self._data_ended)
         if result.num_nonfinite:  # none where they are ignored
             self._check_numbers()
-        if result.data_ended and not self._draws:  # whoever closes a source knows it
+        if result.data_ended and isinstance(self._batches, DatasetBatches):  # whoever closes a source knows it
             logging.warning('the data ended after %d of %d train steps', result.num_steps, num_steps)
         if self._options.after_run:
             self._options.after_run(result)
@@ -205,27 +203,29 @@ class Learner:
         """Returns the loss of a batch, without any update or other effect.
 
         Args:
-          element: as the data give it; None takes the next one.
+          element: an element of the data; None takes the next one.
         """
         start = time.perf_counter()
         with self._strategy.scope():
             if element is None:
-                element = self._next_element()
-            loss, extra, info = self._loop.loss(element)
-        return TrainResult(0, loss, extra, info, 0, time.perf_counter() - start, 0.0)
+                element = self._batches.next()
+                if element is None:
+                    raise self._no_more_data()
+            metrics = self._loop.loss(element)
+        return dataclasses.replace(TrainResult.of(metrics, time.perf_counter() - start), num_steps=0)
 
     def train(
         self, stop_conditions: StopConditions, steps_per_call: int = 200, env_steps: Callable[[], int] = lambda: 0
     ) -> str:
-        """Trains until a limit is reached or the data end; then closes the learner.
+        """Trains until a stop condition holds or the data end; then closes the learner.
 
         Args:
-          stop_conditions: when training is over; of the first call of `run`, which compiles, only waits for data count.
+          stop_conditions: when training ends; of the first call of `run`, which compiles, only waits for data count.
           steps_per_call: train steps of a call of `run`.
-          env_steps: tells the environment steps so far, for `stop_conditions.max_env_steps`.
+          env_steps: returns the environment steps so far, for `stop_conditions.max_env_steps`.
 
         Returns:
-          What ended it.
+          Why training ended.
         """
         if steps_per_call < 1:
             raise UserValueError(f'got steps_per_call={steps_per_call}; need at least 1')
@@ -245,97 +245,94 @@ class Learner:
             self.close()
 
     def save(self) -> None:
-        """Saves a checkpoint of this train step, unless there is one. It is written on a thread of its own.
+        """Saves a checkpoint of this train step, unless there is one. It is written on a background thread.
 
-        Variables that are not finite are not saved: this is logged, and the checkpoint before stays the newest.
+        Variables that are not finite are not saved: this is logged, and the previous checkpoint stays the newest.
         """
         if self._healthy and self.checkpoints.saved_step != self.step:
             self.checkpoints.save(self.step)
 
     def close(self) -> None:
-        """Calls the triggers that have an end, saves a last checkpoint, and writes out everything.
+        """Calls `end` of the triggers that have it, saves a last checkpoint, and flushes all files.
+
+        Closing it again at the same train step does nothing.
 
         Raises:
           OSError: if the checkpoint could not be written.
           FloatingPointError: if the variables are not finite, unless `on_nonfinite` is 'ignore'.
         """
+        if self._closed_at == self.step:
+            return
         for trigger in self._triggers:
             if hasattr(trigger, 'end'):
                 trigger.end(self.step)
-        if self._draws:
-            self._source.close()
+        self._batches.close()
         self.save()
         try:
             self._wait_for_checkpoints()
         finally:
             self._loop.close(self.step)
+        self._closed_at = self.step
 
     def summarize(self, values: Mapping[str, float]) -> None:
         """Adds the caller's metrics to the summaries of this train step."""
         self._loop.summaries.write_values(self.step, values)
 
     def write_text(self, name: str, markdown: str) -> None:
-        """Shows a text in TensorBoard, under the tag `name`."""
+        """Writes a text for TensorBoard, under the tag `name`."""
         self._loop.summaries.write_text(self.step, name, markdown)
 
-    def _grant(self, wanted: int, call: Call) -> int:
-        if not self._draws:
-            return wanted
+    def _take(self, num_steps: int) -> Metrics:
+        """Takes train steps: `num_steps`, or fewer if the data end or a loss stops training."""
+        total = Metrics()
+        while total.num_steps < num_steps and not self._stops(total):
+            granted, waited = self._grant(num_steps - total.num_steps)
+            taken = self._take_granted(granted) if granted else Metrics()
+            total += waited + taken
+            if not granted or taken.num_steps < granted:
+                break
+        return total
+
+    def _stops(self, metrics: Metrics) -> bool:
+        return metrics.num_nonfinite > 0 and self._options.loop.on_nonfinite == 'stop'
+
+    def _grant(self, num_steps: int) -> tuple[int, Metrics]:
         self._waits_since = start = time.perf_counter()
-        # What other workers may not take yet is kept for the next call.
-        mine = min(self._surplus, wanted) or self._source.grant(wanted)
-        granted = self._agreement.least(mine)
-        self._surplus = max(self._surplus, mine) - granted
+        granted = self._batches.grant(num_steps)
         self._waits_since = None
-        waited_secs = time.perf_counter() - start
-        call.waited_secs += waited_secs
-        self._loop.metrics.add_wait(waited_secs)
-        return granted
+        waited = Metrics(waited_secs=time.perf_counter() - start)
+        self._loop.metrics.add(waited)
+        return granted, waited
 
-    def _take(self, num_steps: int, call: Call) -> bool:
-        def add(taken: Taken) -> None:
-            call.add(taken)
-            if taken.items is not None and self._options.on_items:
-                self._options.on_items(self.step, taken.items)
-
+    def _take_granted(self, num_steps: int) -> Metrics:
         try:
-            return self._loop.take(num_steps, add)
+            return self._loop.take(num_steps)
         except tf.errors.OpError as error:
             self._healthy = False  # some variables may be of another step than others
             if isinstance(error, tf.errors.InvalidArgumentError) and 'Tensor had' in error.message:
                 raise self._not_finite() from error  # TF-Agents' agents check by tf.debugging.check_numerics
             raise
 
-    def _next_element(self) -> Any:
-        if not self._draws:
-            try:
-                return next(self._source)
-            except (StopIteration, tf.errors.OutOfRangeError) as error:
-                raise self._no_more_data() from error
-        if not self._source.grant(1):
-            raise self._no_more_data()
-        return self._source.batch(self._source.draw(tf.constant(1, tf.int64), self.train_step.read_value()), 0)
-
     def _no_more_data(self) -> UserRuntimeError:
         error = UserRuntimeError(
-            f'got no more data at train step {self.step}: they have ended; need data for another batch; give endless '
-            'ones (dataset.repeat()), or stop when TrainResult.data_ended is true'
+            f'got no more data at train step {self.step}: they have ended; need data for another batch; use endless '
+            'data (dataset.repeat()), or stop when TrainResult.data_ended is true'
         )
-        error.__cause__ = self._source.error if self._draws else None
+        error.__cause__ = self._batches.error
         return error
 
     def _check_numbers(self) -> None:
-        """After a loss that was not finite: raises, unless such steps are skipped and the variables are finite."""
+        """Raises, after a loss that was not finite, unless such steps are skipped and the variables are finite."""
         parts = tf.train.TrackableView(self._agent).descendants()
         variables = [part for part in parts if isinstance(part, tf.Variable)]
-        spoilt = [v.name for v in variables if v.dtype.is_floating and not np.isfinite(v.numpy()).all()]
-        if spoilt:
+        bad = [v.name for v in variables if v.dtype.is_floating and not np.isfinite(v.numpy()).all()]
+        if bad:
             self._healthy = False  # `close` must not save it either
         elif self._options.loop.on_nonfinite == 'skip':
             return
         else:
             self.save()
-        more = f'{spoilt[0]} and {len(spoilt) - 1} more variables are not finite either; ' if spoilt else ''
+        more = f'{bad[0]} and {len(bad) - 1} more variables are not finite either; ' if bad else ''
         raise self._not_finite(more)
 
     def _wait_for_checkpoints(self) -> None:

@@ -18,13 +18,14 @@ class MinibatchSource:
     """Minibatches for agents that take several steps on the same new sequences; a `BatchSource`.
 
     An iteration begins with one batch of another source: sequences for all replicas of this process. The agent prepares
-    them, each replica its own part, once; what comes of it stays here, and train steps gather their minibatches from
-    it inside the compiled program. Since it is kept between two programs, summaries may fall in its midst.
+    them once, each replica its own part. The samples that it makes are kept here, and train steps gather their
+    minibatches from them inside the compiled program. They are kept between two programs, so an iteration may be
+    interrupted by a summary.
 
     Attributes:
-      source: of the sequences.
+      source: the source of the sequences.
       max_draw_steps: train steps of an iteration.
-      num_iterations: begun so far.
+      num_iterations: iterations begun so far.
     """
 
     def __init__(
@@ -35,35 +36,37 @@ class MinibatchSource:
         strategy: tf.distribute.Strategy,
         seed: int = 0,
     ):
-        """Traces the preparation and makes room for its results; takes nothing from the source yet.
+        """Traces the preparation and allocates memory for the samples; takes nothing from the source yet.
 
         Args:
           source: batch i of a draw is an iteration's sequences [B, T + 1, ...] with `policy_version` [B, T + 1].
-          prepare: a replica's sequences -> their samples, a nest of [b, T, ...], and what each counts, float32 [b, T].
-            In replica context.
-          iteration: how they are used.
-          strategy: that the agent was made in.
-          seed: of the order.
+          prepare: a replica's sequences -> their samples, a nest of [b, T, ...], and the samples' weights, float32
+            [b, T]. In replica context.
+          iteration: how samples are used.
+          strategy: the strategy in whose scope the agent was made.
+          seed: the seed of the samples' order.
         """
-        place = strategies.layout(strategy)
+        layout = strategies.layout(strategy)
         self.source, self._prepare, self._strategy = source, prepare, strategy
-        self._replicas, self._seed = place.replicas // place.workers, seed
+        self._replicas, self._seed = layout.replicas // layout.workers, seed
         self._agreement = workers.Agreement(strategy)
         prepared = tf.function(self._prepared, autograph=False).get_concrete_function()
         columns = prepared.structured_outputs
         self._num_samples = tf.nest.flatten(columns)[0].shape[0]
         # As few minibatches as there can be, of equal size: a multiple of the replicas.
-        self._per_epoch = -(-self._num_samples * place.workers // iteration.minibatch_steps)
+        self._per_epoch = -(-self._num_samples * layout.workers // iteration.minibatch_steps)
         size = -(-self._num_samples // self._per_epoch)
         self._size = -(-size // self._replicas) * self._replicas
         self._epochs = iteration.num_epochs
         self.max_draw_steps = self._epochs * self._per_epoch
         self.num_iterations = self._left = 0
         with tf.device('CPU:0'):
-            self._columns = tf.nest.map_structure(_room_for, columns)
+            self._columns = tf.nest.map_structure(_variable_for, columns)
             self._order = tf.Variable(tf.zeros((self.max_draw_steps, self._size), tf.int32), trainable=False)
-            self._place = tf.Variable(tf.constant(0, tf.int64), trainable=False)
-        self._begin = tf.function(self._take_in, autograph=False).get_concrete_function(tf.TensorSpec((), tf.int64))
+            self._next = tf.Variable(tf.constant(0, tf.int64), trainable=False)
+        self._begin = tf.function(self._begin_iteration, autograph=False).get_concrete_function(
+            tf.TensorSpec((), tf.int64)
+        )
 
     @property
     def error(self) -> Exception | None:
@@ -71,7 +74,7 @@ class MinibatchSource:
         return self.source.error
 
     def metrics(self) -> dict[str, Any]:
-        """Returns `num_iterations`, begun so far, and the source's own metrics, if it has any."""
+        """Returns `num_iterations` and the source's own metrics, if it has any."""
         return {**getattr(self.source, 'metrics', dict)(), 'num_iterations': self.num_iterations}
 
     def close(self) -> None:
@@ -82,13 +85,13 @@ class MinibatchSource:
         """Waits, at the beginning of an iteration, for its sequences.
 
         Args:
-          num_steps: wanted.
+          num_steps: train steps that are wanted.
 
         Returns:
           How many of them the iteration still has; 0 if there are no more sequences.
         """
         if not self._left:
-            # The preparation reduces over all workers: each of them takes part, or none.
+            # The preparation reduces over all workers: all of them take part, or none.
             if not self._agreement.least(self.source.grant(1)):
                 return 0
             self._begin(tf.constant(self.num_iterations, tf.int64))
@@ -99,46 +102,46 @@ class MinibatchSource:
         return granted
 
     def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        """Returns the places of the next minibatches' samples, int32 [num_steps, size]. For a graph.
+        """Returns the indices of the next minibatches' samples, int32 [num_steps, size]. For a graph.
 
         Args:
           num_steps: integer scalar; as many were granted.
-          seed: not used: the iteration has its order.
+          seed: not used: the iteration has its own order.
         """
         del seed
         with tf.device('CPU:0'):
-            place = self._place.read_value()
-            with tf.control_dependencies([place]):
-                self._place.assign_add(tf.cast(num_steps, tf.int64))
-            return self._order[place : place + tf.cast(num_steps, tf.int64)]
+            start = self._next.read_value()
+            with tf.control_dependencies([start]):
+                self._next.assign_add(tf.cast(num_steps, tf.int64))
+            return self._order[start : start + tf.cast(num_steps, tf.int64)]
 
     def batch(self, drawn: tf.Tensor, i: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
         """Returns minibatch `i` of a draw: samples [size, ...], and a dict with the weights and `policy_version`."""
         with tf.device('CPU:0'):
-            places = tf.gather(drawn, i)
-            there = tf.minimum(places, self._num_samples - 1)
-            samples, counts, versions = tf.nest.map_structure(lambda column: tf.gather(column, there), self._columns)
-            weights = tf.where(places < self._num_samples, counts, 0.0)
+            indices = tf.gather(drawn, i)
+            valid = tf.minimum(indices, self._num_samples - 1)
+            samples, weights, versions = tf.nest.map_structure(lambda column: tf.gather(column, valid), self._columns)
+            weights = tf.where(indices < self._num_samples, weights, 0.0)
             return samples, {WEIGHTS: weights, 'policy_version': versions}
 
-    def _take_in(self, number: tf.Tensor) -> None:
+    def _begin_iteration(self, number: tf.Tensor) -> None:
         """Begins an iteration with the source's next batch."""
         tf.nest.map_structure(lambda column, new: column.assign(new), self._columns, self._prepared())
         with tf.device('CPU:0'):
-            # Places from `num_samples` on are left over; they are spread like all others.
+            # Indices from `num_samples` on fill up the minibatches; they are shuffled like all others.
             shape = (self._epochs, self._per_epoch * self._size)
-            chances = tf.random.stateless_uniform(shape, tf.stack([tf.constant(self._seed, tf.int64), number]))
-            order = tf.argsort(chances, axis=1)
+            numbers = tf.random.stateless_uniform(shape, tf.stack([tf.constant(self._seed, tf.int64), number]))
+            order = tf.argsort(numbers, axis=1)
             self._order.assign(tf.reshape(order, (self.max_draw_steps, self._size)))
-            self._place.assign(0)
+            self._next.assign(0)
 
     def _prepared(self) -> tuple[Any, tf.Tensor, tf.Tensor]:
-        """Returns samples, counts and policy versions of the source's next batch, nests of [B * T, ...]."""
+        """Returns samples, weights and policy versions of the source's next batch, nests of [B * T, ...]."""
         data, info = self.source.batch(self.source.draw(tf.constant(1, tf.int64), tf.constant(0, tf.int64)), 0)
-        own = lambda whole: self._prepare(batch_structure.own_part(whole, self._replicas))  # noqa: E731
-        samples, counts = self._strategy.run(own, (data,))
+        own = lambda element: self._prepare(batch_structure.own_part(element, self._replicas))  # noqa: E731
+        samples, weights = self._strategy.run(own, (data,))
         join = functools.partial(_joined, self._strategy)
-        return (*tf.nest.map_structure(join, (samples, counts)), _flat(info['policy_version'][:, :-1]))
+        return (*tf.nest.map_structure(join, (samples, weights)), _flat(info['policy_version'][:, :-1]))
 
 
 def _joined(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:
@@ -149,5 +152,5 @@ def _flat(value: tf.Tensor) -> tf.Tensor:
     return tf.reshape(value, [-1, *value.shape[2:]])
 
 
-def _room_for(spec: tf.TensorSpec) -> tf.Variable:
+def _variable_for(spec: tf.TensorSpec) -> tf.Variable:
     return tf.Variable(tf.zeros(spec.shape, spec.dtype), trainable=False)

@@ -7,19 +7,19 @@ from absl import logging
 
 
 class Profile:
-    """Traces the train steps first..last once. A run that goes on within them traces what is left."""
+    """Traces the train steps first..last once. A run that is resumed between them traces the rest."""
 
     def __init__(self, directory: pathlib.Path, steps: tuple[int, int] | None):
         """Traces nothing yet.
 
         Args:
-          directory: of the event files; the trace goes to its `plugins/profile`.
+          directory: the directory of the event files; the trace is written to its `plugins/profile`.
           steps: first and last train step, both in the trace; None never traces.
         """
         self._directory, self._steps = str(directory), steps
         self._running = False
 
-    def border(self, before: int) -> int | None:
+    def boundary(self, before: int) -> int | None:
         """Returns the next train step at which the trace begins or ends; no program may run across it."""
         if not self._steps:
             return None
@@ -46,7 +46,7 @@ class Profile:
     def _start(self) -> None:
         try:
             tf.profiler.experimental.start(self._directory)
-        except tf.errors.OpError as error:  # training goes on as if nobody had asked
+        except tf.errors.OpError as error:  # training continues without a trace
             logging.warning('could not trace train steps %s: %s', self._steps, error)
             self._steps = None
             return

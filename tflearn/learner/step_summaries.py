@@ -1,4 +1,4 @@
-"""StepSummaries: what is written from inside of a train step that is summarized, besides what agents write there."""
+"""StepSummaries: summaries written inside a train step, in addition to those that the agent writes there."""
 
 from typing import Any
 
@@ -13,23 +13,23 @@ from tflearn.types import Agent
 
 
 class StepSummaries:
-    """Histograms of actions and of the data's age; of one replica's batch, which is as good a sample as any."""
+    """Histograms of actions and of the data's age, from one replica's batch, which is a representative sample."""
 
     def __init__(self, agent: Agent, options: SummaryOptions):
-        """Makes the variable that takes the newest version; within the strategy's scope."""
+        """Makes the variable for the newest policy version; within the strategy's scope."""
         self._agent, self._options = agent, options
         self._newest = tf.Variable(0, trainable=False, dtype=tf.int64, name='newest_policy_version')
 
     def prepare(self) -> None:
-        """To be called before each step that is summarized."""
+        """Updates the newest policy version; to be called before each step that is summarized."""
         if self._options.policy_version:
             self._newest.assign(self._options.policy_version())
 
     def __call__(self, data: Any, info: Any) -> None:
-        """Writes them, in replica context.
+        """Writes the histograms, in replica context.
 
         Args:
-          data: [B, T, ...]; what is no Trajectory has no actions.
+          data: [B, T, ...]; only a Trajectory has actions.
           info: the data's own metrics.
         """
         step = self._agent.train_step_counter

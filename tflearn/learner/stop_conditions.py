@@ -1,4 +1,4 @@
-"""StopConditions: when training is over."""
+"""StopConditions: when training ends."""
 
 import dataclasses
 
@@ -7,13 +7,13 @@ from tflearn.errors import UserValueError
 
 @dataclasses.dataclass(frozen=True)
 class StopConditions:
-    """When training is over; None is no limit.
+    """When training ends: as soon as one of these is reached; None is no condition.
 
     Attributes:
-      num_train_steps: train steps of the run.
-      max_env_steps: environment steps of the run, over all collectors.
-      max_secs: seconds of training, over all sessions of the run. Time for compiling, in the first call of the learner,
-        does not count; waits for data do.
+      num_train_steps: the run's train steps.
+      max_env_steps: the run's environment steps, over all collectors.
+      max_secs: seconds of training, over all sessions of the run. Compiling, in the learner's first call, does not
+        count; waits for data do.
     """
 
     num_train_steps: int
@@ -26,7 +26,7 @@ class StopConditions:
                 raise UserValueError(f'got {name}={value}; need a number above 0')
 
     def reached(self, train_step: int, env_steps: int, secs: float) -> str | None:
-        """Names the limit that is reached; None while there is none."""
+        """Returns the condition that is reached, for the log; None if there is none."""
         if train_step >= self.num_train_steps:
             return f'num_train_steps {self.num_train_steps} reached'
         if self.max_env_steps is not None and env_steps >= self.max_env_steps:

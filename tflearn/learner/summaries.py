@@ -14,24 +14,25 @@ from tflearn.errors import UserValueError
 
 @dataclasses.dataclass(frozen=True)
 class SummaryOptions:
-    """When summaries are written, and what they tell besides the learner's own metrics.
+    """When summaries are written, and what they contain in addition to the learner's own metrics.
 
     `interval_steps`, `interval_secs` and `total` may be combined; with none of them there are no summaries. At the
     end of training the metrics are written once more.
 
     Attributes:
-      interval_steps: every multiple of it is a train step that is summarized.
-      interval_secs: seconds after which the next train step is; not for several workers, whose clocks differ.
-      total: train steps that are summarized, evenly over the `num_train_steps` of the run.
-      num_train_steps: of the run; needed for `total`.
-      first_interval: also summarize every step before the first that is due by its number.
-      flush_secs: what is written reaches the file after so long at most, as long as more is written.
-      max_queue: summaries that wait for the file.
-      actions: histograms of the batch's actions, and of those that the agent's policy takes there now.
-      policy_version: tells the newest version, for a histogram of how many versions the batch is behind.
-      metrics: tells extra metrics by name, for every summary; None is left out.
-      texts: tells texts by tag, in markdown, before the first train step.
-      profile_steps: (first, last) train step of a trace for TensorBoard's profiler; None makes none.
+      interval_steps: each multiple of it is a train step that is summarized.
+      interval_secs: seconds after which the next train step is summarized; not for several workers, whose clocks
+        differ.
+      total: number of train steps that are summarized, evenly over `num_train_steps`.
+      num_train_steps: the run's train steps; needed for `total`.
+      first_interval: also summarize every step before the first regular summary.
+      flush_secs: longest time until a summary is in the file, as long as more are written.
+      max_queue: summaries that may wait to be written to the file.
+      actions: write histograms of the batch's actions, and of those that the agent's policy takes there now.
+      policy_version: returns the newest version, for a histogram of how many versions the batch is behind.
+      metrics: returns more metrics by name, for every summary; None is left out.
+      texts: returns texts by tag, in markdown; they are written before the first train step.
+      profile_steps: (first, last) train step of a trace for TensorBoard's profiler; None: no trace.
     """
 
     interval_steps: int | None = DefaultInt(1_000)
@@ -61,7 +62,7 @@ class SummaryOptions:
                 f'got total={self.total}, num_train_steps={self.num_train_steps}; need 1 <= total <= num_train_steps'
             )
         if self.first_interval and not (self.interval_steps or self.total):
-            raise UserValueError('got first_interval without the interval; need interval_steps or total')
+            raise UserValueError('got first_interval=True without an interval; need interval_steps or total')
         if self.profile_steps and not 1 <= self.profile_steps[0] <= self.profile_steps[1]:
             raise UserValueError(f'got profile_steps={self.profile_steps}; need (first, last) with 1 <= first <= last')
 
@@ -83,7 +84,7 @@ class SummaryOptions:
 
 
 class Summaries:
-    """Writes metrics and texts; the event file is made with the first of them."""
+    """Writes metrics and texts; the event file is created with the first of them."""
 
     def __init__(
         self,
@@ -94,9 +95,9 @@ class Summaries:
         """Writes nothing yet.
 
         Args:
-          directory: of the event files.
+          directory: the directory of the event files.
           options: when summaries are due.
-          clock: returns seconds that never run backwards.
+          clock: returns seconds that never decrease.
         """
         self._directory, self._options, self._clock = str(directory), options, clock
         self._written_at = clock()
@@ -104,11 +105,11 @@ class Summaries:
 
     @property
     def wanted(self) -> bool:
-        """Whether there are any."""
+        """Whether any summaries are written."""
         return bool(self._options.interval_steps or self._options.interval_secs or self._options.total)
 
     def next_step(self, before: int) -> int | None:
-        """Returns the next train step after `before` to be summarized, as far as is known now."""
+        """Returns the next train step after `before` that is summarized, as far as is known now."""
         secs = self._options.interval_secs
         if secs is not None and self._clock() - self._written_at >= secs:
             return before + 1
@@ -135,7 +136,7 @@ class Summaries:
 
     @contextlib.contextmanager
     def recording(self, train_step: tf.Variable) -> Iterator[None]:
-        """Records the summaries of what is traced and run within, at the train step."""
+        """Records summaries at the train step in a `with` block, where programs are traced or run."""
         with self._open().as_default(step=train_step), tf.summary.record_if(True):
             yield
 
@@ -146,6 +147,6 @@ class Summaries:
         return self._writer
 
     def close(self) -> None:
-        """Writes everything out."""
+        """Flushes and closes the event file."""
         if self._writer:
             self._writer.close()

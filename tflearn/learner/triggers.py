@@ -1,8 +1,9 @@
-"""Triggers: what happens every so many train steps or seconds, at given steps, and at the end.
+"""Triggers: actions every so many train steps or seconds, at given steps, and at the end.
 
-A trigger is called as `trigger(before, after)` after the train steps (before, after], and says whether it fired; at the
-end of training `trigger.end(step)` is called. An action that raises does not count as done: the exception goes up, and
-the next call tries again. Where an interval was crossed several times since the last call, the action is called once.
+A trigger is called as `trigger(before, after)` after the train steps (before, after], and returns whether it fired; at
+the end of training `trigger.end(step)` is called. An action that raises does not count as done: the exception is not
+caught, and the next call tries again. If an interval was crossed several times since the last call, the action is
+called once.
 """
 
 import abc
@@ -19,13 +20,13 @@ Action = Callable[[int], object]
 
 
 class StepTrigger(abc.ABC):
-    """Calls `action` with the train step whenever `due` says so; depends on steps alone, so it needs no phase."""
+    """Calls `action` with the train step whenever it is `due`; depends on steps only, so it has no state to save."""
 
     def __init__(self, action: Action, at_end: bool = False):
         """
         Args:
-          action: gets the train step.
-          at_end: also fires at the end, unless it has fired at that very step.
+          action: called with the train step.
+          at_end: also fires at the end, unless it has fired at that same step.
         """
         self.action, self.at_end = action, at_end
         self._failed = False
@@ -33,17 +34,17 @@ class StepTrigger(abc.ABC):
 
     @abc.abstractmethod
     def due(self, before: int, after: int) -> bool:
-        """Says whether the action is due in the train steps (before, after]."""
+        """Returns whether the action is due in the train steps (before, after]."""
 
     def __call__(self, before: int, after: int) -> bool:
-        """Says whether it fired for the train steps (before, after]."""
+        """Returns whether it fired for the train steps (before, after]."""
         if not (self.due(before, after) or self._failed):
             return False
         self._fire(after)
         return True
 
     def end(self, step: int) -> None:
-        """Fires a last time, if it shall or has failed before."""
+        """Fires a last time, if `at_end` is set or the last action failed."""
         if self._failed or (self.at_end and self._fired_at != step):
             self._fire(step)
 
@@ -56,19 +57,19 @@ class StepTrigger(abc.ABC):
 class IntervalTrigger(StepTrigger):
     """Fires whenever a multiple of `interval` was reached or passed.
 
-    It does not drift off the multiples, and a run that goes on from a checkpoint goes on with its triggers too.
+    It does not drift from the multiples, and a run that is resumed from a checkpoint fires at the same steps.
     """
 
     def __init__(self, interval: int, action: Action, at_end: bool = False):
         """
         Args:
           interval: train steps between two calls; at least 1.
-          action: gets the train step.
-          at_end: also fires at the end, unless it has fired at that very step.
+          action: called with the train step.
+          at_end: also fires at the end, unless it has fired at that same step.
         """
         if interval < 1:
             raise UserValueError(
-                f'got interval={interval}; need at least 1 train step; leave the trigger out if it shall not fire'
+                f'got interval={interval}; need at least 1 train step; leave the trigger out if it is not wanted'
             )
         super().__init__(action, at_end)
         self.interval = interval
@@ -84,8 +85,8 @@ class StepsTrigger(StepTrigger):
         """
         Args:
           steps: train steps, in any order; each at least 1.
-          action: gets the train step.
-          at_end: also fires at the end, unless it has fired at that very step.
+          action: called with the train step.
+          at_end: also fires at the end, unless it has fired at that same step.
         """
         if not steps or min(steps) < 1:
             raise UserValueError(f'got steps={list(steps)}; need train steps from 1; name at least one')
@@ -103,9 +104,9 @@ class TotalTrigger(StepTrigger):
         """
         Args:
           total: how often it fires; at least 1.
-          num_train_steps: of the run; at least `total`.
-          action: gets the train step.
-          at_end: also fires at the end (of a run that ends early), unless it has fired at that very step.
+          num_train_steps: the run's train steps; at least `total`.
+          action: called with the train step.
+          at_end: also fires at the end (of a run that ends early), unless it has fired at that same step.
         """
         if not 1 <= total <= num_train_steps:
             raise UserValueError(
@@ -134,9 +135,9 @@ class EndTrigger(StepTrigger):
 class TimeTrigger(tf.train.experimental.PythonState):
     """Fires whenever `interval_secs` have passed since it last fired.
 
-    Its clock starts with its first call: neither what comes before training nor the time between two sessions of a run
-    counts. The seconds since it fired are its state in a checkpoint. Several workers have several clocks: it is not for
-    what all workers must do at the same step.
+    Its clock starts with its first call: neither the time before training nor the time between two sessions of a run
+    counts. The seconds since it fired are its state in a checkpoint. Workers have different clocks: it is not for
+    actions that all workers must take at the same step.
     """
 
     def __init__(
@@ -149,13 +150,13 @@ class TimeTrigger(tf.train.experimental.PythonState):
         """
         Args:
           interval_secs: seconds between two calls; above 0.
-          action: gets the train step.
-          at_end: also fires at the end, unless it has fired at that very step.
-          clock: returns seconds that never run backwards.
+          action: called with the train step.
+          at_end: also fires at the end, unless it has fired at that same step.
+          clock: returns seconds that never decrease.
         """
         if not interval_secs > 0:
             raise UserValueError(
-                f'got interval_secs={interval_secs}; need seconds above 0; leave the trigger out if it shall not fire'
+                f'got interval_secs={interval_secs}; need seconds above 0; leave the trigger out if it is not wanted'
             )
         self.interval_secs, self.action, self.at_end = interval_secs, action, at_end
         self._clock = clock
@@ -164,7 +165,7 @@ class TimeTrigger(tf.train.experimental.PythonState):
         self._fired_at: int | None = None
 
     def __call__(self, before: int, after: int) -> bool:
-        """Says whether it fired after the train steps (before, after]."""
+        """Returns whether it fired after the train steps (before, after]."""
         if self._start_secs is None:
             self._start_secs = self._clock() - self._phase_secs
         if self._clock() - self._start_secs < self.interval_secs:
@@ -173,13 +174,13 @@ class TimeTrigger(tf.train.experimental.PythonState):
         return True
 
     def end(self, step: int) -> None:
-        """Fires a last time, if it shall."""
+        """Fires a last time, if `at_end` is set."""
         if self.at_end and self._fired_at != step:
             self._fire(step)
 
     def _fire(self, step: int) -> None:
         start_secs = self._start_secs
-        self._start_secs = self._clock()  # already now: the action may save this phase
+        self._start_secs = self._clock()  # before the action, which may save this state
         try:
             self.action(step)
         except BaseException:
@@ -193,6 +194,6 @@ class TimeTrigger(tf.train.experimental.PythonState):
         return json.dumps({'phase_secs': phase_secs})
 
     def deserialize(self, string_value: str) -> None:
-        """Takes over the seconds since it fired; the clock starts again with the next call."""
+        """Restores the seconds since it fired; the clock starts again with the next call."""
         self._phase_secs = float(json.loads(string_value)['phase_secs'])
         self._start_secs = None

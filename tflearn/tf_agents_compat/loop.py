@@ -11,8 +11,8 @@ import tensorflow as tf
 from tf_agents.utils import nest_utils
 
 from tflearn.errors import UserValueError
-from tflearn.learner.batch_structure import is_whole
-from tflearn.learner.step_metrics import LOSS
+from tflearn.learner.batch_structure import is_complete
+from tflearn.learner.metrics import LOSS, Metrics
 from tflearn.learner.train_loop import LoopOptions, TrainLoop
 
 
@@ -99,10 +99,10 @@ class TFAgentsLoop:
         self._agent: Any = _CalledAgent(agent, samples.keywords)
         self._strategy, self._samples = strategy, samples
         loop = TrainLoop(self._agent, strategy, options)
-        self._metrics, self._loss_metrics = (loop.metrics(with_info=False) for _ in range(2))
-        self._steps = {recorded: loop.step(self._metrics) for recorded in (False, True)}
+        self._layout = loop.layout()
+        self._steps = {summarized: loop.step(self._layout) for summarized in (False, True)}
         self._run = tf.function(self._over_iterator)
-        self._loss = loop.loss(self._loss_metrics)
+        self._loss = loop.loss()
         self._prepared = False
         self._train_like: Any = None
         self._loss_like: Any = None
@@ -142,7 +142,7 @@ class TFAgentsLoop:
         if not self._prepared:
             self.prepare_for(iterator)
         asked = tf.constant(num_steps, tf.int64)
-        # Recorded or not, the caller's own default writer gets nothing.
+        # Summarized or not, the caller's own default writer gets nothing.
         if writer:
             with writer.as_default(), tf.summary.record_if(True):
                 values = self._run(self._steps[True], iterator, asked)
@@ -150,23 +150,22 @@ class TFAgentsLoop:
             with tf.summary.record_if(False):
                 values = self._run(self._steps[False], iterator, asked)
         taken, total, *last = values.numpy()
-        _, loss, extra, _ = self._metrics.read(np.array(last))
-        return Steps(int(taken), float(total), _loss_info(self._train_like, loss, extra) if taken else None)
+        metrics = self._layout.read(np.array(last))
+        return Steps(int(taken), float(total), _loss_info(self._train_like, metrics) if taken else None)
 
     def loss(self, experience: Any, sample_info: Any) -> Any:
         """Returns the LossInfo of a batch, without any update, callback or summary."""
         with tf.summary.record_if(False):
-            vector = self._loss((experience, sample_info))
-        _, loss, extra, _ = self._loss_metrics.read(vector.numpy())
+            metrics = self._loss((experience, sample_info))
         if self._loss_like is None:
             self._loss_like = self._agent.like
-        return _loss_info(self._loss_like, loss, extra)
+        return _loss_info(self._loss_like, metrics)
 
     def _over_iterator(self, step: Any, iterator: Any, num_steps: tf.Tensor) -> tf.Tensor:
         taken, total = tf.constant(0, tf.int64), tf.constant(0.0)
-        last = tf.zeros([self._metrics.size])
+        last = tf.zeros([self._layout.size])
         element = iterator.get_next_as_optional()
-        while taken < num_steps and is_whole(self._strategy, element):
+        while taken < num_steps and is_complete(self._strategy, element):
             last = step(self._samples.split(element.get_value()))
             total += last[LOSS]
             taken += 1
@@ -177,8 +176,9 @@ class TFAgentsLoop:
         return tf.concat([counts, tf.cast(last, tf.float64)], axis=0)
 
 
-def _loss_info(like: Any, loss: Any, extra: dict[str, Any]) -> Any:
-    """Returns a LossInfo like `like`; metrics that are no numbers are None."""
-    named = nest_utils.flatten_with_joined_paths(like.extra)
-    values = [tf.constant(extra[name], tf.float32) if name in extra else None for name, _ in named]
+def _loss_info(like: Any, metrics: Metrics) -> Any:
+    """Returns a LossInfo like `like`; metrics that are not numbers are None."""
+    names = (f'extra/{name}' for name, _ in nest_utils.flatten_with_joined_paths(like.extra))
+    values = [tf.constant(metrics.sums[name], tf.float32) if name in metrics.sums else None for name in names]
+    loss = metrics.sums['loss']
     return like._replace(loss=tf.constant(loss, tf.float32), extra=tf.nest.pack_sequence_as(like.extra, values))

@@ -1,0 +1,232 @@
+"""Metrics: made in each replica, summed over replicas and steps in one vector, merged on the host, read once.
+
+`StepMetrics` is the layout of the vector, `Metrics` is what is read from it, `IntervalMetrics` are those since the last
+summary.
+"""
+
+import dataclasses
+import math
+import os
+import pathlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import tensorflow as tf
+
+from tflearn.learner.batch_structure import flatten_with_names, is_number
+
+Reduction = Literal['mean', 'sum', 'max', 'min']
+
+_REDUCTIONS = {'mean': tf.reduce_mean, 'sum': tf.reduce_sum, 'max': tf.reduce_max, 'min': tf.reduce_min}
+_MAX_DEFERRED_SIZE = 1024
+
+COUNT, LOSS = 0, 1  # indices in the vector
+
+
+@dataclasses.dataclass(frozen=True)
+class Metrics:
+    """The metrics of some train steps; those of several calls are added.
+
+    Attributes:
+      num_steps: train steps taken.
+      num_nonfinite: how many of them had a loss that was not finite; these are in no sum.
+      waited_secs: seconds spent waiting for data.
+      sums: sums over the steps: 'loss', 'extra/<name>' of the agent and 'info/<name>' of the data.
+    """
+
+    num_steps: int = 0
+    num_nonfinite: int = 0
+    waited_secs: float = 0.0
+    sums: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    def __add__(self, other: 'Metrics') -> 'Metrics':
+        return Metrics(
+            self.num_steps + other.num_steps,
+            self.num_nonfinite + other.num_nonfinite,
+            self.waited_secs + other.waited_secs,
+            {name: self.sums.get(name, 0.0) + other.sums.get(name, 0.0) for name in {**self.sums, **other.sums}},
+        )
+
+    def means(self) -> dict[str, float]:
+        """Returns the means over the steps whose loss was finite; NaN if there was none."""
+        count = float(self.num_steps - self.num_nonfinite) or math.nan
+        return {name: value / count for name, value in self.sums.items()}
+
+
+class StepMetrics:
+    """The layout of a train step's metrics (loss, the agent's extra metrics, the data's own) in one vector.
+
+    An operation for each metric would cost more than a small train step does. So means and sums of small tensors are
+    left for `read`, after the sum over the steps; then a step needs one concatenation and one addition for all of them.
+    """
+
+    def __init__(
+        self, rules: Mapping[str, Reduction], num_replicas: int, with_info: bool = True, last_info: Sequence[str] = ()
+    ):
+        """The layout is known when a step has been traced.
+
+        Args:
+          rules: by the name of an extra metric, how it is reduced. The default is 'mean'; but 'sum' for the losses in
+            a named tuple, as TF-Agents' agents return them: each scalar whose name ends with 'loss' is a replica's
+            share of the global batch's, like the loss itself.
+          num_replicas: the strategy's.
+          with_info: whether the vector holds the data's own metrics.
+          last_info: names of those that are not summed over the steps: their means over one batch follow the vector.
+        """
+        self._rules, self._num_replicas, self._with_info, self._last_info = rules, num_replicas, with_info, last_info
+        self._sizes: dict[str, int] = {}
+        self._summed: set[str] = set()
+        self._extremes: dict[str, Reduction] = {}
+
+    @property
+    def size(self) -> int:
+        """The vector's length; known once a step has been traced."""
+        return 2 + sum(self._sizes.values()) + len(self._extremes)
+
+    def of_replica(self, loss: tf.Tensor, extra: Any, info: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Returns a replica's metrics: those that are summed, float32 [n], and a [1] for each maximum or minimum.
+
+        Args:
+          loss: scalar, this replica's share.
+          extra: nest of the agent's extra metrics; leaves that are not numbers are left out.
+          info: nest of the data's own metrics.
+        """
+        parts, extremes = [tf.constant([1.0 / self._num_replicas]), loss[None]], []
+        self._extremes = {}
+        for kind, values in (('extra', extra), ('info', info if self._with_info else ())):
+            for name, value in flatten_with_names(values):
+                tensor = tf.convert_to_tensor(value)
+                if not is_number(tensor.dtype):
+                    continue
+                tensor = tf.cast(tensor, tf.float32)
+                is_share = kind == 'extra' and hasattr(extra, '_fields') and _is_loss(name, tensor)
+                rule = self._rules.get(name, 'sum' if is_share else 'mean')
+                if rule in ('max', 'min'):
+                    extremes.append(_REDUCTIONS[rule](tensor)[None])
+                    self._extremes[f'{kind}/{name}'] = rule
+                else:
+                    parts.append(self._linear(f'{kind}/{name}', tensor, rule))
+        return tf.concat(parts, axis=0), extremes
+
+    def _linear(self, name: str, tensor: tf.Tensor, rule: Reduction) -> tf.Tensor:
+        size = tensor.shape.num_elements()
+        if rule == 'sum':
+            self._summed.add(name)
+        if name not in self._sizes:
+            self._sizes[name] = size if size and size <= _MAX_DEFERRED_SIZE else 1
+        if size == self._sizes[name]:
+            return tf.reshape(tensor, [-1])
+        # Too large, of no fixed size, or traced before for another batch size.
+        number = tf.reduce_mean(tensor) if rule == 'mean' else tf.reduce_sum(tensor) / self._sizes[name]
+        return tf.fill([self._sizes[name]], number)
+
+    def over_replicas(self, strategy: tf.distribute.Strategy, summed: Any, extremes: list[Any]) -> tf.Tensor:
+        """Returns the vector of the complete step, from what `of_replica` returned on each replica."""
+        vector = strategy.reduce(tf.distribute.ReduceOp.SUM, summed, axis=None)
+        if not extremes:
+            return vector
+        if self._num_replicas > 1:
+            extremes = [
+                _REDUCTIONS[rule](strategy.gather(part, axis=0))[None]
+                for part, rule in zip(extremes, self._extremes.values(), strict=True)
+            ]
+        return tf.concat([vector, *extremes], axis=0)
+
+    def read(self, vector: np.ndarray, num_steps: int | None = None, waited_secs: float = 0.0) -> Metrics:
+        """Reads a sum of vectors.
+
+        Args:
+          vector: the sum over the steps whose loss was finite, followed by the means of `last_info`.
+          num_steps: train steps taken; None if each of them is in the sum.
+          waited_secs: seconds spent waiting for data.
+        """
+        count, sums, start = round(float(vector[COUNT])), {'loss': float(vector[LOSS])}, 2
+        for name, size in self._sizes.items():
+            total = float(vector[start : start + size].sum())
+            sums[name] = total if name in self._summed else total / (size * self._num_replicas)
+            start += size
+        sums |= {name: float(value) for name, value in zip(self._extremes, vector[start : self.size], strict=True)}
+        last = zip(self._last_info, vector[self.size :], strict=True)
+        sums |= {f'info/{name}': count * float(mean) for name, mean in last}
+        num_steps = count if num_steps is None else num_steps
+        return Metrics(num_steps, num_steps - count, waited_secs, sums)
+
+
+def _is_loss(name: str, tensor: tf.Tensor) -> bool:
+    return tensor.shape.rank == 0 and name.endswith('loss')
+
+
+class IntervalMetrics:
+    """The metrics of all train steps between two summaries."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter):
+        self._clock = clock
+        self._start: float | None = None  # before the first train step there is nothing to wait for
+        self._clear()
+
+    @property
+    def num_steps(self) -> int:
+        """Train steps since the last summary."""
+        return self._total.num_steps
+
+    def begin(self) -> None:
+        """Starts the clock; it then runs until the end of training."""
+        if self._start is None:
+            self._start = self._clock()
+
+    def add(self, metrics: Metrics) -> None:
+        """Adds the metrics of train steps, or of a wait for data; waits before `begin` do not count."""
+        if self._start is not None:
+            self._total += metrics
+
+    def add_trigger(self, secs: float) -> None:
+        """Adds seconds for which a trigger held up training."""
+        self._trigger_secs += secs
+        self._longest_trigger_secs = max(self._longest_trigger_secs, secs)
+
+    def leave_out(self, secs: float) -> None:
+        """Leaves out seconds that just passed."""
+        if self._start is not None:
+            self._start += secs
+
+    def take(self) -> Mapping[str, float]:
+        """Returns the metrics since the last call, and starts the next interval.
+
+        Returns:
+          `loss`, `extra/...` and `info/...`: means over the steps whose loss was finite (none without such a step);
+          `nonfinite_steps`; `steps_per_sec`, of all time that passed, except what was left out; `data_wait_share`, the
+          part of it spent waiting for data, in [0, 1]; `trigger_secs`, spent in triggers, and `longest_trigger_secs`,
+          in one call of one of them.
+        """
+        now, total = self._clock(), self._total
+        secs = max(now - (self._start or now), 1e-9)
+        metrics = {
+            **(total.means() if total.num_steps > total.num_nonfinite else {}),
+            'nonfinite_steps': total.num_nonfinite,
+            'steps_per_sec': total.num_steps / secs,
+            'data_wait_share': min(total.waited_secs / secs, 1.0),
+            'trigger_secs': self._trigger_secs,
+            'longest_trigger_secs': self._longest_trigger_secs,
+        }
+        self._start = now
+        self._clear()
+        return metrics
+
+    def _clear(self) -> None:
+        self._total = Metrics()
+        self._trigger_secs = self._longest_trigger_secs = 0.0
+
+
+def rss_mb(pages: pathlib.Path = pathlib.Path('/proc/self/statm')) -> float | None:
+    """Returns the resident memory of this process [MB]; None where the system does not report it.
+
+    Args:
+      pages: the file in which the system reports it.
+    """
+    try:
+        resident = int(pages.read_text(encoding='utf-8').split()[1])
+    except OSError:
+        return None
+    return resident * os.sysconf('SC_PAGE_SIZE') / 1e6
