@@ -87,7 +87,7 @@ def test_a_first_export_that_acts_otherwise_is_told_at_once(tmp_path):
     exports = PolicyExports(agent, RunDir(tmp_path), ExportOptions(('greedy_policy', 'raw_policy')), dict)
     read = exports._exporters[0]._read_all
     exports._exporters[0]._read_all = lambda: [tf.zeros_like(weight) for weight in read()]
-    with pytest.raises(RuntimeError, match='as the live one gives'):
+    with pytest.raises(RuntimeError, match='as from the live policy'):
         exports.export(1)
     assert versions.versions(RunDir(tmp_path).greedy_policy) == []
 

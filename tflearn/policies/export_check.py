@@ -1,4 +1,4 @@
-"""Compares exported policies with the live one, before anybody else sees them."""
+"""Compares exported policies with the live policy before they are published."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -16,12 +16,12 @@ _RANDOM_OPS = ('Random', 'Multinomial', 'Normal', 'StatefulUniform', 'Rng')
 
 
 class ExportCheck:
-    """Has the exported policy and the live one act on the same random batch.
+    """Compares the actions of the exported policy with those of the live one, on a random batch.
 
-    Results must agree bit by bit; those of a stochastic policy in shape and dtype. The first version is loaded as
-    anybody would load it, and each of its signatures is compared. Later ones have the same graph, so their weights are
-    read back from their files into what was loaded first: their bits must be those of the snapshot, and the actions
-    those of the live policy when it was taken.
+    The results must be equal bit by bit; those of a stochastic policy in shape and dtype. The first version is loaded
+    with `tf.saved_model.load`, and each of its signatures is compared. Later versions have the same graph, so only
+    their weights are read, into the loaded first version: they must equal the snapshot, and the actions must equal
+    those of the live policy at the snapshot.
     """
 
     def __init__(self, live: Any, policy: Any, signatures: Mapping[str, Any], files: ModelFiles):
@@ -29,8 +29,8 @@ class ExportCheck:
         Args:
           live: a module with `action` and `get_initial_state`.
           policy: the TF-Agents policy, for its specs.
-          signatures: the live functions of named tensors, by the names of the exported ones.
-          files: of the exported policies.
+          signatures: the live policy's functions of named tensors, by the names of the exported signatures.
+          files: the files that all exported versions share.
         """
         self._live, self._signatures, self._files = live, signatures, files
         self._program = action_program(live)
@@ -43,18 +43,15 @@ class ExportCheck:
 
     @property
     def has_compared(self) -> bool:
-        """Says whether a first version was compared."""
+        """Whether a first version was compared."""
         return self._loaded is not None
 
     def actions(self) -> list[tf.Tensor]:
-        """Returns what the live policy answers with the weights that it has now; nothing for a stochastic one.
-
-        Must not run beside a train step.
-        """
+        """Returns the live policy's current actions; nothing for a stochastic policy. Not during a train step."""
         return _call(self._program, self._leaves) if self._exact else []
 
     def compare_first(self, path: pathlib.Path) -> None:
-        """Compares a whole version with the live policy, which must have the same weights still.
+        """Compares a complete version with the live policy, whose weights must not have changed since its snapshot.
 
         Raises:
           RuntimeError: if they differ.
@@ -72,12 +69,12 @@ class ExportCheck:
         self._loaded = exported
 
     def compare_later(self, path: pathlib.Path, weights: Sequence[tf.Tensor], actions: Sequence[tf.Tensor]) -> None:
-        """Compares a later version with what the live policy was when the snapshot was taken. In any thread.
+        """Compares a later version with the live policy as it was at the snapshot. Any thread may call it.
 
         Args:
-          path: of the version, or of its weights alone.
-          weights: the snapshot.
-          actions: what `actions` returned then.
+          path: the directory of the version, or of an update.
+          weights: the weights of the snapshot.
+          actions: the return value of `actions` at the snapshot.
 
         Raises:
           RuntimeError: if they differ.
@@ -94,7 +91,7 @@ class ExportCheck:
 
 
 def _call(program: Any, leaves: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Calls a traced function by its operation: without the time that Python takes to bind the arguments."""
+    """Calls a traced function by its operation, which avoids the binding of arguments in Python."""
     outputs: list[tf.Tensor] = tf.raw_ops.StatefulPartitionedCall(
         args=[*leaves, *program.captured_inputs], Tout=[output.dtype for output in program.outputs], f=program
     )
@@ -115,7 +112,7 @@ def _check_same(where: str, live: Any, exported: Any, exact: bool) -> None:
     flat = [plain_nests.flat_dict(result) for result in (live, exported)]
     if set(flat[0]) != set(flat[1]):
         raise RuntimeError(
-            f'got the results {sorted(flat[1])} from {where}; need {sorted(flat[0])}, as the live one has'
+            f'got the results {sorted(flat[1])} from {where}; need {sorted(flat[0])}, as from the live policy'
         )
     for name, expected in flat[0].items():
         _check_leaf(f'{where}, {name}', expected, flat[1][name], exact)
@@ -125,7 +122,7 @@ def _check_leaf(where: str, expected: tf.Tensor, got: tf.Tensor, exact: bool) ->
     same = expected.dtype == got.dtype and expected.shape == got.shape
     # Bytes, because a NaN does not equal itself.
     if not same or (exact and expected.numpy().tobytes() != got.numpy().tobytes()):
-        raise RuntimeError(f'got {_text(got)} from {where}; need {_text(expected)}, as the live one gives')
+        raise RuntimeError(f'got {_text(got)} from {where}; need {_text(expected)}, as from the live policy')
 
 
 def _text(tensor: tf.Tensor) -> str:
@@ -139,7 +136,7 @@ def _draw_nest(spec: Any, rng: np.random.Generator) -> Any:
 
 def _draw(spec: Any, rng: np.random.Generator) -> np.ndarray:
     """Draws moderate numbers within the bounds of `spec`, [_BATCH_SIZE, ...]."""
-    # Without bounds an integer may be an index into something: 0 and 1 are the least daring.
+    # An integer without bounds may be an index, so only 0 and 1 are safe.
     default_low, default_high = (0, 1) if spec.dtype.is_integer else (-10, 10)
     low, high = (
         np.clip(extreme, getattr(spec, 'minimum', default_low), getattr(spec, 'maximum', default_high))
@@ -152,7 +149,7 @@ def _draw(spec: Any, rng: np.random.Generator) -> np.ndarray:
 
 
 def _is_stochastic(function: Any) -> bool:
-    """Says whether a concrete function draws random numbers."""
+    """Returns whether a concrete function draws random numbers."""
     graph = function.graph.as_graph_def()
     nodes = [*graph.node, *(node for definition in graph.library.function for node in definition.node_def)]
     stateful = {node.op for node in nodes if not node.op.startswith('Stateless')}

@@ -1,11 +1,11 @@
-"""Exports TF-Agents policies as SavedModels for people who have neither tflearn nor TF-Agents.
+"""Exports TF-Agents policies as SavedModels, for programs that have neither tflearn nor TF-Agents.
 
     policy = tf.saved_model.load('.../policies/greedy_policy/9000')
     state = policy.get_initial_state(batch_size)
     step = policy.action(step_type, reward, discount, observation, state)  # a dict: action, policy_state, info
     actions = policy.signatures['serving_default'](observation=...)['action']
 
-TF-Agents opens it too: `tf_agents.policies.policy_loader.load(path)`.
+TF-Agents can load it too: `tf_agents.policies.policy_loader.load(path)`.
 
 Arguments and results are dicts, lists and tuples of tensors with a leading batch dimension of any size.
 """
@@ -28,33 +28,33 @@ from tflearn.policies.export_check import ExportCheck
 from tflearn.policies.model_files import ModelFiles
 from tflearn.run_dir import write_json
 
-# In the metadata: the names of the observation's leaves, in the order of the columns that are stored in the replay.
+# A key of the metadata: the names of the observation's leaves, in the order of the replay's columns.
 OBSERVATION_NAMES = 'observation_names'
 
 
 class PolicyExporter:
-    """Writes versions of one policy: `<directory>/<train step>/`, whole or not there.
+    """Writes versions of one policy, `<directory>/<train step>/`, atomically.
 
     The policy is traced and saved as a SavedModel once, in the constructor. An export takes a snapshot of the weights
-    (the only part that must not run beside a train step), then writes them next to the same graph, and compares what is
-    written with the live policy before it gets its name (see `ExportCheck`).
+    (the only part that must not run during a train step), writes them next to the same graph, compares the result
+    with the live policy (see `ExportCheck`), and then renames it.
 
-    One exporter writes to a directory; readers are as many as they like.
+    A directory has one exporter and any number of readers.
     """
 
     def __init__(self, policy: Any, directory: pathlib.Path, keep_last: int = 5, keep_updates: int = 100):
-        """Traces the policy, and removes what a killed exporter left in `directory`.
+        """Traces the policy, and removes the temporary files of a killed exporter from `directory`.
 
         Args:
-          policy: a TF-Agents `TFPolicy` whose variables exist. A stochastic one draws anew wherever it is loaded,
-            whatever `tf.random.set_seed` says here.
-          directory: of the versions, for instance `RunDir.policy('greedy_policy')`.
-          keep_last: versions that are kept, besides the best one.
-          keep_updates: updates that are kept.
+          policy: a TF-Agents `TFPolicy` whose variables exist. A stochastic one draws different numbers in each
+            process that loads it, whatever seed `tf.random.set_seed` has set here.
+          directory: the directory of the versions, for instance `RunDir.policy('greedy_policy')`.
+          keep_last: the number of versions to keep, besides the best one.
+          keep_updates: the number of updates to keep.
 
         Raises:
-          ValueError: if a number is below 1, the specs give two tensors the same name, or this is in the scope of a
-            distribution strategy (where what is loaded would be distributed; the policy itself may be).
+          ValueError: if a number is below 1, the specs give two tensors the same name, or this is called in the scope
+            of a distribution strategy (which would distribute loaded variables; the policy's own may be distributed).
         """
         for name, value in (('keep_last', keep_last), ('keep_updates', keep_updates)):
             if value < 1:
@@ -76,19 +76,19 @@ class PolicyExporter:
         self._writing = threading.Lock()
 
     def export(self, train_step: int, metadata: Mapping[str, Any]) -> pathlib.Path:
-        """Exports the policy as it is now. Must not run beside a train step.
+        """Exports the policy's current weights. Must not run during a train step.
 
         Args:
-          train_step: names the version.
+          train_step: the train step, which names the version.
           metadata: JSON values that are written beside the model: env_steps, policy_version, ... The exporter adds
             train_step, exported_at (unix seconds), the specs and the versions of tflearn and TensorFlow.
 
         Returns:
-          The version's path. A version that is there already is left as it is; a first export is compared all the same.
+          The version's path. An existing version is not overwritten, but a first export is compared nevertheless.
 
         Raises:
-          RuntimeError: if the exported policy acts otherwise than the live one; the version is not published.
-          OSError: if it cannot be written.
+          RuntimeError: if the exported policy's actions differ from the live one's; the version is not published.
+          OSError: if the version cannot be written.
           FloatingPointError: if the weights are not finite; the version is not published.
           ValueError: inside the scope of a distribution strategy.
         """
@@ -98,15 +98,15 @@ class PolicyExporter:
     def export_update(self, train_step: int, metadata: Mapping[str, Any]) -> None:
         """Exports only the weights, see `updates`. Arguments and errors are those of `export`.
 
-        Before a first version was compared with the live policy there is nothing to trust: then it only warns.
+        It only logs a warning before a first complete version was compared with the live policy.
         """
         self.snapshot(train_step, metadata, update=True)()
 
     def export_soon(self, train_step: int, metadata: Mapping[str, Any]) -> None:
-        """Takes the snapshot now and exports it on a thread of its own. A newer one replaces one that is not begun.
+        """Takes the snapshot now and exports it on a background thread. It replaces one that has not started.
 
-        A failure is logged; it is raised by `wait`, unless a later export succeeds. The first version is exported at
-        once: to be compared as a whole, it needs the live policy.
+        A failure is logged, and `wait` raises it unless a later export succeeds. The first version is exported before
+        the return, since its check needs the live policy.
 
         Args:
           train_step: as for `export`.
@@ -120,19 +120,20 @@ class PolicyExporter:
 
     @property
     def checked(self) -> bool:
-        """Says whether a first version was compared, so that the work of a snapshot may run beside train steps."""
+        """Whether a first version was compared, so that a snapshot may be written during train steps."""
         return self._check.has_compared
 
     def snapshot(self, train_step: int, metadata: Mapping[str, Any], update: bool = False) -> Callable[[], None]:
-        """Takes a snapshot of the policy. Must not run beside a train step.
+        """Takes a snapshot of the policy. Must not run during a train step.
 
         Args:
           train_step: as for `export`.
           metadata: as for `export`.
-          update: whether only the weights are to be exported.
+          update: whether to export only the weights.
 
         Returns:
-          Writes it: in any thread once `checked` is true, until then in this one, and before the next train step.
+          A function that writes it. Call it in any thread if `checked` is true; otherwise in this thread, before the
+          next train step.
 
         Raises:
           ValueError: inside the scope of a distribution strategy.
@@ -144,20 +145,19 @@ class PolicyExporter:
         return lambda: write(int(train_step), weights, actions, facts)
 
     def wait(self, timeout_secs: float = 600.0) -> None:
-        """Waits until all is exported.
+        """Waits for the exports on the background thread.
 
         Raises:
-          TimeoutError: if it takes longer.
-          OSError, RuntimeError, FloatingPointError, tf.errors.OpError: what made the newest export fail.
+          TimeoutError: if they take longer.
+          OSError, RuntimeError, FloatingPointError, tf.errors.OpError: the failure of the newest export.
         """
         self._background.join(timeout_secs)
         self._background.raise_failure()
 
     def drop_newer_than(self, train_step: int) -> list[int]:
-        """Moves versions and updates beyond `train_step` aside: of training that was lost when an older checkpoint was
-        restored.
+        """Moves versions and updates newer than `train_step` aside, after an older checkpoint was restored.
 
-        To be called before the first export. Versions that an evaluation holds on to stay.
+        Call it before the first export. Versions that an evaluation has marked as kept stay.
 
         Returns:
           The train steps of the versions that were moved.
@@ -182,7 +182,7 @@ class PolicyExporter:
     ) -> None:
         update = updates.folder(self._directory) / str(train_step)
         if not self._check.has_compared:
-            logging.warning('left out the update %s: no full export was compared with the live policy yet', update)
+            logging.warning('skipped the update %s: no full export was compared with the live policy yet', update)
             return
         with self._writing:
             updates.write_model(self._directory, self._files)
@@ -199,7 +199,7 @@ class PolicyExporter:
     ) -> None:
         exists, first = path.exists(), not self._check.has_compared
         if exists:
-            logging.info('the policy of step %s is exported already: left %s as it is', path.name, path)
+            logging.info('the policy of step %s is exported already: did not overwrite %s', path.name, path)
             if not first:
                 return
         self._check_finite(self._named(weights), f'weights for the export {path}')
@@ -213,7 +213,7 @@ class PolicyExporter:
                 self._check.compare_first(written)
             else:
                 self._check.compare_later(written, weights, actions)
-            if exists:  # it was written for the comparison alone
+            if exists:  # it was written only to be compared
                 versions.remove(written)
             else:
                 versions.publish(written, path)
@@ -223,7 +223,7 @@ class PolicyExporter:
 
 
 def _constant_facts(policy: Any) -> dict[str, Any]:
-    """Returns what the metadata of all versions say."""
+    """Returns the metadata that all versions have in common."""
     time_step_spec = policy.time_step_spec
     specs = {name: getattr(time_step_spec, name) for name in time_step_spec._fields}
     specs |= {name: getattr(policy, f'{name}_spec') for name in ('action', 'policy_state', 'info')}
@@ -236,7 +236,7 @@ def _constant_facts(policy: Any) -> dict[str, Any]:
 
 
 def _on_host(variable: tf.Variable) -> tf.Tensor:
-    # No copy on CPU: a tensor is immutable, whoever updates the variable while it is there copies first.
+    # No copy on CPU: the tensor is immutable, and an update of the variable copies the value first.
     with tf.device('CPU:0'):
         return tf.identity(variable.read_value())
 

@@ -1,4 +1,4 @@
-"""Models of one batch size, for compilers that want every shape: `saved_model_cli aot_compile_cpu`, say."""
+"""Models of one batch size, for compilers that need static shapes, such as `saved_model_cli aot_compile_cpu`."""
 
 import os
 import pathlib
@@ -10,18 +10,18 @@ from tflearn.policies import signatures, versions
 
 
 def save(version: pathlib.Path, batch_size: int, output: pathlib.Path) -> None:
-    """Saves 'serving_default' of an exported version, and nothing else of it, for one batch size.
+    """Saves only the signature 'serving_default' of an exported version, for one batch size.
 
     Args:
-      version: its path.
-      batch_size: of all inputs and outputs.
-      output: the SavedModel's path, which is there when all is written.
+      version: the version's path.
+      batch_size: the batch size of all inputs and outputs.
+      output: the SavedModel's path; it is written atomically.
 
     Raises:
       ValueError: if `output` exists.
     """
     if output.exists():
-        raise UserValueError(f'got output={output}, which exists; need a path that does not; choose another')
+        raise UserValueError(f'got output={output}, which exists; need a new path; choose another')
     module = tf.Module(name='policy')
     module.policy = tf.saved_model.load(str(version))
     serving = module.policy.signatures[signatures.DEFAULT]

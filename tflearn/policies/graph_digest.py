@@ -1,4 +1,4 @@
-"""Recognizes SavedModels that differ in their weights only, although each was traced and saved by itself."""
+"""Recognizes SavedModels that differ only in their weights, although each was traced and saved separately."""
 
 import functools
 import hashlib
@@ -7,16 +7,16 @@ from typing import Any
 from tensorflow.core.framework import function_pb2
 from tensorflow.core.protobuf import meta_graph_pb2
 
-# Attributes of nodes and arguments with a number of one tracing: a gradient's name, the id of a captured tensor.
+# Attributes of nodes and arguments that differ from tracing to tracing: a gradient's name, a captured tensor's id.
 _GRADIENT = '_gradient_op_type'
 _ARGUMENT = '_user_specified_name'
 
 
 def graph_digest(meta_graph: Any) -> str:
-    """Returns a digest of everything in a SavedModel's MetaGraphDef except the numbers that TensorFlow gives functions.
+    """Returns a digest of a SavedModel's MetaGraphDef that does not depend on the numbers in its functions' names.
 
     TensorFlow numbers functions as they are traced, and saves them in the order of their names. Here a function's name
-    is the digest of what it computes, so that saving the same policy twice gives the same digest.
+    is replaced by the digest of its body, so saving the same policy twice gives the same digest.
 
     Args:
       meta_graph: `SavedModel.meta_graphs[0]`; it is not changed.
@@ -41,7 +41,7 @@ def graph_digest(meta_graph: Any) -> str:
     library = sorted(map(name_of, functions))
     _rename_calls(graph.graph_def.node, name_of)
     objects = graph.object_graph_def
-    # Two functions may compute the same with different variables.
+    # Two functions may have the same body and different variables.
     concrete = {
         name: _digest(name_of(name).encode() + function.SerializeToString(deterministic=True))
         for name, function in objects.concrete_functions.items()
@@ -60,7 +60,7 @@ def graph_digest(meta_graph: Any) -> str:
 
 
 def _rename_calls(nodes: Any, name_of: Any) -> None:
-    """Replaces the names of functions in the attributes of nodes."""
+    """Replaces the names of functions in the nodes."""
     for node in nodes:
         node.op = name_of(node.op)
         node.attr.pop(_GRADIENT, None)

@@ -1,8 +1,8 @@
-"""Loads SavedModels: those of the same graph share its functions, and each of them has its own weights.
+"""Loads SavedModels. Those of the same graph share its functions; each of them has its own weights.
 
-TensorFlow keeps what it compiled for a function until the process ends, so every model that brings functions of its own
-leaves memory behind when it is unloaded. Here a graph is loaded once. Its functions are then called with the weights of
-each version in the place of their own captured inputs.
+TensorFlow keeps what it compiled for a function until the process ends, so each model with functions of its own leaks
+memory when it is unloaded. Here a graph is loaded once, and its functions are called with the weights of each version
+instead of their captured inputs.
 """
 
 import dataclasses
@@ -29,8 +29,8 @@ class ModelFunction:
 
     Attributes:
       definition: the concrete function, which versions of the same graph share.
-      weights: its captured inputs for this version, which also keep the version's variables alive.
-      owner: of what else the function uses, which TensorFlow would free without it.
+      weights: the captured inputs for this version, which also keep the version's variables alive.
+      owner: the object that keeps the function's other resources alive.
     """
 
     definition: Any
@@ -39,21 +39,21 @@ class ModelFunction:
 
     @property
     def inputs(self) -> Sequence[tf.Tensor]:
-        """The placeholders of what a caller gives: all inputs but the weights."""
+        """The placeholders of the arguments: all inputs except the weights."""
         placeholders: Sequence[tf.Tensor] = self.definition.inputs
         return placeholders[: len(placeholders) - len(self.weights)]
 
     def outputs(self, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Computes the outputs, in the order of `definition.outputs`, of tensors in the order of `inputs`."""
-        # The operation behind a function's call; the call itself binds and checks its arguments in Python first, for
-        # several times what a small network takes.
+        """Computes the outputs, in the order of `definition.outputs`, from tensors in the order of `inputs`."""
+        # The operation behind a function call. The call itself first binds and checks its arguments in Python, which
+        # takes several times as long as a small network.
         computed: list[tf.Tensor] = tf.raw_ops.StatefulPartitionedCall(
             args=[*inputs, *self.weights], Tout=self._output_dtypes, f=self.definition
         )
         return computed
 
     def __call__(self, inputs: Sequence[tf.Tensor]) -> Any:
-        """Computes the outputs, in their structure."""
+        """Computes the outputs and returns them in their structure."""
         return tf.nest.pack_sequence_as(self.definition.structured_outputs, self.outputs(inputs))
 
     @functools.cached_property
@@ -65,8 +65,8 @@ class LoadedModel:
     """One version of a SavedModel.
 
     Attributes:
-      signatures: its signatures, by name.
-      signature_defs: TensorFlow's messages about the signatures, by name.
+      signatures: the signatures, by name.
+      signature_defs: TensorFlow's `SignatureDef` messages, by name.
     """
 
     def __init__(self, graph: '_Graph', weights: Mapping[int, tf.Tensor]):
@@ -75,7 +75,7 @@ class LoadedModel:
         self.signatures = {name: self._bound(definition) for name, definition in graph.signatures.items()}
 
     def function(self, *names: str) -> ModelFunction:
-        """Returns the function, traced once, that the SavedModel has as an attribute of the first of these names.
+        """Returns the first of the named functions that the SavedModel has, traced once.
 
         Raises:
           ValueError: if it has none of them.
@@ -91,14 +91,14 @@ class LoadedModel:
 
 
 class _Graph:
-    """A SavedModel as TensorFlow loads it: its functions, and variables that the weights of a version are read into."""
+    """A SavedModel loaded by TensorFlow: its functions, and variables to read the weights of a version into."""
 
     def __init__(self, path: pathlib.Path, signature_defs: Mapping[str, Any]):
         self._model = tf.saved_model.load(str(path))
         self._checkpoint = tf.train.Checkpoint(root=self._model)
         self.signature_defs = signature_defs
         self.signatures: Mapping[str, Any] = dict(self._model.signatures)
-        # Those with several traced versions have none that could be meant.
+        # A function that was traced several times is ambiguous.
         self.functions = {
             name: value.concrete_functions[0]
             for name, value in vars(self._model).items()
@@ -108,39 +108,39 @@ class _Graph:
         self._variables = {id(each.handle): each for function in functions for each in function.variables}
         captured = {id(each): each for function in functions for each in function.captured_inputs}
         others = [each for key, each in captured.items() if key not in self._variables]
-        # A table, say, belongs to the version that filled it.
+        # Other resources, such as lookup tables, belong to one version.
         self.shared = not any(each.dtype in (tf.resource, tf.variant) for each in others)
 
     def own(self) -> LoadedModel:
-        """Returns the model that was loaded with the graph."""
+        """Returns the model from which the graph was loaded."""
         return LoadedModel(self, {})
 
     def version(self, path: pathlib.Path) -> LoadedModel:
-        """Returns the model at `path`, which has this graph, with variables of its own."""
+        """Returns the model at `path`, which has this graph, with its own variables."""
         self._checkpoint.read(str(path / _VARIABLES)).assert_existing_objects_matched()
         return LoadedModel(self, {key: _copy(variable).handle for key, variable in self._variables.items()})
 
 
-# TensorFlow keeps what it compiled for them in any case.
+# Never removed, since TensorFlow keeps what it compiled for them in any case.
 _graphs: dict[str, _Graph] = {}
 _loading = threading.Lock()
 
 
 def load(path: pathlib.Path) -> LoadedModel:
-    """Loads a SavedModel. May be called by many threads at a time.
+    """Loads a SavedModel. Thread-safe.
 
-    A model with assets, or with resources other than variables, shares nothing: TensorFlow keeps a part of its memory
-    when it is unloaded.
+    A model with assets, or with resources other than variables, shares no functions: it leaks memory when it is
+    unloaded.
 
     Args:
-      path: of the SavedModel. Its files are not needed any more after the return, unless it has assets.
+      path: the SavedModel's path. Its files are not needed after the return, unless it has assets.
 
     Raises:
       OSError, ValueError, tf.errors.OpError: if it is missing or damaged.
     """
     try:
         return _load(path)
-    except (AssertionError, IndexError, DecodeError) as error:  # of TensorFlow, for files that lack something
+    except (AssertionError, IndexError, DecodeError) as error:  # by TensorFlow, for incomplete files
         raise UserValueError(f'{type(error).__name__}: {error}') from error
 
 
@@ -155,13 +155,13 @@ def _load(path: pathlib.Path) -> LoadedModel:
         if digest not in _graphs:
             graph = _Graph(path, signature_defs)
             if not graph.shared:
-                logging.warning('the SavedModel %s has resources other than variables; reloads will take memory', path)
+                logging.warning('the SavedModel %s has resources other than variables; reloads will leak memory', path)
                 return graph.own()
             _graphs[digest] = graph
         return _graphs[digest].version(path)
 
 
 def _copy(variable: Any) -> Any:
-    """Returns a new variable with the same value. No memory is copied until one of the two is changed."""
+    """Returns a new variable with the same value. Memory is copied only when one of the two changes."""
     with tf.device(variable.device):
         return tf.Variable(variable.read_value(), trainable=False, shape=variable.shape, dtype=variable.dtype)

@@ -1,4 +1,4 @@
-"""Finds, loads and runs exported policies. Only whole versions are seen."""
+"""Finds, loads and runs exported policies. Incomplete versions are ignored."""
 
 import pathlib
 import threading
@@ -18,7 +18,7 @@ newest_version = versions.newest_version
 
 
 class VersionGone(LookupError):
-    """A server does not serve the version any more that was asked for by its number."""
+    """A server does not serve the requested version any more."""
 
 
 class LoadedPolicy:
@@ -27,7 +27,7 @@ class LoadedPolicy:
     def __init__(self, path: pathlib.Path, model: LoadedModel, metadata: dict[str, Any]):
         self.path = path
         self.metadata = metadata
-        self._action = model.function('action_of_fields', 'action')  # the latter is that of version 0.1
+        self._action = model.function('action_of_fields', 'action')  # version 0.1 has only the latter
         self._initial_state = model.function('get_initial_state')
         self._input_dtypes = [argument.dtype for argument in self._action.inputs]
 
@@ -37,9 +37,7 @@ class LoadedPolicy:
         return int(self.metadata['train_step'])
 
     def check(self, specs: EnvironmentSpecs) -> None:
-        """Checks that the policy was made for such an environment.
-
-        An unknown dimension of the policy's fits any.
+        """Checks that the policy fits an environment. An unknown dimension of the policy's specs fits any size.
 
         Raises:
           ValueError: if observations or actions differ in structure, shape or dtype.
@@ -65,7 +63,7 @@ class LoadedPolicy:
 
         Args:
           time_step: has step_type int32 [B], reward and discount float32 [B], and observation (a nest [B, ...]).
-          policy_state: what `initial_state` or the last call returned.
+          policy_state: the state that `initial_state` or the last call returned.
 
         Returns:
           The actions (numpy, [B, ...]; a nest for a nested action spec) and the next policy state.
@@ -108,7 +106,7 @@ def load_model(path: pathlib.Path) -> tuple[LoadedModel, dict[str, Any]]:
       The model and its metadata.
 
     Raises:
-      FileNotFoundError: if the version is not there (any more).
+      FileNotFoundError: if the version does not exist (any more).
       ValueError: if it is damaged.
     """
     try:
@@ -124,7 +122,7 @@ def load_model(path: pathlib.Path) -> tuple[LoadedModel, dict[str, Any]]:
 
 
 def load_newest(directory: pathlib.Path) -> LoadedPolicy | None:
-    """Loads the newest whole version; one that is pruned meanwhile gives way to the next.
+    """Loads the newest complete version; if it is pruned meanwhile, the next one.
 
     Returns:
       The policy, or None when there is no version.
@@ -147,19 +145,19 @@ def wait_for_newer(
     stop: threading.Event | None = None,
     unless: Callable[[], bool] = lambda: False,
 ) -> int | None:
-    """Waits until the newest version is another one than `than`.
+    """Waits until the newest version is not `than`.
 
-    It may be a lower one: training that was resumed from an older checkpoint moves the versions beyond it aside.
+    It may be lower: training that resumes from an older checkpoint moves newer versions aside.
 
     Args:
-      directory: of the versions; need not exist yet.
-      than: the train step of the newest version seen so far; None for none.
+      directory: the directory of the versions, which need not exist yet.
+      than: the train step of the newest version so far; None for none.
       timeout_secs: how long to wait.
       stop: ends the wait when set.
-      unless: ends the wait when true: nobody exports any more.
+      unless: ends the wait when it returns True, since no more versions will come.
 
     Returns:
-      The train step of the newest version; with `unless` it may be `than` still.
+      The train step of the newest version; it may still be `than` if `unless` ended the wait.
 
     Raises:
       TimeoutError: naming the directory, after `timeout_secs`.

@@ -1,4 +1,4 @@
-"""The files of a SavedModel: its graph, which stays what it is, and its weights, which each version has its own of."""
+"""The files of a SavedModel: its graph, which all versions share, and the weights of each version."""
 
 import dataclasses
 import functools
@@ -19,13 +19,13 @@ _VALUE = '.ATTRIBUTES/VARIABLE_VALUE'
 
 @dataclasses.dataclass(frozen=True)
 class ModelFiles:
-    """What of a SavedModel does not depend on the weights, and where the weights belong.
+    """The parts of a SavedModel that do not depend on the weights, and the weights' keys.
 
     Attributes:
-      graph: content of the files, by their paths within the SavedModel.
-      keys: of the weights in the SavedModel's checkpoint, in the order of the module's `model_variables`.
-      dtypes: of the weights.
-      constants: what else that checkpoint holds, by key.
+      graph: the content of the files, by their paths within the SavedModel.
+      keys: the weights' keys in the SavedModel's checkpoint, in the order of the module's `model_variables`.
+      dtypes: the weights' dtypes.
+      constants: the other values in that checkpoint, by key.
     """
 
     graph: Mapping[pathlib.Path, bytes]
@@ -41,7 +41,7 @@ class ModelFiles:
         directory: pathlib.Path,
         others: Mapping[pathlib.Path, bytes],
     ) -> 'ModelFiles':
-        """Saves a module of `signatures.traced` once, within `directory`, and takes from that all but the weights.
+        """Saves a module of `signatures.traced` once, within `directory`, and reads everything except the weights.
 
         `others` are further files that do not depend on the weights.
         """
@@ -49,7 +49,7 @@ class ModelFiles:
         try:
             tf.saved_model.save(module, str(path), signatures=signatures)
             files = {file.relative_to(path): file for file in path.rglob('*') if file.is_file()}
-            # The fingerprint is one of the weights too, and optional.
+            # The fingerprint depends on the weights, and is optional.
             graph = {
                 name: file.read_bytes()
                 for name, file in files.items()
@@ -66,14 +66,14 @@ class ModelFiles:
 
     @functools.cached_property
     def digest(self) -> str:
-        """Tells graphs apart."""
+        """Identifies the graph."""
         digest = hashlib.sha256()
         for name in sorted(self.graph):
             digest.update(f'{name} {len(self.graph[name])}\n'.encode() + self.graph[name])
         return digest.hexdigest()[:16]
 
     def write_graph(self, path: pathlib.Path) -> None:
-        """Writes the graph's files below `path`."""
+        """Writes the graph's files to `path`."""
         for name, content in self.graph.items():
             (path / name).parent.mkdir(parents=True, exist_ok=True)
             (path / name).write_bytes(content)

@@ -1,6 +1,6 @@
 """Nests made of plain dicts, lists and tuples, and flat names for their leaves.
 
-An exported policy speaks these only: whoever loads it needs no class of ours or of TF-Agents.
+An exported policy takes and returns only these, so a program that loads it needs no class of tflearn or TF-Agents.
 """
 
 import re
@@ -26,15 +26,7 @@ def to_plain(nest: Any) -> Any:
 
 
 def from_plain(plain: Any, like: Any) -> Any:
-    """Undoes `to_plain`.
-
-    Args:
-      plain: a plain nest.
-      like: the nest whose structure it had.
-
-    Returns:
-      The leaves of `plain` in the structure of `like`.
-    """
+    """Returns the leaves of the plain nest `plain` in the structure of `like`: the inverse of `to_plain`."""
     if hasattr(like, '_fields'):
         return like._make(from_plain(plain[name], getattr(like, name)) for name in like._fields)
     if isinstance(like, Mapping):
@@ -46,7 +38,7 @@ def from_plain(plain: Any, like: Any) -> Any:
 
 
 def batched(spec: Any, name: str) -> Any:
-    """Returns `spec` as plain nest of `tf.TensorSpec` with an unknown batch size in front, each named by its path."""
+    """Returns `spec` as a plain nest of `tf.TensorSpec` with a leading unknown batch size, each named by its path."""
     plain = to_plain(spec)
     specs = [tf.TensorSpec([None, *leaf.shape], leaf.dtype, path) for path, leaf in flat(plain, name)]
     return tf.nest.pack_sequence_as(plain, specs)
@@ -55,8 +47,8 @@ def batched(spec: Any, name: str) -> Any:
 def flat(plain: Any, name: str = '') -> Iterator[tuple[str, Any]]:
     """Yields (name, leaf) in the order of `tf.nest.flatten`.
 
-    Names are the keys on the way, joined with '_': 'observation' for the only leaf, 'observation_position' and
-    'observation_velocity' for those of a dict, 'policy_state_0' for the first of a list. Fit for Python keywords.
+    Names are the keys of the path joined with '_': 'observation' for a single leaf, 'observation_position' and
+    'observation_velocity' for those of a dict, 'policy_state_0' for the first of a list. All are valid keywords.
     """
     if isinstance(plain, Mapping):
         children = [(str(key), plain[key]) for key in sorted(plain)]
@@ -92,7 +84,7 @@ def describe(spec: Any) -> Any:
 
 
 def names_in_order(nest: Any, name: str) -> list[str]:
-    """Returns the names of the leaves of a nest in the order in which `tf.nest.flatten` has them in the nest itself.
+    """Returns the names of the leaves of a nest in the order in which `tf.nest.flatten` returns the leaves.
 
     It differs from the order in the plain nest for a named tuple whose fields are not in alphabetical order.
     """
@@ -110,7 +102,7 @@ def _describe_leaf(spec: Any) -> dict[str, Any]:
 
 
 def _bound(bound: np.ndarray) -> Any:
-    """One number where all are the same; None for infinity, which JSON has not."""
+    """Returns one number where all are the same; None for infinity, which JSON does not have."""
     if bound.size and np.all(bound == bound.flat[0]):
         bound = np.asarray(bound.flat[0])
     numbers = bound.astype(object)

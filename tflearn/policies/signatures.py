@@ -22,7 +22,7 @@ def traced(policy: Any) -> tf.Module:
     """Returns a module with the functions of a TF-Agents policy, which use the policy's own variables.
 
     They are `action`, `get_initial_state`, and `distribution` if the policy has one. `action` takes the fields of a
-    time step, or, as TF-Agents calls it, a TimeStep and the policy state; `action_of_fields` takes the fields only.
+    time step or, for TF-Agents, a TimeStep and the policy state; `action_of_fields` takes only the fields.
     """
     module = tf.Module(name='policy')
     module.action_of_fields = _on_time_steps(policy, lambda time_step, state: _action(policy, time_step, state))
@@ -44,14 +44,14 @@ def traced(policy: Any) -> tf.Module:
 
 def action_program(module: Any) -> Any:
     """Returns the concrete function that acts on the fields of a time step, of a module of `traced`, live or loaded."""
-    # Version 0.1 exported `action` of fields alone.
+    # In version 0.1 `action` took only fields.
     return getattr(module, 'action_of_fields', module.action).get_concrete_function()
 
 
 def named(policy: Any, module: tf.Module) -> Mapping[str, Callable[..., Any]]:
-    """Returns the functions of `traced` with flat, named tensors, by the names of their signatures.
+    """Returns the functions of `traced` as functions of named tensors, by the names of their signatures.
 
-    'serving_default' takes observations only (and the policy state, where there is one), the others all of the step.
+    'serving_default' takes only observations (and the policy state, if there is one), the others the complete step.
     """
     like = policy.time_step_spec
     time_step = {name: plain_nests.batched(getattr(like, name), name) for name in like._fields}
@@ -88,9 +88,9 @@ def _on_time_steps(policy: Any, function: Callable[[Any, Any], Any]) -> Any:
 
     @tf.function(input_signature=[*specs, plain_nests.batched(state_spec, 'policy_state')], autograph=False)
     def compiled(step_type: Any, reward: Any, discount: Any, observation: Any, policy_state: Any = ()) -> Any:
-        # Else a seed that was set for training would make every process that loads the policy draw the same.
+        # With a seed that was set for training, every process that loads the policy would draw the same numbers.
         tf.random.set_seed(None)
-        _refuse_unknown_categories(observation, like.observation)
+        _check_categories(observation, like.observation)
         plain = {'step_type': step_type, 'reward': reward, 'discount': discount, 'observation': observation}
         time_step = ts.TimeStep(**{name: plain_nests.from_plain(plain[name], getattr(like, name)) for name in plain})
         return plain_nests.to_plain(function(time_step, plain_nests.from_plain(policy_state, state_spec)))
@@ -98,10 +98,10 @@ def _on_time_steps(policy: Any, function: Callable[[Any, Any], Any]) -> Any:
     return compiled
 
 
-def _refuse_unknown_categories(observation: Any, spec: Any) -> None:
+def _check_categories(observation: Any, spec: Any) -> None:
     """Makes the program fail for integers out of their bounds.
 
-    0 passes always: who loads a policy may run it once on zeros, as TF-Agents does.
+    0 is always accepted, since loaders such as TF-Agents' run a policy once on zeros.
     """
     for (name, values), leaf in zip(plain_nests.flat(observation, 'observation'), tf.nest.flatten(spec), strict=True):
         bounds = integer_bounds(leaf)
@@ -143,7 +143,7 @@ def _action(policy: Any, time_step: ts.TimeStep, state: Any) -> dict[str, Any]:
 
 
 def _distribution(policy: Any, time_step: ts.TimeStep, state: Any) -> dict[str, Any]:
-    """Returns the parameters of the action's distribution that differ from row to row, and the policy state."""
+    """Returns the parameters of the action's distribution that depend on the row, and the policy state."""
     step = policy.distribution(time_step, state)
     parameters = tf.nest.map_structure(
         lambda leaf: distributions.parameters_to_dict(distributions.get_parameters(leaf), tensors_only=True),
@@ -153,7 +153,7 @@ def _distribution(policy: Any, time_step: ts.TimeStep, state: Any) -> dict[str, 
 
 
 def _rows(nest: Any) -> Any:
-    """Returns `nest` with only those tensors that have a leading batch dimension; None where nothing is left."""
+    """Returns `nest` with only the tensors that have a leading batch dimension; None if there are none."""
     if isinstance(nest, Mapping):
         kept = {name: rows for name, value in nest.items() if (rows := _rows(value)) is not None}
         return kept or None
@@ -166,7 +166,7 @@ def _distribution_function(policy: Any) -> Callable[..., Any] | None:
     function = _on_time_steps(policy, lambda time_step, state: _distribution(policy, time_step, state))
     try:
         outputs = function.get_concrete_function().structured_outputs
-    except Exception as error:  # Many policies have none, each says so in its own way; the export does not need it.
+    except Exception as error:  # Many policies have none, and raise various errors; the export does not need it.
         logging.info('the policy is exported without its distribution: %s', str(error).partition('\n')[0])
         return None
     return function if tf.nest.flatten(outputs['distribution']) else None

@@ -1,4 +1,4 @@
-"""The file by which TF-Agents' own loader knows the specs of an exported policy, as its `PolicySaver` writes it."""
+"""The file with the specs of an exported policy for TF-Agents' loader, as `PolicySaver` writes it."""
 
 import pathlib
 import tempfile

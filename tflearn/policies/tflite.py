@@ -1,7 +1,7 @@
 """TFLite models of exported policies: of floats, or of 8-bit integers for small machines.
 
-They take observations only, as 'serving_default' does, and there are such of policies whose operations TFLite has: no
-random numbers, so greedy policies, mostly.
+They take only observations, as 'serving_default' does. TFLite must have the policy's operations; it has no random
+numbers, so the policy is usually a greedy one.
 """
 
 import pathlib
@@ -14,8 +14,8 @@ import tensorflow as tf
 from tflearn.errors import UserValueError
 from tflearn.policies import signatures
 
-# How far the model may be from the SavedModel: of equal discrete actions the least share, of continuous ones the
-# greatest difference, as a share of the range that they have.
+# The tolerances of a model: the least share of equal discrete actions, and the greatest difference of continuous ones,
+# as a share of their range.
 _LEAST_EQUAL = {'float32': 0.99, 'int8': 0.9}
 _MOST_DIFFERENCE = {'float32': 1e-4, 'int8': 0.1}
 
@@ -23,18 +23,18 @@ Arrays = Mapping[str, np.ndarray]
 
 
 def inputs(version: pathlib.Path) -> dict[str, tf.TensorSpec]:
-    """Returns what 'serving_default' of a version takes, by name."""
+    """Returns the specs of the inputs of a version's 'serving_default', by name."""
     named: dict[str, tf.TensorSpec] = _load(version).signatures[signatures.DEFAULT].structured_input_signature[1]
     return named
 
 
 def convert(version: pathlib.Path, calibration: Arrays | None = None) -> bytes:
-    """Converts an exported version, and checks the result against it.
+    """Converts an exported version.
 
     Args:
-      version: its path.
-      calibration: inputs [N, ...] by name, as the policy meets them: quantises to int8 with ranges that fit them.
-        Inputs and outputs stay what they are. None keeps floats.
+      version: the version's path.
+      calibration: typical inputs [N, ...] by name, from which int8 quantisation takes its ranges. The dtypes of inputs
+        and outputs do not change. None keeps floats.
 
     Returns:
       The model, with the signature 'serving_default'.
@@ -48,11 +48,11 @@ def convert(version: pathlib.Path, calibration: Arrays | None = None) -> bytes:
         converter.representative_dataset = lambda: ((signatures.DEFAULT, row) for row in _rows(calibration))
     try:
         model: bytes = converter.convert()
-    except Exception as error:  # the converter raises what its parts say, in classes of theirs
+    except Exception as error:  # the parts of the converter raise their own classes
         reason = ' '.join(str(error).split())[:300]
         raise UserValueError(
-            f'got the policy {version}, which TFLite cannot compute ({reason}); need one of its operations only, as '
-            'greedy policies are'
+            f'got the policy {version}, which TFLite cannot compute ({reason}); need a policy of its operations only; '
+            'choose a greedy one'
         ) from error
     return model
 
@@ -62,16 +62,16 @@ def compare(model: bytes, version: pathlib.Path, given: Arrays, precision: str) 
 
     Args:
       model: from `convert`.
-      version: its path.
+      version: the version's path.
       given: inputs [N, ...] by name.
       precision: 'float32' or 'int8'.
 
     Returns:
-      By output: of discrete ones the share that is equal; of continuous ones the greatest difference, as a share of
-      the range that they have here.
+      By output: the share of equal values if it is discrete; else the greatest difference, as a share of the range of
+      the values.
 
     Raises:
-      RuntimeError: if they are further apart than the precision explains.
+      RuntimeError: if they differ by more than the precision explains.
     """
     tensors = {name: tf.constant(value) for name, value in given.items()}
     exported = _load(version)
@@ -86,7 +86,7 @@ def compare(model: bytes, version: pathlib.Path, given: Arrays, precision: str) 
             metrics[name] = float(np.max(np.abs(values - got[name])) / max(np.ptp(values), 1e-6))
         bound = (_LEAST_EQUAL if discrete else _MOST_DIFFERENCE)[precision]
         if (metrics[name] < bound) if discrete else not metrics[name] <= bound:
-            what = 'a share of equal ones of' if discrete else 'a greatest difference of'
+            what = 'a share of equal values of' if discrete else 'a greatest difference of'
             raise RuntimeError(
                 f'got {name} of the TFLite model with {what} {metrics[name]:.3g}, compared with {version}; need '
                 f'{bound}; calibrate with more observations, or keep floats'
@@ -95,11 +95,11 @@ def compare(model: bytes, version: pathlib.Path, given: Arrays, precision: str) 
 
 
 def run(model: bytes, given: Arrays) -> dict[str, np.ndarray]:
-    """Returns what a converted model answers to inputs [N, ...] by name."""
-    answers: dict[str, np.ndarray] = tf.lite.Interpreter(model_content=model).get_signature_runner(signatures.DEFAULT)(
+    """Returns the outputs of a converted model, by name, for inputs [N, ...] by name."""
+    outputs: dict[str, np.ndarray] = tf.lite.Interpreter(model_content=model).get_signature_runner(signatures.DEFAULT)(
         **given
     )
-    return answers
+    return outputs
 
 
 def _load(version: pathlib.Path) -> Any:

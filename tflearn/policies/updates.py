@@ -3,7 +3,7 @@
     <directory>/updates/<train step>/       the weights and the metadata of a step
     <directory>/updates/model-<digest>/     the graph that they belong to, once
 
-`materialise` puts the two together to a version like any other.
+`materialise` combines the two into a complete version.
 """
 
 import pathlib
@@ -23,17 +23,17 @@ _MODEL = 'model-'
 
 
 def folder(directory: pathlib.Path) -> pathlib.Path:
-    """Returns where the updates of the policy in `directory` are."""
+    """Returns the directory of the updates of the policy in `directory`."""
     return directory / _FOLDER
 
 
 def steps(directory: pathlib.Path) -> list[int]:
-    """Returns the train steps of the whole updates, rising."""
+    """Returns the train steps of the complete updates in ascending order."""
     return versions.versions(folder(directory), _is_complete)
 
 
 def write_model(directory: pathlib.Path, files: ModelFiles) -> None:
-    """Writes the graph that updates belong to, unless it is there."""
+    """Writes the graph that updates belong to, unless it exists."""
     model = folder(directory) / f'{_MODEL}{files.digest}'
     if model.exists():
         return
@@ -47,7 +47,7 @@ def write_model(directory: pathlib.Path, files: ModelFiles) -> None:
 
 
 def prune(directory: pathlib.Path, keep_last: int) -> None:
-    """Removes all updates but the `keep_last` newest, and graphs that no update names, moved aside or not."""
+    """Removes all updates except the `keep_last` newest, and graphs to which no update belongs, moved aside or not."""
     versions.prune(folder(directory), keep_last, complete=_is_complete)
     models = list(folder(directory).glob(f'{_MODEL}*'))
     if len(models) > 1:
@@ -59,20 +59,20 @@ def prune(directory: pathlib.Path, keep_last: int) -> None:
 
 
 def drop_newer_than(directory: pathlib.Path, train_step: int) -> list[int]:
-    """Moves updates beyond `train_step` aside; see `versions.drop_newer_than`."""
+    """Moves updates newer than `train_step` aside; see `versions.drop_newer_than`."""
     return versions.drop_newer_than(folder(directory), train_step, _is_complete)
 
 
 def materialise(directory: pathlib.Path, train_step: int, output: pathlib.Path | None = None) -> pathlib.Path:
-    """Makes a full model of an update; it is loaded once before it gets its name.
+    """Makes a full model of an update. As a check, it loads the model before it renames it to its path.
 
     Args:
-      directory: of the policy.
-      train_step: of the update.
-      output: where the model shall be; None is among the other versions, where it is exempt from pruning.
+      directory: the policy's directory.
+      train_step: the update's train step.
+      output: the model's path; None puts it among the other versions, exempt from pruning.
 
     Returns:
-      The model's path. Among the versions, one that is there already is left as it is.
+      The model's path. An existing version is not overwritten.
 
     Raises:
       ValueError: if there is no such update, or `output` exists.
@@ -82,7 +82,7 @@ def materialise(directory: pathlib.Path, train_step: int, output: pathlib.Path |
         versions.keep(version)
         return version
     if version.exists():
-        raise UserValueError(f'got output={version}, which exists; need a path that does not; choose another')
+        raise UserValueError(f'got output={version}, which exists; need a new path; choose another')
     update = folder(directory) / str(train_step)
     if not _is_complete(update):
         raise UserValueError(
@@ -106,7 +106,7 @@ def materialise(directory: pathlib.Path, train_step: int, output: pathlib.Path |
 
 
 def _list(directory: pathlib.Path) -> str:
-    return ', '.join(map(str, steps(directory))) or 'none; set update_interval_steps, so that the train job writes some'
+    return ', '.join(map(str, steps(directory))) or 'none; set update_interval_steps, so that the train job writes them'
 
 
 def _is_complete(update: pathlib.Path) -> bool:

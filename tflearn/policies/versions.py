@@ -1,8 +1,8 @@
-"""The versions of an exported policy: `<directory>/<train step>/`, each of them whole or not there.
+"""The versions of an exported policy, `<directory>/<train step>/`, which are written and removed atomically.
 
 This is TensorFlow Serving's layout, for one writer and any number of readers on a file system with atomic renames.
-What is being written or removed has a name that starts with a dot. Two links lead to versions: `latest`, and `best`,
-once somebody has said which is the best one.
+A version that is being written or removed has a name that starts with a dot. Two links point to versions: `latest`, and
+`best` after an evaluation has set it.
 """
 
 import contextlib
@@ -27,14 +27,14 @@ METADATA = 'metadata.json'
 LATEST = 'latest'
 BEST = 'best'
 
-# Files in versions that `prune` is to spare.
+# Files that mark versions which `prune` must not remove.
 KEPT = 'KEPT'
 IN_USE = 'IN_USE'
 
 _TEMPORARY = '.exporting-'
 _REMOVED = '.removing-'
 _MOVED_ASIDE = '.moved_aside-'
-# What another machine has not changed for so long is left over.
+# Temporary files of another machine are leftovers if they have not changed for this long.
 _ABANDONED_SECS = 24 * 3600.0
 
 
@@ -43,11 +43,11 @@ def is_complete(version: pathlib.Path) -> bool:
 
 
 def versions(directory: pathlib.Path, complete: Callable[[pathlib.Path], bool] = is_complete) -> list[int]:
-    """Returns the train steps of the whole versions, rising.
+    """Returns the train steps of the complete versions in ascending order.
 
     Args:
-      directory: of the versions; need not exist.
-      complete: says whether the version at a path is.
+      directory: the directory of the versions, which need not exist.
+      complete: returns whether the version at a path is complete.
     """
     while True:
         try:
@@ -56,13 +56,13 @@ def versions(directory: pathlib.Path, complete: Callable[[pathlib.Path], bool] =
             return []
         steps = sorted(int(name) for name in names if re.fullmatch('0|[1-9][0-9]*', name))
         found = [step for step in steps if complete(directory / str(step))]
-        # A writer may have put a newer version in the place of all that were listed.
+        # A writer may have replaced all that were listed by a newer version.
         if found or all((directory / str(step)).exists() for step in steps):
             return found
 
 
 def newest_version(directory: pathlib.Path) -> int | None:
-    """Returns the highest train step of the whole versions, or None when there is no version."""
+    """Returns the highest train step of the complete versions, or None if there is no version."""
     return max(versions(directory), default=None)
 
 
@@ -75,7 +75,7 @@ def temporary(directory: pathlib.Path, name: str) -> pathlib.Path:
 
 
 def publish(written: pathlib.Path, version: pathlib.Path) -> None:
-    """Gives a written version its name. After that it also survives a power cut."""
+    """Renames a written version to its path, durably: it survives a power failure."""
     for path in [*written.rglob('*'), written]:
         _sync(path)
     os.rename(written, version)
@@ -84,17 +84,17 @@ def publish(written: pathlib.Path, version: pathlib.Path) -> None:
 
 
 def point_latest(directory: pathlib.Path) -> None:
-    """Makes the link `latest` lead to the newest whole version."""
+    """Makes the link `latest` point to the newest complete version."""
     newest = newest_version(directory)
     if newest is not None and _link_target(directory, LATEST) != newest:
         _make_link(directory, LATEST, newest)
 
 
 def point_best(version: pathlib.Path) -> bool:
-    """Makes the link `best` lead to a version, which `prune` spares from then on.
+    """Makes the link `best` point to a version, which `prune` does not remove from then on.
 
     Returns:
-      False if the version is gone; then the link is left as it was.
+      False if the version does not exist any more; then the link does not change.
     """
     before = _link_target(version.parent, BEST)
     if not is_complete(version):
@@ -110,7 +110,7 @@ def point_best(version: pathlib.Path) -> bool:
 
 
 def add_metadata(version: pathlib.Path, **facts: Any) -> bool:
-    """Adds JSON values to the metadata of a version. Returns False if it is gone already."""
+    """Adds JSON values to the metadata of a version. Returns False if the version does not exist any more."""
     written = version / f'.{METADATA}-{_process()}'
     try:
         written.write_text(json.dumps({**(read_json(version / METADATA) or {}), **facts}, indent=2) + '\n')
@@ -122,7 +122,7 @@ def add_metadata(version: pathlib.Path, **facts: Any) -> bool:
 
 
 def best_version(directory: pathlib.Path) -> int | None:
-    """Returns the train step of the best version; None if nobody has said which it is, or it is gone."""
+    """Returns the train step of the best version; None if none was set, or it does not exist any more."""
     step = _link_target(directory, BEST)
     return step if step is not None and is_complete(directory / str(step)) else None
 
@@ -153,11 +153,11 @@ def _sync(path: pathlib.Path) -> None:
 
 
 def keep(version: pathlib.Path, marker: str = KEPT) -> bool:
-    """Exempts a version from `prune`, which may run in another process. Returns False if it is gone already.
+    """Exempts a version from `prune`, which may run in another process. Returns False if it does not exist any more.
 
     Args:
-      version: its path.
-      marker: why: `KEPT` for good, `IN_USE` for a while.
+      version: the version's path.
+      marker: the file that marks it: `KEPT` permanently, `IN_USE` for a while.
     """
     try:
         (version / marker).touch()
@@ -167,12 +167,12 @@ def keep(version: pathlib.Path, marker: str = KEPT) -> bool:
 
 
 def unkeep(version: pathlib.Path, marker: str = KEPT) -> None:
-    """Lets `prune` have the version again, unless there is another reason to keep it."""
+    """Removes a marker, so that `prune` may remove the version unless there is another one."""
     (version / marker).unlink(missing_ok=True)
 
 
 def is_kept(version: pathlib.Path) -> bool:
-    """Says whether a version is exempt from `prune`: it is marked, or the best one."""
+    """Returns whether a version is exempt from `prune`: it is marked, or the best one."""
     return _is_marked(version) or _link_target(version.parent, BEST) == int(version.name)
 
 
@@ -186,14 +186,14 @@ def prune(
     spare: int | None = None,
     complete: Callable[[pathlib.Path], bool] = is_complete,
 ) -> None:
-    """Removes all versions but the `keep_last` newest, that of step `spare`, and those that are kept."""
+    """Removes all versions except the `keep_last` newest, that of step `spare`, and those that are kept."""
     for step in versions(directory, complete)[:-keep_last]:
         if step != spare and not is_kept(directory / str(step)):
             remove(directory / str(step))
 
 
 def remove(path: pathlib.Path) -> None:
-    """Removes a directory: for readers at once, from the disk after that. Spares a version that `keep` came for."""
+    """Removes a directory, for readers atomically, unless `keep` has marked it meanwhile."""
     away = path.with_name(f'{_REMOVED}{path.name}-{_process()}')
     try:
         os.rename(path, away)
@@ -207,10 +207,10 @@ def remove(path: pathlib.Path) -> None:
 
 
 def remove_leftovers(directory: pathlib.Path) -> None:
-    """Removes what a killed writer left behind, and this process. What belongs to another process stays while it lives;
-    what belongs to another machine, of whose processes nothing is known here, until a day after its last change.
+    """Removes temporary files of a killed writer and of this process. Those of other processes that run are kept, and
+    those of other machines, whose processes are not known here, until a day after their last change.
 
-    Only the one writer of the directory may call it.
+    Only the directory's writer may call it.
     """
     for prefix in (_TEMPORARY, _REMOVED):
         for path in directory.glob(f'{prefix}*'):
@@ -223,7 +223,7 @@ def remove_leftovers(directory: pathlib.Path) -> None:
 
 
 def _is_in_use(path: pathlib.Path) -> bool:
-    """Says whether the process whose name ends that of `path` is another one, and alive as far as is known."""
+    """Returns whether another process, named at the end of the path, may still use it."""
     *_, machine, pid = path.name.split('-')
     if machine != _machine():
         return time.time() - _last_change(path) < _ABANDONED_SECS
@@ -231,7 +231,7 @@ def _is_in_use(path: pathlib.Path) -> bool:
         return False
     try:
         os.kill(int(pid), 0)
-    except PermissionError:  # it is somebody else's
+    except PermissionError:  # it is another user's
         return True
     except (OSError, OverflowError):
         return False
@@ -239,7 +239,7 @@ def _is_in_use(path: pathlib.Path) -> bool:
 
 
 def _last_change(path: pathlib.Path) -> float:
-    """Returns when anything in `path` was changed [unix s]; 0 if it is gone."""
+    """Returns when anything in `path` was last changed [unix s]; 0 if it does not exist any more."""
     files = [path]
     if not path.is_symlink():
         files += [pathlib.Path(folder, name) for folder, *names in os.walk(path) for name in itertools.chain(*names)]
@@ -251,13 +251,13 @@ def _last_change(path: pathlib.Path) -> float:
 
 
 def _process() -> str:
-    """Returns a name for this process that no other one has, also none of another machine."""
+    """Returns a name for this process that is unique, also among machines."""
     return f'{_machine()}-{os.getpid()}'
 
 
 @functools.cache
 def _machine() -> str:
-    """Returns a name for where this process has its number: a machine since its start, or a container."""
+    """Returns a name for the namespace of the process's number: a machine since its start, or a container."""
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError):  # not on every system
         parts += [pathlib.Path('/proc/sys/kernel/random/boot_id').read_text(), os.readlink('/proc/self/ns/pid')]
@@ -267,14 +267,14 @@ def _machine() -> str:
 def drop_newer_than(
     directory: pathlib.Path, train_step: int, complete: Callable[[pathlib.Path], bool] = is_complete
 ) -> list[int]:
-    """Moves the versions beyond `train_step` aside, where no reader looks; those that are `KEPT` stay.
+    """Moves the versions newer than `train_step` aside, where no reader looks; those that are `KEPT` stay.
 
-    They were exported by training that was lost since. They are never deleted: the lost training may have been better.
+    They were exported by training that is lost. They are never deleted, since the lost training may have been better.
 
     Args:
-      directory: of the versions.
-      train_step: that training goes on from.
-      complete: says whether the version at a path is.
+      directory: the directory of the versions.
+      train_step: the train step from which training continues.
+      complete: returns whether the version at a path is complete.
 
     Returns:
       The train steps of the versions that were moved.
@@ -286,6 +286,6 @@ def drop_newer_than(
     for step in steps:
         aside = directory / f'{_MOVED_ASIDE}{step}-{time.time_ns()}'
         os.rename(directory / str(step), aside)
-        logging.info('training goes on from step %d: moved the policy of step %d aside, to %s', train_step, step, aside)
+        logging.info('training continues at step %d: moved the policy of step %d aside, to %s', train_step, step, aside)
     point_latest(directory)
     return steps

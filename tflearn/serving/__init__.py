@@ -1,1 +1,1 @@
-"""Policies over the network: the server, its clients."""
+"""Policies over the network: the server and its clients."""

@@ -1,4 +1,4 @@
-"""Batches of requests: the settings, TensorFlow's own batch operation, and the same for TensorFlow Serving."""
+"""Batches of requests: the settings, and TensorFlow's batch operation."""
 
 import collections
 import dataclasses
@@ -14,14 +14,14 @@ from tflearn.policies.loaded_model import ModelFunction
 
 @dataclasses.dataclass(frozen=True)
 class BatchOptions:
-    """How requests that come at the same time become one batch. The names are those of TensorFlow Serving.
+    """How requests become batches. The names are those of TensorFlow Serving.
 
     Attributes:
-      max_batch_size: rows of a batch; a larger request is computed by itself.
-      batch_timeout_micros: how long an incomplete batch waits for more, in microseconds; 0 takes what has come by the
-        time that a thread is free.
-      num_batch_threads: batches that are computed at the same time.
-      max_enqueued_batches: batches that may wait; what comes beyond is refused as RESOURCE_EXHAUSTED.
+      max_batch_size: the largest number of rows of a batch; a larger request is computed separately.
+      batch_timeout_micros: how long an incomplete batch waits for more requests, in microseconds; with 0 it waits only
+        for a free thread.
+      num_batch_threads: the number of batches that are computed at the same time.
+      max_enqueued_batches: the number of batches that may wait; further requests get RESOURCE_EXHAUSTED.
     """
 
     max_batch_size: int = 64
@@ -40,17 +40,17 @@ class BatchOptions:
         return ''.join(f'{name} {{ value: {value} }}\n' for name, value in dataclasses.asdict(self).items())
 
 
-# TensorFlow keeps a queue for ever, so those of unloaded versions are taken again: a deque's ends are thread-safe.
+# TensorFlow never frees a queue, so those of unloaded versions are used again. A deque's ends are thread-safe.
 _free_queues: collections.deque[str] = collections.deque()
 _queue_numbers = itertools.count()
 
 
 def program(function: ModelFunction, options: BatchOptions | None) -> Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]:
-    """Returns a loaded function as one operation on its inputs. May be called by many threads at a time.
+    """Returns a loaded function as one thread-safe operation on its inputs.
 
     Args:
-      function: in batches its inputs and outputs have a leading batch dimension.
-      options: of the batches; None computes each call by itself.
+      function: the function; for batches, all its inputs and outputs have a leading batch dimension.
+      options: the options of batches; None computes each call separately.
 
     Returns:
       A function from inputs to outputs, as `ModelFunction.outputs`.
@@ -61,7 +61,7 @@ def program(function: ModelFunction, options: BatchOptions | None) -> Callable[[
     attributes = dataclasses.asdict(options)
     queue = _take_queue(function)
 
-    def together(inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def in_batches(inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         if inputs[0].shape[0] > options.max_batch_size:
             return function.outputs(inputs)
         return tf.raw_ops.BatchFunction(
@@ -70,15 +70,15 @@ def program(function: ModelFunction, options: BatchOptions | None) -> Callable[[
             f=function.definition,
             Tout=dtypes,
             shared_name=repr(options),  # one pool of threads for all functions
-            batching_queue=queue,  # calls of one queue share batches, so it must belong to these weights alone
+            batching_queue=queue,  # calls of one queue share batches, so each set of weights needs its own
             **attributes,
         )
 
-    return together
+    return in_batches
 
 
 def _take_queue(function: ModelFunction) -> str:
-    """Returns the name of a queue that is the function's as long as the function is there."""
+    """Returns the name of a queue that belongs to the function until the function is freed."""
     try:
         queue = _free_queues.popleft()
     except IndexError:

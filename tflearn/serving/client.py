@@ -14,7 +14,7 @@ from tflearn.serving.protos import predict_pb2, prediction_service_pb2_grpc
 
 
 class PolicyClient:
-    """Asks a server for actions. May be used by many threads at a time."""
+    """Requests actions from a server. Thread-safe."""
 
     def __init__(
         self,
@@ -26,11 +26,11 @@ class PolicyClient:
     ):
         """
         Args:
-          address: 'host:port' of the server.
-          model: name of the policy.
-          version: to be asked; None asks the newest.
-          timeout_secs: deadline of each request.
-          credentials: `grpc.ssl_channel_credentials(...)`; None talks without encryption.
+          address: the server's 'host:port'.
+          model: the policy's name.
+          version: the version that answers; None is the newest.
+          timeout_secs: the deadline of each request.
+          credentials: `grpc.ssl_channel_credentials(...)`; None is no encryption.
         """
         self._channel = channel.connect(address, credentials)
         self._stub = prediction_service_pb2_grpc.PredictionServiceStub(self._channel)
@@ -41,17 +41,17 @@ class PolicyClient:
     def predict(
         self, inputs: Mapping[str, np.ndarray], signature: str = signatures.DEFAULT
     ) -> tuple[dict[str, np.ndarray], int]:
-        """Has one signature computed.
+        """Computes one signature on the server.
 
         Args:
           inputs: arrays [B, ...] of the signature's dtypes, by name.
-          signature: its name.
+          signature: the signature's name.
 
         Returns:
           The outputs by name, and the version that computed them.
 
         Raises:
-          grpc.RpcError: as the server says; UNAVAILABLE where there is none.
+          grpc.RpcError: with the server's status; UNAVAILABLE if there is no server.
         """
         request = predict_pb2.PredictRequest()
         request.model_spec.name = self._model
@@ -65,7 +65,7 @@ class PolicyClient:
         return outputs, response.model_spec.version.value
 
     def initial_state(self, batch_size: int) -> dict[str, np.ndarray]:
-        """Returns the policy state, by name, with which `batch_size` episodes of a recurrent policy start."""
+        """Returns the initial policy state, by name, of `batch_size` episodes of a recurrent policy."""
         return self.predict({'batch_size': np.asarray(batch_size, np.int32)}, signatures.INITIAL_STATE)[0]
 
     def action(
@@ -75,13 +75,13 @@ class PolicyClient:
 
         Args:
           time_step: a numpy `TimeStep` [B, ...].
-          policy_state: what `initial_state` or the last call returned; empty for a policy without one.
+          policy_state: the state that `initial_state` or the last call returned; empty for a policy without one.
 
         Returns:
-          The actions [B, ...] by name ('action' where the action spec is no nest), and the next policy state.
+          The actions [B, ...] by name ('action' if the action spec is not nested), and the next policy state.
 
         Raises:
-          grpc.RpcError: as the server says.
+          grpc.RpcError: with the server's status.
         """
         leaves = plain_nests.flat_dict(plain_nests.to_plain(time_step))
         outputs, _ = self.predict({**leaves, **policy_state}, 'action')

@@ -11,12 +11,12 @@ _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class ServingMetrics:
-    """Counts requests; tells which versions are served."""
+    """Counts requests, and reports which versions are served."""
 
     def __init__(self, models: Models):
         """
         Args:
-          models: what is served.
+          models: the models that are served.
         """
         self.registry = prometheus_client.CollectorRegistry()
         self._models = models
@@ -42,32 +42,32 @@ class ServingMetrics:
         )
 
     def record_request(self, method: str, code: str, secs: float) -> None:
-        """Counts one answer.
+        """Counts one request.
 
         Args:
-          method: of gRPC, such as 'Predict'.
-          code: of gRPC, such as 'OK'.
-          secs: it took.
+          method: the gRPC method, such as 'Predict'.
+          code: the gRPC status code, such as 'OK'.
+          secs: how long the answer took.
         """
         self._requests.labels(method, code).inc()
         self._latency.labels(method).observe(secs)
 
     def record_rows(self, model: str, rows: int) -> None:
-        """Counts the rows of one request of a model that is served."""
+        """Counts the rows of one request for a model."""
         self._rows.labels(model).observe(rows)
 
     def record_reload(self) -> None:
-        """Takes in which versions are served now."""
+        """Counts a change of versions, and updates the gauges to the versions that are served now."""
         self._reloads.inc()
         for holder in self._models.holders:
             if holder.ready:
                 self._version.labels(holder.name).set(holder.get().version)
 
     def serve(self, host: str, port: int) -> None:
-        """Answers Prometheus at http://host:port/metrics, from a thread of its own, until `close`.
+        """Serves Prometheus at http://host:port/metrics, from its own thread, until `close`.
 
         Raises:
-          ValueError: if the port cannot be listened on.
+          ValueError: if it cannot listen on the port.
         """
         try:
             self._http, _ = prometheus_client.start_http_server(port, host, self.registry)

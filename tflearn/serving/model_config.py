@@ -1,4 +1,4 @@
-"""Configuration files with which TensorFlow Serving serves the same directory in the same way."""
+"""The configuration with which TensorFlow Serving serves the same directory in the same way."""
 
 import json
 import pathlib
@@ -9,9 +9,9 @@ def models(root: pathlib.Path, names: Sequence[str], pinned: Sequence[int] = ())
     """Returns TensorFlow Serving's --model_config_file.
 
     Args:
-      root: has a directory for each policy.
-      names: of the policies.
-      pinned: versions to serve; none serves the newest one of each.
+      root: the directory with a directory for each policy.
+      names: the policies' names.
+      pinned: the versions to serve; none serves the newest one of each policy.
     """
     policy = ''.join(f' versions: {version}' for version in pinned)
     which = f'    model_version_policy {{ specific {{{policy} }} }}\n' if pinned else ''

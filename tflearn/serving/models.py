@@ -1,4 +1,4 @@
-"""What is served: of each policy the newest version, or pinned ones; followed while requests are answered."""
+"""The models that are served: each policy's newest version, or pinned ones, updated while requests are answered."""
 
 import dataclasses
 import pathlib
@@ -12,12 +12,12 @@ from tflearn.serving.served_version import ServedVersion
 
 
 class NotServed(LookupError):
-    """Nothing is served by that name or version; the message is for whoever asked."""
+    """The requested model or version is not served; the client gets NOT_FOUND and this message."""
 
 
 @dataclasses.dataclass(frozen=True)
 class VersionStatus:
-    """How one version does; `error` says why it could not be loaded, else it is served."""
+    """The status of one version: `error` is the reason why it could not be loaded; None if it is served."""
 
     version: int
     error: str | None = None
@@ -26,8 +26,8 @@ class VersionStatus:
 class ModelHolder:
     """The served versions of one policy.
 
-    `refresh` loads beside the requests and then changes one reference, so that a request sees the old version or the
-    new one, and nobody waits. An old version is unloaded when the last request that uses it is answered.
+    `refresh` loads a version while requests are answered, and then changes one reference, so that no request waits. An
+    old version is unloaded when the last request that uses it is answered.
     """
 
     def __init__(
@@ -35,9 +35,9 @@ class ModelHolder:
     ):
         """
         Args:
-          directory: of the versions, which need not exist yet; its name is the model's.
+          directory: the directory of the versions, which need not exist yet; its name is the model's.
           load: loads the version at a path.
-          pinned: versions to serve; none serves the newest one.
+          pinned: the versions to serve; none serves the newest one.
         """
         self.name = directory.name
         self._directory = directory
@@ -48,14 +48,14 @@ class ModelHolder:
         self._failed: dict[int, tuple[tuple[int, int], str]] = {}
 
     def refresh(self) -> bool:
-        """Loads what is there and not loaded yet; says whether that changed anything. For one thread.
+        """Loads versions that are not loaded yet; returns whether that changed anything. Not thread-safe.
 
-        A version that cannot be loaded is logged once and passed over: what was served before still is.
+        A version that cannot be loaded is logged once and skipped; the versions that were served remain.
         """
         changed = False
         for version in self._pinned or tuple(reversed(versions.versions(self._directory))):
             identity = self._identity(version)
-            if identity is None:  # pruned meanwhile, or a pinned one that is not there (yet)
+            if identity is None:  # pruned meanwhile, or a pinned version that does not exist (yet)
                 continue
             if identity == self._identities.get(version):
                 if self._pinned:
@@ -68,12 +68,12 @@ class ModelHolder:
         return changed
 
     def get(self, version: int | None = None) -> ServedVersion:
-        """Returns the version, or the highest one that is served.
+        """Returns the version; without a number, the highest one.
 
         Raises:
           NotServed: if there is none.
         """
-        served = self._served  # one look: it may be replaced at any time
+        served = self._served  # read once: `refresh` may replace it at any time
         if version is None and served:
             return served[max(served)]
         if version is not None and version in served:
@@ -84,11 +84,11 @@ class ModelHolder:
 
     @property
     def ready(self) -> bool:
-        """Says whether there is a version to answer with."""
+        """Whether a version is served."""
         return bool(self._served)
 
     def statuses(self) -> list[VersionStatus]:
-        """Returns the versions that are served or could not be loaded, the newest first."""
+        """Returns the versions that are served or could not be loaded, newest first."""
         failed = {version: VersionStatus(version, error) for version, (_, error) in self._failed.copy().items()}
         served = {version: VersionStatus(version) for version in self._served}
         return sorted({**failed, **served}.values(), key=lambda status: -status.version)
@@ -98,7 +98,7 @@ class ModelHolder:
             loaded = self._load(self._directory / str(version))
         except FileNotFoundError:
             return False
-        except Exception as error:  # a damaged version must not end the service of a whole one
+        except Exception as error:  # a damaged version must not end the service of another one
             logging.error('%s: version %d is not served: %s', self.name, version, error)
             self._failed[version] = (identity, str(error))
             return False
@@ -110,9 +110,9 @@ class ModelHolder:
         return True
 
     def _identity(self, version: int) -> tuple[int, int] | None:
-        """Tells apart two versions of one number: training that resumed earlier may export that step again."""
+        """Identifies a version's files: training that resumed from an earlier step may export a number again."""
         try:
-            # Not the metadata, which the evaluate job adds to.
+            # Not the metadata, which the evaluate job changes.
             found = (self._directory / str(version) / tf.saved_model.SAVED_MODEL_FILENAME_PB).stat()
         except FileNotFoundError:
             return None
@@ -131,10 +131,10 @@ class Models:
     ):
         """
         Args:
-          root: has a directory for each policy.
+          root: the directory with a directory for each policy.
           load: loads the version at a path.
-          names: policies to serve; none serves all that are there, and those that come.
-          pinned: versions to serve; none serves the newest one of each.
+          names: the policies to serve; none serves all, including those that appear later.
+          pinned: the versions to serve; none serves the newest one of each policy.
         """
         self._root = root
         self._names = tuple(names)
@@ -142,7 +142,7 @@ class Models:
         self._holders: dict[str, ModelHolder] = {name: self._make(name) for name in self._names}
 
     def refresh(self) -> bool:
-        """Follows the directories; says whether anything changed. For one thread."""
+        """Loads new policies and versions; returns whether anything changed. Not thread-safe."""
         found = [] if self._names else [path.name for path in _directories(self._root)]
         new = {name: self._make(name) for name in found if name not in self._holders}
         self._holders = {**self._holders, **new}
@@ -161,7 +161,7 @@ class Models:
 
     @property
     def missing(self) -> list[str]:
-        """What has to have a version and has none: of the policies that were named; where none was, 'any policy'."""
+        """The named policies without a version; if no policies were named and none has a version, 'any policy'."""
         ready = {holder.name for holder in self.holders if holder.ready}
         if self._names:
             return [name for name in self._names if name not in ready]

@@ -1,6 +1,6 @@
-"""TensorFlow Serving's PredictionService and ModelService: bytes of a request -> message of the answer, or an error.
+"""TensorFlow Serving's PredictionService and ModelService: bytes of a request -> the response message, or an error.
 
-Messages are parsed here rather than by gRPC, whose answer to bytes that are no message is not INVALID_ARGUMENT.
+Messages are parsed here, since gRPC does not answer malformed ones with INVALID_ARGUMENT.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -29,9 +29,9 @@ class PredictionService:
     ):
         """
         Args:
-          models: what is served.
-          requests: computes the requests.
-          record_rows: called with the model's name and the rows of each request that was computed.
+          models: the models that are served.
+          requests: the queue that computes the requests.
+          record_rows: called with the model's name and the number of rows of each request that was computed.
         """
         self._models = models
         self._requests = requests
@@ -43,12 +43,12 @@ class PredictionService:
         }
 
     async def predict(self, data: bytes) -> Any:
-        """Answers a PredictRequest by exactly one version, which the answer names.
+        """Answers a PredictRequest by exactly one version, which the response names.
 
         Raises:
           InvalidRequest: if it is malformed or does not fit the signature.
           NotServed: if the model or the version is not served.
-          Overloaded: if too much waits.
+          Overloaded: if too many requests wait.
         """
         request = _parse(predict_pb2.PredictRequest, data)
         model = self._version(request.model_spec)
@@ -69,8 +69,8 @@ class PredictionService:
         return response
 
     async def _compute(self, signature: Signature, tensors: Mapping[str, Any]) -> tuple[Arrays, int]:
-        """Returns the outputs, by name, and the rows of the request."""
-        # A few bytes can say that they are a great tensor: all limits come before the values.
+        """Returns the outputs, by name, and the number of rows of the request."""
+        # A few bytes can announce a very large tensor, so all limits are checked before the values are read.
         specs = {name: signature.spec_of(name) for name in tensors}
         shapes = {name: tensor_protos.shape_of(name, tensors[name], len(spec.shape)) for name, spec in specs.items()}
         signature.check(shapes)
@@ -80,10 +80,10 @@ class PredictionService:
         return await self._requests.run(signature, arrays), rows
 
     async def get_model_metadata(self, data: bytes) -> Any:
-        """Answers a GetModelMetadataRequest for the field 'signature_def', the only one there is.
+        """Answers a GetModelMetadataRequest for the field 'signature_def', the only one that is supported.
 
         Raises:
-          InvalidRequest: if it is malformed or asks for something else.
+          InvalidRequest: if it is malformed or names another field.
           NotServed: if the model or the version is not served.
         """
         request = _parse(get_model_metadata_pb2.GetModelMetadataRequest, data)
@@ -104,7 +104,7 @@ class PredictionService:
 
         Raises:
           InvalidRequest: if it is malformed.
-          NotServed: if the model is not served, or the version is not known.
+          NotServed: if the model is not served, or the version is unknown.
         """
         request = _parse(get_model_status_pb2.GetModelStatusRequest, data)
         holder, wanted = self._holder(request.model_spec)
@@ -126,7 +126,7 @@ class PredictionService:
             raise InvalidRequest('got no model_spec.name; need the name of a model')
         if spec.version_label:
             raise InvalidRequest(
-                'got a version_label; need a version number, or none for the newest; there are no labels'
+                'got a version_label; need a version number, or none for the newest; labels are not supported'
             )
         return self._models.get(spec.name), spec.version.value if spec.HasField('version') else None
 
@@ -139,4 +139,4 @@ def _parse(message: Any, data: bytes) -> Any:
     try:
         return message.FromString(data)
     except DecodeError as error:
-        raise InvalidRequest(f'got {len(data)} bytes that are no {message.DESCRIPTOR.name} ({error})') from error
+        raise InvalidRequest(f'got {len(data)} bytes; need a {message.DESCRIPTOR.name} ({error})') from error

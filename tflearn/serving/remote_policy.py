@@ -1,4 +1,4 @@
-"""RemotePolicy: a policy that a server computes, for those who act in environments."""
+"""A policy that a server computes (RemotePolicy), and the versions that the server has of it (RemoteModel)."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -37,11 +37,10 @@ _TEMPORARY = (
 
 
 class RemotePolicy:
-    """Has TensorFlow Serving, or `tflearn-serve`, choose the actions.
+    """A policy whose actions TensorFlow Serving, or `tflearn-serve`, computes.
 
-    It waits for a server that is away for a while, or has too much to do.
-
-    The policy state goes to the server and comes back with each step.
+    It waits for a server that is unavailable or overloaded for a while. Each step sends the policy state to the server
+    and receives the next one.
     """
 
     def __init__(
@@ -53,14 +52,14 @@ class RemotePolicy:
         timeout_secs: float = 60.0,
         stop: threading.Event | None = None,
     ):
-        """Connects to nobody yet.
+        """Does not connect yet.
 
         Args:
-          address: 'host:port' of the server.
-          model: name of the policy there.
-          specs: has the specs of what it is asked and answers: `time_step_spec`, `action_spec`, `policy_state_spec`,
-            `info_spec`, as the TF-Agents policy that was exported has them.
-          version: that is to act; None is the newest, at each step.
+          address: the server's 'host:port'.
+          model: the policy's name on the server.
+          specs: an object with the specs of the exported TF-Agents policy: `time_step_spec`, `action_spec`,
+            `policy_state_spec`, `info_spec`.
+          version: the version that acts; None is the newest one at each step.
           timeout_secs: how long to wait for a server.
           stop: ends a wait when set.
         """
@@ -72,7 +71,7 @@ class RemotePolicy:
         self._client = PolicyClient(address, model, version, _CALL_SECS)
 
     def initial_state(self, batch_size: int) -> Any:
-        """Returns the policy state with which `batch_size` episodes start; () for a policy without one."""
+        """Returns the initial policy state of `batch_size` episodes; () for a policy without one."""
         if not tf.nest.flatten(self._specs.policy_state_spec):
             return ()
         return self._nest('policy_state', self._ask(lambda: self._client.initial_state(batch_size)))
@@ -83,12 +82,12 @@ class RemotePolicy:
         return step.action, step.state
 
     def step(self, time_step: ts.TimeStep, policy_state: Any) -> policy_step.PolicyStep:
-        """Acts on time steps [B] of numpy arrays; all that it returns is numpy too.
+        """Acts on time steps [B] of numpy arrays; returns numpy arrays.
 
         Raises:
           VersionGone: if the version is not served any more.
-          TimeoutError: if there was no server for too long, or one that had too much to do.
-          grpc.RpcError: what the server says else.
+          TimeoutError: if the server was unavailable or overloaded for too long.
+          grpc.RpcError: for any other status of the server.
         """
         inputs = plain_nests.flat_dict(plain_nests.to_plain(time_step))
         inputs |= plain_nests.flat_dict({'policy_state': plain_nests.to_plain(policy_state)})
@@ -96,7 +95,7 @@ class RemotePolicy:
         return policy_step.PolicyStep(*(self._nest(name, outputs) for name in ('action', 'policy_state', 'info')))
 
     def check(self, time_step: ts.TimeStep) -> None:
-        """Checks that time steps [B] are what the policy takes.
+        """Checks that time steps [B] have the policy's spec.
 
         Raises:
           ValueError: naming the leaf that differs.
@@ -104,7 +103,7 @@ class RemotePolicy:
         check_batch(time_step, self.time_step_spec, len(time_step.step_type), 'time step')
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Closes the connection."""
         self._client.close()
 
     def _nest(self, name: str, outputs: Mapping[str, np.ndarray]) -> Any:
@@ -132,20 +131,20 @@ class RemotePolicy:
 
 
 class RemoteModel:
-    """What a server says of one of its models."""
+    """The versions of a policy on a server."""
 
     def __init__(self, address: str, model: str):
-        """Connects to nobody yet.
+        """Does not connect yet.
 
         Args:
-          address: 'host:port' of the server.
-          model: name of the policy there.
+          address: the server's 'host:port'.
+          model: the policy's name on the server.
         """
         self._channel = channel.connect(address)
         self._model = model
 
     def newest_version(self) -> int | None:
-        """Returns the newest version that is served; None if there is none, or no server with time for it."""
+        """Returns the newest version that is served; None if there is none, or the server does not respond."""
         request = get_model_status_pb2.GetModelStatusRequest()
         request.model_spec.name = self._model
         try:
@@ -186,5 +185,5 @@ class RemoteModel:
         return leaves.get('', leaves or ())
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Closes the connection."""
         self._channel.close()

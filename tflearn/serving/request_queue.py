@@ -1,7 +1,7 @@
-"""Requests on an event loop, computed by a few threads: those that wait for a thread together go as one call.
+"""Requests on an event loop, computed by a few threads. Requests that wait for a thread at the same time share a call.
 
-A thread for each request would spend most of its time on waking up. What a call holds is put into batches with other
-calls by TensorFlow's own operation (`batching`).
+A thread for each request would spend most of its time on waking up. TensorFlow's batch operation (`batching`) puts
+several calls into one batch.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ class _Request:
 
 
 class _SignatureQueue:
-    """Requests that wait, in order of their arrival, and how many rows they have."""
+    """The waiting requests of a signature in order of their arrival, and their number of rows."""
 
     def __init__(self) -> None:
         self.rows = 0
@@ -37,13 +37,13 @@ class _SignatureQueue:
         self.rows += request.rows
 
     def remove(self, request: _Request) -> None:
-        """Removes a request, unless it was taken."""
+        """Removes a request if it still waits."""
         if request in self._requests:
             del self._requests[request]
             self.rows -= request.rows
 
     def take(self, max_rows: int) -> list[_Request]:
-        """Takes what one call may hold, at least one request, and drops those for which nobody waits any more."""
+        """Takes the requests of one call, at least one, and drops cancelled ones."""
         taken: list[_Request] = []
         rows = 0
         for request in list(self._requests):
@@ -58,29 +58,29 @@ class _SignatureQueue:
 
 
 class RequestQueue:
-    """Computes requests in order of their arrival, those of one signature together."""
+    """Computes requests in order of their arrival; those of one signature share calls."""
 
     def __init__(self, num_threads: int):
         """
         Args:
-          num_threads: calls at the same time.
+          num_threads: the number of calls at the same time.
         """
         self._pool = futures.ThreadPoolExecutor(num_threads, 'policy_server')
         self._idle = num_threads
-        self._due = False  # a start
+        self._scheduled = False  # whether `_start` will run
         self._waiting: dict[Signature, _SignatureQueue] = {}
 
     async def run(self, signature: Signature, inputs: Arrays) -> Arrays:
         """Computes the outputs, by name.
 
-        A request whose task is cancelled before its turn is not computed, and no longer counts as waiting.
+        A request whose task is cancelled while it waits is not computed, and no longer counts as waiting.
 
         Args:
-          signature: to be computed.
-          inputs: as `signature.run` takes them.
+          signature: the signature to compute.
+          inputs: the arguments of `signature.run`.
 
         Raises:
-          Overloaded: if too much waits.
+          Overloaded: if too many requests wait.
           InvalidRequest: as `signature.run`.
           tf.errors.InvalidArgumentError: if the policy cannot compute these values.
         """
@@ -90,8 +90,8 @@ class RequestQueue:
         request = _Request(inputs, rows, asyncio.get_running_loop().create_future())
         queue.add(request)
         self._waiting[signature] = queue
-        if not self._due:  # after all requests that have come by now
-            self._due = True
+        if not self._scheduled:  # after all requests that have arrived by now
+            self._scheduled = True
             asyncio.get_running_loop().call_soon(self._start)
         try:
             return await request.answer
@@ -99,7 +99,7 @@ class RequestQueue:
             queue.remove(request)
 
     def check_room(self, signature: Signature, rows: int) -> None:
-        """Checks that so many more rows may wait.
+        """Checks that this number of further rows may wait.
 
         Raises:
           Overloaded: if not.
@@ -109,11 +109,11 @@ class RequestQueue:
             raise Overloaded(f'got {rows} rows, and {waiting} wait already; send less at a time, or try again later')
 
     def close(self) -> None:
-        """Computes nothing more."""
+        """Starts no more calls."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _start(self) -> None:
-        self._due = False
+        self._scheduled = False
         while self._idle and self._waiting:
             signature = next(iter(self._waiting))
             queue = self._waiting.pop(signature)
@@ -130,7 +130,7 @@ class RequestQueue:
     def _finish(self, requests: list[_Request], results: Sequence[Arrays | Exception]) -> None:
         self._idle += 1
         for request, result in zip(requests, results, strict=True):
-            if request.answer.done():  # nobody waits any more
+            if request.answer.done():  # cancelled
                 continue
             if isinstance(result, Exception):
                 request.answer.set_exception(result)
@@ -150,14 +150,14 @@ def _results(signature: Signature, requests: list[_Request]) -> Sequence[Arrays 
             {name: output[end - request.rows : end] for name, output in outputs.items()}
             for end, request in zip(ends, requests, strict=True)
         ]
-    except tf.errors.InvalidArgumentError:  # by values of one request, which must not harm those beside it
-        return [_alone(signature, request.inputs) for request in requests]
+    except tf.errors.InvalidArgumentError:  # caused by one request, which must not fail the others
+        return [_separately(signature, request.inputs) for request in requests]
     except Exception as error:
         return [error] * len(requests)
 
 
-def _alone(signature: Signature, inputs: Arrays) -> Arrays | Exception:
+def _separately(signature: Signature, inputs: Arrays) -> Arrays | Exception:
     try:
-        return signature.run(inputs, alone=True)
+        return signature.run(inputs, in_batch=False)
     except Exception as error:
         return error

@@ -1,4 +1,4 @@
-"""One loaded version of a policy: its signatures, and what may be asked of each."""
+"""One loaded version of a policy: its signatures and their limits."""
 
 import pathlib
 from collections.abc import Callable, Mapping
@@ -13,33 +13,33 @@ from tflearn.policies.loaded_model import ModelFunction
 from tflearn.serving import batching
 from tflearn.serving.batching import BatchOptions
 
-# Without batches: so many of the largest requests may wait.
-_WAITING = 16
+# The number of the largest requests that may wait, without batches.
+_MAX_WAITING = 16
 
 
 class InvalidRequest(UserValueError):
-    """The request does not fit the signature; the message is for whoever sent it."""
+    """The request is invalid; the client gets INVALID_ARGUMENT and this message."""
 
 
 class Signature:
     """A function of named tensors that checks its inputs.
 
     Attributes:
-      inputs: what has to be given, by name, in the order of the function's inputs.
-      outputs: names of what is returned.
-      batched: all inputs and outputs have a leading batch dimension.
-      rows_per_call: requests may be put together up to that many rows; 0: each goes by itself.
-      max_waiting_rows: what may wait to be computed: `max_enqueued_batches` full batches; without batches, 16 of the
-        largest requests.
+      inputs: the specs of the inputs, by name, in the order of the function's inputs.
+      outputs: the names of the outputs.
+      batched: whether all inputs and outputs have a leading batch dimension.
+      rows_per_call: the largest number of rows of requests that share a call; 0 computes each request separately.
+      max_waiting_rows: the number of rows that may wait: those of `max_enqueued_batches` full batches; without batches,
+        those of 16 of the largest requests.
     """
 
     def __init__(self, name: str, function: ModelFunction, options: BatchOptions | None, max_rows: int):
         """
         Args:
-          name: of the signature.
-          function: the version's.
-          options: of batches; None computes each call by itself.
-          max_rows: the largest batch that one call may bring.
+          name: the signature's name.
+          function: the version's function.
+          options: the options of batches; None computes each call separately.
+          max_rows: the largest number of rows of a request.
         """
         self.name = name
         self.max_rows = max_rows
@@ -49,16 +49,16 @@ class Signature:
         self.outputs = tuple(sorted(function.definition.structured_outputs))  # the order of the function's outputs
         self._shapes = {name: tuple(spec.shape) for name, spec in self.inputs.items()}
         self.batched = bool(self._shapes) and all(shape and shape[0] is None for shape in self._shapes.values())
-        self._alone: Callable[..., Any] = batching.program(function, None)
-        together = options if self.batched else None
-        self._program = batching.program(function, together) if together else self._alone
-        self.rows_per_call = together.max_batch_size if together else 0
+        self._without_batch: Callable[..., Any] = batching.program(function, None)
+        batches = options if self.batched else None
+        self._program = batching.program(function, batches) if batches else self._without_batch
+        self.rows_per_call = batches.max_batch_size if batches else 0
         self.max_waiting_rows = (
-            together.max_enqueued_batches * together.max_batch_size if together else _WAITING * max_rows
+            batches.max_enqueued_batches * batches.max_batch_size if batches else _MAX_WAITING * max_rows
         )
 
     def spec_of(self, name: str) -> tf.TensorSpec:
-        """Returns what the input `name` has to be.
+        """Returns the spec of the input `name`.
 
         Raises:
           InvalidRequest: if there is no such input.
@@ -68,10 +68,10 @@ class Signature:
         return self.inputs[name]
 
     def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Checks names and shapes of the inputs, before any memory is spent on their values.
+        """Checks names and shapes of the inputs, before any memory is allocated for their values.
 
         Raises:
-          InvalidRequest: saying what is wrong.
+          InvalidRequest: if they do not fit the signature.
         """
         for name, shape in shapes.items():
             self.spec_of(name)
@@ -89,39 +89,39 @@ class Signature:
         if not 1 <= next(iter(rows)) <= self.max_rows:
             raise InvalidRequest(f'got a batch of {next(iter(rows))}; need 1 to {self.max_rows} rows')
 
-    def run(self, inputs: Mapping[str, np.ndarray], alone: bool = False) -> dict[str, np.ndarray]:
-        """Computes the outputs, by name, of inputs that were checked.
+    def run(self, inputs: Mapping[str, np.ndarray], in_batch: bool = True) -> dict[str, np.ndarray]:
+        """Computes the outputs, by name, from checked inputs.
 
         Args:
-          inputs: of the dtypes of `self.inputs`.
-          alone: not in one batch with other calls.
+          inputs: arrays of the dtypes of `self.inputs`, by name.
+          in_batch: whether other calls may share the batch.
 
         Raises:
-          InvalidRequest: if there are more rows than one call may ask for.
+          InvalidRequest: if it requests the initial state of too many rows.
           tf.errors.InvalidArgumentError: if the policy cannot compute these values.
           tf.errors.UnavailableError: if too many batches wait.
         """
         if 'batch_size' in self.inputs and not self.batched and not 1 <= inputs['batch_size'] <= self.max_rows:
             raise InvalidRequest(f'got batch_size={inputs["batch_size"]}; need 1 to {self.max_rows}')
-        program: Any = self._alone if alone else self._program
+        program: Any = self._program if in_batch else self._without_batch
         outputs = program([tf.constant(inputs[name], spec.dtype) for name, spec in self.inputs.items()])
         return {name: output.numpy() for name, output in zip(self.outputs, outputs, strict=True)}
 
     def warm_up(self) -> None:
-        """Computes zeros, so that the first request does not have to wait for what TensorFlow does once."""
+        """Computes zeros, so that the first request does not wait for TensorFlow's initialization."""
         ones = {name: [1 if size is None else size for size in spec.shape] for name, spec in self.inputs.items()}
         make: Any = np.zeros if self.batched else np.ones
         self.run({name: make(shape, self.inputs[name].dtype.as_numpy_dtype) for name, shape in ones.items()})
 
 
 class ServedVersion:
-    """A loaded version. It is unloaded when nobody refers to it any more.
+    """A loaded version. It is unloaded when no reference to it is left.
 
     Attributes:
-      version: its train step.
-      path: where it was loaded from.
-      signatures: by name.
-      signature_defs: TensorFlow's messages about the signatures, by name, for clients.
+      version: the version's train step.
+      path: the path from which it was loaded.
+      signatures: the signatures, by name.
+      signature_defs: TensorFlow's `SignatureDef` messages, by name, for clients.
     """
 
     def __init__(self, path: pathlib.Path, options: BatchOptions | None = None, max_rows: int = 1024):
@@ -129,11 +129,11 @@ class ServedVersion:
 
         Args:
           path: `<directory>/<train step>`.
-          options: of batches; None computes each request by itself.
-          max_rows: the largest batch that one request may bring.
+          options: the options of batches; None computes each request separately.
+          max_rows: the largest number of rows of a request.
 
         Raises:
-          FileNotFoundError: if the version is not there (any more).
+          FileNotFoundError: if the version does not exist (any more).
           ValueError: if it is damaged.
         """
         self.path = path

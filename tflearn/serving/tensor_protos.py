@@ -1,4 +1,4 @@
-"""Arrays as TensorFlow's TensorProto and back. What comes from outside is checked before memory is spent on it."""
+"""Conversion of arrays to TensorFlow's TensorProto and back. Input is checked before memory is allocated for it."""
 
 import math
 from typing import Any
@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tflearn.serving.served_version import InvalidRequest
 
-# The field of each dtype, and what numpy reads it as: of mixed integers it would make floats.
+# The field of each dtype, and the dtype as which numpy reads it: it would convert mixed integers to floats.
 _FIELDS = {
     **dict.fromkeys((tf.int8, tf.int16, tf.int32, tf.uint8, tf.uint16), 'int_val'),
     **dict.fromkeys((tf.float16, tf.bfloat16), 'half_val'),
@@ -35,12 +35,12 @@ def shape_of(name: str, proto: Any, rank: int | None = None) -> tuple[int, ...]:
     """Returns the shape of a TensorProto.
 
     Args:
-      name: of the tensor, for errors.
+      name: the tensor's name, for errors.
       proto: a TensorProto.
-      rank: number of dimensions that it has to have, which is checked before any is read; None takes any.
+      rank: the required number of dimensions, which is checked before they are read; None accepts any.
 
     Raises:
-      InvalidRequest: if it has none, or one of another rank.
+      InvalidRequest: if the shape is unknown or has another rank.
     """
     if rank is not None and len(proto.tensor_shape.dim) != rank:
         raise InvalidRequest(f'got {name} of rank {len(proto.tensor_shape.dim)}; need rank {rank}')
@@ -54,12 +54,12 @@ def to_array(name: str, proto: Any, dtype: tf.DType) -> np.ndarray:
     """Returns the values of a TensorProto whose shape was checked.
 
     Args:
-      name: of the tensor, for errors.
-      proto: a TensorProto with tensor_content or values; the last value stands for all that are left out.
-      dtype: that it has to have.
+      name: the tensor's name, for errors.
+      proto: a TensorProto with tensor_content or values; the last value is repeated for all that are missing.
+      dtype: the required dtype.
 
     Raises:
-      InvalidRequest: if dtype or number of values are not right.
+      InvalidRequest: if the dtype or the number of values is wrong.
     """
     if proto.dtype != dtype.as_datatype_enum:
         raise InvalidRequest(f'got {name} of {_dtype_name(proto.dtype)}; need {dtype.name}')
@@ -91,7 +91,8 @@ def fill(proto: Any, array: np.ndarray, content: bool = False) -> None:
     Args:
       proto: the TensorProto.
       array: numbers.
-      content: as tensor_content, which is faster for many; else as values, as TensorFlow Serving answers.
+      content: whether to write tensor_content, which is faster for many values; else values, as TensorFlow Serving
+        does.
     """
     dtype = tf.as_dtype(array.dtype)
     proto.dtype = dtype.as_datatype_enum
