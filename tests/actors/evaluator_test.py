@@ -99,7 +99,7 @@ def test_interrupted_episode_is_dropped_and_replaced():
 
 def test_too_many_interrupted_episodes_in_a_row_are_an_error():
     environment = vector_env.in_process(functools.partial(Fragile, [3] * 100), 1, seed=0)
-    with pytest.raises(RuntimeError, match='got 11 episodes in a row of environment 0 that broke off; need whole'):
+    with pytest.raises(RuntimeError, match='got 11 interrupted episodes in a row of environment 0; need complete'):
         Evaluator(environment, num_episodes=1).run(AlwaysOne())
     environment.close()
 

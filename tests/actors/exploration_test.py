@@ -42,7 +42,7 @@ def test_collectors_share_the_ladder():
     [
         ({'base': 1.0}, r'base=1\.0; need a number between 0 and 1'),
         ({'alpha': -1.0}, r'alpha=-1\.0; need a number of at least 0'),
-        ({'num_collectors': 0}, 'num_collectors=0; need an integer from 1 on'),
+        ({'num_collectors': 0}, 'num_collectors=0; need a positive integer'),
     ],
 )
 def test_rejects_invalid_ladders(argument, message):

@@ -1,4 +1,4 @@
-"""Actor: steps a batched environment with a policy and tells observers what happened."""
+"""Actor: steps a batched environment with a policy and passes the trajectories to observers."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,13 +17,13 @@ Observer = Callable[[trajectory.Trajectory], None]
 
 
 class Actor:
-    """Acts in every environment of a batch at once: one compiled policy call and one environment step at a time.
+    """Acts in all environments of a batch: one compiled policy call and one environment step at a time.
 
-    Where an environment says that it did another action than the policy's (`BatchedEnvironment.info`), that one
-    is recorded; what the policy tells of its action, as its log-probability, stays what it was.
+    If an environment reports that it executed another action than the policy's (`BatchedEnvironment.info`), that action
+    is recorded; the policy info, such as the log-probability, remains that of the policy's action.
 
     Attributes:
-      env_steps: environment steps taken; boundary rows are none, nor are steps in which an environment broke.
+      env_steps: the number of environment steps, without boundary rows and steps in which an environment failed.
     """
 
     def __init__(
@@ -36,13 +36,13 @@ class Actor:
         """Compiles the policy for the environment's batch.
 
         Args:
-          environment: stays the caller's to close.
-          policy: its variables may change between two steps.
-          observers: each is called, in this order, with the Trajectory of every step: numpy arrays [B, ...], which are
-            the observer's to keep and not to change. A row whose step type is LAST is the boundary between two
-            episodes: its action had no effect, its reward is 0, its discount 1 and its next step type FIRST. So is the
-            next step type of a row in which an environment broke; nothing in that row happened but its observation.
-          stores_policy_state: add the policy state before each step to the policy info, see `stored_state`.
+          environment: the environments, which the caller closes.
+          policy: the policy, whose variables may change between two steps.
+          observers: functions that are called, in this order, with the Trajectory of each step: numpy arrays [B, ...],
+            which they may keep and must not change. A row whose step type is LAST is the boundary between two episodes:
+            its action had no effect, its reward is 0, its discount 1 and its next step type FIRST. FIRST is also the
+            next step type of a row in which an environment failed; only the observation of such a row is valid.
+          stores_policy_state: whether to add the policy state before each step to the policy info, see `stored_state`.
         """
         self.env_steps = 0
         self._environment = environment
@@ -55,7 +55,7 @@ class Actor:
         self._policy = self._compiled(policy)
 
     def set_policy(self, policy: tf_policy.TFPolicy | ActingPolicy) -> None:
-        """Lets another policy of the same specs act from the next step on; it takes over the policy state."""
+        """Replaces the policy by one of the same specs, which continues with the policy state."""
         self._policy = self._compiled(policy)
 
     def _compiled(self, policy: tf_policy.TFPolicy | ActingPolicy) -> ActingPolicy:
@@ -64,13 +64,13 @@ class Actor:
         return policy
 
     def run(self, num_steps: int) -> None:
-        """Takes `num_steps` batched steps, from where the last call left off (the first one resets the environment).
+        """Takes `num_steps` batched steps, from where the last call stopped (the first call resets the environment).
 
-        An exception of an observer passes through; the step that it was told of counts as taken.
+        An exception of an observer propagates; its step counts as taken.
 
         Raises:
-          ValueError: if the environment's time steps are not what the policy takes, or an executed action is not what
-            the action's spec says.
+          ValueError: if the environment's time steps do not have the policy's spec, or an executed action does not have
+            the action's spec.
         """
         if self._time_step is None:
             time_step = self._environment.reset()
@@ -86,7 +86,7 @@ class Actor:
         state = self._policy_state
         action, self._policy_state, info = self._policy.step(time_step, state)
         self._time_step = next_time_step = self._environment.step(action)
-        # FIRST is 0, and nothing was done before it.
+        # FIRST is 0; no action leads to it.
         self.env_steps += np.count_nonzero(next_time_step.step_type)
         reported = self._environment.info
         if reported and EXECUTED_ACTION in reported:

@@ -1,4 +1,4 @@
-"""CompiledPolicy: a TF-Agents policy as one compiled program that is fed with numpy."""
+"""CompiledPolicy: a TF-Agents policy as one compiled program that takes numpy arrays."""
 
 from typing import Any
 
@@ -13,9 +13,9 @@ from tflearn.types import check_batch
 
 
 class CompiledPolicy:
-    """A TF-Agents policy for batches of one size, traced once. It reads the policy's variables anew at each call.
+    """A TF-Agents policy for batches of one size, traced once. Each call reads the policy's current variables.
 
-    A policy state starts anew where a time step is FIRST; `TFPolicy.action` sees to that.
+    `TFPolicy.action` resets the policy state where a time step is FIRST.
     """
 
     def __init__(self, policy: tf_policy.TFPolicy, batch_size: int):
@@ -23,7 +23,7 @@ class CompiledPolicy:
 
         Args:
           policy: any TFPolicy.
-          batch_size: B, of every call.
+          batch_size: B, the batch size of every call.
         """
         self.batch_size = batch_size
         self.time_step_spec = policy.time_step_spec
@@ -38,9 +38,9 @@ class CompiledPolicy:
 
         self._program = tf.function(program, autograph=False).get_concrete_function(*tf.nest.flatten(inputs))
         self._structure = [tf.nest.map_structure(lambda _: None, part) for part in structure]
-        self._name, self._captures = self._program.name, self._program.captured_inputs  # they stay what they are
+        self._name, self._captures = self._program.name, self._program.captured_inputs  # constant, but slow to look up
         self._output_dtypes = [output.dtype for output in self._program.outputs]
-        # What the program never reads (rewards, mostly) need not be sent each time.
+        # Inputs that the program never reads (usually rewards) are not converted at each call.
         leaves = tf.nest.flatten(inputs[0])
         self._unread = [
             None if placeholder.consumers() else tf.zeros(leaf.shape, leaf.dtype)
@@ -48,10 +48,10 @@ class CompiledPolicy:
         ]
 
     def initial_state(self, batch_size: int) -> Any:
-        """Returns the policy state [B, ...] before a first step.
+        """Returns the policy state [B, ...] before the first step.
 
         Raises:
-          ValueError: for another batch size than the program's.
+          ValueError: if the batch size is not the program's.
         """
         if batch_size != self.batch_size:
             raise UserValueError(
@@ -68,19 +68,18 @@ class CompiledPolicy:
         """Acts on time steps [B].
 
         Args:
-          time_step: numpy arrays, as the policy's time step spec says with B in front. They are not checked here; see
-            `check`.
-          policy_state: from `initial_state` or the step before.
+          time_step: numpy arrays [B, ...] of the policy's time step spec. They are not checked here; see `check`.
+          policy_state: the state from `initial_state` or the previous step.
 
         Returns:
-          PolicyStep: action and info are nests of numpy arrays [B, ...]; the state stays tensors.
+          PolicyStep: action and info are nests of numpy arrays [B, ...]; the state is a nest of tensors.
         """
         leaves = [
             leaf if unread is None else unread
             for leaf, unread in zip(tf.nest.flatten(time_step), self._unread, strict=True)
         ]
-        # The operation behind a function's call. Calling `self._program` itself binds and checks every argument in
-        # Python on the way here: 270 us for an MLP of 100-50, against 40 us.
+        # The operation behind a function call. Calling `self._program` itself first binds and checks the arguments in
+        # Python: 270 us instead of 40 us for an MLP of 100-50.
         outputs = tf.raw_ops.StatefulPartitionedCall(
             args=[*leaves, *tf.nest.flatten(policy_state), *self._captures], Tout=self._output_dtypes, f=self._name
         )
@@ -88,7 +87,7 @@ class CompiledPolicy:
         return policy_step.PolicyStep(_numpy(action), state, _numpy(info))
 
     def check(self, time_step: ts.TimeStep) -> None:
-        """Checks that time steps [B] are what the policy was compiled for.
+        """Checks that time steps [B] have the spec and the batch size that the policy was compiled for.
 
         Raises:
           ValueError: naming the leaf that differs.

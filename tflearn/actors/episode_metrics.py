@@ -1,4 +1,4 @@
-"""EpisodeMetrics: what the episodes of a batch of environments earned. Needs no TensorFlow."""
+"""EpisodeMetrics: returns and lengths of the episodes of a batch of environments. Needs no TensorFlow."""
 
 import collections
 import time
@@ -20,26 +20,27 @@ _MAX_DRAINED = 100_000
 
 
 class EpisodeMetrics:
-    """Observer of trajectories [B] that keeps count of steps and episodes.
+    """Observer of trajectories [B] that counts steps and episodes.
 
-    Termination and a time limit both end an episode. One that a reset cuts off is forgotten; so is one that broke off
-    with its environment (FIRST after what was not LAST), which is counted.
+    Termination and a time limit both end an episode. An episode that a reset cuts off is ignored. One that a failure of
+    its environment interrupts (FIRST after a step that is not LAST) is dropped and counted.
 
-    An episode of L steps with the rewards r_1 ... r_L is described by
+    The metrics of an episode of L steps with the rewards r_1 ... r_L are
 
       return             r_1 + ... + r_L
       length             L
       start_return       sum over t of gamma^(t - 1) r_t: the discounted return from the episode's start
-      discounted_return  the mean, over its steps, of the discounted return from there; compare it with a critic's
-                         values. Where a time limit ended the episode, it is less than what they stand for.
+      discounted_return  the mean of the discounted returns from each of its steps; compare it with a critic's values.
+                         If a time limit ended the episode, it is below the returns that these values predict.
       reward             the mean of its rewards
-      info/<key>         the mean, over its steps, of a number that the environment tells
-      info_end/<key>     the last that it told
+      info/<key>         the mean, over its steps, of a number in the environment's info
+      info_end/<key>     the last value of that number
 
     Attributes:
-      episodes: finished episodes.
-      dropped_episodes: episodes that broke off.
-      env_steps: environment steps; boundary rows (LAST -> FIRST) are none, nor are steps that broke an episode off.
+      episodes: the number of finished episodes.
+      dropped_episodes: the number of interrupted episodes.
+      env_steps: the number of environment steps, without boundary rows (LAST -> FIRST) and steps that interrupted an
+        episode.
     """
 
     def __init__(
@@ -54,13 +55,13 @@ class EpisodeMetrics:
 
         Args:
           num_environments: B.
-          buffer_size: means are over the newest max(buffer_size, B) episodes, so that each environment has its share.
-          gamma: discount factor of the discounted returns.
-          read_info: returns what the environments told in the newest step, see `specs.BatchedEnvironment.info`.
-          clock: seconds.
+          buffer_size: means are over the newest max(buffer_size, B) episodes, so that all environments contribute.
+          gamma: the discount factor of the discounted returns.
+          read_info: returns the environments' info of the newest step, see `types.BatchedEnvironment.info`.
+          clock: returns the time in seconds.
         """
         self.episodes = self.dropped_episodes = self.env_steps = 0
-        # Rows: return, start return, sum of the discounted returns from each step on. A reward's weight in them:
+        # Rows: return, start return, sum of the discounted returns from each step. The weights of a reward in them are
         # 1, gamma^(t - 1), and 1 + gamma + ... + gamma^(t - 1), since it counts for all steps up to its own.
         self._sums = np.zeros((3, num_environments))
         self._weights = np.ones((3, num_environments))
@@ -73,11 +74,11 @@ class EpisodeMetrics:
         self._marks = collections.deque([(clock(), 0)], maxlen=_RATE_MARKS)
 
     def __call__(self, trajectory: Any) -> None:
-        """Takes in one step of every environment.
+        """Adds one step of every environment.
 
         Args:
-          trajectory: tf_agents Trajectory of arrays [B]; of it are read step_type, next_step_type and reward (of
-            several rewards [B, ...] their sum counts).
+          trajectory: a tf_agents Trajectory of arrays [B], of which step_type, next_step_type and reward are read
+            (several rewards [B, ...] are summed).
         """
         step_type, next_step_type = trajectory.step_type, trajectory.next_step_type
         first = step_type == _FIRST
@@ -87,8 +88,8 @@ class EpisodeMetrics:
         self._sums += self._weights * (reward if reward.ndim == 1 else reward.reshape(len(reward), -1).sum(1))
         self._weights *= self._factors
         self._weights += self._addends
-        self._lengths += 1  # of boundaries too, but there the next row begins anew
-        num_steps = np.count_nonzero(next_step_type)  # FIRST is 0: nothing was done there
+        self._lengths += 1  # at boundaries too, but the next row resets it
+        num_steps = np.count_nonzero(next_step_type)  # FIRST is 0; no action leads to it
         self.env_steps += num_steps
         if info := self._read_info():
             self._info.add(info, next_step_type != _FIRST)
@@ -121,7 +122,7 @@ class EpisodeMetrics:
         self._undrained.append(episode)
 
     def means(self) -> dict[str, float]:
-        """Returns the means over the newest episodes, 'mean_return' and so on; none before the first has ended."""
+        """Returns the means over the newest episodes, 'mean_return' and so on; empty before the first has ended."""
         names = {name: None for episode in self._newest for name in episode}
         return {f'mean_{name}': self._mean(name) for name in names}
 
@@ -132,7 +133,7 @@ class EpisodeMetrics:
 
     @property
     def env_steps_per_sec(self) -> float:
-        """Environment steps per second over the last ten seconds or so."""
+        """Environment steps per second over about the last ten seconds."""
         then, steps = self._marks[0]
         elapsed_secs = self._clock() - then
         return (self.env_steps - steps) / elapsed_secs if elapsed_secs > 0 else 0.0

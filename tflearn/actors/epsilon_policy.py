@@ -1,4 +1,4 @@
-"""EpsilonPolicy: any policy, with a share of random actions: for evaluations that want some variety."""
+"""EpsilonPolicy: any policy with a share of random actions, for evaluations that need variety."""
 
 import functools
 from typing import Any
@@ -13,17 +13,17 @@ from tflearn.types import EvaluationPolicy
 
 
 class EpsilonPolicy:
-    """Acts as another policy does, but for each row with the probability epsilon uniformly within the bounds."""
+    """Takes another policy's actions, but in each row, with probability epsilon, a uniform one within the bounds."""
 
     def __init__(
         self, policy: EvaluationPolicy, epsilon: float, action_spec: types.NestedTensorSpec, seed: int | None = None
     ):
         """
         Args:
-          policy: whose actions are taken otherwise.
-          epsilon: share of random actions, in [0, 1].
-          action_spec: its leaves have finite bounds.
-          seed: of the draws; None draws one.
+          policy: the policy whose actions are taken otherwise.
+          epsilon: the share of random actions, in [0, 1].
+          action_spec: the action's spec, whose leaves have finite bounds.
+          seed: the seed of the random numbers; None draws one.
 
         Raises:
           ValueError: if epsilon is not in [0, 1], or an action has no bounds.

@@ -1,4 +1,4 @@
-"""The evaluations of a run, as they are kept in its file: one JSON object per line, whole lines only."""
+"""The file with a run's evaluations: one JSON object per line."""
 
 import json
 import os
@@ -18,14 +18,14 @@ class EvaluationRecord:
     """Reads, repairs and extends the file. It has one writer.
 
     Attributes:
-      evaluations: in the order in which they were made; each has train_step, env_steps, mean_return, num_episodes,
-        returns (of each episode), dropped_episodes (that broke off, and count for nothing) and exported_at (of the
-        policy, unix seconds). A step may come up again: evaluated twice, or trained again after an older checkpoint was
+      evaluations: the evaluations in their order in time; each has train_step, env_steps, mean_return, num_episodes,
+        returns (of each episode), dropped_episodes (interrupted ones, which do not count) and exported_at (of the
+        policy, unix seconds). A step may occur again: evaluated twice, or trained again after an older checkpoint was
         restored.
     """
 
     def __init__(self, path: pathlib.Path):
-        """Reads the file, if there is one. A last line that a killed writer left unfinished is dropped.
+        """Reads the file, if it exists. A last line that a killed writer left incomplete is removed.
 
         Raises:
           ValueError: if another line is damaged.
@@ -33,15 +33,15 @@ class EvaluationRecord:
         self.evaluations: list[Evaluation] = []
         self._path = path
         text = path.read_text(encoding='utf-8', errors='replace') if path.exists() else ''
-        whole, newline, torn = text.rpartition('\n')
-        for number, line in enumerate(whole.splitlines(), start=1):
+        complete, newline, incomplete = text.rpartition('\n')
+        for number, line in enumerate(complete.splitlines(), start=1):
             try:
                 self.evaluations.append(json.loads(line))
             except json.JSONDecodeError as error:
                 raise UserValueError(f'got a damaged line {number} in {path} ({error}); remove that line') from error
-        if torn:
-            logging.warning('dropped the unfinished last line of %s', path)
-            write_atomically(path, whole + newline)
+        if incomplete:
+            logging.warning('removed the incomplete last line of %s', path)
+            write_atomically(path, complete + newline)
 
     def append(self, evaluation: Evaluation) -> None:
         """Adds an evaluation to the file."""
@@ -52,10 +52,10 @@ class EvaluationRecord:
         self.evaluations.append(evaluation)
 
     def find(self, policy: Mapping[str, Any]) -> Evaluation | None:
-        """Returns the last evaluation of exactly one policy.
+        """Returns the last evaluation of a policy.
 
         Args:
-          policy: its metadata: train_step and exported_at, which differs where training was done again.
+          policy: the policy's metadata: train_step, and exported_at, which differs if the step was trained again.
         """
         for evaluation in reversed(self.evaluations):
             if all(evaluation.get(key) == policy.get(key) for key in ('train_step', 'exported_at')):

@@ -1,4 +1,4 @@
-"""Evaluator: how good a policy is, by whole episodes."""
+"""Evaluator: measures a policy's returns over complete episodes."""
 
 import dataclasses
 import math
@@ -19,9 +19,9 @@ class EpisodeStatistics:
     """Returns and lengths of the episodes of one evaluation.
 
     Attributes:
-      returns: undiscounted return of each episode, those of one environment side by side, oldest first.
-      lengths: steps of each episode.
-      dropped_episodes: episodes that broke off with their environment; others were played in their place.
+      returns: the undiscounted return of each episode, grouped by environment, oldest first.
+      lengths: the number of steps of each episode.
+      dropped_episodes: the number of episodes that a failure interrupted; others replaced them.
     """
 
     returns: tuple[float, ...]
@@ -38,7 +38,7 @@ class EpisodeStatistics:
 
     @property
     def std_return(self) -> float:
-        """Sample standard deviation of the returns; 0 of a single one."""
+        """Sample standard deviation of the returns; 0 for a single one."""
         return float(np.std(self.returns, ddof=1)) if self.num_episodes > 1 else 0.0
 
     @property
@@ -47,7 +47,7 @@ class EpisodeStatistics:
 
     @property
     def mean_return_interval(self) -> tuple[float, float]:
-        """The mean's 95% confidence interval, by Student's t; unbounded for a single episode."""
+        """The mean's 95% confidence interval by Student's t distribution; unbounded for a single episode."""
         if self.num_episodes == 1:
             return -math.inf, math.inf
         radius = _t_975(self.num_episodes - 1) * self.std_return / math.sqrt(self.num_episodes)
@@ -56,7 +56,7 @@ class EpisodeStatistics:
 
 def _t_975(dof: int) -> float:
     """Returns the 97.5% quantile of Student's t distribution with `dof` degrees of freedom, to about 1%."""
-    if dof < 3:  # the expansion below is too coarse there
+    if dof < 3:  # the expansion below is inaccurate there
         return (12.706, 4.303)[dof - 1]
     z = 1.959964
     # Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.5: to order 1 / dof^3.
@@ -66,20 +66,20 @@ def _t_975(dof: int) -> float:
 
 
 class Evaluator:
-    """Plays whole episodes of a policy in a batch of environments.
+    """Plays complete episodes of a policy in a batch of environments.
 
-    How many episodes each environment contributes is settled beforehand: num_episodes // B, and one more in the first
-    num_episodes % B. (Taking the first so many that end would favour short ones.) An episode that breaks off with its
-    environment (FIRST after a time step that was not LAST) counts for nothing, and another one is played.
+    The number of episodes of each environment is fixed: num_episodes // B, and one more in the first num_episodes % B.
+    (To take the first ones that end would favour short episodes.) An episode that a failure interrupts (FIRST after a
+    time step that was not LAST) does not count, and another one is played.
     """
 
     def __init__(self, environment: BatchedEnvironment, num_episodes: int = 20, max_steps_per_episode: int = 100_000):
         """Plays nothing yet.
 
         Args:
-          environment: stays the caller's to close.
-          num_episodes: of one evaluation; best a multiple of the number of environments.
-          max_steps_per_episode: an episode that takes longer is an error rather than an evaluation without end.
+          environment: the environments, which the caller closes.
+          num_episodes: the number of episodes of an evaluation; best a multiple of the number of environments.
+          max_steps_per_episode: the longest episode; a longer one is an error, so that an evaluation ends.
 
         Raises:
           ValueError: if a number is below 1.
@@ -94,15 +94,15 @@ class Evaluator:
         self._quotas[:rest] += 1
 
     def run(self, policy: EvaluationPolicy, stop: threading.Event | None = None) -> EpisodeStatistics:
-        """Plays new episodes, from a reset on.
+        """Resets the environments and plays new episodes.
 
         Args:
-          policy: acts as it is; hand in a greedy one to learn of greedy returns.
+          policy: the policy that acts; pass a greedy one to measure greedy returns.
           stop: ends the evaluation when set.
 
         Raises:
           ValueError: if an episode does not end.
-          RuntimeError: if too many episodes in a row of one environment break off.
+          RuntimeError: if too many episodes in a row of one environment are interrupted.
           Stopped: when `stop` was set.
         """
         episodes: list[list[tuple[float, int]]] = [[] for _ in self._quotas]
@@ -118,20 +118,20 @@ class Evaluator:
             action, policy_state = policy.action(time_step, policy_state)
             time_step = self._environment.step(action)
             first = time_step.step_type == ts.StepType.FIRST
-            broke_off = first & ~ended & (missing > 0)
-            dropped += np.count_nonzero(broke_off)
-            dropped_in_a_row = np.where(ended, 0, dropped_in_a_row) + broke_off
+            interrupted = first & ~ended & (missing > 0)
+            dropped += np.count_nonzero(interrupted)
+            dropped_in_a_row = np.where(ended, 0, dropped_in_a_row) + interrupted
             returns, lengths = np.where(first, 0.0, returns + time_step.reward), np.where(first, 0, lengths + 1)
             self._check(lengths[missing > 0], dropped_in_a_row)
             for i in np.flatnonzero(time_step.step_type == ts.StepType.LAST):
                 if missing[i]:
                     episodes[i].append((float(returns[i]), int(lengths[i])))
                     missing[i] -= 1
-        played = [episode for of_one in episodes for episode in of_one]
+        played = [episode for group in episodes for episode in group]
         return EpisodeStatistics(tuple(value for value, _ in played), tuple(length for _, length in played), dropped)
 
     def _check(self, lengths: np.ndarray, dropped_in_a_row: np.ndarray) -> None:
-        """Raises an error if the evaluation might not end; `lengths` are of the episodes that it waits for."""
+        """Raises an error if the evaluation might not end; `lengths` are those of the episodes that still count."""
         if lengths.max() > self._max_steps_per_episode:
             raise UserValueError(
                 f'got an episode of more than max_steps_per_episode={self._max_steps_per_episode} steps; need episodes '
@@ -139,6 +139,6 @@ class Evaluator:
             )
         if dropped_in_a_row.max() > _MAX_DROPPED_IN_A_ROW:
             raise RuntimeError(
-                f'got {dropped_in_a_row.max()} episodes in a row of environment {dropped_in_a_row.argmax()} that broke '
-                'off; need whole episodes; repair what the log gives as the cause'
+                f'got {dropped_in_a_row.max()} interrupted episodes in a row of environment '
+                f'{dropped_in_a_row.argmax()}; need complete ones; fix the cause, which is in the log'
             )

@@ -1,4 +1,4 @@
-"""Exploration that belongs to collecting, not to the agent: random actions at first, and an epsilon per environment."""
+"""Exploration by the collector, not by the agent: initial random actions, and an epsilon for each environment."""
 
 import dataclasses
 
@@ -13,16 +13,16 @@ from tflearn.errors import UserValueError
 
 @dataclasses.dataclass(frozen=True)
 class EpsilonLadder:
-    """An epsilon of its own for each environment, in place of the agent's: some explore, some hardly do.
+    """A different epsilon for each environment instead of the agent's, so that some explore and some hardly do.
 
     epsilon_i = base^(1 + i / (N - 1) * alpha), i = 0 ... N - 1 (Horgan et al. 2018, "Distributed Prioritized Experience
-    Replay", arXiv 1803.00933, section 4.1, with an environment for an actor). A ladder of one step has `base`.
+    Replay", arXiv 1803.00933, section 4.1, with environments instead of actors). With N = 1 it is `base`.
 
     Attributes:
-      base: epsilon of the first environment, in (0, 1).
-      alpha: how fast it falls; the last environment's is base^(1 + alpha).
-      num_collectors: collectors that share the ladder, each with as many environments as the others. Of several, the
-        one with the number k has the steps from k * B on, so the last one is the greediest.
+      base: the epsilon of the first environment, in (0, 1).
+      alpha: how fast epsilon falls; the last environment's is base^(1 + alpha).
+      num_collectors: the number of collectors that share the ladder, all with B environments. Collector k has the
+        epsilons from index k * B, so the last one is the greediest.
     """
 
     base: float = 0.4
@@ -35,13 +35,13 @@ class EpsilonLadder:
         if not self.alpha >= 0:
             raise UserValueError(f'got EpsilonLadder.alpha={self.alpha!r}; need a number of at least 0')
         if not isinstance(self.num_collectors, int) or self.num_collectors < 1:
-            raise UserValueError(f'got EpsilonLadder.num_collectors={self.num_collectors!r}; need an integer from 1 on')
+            raise UserValueError(f'got EpsilonLadder.num_collectors={self.num_collectors!r}; need a positive integer')
 
     def epsilons(self, collector: int, num_environments: int) -> np.ndarray:
         """Returns the epsilons of one collector's environments, float32 [B].
 
         Args:
-          collector: its number, from 0 on.
+          collector: the collector's number, counted from 0.
           num_environments: B.
 
         Raises:
@@ -50,7 +50,7 @@ class EpsilonLadder:
         if not 0 <= collector < self.num_collectors:
             raise UserValueError(
                 f'got the collector number {collector} for an epsilon ladder of num_collectors={self.num_collectors}; '
-                f'need 0 ... {self.num_collectors - 1}; say how many collectors share the ladder'
+                f'need 0 ... {self.num_collectors - 1}; set num_collectors to the number that share the ladder'
             )
         size = self.num_collectors * num_environments
         index = collector * num_environments + np.arange(num_environments)
@@ -61,31 +61,31 @@ def with_epsilons(policy: tf_policy.TFPolicy, epsilons: np.ndarray) -> tf_policy
     """Returns an epsilon-greedy policy with an epsilon for each environment of a batch; it shares the variables.
 
     Args:
-      policy: epsilon-greedy, as the collect policy of a DQN is.
-      epsilons: float32 [B], in place of its own.
+      policy: an epsilon-greedy policy, such as DQN's collect policy.
+      epsilons: float32 [B], which replace the policy's epsilon.
 
     Raises:
       ValueError: if the policy is not epsilon-greedy.
     """
     if not isinstance(policy, epsilon_greedy_policy.EpsilonGreedyPolicy):
         raise UserValueError(
-            f'got an epsilon ladder for the collect policy {type(policy).__name__}; need an epsilon-greedy one, as DQN '
-            'has; remove the ladder'
+            f'got an epsilon ladder for the collect policy {type(policy).__name__}; need an epsilon-greedy one, such '
+            "as DQN's; remove the ladder"
         )
     return epsilon_greedy_policy.EpsilonGreedyPolicy(policy.wrapped_policy, tf.constant(epsilons))
 
 
 def uniform(policy: tf_policy.TFPolicy) -> tf_policy.TFPolicy:
-    """Returns a policy that draws actions uniformly within their bounds, and whose data fit those of `policy`.
+    """Returns a policy that draws actions uniformly within their bounds, and whose data have the spec of `policy`'s.
 
-    If that records the log-probability of its actions and nothing else, so does this one. It keeps a policy state as it
-    is, so a recurrent policy that takes over amid an episode knows nothing of its beginning.
+    If `policy` records only the log-probability of its actions, so does this one. It does not change the policy state,
+    so a recurrent policy that continues in the middle of an episode has no memory of the steps before.
 
     Args:
-      policy: whose place it takes.
+      policy: the policy to replace.
 
     Raises:
-      ValueError: if an action has no bounds, or the policy records what random actions have not.
+      ValueError: if an action has no bounds, or the policy records info that random actions do not have.
     """
     for spec in tf.nest.flatten(policy.action_spec):
         if not isinstance(spec, tensor_spec.BoundedTensorSpec) or not _bounded(spec):
@@ -107,8 +107,8 @@ def _check_info(policy: tf_policy.TFPolicy) -> None:
     if len(recorded) > len(tf.nest.flatten(log_probabilities)):
         names = ', '.join(sorted(spec.name or '?' for spec in recorded))
         raise UserValueError(
-            f'got random actions in place of a policy that records {names}; need one that records nothing, or the '
-            'log-probabilities of its actions alone; set initial_random_steps=0'
+            f'got random actions instead of a policy that records {names}; need one that records nothing, or only the '
+            'log-probabilities of its actions; set initial_random_steps=0'
         )
 
 

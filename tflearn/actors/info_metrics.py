@@ -1,17 +1,17 @@
-"""InfoMetrics: the numbers that environments tell besides observation and reward, over their episodes."""
+"""InfoMetrics: the numbers in the environments' info, over their episodes."""
 
 from collections.abc import Mapping
 
 import numpy as np
 
-EXECUTED_ACTION = 'executed_action'  # see `specs.BatchedEnvironment.info`; it is data, no metric
+EXECUTED_ACTION = 'executed_action'  # see `types.BatchedEnvironment.info`; it is data, not a metric
 
 
 class InfoMetrics:
-    """Mean and last value of each number, in the present episode of every environment. NaN is no value."""
+    """The mean and the last value of each number in every environment's current episode. NaN is a missing value."""
 
     def __init__(self, num_environments: int):
-        """Knows no number yet.
+        """Starts without numbers.
 
         Args:
           num_environments: B.
@@ -22,11 +22,11 @@ class InfoMetrics:
         self._sums, self._counts, self._last = np.zeros((3, 0, num_environments))  # [K, B] each
 
     def add(self, info: Mapping[str, np.ndarray], taken: np.ndarray) -> None:
-        """Takes in the infos of a step.
+        """Adds the info of a step.
 
         Args:
-          info: arrays [B, ...]; those of numbers [B] count.
-          taken: bool [B], where there was a step.
+          info: arrays [B, ...], of which numbers [B] are used.
+          taken: bool [B], whether the environment made a step.
         """
         if not self._seen.issuperset(info):
             self._add_keys(info)
@@ -39,12 +39,12 @@ class InfoMetrics:
         np.copyto(self._last, values, where=valid)
 
     def begin(self, first: np.ndarray) -> None:
-        """Begins episodes anew where `first`, bool [B], says so."""
+        """Starts a new episode in the environments where `first`, bool [B], is true."""
         if self._keys:
             self._sums[:, first], self._counts[:, first], self._last[:, first] = 0.0, 0.0, np.nan
 
     def of(self, i: int) -> dict[str, float]:
-        """Returns what environment `i` told in its episode: 'info/<key>' the means, 'info_end/<key>' the last."""
+        """Returns the metrics of environment i's episode: means as 'info/<key>', last values as 'info_end/<key>'."""
         metrics = {}
         for key, total, count, last in zip(
             self._keys, self._sums[:, i].tolist(), self._counts[:, i].tolist(), self._last[:, i].tolist(), strict=True
@@ -54,12 +54,12 @@ class InfoMetrics:
         return metrics
 
     def _add_keys(self, info: Mapping[str, np.ndarray]) -> None:
-        """Makes room for the numbers that are new."""
+        """Adds rows for new numbers."""
         shape = (self._num_environments,)
         new = [key for key in info if key not in self._seen and key != EXECUTED_ACTION]
         new = [key for key in new if info[key].shape == shape and info[key].dtype.kind in 'biuf']
         self._seen = self._seen.union(info)
         self._keys += new
-        room = np.zeros((len(new), *shape))
-        self._sums, self._counts = np.concatenate([self._sums, room]), np.concatenate([self._counts, room])
-        self._last = np.concatenate([self._last, np.full_like(room, np.nan)])
+        zeros = np.zeros((len(new), *shape))
+        self._sums, self._counts = np.concatenate([self._sums, zeros]), np.concatenate([self._counts, zeros])
+        self._last = np.concatenate([self._last, np.full_like(zeros, np.nan)])

@@ -1,4 +1,4 @@
-"""The learning curve: a picture of evaluations."""
+"""The learning curve: a plot of evaluations."""
 
 import gc
 import os
@@ -19,23 +19,21 @@ def draw(
     title: str = '',
     target_return: float | None = None,
 ) -> None:
-    """Draws mean returns against environment steps, with train steps (of the first curve) above.
+    """Plots mean returns against environment steps, with train steps (of the first curve) at the upper edge.
 
-    `path` is replaced when the picture is whole.
-
-    A single curve has a band around it: the middle half of its episodes' returns. Without any evaluation nothing is
-    drawn.
+    The file is written atomically. A single curve has a band: the middle half of its episodes' returns. Without any
+    evaluation nothing is plotted.
 
     Args:
-      path: of the picture, PNG.
+      path: the PNG file's path.
       curves: label (a run, a seed) -> evaluations: train_step, env_steps (None if unknown), mean_return, returns.
-      title: of the picture.
-      target_return: is drawn as a line.
+      title: the plot's title.
+      target_return: a return that is plotted as a horizontal line; None plots none.
     """
     curves = {label: current(evaluations) for label, evaluations in curves.items() if evaluations}
     if not curves:
         return
-    # Imported here, for it takes a second. No pyplot: that has global state and asks for a display.
+    # Imported here, since it takes a second. pyplot has global state and needs a display.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -59,18 +57,18 @@ def draw(
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-        # A figure has reference cycles: those of a long job would fill memory until the next garbage collection.
+        # A figure has reference cycles, which would take memory until the next garbage collection.
         gc.collect()
 
 
 def current(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
-    """Leaves out what training that was resumed from an older checkpoint has since done again.
+    """Removes evaluations of steps that were trained again after an older checkpoint was restored.
 
     Args:
-      evaluations: in the order in which they were made.
+      evaluations: evaluations in their order in time.
 
     Returns:
-      Those after which no evaluation of the same or an earlier train step was made; train steps rise.
+      Those that no evaluation of the same or an earlier train step follows, in ascending order of train steps.
     """
     kept: list[Evaluation] = []
     for evaluation in reversed(evaluations):

@@ -1,8 +1,8 @@
-"""The state of a recurrent policy as a column of the data, so that training can begin amid an episode (as in R2D2).
+"""The state of a recurrent policy as a column of the data, so that training can start in the middle of an episode.
 
-Kapturowski et al. 2019, "Recurrent Experience Replay in Distributed Reinforcement Learning" (ICLR), section 3. A row's
-policy info grows by the key 'policy_state': the state before the row's step, of the policy's `policy_state_spec`. An
-agent of TF-Agents leaves out what its own spec of the info does not have; one that uses it finds it there.
+Kapturowski et al. 2019, "Recurrent Experience Replay in Distributed Reinforcement Learning" (R2D2, ICLR), section 3.
+The policy info of a row gets the key 'policy_state': the state before the row's step, of the policy's
+`policy_state_spec`. Agents of TF-Agents ignore keys that are not in their own spec of the info.
 """
 
 from collections.abc import Mapping
@@ -17,14 +17,14 @@ POLICY_STATE = 'policy_state'
 
 
 def add(info: Any, state: Any) -> dict[str, Any]:
-    """Returns a policy's info, `()` or a dictionary, with its state: nests of arrays, or of specs.
+    """Returns a policy's info, `()` or a dictionary, with its state added: nests of arrays, or of specs.
 
     Raises:
-      ValueError: if there is no state, or no room for it.
+      ValueError: if there is no state, or the info is of another kind.
     """
     if not tf.nest.flatten(state):
         raise UserValueError(
-            'got a policy without a state to be stored; need a recurrent one, or store_policy_state=False'
+            'got a policy without a state to be stored; need a recurrent one; set store_policy_state=False'
         )
     if isinstance(info, Mapping) and POLICY_STATE not in info:
         return {**info, POLICY_STATE: state}
@@ -37,12 +37,12 @@ def add(info: Any, state: Any) -> dict[str, Any]:
 
 
 def before_step(step_type: np.ndarray, state: Any, initial: Any) -> Any:
-    """Returns the state that a policy acted from.
+    """Returns the state before a step.
 
     Args:
       step_type: int32 [B].
-      state: nest of tensors [B, ...], that the policy was handed.
-      initial: likewise, of an episode's start: it is taken where a step is FIRST.
+      state: the state that was passed to the policy, a nest of tensors [B, ...].
+      initial: the state at an episode's start, the same nest, which replaces `state` where a step is FIRST.
 
     Returns:
       Nest of arrays [B, ...].
