@@ -23,5 +23,5 @@ def test_shows_a_part_of_the_observation():
 
 @pytest.mark.parametrize('shown', [(), (4,), (-1,)])
 def test_rejects_indices_out_of_range(shown):
-    with pytest.raises(ValueError, match='need places in a vector'):
+    with pytest.raises(ValueError, match='need indices of a vector'):
         partial_view.make(2, 0, CARTPOLE, shown)

@@ -116,7 +116,7 @@ def test_floats_are_clipped_to_their_bounds():
 @pytest.mark.parametrize('bound', [1.0, np.inf])
 def test_rejects_floats_that_are_not_finite(wrong, bound):
     write = spaces.writer(gym_spaces.Dict({'move': gym_spaces.Box(-bound, bound, (2,), np.float32)}), 2)
-    with pytest.raises(ValueError, match=r'got (nan|inf|-inf) in action/move; need finite numbers; look for weights'):
+    with pytest.raises(ValueError, match=r'got (nan|inf|-inf) in action/move; need finite numbers; check that weights'):
         write({'move': np.array([[0.0, 0.0], [0.0, wrong]], np.float32)})
 
 

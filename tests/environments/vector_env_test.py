@@ -61,7 +61,7 @@ def test_rejects_categories_out_of_bounds():
         def step(self, action):
             return self._later, 0.0, False, False, {}
 
-    message = 'got {} in observation of the environment; need values from 0 to 499, as its space says'
+    message = 'got {} in observation of the environment; need values from 0 to 499, as its space has'
     environment = vector_env.in_process(functools.partial(Wrong, 999, 0), 2, seed=0)
     with pytest.raises(ValueError, match=message.format(999)):
         environment.reset()

@@ -142,7 +142,7 @@ def _check_rebuilt(environment, caplog, cause):
     [
         ('raise', 'ZeroDivisionError: the physics broke'),
         ('exit', 'died (exit code 7)'),
-        ('hang', 'gave no answer within its time'),
+        ('hang', 'did not answer in time'),
     ],
 )
 def test_failing_environment_is_rebuilt(trouble, cause, caplog):

@@ -1,9 +1,9 @@
 """Atari 2600 games with the standard preprocessing (extra `atari`).
 
 Machado et al. 2018, "Revisiting the Arcade Learning Environment", arXiv:1709.06009; Mnih et al. 2015, "Human-level
-control through deep reinforcement learning", Nature 518. An agent's step is 4 frames with one action; the pixel-wise
-maximum of the last two, in grey, is resized to 84x84; an observation is the last 4 of these. ALE does all of it in C++,
-one thread per game.
+control through deep reinforcement learning", Nature 518. A step repeats one action for 4 frames; the pixel-wise maximum
+of the last two, in grey, is resized to 84x84; an observation stacks the last 4 of these. ALE does all of it in C++, one
+thread per game.
 """
 
 import functools
@@ -32,27 +32,28 @@ def make(
 ) -> BatchedEnvironment:
     """Makes a batch of an Atari game.
 
-    The defaults are Machado et al.'s, but for 4 frames a step and the actions that the game knows. Mnih et al. had
+    The defaults are Machado et al.'s, except for 4 frames per step and the game's own action set. Mnih et al. used
     repeat_action_probability 0, max_noops 30 and end_with_life True.
 
     Args:
-      game: ALE's name of it, such as 'pong' or 'ms_pacman'.
-      num_environments: games that are stepped together.
+      game: ALE's name of the game, such as 'pong' or 'ms_pacman'.
+      num_environments: the number of games, which are stepped together.
       seed: game i is seeded with seed + i; None draws the seeds.
-      repeat_action_probability: of a frame to go on with the previous action ("sticky actions").
-      max_noops: episodes begin with up to so many frames without action.
-      clip_rewards: to -1 ... 1. Give an evaluation the true ones.
-      end_with_life: terminates an episode when a life is lost; the game goes on in the next one, see
-        `wrappers.EpisodicLife`. An evaluation is to play whole games:
+      repeat_action_probability: the probability that a frame repeats the previous action ("sticky actions").
+      max_noops: the largest number of frames without action at the start of an episode.
+      clip_rewards: whether to clip rewards to [-1, 1]; evaluate with the true ones.
+      end_with_life: whether to terminate an episode when a life is lost; the next episode continues the game, see
+        `wrappers.EpisodicLife`. An evaluation should play complete games:
         `evaluate.evaluate.make_environment = @evaluation/atari.make` and `evaluation/atari.make.end_with_life = False`.
-      max_episode_steps: truncates games after so many steps, of 4 frames each: half an hour of play.
+      max_episode_steps: the number of steps, of 4 frames each, after which a game is truncated; the default is half an
+        hour of play.
 
     Returns:
       The batch; see `BatchedEnvironment`. Close it when done. Observations are uint8 [B, 84, 84, 4], oldest frame
       first; `info` has 'lives'.
 
     Raises:
-      ValueError: for an unknown game, if ALE is not installed, or for unfit arguments.
+      ValueError: for an unknown game, if ALE is not installed, or for invalid arguments.
     """
     try:
         from ale_py import roms
@@ -74,7 +75,7 @@ def make(
         repeat_action_probability=repeat_action_probability,
         noop_max=max_noops,
         reward_clipping=clip_rewards,
-        episodic_life=False,  # ALE's own would reset the whole game
+        episodic_life=False,  # ALE's own resets the game
         use_fire_reset=False,
         max_num_frames_per_episode=max_episode_steps * FRAMES_PER_STEP,
     )
@@ -85,7 +86,7 @@ def make(
 
 
 def _channels_last(games: VectorEnv) -> VectorEnv:
-    """Returns the same with frames as the last dimension of observations, which is the first one in ALE."""
+    """Returns the environments with the frames as the last dimension of observations; ALE has them first."""
     shape = games.single_observation_space.shape or ()
 
     def last(observation: Any) -> np.ndarray:

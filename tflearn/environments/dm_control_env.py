@@ -25,13 +25,13 @@ def make(
     """Makes a batch of a task of the control suite.
 
     Args:
-      domain: such as 'cartpole'.
-      task: of the domain, such as 'swingup'.
-      num_environments: copies that are stepped together.
+      domain: the domain's name, such as 'cartpole'.
+      task: the task's name, such as 'swingup'.
+      num_environments: the number of environments, which are stepped together.
       seed: environment i is seeded with seed + i; None draws the seeds.
-      vectorization: 'in_process' steps them one after the other, 'worker_processes' in a process each.
-      flatten_observations: makes one vector of an observation, which is a dict otherwise.
-      step_timeout_secs: a worker process that takes longer for a step or a reset is replaced by a new one.
+      vectorization: 'in_process' steps them one after the other, 'worker_processes' in one process each.
+      flatten_observations: whether to flatten an observation, a dict, to one vector.
+      step_timeout_secs: the longest step or reset; a worker process that takes longer is replaced.
 
     Returns:
       The batch; see `BatchedEnvironment`. Close it when done.

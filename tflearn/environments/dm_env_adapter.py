@@ -1,4 +1,4 @@
-"""dm_env environments as gymnasium's.
+"""dm_env environments as gymnasium environments.
 
 This file must stay importable without TensorFlow: workers import it.
 """
@@ -19,16 +19,16 @@ MakeDmEnvironment = Callable[[int | None], dm_env.Environment]
 
 
 class DmEnvironment(gymnasium.Env):
-    """A dm_env environment: LAST with discount 0 is termination, with another discount truncation.
+    """A dm_env environment: LAST with discount 0 is a termination, with another discount a truncation.
 
-    A dm_env is seeded where it is made; so it is made anew for a `reset` with a seed.
+    A dm_env takes its seed at construction, so a `reset` with a seed makes a new one.
     """
 
     def __init__(self, make_one: MakeDmEnvironment):
         """Makes the environment.
 
         Raises:
-          ValueError: for specs that gymnasium has no space for, or a reward that is no single number.
+          ValueError: for specs without a corresponding gymnasium space, or rewards that are not single numbers.
         """
         self._make_one = make_one
         self._environment = make_one(None)
@@ -48,7 +48,7 @@ class DmEnvironment(gymnasium.Env):
         time_step = self._environment.step(action)
         if not time_step.last() and time_step.discount != 1.0:
             raise UserValueError(
-                f'got a discount of {time_step.discount} within an episode; need 1 there: the agent has one'
+                f'got a discount of {time_step.discount} within an episode; need 1; set the discount in the agent'
             )
         terminated = time_step.last() and time_step.discount == 0.0
         return time_step.observation, time_step.reward, terminated, time_step.last() and not terminated, {}
@@ -58,7 +58,7 @@ class DmEnvironment(gymnasium.Env):
 
 
 def adapt(make_one: MakeDmEnvironment, flatten_observations: bool) -> gymnasium.Env:
-    """Returns the environment as one of gymnasium's, its observations as one vector if they are to be flattened."""
+    """Returns the environment as a gymnasium environment; `flatten_observations` makes observations one vector."""
     environment = DmEnvironment(make_one)
     return gymnasium.wrappers.FlattenObservation(environment) if flatten_observations else environment
 
@@ -74,7 +74,7 @@ def to_space(spec: Any) -> spaces.Space:
     """Returns the gymnasium space of a nest of dm_env specs.
 
     Raises:
-      ValueError: for one that is not of numbers.
+      ValueError: for a spec that is not of numbers.
     """
     if isinstance(spec, Mapping):
         return spaces.Dict({key: to_space(part) for key, part in spec.items()})

@@ -1,4 +1,4 @@
-"""EnvPool: environments stepped by C++ threads, for Atari, MuJoCo, classic control and others (extra `envpool`)."""
+"""EnvPool: environments that C++ threads step, for Atari, MuJoCo, classic control and others (extra `envpool`)."""
 
 import functools
 import secrets
@@ -20,22 +20,22 @@ def make(
     num_threads: int = 0,
     kwargs: dict[str, Any] | None = None,
 ) -> BatchedEnvironment:
-    """Makes a batch of an EnvPool environment. Differs from gymnasium's: what ends at the time limit is truncated, even
-    if it terminates in that very step.
+    """Makes a batch of an EnvPool environment. Unlike gymnasium, EnvPool truncates an episode that terminates at the
+    time limit.
 
     Args:
-      name: EnvPool's, such as 'CartPole-v1' or 'Pong-v5'.
-      num_environments: copies that are stepped together.
+      name: EnvPool's name of the environment, such as 'CartPole-v1' or 'Pong-v5'.
+      num_environments: the number of environments, which are stepped together.
       seed: environment i is seeded with seed + i; None draws the seeds.
-      max_episode_steps: truncates episodes after so many steps; None keeps EnvPool's limit.
-      num_threads: that step them; 0 is as many as there are processors.
-      kwargs: passed to the environment's configuration.
+      max_episode_steps: the number of steps after which an episode is truncated; None keeps EnvPool's limit.
+      num_threads: the number of threads; 0 is the number of processors.
+      kwargs: further arguments of the environment's configuration.
 
     Returns:
       The batch; see `BatchedEnvironment`. Close it when done.
 
     Raises:
-      ValueError: for an unknown name, if EnvPool is not installed, or for unfit arguments.
+      ValueError: for an unknown name, if EnvPool is not installed, or for invalid arguments.
     """
     try:
         import envpool
@@ -51,7 +51,7 @@ def make(
 
 
 class _EnvPool(VectorEnv):
-    """An EnvPool as one of gymnasium's vector environments. EnvPool is seeded where it is made: at a seeded reset."""
+    """An EnvPool as a gymnasium vector environment. A seeded reset makes a new one, since only a new one takes a seed."""
 
     metadata = {'autoreset_mode': AutoresetMode.NEXT_STEP}  # noqa: RUF012 (gymnasium's)
 
@@ -80,5 +80,5 @@ class _EnvPool(VectorEnv):
     def _make(self, seed: int | None) -> Any:
         import envpool
 
-        seed = secrets.randbelow(2**31) if seed is None else seed % 2**31  # it has a fixed seed of its own otherwise
+        seed = secrets.randbelow(2**31) if seed is None else seed % 2**31  # EnvPool's default is a fixed seed
         return envpool.make(self._name, env_type='gymnasium', seed=seed, **self._arguments)

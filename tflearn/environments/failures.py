@@ -1,4 +1,4 @@
-"""What becomes of environments that fail: they are rebuilt, counted and told of; too many in a row are an error.
+"""Failures of environments, which are then rebuilt: counts and logs them; too many in a row are an error.
 
 This file must stay importable without TensorFlow: workers import it.
 """
@@ -16,7 +16,7 @@ class Failures:
     """Counts the failures of N environments.
 
     Attributes:
-      num_rebuilt: environments that were rebuilt.
+      num_rebuilt: the number of environments that were rebuilt.
     """
 
     def __init__(self, num_environments: int, max_in_a_row: int = MAX_IN_A_ROW):
@@ -24,7 +24,7 @@ class Failures:
 
         Args:
           num_environments: N.
-          max_in_a_row: of one environment, until it makes a step.
+          max_in_a_row: the largest number of failures of one environment without a step between them.
         """
         self.num_rebuilt = 0
         self._in_a_row = [0] * num_environments
@@ -32,10 +32,10 @@ class Failures:
         self._any = False
 
     def add(self, environments: Sequence[int], cause: str) -> None:
-        """Counts a failure of `environments` that is to be answered by rebuilding them.
+        """Counts a failure of `environments`, which the caller then rebuilds.
 
         Raises:
-          RuntimeError: with the cause, if they have failed too often.
+          RuntimeError: with the cause, if they have failed too often in a row.
         """
         self._any = True
         for i in environments:
@@ -44,32 +44,32 @@ class Failures:
         names = f'environment {", ".join(map(str, environments))}'
         if in_a_row > self._max_in_a_row:
             raise RuntimeError(
-                f'got {in_a_row} failures in a row of {names}; need one that can be made, reset and stepped; repair '
-                f'its cause: {cause}'
+                f'got {in_a_row} failures in a row of {names}; need one that can be made, reset and stepped; fix the '
+                f'cause: {cause}'
             )
         self.num_rebuilt += len(environments)
         logging.warning('rebuilding %s (failure %d in a row): %s', names, in_a_row, cause)
 
     def record_step(self, failed: Container[int] = ()) -> None:
-        """Tells that a step was made by all but `failed`."""
+        """Records that all environments except `failed` made a step."""
         if self._any:
             self._in_a_row = [count if i in failed else 0 for i, count in enumerate(self._in_a_row)]
             self._any = any(self._in_a_row)
 
 
 def cause_of(error: BaseException) -> str:
-    """Returns the error in one line, and where it came from below."""
+    """Returns the error in one line, followed by its traceback."""
     trace = ''.join(traceback.format_exception(error)).strip()
     return f'{trace.splitlines()[-1]}\n{trace}'
 
 
 def seed_of(seed: int | None, index: int, num_rebuilt: int) -> int | None:
-    """Returns the seed of environment `index`; a rebuilt one gets another, so that it does not end the same way.
+    """Returns the seed of environment `index`; a rebuilt one gets another, so that it does not fail in the same way.
 
     Args:
-      seed: of the batch; None leaves the choice to the environment.
-      index: its place in the batch.
-      num_rebuilt: environments rebuilt so far; 0 gives seed + index.
+      seed: the batch's seed; None lets the environment draw one.
+      index: the environment's index in the batch.
+      num_rebuilt: the number of environments rebuilt so far; 0 gives seed + index.
     """
     if seed is None or not num_rebuilt:
         return None if seed is None else seed + index

@@ -1,4 +1,4 @@
-"""Environments by their gymnasium names."""
+"""gymnasium environments, by their registered names."""
 
 import contextlib
 import functools
@@ -28,21 +28,21 @@ def make(
 ) -> BatchedEnvironment:
     """Makes a batch of a gymnasium environment.
 
-    Terminated is LAST with discount 0, truncated LAST with discount 1. Observations and actions of dtype float64 become
-    float32, discrete ones int64 counted from 0.
+    Terminated is LAST with discount 0, truncated is LAST with discount 1. Observations and actions of dtype float64
+    become float32, discrete ones int64 counted from 0.
 
     Args:
       name: a registered name such as 'CartPole-v1', or 'module:Name-v0' to import `module` first.
-      num_environments: copies that are stepped together.
+      num_environments: the number of environments, which are stepped together.
       seed: environment i is seeded with seed + i; None draws the seeds. ('native': the batch is seeded with seed.)
-      vectorization: 'native' is the vector environment that is registered under the name, by far the fastest: all
-        copies in one call. 'in_process' steps copies one after the other. 'worker_processes' gives each a process of
-        its own, which pays off where a step takes longer than about half a millisecond, and is the only one to help
-        against environments that hang or die. 'auto' is 'native' where that is registered as the same task and neither
+      vectorization: 'native' is the vector environment that is registered under the name, by far the fastest: one call
+        steps all environments. 'in_process' steps them one after the other. 'worker_processes' runs each in its own
+        process, which is faster if a step takes longer than about half a millisecond, and the only way to replace
+        environments that hang or die. 'auto' is 'native' if that is registered as the same task and neither
         `max_episode_steps` nor `kwargs` are given, else 'in_process'.
-      max_episode_steps: truncates episodes after so many steps; None keeps what is registered.
-      kwargs: passed to the environment's constructor.
-      step_timeout_secs: a worker process that takes longer for a step or a reset is replaced by a new one.
+      max_episode_steps: the number of steps after which an episode is truncated; None keeps the registered number.
+      kwargs: further arguments of the environment's constructor.
+      step_timeout_secs: the longest step or reset; a worker process that takes longer is replaced.
       register: a function that registers environments, for packages that do not do so when they are imported; it is
         called unless `name` is registered already.
 
@@ -50,7 +50,7 @@ def make(
       The batch; see `BatchedEnvironment`. Close it when done.
 
     Raises:
-      ValueError: for an unknown name, one that needs something that is not installed, or unfit arguments.
+      ValueError: for an unknown name, a missing package, or invalid arguments.
       RuntimeError: if an environment cannot be made in its worker process.
     """
     _check(num_environments, seed, vectorization, max_episode_steps, step_timeout_secs)
@@ -58,7 +58,7 @@ def make(
     if vectorization == 'native' and spec.vector_entry_point is None:
         raise UserValueError(f"got vectorization='native' of name={name!r}, which has none registered; choose 'auto'")
     try:
-        # gymnasium's checker goes over every step at a cost above the step's; our conformance test stands in for it.
+        # gymnasium's checker costs more than a step itself; our conformance test replaces it.
         make_one = functools.partial(
             gymnasium.make, spec, max_episode_steps=max_episode_steps, disable_env_checker=True, **(kwargs or {})
         )
@@ -89,26 +89,26 @@ def record(
     kwargs: dict[str, Any] | None = None,
     register: Callable[[], object] | None = None,
 ) -> BatchedEnvironment:
-    """Makes a batch of one environment that films its episodes with gymnasium's recorder. (Extra: video.)
+    """Makes a batch of one environment that records videos of its episodes with gymnasium's recorder (extra `video`).
 
     Args:
       name: as for `make`.
-      folder: of the films; one is whole when its episode has ended and the next one has begun, or the environment is
-        closed.
+      folder: the videos' directory; a video is complete when its episode has ended and the next one has started, or the
+        environment is closed.
       max_episode_steps: as for `make`.
       kwargs: as for `make`.
       register: as for `make`.
 
     Raises:
-      ValueError: as `make` does, and if the environment cannot be drawn, or the extra is not installed.
+      ValueError: as for `make`, and if the environment cannot be rendered, or the extra is not installed.
     """
     _check(1, None, 'in_process', max_episode_steps, vector_env.STEP_TIMEOUT_SECS)
     spec = registry.find(name, register)
 
     def make_one() -> gymnasium.Env:
         arguments = {'max_episode_steps': max_episode_steps, 'disable_env_checker': True, **(kwargs or {})}
-        drawn = gymnasium.make(spec, render_mode='rgb_array', **arguments)
-        return RecordVideo(drawn, folder, episode_trigger=lambda episode: True, name_prefix='film')
+        rendered = gymnasium.make(spec, render_mode='rgb_array', **arguments)
+        return RecordVideo(rendered, folder, episode_trigger=lambda episode: True, name_prefix='film')
 
     try:
         return vector_env.in_process(make_one, 1, seed=None)
@@ -116,7 +116,7 @@ def record(
         raise registry.missing(name, error) from error
     except (TypeError, gymnasium.error.Error) as error:
         raise UserValueError(
-            f'got name={name!r}, kwargs={kwargs}; need an environment that can be drawn ({error})'
+            f'got name={name!r}, kwargs={kwargs}; need an environment that can be rendered ({error})'
         ) from error
 
 
@@ -139,7 +139,7 @@ def _check(
 
 
 def _are_same_task(make_one: Callable[[], gymnasium.Env], make_all: Callable[..., VectorEnv]) -> bool:
-    """Returns whether the vector environment looks like the single one (Atari's preprocesses what it shows)."""
+    """Returns whether the vector environment has the single one's spaces (Atari's preprocesses observations)."""
     with contextlib.closing(make_one()) as one, contextlib.closing(make_all(num_envs=1)) as native:
         return (
             native.metadata.get('autoreset_mode') == AutoresetMode.NEXT_STEP

@@ -1,4 +1,4 @@
-"""What environments say besides observation and reward (gymnasium's `info`): its numbers, as arrays of the batch.
+"""The numbers in gymnasium's `info` as arrays of the batch.
 
 This file must stay importable without TensorFlow: workers import it.
 """
@@ -22,7 +22,7 @@ def numeric(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Columns:
-    """The infos of a batch, step after step: keys, once they have appeared, stay; so does the shape of each."""
+    """Gathers the infos of a batch at each step. A key that has appeared stays, with its shape."""
 
     def __init__(self, num_environments: int):
         self._num_environments = num_environments
@@ -32,11 +32,11 @@ class Columns:
         """Returns the numbers in the infos of the environments.
 
         Args:
-          infos: of B environments.
-          action: the array [B, ...] that was given them: the executed one where an environment names no other.
+          infos: the infos of B environments.
+          action: the array [B, ...] of actions, the executed action of environments that report no other.
 
         Returns:
-          Arrays [B, ...]: float32, or integers or booleans as they are. What is missing is NaN or 0.
+          Arrays [B, ...]: float32, or integers or booleans. Missing values are NaN or 0.
         """
         if not any(infos) and not self._missing:
             return {}
@@ -56,7 +56,7 @@ class Columns:
         return self._complete(batch, masks, action)
 
     def take(self, info: Mapping[str, Any], action: Any = None) -> dict[str, np.ndarray]:
-        """Returns the same of an info of gymnasium's vector environments: arrays [B, ...], '_key' where they hold."""
+        """Returns the same for the info of a gymnasium vector environment: arrays [B, ...], with masks '_key'."""
         if not info and not self._missing:
             return {}
         batch = {
@@ -68,7 +68,7 @@ class Columns:
         return self._complete(batch, {key: info.get(f'_{key}', everywhere) for key in batch}, action)
 
     def _complete(self, batch: dict[str, np.ndarray], masks: dict[str, np.ndarray], action: Any) -> dict[str, Any]:
-        """Returns `batch` with all keys that have appeared, and what is missing filled in."""
+        """Returns `batch` with all keys that have appeared, and fills in missing values."""
         for key, values in batch.items():
             self._add_key(key, values)
         complete = {}

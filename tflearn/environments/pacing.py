@@ -1,4 +1,4 @@
-"""Environments in real time: steps a fixed time apart, as a robot or a game at its own speed has them."""
+"""Environments in real time: steps at a fixed interval, as for a robot or a game at its original speed."""
 
 import threading
 import time
@@ -18,20 +18,20 @@ def make(
     make_environment: EnvironmentFactory,
     unroll_step_interval_secs: float,
 ) -> 'PacedEnvironment':
-    """Makes what `make_environment` makes, stepped in real time; see `PacedEnvironment`."""
+    """Makes the environments of `make_environment`, stepped in real time; see `PacedEnvironment`."""
     if unroll_step_interval_secs <= 0:
         raise UserValueError(f'got unroll_step_interval_secs={unroll_step_interval_secs}; need more than 0')
     return PacedEnvironment(make_environment(num_environments=num_environments, seed=seed), unroll_step_interval_secs)
 
 
 class PacedEnvironment(Wrapper):
-    """Another environment whose steps begin `unroll_step_interval_secs` apart.
+    """Another environment whose steps start `unroll_step_interval_secs` apart.
 
-    A step that is asked for too late is an overrun: it is counted and taken at once, and the next one is due an
-    interval after it. What was late is not made up for by steps in a hurry.
+    A late step is an overrun: it is counted and taken at once, and the next one is due an interval later. Later steps
+    do not catch up.
 
     Attributes:
-      num_overruns: steps that came too late.
+      num_overruns: the number of late steps.
     """
 
     def __init__(self, environment: BatchedEnvironment, unroll_step_interval_secs: float):
@@ -57,6 +57,6 @@ class PacedEnvironment(Wrapper):
         else:
             self.num_overruns += 1
             if self.num_overruns.bit_count() == 1:  # 1, 2, 4, 8, ...
-                logging.warning('step came %.4f s too late for its time (overrun %d)', -early_secs, self.num_overruns)
+                logging.warning('step came %.4f s late (overrun %d)', -early_secs, self.num_overruns)
             self._due = time.monotonic() + self._interval_secs
         return self._environment.step(action)

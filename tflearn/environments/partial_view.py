@@ -1,4 +1,4 @@
-"""Environments of which only a part of the observation is shown: tasks that need a memory."""
+"""Environments that show only a part of the observation: tasks that need memory."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,29 +16,29 @@ from tflearn.types import BatchedEnvironment, EnvironmentFactory, EnvironmentSpe
 def make(
     num_environments: int, seed: int | None, make_environment: EnvironmentFactory, shown: Sequence[int]
 ) -> 'PartialView':
-    """Makes what `make_environment` makes, and shows only the numbers `shown` of its observation."""
+    """Makes the environments of `make_environment` with only the elements `shown` of their observation."""
     return PartialView(make_environment(num_environments=num_environments, seed=seed), shown)
 
 
 class PartialView(Wrapper):
-    """Another environment of whose observation, a vector, only some numbers are shown."""
+    """Another environment with only some elements of its observation, a vector."""
 
     def __init__(self, environment: BatchedEnvironment, shown: Sequence[int]):
         """Takes over `environment`: it is closed with this.
 
         Args:
-          environment: its observation is one vector.
-          shown: places in it.
+          environment: an environment whose observation is one vector.
+          shown: the indices of the elements to show.
 
         Raises:
-          ValueError: if the observation is no vector, or has no such places; `environment` is closed.
+          ValueError: if the observation is not a vector, or an index is out of range; `environment` is then closed.
         """
         spec = environment.specs.observation
         size = spec.shape[0] if isinstance(spec, tf.TensorSpec) and spec.shape.rank == 1 else 0
-        if not shown or not all(0 <= place < size for place in shown):
+        if not shown or not all(0 <= index < size for index in shown):
             environment.close()
             raise UserValueError(
-                f'got shown={list(shown)} of the observation {spec}; need places in a vector of numbers'
+                f'got shown={list(shown)} of the observation {spec}; need indices of a vector of numbers'
             )
         super().__init__(environment)
         self._shown = list(shown)

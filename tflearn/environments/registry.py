@@ -1,4 +1,4 @@
-"""What gymnasium knows by name: finds it, after importing or calling what registers it. Loads no TensorFlow."""
+"""gymnasium's registry: finds environments by name, and makes errors for unknown ones. Imports no TensorFlow."""
 
 import difflib
 import importlib
@@ -12,19 +12,19 @@ from tflearn.errors import UserValueError
 # Namespace of environment names -> the module that registers them when it is imported.
 _NAMESPACES = {'ALE': 'ale_py'}
 
-# Package of gymnasium's own environments -> what they need, which gymnasium asks for when it makes one.
+# Package of gymnasium's own environments -> the module that they need.
 _NEEDED = {'gymnasium.envs.mujoco': 'mujoco', 'gymnasium.envs.box2d': 'Box2D'}
 
 
 def find(name: str, register: Callable[[], object] | None = None) -> gymnasium.envs.registration.EnvSpec:
-    """Returns what is registered under a name.
+    """Returns the spec that is registered under a name.
 
     Args:
       name: 'CartPole-v1', or 'module:Name-v0' to import `module` first.
-      register: called first if nothing is registered under that name.
+      register: a function to call first if nothing is registered under that name.
 
     Raises:
-      ValueError: if there is none, or a package is missing.
+      ValueError: if nothing is registered under that name, or a package is missing.
     """
     module, _, registered_name = name.rpartition(':')
     module = module or _NAMESPACES.get(registered_name.partition('/')[0], '')
@@ -42,7 +42,7 @@ def find(name: str, register: Callable[[], object] | None = None) -> gymnasium.e
 
 
 def check(name: str) -> None:
-    """Checks a name without making the environment, and without importing a module that it may name.
+    """Checks a name without making the environment or importing the module in 'module:Name-v0'.
 
     Raises:
       ValueError: if nothing is registered under that name, or the extra that it needs is not installed.
@@ -58,10 +58,8 @@ def check(name: str) -> None:
 
 
 def missing(name: str, error: BaseException) -> UserValueError:
-    """Returns the error to raise, in one line, where making the environment `name` raised `error`.
-
-    gymnasium's own message is about the module; its cause names it.
-    """
+    """Returns the error to raise, in one line, if making the environment `name` raised `error`."""
+    # gymnasium's own error does not name the module; its cause does.
     cause = error if isinstance(error, ImportError) else error.__cause__
     module = (getattr(cause, 'name', None) or '').partition('.')[0]
     remedy = extras.install_command(module) or f'install it ({error})'
@@ -69,7 +67,7 @@ def missing(name: str, error: BaseException) -> UserValueError:
 
 
 def unknown(argument: str, name: str, known: Iterable[str], what: str) -> UserValueError:
-    """Returns the error to raise where `name`, with or without 'module:', is not among the `known` names of `what`."""
+    """Returns the error to raise if `name`, with or without 'module:', is not among the `known` names of `what`."""
     by_lower_case = {other.lower(): other for other in known}
     near = difflib.get_close_matches(name.rpartition(':')[2].lower(), by_lower_case, n=3, cutoff=0.5)
     nearest = ', '.join(by_lower_case[other] for other in near)

@@ -1,6 +1,6 @@
-"""gymnasium spaces as TF-Agents specs, and batches of their elements to and fro.
+"""gymnasium spaces as TF-Agents specs, and the conversion of batches of their elements.
 
-Every discrete space becomes int64 counted from 0, whatever its own dtype and start; a Box keeps its dtype, except that
+Every discrete space becomes int64 counted from 0, whatever its dtype and start; a Box keeps its dtype, except that
 float64 becomes float32. Dict and Tuple become nests.
 """
 
@@ -24,7 +24,7 @@ def to_spec(space: spaces.Space, name: str) -> types.NestedTensorSpec:
 
     Args:
       space: a Box, Discrete, MultiDiscrete or MultiBinary, or a Dict or Tuple of these.
-      name: 'observation' or 'action'; names the leaf, or the leaves as `name/key`.
+      name: 'observation' or 'action', the name of the leaf, or the prefix of the leaves' names `name/key`.
 
     Raises:
       ValueError: if the space is of another kind.
@@ -41,15 +41,15 @@ def _bounds(space: Any, name: str) -> tuple[Any, Any, tf.DType]:
     if isinstance(space, spaces.Discrete):
         return 0, np.asarray(space.n) - 1, tf.int64
     if isinstance(space, spaces.MultiDiscrete):
-        return np.zeros_like(space.nvec), space.nvec - 1, tf.int64  # TF-Agents needs both of one shape
+        return np.zeros_like(space.nvec), space.nvec - 1, tf.int64  # TF-Agents needs both in one shape
     if isinstance(space, spaces.MultiBinary):
         return 0, 1, tf.int64
     if isinstance(space, spaces.Box) and np.dtype(space.dtype).kind in 'iuf':
         dtype = np.dtype(np.float32 if space.dtype == np.float64 else space.dtype)
-        with np.errstate(over='ignore'):  # beyond float32 there is no bound to speak of
+        with np.errstate(over='ignore'):  # a bound beyond float32 becomes infinity: no bound
             low, high = space.low.astype(dtype), space.high.astype(dtype)
         if low.size and (low == low.flat[0]).all() and (high == high.flat[0]).all():
-            low, high = low.flat[0], high.flat[0]  # one number reads better than 28224 equal ones
+            low, high = low.flat[0], high.flat[0]  # easier to read than 28224 equal numbers
         return low, high, tf.as_dtype(dtype)
     raise UserValueError(
         f'got the {name} space {space}; need a Box of numbers, Discrete, MultiDiscrete or MultiBinary, or a Dict or '
@@ -58,9 +58,9 @@ def _bounds(space: Any, name: str) -> tuple[Any, Any, tf.DType]:
 
 
 def reader(space: spaces.Space) -> Convert:
-    """Returns a function from a batch of elements, as gymnasium's vector environments give it, to arrays of the spec.
+    """Returns a function from a batch of elements, as of gymnasium's vector environments, to arrays of the spec.
 
-    The arrays are new ones: gymnasium writes the next step into the memory of this one.
+    The arrays are copies, since gymnasium reuses the memory for the next step.
     """
     if isinstance(space, spaces.Dict):
         readers = {key: reader(part) for key, part in space.items()}
@@ -77,14 +77,14 @@ def reader(space: spaces.Space) -> Convert:
 def writer(space: spaces.Space, num_environments: int, name: str = 'action') -> Convert:
     """Returns a function from arrays [B, ...] of the spec to a batch of elements for gymnasium's vector environments.
 
-    It clips floats to the space's bounds: policies that draw from a normal distribution leave them. It raises
-    ValueError for another shape or dtype, for floats that are not finite, and for integers out of bounds. The arrays
-    that it is given stay as they are.
+    It clips floats to the space's bounds, which draws from a normal distribution exceed. It raises ValueError for
+    another shape or dtype, for floats that are not finite, and for integers out of bounds. It does not change its
+    argument.
 
     Args:
-      space: of one action.
+      space: the space of one action.
       num_environments: B.
-      name: of the action, for errors.
+      name: the action's name, for errors.
     """
     if isinstance(space, spaces.Dict):
         writers = {key: writer(part, num_environments, f'{name}/{key}') for key, part in space.items()}
@@ -111,7 +111,7 @@ def _clipped(space: Any, name: str) -> Convert:
     def clip(batch: np.ndarray) -> np.ndarray:
         if not (finite := np.isfinite(batch)).all():
             raise UserValueError(
-                f'got {batch[~finite][0]} in {name}; need finite numbers; look for weights or observations that are not'
+                f'got {batch[~finite][0]} in {name}; need finite numbers; check that weights and observations are'
             )
         # In the space's own dtype: the bounds in float32 may lie a rounding error outside those in float64.
         return np.minimum(np.maximum(batch.astype(space.dtype, copy=False), space.low), space.high)
@@ -120,7 +120,7 @@ def _clipped(space: Any, name: str) -> Convert:
 
 
 def _checked(space: Any, minimum: Any, maximum: Any, name: str) -> Convert:
-    """Returns a function that checks integers [B, ...], and counts from where the space does."""
+    """Returns a function that checks integers [B, ...] and adds the space's start."""
     start = _start(space)
 
     def check(batch: np.ndarray) -> np.ndarray:
@@ -132,15 +132,15 @@ def _checked(space: Any, minimum: Any, maximum: Any, name: str) -> Convert:
 
 
 def _start(space: spaces.Space) -> Any | None:
-    """Returns what a discrete space counts from, or None where that is 0."""
+    """Returns the start of a discrete space, or None if that is 0."""
     start = getattr(space, 'start', None)
     return start if start is not None and np.any(start) else None
 
 
 def category_check(spec: types.NestedTensorSpec) -> Callable[[Any], None] | None:
-    """Returns a function that checks the categories of observations [B, ...]; None where there are none to check.
+    """Returns a function that checks the categories of observations [B, ...]; None if there are none.
 
-    It raises ValueError for one out of its bounds.
+    It raises ValueError for a category out of its bounds.
     """
     leaves = tf.nest.flatten(spec)
     bounds = [None if leaf.dtype == tf.uint8 else integer_bounds(leaf) for leaf in leaves]
@@ -155,7 +155,7 @@ def category_check(spec: types.NestedTensorSpec) -> Callable[[Any], None] | None
             if not within.all():
                 raise UserValueError(
                     f'got {values[i][~within][0]} in {leaf.name} of the environment; need values from '
-                    f'{leaf.minimum} to {leaf.maximum}, as its space says; correct the environment'
+                    f'{leaf.minimum} to {leaf.maximum}, as its space has; correct the environment'
                 )
 
     return check

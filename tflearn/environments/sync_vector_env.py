@@ -1,6 +1,6 @@
 """N environments that are stepped together in this process: one after the other, or as one vector environment.
 
-Both rebuild what raises; what hangs can only be helped in a process of its own (`worker_processes`).
+Environments that raise an error are rebuilt. Those that may hang need their own processes (`worker_processes`).
 """
 
 import contextlib
@@ -19,15 +19,15 @@ from tflearn.errors import UserValueError
 
 
 class Step(NamedTuple):
-    """What a step gave. Rebuilt environments have reward 0 and have not ended.
+    """The results of a step. Rebuilt environments have reward 0, and their episodes have not ended.
 
     Attributes:
-      observation: in gymnasium's batched form; the next step may overwrite it.
+      observation: observations in gymnasium's batched form; the next step may overwrite them.
       reward: [B], of any float type.
       terminated: bool [B].
       truncated: bool [B].
-      info: see `specs.BatchedEnvironment`, but actions are those of the action space.
-      rebuilt: bool [B]; None if no environment was.
+      info: see `types.BatchedEnvironment`, but actions are elements of the action space.
+      rebuilt: bool [B]; None if no environment was rebuilt.
     """
 
     observation: Any
@@ -47,20 +47,24 @@ class RebuildingVectorEnv(Protocol):
     failures: Failures
 
     def reset(self, seed: int | None) -> Any:
-        """Resets all, with seed, seed + 1, ...; returns their observations."""
+        """Resets all environments, with seed, seed + 1, ...; returns their observations."""
 
     def step(self, action: Any) -> Step:
-        """Steps all; those that had ended are reset instead. Raises RuntimeError if one fails too often in a row."""
+        """Steps all environments; those whose episode has ended are reset instead.
+
+        Raises:
+          RuntimeError: if one fails too often in a row.
+        """
 
     def close(self) -> None:
-        """Frees what they hold."""
+        """Closes all environments."""
 
 
 class SyncVectorEnv:
-    """`RebuildingVectorEnv`, stepped one after the other."""
+    """A `RebuildingVectorEnv` that steps its environments one after the other."""
 
     def __init__(self, make_one: Callable[[], gymnasium.Env], num_environments: int):
-        """Makes the environments; what `make_one` raises is raised."""
+        """Makes the environments; errors of `make_one` propagate."""
         self.num_envs = num_environments
         self.failures = Failures(num_environments)
         self._make_one = make_one
@@ -127,7 +131,7 @@ class SyncVectorEnv:
         return concatenate(self.single_observation_space, observations, self._batch)
 
     def _rebuild(self, i: int, error: Exception) -> Any:
-        """Makes environment `i` anew until it can be reset. Returns its first observation."""
+        """Makes a new environment `i` until one can be reset. Returns its first observation."""
         while True:
             self.failures.add([i], cause_of(error))
             with contextlib.suppress(Exception):  # it is broken
@@ -140,16 +144,16 @@ class SyncVectorEnv:
 
 
 class NativeVectorEnv:
-    """`RebuildingVectorEnv` over a vector environment of gymnasium's kind. All are rebuilt if it raises.
+    """A `RebuildingVectorEnv` over a gymnasium vector environment, which is rebuilt as one if it raises an error.
 
-    How it makes its environments differ is its own affair: some draw from one random number generator.
+    Its environments may share a random number generator.
     """
 
     def __init__(self, make_all: Callable[[], VectorEnv]):
-        """Makes the vector environment; what `make_all` raises is raised.
+        """Makes the vector environment; errors of `make_all` propagate.
 
         Raises:
-          ValueError: if its autoreset mode is not the next-step one.
+          ValueError: if its autoreset mode is not NEXT_STEP.
         """
         self._make_all = make_all
         self._vector_env = make_all()

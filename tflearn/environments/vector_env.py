@@ -20,18 +20,18 @@ _FIRST, _MID = np.int32(ts.StepType.FIRST), np.int32(ts.StepType.MID)
 class VectorEnvironment:
     """`BatchedEnvironment` over `sync_vector_env.RebuildingVectorEnv`.
 
-    The arrays of a time step are the caller's: later steps leave them alone.
+    Later steps do not change the arrays of a time step.
     """
 
     def __init__(self, environments: sync_vector_env.RebuildingVectorEnv, seed: int | None):
         """Takes over `environments`.
 
         Args:
-          environments: closed with this.
+          environments: the environments, which `close` closes.
           seed: the first `reset` seeds the environments with seed, seed + 1, ...; None draws the seeds.
 
         Raises:
-          ValueError: for an unsupported space; `environments` are closed then.
+          ValueError: for an unsupported space; `environments` are then closed.
         """
         self.num_environments = environments.num_envs
         self.info: Mapping[str, np.ndarray] = {}
@@ -54,13 +54,13 @@ class VectorEnvironment:
 
     @property
     def num_rebuilt(self) -> int:
-        """Environments rebuilt so far."""
+        """The number of environments rebuilt so far."""
         return self._vector_env.failures.num_rebuilt
 
     def reset(self) -> ts.TimeStep:
         """Starts new episodes everywhere. Returns FIRST time steps [B]."""
         observation = self._vector_env.reset(self._seed)
-        self._seed = None  # later episodes go on with the environments' own random numbers
+        self._seed = None  # later episodes continue the environments' random numbers
         self._ended = np.zeros(self.num_environments, bool)
         self.info = {}
         return ts.TimeStep(
@@ -71,11 +71,10 @@ class VectorEnvironment:
         )
 
     def step(self, action: Any) -> ts.TimeStep:
-        """Applies `action` where an episode runs, starts a new episode where one has ended.
+        """Applies `action` in episodes that run, and starts a new episode where one has ended.
 
         Args:
-          action: nest of arrays [B, ...] as `specs.action` says; see `BatchedEnvironment` for what is out of
-            its bounds.
+          action: nest of arrays [B, ...] of `specs.action`; see `BatchedEnvironment` for actions out of bounds.
 
         Returns:
           Time steps [B].
@@ -111,12 +110,12 @@ class VectorEnvironment:
         return observation
 
     def close(self) -> None:
-        """Frees what the environments hold. Calling it twice is fine."""
+        """Closes the environments. A second call does nothing."""
         self._ended = None
         self._vector_env.close()
 
     def _executed(self, executed: np.ndarray, given: np.ndarray, action: np.ndarray) -> np.ndarray:
-        """Returns the executed actions: `action`, unclipped, where an environment did what it was given."""
+        """Returns the executed actions: the unclipped `action` where an environment executed the given one."""
         read, given = self._read_action(executed), self._read_action(given)
         other = (read != given).reshape(self.num_environments, -1).any(axis=1)
         return np.where(other.reshape(-1, *[1] * (read.ndim - 1)), read, action)
@@ -125,7 +124,7 @@ class VectorEnvironment:
 def in_process(make_one: Callable[[], gymnasium.Env], num_environments: int, seed: int | None) -> VectorEnvironment:
     """Returns `num_environments` of `make_one()`, stepped one after the other in this process.
 
-    One that raises is rebuilt; one that hangs holds up the others: there is no way to stop it from here.
+    One that raises an error is rebuilt; one that hangs blocks the others.
     """
     return VectorEnvironment(sync_vector_env.SyncVectorEnv(make_one, num_environments), seed)
 
@@ -136,16 +135,16 @@ def in_worker_processes(
     seed: int | None,
     step_timeout_secs: float = STEP_TIMEOUT_SECS,
 ) -> VectorEnvironment:
-    """Returns `num_environments` of `make_one()`, each in a process of its own.
+    """Returns `num_environments` of `make_one()`, each in its own process.
 
-    Pays off where a step takes longer than the half millisecond that talking to the processes costs. One that
-    raises or hangs, and one whose process dies, is rebuilt in a new process.
+    It is faster if a step takes longer than the communication, about half a millisecond. An environment that raises an
+    error, hangs or dies is rebuilt in a new process.
 
     Args:
-      make_one: sent to the workers with cloudpickle; a worker imports the modules it needs.
-      num_environments: processes to start.
+      make_one: makes an environment; it is sent to the workers with cloudpickle, which import the modules it needs.
+      num_environments: the number of processes.
       seed: see `VectorEnvironment`.
-      step_timeout_secs: longest time for one step or reset; what takes longer hangs.
+      step_timeout_secs: the longest step or reset; an environment that takes longer counts as hanging.
 
     Raises:
       RuntimeError: if a worker could not make its environment.
@@ -154,11 +153,11 @@ def in_worker_processes(
 
 
 def native(make_all: Callable[[], VectorEnv], seed: int | None) -> VectorEnvironment:
-    """Returns a vector environment that gymnasium or another library brings; all of it is rebuilt if it raises.
+    """Returns a vector environment of gymnasium or another library, which is rebuilt if it raises an error.
 
     Args:
-      make_all: makes it; its autoreset mode is the next-step one.
-      seed: of the whole batch; whether environment i has a seed of its own is up to the library.
+      make_all: makes the vector environment; its autoreset mode is NEXT_STEP.
+      seed: the batch's seed; the library decides how environment i gets its own.
 
     Raises:
       ValueError: for another autoreset mode.

@@ -1,6 +1,6 @@
-"""gymnasium environments in one process each, both ends of it.
+"""gymnasium environments in one process each: the workers and their parent.
 
-This file must stay importable without TensorFlow: workers import it, and should start in a moment.
+This file must stay importable without TensorFlow: workers import it, and should start quickly.
 """
 
 import contextlib
@@ -34,15 +34,16 @@ _DEATH_SECS = 2.0
 
 
 def run_worker(index: int, make_one: CloudpickleWrapper, pipe: connection.Connection, shared_memory: Any) -> None:
-    """Serves one environment to the parent, until the parent closes it or is gone.
+    """Serves one environment to the parent, until the parent closes it or dies.
 
     Args:
-      index: of the environment.
-      make_one: makes it.
-      pipe: commands (name, argument) come in, replies (True, result) go out; the last reply may be (False, the cause).
-      shared_memory: where observation `index` belongs.
+      index: the environment's index.
+      make_one: makes the environment.
+      pipe: the connection to the parent: it receives commands (name, argument) and sends replies (True, result); the
+        last reply may be (False, cause).
+      shared_memory: the memory of the observations, where the worker writes observation `index`.
     """
-    # Both often go to a whole process group. The parent decides what they mean, and ends its workers through the pipe.
+    # Both are often sent to a process group. The parent handles them, and ends its workers through the pipe.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
@@ -72,7 +73,7 @@ def _serve(environment: gymnasium.Env, index: int, pipe: connection.Connection, 
 
 
 def _commands(pipe: connection.Connection) -> Iterator[tuple[str, Any]]:
-    """Yields what the parent asks for; ends when it closes the environment or is gone."""
+    """Yields the parent's commands until it closes the environment or dies."""
     while True:
         try:
             command, argument = pipe.recv()
@@ -84,7 +85,7 @@ def _commands(pipe: connection.Connection) -> Iterator[tuple[str, Any]]:
 
 
 def _reply(pipe: connection.Connection, value: Any) -> None:
-    with contextlib.suppress(BrokenPipeError):  # the parent is gone, as the next recv will say
+    with contextlib.suppress(BrokenPipeError):  # the parent died; the next recv will raise EOFError
         pipe.send(value)
 
 
@@ -92,8 +93,8 @@ def _reply(pipe: connection.Connection, value: Any) -> None:
 def _without_main_module() -> Iterator[None]:
     """Keeps new processes from importing this program's main module, and TensorFlow with it.
 
-    multiprocessing has them do so for the sake of pickled objects that live there; cloudpickle, which the environment's
-    maker is sent with, sends such objects whole.
+    multiprocessing imports it for pickled objects of that module. cloudpickle, which sends `make_one`, pickles such
+    objects by value.
     """
     main = sys.modules['__main__']
     sys.modules['__main__'] = types.ModuleType('__main__')
@@ -109,7 +110,7 @@ class _Worker:
     pipe: connection.Connection
 
     def ask(self, command: str, argument: Any = None) -> None:
-        with contextlib.suppress(OSError):  # it is dead, as `answer` will say
+        with contextlib.suppress(OSError):  # it died; `answer` will return the cause
             self.pipe.send((command, argument))
 
     def answer(self, deadline: float) -> tuple[bool, Any]:
@@ -123,19 +124,19 @@ class _Worker:
             exitcode = self.process.exitcode
             cause = f'exit code {exitcode}' if (exitcode or 0) >= 0 else signal.Signals(-exitcode).name
             return False, f'its process (pid {self.process.pid}) died ({cause})'
-        return False, f'its process (pid {self.process.pid}) gave no answer within its time and counts as hanging'
+        return False, f'its process (pid {self.process.pid}) did not answer in time and counts as hanging'
 
 
 class WorkerVectorEnv:
-    """`sync_vector_env.RebuildingVectorEnv`, each in a process of its own. After an error it is closed."""
+    """A `sync_vector_env.RebuildingVectorEnv` with one process per environment. An error closes it."""
 
     def __init__(self, make_one: Callable[[], gymnasium.Env], num_environments: int, step_timeout_secs: float):
         """Starts one process per environment and waits until each has made its own.
 
         Args:
-          make_one: sent with cloudpickle. It is called in this process too, for its spaces.
-          num_environments: processes.
-          step_timeout_secs: longest time for one step or reset.
+          make_one: makes an environment; it is sent with cloudpickle, and called in this process too, for the spaces.
+          num_environments: the number of processes.
+          step_timeout_secs: the longest step or reset.
 
         Raises:
           RuntimeError: if a worker died or could not make its environment.
@@ -149,15 +150,15 @@ class WorkerVectorEnv:
         self._timeout_secs = step_timeout_secs
         self._columns = infos.Columns(num_environments)
         self._seed: int | None = None
-        # 'fork' would copy TensorFlow's locks in whatever state its threads hold them. 'spawn' would be right too, but
-        # the fork server imports gymnasium only once for all workers.
+        # 'fork' would copy TensorFlow's locks while its threads hold them. 'spawn' would work, but the fork server
+        # imports gymnasium only once for all workers.
         self._context = multiprocessing.get_context('forkserver')
         self._context.set_forkserver_preload([__name__])
         self._action_space = batch_space(self.single_action_space, num_environments)
         self._memory = create_shared_memory(self.single_observation_space, num_environments, self._context)
         self._batch = read_from_shared_memory(self.single_observation_space, self._memory, num_environments)
         self._workers: list[_Worker] = []
-        # Runs at exit too, and before multiprocessing joins what still runs there.
+        # It also runs at exit, before multiprocessing joins the remaining processes.
         self._end = util.Finalize(self, _end_workers, args=(self._workers,), exitpriority=100)
         with self._closed_after_errors():
             for i in range(num_environments):
@@ -196,7 +197,7 @@ class WorkerVectorEnv:
         )
 
     def close(self) -> None:
-        """Ends the workers: by asking them, and by force those that do not end within a few seconds."""
+        """Ends the workers; kills those that do not end within a few seconds."""
         self._end()
 
     @contextlib.contextmanager
@@ -221,9 +222,9 @@ class WorkerVectorEnv:
         return _Worker(process, own_pipe)
 
     def _ask(self, commands: dict[int, tuple[str, Any]], timeout_secs: float) -> tuple[dict[int, Any], dict[int, str]]:
-        """Sends commands to workers. Returns the results, and for those that failed the causes."""
+        """Sends commands to workers. Returns the results, and the causes of those that failed."""
         if not self._end.still_active():
-            raise RuntimeError('got a call after an error or close(); need other environments; make them anew')
+            raise RuntimeError('got a call after an error or close(); need open environments; make new ones')
         for i, command in commands.items():
             self._workers[i].ask(*command)
         deadline = time.monotonic() + timeout_secs
@@ -235,7 +236,7 @@ class WorkerVectorEnv:
         return results, failed
 
     def _rebuild(self, failed: dict[int, str]) -> None:
-        """Gives the environments in `failed` new processes, until all of them are reset."""
+        """Starts new processes for the environments in `failed`, until all of them are reset."""
         while failed:
             for i, cause in failed.items():
                 self.failures.add([i], cause)

@@ -1,4 +1,4 @@
-"""Wrapper: what environments have in common that change something about another one."""
+"""Wrapper: the base of environments that change another one; EpisodicLife: an episode for each life of a game."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,11 +10,11 @@ from tflearn.types import BatchedEnvironment
 
 
 class Wrapper:
-    """A `BatchedEnvironment` that does what another one does; subclasses override what differs.
+    """A `BatchedEnvironment` that passes everything to another one; subclasses override what differs.
 
     Attributes:
       num_environments: B.
-      specs: of its observation, action and reward.
+      specs: the specs of observation, action and reward.
     """
 
     def __init__(self, environment: BatchedEnvironment):
@@ -25,12 +25,12 @@ class Wrapper:
 
     @property
     def info(self) -> Mapping[str, np.ndarray]:
-        """Of the environment."""
+        """The environment's info."""
         return self._environment.info
 
     @property
     def num_rebuilt(self) -> int:
-        """Of the environment."""
+        """The number of environments rebuilt so far."""
         return self._environment.num_rebuilt
 
     def reset(self) -> ts.TimeStep:
@@ -42,7 +42,7 @@ class Wrapper:
         return self._environment.step(action)
 
     def close(self) -> None:
-        """Frees what the environments hold. Calling it twice is fine."""
+        """Closes the environments. A second call does nothing."""
         self._environment.close()
 
 
@@ -50,21 +50,21 @@ _FIRST, _MID, _LAST = np.int32(ts.StepType.FIRST), np.int32(ts.StepType.MID), np
 
 
 class EpisodicLife(Wrapper):
-    """Another environment whose episodes terminate when a life is lost, while its game goes on.
+    """Another environment whose episodes terminate when a life is lost, while its game continues.
 
-    The next episode begins in the same game, one step later: that step does nothing (action 0), and what it earns is
-    lost. Only a game that is over is reset. Mnih et al. 2015 played so ("Human-level control through deep reinforcement
-    learning", Nature 518, methods); Baselines calls it EpisodicLifeEnv.
+    The next episode starts in the same game, one step later: that step takes action 0 (no operation), and its reward is
+    dropped. Only a game that is over is reset. This is the setting of Mnih et al. 2015 ("Human-level control through
+    deep reinforcement learning", Nature 518, methods); Baselines calls it EpisodicLifeEnv.
 
-    Where the game ends in the very step that does nothing, the new episode breaks off: FIRST is followed by FIRST.
+    If the game ends in that step, the new episode is interrupted: FIRST is followed by FIRST.
     """
 
     def __init__(self, environment: BatchedEnvironment):
         """Takes over `environment`: it is closed with this.
 
         Args:
-          environment: its action is one integer, of which 0 does nothing; its `info` has 'lives', the lives that are
-            left, [B]. Where they are 0 the game is about to end by itself.
+          environment: an environment whose action is one integer, of which 0 is no operation, and whose `info` has
+            'lives' [B], the lives that are left. With 0 lives the game is about to end.
         """
         super().__init__(environment)
         self._lives = np.zeros(self.num_environments, np.int64)
@@ -76,10 +76,10 @@ class EpisodicLife(Wrapper):
         return self._environment.reset()
 
     def step(self, action: Any) -> ts.TimeStep:
-        """Applies `action`; goes on with the next life where one was lost. Returns time steps [B]."""
+        """Applies `action`; continues with the next life where one was lost. Returns time steps [B]."""
         begins = self._lost
         time_step = self._environment.step(np.where(begins, 0, action) if begins.any() else action)
-        # None if the environments were rebuilt before they had given any info.
+        # There are none if the environments were rebuilt before their first info.
         lives = self._environment.info.get('lives', np.zeros_like(self._lives))
         step_type = time_step.step_type
         self._lost = (lives < self._lives) & (lives > 0) & (step_type == _MID) & ~begins
