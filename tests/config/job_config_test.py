@@ -325,7 +325,7 @@ def typed(specs, rate: int = None):
         ('odd.plans.linear', ['schedules.linear.strat=1'], False),
         ('odd.decorated', ['odd.decorated.specs=1'], False),
         ('odd.Derived', ['odd.Derived.size=1'], False),
-        ('odd.no_such', [], False),
+        ('odd.decorate', [], False),
         ('odd.alias', ['toy.agents.dqn.make_agent.learning_rate=1'], True),
         ('odd.nested', ['odd.nested.rate=2'], True),
         ('odd.Options', ['odd.Options.width=2'], False),
@@ -350,7 +350,7 @@ def test_the_preview_of_modules_that_say_little(configure, toy_modules, gin_fold
     imports = [f'from toy import {name}' for name in ('odd', 'dynamic', 'star', 'package')]
     imports += ['from toy.agents import sac', 'import logging', 'import os.path']
     first = [*imports, f'make_agent=@{value}']
-    if value in ('odd.no_such', 'package.inner.mak') or 'alhpa' in str(bindings) or 'strat' in str(bindings):
+    if value in ('odd.decorate', 'package.inner.mak') or 'alhpa' in str(bindings) or 'strat' in str(bindings):
         with pytest.raises(ValueError, match='got '):
             configure(*first, *bindings)
     else:
@@ -364,6 +364,6 @@ def test_the_configuration_is_locked(configure):
 
 
 def test_leaves_are_found_however_deep():
-    statements = reader.read_text('x = {"a": [(@f.g(), 1)], %b: "c"}')
+    statements = reader.read(None, ['x = {"a": [(@f.g(), 1)], %b: "c"}'])
     found = [repr(leaf) for leaf in reader.leaves(statements.bindings[0].value)]
     assert sorted(found) == ['%b', '@f.g()']

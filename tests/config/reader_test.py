@@ -46,7 +46,7 @@ def test_what_is_no_gin(tmp_path, text):
     assert NO_GIN[text] in str(raised.value)
     assert '\n' not in str(raised.value)
     with pytest.raises(ValueError, match='in --gin_bindings, which is no gin statement'):
-        reader.read_text(text)
+        reader.read(None, [text])
 
 
 def test_files_that_cannot_be_read(tmp_path):

@@ -1,16 +1,14 @@
 """The strictness of gin files: every name stands for something, every binding is used, every needed value is there."""
 
-import importlib
 import inspect
 import pathlib
 import types
 import typing
 from collections.abc import Collection, Iterable, Sequence
 
-from tflearn.config import names
+from tflearn.config import names, reader
 from tflearn.config.names import Configurable, nearest
-from tflearn.config.reader import FLAG, Binding, Import, Macro, Reference, join_scope, leaves
-from tflearn.config.usage import Bound, Mistake, Usage
+from tflearn.config.reader import FLAG, Binding, Macro, Reference, join_scope, leaves
 from tflearn.errors import UserValueError
 
 # Arguments of the jobs that their programs give them; binding these would do nothing.
@@ -21,67 +19,119 @@ GIVEN_BY_PROGRAMS = frozenset(
 # gin's way to say in a file that a value must be bound elsewhere.
 _REQUIRED = Macro('gin.REQUIRED')
 
+# By function or macro's name, the gin scopes in which a run may ask for it.
+Usage = dict[Configurable | str, set[str]]
 
-def check_names(
-    bounds: Sequence[Bound],
-    mistakes: Sequence[Mistake],
-    usage: Usage,
-    jobs: Collection[Configurable],
-    imports: Sequence[Import],
-    load: names.Load = importlib.import_module,
-) -> None:
-    """Checks that all names stand for something, that values are of the right kind, and that all bindings are used.
+
+def read_run(
+    gin_file: pathlib.Path, flag_bindings: Sequence[str], job: Configurable, load: names.Load
+) -> tuple[reader.Statements, list[Configurable]]:
+    """Reads a run's configuration, looks up its names, and checks that all of them mean something and are used.
 
     Args:
-      bounds: the run's bindings.
-      mistakes: those names in them that stand for nothing.
-      usage: what the run's jobs reach.
-      jobs: the run's jobs.
-      imports: the run's imports.
-      load: see `names.import_modules`.
+      gin_file: the run's gin file.
+      flag_bindings: gin statements that come after it.
+      job: a job of the run. The others are beside it: functions that have their module's name, in modules of the same
+        package that the files import.
+      load: imports a module, or makes its outline.
+
+    Returns:
+      The statements, with their names looked up, and the jobs.
 
     Raises:
       ValueError: naming the first binding that is wrong, its place and the nearest valid name.
+      ImportError: if an imported module needs a package that is not installed.
     """
-    macros = {bound.binding.written for bound in bounds if not bound.binding.parameter}
-    for mistake in mistakes:
-        valid = (
-            [f'@{name}' for name in _functions(usage, imports, load)]
-            if mistake.in_value
-            else _names(usage, jobs, mistake.place)
-        )
-        raise UserValueError(_misspelt(mistake.written, mistake.place, mistake.why, valid))
-    for bound in bounds:
-        _check_macros(bound.binding, macros)
-        if bound.target:
-            _check_parameter(bound.target, bound.binding, usage, jobs)
-    for bound in bounds:
-        if not usage.uses(bound):
-            _raise_unused(bound, usage, jobs)
+    statements = reader.read(gin_file, flag_bindings)
+    names.import_modules(statements.imports, load)
+    jobs = _jobs(job, statements.imports, load)
+    mistakes = names.resolve(statements, jobs, load)
+    bindings = statements.bindings
+    usage = reach(bindings, jobs)
+    for written, place, why in mistakes:
+        functions = [item.name for item in usage if isinstance(item, Configurable)]
+        functions += names.callables(statements.imports, load)
+        valid = [f'@{name}' for name in functions] if written.startswith('@') else _names(usage, jobs, place)
+        raise UserValueError(_misspelt(written, place, why, valid))
+    macros = {binding.written for binding in bindings if not binding.parameter}
+    for binding in bindings:
+        _check_macros(binding, macros)
+        if binding.parameter:
+            _check_parameter(binding, usage, jobs)
+    for binding in bindings:
+        if not _is_used(binding, usage):
+            raise UserValueError(_unused(binding, usage, jobs))
+    return statements, jobs
 
 
-def check_required(job: Configurable, given: Collection[str], bounds: Sequence[Bound], gin_file: pathlib.Path) -> None:
+def final(bindings: Iterable[Binding], jobs: Iterable[Configurable]) -> list[Binding]:
+    """Returns the bindings that count: of several for one parameter the last, and only those that `jobs` reach."""
+    last = {(binding.owner, binding.scope, binding.parameter): binding for binding in bindings}
+    usage = reach(list(last.values()), jobs)
+    return [binding for binding in last.values() if _is_used(binding, usage)]
+
+
+def reach(bindings: Sequence[Binding], jobs: Iterable[Configurable]) -> Usage:
+    """Follows references and macros from `jobs`.
+
+    A binding that a later one overrides counts too: whoever replaces a schedule by a number need not take back the
+    schedule's bindings.
+    """
+    usage: Usage = {}
+    todo: list[tuple[Configurable | str, str]] = [(job, '') for job in jobs]
+    while todo:
+        item, scope = todo.pop()
+        if scope in usage.setdefault(item, set()):
+            continue
+        usage[item].add(scope)
+        reached = [binding for binding in bindings if binding.owner == item and covers(binding.scope, scope)]
+        for leaf in (leaf for binding in reached for leaf in leaves(binding.value)):
+            if isinstance(leaf, Macro):
+                todo.append((leaf.name, leaf.name))  # gin evaluates a macro in a scope of its own name.
+            elif leaf.target:
+                todo.append((leaf.target, leaf.scope or scope))
+                if not leaf.scope and not leaf.evaluate:
+                    todo.append((leaf.target, ''))  # Called later, in whichever scope that will be.
+    return usage
+
+
+def covers(binding_scope: str, scope: str) -> bool:
+    """Returns whether a binding in `binding_scope` holds for calls in `scope`."""
+    return not binding_scope or f'{scope}/'.startswith(f'{binding_scope}/')
+
+
+def check_required(
+    job: Configurable, given: Collection[str], bindings: Sequence[Binding], gin_file: pathlib.Path
+) -> None:
     """Checks that every argument of `job` that has no default is bound, and that nothing is left at %gin.REQUIRED.
 
     Args:
-      job: the job at hand.
+      job: the job.
       given: arguments that the program gives.
-      bounds: the bindings that count.
+      bindings: those that count.
       gin_file: where the user may bind what is missing.
 
     Raises:
       ValueError: naming what is missing.
     """
-    missing = [bound.binding.written for bound in bounds if bound.binding.value == _REQUIRED]
-    bound_here = {bound.binding.parameter for bound in bounds if bound.target == job and not bound.binding.scope}
+    missing = [binding.written for binding in bindings if binding.value == _REQUIRED]
+    bound = {binding.parameter for binding in bindings if binding.target == job and not binding.scope}
     for name, parameter in job.parameters.items():
-        has_default = parameter.default is not inspect.Parameter.empty or parameter.kind == parameter.VAR_KEYWORD
-        if not has_default and name not in given and name not in bound_here:
+        needed = parameter.default is inspect.Parameter.empty and parameter.kind != parameter.VAR_KEYWORD
+        if needed and name not in {*given, *bound}:
             missing.append(f'{job.name}.{name}')
     if missing:
         raise UserValueError(
             f"got no value for {missing[0]} in {gin_file}; need one: bind it there or with {FLAG}='{missing[0]}=...'"
         )
+
+
+def _jobs(job: Configurable, imports: Iterable[reader.Import], load: names.Load) -> list[Configurable]:
+    package = job.module.rpartition('.')[0]
+    modules = sorted({item.module for item in imports if package and item.module.rpartition('.')[0] == package})
+    functions = {module: getattr(load(module), module.rpartition('.')[2], None) for module in modules}
+    others = [Configurable(function, module, function.__name__) for module, function in functions.items() if function]
+    return list(dict.fromkeys([job, *others]))
 
 
 def _check_macros(binding: Binding, defined: Collection[str]) -> None:
@@ -94,50 +144,51 @@ def _check_macros(binding: Binding, defined: Collection[str]) -> None:
             )
 
 
-def _check_parameter(target: Configurable, binding: Binding, usage: Usage, jobs: Collection[Configurable]) -> None:
+def _check_parameter(binding: Binding, usage: Usage, jobs: Collection[Configurable]) -> None:
+    target, written, place = binding.target, binding.written, binding.place
     if not target.takes(binding.parameter):
         why = f'{target.name} has no parameter {binding.parameter!r}'
-        raise UserValueError(_misspelt(binding.written, binding.place, why, _names(usage, jobs, binding.place)))
+        raise UserValueError(_misspelt(written, place, why, _names(usage, jobs, place)))
     if target in jobs and binding.parameter in GIVEN_BY_PROGRAMS:
         raise UserValueError(
-            f'got {binding.written} in {binding.place}, which the job gets from its program; need it as a flag '
-            '(see --help); remove the binding'
+            f'got {written} in {place}, which the job gets from its program; need it as a flag (see --help); remove '
+            'the binding'
         )
-    if needed := _other_kind(target, binding):
-        raise UserValueError(f'got {binding.written} = {binding.value!r} in {binding.place}; need {needed}')
+    if needed := _other_kind(target.parameters.get(binding.parameter), binding.value):
+        raise UserValueError(f'got {written} = {binding.value!r} in {place}; need {needed}')
 
 
-def _other_kind(target: Configurable, binding: Binding) -> str | None:
-    """Says what a parameter of numbers, text or truth values needs, if it is bound to a value of another kind.
+def _other_kind(parameter: inspect.Parameter | None, value: object) -> str | None:
+    """Returns what a parameter of numbers, text or truth values needs, if it is bound to a value of another kind.
 
     Other parameters are for their functions to check. An integer will do for a float.
     """
-    parameter = target.parameters.get(binding.parameter)
-    if parameter is None or isinstance(binding.value, (Reference, Macro)):
+    if parameter is None or isinstance(value, Reference | Macro):
         return None
     annotation = parameter.annotation
     is_union = typing.get_origin(annotation) in (types.UnionType, typing.Union)
     kinds = typing.get_args(annotation) if is_union else (annotation,)
-    if not {int, float, str, bool, types.NoneType}.issuperset(kinds):
-        return None
     accepted = {*kinds, *([int] if float in kinds else [])}
-    return (
-        None if type(binding.value) in accepted else ' or '.join(kind.__name__.removesuffix('Type') for kind in kinds)
-    )
+    if type(value) in accepted or not {int, float, str, bool, types.NoneType}.issuperset(kinds):
+        return None
+    return ' or '.join(kind.__name__.removesuffix('Type') for kind in kinds)
 
 
-def _raise_unused(bound: Bound, usage: Usage, jobs: Collection[Configurable]) -> None:
-    binding = bound.binding
-    if bound.target is None:
+def _is_used(binding: Binding, usage: Usage) -> bool:
+    return any(covers(binding.scope, scope) for scope in usage.get(binding.owner, ()))
+
+
+def _unused(binding: Binding, usage: Usage, jobs: Collection[Configurable]) -> str:
+    if binding.target is None:
         why = 'nothing uses a macro of this name'
-    elif bound.target in usage.configurables:
-        why = f'nothing uses {bound.target.name} in the scope {binding.scope!r}'
+    elif binding.target in usage:
+        why = f'nothing uses {binding.target.name} in the scope {binding.scope!r}'
     else:
-        why = f'no job of this run uses {bound.target.name}'
-    valid = nearest(binding.written, [*_names(usage, jobs, binding.place), *usage.macros])
-    raise UserValueError(
-        f'got {binding.written} in {binding.place}, but {why}; need a binding that is used: the nearest is {valid}; '
-        'correct or remove it'
+        why = f'no job of this run uses {binding.target.name}'
+    macros = [item for item in usage if isinstance(item, str)]
+    return (
+        f'got {binding.written} in {binding.place}, but {why}; need a binding that is used: the nearest is '
+        f'{nearest(binding.written, [*_names(usage, jobs, binding.place), *macros])}; correct or remove it'
     )
 
 
@@ -146,21 +197,12 @@ def _misspelt(written: str, place: str, why: str, valid: Iterable[str]) -> str:
 
 
 def _names(usage: Usage, jobs: Collection[Configurable], place: str) -> list[str]:
-    """What can be bound in this run, as it would be written in `place`."""
-    names = []
-    for configurable in usage.configurables:
-        parameters = configurable.parameters.keys() - (GIVEN_BY_PROGRAMS if configurable in jobs else ())
-        scopes = ['', *(scope for item, scope in usage.explicit if item == configurable)]
-        functions = [configurable.name, *([configurable.attribute] if place == FLAG else [])]
-        names += [
-            join_scope(scope, f'{function}.{parameter}')
-            for scope in scopes
-            for function in functions
-            for parameter in parameters
-        ]
-    return names
-
-
-def _functions(usage: Usage, imports: Iterable[Import], load: names.Load) -> list[str]:
-    """What references may name in this run."""
-    return [*(configurable.name for configurable in usage.configurables), *names.callables(imports, load)]
+    """Returns what can be bound in this run, as it would be written in `place`."""
+    return [
+        join_scope(scope, f'{function}.{parameter}')
+        for item, scopes in usage.items()
+        if isinstance(item, Configurable)
+        for scope in {'', *scopes} - {macro for macro in usage if isinstance(macro, str)}
+        for function in [item.name, *([item.attribute] if place == FLAG else [])]
+        for parameter in item.parameters.keys() - (GIVEN_BY_PROGRAMS if item in jobs else ())
+    ]

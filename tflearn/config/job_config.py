@@ -10,14 +10,13 @@ import importlib
 import pathlib
 import re
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gin
-from tflearn.config import checks, names, reader, usage
+from tflearn.config import checks, names, reader
 from tflearn.config.names import Configurable
-from tflearn.config.reader import Import, Reference, join_scope
-from tflearn.config.usage import Bound
+from tflearn.config.reader import Binding, Reference, join_scope
 from tflearn.errors import UserValueError
 
 # By a job's argument: another job, and the name of its argument.
@@ -30,14 +29,14 @@ class ConfiguredJob:
 
     Attributes:
       job: the job's function.
-      arguments: what its program gives it.
-      bounds: the run's bindings.
-      text: what counts in the run's configuration, in gin's own order; as a gin file it configures the same run.
+      arguments: those that its program gives it.
+      bindings: the run's bindings.
+      text: the bindings that count, in gin's own order; as a gin file it configures the same run.
     """
 
     job: Configurable
     arguments: Mapping[str, Any]
-    bounds: Sequence[Bound]
+    bindings: Sequence[Binding]
     text: str
 
     def run(self) -> None:
@@ -60,19 +59,18 @@ class ConfiguredJob:
 
     def inoperative(self) -> list[str]:
         """The bindings that this job might have used and has not used until now, as they were written."""
-        used, _ = usage.resolve(reader.read_text(operative_text()), [])
-        operative = usage.Usage()
-        parameters = set()
-        for bound in used:
-            if bound.target:
-                operative.configurables.setdefault(bound.target, set()).add(bound.binding.scope)
-                parameters.add((bound.target, bound.binding.parameter))
-        mine = usage.reach(self.bounds, [self.job])
+        used = reader.read(None, [operative_text()])
+        names.resolve(used, [], importlib.import_module)
+        usage = {(item.target, item.parameter, item.scope) for item in used.bindings}
+        mine = checks.reach(self.bindings, [self.job])
         return [
-            f'{bound.binding.written} ({bound.binding.place})'
-            for bound in self.bounds
-            if bound.target in mine.configurables
-            and not (operative.uses(bound) and (bound.target, bound.binding.parameter) in parameters)
+            f'{binding.written} ({binding.place})'
+            for binding in self.bindings
+            if binding.target in mine
+            and not any(
+                (binding.target, binding.parameter) == used[:2] and checks.covers(binding.scope, used[2])
+                for used in usage
+            )
         ]
 
 
@@ -86,39 +84,48 @@ def configure(
     """Binds a job's arguments from the run's gin file and the command line. Forgets what was configured before.
 
     Args:
-      job: the job's function. The run's other jobs are those beside it: functions that have their module's name, in
-        modules of the same package that the files import.
-      arguments: what the job's program gives it.
+      job: the job's function.
+      arguments: those that the job's program gives it.
       gin_file: the run's gin file.
       flag_bindings: gin statements that come after the file.
       takes: arguments of the job that other jobs have too, under that name or another: what is bound there holds here.
 
     Raises:
       ValueError: for anything in file or flags that is not gin, that stands for nothing, that nothing uses, or that is
-        missing; it says where, and what the nearest valid name is.
+        missing; it names the place and the nearest valid name.
       ImportError: if an imported module needs a package that is not installed.
     """
-    gin.clear_config()  # at once: a locked configuration lets no module register what it has
-    statements = reader.read(gin_file, flag_bindings)
-    names.import_modules(statements.imports)
+    gin.clear_config()  # First: a locked configuration lets no module register its functions.
     this = Configurable(job, job.__module__, job.__qualname__)
-    jobs = jobs_of(this, statements.imports)
-    bounds, mistakes = usage.resolve(statements, jobs)
-    checks.check_names(bounds, mistakes, usage.reach(bounds, jobs), jobs, statements.imports)
-    bounds = usage.with_taken(bounds, this, _sources(takes or {}))
-    final = usage.final(bounds, jobs)
+    statements, jobs = checks.read_run(gin_file, flag_bindings, this, importlib.import_module)
+    taken: dict[Any, str] = {(other, argument): name for name, (other, argument) in (takes or {}).items()}
+    bindings = []
+    for binding in statements.bindings:
+        bindings.append(binding)
+        name = taken.get((getattr(binding.target, 'function', None), binding.parameter))
+        if name and not binding.scope:
+            bindings.append(dataclasses.replace(binding, target=this, parameter=name))
+    final = checks.final(bindings, jobs)
     checks.check_required(this, arguments.keys(), final, gin_file)
-
     with _gin_errors_are_the_users():
         gin.external_configurable(job, module=job.__module__)
         gin.parse_config(_gin_text(final))
         gin.finalize()
-    return ConfiguredJob(this, arguments, bounds, gin.config_str())
+    return ConfiguredJob(this, arguments, bindings, gin.config_str())
 
 
 def operative_text() -> str:
     """What configured functions have used until now, defaults included."""
     return gin.operative_config_str()
+
+
+def plain_message(error: BaseException) -> str:
+    """The message of an error that passed through gin, without what gin appends to it, in one line."""
+    text = re.split(r'\n  (No values supplied by Gin|In call to configurable)', str(error))[0]
+    text = ' '.join(text.split())
+    if isinstance(error, TypeError) and re.search(r'missing \d+ required', text):
+        return f'got {text}; need values for these: bind them in the gin file or with --gin_bindings'
+    return text
 
 
 @contextlib.contextmanager
@@ -137,64 +144,26 @@ def _verbatim(text: str) -> str:
     return ''.join(f'    {line}\n' for line in text.splitlines())  # as markdown has it
 
 
-def plain_message(error: BaseException) -> str:
-    """The message of an error that passed through gin, without what gin appends to it, in one line."""
-    text = str(error)
-    for appended in ('\n  No values supplied by Gin', '\n  In call to configurable'):
-        text = text.partition(appended)[0]
-    text = ' '.join(text.split())
-    if isinstance(error, TypeError) and re.search(r'missing \d+ required', text):
-        return f'got {text}; need values for these: bind them in the gin file or with --gin_bindings'
-    return text
+def _gin_text(bindings: Sequence[Binding]) -> str:
+    """Returns the bindings in one text for gin, with an import for each module under a name of its own."""
+    modules: dict[str, str] = {}
 
+    def selector(item: Configurable) -> str:
+        name = item.module.rpartition('.')[2]
+        while name == 'gin' or modules.setdefault(name, item.module) != item.module:
+            name += '_'
+        return f'{name}.{item.attribute}'
 
-def jobs_of(
-    this: Configurable, imports: Iterable[Import], load: names.Load = importlib.import_module
-) -> list[Configurable]:
-    """The functions that the programs of the run call: `this` first. `load`: see `names.import_modules`."""
-    package = this.module.rpartition('.')[0]
-    modules = sorted({item.module for item in imports if package and item.module.rpartition('.')[0] == package})
-    functions = {module: getattr(load(module), module.rpartition('.')[2], None) for module in modules}
-    others = [Configurable(function, module, function.__name__) for module, function in functions.items() if function]
-    return list(dict.fromkeys([this, *others]))
-
-
-def _sources(takes: Taken) -> dict[str, tuple[Configurable, str]]:
-    return {
-        name: (Configurable(job, job.__module__, job.__qualname__), parameter)
-        for name, (job, parameter) in takes.items()
-    }
-
-
-def _gin_text(bounds: Sequence[Bound]) -> str:
-    """The bindings in one text for gin, every name under an import of its own."""
-    names: dict[str, str] = {}
+    statements = []
+    for binding in bindings:
+        for leaf in reader.leaves(binding.value):
+            if isinstance(leaf, Reference):
+                leaf.selector = selector(leaf.target)
+        name = f'{selector(binding.target)}.{binding.parameter}' if binding.target else binding.selector
+        statements.append(f'{join_scope(binding.scope, name)} = {binding.value!r}')
     imports = ['from __gin__ import dynamic_registration']
-
-    def selector(configurable: Configurable) -> str:
-        if configurable.module not in names:
-            package, _, name = configurable.module.rpartition('.')
-            unique = name
-            while unique in names.values() or unique == 'gin':
-                unique += '_'
-            names[configurable.module] = unique
-            start = f'from {package} import {name}' if package else f'import {name}'
-            imports.append(start if unique == name else f'{start} as {unique}')
-        return f'{names[configurable.module]}.{configurable.attribute}'
-
-    def renamed(value: Any, references: Mapping[Reference, Configurable]) -> Any:
-        if isinstance(value, Reference):
-            return dataclasses.replace(value, selector=selector(references[value]))
-        if isinstance(value, dict):
-            return {renamed(key, references): renamed(item, references) for key, item in value.items()}
-        if isinstance(value, (list, tuple)):
-            return type(value)(renamed(item, references) for item in value)
-        return value
-
-    bindings = []
-    for bound in bounds:
-        name = bound.binding.written
-        if bound.target:
-            name = join_scope(bound.binding.scope, f'{selector(bound.target)}.{bound.binding.parameter}')
-        bindings.append(f'{name} = {renamed(bound.binding.value, bound.references)!r}')
-    return '\n'.join([*imports, *bindings])
+    for name, module in modules.items():
+        package, _, last = module.rpartition('.')
+        start = f'from {package} import {last}' if package else f'import {last}'
+        imports.append(start if name == last else f'{start} as {name}')
+    return '\n'.join([*imports, *statements])

@@ -1,9 +1,9 @@
 """What the names in a run's gin file stand for: imports modules, looks up functions, finds the nearest valid name."""
 
+import contextlib
 import dataclasses
 import difflib
 import functools
-import importlib
 import inspect
 import pkgutil
 import types
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tflearn import extras
-from tflearn.config.reader import FLAG, Binding, Import
+from tflearn.config.reader import FLAG, Import, Reference, Statements, leaves
 from tflearn.errors import UserImportError, UserValueError
 
 # Imports a module by its name, or makes an outline of it.
@@ -19,7 +19,11 @@ Load = Callable[[str], types.ModuleType]
 
 
 class UnknownNameError(Exception):
-    """A name stands for nothing; the message is a half-sentence that says why."""
+    """A name stands for nothing; the message is a half-sentence that gives the reason."""
+
+
+class UnclearNameError(Exception):
+    """Only importing the module shows whether it has a name. Outlines raise it, `importlib` does not."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +54,7 @@ class Configurable:
         """What can be bound, by name."""
         try:
             parameters = inspect.signature(self.function).parameters
-        except ValueError:  # Some functions written in C tell nothing.
+        except ValueError:  # Some functions written in C have no signature.
             return {'any': inspect.Parameter('any', inspect.Parameter.VAR_KEYWORD)}
         positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
         return {name: parameter for name, parameter in parameters.items() if parameter.kind not in positional}
@@ -60,12 +64,8 @@ class Configurable:
         return anything or parameter in self.parameters
 
 
-def import_modules(imports: Iterable[Import], load: Load = importlib.import_module) -> None:
+def import_modules(imports: Iterable[Import], load: Load) -> None:
     """Imports what a run's gin files import.
-
-    Args:
-      imports: the statements.
-      load: imports a module, or makes its outline.
 
     Raises:
       ValueError: if there is no such module.
@@ -73,7 +73,8 @@ def import_modules(imports: Iterable[Import], load: Load = importlib.import_modu
     """
     for statement in imports:
         try:
-            load(statement.module)
+            with contextlib.suppress(UnclearNameError):
+                load(statement.module)
         except ModuleNotFoundError as error:
             missing = error.name or ''
             if not f'{statement.module}.'.startswith(f'{missing}.'):
@@ -87,35 +88,33 @@ def import_modules(imports: Iterable[Import], load: Load = importlib.import_modu
             ) from error
 
 
-def find(
-    binding: Binding, selector: str, known: Iterable[Configurable], load: Load = importlib.import_module
-) -> Configurable:
-    """Looks up a name that `binding` uses.
-
-    A file's names begin with a module that the same file imports. The command line's may begin with a module that any
-    file of the run imports, may be the full path, and may leave out the module when one function of the run alone has
-    that name.
+def resolve(statements: Statements, jobs: Iterable[Configurable], load: Load) -> list[tuple[str, str, str]]:
+    """Looks up every name in `statements` and sets the targets of bindings and references.
 
     Args:
-      binding: where the name is used.
-      selector: the name, without scope and parameter.
-      known: the functions and classes that the run is known to use.
-      load: see `import_modules`.
+      statements: of the run's files and flags.
+      jobs: the functions that the programs call.
+      load: imports a module, or makes its outline.
 
-    Raises:
-      UnknownNameError: if there is none, or several.
+    Returns:
+      What stands for nothing: the name as it was written, its place, and a half-sentence that gives the reason.
     """
-    if binding.place != FLAG:
-        imports = [item for item in binding.imports if item.name == selector.partition('.')[0]]
-        return _find_from(imports[-1:], selector, load)
-    found = {item for item in known if f'.{item.full_name}'.endswith(f'.{selector}')}
-    if not found:
-        starting = {item for item in binding.imports if f'{selector}.'.startswith((f'{item.name}.', f'{item.symbol}.'))}
-        found = {_find_from([item], selector, load) for item in starting}
-    if len(found) > 1:
-        names = ' and '.join(sorted(item.full_name for item in found))
-        raise UnknownNameError(f'this may be {names} (write one of them in full)')
-    return found.pop() if found else _find_from([], selector, load)
+    known = set(jobs)
+    mistakes = []
+    for binding in statements.bindings:
+        uses: list[Any] = [binding] if binding.parameter else []
+        uses += [leaf for leaf in leaves(binding.value) if isinstance(leaf, Reference)]
+        for use in uses:
+            try:
+                if binding.place == FLAG:
+                    use.target = _find_from_anywhere(use.selector, binding.imports, known, load)
+                else:
+                    first = use.selector.partition('.')[0]
+                    use.target = _find([item for item in binding.imports if item.name == first], use.selector, load)
+                known.add(use.target)
+            except UnknownNameError as error:
+                mistakes.append((use.written if use is binding else repr(use), binding.place, str(error)))
+    return mistakes
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str:
@@ -123,43 +122,62 @@ def nearest(name: str, candidates: Iterable[str]) -> str:
     return next(iter(difflib.get_close_matches(name, sorted(set(candidates)), 1, cutoff=0.0)), 'none')
 
 
-def callables(imports: Iterable[Import], load: Load = importlib.import_module) -> list[str]:
-    """The names of the public functions and classes that the imported modules define; `load`: see `import_modules`."""
+def callables(imports: Iterable[Import], load: Load) -> list[str]:
+    """Returns the names of the public functions and classes that the imported modules define."""
     names = []
     for item in imports:
-        module = load(item.symbol)
-        for name, value in vars(module).items():
-            if callable(value) and not name.startswith('_') and getattr(value, '__module__', '') == module.__name__:
-                names.append(f'{item.name}.{name}')
+        with contextlib.suppress(UnclearNameError):
+            module = load(item.symbol)
+            for name, value in vars(module).items():
+                if callable(value) and not name.startswith('_') and getattr(value, '__module__', '') == module.__name__:
+                    names.append(f'{item.name}.{name}')
     return names
 
 
-def _find_from(imports: list[Import], selector: str, load: Load) -> Configurable:
+def _find_from_anywhere(
+    selector: str, imports: Iterable[Import], known: Iterable[Configurable], load: Load
+) -> Configurable:
+    """Looks up a name on the command line.
+
+    It may begin with a module that any file of the run imports, may be the full path, and may leave out the module when
+    one function of the run alone has that name.
+    """
+    found = {item for item in known if f'.{item.full_name}'.endswith(f'.{selector}')}
+    if not found:
+        starting = {item for item in imports if f'{selector}.'.startswith((f'{item.name}.', f'{item.symbol}.'))}
+        found = {_find([item], selector, load) for item in starting}
+    if len(found) > 1:
+        names = ' and '.join(sorted(item.full_name for item in found))
+        raise UnknownNameError(f'this may be {names} (write one of them in full)')
+    return found.pop() if found else _find([], selector, load)
+
+
+def _find(imports: list[Import], selector: str, load: Load) -> Configurable:
+    """Looks up a name that begins with the last of `imports`."""
     if not imports:
         raise UnknownNameError(f'no import provides {selector.partition(".")[0]!r}')
-    (item,) = imports
+    item = imports[-1]
+    start = item.symbol if f'{selector}.'.startswith(f'{item.symbol}.') else item.name
     value: Any = load(item.symbol)
     module: types.ModuleType = value
     attributes: list[str] = []
-    start = item.symbol if f'{selector}.'.startswith(f'{item.symbol}.') else item.name
-    for part in [part for part in selector[len(start) :].split('.') if part]:
+    for part in filter(None, selector[len(start) :].split('.')):
         try:
             value = getattr(value, part)
         except AttributeError as error:
             raise UnknownNameError(f'{".".join([module.__name__, *attributes])} has no {part!r}') from error
+        attributes.append(part)
         if isinstance(value, types.ModuleType):
             module, attributes = value, []
-        else:
-            attributes.append(part)
     if not callable(value):
         raise UnknownNameError(f'{selector} is no function or class')
     return Configurable(value, module.__name__, '.'.join(attributes))
 
 
 def _modules_near(missing: str, load: Load) -> list[str]:
-    """The modules beside the one that is missing, and the one above it."""
+    """Returns the modules beside the one that is missing, and the one above it."""
     above = missing.rpartition('.')[0]
     if not above:
         return [module.name for module in pkgutil.iter_modules()]
-    package = load(above)
-    return [above, *(f'{above}.{module.name}' for module in pkgutil.iter_modules(getattr(package, '__path__', ())))]
+    paths = getattr(load(above), '__path__', ())
+    return [above, *(f'{above}.{module.name}' for module in pkgutil.iter_modules(paths))]

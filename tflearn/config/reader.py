@@ -1,6 +1,6 @@
 """Reads a run's gin file: its statements in order, includes spliced in, each with the place where it was written.
 
-Names are not looked up and nothing is imported here; that is what names.py does.
+Names are not looked up and nothing is imported here; names.py does that.
 """
 
 import dataclasses
@@ -16,13 +16,14 @@ from tflearn.errors import UserValueError
 FLAG = '--gin_bindings'
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class Reference:
-    """`@scope/selector` or, evaluated, `@scope/selector()`."""
+    """`@scope/selector` or, evaluated, `@scope/selector()`. `target` is the function, once it is looked up."""
 
     scope: str
     selector: str
     evaluate: bool
+    target: Any = None
 
     def __repr__(self) -> str:
         return f'@{join_scope(self.scope, self.selector)}{"()" if self.evaluate else ""}'
@@ -48,7 +49,7 @@ class Import:
     place: str
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Binding:
     """`scope/selector.parameter = value`, or the definition of the macro `selector` when there is no parameter.
 
@@ -56,6 +57,7 @@ class Binding:
       value: a Python value that may hold References and Macros.
       place: file and line, or FLAG.
       imports: those of the file it is in; for FLAG, those of all files.
+      target: the function whose parameter it binds, once it is looked up; None for a macro.
     """
 
     scope: str
@@ -64,46 +66,42 @@ class Binding:
     value: Any
     place: str
     imports: Sequence[Import]
+    target: Any = None
 
     @property
     def written(self) -> str:
         """The name as the user wrote it."""
         return join_scope(self.scope, f'{self.selector}.{self.parameter}' if self.parameter else self.selector)
 
+    @property
+    def owner(self) -> Any:
+        """The function or, for a macro, its name."""
+        return self.target or self.written
+
 
 @dataclasses.dataclass
 class Statements:
-    """What a run's files and flags say."""
+    """The statements of a run's files and flags."""
 
     bindings: list[Binding] = dataclasses.field(default_factory=list)
     imports: list[Import] = dataclasses.field(default_factory=list)
 
 
-def read(gin_file: pathlib.Path, flag_bindings: Sequence[str] = ()) -> Statements:
+def read(gin_file: pathlib.Path | None, flag_bindings: Sequence[str] = ()) -> Statements:
     """Reads a gin file, all that it includes, and the bindings of the command line, which come last.
 
     Args:
-      gin_file: the run's file.
+      gin_file: the run's file; None if there is none.
       flag_bindings: gin statements; their names may be those of any file's imports.
 
     Raises:
       ValueError: for a file that is missing or holds something else than gin, naming file and line.
     """
     statements = Statements()
-    _read_file(gin_file, statements, ())
+    if gin_file:
+        _read_file(gin_file, statements, ())
     for text in flag_bindings:
         _read_text(text, None, statements, (), statements.imports)
-    return statements
-
-
-def read_text(text: str) -> Statements:
-    """Reads gin statements that are in no file, such as those that gin itself writes.
-
-    Raises:
-      ValueError: if they are not gin.
-    """
-    statements = Statements()
-    _read_text(text, None, statements, (), statements.imports)
     return statements
 
 
@@ -113,12 +111,10 @@ def join_scope(scope: str, name: str) -> str:
 
 def leaves(value: Any) -> Iterator[Reference | Macro]:
     """Yields the references and macros in a value, however deep."""
-    if isinstance(value, (Reference, Macro)):
+    if isinstance(value, Reference | Macro):
         yield value
-    elif isinstance(value, dict):
-        yield from leaves([*value.keys(), *value.values()])
-    elif isinstance(value, (list, tuple)):
-        for item in value:
+    elif isinstance(value, dict | list | tuple):
+        for item in [*value, *value.values()] if isinstance(value, dict) else value:
             yield from leaves(item)
 
 
@@ -148,52 +144,41 @@ def _read_text(
     including: tuple[pathlib.Path, ...],
     imports: list[Import],
 ) -> None:
-    """Appends to `statements` what `text` says; `imports` are those that its names may refer to."""
+    """Appends the statements of `text` to `statements`; `imports` are those that its names may refer to."""
     for statement in _parsed(text, path):
         place = f'{path}:{statement.location.line_num}' if path else FLAG
         if isinstance(statement, config_parser.BindingStatement):
             scope, selector, parameter, value, _ = statement
             statements.bindings.append(Binding(scope, selector, parameter, value, place, imports))
-        elif isinstance(statement, config_parser.ImportStatement):
-            if statement.module != '__gin__.dynamic_registration':
-                imported = _import(statement, place)
-                imports.append(imported)
-                if imports is not statements.imports:
-                    statements.imports.append(imported)
         elif isinstance(statement, config_parser.IncludeStatement):
             _read_file(_included(statement.filename, path, place), statements, including)
+        elif isinstance(statement, config_parser.ImportStatement) and not statement.module.startswith('__gin__.'):
+            module = statement.module
+            renamed = statement.is_from or statement.alias
+            symbol = module if renamed else module.partition('.')[0]
+            imports.append(Import(statement.bound_name(), module, symbol, place))
+            if imports is not statements.imports:
+                statements.imports.append(imports[-1])
 
 
 def _parsed(text: str, path: pathlib.Path | None) -> Iterator[Any]:
-    """Yields gin's statements."""
+    """Yields gin's statements.
+
+    Raises:
+      ValueError: if `text` is not gin.
+    """
     try:
         parser = config_parser.ConfigParser(text, _Delegate())
         while statement := parser.parse_statement():
             yield statement
     except (SyntaxError, ValueError, tokenize.TokenError, StopIteration) as error:
-        line_number, message = _where_and_why(error)
         lines = text.rstrip().splitlines() or ['']
-        line_number = min(line_number or len(lines), len(lines))  # An end that comes too early is behind the last line.
-        line = lines[line_number - 1].strip()
+        number = min(getattr(error, 'lineno', None) or len(lines), len(lines))
+        message = str((error.args or ['it ends too early'])[0]).splitlines()[-1].strip().rstrip('.')
         raise UserValueError(
-            f'got {line!r} in {f"{path}:{line_number}" if path else FLAG}, which is no gin statement ({message}); need '
-            'one like module.function.parameter = value, with text values in quotes'
+            f'got {lines[number - 1].strip()!r} in {f"{path}:{number}" if path else FLAG}, which is no gin statement '
+            f'({message}); need one like module.function.parameter = value, with text values in quotes'
         ) from error
-
-
-def _where_and_why(error: Exception) -> tuple[int, str]:
-    """Returns the line number, 0 if unknown, and the last line of the message: what gin made of Python's message."""
-    if isinstance(error, SyntaxError):
-        return error.lineno or 0, str(error.msg).splitlines()[-1].strip().rstrip('.')
-    if isinstance(error, tokenize.TokenError):
-        return error.args[1][0], str(error.args[0])
-    return 0, str(error).partition('\n')[0] or 'it ends too early'
-
-
-def _import(statement: config_parser.ImportStatement, place: str) -> Import:
-    renamed = statement.is_from or statement.alias
-    symbol = statement.module if renamed else statement.module.partition('.')[0]
-    return Import(statement.bound_name(), statement.module, symbol, place)
 
 
 def _included(name: str, path: pathlib.Path | None, place: str) -> pathlib.Path:
