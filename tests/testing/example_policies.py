@@ -93,6 +93,16 @@ def nested() -> Any:
     return greedy_policy.GreedyPolicy(q_policy.QPolicy(time_step, DISCRETE, _built(network)))
 
 
+def of_bytes() -> Any:
+    """Observes three bytes."""
+    observation = tensor_spec.BoundedTensorSpec((3,), tf.uint8, 0, 255, 'observation')
+    network = sequential.Sequential(
+        [tf.keras.layers.Lambda(lambda values: tf.cast(values, tf.float32)), tf.keras.layers.Dense(4)],
+        input_spec=observation,
+    )
+    return greedy_policy.GreedyPolicy(q_policy.QPolicy(ts.time_step_spec(observation), DISCRETE, _built(network)))
+
+
 def random() -> Any:
     """Has no variables."""
     return random_tf_policy.RandomTFPolicy(ts.time_step_spec(OBSERVATION), DISCRETE)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
+from tf_agents.trajectories import time_step as ts
 
 from tflearn.errors import UserFileNotFoundError, UserValueError
 from tflearn.policies import loaded_model, plain_nests, versions
@@ -30,6 +31,8 @@ class LoadedPolicy:
         self._action = model.function('action_of_fields', 'action')  # version 0.1 has only the latter
         self._initial_state = model.function('get_initial_state')
         self._input_dtypes = [argument.dtype for argument in self._action.inputs]
+        arguments, _ = self._action.definition.structured_input_signature
+        self.time_step_spec = ts.TimeStep(*arguments[:4])  # plain nests [B, ...]
 
     @property
     def train_step(self) -> int:
@@ -42,9 +45,8 @@ class LoadedPolicy:
         Raises:
           ValueError: if observations or actions differ in structure, shape or dtype.
         """
-        arguments, _ = self._action.definition.structured_input_signature
         for name, own, other in (
-            ('observation', arguments[3], specs.observation),
+            ('observation', self.time_step_spec.observation, specs.observation),
             ('action', self._action.definition.structured_outputs['action'], specs.action),
         ):
             got, need = (dict(plain_nests.flat(nest, name)) for nest in (own, plain_nests.batched(other, name)))
