@@ -23,7 +23,7 @@ setuptools.setup(
     python_requires='>=3.10,<3.12',
     packages=[*setuptools.find_packages(include=['tflearn', 'tflearn.*']), 'tflearn_scripts', 'tflearn_gin'],
     package_dir={'tflearn_scripts': 'scripts', 'tflearn_gin': 'gin'},
-    package_data={'tflearn_gin': ['**/*.gin']},
+    package_data={'tflearn': ['py.typed'], 'tflearn_gin': ['**/*.gin']},
     entry_points={
         'console_scripts': [f'tflearn-{job.replace("_", "-")} = tflearn_scripts.{job}:main' for job in JOBS],
     },

@@ -1,23 +1,98 @@
-"""tflearn: a learner system for TensorFlow agents, fed by datasets.
+"""tflearn: a learner system for TensorFlow agents, fed by datasets. Installed by the distribution tflearn-agents.
 
-The four public names are loaded on first use, so `import tflearn` stays free of TensorFlow.
+The public names are loaded on first use, so `import tflearn` stays free of TensorFlow.
 """
 
 import importlib
-from typing import Any
+import pathlib
+import warnings
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tflearn.api.training import TrainedRun, train
+    from tflearn.distribute.strategies import make as make_strategy
+    from tflearn.experience import BatchSource, Experience
+    from tflearn.learner.learner import Learner, LearnerOptions
+    from tflearn.learner.stop_conditions import Limits
+    from tflearn.learner.summaries import SummaryOptions
+    from tflearn.learner.train_loop import LoopOptions
+    from tflearn.learner.train_result import TrainResult
+    from tflearn.learner.triggers import EndTrigger, IntervalTrigger, StepsTrigger, TimeTrigger, TotalTrigger
+    from tflearn.policies.policy_function import PolicyFunction, load_policy
+    from tflearn.run_dir import RunDir
+    from tflearn.train_step import create_train_step
+    from tflearn.types import EnvironmentSpecs
 
 __version__ = '0.1.0'
-__all__ = ['Experience', 'IntervalTrigger', 'Learner', 'RunDir']
+__all__ = [
+    'BatchSource',
+    'EndTrigger',
+    'EnvironmentSpecs',
+    'Experience',
+    'IntervalTrigger',
+    'Learner',
+    'LearnerOptions',
+    'Limits',
+    'LoopOptions',
+    'PolicyFunction',
+    'RunDir',
+    'StepsTrigger',
+    'SummaryOptions',
+    'TimeTrigger',
+    'TotalTrigger',
+    'TrainResult',
+    'TrainedRun',
+    'create_train_step',
+    'load_policy',
+    'make_strategy',
+    'train',
+]
 
-_HOMES = {
-    'Experience': 'tflearn.experience',
-    'IntervalTrigger': 'tflearn.learner.triggers',
-    'Learner': 'tflearn.learner.learner',
-    'RunDir': 'tflearn.run_dir',
+# Module -> the public names that it defines, once more: those above are for type checkers only.
+_NAMES = {
+    'api.training': ('TrainedRun', 'train'),
+    'experience': ('BatchSource', 'Experience'),
+    'learner.learner': ('Learner', 'LearnerOptions'),
+    'learner.stop_conditions': ('Limits',),
+    'learner.summaries': ('SummaryOptions',),
+    'learner.train_loop': ('LoopOptions',),
+    'learner.train_result': ('TrainResult',),
+    'learner.triggers': ('EndTrigger', 'IntervalTrigger', 'StepsTrigger', 'TimeTrigger', 'TotalTrigger'),
+    'policies.policy_function': ('PolicyFunction', 'load_policy'),
+    'run_dir': ('RunDir',),
+    'train_step': ('create_train_step',),
+    'types': ('EnvironmentSpecs',),
 }
+_HOMES = {name: (module, name) for module, names in _NAMES.items() for name in names}
+_HOMES['make_strategy'] = ('distribute.strategies', 'make')
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f'module tflearn has no attribute {name!r}; it has {", ".join(__all__)}')
-    return getattr(importlib.import_module(_HOMES[name]), name)
+if not TYPE_CHECKING:  # A type checker would take it for a definition of every name.
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f'module tflearn has no attribute {name!r}; it has {", ".join(__all__)}')
+        module, attribute = _HOMES[name]
+        return getattr(importlib.import_module(f'tflearn.{module}'), attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _warn_of_namesake() -> None:
+    """Warns if the other distribution that is imported as `tflearn` is installed too: both write to one folder."""
+    try:
+        other = metadata.distribution('tflearn')
+    except metadata.PackageNotFoundError:
+        return
+    warnings.warn(
+        f'got two distributions that are imported as tflearn: tflearn-agents, which was imported (from '
+        f'{pathlib.Path(__file__).parent}), and tflearn {other.version} (in {other.locate_file("")}); need only one; '
+        'run `pip uninstall tflearn`, then install tflearn-agents again',
+        stacklevel=2,
+    )
+
+
+_warn_of_namesake()

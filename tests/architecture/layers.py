@@ -114,6 +114,8 @@ def _may_import(file: SourceFile, job_parts: Sequence[str]) -> tuple[str, ...]:
     if file.parts[0] == 'scripts':
         return ('scripts', 'tflearn.jobs', 'tflearn.launch', 'tflearn.config', *vocabulary)
     package = file.parts[1]
+    if package == '__init__':
+        return ('tflearn',)
     if package in VOCABULARY:
         return vocabulary[: VOCABULARY.index(package)]
     if package == 'config':
@@ -122,6 +124,8 @@ def _may_import(file: SourceFile, job_parts: Sequence[str]) -> tuple[str, ...]:
         return ('tflearn.errors', 'tflearn.run_dir', 'tflearn.launch')
     if package == 'jobs':
         return (*vocabulary, *(f'tflearn.{name}' for name in PACKAGES), *job_parts)
+    if package == 'api':
+        return (*vocabulary, *(f'tflearn.{name}' for name in (*PACKAGES, 'api', 'config', 'jobs', 'launch')))
     if package not in PACKAGES:
         return ()
     own = (package, *PACKAGES[package])

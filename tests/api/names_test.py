@@ -1,0 +1,65 @@
+"""The public names of `tflearn`: importable, listed, typed, and loaded on first use."""
+
+import importlib
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import tflearn
+
+CHECKOUT = pathlib.Path(__file__).parents[2]
+USERS_PROGRAM = pathlib.Path(__file__).with_name('users_program.py')
+STRICT = """
+[mypy]
+strict = True
+python_version = 3.10
+[mypy-tflearn.*]
+follow_imports = silent
+[mypy-tensorflow.*,tf_agents.*,absl.*,reverb.*,gin.*,google.*]
+ignore_missing_imports = True
+[mypy-gin.*]
+follow_imports = skip
+"""
+
+
+def run(*arguments, path=CHECKOUT, **options):
+    """Runs Python with `path` in front of its module path."""
+    environment = {**os.environ, 'PYTHONPATH': str(path)}
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(command, env=environment, text=True, capture_output=True, timeout=240, check=False, **options)
+
+
+@pytest.mark.parametrize('name', tflearn.__all__)
+def test_each_name_can_be_imported(name):
+    assert callable(getattr(tflearn, name))
+    assert getattr(tflearn, name) is getattr(importlib.import_module('tflearn'), name)
+
+
+def test_they_are_listed_and_no_other_is_there():
+    assert 15 <= len(tflearn.__all__) <= 25
+    assert set(tflearn.__all__) <= set(dir(tflearn))
+    with pytest.raises(AttributeError, match=r"no attribute 'Lerner'; it has .*Learner"):
+        _ = tflearn.Lerner
+
+
+def test_importing_it_loads_no_tensorflow():
+    heavy = "{'tensorflow', 'numpy', 'reverb', 'gin', 'gymnasium', 'absl'} & sys.modules.keys()"
+    done = run('-c', f'import sys, tflearn; dir(tflearn); assert not {heavy}, {heavy}')
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_users_program_passes_a_strict_type_check(tmp_path):
+    config = tmp_path / 'mypy.ini'
+    config.write_text(STRICT)
+    options = ('--config-file', config, '--cache-dir', CHECKOUT / '.mypy_cache' / 'strict')
+    done = run('-m', 'mypy', *options, USERS_PROGRAM, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    wrong = tmp_path / 'wrong.py'
+    wrong.write_text('import tflearn\ntflearn.RunDir(3)\ntflearn.Lerner\nreveal_type(tflearn.load_policy)\n')
+    done = run('-m', 'mypy', *options, wrong, cwd=tmp_path)
+    for text in ('wrong.py:2: error: Argument 1 to "RunDir"', 'wrong.py:3: error: Module has no attribute "Lerner"'):
+        assert text in done.stdout
+    assert 'PolicyFunction"' in done.stdout

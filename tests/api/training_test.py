@@ -1,0 +1,140 @@
+"""Whole runs as one call from Python."""
+
+import dataclasses
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import threading
+
+import gymnasium
+import numpy as np
+import pytest
+
+import tflearn
+from tests.testing import jobs
+from tflearn.jobs.policy_exports import ExportOptions
+
+SMALL = {
+    **jobs.SmallRun('unused').factories(),
+    'num_train_steps': 60,
+    'num_environments': 2,
+    'num_episodes': 3,
+    'export_interval_steps': 30,
+    'exports': ExportOptions(('greedy_policy',)),
+    'summary_interval_steps': None,
+}
+
+
+def test_a_run_gives_its_policy_and_its_returns_and_can_be_called_again(tmp_path, capfd):
+    run = tflearn.train(**SMALL, root_dir=tmp_path, seed=1)
+    assert (run.reason, run.train_step) == ('num_train_steps 60 reached', 60)
+    assert run.env_steps >= 50
+    assert run.run_dir.root == tmp_path
+    assert [evaluation['train_step'] for evaluation in run.evaluations] == [0, 30, 60]
+    assert [len(evaluation['returns']) for evaluation in run.evaluations] == [3, 3, 3]
+    assert run.returns == tuple(np.mean(evaluation['returns']) for evaluation in run.evaluations)
+    best = run.evaluations[int(np.argmax(run.returns))]
+    assert run.best_return == best['mean_return'] == run.policy.metadata['evaluation']['mean_return']
+    assert run.policy.train_step == best['train_step']
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        run.train_step = 1
+    environment = gymnasium.make('CartPole-v1')
+    observation, _ = environment.reset(seed=1)
+    assert environment.action_space.contains(run.policy(observation))
+
+    again = tflearn.train(**SMALL, root_dir=tmp_path, seed=1)
+    assert (again.evaluations, again.policy.path) == (run.evaluations, run.policy.path)
+    same = tflearn.train(**SMALL, root_dir=tmp_path / 'same', seed=1)
+    assert same.returns == run.returns
+
+
+def test_a_target_return_ends_it(tmp_path):
+    run = tflearn.train(**{**SMALL, 'num_train_steps': 10**6, 'target_return': 5.0}, root_dir=tmp_path)
+    assert run.reason.startswith('target_return 5 reached')
+    assert run.best_return >= 5.0
+
+
+@pytest.mark.parametrize(
+    ('changes', 'error', 'message'),
+    [
+        ({'make_agent': None, 'root_dir': None}, TypeError, 'got neither a gin file nor make_agent, root_dir; need'),
+        ({'mode': 'processes'}, TypeError, "got mode='processes'.* without a gin file"),
+        ({'gin_bindings': ['a.b = 1']}, TypeError, r"gin_bindings=\['a.b = 1'\] without a gin file"),
+        ({'mode': 'fast'}, ValueError, "got mode='fast'; need one of synchronous, processes"),
+        ({'make_environment': 'CartPole-v1'}, TypeError, "got make_environment='CartPole-v1'; need a function"),
+        ({'experience': {}}, TypeError, r'got experience=\{\}; need a tflearn.Experience'),
+        ({'num_episodes': 0}, ValueError, 'got num_episodes=0'),
+        ({'num_train_steps': 0}, ValueError, 'got num_train_steps=0'),
+        ({'max_sec': 3}, TypeError, r'got max_sec=...; did you mean max_secs\? need one of make_environment, '),
+        ({'on_restored': print}, TypeError, 'got on_restored=...; '),
+        ({'exports': ExportOptions(('raw_policy',))}, ValueError, "need 'greedy_policy' among its policies"),
+        ({'experience': tflearn.Experience(order='prioritized')}, ValueError, "need order='uniform'"),
+        ({'root_dir': 'gs://bucket/run'}, ValueError, 'which is a URL'),
+    ],
+)
+def test_bad_input_is_refused_before_any_work(tmp_path, changes, error, message):
+    def never(**_):
+        raise AssertionError('it began to work')
+
+    given = {**SMALL, 'make_environment': never, 'root_dir': tmp_path / 'run', **changes}
+    with pytest.raises(error, match=message):
+        tflearn.train(**given)
+    assert not list(tmp_path.rglob('*.*'))
+
+
+def test_an_error_in_an_evaluation_ends_the_run(tmp_path):
+    environments = []
+
+    def second_fails(**arguments):
+        environments.append(SMALL['make_environment'](**arguments))
+        if len(environments) == 2:
+            raise ValueError('no second one')
+        return environments[0]
+
+    given = {**SMALL, 'make_environment': second_fails, 'num_train_steps': 10**6}
+    with pytest.raises(ValueError, match='no second one'):
+        tflearn.train(**given, root_dir=tmp_path)
+    assert threading.active_count() < 20
+    run = tflearn.train(**{**SMALL, 'num_train_steps': 10}, root_dir=tmp_path)
+    assert run.train_step >= 10, 'it went on from the checkpoint of the first call'
+
+
+PROGRAM = """
+import functools, sys
+import tflearn
+from tflearn.agents import dqn
+from tflearn.environments import gymnasium_env
+
+run = tflearn.train(
+    make_environment=functools.partial(gymnasium_env.make, 'CartPole-v1'),
+    make_agent=functools.partial(dqn.make_agent, fc_layer_params=(8,)),
+    experience=tflearn.Experience(min_size=50, samples_per_insert=8.0, per_replica_batch_size=8),
+    num_train_steps=int(sys.argv[1]),
+    export_interval_steps=50,
+    root_dir='run',
+)
+"""
+
+
+def test_ctrl_c_saves_a_checkpoint_and_the_same_call_goes_on(tmp_path):
+    (tmp_path / 'program.py').write_text(PROGRAM)
+    environment = {**os.environ, 'PYTHONPATH': str(pathlib.Path(__file__).parents[2])}
+    command = [sys.executable, 'program.py', str(10**7)]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        for line in process.stderr:
+            if re.search(r'train step [1-9]\d*: mean return', line):
+                break
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+    assert process.returncode == -signal.SIGINT or 'KeyboardInterrupt' in rest
+    run_dir = tflearn.RunDir(tmp_path / 'run')
+    steps = [int(path.stem.rpartition('-')[2]) for path in run_dir.checkpoints.glob('ckpt-*.index')]
+    assert max(steps) > 0, rest
+    command[2] = str(max(steps) + 10)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert f'finished: num_train_steps {max(steps) + 10} reached' in done.stderr
+    assert 'waiting for' not in done.stderr

@@ -1,0 +1,203 @@
+"""`tflearn.train`: a whole run, from its configuration to an evaluated policy, as one call."""
+
+import dataclasses
+import difflib
+import inspect
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+from tflearn.actors.evaluation_record import EvaluationRecord
+from tflearn.api import synchronous_run
+from tflearn.errors import UserRuntimeError, UserTypeError, UserValueError
+from tflearn.experience import AgentFactory, Experience
+from tflearn.jobs.evaluate import evaluate
+from tflearn.jobs.evaluate_settings import EvaluateOptions
+from tflearn.jobs.policy_exports import ExportOptions
+from tflearn.jobs.synchronous import synchronous
+from tflearn.policies.policy_function import PolicyFunction, load_policy
+from tflearn.run_dir import RunDir, read_json
+from tflearn.types import EnvironmentFactory
+
+Mode = Literal['synchronous', 'processes']
+
+# Arguments of the synchronous job that `train` itself gives.
+_GIVEN = ('run_dir', 'stop', 'on_restored', 'describe')
+_NO_TIMEOUT_SECS = float('inf')
+# Evaluations are not played with the seeds of training.
+_EVALUATION_SEED = 1_000_000
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedRun:
+    """A run that has reached its end.
+
+    Attributes:
+      run_dir: its files: checkpoints, exported policies, summaries, evaluations.
+      reason: why training ended.
+      train_step: train steps of the run.
+      env_steps: environment steps of the run.
+      evaluations: all evaluations of the greedy policy in their order: train_step, mean_return, returns (of each
+        episode), mean_length, ...
+      policy: the best policy by evaluation: `policy(observation)` -> action.
+    """
+
+    run_dir: RunDir
+    reason: str
+    train_step: int
+    env_steps: int
+    evaluations: tuple[Mapping[str, Any], ...]
+    policy: PolicyFunction
+
+    @property
+    def returns(self) -> tuple[float, ...]:
+        """The mean return of each evaluation, in their order."""
+        return tuple(evaluation['mean_return'] for evaluation in self.evaluations)
+
+    @property
+    def best_return(self) -> float:
+        """The mean return of `policy` in its evaluation."""
+        return max(self.returns)
+
+
+def train(
+    gin_file: str | os.PathLike[str] | None = None,
+    *,
+    root_dir: str | os.PathLike[str] | None = None,
+    mode: Mode | None = None,
+    gin_bindings: Sequence[str] = (),
+    num_collectors: int = 1,
+    make_environment: EnvironmentFactory | None = None,
+    make_agent: AgentFactory | None = None,
+    experience: Experience | None = None,
+    num_train_steps: int | None = None,
+    target_return: float | None = None,
+    num_episodes: int | None = None,
+    **settings: Any,
+) -> TrainedRun:
+    """Trains an agent and evaluates its greedy policy, from a script or a notebook.
+
+    What is to be trained is either a gin file (`tflearn.train('dqn_cartpole')`) or the run's parts as Python objects.
+    The same call continues a run that was stopped (Ctrl-C saves a checkpoint), and returns the result of one that has
+    reached its end. Each run needs its own directory.
+
+    Args:
+      gin_file: a path, or the name of a packaged gin file.
+      root_dir: the run's directory; runs/<name of the gin file> by default.
+      mode: 'processes' runs the jobs of a gin file as processes of this machine, as tflearn-launch does, and is the
+        default for a gin file. 'synchronous' collects and trains alternately in this process.
+      gin_bindings: gin statements that come after the gin file.
+      num_collectors: how many collect jobs to start, in the mode 'processes'.
+      make_environment: makes the environment.
+      make_agent: makes the agent.
+      experience: the data that the learner consumes; drawn uniformly.
+      num_train_steps: train steps at which training ends.
+      target_return: mean return at which training ends: of one evaluation, and of a second one to confirm it. None
+        trains to the end.
+      num_episodes: episodes of one evaluation; 20 by default. Each exported policy is evaluated.
+      **settings: more arguments of `tflearn.jobs.synchronous.synchronous`: num_environments, max_env_steps, max_secs,
+        seed, export_interval_steps, learner_options, ...
+
+    Raises:
+      TypeError: if arguments are missing, unknown, or cannot be combined.
+      ValueError: if an argument is out of its range, the gin file is wrong, or the run directory cannot be used.
+      RuntimeError: if a job failed.
+    """
+    parts = {
+        'make_environment': make_environment,
+        'make_agent': make_agent,
+        'experience': experience,
+        'num_train_steps': num_train_steps,
+    }
+    more = {'target_return': target_return, 'num_episodes': num_episodes, **settings}
+    mode = mode or ('synchronous' if gin_file is None else 'processes')
+    if mode not in get_args(Mode):
+        raise UserValueError(f'got mode={mode!r}; need one of {", ".join(get_args(Mode))}')
+    if gin_file is None:
+        _check_parts(parts, root_dir, mode, gin_bindings)
+        _check_more(**more)
+        run_dir = RunDir(root_dir or '')
+        run_dir.make()
+        _run_parts(run_dir, parts, **more)
+    else:
+        raise NotImplementedError
+    return _result(run_dir)
+
+
+def _check_parts(
+    parts: Mapping[str, Any], root_dir: str | os.PathLike[str] | None, mode: Mode, gin_bindings: Sequence[str]
+) -> None:
+    """Checks the run's parts as Python objects, as far as it can be done before they are used."""
+    missing = [name for name, value in {**parts, 'root_dir': root_dir}.items() if value is None]
+    if missing:
+        raise UserTypeError(
+            f'got neither a gin file nor {", ".join(missing)}; need one gin file, or all of {", ".join(parts)} and '
+            'root_dir'
+        )
+    if mode != 'synchronous' or gin_bindings:
+        raise UserTypeError(
+            f'got mode={mode!r}, gin_bindings={list(gin_bindings)} without a gin file; need a gin file for both, since '
+            "jobs in processes of their own are configured by it; use mode='synchronous', without gin_bindings"
+        )
+    for name in ('make_environment', 'make_agent'):
+        if not callable(parts[name]):
+            raise UserTypeError(f'got {name}={parts[name]!r}; need a function; see docs/python.md')
+    if not isinstance(parts['experience'], Experience):
+        raise UserTypeError(f'got experience={parts["experience"]!r}; need a tflearn.Experience')
+
+
+def _check_more(target_return: float | None, num_episodes: int | None, **settings: Any) -> None:
+    """Checks what is not a part of the run, likewise."""
+    del target_return
+    if num_episodes is not None and num_episodes < 1:
+        raise UserValueError(f'got num_episodes={num_episodes}; need at least 1')
+    known = [name for name in inspect.signature(synchronous).parameters if name not in _GIVEN]
+    for name in settings:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            advice = f'did you mean {near[0]}? ' if near else ''
+            raise UserTypeError(f'got {name}=...; {advice}need one of {", ".join(known)}')
+    exports = settings.get('exports', ExportOptions())
+    if 'greedy_policy' not in exports.policies:
+        raise UserValueError(f"got exports={exports}; need 'greedy_policy' among its policies: it is evaluated")
+
+
+def _run_parts(
+    run_dir: RunDir,
+    parts: Mapping[str, Any],
+    target_return: float | None,
+    num_episodes: int | None,
+    **settings: Any,
+) -> None:
+    """Runs the synchronous job and the evaluate job with Python objects."""
+    seed = settings.get('seed')
+    synchronous_run.run(
+        training=lambda stop, on_restored: synchronous(
+            run_dir=run_dir, stop=stop, on_restored=on_restored, **parts, **settings
+        ),
+        evaluation=lambda stop: evaluate(
+            run_dir=run_dir,
+            connect_timeout_secs=_NO_TIMEOUT_SECS,
+            idle_timeout_secs=_NO_TIMEOUT_SECS,
+            stop=stop,
+            make_environment=parts['make_environment'],
+            num_episodes=num_episodes or 20,
+            target_return=target_return,
+            seed=None if seed is None else seed + _EVALUATION_SEED,
+            options=EvaluateOptions(follow='each'),
+        ),
+    )
+
+
+def _result(run_dir: RunDir) -> TrainedRun:
+    done = read_json(run_dir.done)
+    if done is None:
+        raise UserRuntimeError(f'got a run in {run_dir.root} without a result; need one that was not stopped')
+    return TrainedRun(
+        run_dir=run_dir,
+        reason=done['reason'],
+        train_step=done['train_step'],
+        env_steps=done['env_steps'],
+        evaluations=tuple(EvaluationRecord(run_dir.evaluations).evaluations),
+        policy=load_policy(run_dir.root),
+    )
