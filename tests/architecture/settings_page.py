@@ -1,0 +1,227 @@
+"""docs/settings.md, made from the source: every setting that gin can bind.
+
+`python -m tests.architecture.settings_page` writes it. Settings are the arguments of the jobs and of the factories
+that gin hands to them, and the fields of the dataclasses among these.
+"""
+
+import ast
+import dataclasses
+import pathlib
+import re
+from collections.abc import Iterator, Sequence
+
+from tests.architecture import source_tree
+from tests.architecture.source_tree import SourceFile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PAGE = 'docs/settings.md'
+JOBS, AGENTS, ENVIRONMENTS = (f'tflearn.{package}.' for package in ('jobs', 'agents', 'environments'))
+# Title, functions that gin files call, and their arguments that come from elsewhere.
+SECTIONS = (
+    (
+        'Jobs',
+        rf'{JOBS}(replay_server|collect|train|synchronous|evaluate)\.\1',
+        {'run_dir', 'replay_address', 'connect_timeout_secs', 'stop', 'name', 'on_restored', 'describe'},
+    ),
+    ('Algorithms', rf'{AGENTS}\w+\.make_agent', {'specs', 'train_step', 'experience'}),
+    (
+        'Optimizers and schedules',
+        rf'{AGENTS}(optimizers\.make|schedules\.[a-z]\w+)',
+        {'train_step', 'learning_rate', 'gradient_clipping', 'per_replica_batch_size', 'name'},
+    ),
+    ('Environments', rf'{ENVIRONMENTS}\w+\.(make|record|from_dm_env)', {'num_environments', 'seed', 'folder'}),
+)
+UNITS = {'secs': 's', 'seconds': 's', 'gb': 'GB', 'bytes': 'bytes', 'items': 'items', 'episodes': 'episodes'}
+HEADER = """# Settings
+
+All settings that a gin file or `--gin_bindings` can bind, as `name = value`; import the module as shown. Bind what has
+no default. `python -m tests.architecture.settings_page` writes this page, and a test checks that it is current.
+`--help` shows the flags of a program.
+"""
+
+Owner = ast.FunctionDef | ast.ClassDef
+
+
+@dataclasses.dataclass(frozen=True)
+class Definition:
+    """A function or dataclass whose arguments are settings."""
+
+    name: str  # full name
+    node: Owner
+    file: SourceFile
+
+    @property
+    def module(self) -> str:
+        return self.name.rpartition('.')[0]
+
+    @property
+    def short(self) -> str:
+        return '.'.join(self.name.split('.')[-2:])
+
+    def arguments(self) -> Iterator[tuple[str, ast.expr | None, ast.expr | None]]:
+        """Yields name, annotation and default of each."""
+        if isinstance(self.node, ast.ClassDef):
+            for field in self.node.body:
+                if isinstance(field, ast.AnnAssign) and not field.target.id.startswith('_'):
+                    yield field.target.id, field.annotation, field.value
+            return
+        arguments = self.node.args
+        positional = [*arguments.posonlyargs, *arguments.args]
+        missing = [None] * (len(positional) - len(arguments.defaults))
+        for argument, default in zip(positional, [*missing, *arguments.defaults], strict=True):
+            yield argument.arg, argument.annotation, default
+        for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+            yield argument.arg, argument.annotation, default
+
+
+def full_names(file: SourceFile) -> dict[str, str]:
+    """Returns what the names of a module stand for."""
+    module = '.'.join(file.parts)
+    own = {node.name: f'{module}.{node.name}' for node in file.syntax.body if isinstance(node, Owner)}
+    values = {
+        target.id: f'{module}.{target.id}'
+        for node in file.syntax.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    return {name.rpartition('.')[2]: name for name, _ in file.imports} | own | values
+
+
+def definitions(files: Sequence[SourceFile]) -> dict[str, Definition]:
+    """Returns the public functions and classes of the library by their full names."""
+    return {
+        f'{".".join(file.parts)}.{node.name}': Definition(f'{".".join(file.parts)}.{node.name}', node, file)
+        for file in files
+        if file.parts[0] == 'tflearn'
+        for node in file.syntax.body
+        if isinstance(node, Owner) and not node.name.startswith('_')
+    }
+
+
+def _is_dataclass(definition: Definition) -> bool:
+    return isinstance(definition.node, ast.ClassDef) and any(
+        'dataclass' in ast.unparse(decorator) for decorator in definition.node.decorator_list
+    )
+
+
+def _types(annotation: ast.expr) -> Iterator[ast.expr]:
+    """Yields the parts of an annotation that name what a value is: not what a function takes or returns."""
+    if isinstance(annotation, ast.BinOp):
+        yield from (*_types(annotation.left), *_types(annotation.right))
+    elif isinstance(annotation, ast.Name | ast.Attribute):
+        yield annotation
+
+
+def _dataclasses(definition: Definition, given: set[str], known: dict[str, Definition]) -> Iterator[Definition]:
+    """Yields the dataclasses that the settings of `definition` take, and theirs."""
+    names = full_names(definition.file)
+    for name, annotation, _ in definition.arguments():
+        if name in given or annotation is None:
+            continue
+        for node in _types(annotation):
+            first, _, rest = source_tree.dotted_name(node).partition('.')
+            full = '.'.join(filter(None, [names.get(first, ''), rest]))
+            if (found := known.get(full)) and _is_dataclass(found):
+                yield found
+                yield from _dataclasses(found, given, known)
+
+
+def descriptions(node: Owner) -> dict[str, str]:
+    """Returns the entries of the docstring's Args or Attributes."""
+    text = ast.get_docstring(node) or ''
+    section = re.search(r'^(?:Args|Attributes):\n(.*?)(?=^\w|\Z)', text, re.MULTILINE | re.DOTALL)
+    entries = re.split(r'^ {2}(?=\w+: )', section[1], flags=re.MULTILINE) if section else []
+    return {name: ' '.join(rest.split()) for name, _, rest in (entry.partition(': ') for entry in entries if entry)}
+
+
+def sentence(text: str) -> str:
+    """Returns the first sentence, as a cell of a table."""
+    return re.split(r'(?<=[\w)\]][.])\s+(?=[A-Z])', text)[0].rstrip('.').replace('|', r'\|')
+
+
+def _default(definition: Definition, node: ast.expr | None, known_values: dict[str, str]) -> str:
+    if node is None:
+        return ''
+    if isinstance(node, ast.Call) and source_tree.dotted_name(node.func).endswith('field'):
+        found = {keyword.arg: keyword.value for keyword in node.keywords}
+        if 'default_factory' in found:
+            return f'`{ast.unparse(found["default_factory"])}()`'
+        return _default(definition, found.get('default'), known_values)
+    first, _, rest = source_tree.dotted_name(node).partition('.')
+    full = '.'.join(filter(None, [full_names(definition.file).get(first, ''), rest]))
+    text = known_values.get(full) or ast.get_source_segment(definition.file.text, node)
+    plain = re.sub(r'^DefaultInt\((.*)\)$', r'\1', text)
+    return f'`{plain}`'
+
+
+def _values(files: Sequence[SourceFile]) -> dict[str, str]:
+    """Returns the source of each module's constants by their full names."""
+    return {
+        f'{".".join(file.parts)}.{node.targets[0].id}': ast.get_source_segment(file.text, node.value)
+        for file in files
+        if file.parts[0] == 'tflearn'
+        for node in file.syntax.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+
+
+def _unit(name: str, text: str) -> str:
+    if bracket := re.search(r'\[([a-z ]+|GB)\]', text):
+        return UNITS.get(bracket[1], bracket[1])
+    if (last := name.rpartition('_')[2]) in UNITS:
+        return UNITS[last]
+    steps = re.search(r'\b(train|environment) steps\b', text) if re.search('steps|interval|period', name) else None
+    return f'{steps[1]} steps' if steps else 'steps' if last == 'steps' else ''
+
+
+def _lines(definition: Definition, given: set[str], values: dict[str, str]) -> Iterator[str]:
+    package, _, module = definition.module.rpartition('.')
+    about = sentence((ast.get_docstring(definition.node) or '').split('\n\n')[0].replace('\n', ' '))
+    end = '' if about.endswith(')') else '.'
+    yield from ('', f'### {definition.short}', '', f'`from {package} import {module}`. {about}{end}', '')
+    yield from ('| setting | default | unit | what it is |', '|---|---|---|---|')
+    texts = descriptions(definition.node)
+    for name, _, default in definition.arguments():
+        if name not in given:
+            text, shown = texts.get(name, ''), _default(definition, default, values)
+            unit = '' if shown in ('`True`', '`False`') else _unit(name, text)
+            yield f'| `{name}` | {shown} | {unit} | {sentence(text)} |'
+
+
+def settings(files: Sequence[SourceFile]) -> Iterator[tuple[str, list[Definition], set[str]]]:
+    """Yields the sections: title, owners of settings, and the arguments that are none."""
+    known = definitions(files)
+    shown: set[str] = set()
+    for title, pattern, given in SECTIONS:
+        roots = [item for name, item in known.items() if re.fullmatch(pattern, name)]
+        owners = roots + [found for root in roots for found in _dataclasses(root, given, known)]
+        new = list({owner.name: owner for owner in owners if owner.name not in shown}.values())
+        shown |= {owner.name for owner in new}
+        yield title, new, given
+
+
+def anchors(files: Sequence[SourceFile]) -> dict[str, str]:
+    """Returns links to what the page describes, by full names."""
+    owners = [owner for _, found, _ in settings(files) for owner in found]
+    return {owner.name: f'settings.md#{owner.short.lower().replace(".", "")}' for owner in owners}
+
+
+def page(files: Sequence[SourceFile]) -> str:
+    """Returns what docs/settings.md has to hold."""
+    values = _values(files)
+    lines = [HEADER.rstrip()]
+    for title, owners, given in settings(files):
+        lines += ['', f'## {title}']
+        for owner in owners:
+            lines += _lines(owner, given, values)
+    return '\n'.join([*lines, ''])
+
+
+def main() -> None:
+    """Writes the page of this checkout."""
+    (ROOT / PAGE).write_text(page(source_tree.read(ROOT)), encoding='utf-8')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,173 @@
+"""The documents: the site's pages and links, the pages made from the source, and that what they name is there."""
+
+import ast
+import functools
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.architecture import api_page, settings_page, source_tree
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+DOCS = ROOT / 'docs'
+PAGES = sorted([ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', *DOCS.glob('*.md')])
+FILES = source_tree.read(ROOT)
+EXTERNAL = ('http://', 'https://', 'mailto:')
+
+
+def prose(page: pathlib.Path) -> str:
+    """A page without its code."""
+    text = re.sub(r'^```.*?^```', '', page.read_text(encoding='utf-8'), flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r'^    .*$', '', text, flags=re.MULTILINE)
+
+
+def code(page: pathlib.Path, language: str) -> list[str]:
+    """The code blocks of a page."""
+    return re.findall(rf'^```{language}\n(.*?)^```', page.read_text(encoding='utf-8'), re.MULTILINE | re.DOTALL)
+
+
+@functools.cache
+def anchors(page: pathlib.Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and MkDocs make them."""
+    headings = re.findall(r'^#+ (.*)$', prose(page), re.MULTILINE)
+    plain = [re.sub(r'[^\w\s-]', '', heading.replace('`', '')).strip().lower() for heading in headings]
+    return {re.sub(r'[\s]+', '-', heading) for heading in plain}
+
+
+@functools.cache
+def settings() -> dict[str, set[str]]:
+    """What can be bound, by the last name of its owner: {'Experience': {'max_size', ...}, 'make_agent': ...}."""
+    found: dict[str, set[str]] = {}
+    text = (ROOT / settings_page.PAGE).read_text(encoding='utf-8')
+    for owner, table in re.findall(r'^### \w+\.(\w+)\n(.*?)(?=^#|\Z)', text, re.MULTILINE | re.DOTALL):
+        found.setdefault(owner, set()).update(re.findall(r'^\| `(\w+)` \|', table, re.MULTILINE))
+    return found
+
+
+@pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    broken = []
+    for link in re.findall(r'\]\(([^)\s]+)\)', prose(page)):
+        if link.startswith(EXTERNAL):
+            continue
+        path, _, anchor = link.partition('#')
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert broken == []
+
+
+def test_the_site_has_every_page_once():
+    nav = re.findall(r'^ +- [^:]+: (\S+\.md)$', (ROOT / 'mkdocs.yml').read_text(encoding='utf-8'), re.MULTILINE)
+    assert sorted(nav) == sorted(page.name for page in PAGES if page.parent == DOCS)
+
+
+def test_the_site_can_be_built(tmp_path):
+    """Strictly: a broken link is an error. Offline."""
+    pytest.importorskip('mkdocs')
+    command = [sys.executable, '-m', 'mkdocs', 'build', '--strict', '--site-dir', str(tmp_path)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert built.returncode == 0, built.stderr
+    assert (tmp_path / 'settings' / 'index.html').exists()
+
+
+@pytest.mark.parametrize('module', [settings_page, api_page], ids=lambda module: module.PAGE)
+def test_pages_made_from_the_source_are_current(module):
+    written = (ROOT / module.PAGE).read_text(encoding='utf-8')
+    assert written == module.page(FILES), f'run `python -m {module.__name__}` in the checkout'
+
+
+def test_settings_have_what_gin_files_bind():
+    bound = [
+        (path.name, owner, name)
+        for path in (ROOT / 'gin').rglob('*.gin')
+        for owner, name in re.findall(
+            r'^(?:[\w/]+[./])?(\w+)\.(\w+) = ', path.read_text(encoding='utf-8'), re.MULTILINE
+        )
+    ]
+    assert len(bound) > 100
+    assert [item for item in bound if item[2] not in settings().get(item[1], ())] == []
+
+
+@pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)
+def test_settings_that_are_named_are_there(page):
+    text = prose(page) + '\n'.join(f'`{line}`' for block in code(page, 'gin') for line in block.splitlines())
+    named = re.findall(r'`(?!tf\.)(?:[^`\s]*[./])?(\w+)\.(\w+)(?: = [^`]*)?`', text)
+    unknown = [
+        f'{owner}.{name}'
+        for owner, name in named
+        if owner in settings() and name not in settings()[owner] and name not in ('py', 'gin', owner)
+    ]
+    assert unknown == []
+
+
+@pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)
+def test_files_that_are_named_are_there(page):
+    paths = re.findall(r'`((?:tflearn|scripts|tests|benchmarks|gin|docs|requirements)/[\w/.-]*)`', prose(page))
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)
+def test_python_in_documents_imports_what_is_there(page):
+    modules = {'.'.join(file.parts).removesuffix('.__init__'): file for file in FILES}
+    for block in code(page, 'python'):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom) and node.module.partition('.')[0] == 'tflearn':
+                for alias in node.names:
+                    name = f'{node.module}.{alias.name}'
+                    assert name in modules or defines(modules[node.module], alias.name), name
+
+
+def defines(file: source_tree.SourceFile, name: str) -> bool:
+    exported = {item.value for item in ast.walk(file.syntax) if isinstance(item, ast.Constant)}
+    return name in exported or any(getattr(node, 'name', None) == name for node in file.syntax.body)
+
+
+def test_the_glossary_is_short():
+    words = re.findall(r'^\| \*\*(.+?)\*\* \|', (DOCS / 'glossary.md').read_text(encoding='utf-8'), re.MULTILINE)
+    assert 10 < len(words) <= 20
+    assert words == sorted(words)
+
+
+@pytest.mark.parametrize('page', ['from-alf', 'from-sb3', 'from-tf-agents'])
+def test_every_option_of_the_peer_has_a_row(page):
+    text = (DOCS / f'{page}.md').read_text(encoding='utf-8')
+    rows = ' '.join(re.findall(r'^\| (.*?) \|', text, re.MULTILINE))
+    assert [name for name in OPTIONS[page].split() if f'`{name}`' not in rows] == []
+
+
+# Arguments of ALF's TrainerConfig; of Stable-Baselines3's PPO, A2C, DQN and SAC; of TF-Agents' Learner and PPOLearner.
+OPTIONS = {
+    'from-alf': """
+root_dir conf_file ml_type algorithm_ctor data_transformer_ctor random_seed num_iterations num_env_steps unroll_length
+unroll_with_grad use_root_inputs_for_after_train_iter async_unroll max_unroll_length unroll_queue_size
+unroll_step_interval unroll_parameter_update_period use_rollout_state temporally_independent_train_step
+mask_out_loss_for_last_step sync_progress_to_envs num_checkpoints confirm_checkpoint_upon_crash no_thread_env_for_conf
+evaluate num_evals eval_interval epsilon_greedy eval_uncertainty num_eval_episodes num_eval_environments async_eval
+save_checkpoint_for_best_eval ddp_paras_check_interval num_summaries summary_interval summarize_first_interval
+update_counter_every_mini_batch summaries_flush_secs summary_max_queue metric_min_buffer_size debug_summaries profiling
+enable_amp code_snapshots summarize_grads_and_vars summarize_gradient_noise_scale summarize_action_distributions
+summarize_output initial_collect_steps num_updates_per_train_iter mini_batch_length mini_batch_size
+whole_replay_buffer_training replay_buffer_length priority_replay priority_replay_alpha priority_replay_beta
+priority_replay_eps offline_buffer_dir offline_buffer_length rl_train_after_update_steps rl_train_every_update_steps
+empty_cache normalize_importance_weights_by_max clear_replay_buffer clear_replay_buffer_but_keep_one_step
+visualize_alf_tree remote_training
+""",
+    'from-sb3': """
+policy env learning_rate n_steps batch_size n_epochs gamma gae_lambda clip_range clip_range_vf normalize_advantage
+ent_coef vf_coef max_grad_norm use_sde sde_sample_freq rollout_buffer_class rollout_buffer_kwargs target_kl
+stats_window_size tensorboard_log policy_kwargs verbose seed device buffer_size learning_starts tau train_freq
+gradient_steps replay_buffer_class replay_buffer_kwargs optimize_memory_usage target_update_interval
+exploration_fraction exploration_initial_eps exploration_final_eps action_noise target_entropy use_sde_at_warmup
+use_rms_prop rms_prop_eps _init_setup_model
+""",
+    'from-tf-agents': """
+root_dir train_step agent experience_dataset_fn after_train_strategy_step_fn triggers checkpoint_interval
+summary_interval max_checkpoints_to_keep use_kwargs_in_agent_train strategy run_optimizer_variable_init use_reverb_v2
+direct_sampling experience_dataset_options strategy_run_options summary_root_dir normalization_dataset_fn num_samples
+num_epochs minibatch_size shuffle_buffer_size
+""",
+}
