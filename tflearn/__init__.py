@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tflearn.distribute.strategies import make as make_strategy
     from tflearn.experience import BatchSource, Experience
     from tflearn.learner.learner import Learner, LearnerOptions
-    from tflearn.learner.stop_conditions import Limits
+    from tflearn.learner.stop_conditions import StopConditions
     from tflearn.learner.summaries import SummaryOptions
     from tflearn.learner.train_loop import LoopOptions
     from tflearn.learner.train_result import TrainResult
@@ -33,11 +33,11 @@ __all__ = [
     'IntervalTrigger',
     'Learner',
     'LearnerOptions',
-    'Limits',
     'LoopOptions',
     'PolicyFunction',
     'RunDir',
     'StepsTrigger',
+    'StopConditions',
     'SummaryOptions',
     'TimeTrigger',
     'TotalTrigger',
@@ -54,7 +54,7 @@ _NAMES = {
     'api.training': ('TrainedRun', 'train'),
     'experience': ('BatchSource', 'Experience'),
     'learner.learner': ('Learner', 'LearnerOptions'),
-    'learner.stop_conditions': ('Limits',),
+    'learner.stop_conditions': ('StopConditions',),
     'learner.summaries': ('SummaryOptions',),
     'learner.train_loop': ('LoopOptions',),
     'learner.train_result': ('TrainResult',),

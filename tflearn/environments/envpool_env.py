@@ -51,7 +51,7 @@ def make(
 
 
 class _EnvPool(VectorEnv):
-    """An EnvPool as a gymnasium vector environment. A seeded reset makes a new one, since only a new one takes a seed."""
+    """An EnvPool as a gymnasium vector environment. A seeded reset makes a new one: only a new one takes a seed."""
 
     metadata = {'autoreset_mode': AutoresetMode.NEXT_STEP}  # noqa: RUF012 (gymnasium's)
 

@@ -103,11 +103,11 @@ def load_policy(path: str | os.PathLike[str]) -> PolicyFunction:
     """
     given = local_path(path, 'path')
     directory = given
-    if not versions.is_whole(given) and (greedy := RunDir(given).greedy_policy).is_dir():
+    if not versions.is_complete(given) and (greedy := RunDir(given).greedy_policy).is_dir():
         directory = greedy
         if (best := versions.best_version(greedy)) is not None:
             directory = greedy / str(best)
-    if versions.is_whole(directory):
+    if versions.is_complete(directory):
         return PolicyFunction(loader.load(directory.resolve()))
     policy = loader.load_newest(directory)
     if policy is None:
