@@ -111,7 +111,7 @@ def train(
         networks, or if nothing computes in `precision`.
     """
     _check(steps_per_call, data_addresses, experience)
-    stop_conditions = StopConditions(num_train_steps, max_env_steps, max_secs)
+    conditions = StopConditions(num_train_steps, max_env_steps, max_secs)
     options = with_intervals('train', options, checkpoint_interval_steps, summary_interval_steps)
     intervals = (publish_interval_steps, export_interval_steps)
     settings = Settings(*intervals, options, exports, dict, replica_check_interval_steps)
@@ -135,9 +135,7 @@ def train(
                 source = batch_source.make(servers, storage, agent, placement, data_timeout_secs, seed)
                 texts = lambda: {'run/seed': str(seed), **describe()}  # noqa: E731
                 settings = dataclasses.replace(settings, texts=texts, watchdog=watchdog)
-                session = TrainSession(
-                    run_dir, replay_address, agent, storage, source, placement, settings, stop_conditions
-                )
+                session = TrainSession(run_dir, replay_address, agent, storage, source, placement, settings, conditions)
                 session.begin(on_restored)
         session.run(stop, batch_source.steps_per_call(source, min(steps_per_call, publish_interval_steps)))
 

@@ -200,3 +200,10 @@ def _next(iterator: Any, after: tf.Tensor) -> tuple[Any, tf.Tensor]:
 
 
 Batches = DatasetBatches | SourceBatches
+
+
+def wrap(data: DatasetFn | BatchSource, strategy: tf.distribute.Strategy, train_step: tf.Variable) -> Batches:
+    """Returns the batches of a dataset or a `BatchSource`; to be called within the strategy's scope."""
+    if isinstance(data, BatchSource):
+        return SourceBatches(data, strategy, train_step)
+    return DatasetBatches(data, strategy)

@@ -14,7 +14,8 @@ from tflearn.checkpoints.random_state import RandomState
 from tflearn.defaults import DefaultInt
 from tflearn.distribute.workers import Agreement
 from tflearn.errors import UserRuntimeError, UserValueError
-from tflearn.learner.batches import Batches, DatasetBatches, DatasetFn, SourceBatches
+from tflearn.learner import batches
+from tflearn.learner.batches import DatasetBatches, DatasetFn
 from tflearn.learner.metrics import Metrics
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions
@@ -99,11 +100,7 @@ class Learner:
         self._waits_since: float | None = None
         self._closed_at: int | None = None
         with self._strategy.scope():
-            self._batches: Batches = (
-                SourceBatches(data, self._strategy, self.train_step)
-                if isinstance(data, BatchSource)
-                else DatasetBatches(data, self._strategy)
-            )
+            self._batches = batches.wrap(data, self._strategy, self.train_step)
             agent.initialize()
             summaries = options.summaries or SummaryOptions(interval_steps=None)
             # Traced here, so that the optimizer's slots are there to be restored, and saved with the first checkpoint.

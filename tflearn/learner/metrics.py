@@ -164,7 +164,8 @@ class IntervalMetrics:
     def __init__(self, clock: Callable[[], float] = time.perf_counter):
         self._clock = clock
         self._start: float | None = None  # before the first train step there is nothing to wait for
-        self._clear()
+        self._total = Metrics()
+        self._trigger_secs = self._longest_trigger_secs = 0.0
 
     @property
     def num_steps(self) -> int:
@@ -210,13 +211,9 @@ class IntervalMetrics:
             'trigger_secs': self._trigger_secs,
             'longest_trigger_secs': self._longest_trigger_secs,
         }
-        self._start = now
-        self._clear()
-        return metrics
-
-    def _clear(self) -> None:
-        self._total = Metrics()
+        self._start, self._total = now, Metrics()
         self._trigger_secs = self._longest_trigger_secs = 0.0
+        return metrics
 
 
 def rss_mb(pages: pathlib.Path = pathlib.Path('/proc/self/statm')) -> float | None:
