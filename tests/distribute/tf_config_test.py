@@ -42,5 +42,5 @@ WRONG = {
 @pytest.mark.parametrize(('value', 'message'), WRONG.values(), ids=WRONG)
 def test_what_is_wrong_is_told(value, message):
     text = value if value is None or isinstance(value, str) else json.dumps(value)
-    with pytest.raises(ValueError, match=f'{message}.*; need e.g. .*; set it for each worker'):
+    with pytest.raises(ValueError, match=f'{message}.*; need e.g. .*; set it on each worker'):
         tf_config.read(text)

@@ -23,7 +23,7 @@ def test_work_that_takes_too_long_is_told_once():
     with watchdog.guard('4 train steps'):
         assert end.called.wait(DEADLINE_SECS)
     assert len(end.messages) == 1
-    assert 'got no end of 4 train steps in 0 s; need it by then; see what other workers' in end.messages[0]
+    assert 'got no end of 4 train steps in 0 s; need it by then; check the other workers' in end.messages[0]
 
 
 def test_work_in_time_and_no_work_are_left_alone():

@@ -2,10 +2,9 @@
 
 Micikevicius et al. 2017, "Mixed Precision Training" (arXiv 1710.03740); Kalamkar et al. 2019 (bfloat16; 1905.12322).
 Layers made under 'bfloat16' compute in it and keep their variables in float32; so gradients, optimizer and checkpoints
-are float32, and nothing changes for whoever reads weights. bfloat16 has float32's range, so no loss is scaled.
-Everything after the last layer (distributions, losses, sums over replicas) must be float32: a network ends in a layer
-that is told so, as in `tflearn/agents/networks.py`. TF-Agents' encoders ask for float32 by themselves unless they get
-`dtype=global_policy()`.
+are float32, and readers of weights need no change. bfloat16 has float32's range, so losses are not scaled. Everything
+after the last layer (distributions, losses, sums over replicas) must be float32: a network ends in a float32 layer, as
+in `tflearn/agents/networks.py`. TF-Agents' encoders compute in float32 unless they get `dtype=global_policy()`.
 """
 
 import contextlib
@@ -21,7 +20,7 @@ _KERAS_NAMES = {'float32': 'float32', 'bfloat16': 'mixed_bfloat16'}
 
 @contextlib.contextmanager
 def use(precision: str) -> Iterator[None]:
-    """Makes the layers that are made in a `with` block compute in `precision`.
+    """Lets the layers that are made in a `with` block compute in `precision`.
 
     Args:
       precision: 'float32' or 'bfloat16'.
@@ -40,14 +39,14 @@ def use(precision: str) -> Iterator[None]:
 
 
 def check_agent(agent: Any, precision: str) -> None:
-    """Checks, once its networks are built, that an agent got the precision that was asked for.
+    """Checks, once its networks are built, that an agent has the requested precision.
 
     Args:
       agent: a tf.Module, as TF-Agents' agents are.
       precision: 'float32' or 'bfloat16'.
 
     Raises:
-      ValueError: if a variable is kept in less than float32, or nothing computes in bfloat16 that should.
+      ValueError: if a variable has less than float32, or bfloat16 is requested and no layer computes in it.
     """
     for variable in agent.variables:
         if variable.dtype in (tf.bfloat16, tf.float16):
@@ -56,7 +55,7 @@ def check_agent(agent: Any, precision: str) -> None:
                 "dtype='mixed_bfloat16', not 'bfloat16'"
             )
     layers = [module for module in agent.submodules if isinstance(module, tf.keras.layers.Layer) and module.variables]
-    # A network is a layer too, but it computes only what its layers do.
+    # A network is a layer too, but only its layers compute.
     layers = [layer for layer in layers if not set(map(id, layer.submodules)) & set(map(id, layers))]
     if precision == 'bfloat16' and not any(layer.compute_dtype == 'bfloat16' for layer in layers):
         raise UserValueError(

@@ -1,6 +1,6 @@
-"""Replica consistency: replicas that train as one must hold the same variables.
+"""Replica consistency: replicas that train together must hold the same variables.
 
-They drift apart when something is done on some of them only: weights set by hand, a random draw in an update, different
+They diverge when something is done on some of them only: weights set by hand, a random draw in an update, different
 checkpoints restored, a device that computes wrongly. Nothing else shows it: the loss still falls.
 (ALF's `ddp_paras_check_interval` compares the same four statistics.)
 """
@@ -21,17 +21,17 @@ class ReplicaConsistency:
 
     Attributes:
       difference: the greatest difference of a statistic between two replicas at the last check, relative to its size
-        where that is above 1; for the summaries, as `replica_difference`. None before the first look.
+        where that is above 1; for the summaries, as `replica_difference`. None before the first check.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, root: Any, tolerance: float = 1e-6, strict: bool = True):
-        """Finds the variables; those that are summed up over replicas when they are read may differ and are left out.
+        """Finds the variables; those that are summed over replicas when they are read may differ and are left out.
 
         Args:
-          strategy: that the variables were made in.
-          root: trackable whose variables are compared: the agent, its optimizer included. They must exist by now.
-          tolerance: greatest `difference` that counts as none.
-          strict: raise on a difference; otherwise only log it.
+          strategy: the strategy in whose scope the variables were made.
+          root: the trackable object whose variables are compared: the agent. They must exist already.
+          tolerance: greatest `difference` that is accepted.
+          strict: raise an error on a difference; otherwise only log it.
 
         Raises:
           ValueError: if `root` has no variables.
@@ -58,17 +58,17 @@ class ReplicaConsistency:
           `difference`.
 
         Raises:
-          RuntimeError: naming the variable that differs most, if it does by more than the tolerance; on every worker.
+          RuntimeError: on every worker, if a variable differs by more than the tolerance; names the worst one.
         """
         with self._strategy.scope():
             statistics = self._statistics().numpy()  # [replicas, variables, statistics]
         differences = _differences(statistics)
         self.difference = float(differences.max())
         if self.difference > self._tolerance:
-            self._tell(step, statistics, differences)
+            self._report(step, statistics, differences)
         return self.difference
 
-    def _tell(self, step: int, statistics: np.ndarray, differences: np.ndarray) -> None:
+    def _report(self, step: int, statistics: np.ndarray, differences: np.ndarray) -> None:
         worst, statistic = np.unravel_index(differences.argmax(), differences.shape)
         count = int((differences.max(axis=1) > self._tolerance).sum())
         message = (
@@ -87,7 +87,7 @@ class ReplicaConsistency:
 
 
 def named_variables(root: Any) -> dict[str, tf.Variable]:
-    """Returns all variables below a trackable, by their paths in a checkpoint; each once."""
+    """Returns all variables below a trackable object by their paths in a checkpoint, each once."""
     view = tf.train.TrackableView(root)
     found: dict[str, tf.Variable] = {}
     seen, waiting = {id(root)}, [('', root)]
@@ -118,6 +118,6 @@ def _differences(statistics: np.ndarray) -> np.ndarray:
     first = statistics[:1]
     with np.errstate(invalid='ignore'):
         relative = np.abs(statistics - first) / np.maximum(np.abs(first), 1.0)
-    # What is NaN or infinite on one replica must be the same on the others.
+    # A NaN or an infinite value on one replica must be the same on the others.
     same = (statistics == first) | (np.isnan(statistics) & np.isnan(first))
     return np.where(same, 0.0, np.where(np.isnan(relative), np.inf, relative)).max(axis=0)

@@ -1,4 +1,4 @@
-"""Where train steps run: a name -> a tf.distribute strategy, and what there is to know about one."""
+"""Strategies: makes a tf.distribute strategy by its name; the layout of its replicas, workers and input pipelines."""
 
 import collections
 import dataclasses
@@ -29,19 +29,19 @@ def make(name: str, timeout_secs: float = _START_TIMEOUT_SECS) -> tf.distribute.
         variable TF_CONFIG; 'tpu:local' is a TPU of this machine, 'tpu:<address>' one at 'host:port' or of that name
         in Google Cloud, 'tpu' the one in the environment variable TPU_NAME. 'multi_worker' must be made before any
         other TensorFlow operation.
-      timeout_secs: how long to wait for the other workers, or for the TPU. Nothing can interrupt TensorFlow there: when
-        the time is over the process ends, with the stacks of its threads and exit status 1.
+      timeout_secs: how long to wait for the other workers, or for the TPU. Nothing can interrupt TensorFlow there:
+        after this time the process ends, with the stacks of its threads and exit status 1.
 
     Raises:
-      ValueError: if the name is unknown, the machine has fewer devices than it asks for, or TF_CONFIG is not right.
+      ValueError: if the name is unknown, the machine has too few devices for it, or TF_CONFIG is not valid.
       RuntimeError: if there is no TPU, or TensorFlow ran before 'multi_worker' was made.
-      TimeoutError: if nobody answers at the TPU's address.
+      TimeoutError: if nothing listens at the TPU's address.
     """
-    kind, separator, place = name.partition(':')
-    if kind == 'mirrored' and (not separator or (place.isdigit() and int(place) > 0)):
-        return _mirrored(name, int(place) if separator else None)
-    if kind == 'tpu' and (place or not separator):
-        return _tpu(name, place, timeout_secs)
+    kind, separator, detail = name.partition(':')
+    if kind == 'mirrored' and (not separator or (detail.isdigit() and int(detail) > 0)):
+        return _mirrored(name, int(detail) if separator else None)
+    if kind == 'tpu' and (detail or not separator):
+        return _tpu(name, detail, timeout_secs)
     if name == 'default':
         return tf.distribute.get_strategy()
     if name == 'cpu':
@@ -50,7 +50,7 @@ def make(name: str, timeout_secs: float = _START_TIMEOUT_SECS) -> tf.distribute.
         if not tf.config.list_logical_devices('GPU'):
             raise UserValueError(
                 "got strategy='gpu'; need a GPU that TensorFlow sees (tf.config.list_physical_devices('GPU') is "
-                "empty); see to the driver and CUDA_VISIBLE_DEVICES, or take 'cpu'"
+                "empty); check the driver and CUDA_VISIBLE_DEVICES, or use 'cpu'"
             )
         return tf.distribute.OneDeviceStrategy('/gpu:0')
     if name == 'multi_worker':
@@ -59,13 +59,13 @@ def make(name: str, timeout_secs: float = _START_TIMEOUT_SECS) -> tf.distribute.
 
 
 def describe_devices(strategy: tf.distribute.Strategy, devices: pathlib.Path = pathlib.Path('/dev')) -> str:
-    """Says in one line which devices of this process train, and whether there is a GPU that TensorFlow cannot use.
+    """Describes in one line the devices of this process that train, and a GPU that TensorFlow cannot use, if any.
 
     Args:
-      strategy: of the training.
-      devices: where the operating system lists devices.
+      strategy: the training strategy.
+      devices: the directory in which the operating system lists devices.
     """
-    if tf.distribute.get_strategy() is strategy:  # the default one, which cannot be asked
+    if tf.distribute.get_strategy() is strategy:  # the default strategy does not list its devices
         first = tf.config.list_logical_devices('GPU') or tf.config.list_logical_devices('CPU')
         names = [first[0].name]
     else:
@@ -76,18 +76,18 @@ def describe_devices(strategy: tf.distribute.Strategy, devices: pathlib.Path = p
         return line
     if any(devices.glob('nvidia[0-9]*')):
         return (
-            f'{line}; this machine has an NVIDIA GPU that TensorFlow does not see: see to CUDA_VISIBLE_DEVICES, the '
+            f'{line}; this machine has an NVIDIA GPU that TensorFlow does not see: check CUDA_VISIBLE_DEVICES, the '
             "driver and the CUDA libraries (pip install 'tensorflow[and-cuda]==2.15.*')"
         )
     return f'{line}; TensorFlow sees no GPU'
 
 
 def use_threads(inter_op: int | None) -> None:
-    """Sets how many threads run TensorFlow's operations side by side; None leaves it as it is.
+    """Sets the number of threads that run TensorFlow's operations concurrently; None keeps TensorFlow's default.
 
     Raises:
       ValueError: if it is below 1.
-      RuntimeError: if TensorFlow runs already, with another number.
+      RuntimeError: if TensorFlow has started with another number.
     """
     if inter_op is None:
         return
@@ -98,14 +98,14 @@ def use_threads(inter_op: int | None) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class ReplicaLayout:
-    """How replicas, input pipelines and processes go together.
+    """The numbers of replicas, input pipelines and workers, and the index of this worker.
 
     Attributes:
-      replicas: in all.
+      replicas: number of replicas on all workers.
       input_pipelines: calls of a dataset function over all workers.
-      worker: number of this process among those that run the same program, from 0.
+      worker: index of this process among those that run the same program.
       workers: number of these processes.
-      is_chief: whether this process writes what only one may write.
+      is_chief: whether this process writes the files that only one worker may write.
     """
 
     replicas: int
@@ -116,11 +116,11 @@ class ReplicaLayout:
 
     @property
     def replicas_per_pipeline(self) -> int:
-        """Replicas that each input pipeline feeds: batches that it gives for one train step."""
+        """Replicas that each input pipeline feeds: the batches that it provides for one train step."""
         return self.replicas // self.input_pipelines
 
     def describe(self, per_replica_batch_size: int) -> str:
-        """Says in one line what a train step is made of."""
+        """Describes replicas and batch sizes in one line."""
         line = (
             f'{self.replicas} replica(s) fed by {self.input_pipelines} input pipeline(s), '
             f'{self.replicas_per_pipeline} each; batch {per_replica_batch_size} per replica, '
@@ -131,7 +131,7 @@ class ReplicaLayout:
 
 
 def layout(strategy: tf.distribute.Strategy) -> ReplicaLayout:
-    """Returns how the replicas of `strategy` are fed, and this process's place among them."""
+    """Returns the layout of a strategy, as this process sees it."""
     replicas = strategy.num_replicas_in_sync
     if isinstance(strategy, tf.distribute.TPUStrategy):  # one process drives all hosts
         return ReplicaLayout(replicas, strategy.extended.num_hosts, 0, 1, True)
@@ -146,7 +146,7 @@ def layout(strategy: tf.distribute.Strategy) -> ReplicaLayout:
 
 
 def is_chief(strategy: tf.distribute.Strategy) -> bool:
-    """Says whether this process is the one that writes checkpoints, summaries and policies for all."""
+    """Returns whether this process writes checkpoints, summaries and policies for all workers."""
     return layout(strategy).is_chief
 
 
@@ -155,7 +155,7 @@ def _mirrored(name: str, count: int | None) -> tf.distribute.Strategy:
     devices = [device.name for device in gpus or tf.config.list_logical_devices('CPU')]
     if count and count > len(devices):
         raise UserValueError(f'got strategy={name!r}; this machine has {len(devices)} device(s): {", ".join(devices)}')
-    # CPUs of one process share their memory; collectives would allow for one group size a process only.
+    # CPUs of one process share their memory; collectives would allow only one group size in a process.
     cross_device_ops = None if gpus else tf.distribute.ReductionToOneDevice()
     return tf.distribute.MirroredStrategy(devices[:count], cross_device_ops)
 
@@ -163,7 +163,7 @@ def _mirrored(name: str, count: int | None) -> tf.distribute.Strategy:
 def _multi_worker(timeout_secs: float) -> tf.distribute.Strategy:
     task = tf_config.read(os.environ.get('TF_CONFIG'))
     implementations = tf.distribute.experimental.CommunicationImplementation
-    # Without GPUs there is nothing to choose; with them TensorFlow does.
+    # Without GPUs there is only one; with GPUs TensorFlow chooses.
     gpus = tf.config.list_physical_devices('GPU')
     options = tf.distribute.experimental.CommunicationOptions(
         implementation=implementations.AUTO if gpus else implementations.RING
@@ -178,32 +178,32 @@ def _multi_worker(timeout_secs: float) -> tf.distribute.Strategy:
             'make it first in the process'
         ) from error
     finally:
-        # TensorFlow's server takes SIGTERM for itself: whoever wants to end this process would wait in vain.
+        # TensorFlow's server replaces the handler of SIGTERM: the signal would not end this process.
         if threading.current_thread() is threading.main_thread() and handler is not None:
             signal.signal(signal.SIGTERM, handler)
 
 
-def _tpu(name: str, place: str, timeout_secs: float) -> tf.distribute.Strategy:
-    place = place or os.environ.get('TPU_NAME', '')
-    if not place:
-        raise UserValueError(f"got strategy={name!r} and no TPU_NAME; need the TPU's address; take 'tpu:<address>'")
-    address = place.removeprefix('grpc://')
+def _tpu(name: str, target: str, timeout_secs: float) -> tf.distribute.Strategy:
+    target = target or os.environ.get('TPU_NAME', '')
+    if not target:
+        raise UserValueError(f"got strategy={name!r} and no TPU_NAME; need the TPU's address; use 'tpu:<address>'")
+    address = target.removeprefix('grpc://')
     if ':' in address:
-        place = f'grpc://{address}'
+        target = f'grpc://{address}'
         if not address.rpartition(':')[2].isdigit():
             raise UserValueError(f'got the TPU address {address!r}; need host:port')
-        # TensorFlow itself would wait for ever for one who does not listen.
+        # TensorFlow itself would wait forever if nothing listens there.
         there = lambda: is_listening(address, _CONNECT_TIMEOUT_SECS)  # noqa: E731
         wait_until(there, f'a TPU worker at {address}', timeout_secs, poll_secs=1.0)
     try:
-        with ending_after(timeout_secs, f'the start of the TPU {place}'):
-            resolver = tf.distribute.cluster_resolver.TPUClusterResolver(place)
+        with ending_after(timeout_secs, f'the start of the TPU {target}'):
+            resolver = tf.distribute.cluster_resolver.TPUClusterResolver(target)
             tf.config.experimental_connect_to_cluster(resolver)
             tf.tpu.experimental.initialize_tpu_system(resolver)
             return tf.distribute.TPUStrategy(resolver)
     except (OSError, ValueError, RuntimeError, ImportError, tf.errors.OpError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise RuntimeError(
-            f'got strategy={name!r}, but no TPU starts at {place!r} ({reason}); need a TPU and a TensorFlow made for '
-            "it; see docs/distributed.md, or take 'cpu' or 'gpu'"
+            f'got strategy={name!r}, but no TPU starts at {target!r} ({reason}); need a TPU and a TensorFlow made for '
+            "it; see docs/distributed.md, or use 'cpu' or 'gpu'"
         ) from error

@@ -1,4 +1,4 @@
-"""TF_CONFIG: who the workers are, and which of them this process is. TensorFlow hangs on most mistakes in it."""
+"""TF_CONFIG: the addresses of the workers, and the index of this one. TensorFlow hangs on most mistakes in it."""
 
 import dataclasses
 import json
@@ -12,11 +12,11 @@ _JOBS = ('chief', 'worker')
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A process's place in a cluster.
+    """A process of a cluster.
 
     Attributes:
       addresses: 'host:port' of every worker, the chief first.
-      index: of this process among them.
+      index: index of this process among them.
     """
 
     addresses: tuple[str, ...]
@@ -27,13 +27,13 @@ def read(text: str | None) -> Task:
     """Reads TF_CONFIG.
 
     Args:
-      text: the environment variable's value; None when it is not set.
+      text: the environment variable's value; None if it is not set.
 
     Returns:
-      The cluster's workers and this process's place.
+      The cluster's workers and the index of this process.
 
     Raises:
-      ValueError: if it is not what MultiWorkerMirroredStrategy takes; says what is wrong.
+      ValueError: if MultiWorkerMirroredStrategy would not accept it; names the mistake.
     """
     if not text:
         raise _wrong('no TF_CONFIG in the environment')
@@ -57,7 +57,7 @@ def read(text: str | None) -> Task:
 
 def _addresses(cluster: dict[str, Any]) -> list[str]:
     if others := sorted(set(cluster) - set(_JOBS)):
-        raise _wrong(f'the job(s) {", ".join(others)} in the cluster of TF_CONFIG, which take no part in training')
+        raise _wrong(f'the job(s) {", ".join(others)} in the cluster of TF_CONFIG, which do not train')
     found: list[str] = []
     for job in _JOBS:
         addresses = cluster.get(job, [])
@@ -76,4 +76,4 @@ def _addresses(cluster: dict[str, Any]) -> list[str]:
 
 
 def _wrong(what: str) -> UserValueError:
-    return UserValueError(f'got {what}; need e.g. {_EXAMPLE}; set it for each worker, with its own index')
+    return UserValueError(f'got {what}; need e.g. {_EXAMPLE}; set it on each worker, with its own index')

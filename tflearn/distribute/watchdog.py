@@ -1,9 +1,9 @@
 """Watchdog: ends the process when a piece of work takes too long. It is for work that nothing else can interrupt.
 
-A collective waits for ever for a worker that is alive but stuck on its data, a strategy's start-up for one that never
-came, and a single process for a device that hangs. No signal handler of Python runs meanwhile, and no exception can be
-raised there: what is left is to say where every thread stands, and to end, so that whoever started the workers starts
-all of them again.
+A collective waits forever for a worker that is alive but stuck on its data, a strategy's start-up for a worker that
+never starts, and a single process for a device that hangs. No signal handler of Python runs in the meantime, and no
+exception can be raised there. So the watchdog prints the stacks of all threads and ends the process; the launcher then
+starts all workers again.
 """
 
 import contextlib
@@ -31,12 +31,12 @@ def end_process(message: str) -> None:
 def ending_after(timeout_secs: float, what: str) -> Iterator[None]:
     """Ends the process, with the stacks of all threads and exit status 1, if a `with` block takes too long.
 
-    It is for TensorFlow's start-up, which holds Python's global lock while it waits, so that no thread of Python, and
-    no `Watchdog`, could look at a clock. There is one such deadline in a process.
+    It is for TensorFlow's start-up, which holds Python's global interpreter lock while it waits, so that no thread of
+    Python, and no `Watchdog`, can run. A process has only one such deadline.
 
     Args:
       timeout_secs: how long the block may take.
-      what: is waited for, for the log.
+      what: what the block waits for, for the log.
     """
     logging.info('waiting at most %.0f s for %s', timeout_secs, what)
     faulthandler.dump_traceback_later(timeout_secs, exit=True, file=sys.__stderr__ or 2)
@@ -47,7 +47,7 @@ def ending_after(timeout_secs: float, what: str) -> Iterator[None]:
 
 
 class Watchdog:
-    """Guards pieces of work, one at a time, by one deadline."""
+    """Gives pieces of work, one at a time, a deadline."""
 
     def __init__(
         self,
@@ -58,9 +58,9 @@ class Watchdog:
         """Starts the thread that watches.
 
         Args:
-          timeout_secs: how long a piece of work may take. Longer than the longest of them, tracing included.
-          end: called on the watching thread, once, with what took too long.
-          clock: returns seconds that never run backwards.
+          timeout_secs: how long a piece of work may take, tracing included.
+          end: called once on the watchdog's thread, with a message that names what took too long.
+          clock: returns seconds that never decrease.
 
         Raises:
           ValueError: if `timeout_secs` is not above 0.
@@ -75,10 +75,10 @@ class Watchdog:
 
     @contextlib.contextmanager
     def guard(self, what: str) -> Iterator[None]:
-        """Watches over the work of a `with` block.
+        """Watches the work of a `with` block.
 
         Args:
-          what: is done there, for the message: '200 train steps from train step 1000'.
+          what: the work, for the message: '200 train steps from train step 1000'.
         """
         self._since = self._clock()
         self._work = what
@@ -88,11 +88,11 @@ class Watchdog:
             self._work = None
 
     def progress(self) -> None:
-        """Gives the work that is being done the whole time again, because a part of it is done. From any thread."""
+        """Restarts the deadline of the present work, because a part of it is done. May be called from any thread."""
         self._since = self._clock()
 
     def close(self) -> None:
-        """Ends the watch."""
+        """Stops watching."""
         self._closed.set()
 
     def _watch(self) -> None:
@@ -102,7 +102,7 @@ class Watchdog:
             if work is None or self._clock() - self._since < self._timeout_secs:
                 continue
             self._end(
-                f'got no end of {work} in {self._timeout_secs:.0f} s; need it by then; see what other workers, the '
-                'devices and the replay server do, and start all workers again: they go on from the last checkpoint'
+                f'got no end of {work} in {self._timeout_secs:.0f} s; need it by then; check the other workers, the '
+                'devices and the replay server, and start all workers again: they resume from the last checkpoint'
             )
             return

@@ -1,7 +1,7 @@
-"""Several workers that train as one: agreeing on things, and who writes where.
+"""Several workers that train together: how they agree on values, and where each of them writes.
 
-Each worker runs the same program, and its collectives meet those of the others in the same order. So whatever decides
-how many train steps come next, or whether a checkpoint is saved, must be decided alike on every worker.
+Each worker runs the same program, and its collectives meet those of the others in the same order. So the number of next
+train steps, or whether a checkpoint is saved, must be the same on every worker.
 """
 
 import contextlib
@@ -17,9 +17,9 @@ from tflearn.run_dir import RunDir
 
 
 class Agreement:
-    """Lets the workers of a strategy decide alike. Every worker must ask the same questions in the same order.
+    """Lets the workers of a strategy agree on values. Every worker must make the same calls in the same order.
 
-    With one process there is nothing to agree on, and nothing runs.
+    With one worker no collective runs.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy):
@@ -28,18 +28,18 @@ class Agreement:
         self._gather = tf.function(self._gathered, input_signature=[tf.TensorSpec((), tf.int64)])
 
     def on_any(self, flag: bool) -> bool:
-        """Says whether `flag` is set on any worker: a request to stop, data that ended, a time that is over.
+        """Returns whether `flag` is set on any worker: a request to stop, data that ended, a timeout.
 
         Args:
-          flag: this worker's.
+          flag: this worker's flag.
 
         Returns:
-          The same on every worker.
+          The same value on every worker.
         """
         return flag if self._alone else bool(self.values(int(flag)).any())
 
     def least(self, value: int) -> int:
-        """Returns the least `value` of all workers: train steps that each may take now, say."""
+        """Returns the least `value` of all workers: for example train steps that each may take now."""
         return value if self._alone else int(self.values(value).min())
 
     def greatest(self, value: int) -> int:
@@ -47,15 +47,15 @@ class Agreement:
         return value if self._alone else int(self.values(value).max())
 
     def of_chief(self, value: int) -> int:
-        """Returns the chief's `value`: of a seed that it drew, or of what it read from a server that goes on."""
+        """Returns the chief's `value`: for example a seed that it drew, or what it read from a server."""
         return value if self._alone else int(self.values(value)[0])
 
     def check_same(self, value: int, what: str) -> None:
         """Checks that `value` is the same on every worker.
 
         Args:
-          value: this worker's: the train step that it restored, say.
-          what: it is, for the error.
+          value: this worker's value, for example the train step that it restored.
+          what: the value's name, for the error.
 
         Raises:
           ValueError: on every worker, if any differs.
@@ -63,8 +63,8 @@ class Agreement:
         values = np.asarray([value]) if self._alone else self.values(value)
         if (values != value).any() or (values != values[0]).any():
             raise UserValueError(
-                f'got different values of {what} on the workers: {values.tolist()} by replica; need one; let all '
-                'workers have the same --root_dir on a file system that they share, and the same configuration'
+                f'got different values of {what} on the workers: {values.tolist()} by replica; need one; use the same '
+                '--root_dir, on a file system that all workers share, and the same configuration'
             )
 
     def values(self, value: int) -> np.ndarray:
@@ -78,26 +78,29 @@ class Agreement:
 
 @contextlib.contextmanager
 def writable_run_dir(strategy: tf.distribute.Strategy, run_dir: RunDir) -> Iterator[RunDir]:
-    """Gives each worker a run directory of its own to write to.
+    """Provides each worker with its own run directory to write to.
 
-    Every worker must save, since saving a variable may need all of them, but only the chief's files are for keeps.
+    Every worker must save, since saving a variable may need all of them, but only the chief's files are kept.
 
     Args:
-      strategy: of the learner.
-      run_dir: of the run, on a file system that all workers share.
+      strategy: the learner's strategy.
+      run_dir: the run directory, on a file system that all workers share.
 
     Yields:
-      `run_dir` on the chief. On every other worker a temporary one on its own machine, removed in the end; it shows the
-      checkpoints that are in `run_dir` now, so that all workers restore the same one, and requests to stop.
+      `run_dir` on the chief. On every other worker a temporary one on its own machine, which is removed in the end; it
+      links to the checkpoints that are in `run_dir` now, so that all workers restore the same one, and to the stop
+      request.
     """
-    place = strategies.layout(strategy)
-    if place.is_chief:
+    layout = strategies.layout(strategy)
+    if layout.is_chief:
         yield run_dir
         return
-    with tempfile.TemporaryDirectory(prefix=f'tflearn_worker_{place.worker}_') as directory:
+    with tempfile.TemporaryDirectory(prefix=f'tflearn_worker_{layout.worker}_') as directory:
         mine = RunDir(directory)
         mine.checkpoints.mkdir(parents=True)
-        for path in run_dir.checkpoints.glob('c*'):  # not what is half written
-            (mine.checkpoints / path.name).symlink_to(path)  # whoever replaces or removes it leaves the chief's alone
-        mine.stop_request.symlink_to(run_dir.stop_request)  # so that each worker sees one that comes
+        for path in run_dir.checkpoints.glob('c*'):  # not unfinished files
+            (mine.checkpoints / path.name).symlink_to(
+                path
+            )  # replacing or removing the link does not touch the chief's file
+        mine.stop_request.symlink_to(run_dir.stop_request)  # so that each worker sees a later request
         yield mine

@@ -1,6 +1,6 @@
-"""Checkpoints by the names that TF-Agents' `common.Checkpointer` gives to things, over `Checkpoints`.
+"""`Checkpoints` with the interface of TF-Agents' `common.Checkpointer`.
 
-The layout is TF-Agents' too: its checkpoints can be restored here, and those saved here by it.
+The layout is also TF-Agents': its checkpoints can be restored here, and the other way round.
 """
 
 import dataclasses
@@ -18,10 +18,10 @@ from tflearn.run_dir import RunDir
 
 @dataclasses.dataclass(frozen=True)
 class Manager:
-    """What there is, as `tf.train.CheckpointManager` says it.
+    """The checkpoints there are, like a `tf.train.CheckpointManager`.
 
     Attributes:
-      directory: of the checkpoints.
+      directory: the directory of the checkpoints.
       checkpoints: path prefixes, the oldest first.
     """
 
@@ -30,7 +30,7 @@ class Manager:
 
     @property
     def latest_checkpoint(self) -> str | None:
-        """Path prefix of the newest."""
+        """Path prefix of the newest checkpoint; None if there is none."""
         return self.checkpoints[-1] if self.checkpoints else None
 
 
@@ -41,9 +41,9 @@ class Checkpointer:
         """Reads and writes nothing yet.
 
         Args:
-          run_dir: where the checkpoints are.
+          run_dir: the run directory with the checkpoints.
           objects: trackable objects by the names that they have in the checkpoint.
-          max_to_keep: newest checkpoints that are kept; None keeps all.
+          max_to_keep: number of newest checkpoints that are kept; None keeps all.
         """
         keep = sys.maxsize if max_to_keep is None else max_to_keep
         self._objects = objects
@@ -52,24 +52,24 @@ class Checkpointer:
 
     @property
     def manager(self) -> Manager:
-        """What is in the directory now."""
+        """The checkpoints in the directory now."""
         return Manager(str(self._files.directory), [self._files.path(step) for step in self._files.steps()])
 
     @property
     def checkpoint_exists(self) -> bool:
-        """Says whether there is any checkpoint."""
+        """Whether there is a checkpoint."""
         return bool(self._files.steps())
 
     @property
     def saved_step(self) -> int | None:
-        """Train step of what was last restored or saved."""
+        """Train step of the last checkpoint restored or saved."""
         return self._checkpoints.saved_step
 
     def save(self, global_step: Any) -> None:
-        """Saves a checkpoint, whole or not at all; returns when it is written.
+        """Saves a checkpoint atomically; returns when it is written.
 
         Args:
-          global_step: train step that it is named after.
+          global_step: the train step in its name.
         """
         self._checkpoints.save(int(tf.convert_to_tensor(global_step)))
 
@@ -77,8 +77,8 @@ class Checkpointer:
         """Restores the newest checkpoint, if there is one.
 
         Args:
-          all_made: whether the objects have all their variables. Else values wait for variables that are made later,
-            and nothing can tell whether the checkpoint fits.
+          all_made: whether the objects have all their variables. If not, values wait for variables that are made later,
+            and the checkpoint cannot be checked.
 
         Returns:
           Whether there was one.

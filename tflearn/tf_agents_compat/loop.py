@@ -1,6 +1,6 @@
-"""Train steps as TF-Agents' Learner takes them: an iterator with each call, and the LossInfo of the last step.
+"""Train steps as TF-Agents' Learner takes them: with an iterator for each call, returning the last step's LossInfo.
 
-Replicas are reduced by `TrainLoop`'s step, as everywhere here.
+Replicas are reduced by `TrainLoop`'s step.
 """
 
 import dataclasses
@@ -18,11 +18,11 @@ from tflearn.learner.train_loop import LoopOptions, TrainLoop
 
 @dataclasses.dataclass(frozen=True)
 class SampleFormat:
-    """What the elements of a dataset are.
+    """The format of a dataset's elements.
 
     Attributes:
-      direct: experience only, not (experience, sample_info).
-      named: a named tuple with the fields `data` and `info`.
+      direct: they are experience only, not (experience, sample_info).
+      named: they are named tuples with the fields `data` and `info`.
       keywords: experience is a dict of keyword arguments of `agent.train`.
     """
 
@@ -45,11 +45,11 @@ class SampleFormat:
 
 
 class _CalledAgent:
-    """The agent as `TrainLoop` calls it. Remembers what its results look like.
+    """The agent as `TrainLoop` calls it. Records the structure of its results.
 
     Attributes:
-      train_step_counter: the agent's.
-      like: LossInfo whose `extra` has 0 in all places, of the method traced last.
+      train_step_counter: the agent's train step.
+      like: a LossInfo of zeros with the structure that the last traced method returned.
     """
 
     def __init__(self, agent: Any, keywords: bool):
@@ -74,9 +74,9 @@ class Steps:
     """What a call of `TFAgentsLoop.run` did.
 
     Attributes:
-      num_steps: train steps taken; fewer than asked for only if the data ended.
-      loss: of the global batch, summed over the steps.
-      last: LossInfo of the last step, in scalar float32 tensors; None if there was none.
+      num_steps: train steps taken; fewer than requested only if the data ended.
+      loss: the global batch's loss, summed over the steps.
+      last: the last step's LossInfo, in scalar float32 tensors; None if there was no step.
     """
 
     num_steps: int
@@ -85,16 +85,16 @@ class Steps:
 
 
 class TFAgentsLoop:
-    """Takes train steps with the batches of whatever iterator it gets."""
+    """Takes train steps with the batches of the iterator that each call gets."""
 
     def __init__(self, agent: Any, strategy: tf.distribute.Strategy, samples: SampleFormat, options: LoopOptions):
         """Compiles nothing yet. To be made and used within the strategy's scope.
 
         Args:
-          agent: to train.
-          strategy: that the agent was made in.
-          samples: what the elements of the iterators are.
-          options: of `TrainLoop`; losses that are not finite are ignored.
+          agent: the agent to train.
+          strategy: the strategy in whose scope the agent was made.
+          samples: the format of the iterators' elements.
+          options: options of `TrainLoop`; losses that are not finite are ignored.
         """
         self._agent: Any = _CalledAgent(agent, samples.keywords)
         self._strategy, self._samples = strategy, samples
@@ -123,8 +123,8 @@ class TFAgentsLoop:
         """Traces the train step, which makes the optimizer's slots. Calls `agent.train` once, twice if it makes some.
 
         Args:
-          experience_spec: with batch and time.
-          sample_info_spec: of what comes with it.
+          experience_spec: spec of the experience, with batch and time dimensions.
+          sample_info_spec: spec of the sample_info.
         """
         with tf.summary.record_if(False):
             self._steps[False].get_concrete_function((experience_spec, sample_info_spec))
@@ -135,20 +135,20 @@ class TFAgentsLoop:
         """Takes train steps.
 
         Args:
-          iterator: of a dataset, or of the strategy.
-          num_steps: another number does not compile anew.
+          iterator: an iterator of a dataset, or of the strategy.
+          num_steps: train steps to take; another number does not compile again.
           writer: records the summaries of these steps; None records none.
         """
         if not self._prepared:
             self.prepare_for(iterator)
-        asked = tf.constant(num_steps, tf.int64)
-        # Summarized or not, the caller's own default writer gets nothing.
+        count = tf.constant(num_steps, tf.int64)
+        # Summarized or not, the caller's own default writer receives nothing.
         if writer:
             with writer.as_default(), tf.summary.record_if(True):
-                values = self._run(self._steps[True], iterator, asked)
+                values = self._run(self._steps[True], iterator, count)
         else:
             with tf.summary.record_if(False):
-                values = self._run(self._steps[False], iterator, asked)
+                values = self._run(self._steps[False], iterator, count)
         taken, total, *last = values.numpy()
         metrics = self._layout.read(np.array(last))
         return Steps(int(taken), float(total), _loss_info(self._train_like, metrics) if taken else None)

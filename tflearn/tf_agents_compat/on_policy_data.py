@@ -1,4 +1,4 @@
-"""On-policy data: the minibatches of one iteration, made of its own sequences and of nothing else."""
+"""On-policy data: the minibatches of one iteration, from its own sequences only."""
 
 import dataclasses
 from collections.abc import Callable
@@ -13,8 +13,8 @@ class Minibatches:
     Attributes:
       num_sequences: elements of the sequences' dataset in an iteration.
       num_epochs: passes over them.
-      size: steps of a minibatch, from all passes together; None gives the elements as they are.
-      shuffle_buffer_size: steps to shuffle among.
+      size: steps of a minibatch, from all passes together; None: the elements are the minibatches.
+      shuffle_buffer_size: size of the shuffle buffer [steps].
     """
 
     num_sequences: int
@@ -27,10 +27,10 @@ class Minibatches:
 
         Args:
           make_sequences: returns a dataset of nests of tensors [B, T, ...]. It may be traced.
-          num_replicas: that this dataset feeds; it holds a multiple of so many minibatches.
+          num_replicas: replicas that this dataset feeds; the number of minibatches is a multiple of it.
 
         Returns:
-          Nests of tensors [size, 1, ...]: as many whole minibatches as the steps of all passes make.
+          Nests of tensors [size, 1, ...]: as many full minibatches as the steps of all passes make.
         """
         # Within flat_map, since TensorFlow would share the cache among the iterators of a dataset.
         return tf.data.Dataset.range(1).flat_map(lambda _: self._iteration(make_sequences(), num_replicas))

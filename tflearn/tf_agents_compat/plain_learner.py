@@ -1,7 +1,7 @@
 """Drop-in for `tf_agents.train.learner.Learner`: its constructor, methods, files and returned values, over our core.
 
-What is different on purpose, and which of its defects are gone, is in docs/from-tf-agents.md. It is for programs that
-exist; a new one takes `tflearn.Learner`.
+docs/from-tf-agents.md lists the deliberate differences and the defects that are fixed. It is for existing programs; new
+ones use `tflearn.Learner`.
 """
 
 import inspect
@@ -30,10 +30,10 @@ class Learner:
     """Trains an agent; saves and restores its checkpoints; writes summaries; calls triggers.
 
     Attributes:
-      train_step: counts the train steps.
-      strategy: runs them.
-      train_summary_writer: for the caller's own summaries too.
-      triggers: a list of its own; more may be added.
+      train_step: the train step.
+      strategy: the strategy that runs train steps.
+      train_summary_writer: the summary writer, also for the caller's own summaries.
+      triggers: a list that belongs to this object; more may be added.
     """
 
     def __init__(
@@ -60,33 +60,35 @@ class Learner:
         """Traces the train step and restores the newest checkpoint.
 
         Args:
-          root_dir: checkpoints are in `train/checkpoints` below it; a local path.
+          root_dir: local path; checkpoints are in `train/checkpoints` below it.
           train_step: int64 scalar, which should be the agent's `train_step_counter`.
           agent: a `TFAgent`, made within the strategy's scope.
-          experience_dataset_fn: returns a dataset of (experience, sample_info), batched for one replica. One that has
-            an argument without a default gets the `InputContext`. None: each `run` gets an iterator.
+          experience_dataset_fn: returns a dataset of (experience, sample_info), batched for one replica. If it has an
+            argument without a default, it is called with the `InputContext`. None: each `run` gets an iterator.
           after_train_strategy_step_fn: called in each replica after each train step, while that is traced, with
             (experience, sample_info) and the LossInfo.
-          triggers: called with the train step after each `run`. Those of `tflearn.learner.triggers` may be among them.
+          triggers: called with the train step after each `run`. May include those of `tflearn.learner.triggers`.
           checkpoint_interval: a checkpoint is saved after a `run` that reached a multiple of it; None or below 1: none.
           summary_interval: train steps at its multiples are summarized; None or below 1: none.
-          max_checkpoints_to_keep: None keeps all.
+          max_checkpoints_to_keep: number of newest checkpoints that are kept; None keeps all.
           use_kwargs_in_agent_train: experience is a dict of keyword arguments of `agent.train`.
-          strategy: default: the current one.
+          strategy: the strategy that runs train steps; default: the current one.
           run_optimizer_variable_init: trace the train step now, so that a checkpoint can be checked against it.
           use_reverb_v2: dataset elements are named tuples with `data` and `info`.
           direct_sampling: dataset elements are experience only.
           experience_dataset_options: how the strategy distributes the dataset.
-          strategy_run_options: of `strategy.run`.
+          strategy_run_options: options of `strategy.run`.
           summary_root_dir: summaries go to `train` below it; default: `root_dir`.
-          extra_reductions: not in TF-Agents: see `LoopOptions`.
+          extra_reductions: see `LoopOptions`; not in TF-Agents.
 
         Raises:
           ValueError: if the newest checkpoint does not fit, or the agent cannot be traced.
         """
         _refuse_remote(root_dir, summary_root_dir or root_dir)
         if agent.train_step_counter is not train_step:
-            logging.warning("train_step is not the agent's train_step_counter: triggers and summaries go by it alone")
+            logging.warning(
+                "train_step is not the agent's train_step_counter: triggers and summaries depend on it only"
+            )
         self.train_step, self._agent = train_step, agent
         self.strategy = strategy or tf.distribute.get_strategy()
         self._samples = SampleFormat(direct_sampling, use_reverb_v2, use_kwargs_in_agent_train)
@@ -132,7 +134,7 @@ class Learner:
         self._loop.prepare({'experience': spec} if self._samples.keywords else spec)
 
     def _own_triggers(self, interval: int | None, triggers: Sequence[Trigger], restored: bool) -> list[Trigger]:
-        if restored:  # else a start of the caller's own stays
+        if restored:  # otherwise the caller's start value stays
             for trigger in triggers:
                 if hasattr(trigger, 'set_start'):
                     trigger.set_start(self.train_step.numpy())
@@ -171,13 +173,13 @@ class Learner:
         """Takes train steps, then calls the triggers.
 
         Args:
-          iterations: train steps; at least 1. Another number does not compile anew.
-          iterator: of the data; default: one over the dataset of `experience_dataset_fn`.
-          parallel_iterations: is there for TF-Agents' callers; each train step needs the one before it.
+          iterations: train steps; at least 1. Another number does not compile again.
+          iterator: an iterator of the data; default: one over the dataset of `experience_dataset_fn`.
+          parallel_iterations: has no effect, since each train step needs the one before it.
 
         Returns:
-          LossInfo of the last step, in float32 scalars: the loss of the global batch; extras by `extra_reductions`,
-          means by default. If the data end, of the last step that could be taken.
+          LossInfo of the last step that was taken, in float32 scalars: the loss of the global batch; extras reduced by
+          `extra_reductions`, means by default.
 
         Raises:
           AssertionError: if `iterations` is below 1, as in TF-Agents.
@@ -196,20 +198,20 @@ class Learner:
         """Takes train steps until the data end, then calls the triggers.
 
         Args:
-          max_steps: no more than these.
-          iterator: of the data; default: one over the dataset of `experience_dataset_fn`.
+          max_steps: the greatest number of train steps.
+          iterator: an iterator of the data; default: one over the dataset of `experience_dataset_fn`.
         """
         start = self._counter.step
         iterator = self._experience_iterator if iterator is None else iterator
         num_steps, last = 0, None
         with self.strategy.scope():
             while num_steps < max_steps:
-                before, (count, recorded) = self._counter.step, self._part(max_steps - num_steps)
-                part = self._loop.run(iterator, count, self.train_summary_writer if recorded else None)
+                before, (count, summarized) = self._counter.step, self._part(max_steps - num_steps)
+                part = self._loop.run(iterator, count, self.train_summary_writer if summarized else None)
                 self._counter.observe(before, part.num_steps)
                 num_steps, last = num_steps + part.num_steps, part.last or last
                 self._loss_sum, self._num_summed = self._loss_sum + part.loss, self._num_summed + part.num_steps
-                if recorded and part.num_steps:
+                if summarized and part.num_steps:
                     self._due = None
                     self._write_loss(self._counter.step)
                 if part.num_steps < count:
@@ -218,9 +220,9 @@ class Learner:
         return Steps(num_steps, 0.0, last)
 
     def _part(self, num_steps: int) -> tuple[int, bool]:
-        """Returns how many steps to take next, and whether they are summarized: one that reaches a multiple is.
+        """Returns how many steps to take next, and whether they are summarized: a step that reaches a multiple is.
 
-        Where the train step passed a multiple without that, since more was added to it than before, the next one is.
+        If a step passed a multiple without a summary, because it added more than the steps before, the next one is.
         """
         interval = self._summary_interval
         if not interval or interval == 1:
@@ -256,8 +258,8 @@ class Learner:
 
         Args:
           experience_and_sample_info: a batch; None takes the next one of the dataset.
-          reduce_op: SUM or MEAN: the same here. Replicas return their shares of the global batch's mean loss, so that
-            only the sum of these is its mean.
+          reduce_op: SUM or MEAN; both sum. Replicas return their shares of the global batch's mean loss, so only the
+            sum of these is the mean.
 
         Returns:
           As from `run`.
@@ -271,7 +273,7 @@ class Learner:
             return self._loop.loss(experience, sample_info)
 
     def close(self) -> None:
-        """Calls the triggers a last time, saves a last checkpoint, and writes the summaries out. Not in TF-Agents."""
+        """Calls the triggers a last time, saves a last checkpoint, and flushes the summaries. Not in TF-Agents."""
         step = int(self.train_step_numpy)
         if self._checkpointer.saved_step != step:
             self._checkpointer.save(step)

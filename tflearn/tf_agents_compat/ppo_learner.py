@@ -1,5 +1,4 @@
-"""Drop-in for `tf_agents.train.ppo_learner.PPOLearner`: each `run` trains on its own sequences, all of them, and then
-on no other."""
+"""Drop-in for `tf_agents.train.ppo_learner.PPOLearner`: each `run` trains on all of its own sequences only."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -11,15 +10,15 @@ from tflearn.errors import UserValueError
 from tflearn.tf_agents_compat.on_policy_data import Minibatches
 from tflearn.tf_agents_compat.plain_learner import DatasetFn, Learner, Trigger, call_dataset_fn
 
-_NO_LIMIT = 1 << 62  # train steps: the data end
+_NO_LIMIT = 1 << 62  # train steps; the end of the data ends the call
 
 
 class PPOLearner:
     """Trains a PPO agent: `num_epochs` passes over `num_samples` fresh samples with each `run`.
 
     Attributes:
-      num_replicas: of the strategy.
-      num_frames_for_training: steps in the normalization data of the last `run`: int64 scalar.
+      num_replicas: the strategy's number of replicas.
+      num_frames_for_training: steps in the normalization data of the last `run`, int64 scalar.
     """
 
     def __init__(
@@ -44,27 +43,27 @@ class PPOLearner:
         """Traces the train step and restores the newest checkpoint.
 
         Args:
-          root_dir: see `Learner`, like all arguments that are not here.
+          root_dir: see `Learner`.
           train_step: see `Learner`.
           agent: a `PPOAgent` with update_normalizers_in_train=False and, for minibatches,
             compute_value_and_advantage_in_train=False.
           experience_dataset_fn: returns a dataset of (Trajectory [B, T, ...], sample_info) to train on; each
             `run` makes an iterator over it, within `tf.data`.
           normalization_dataset_fn: returns a dataset of the same samples, for the normalizers.
-          num_samples: elements of these datasets in a `run`.
+          num_samples: elements of these datasets that a `run` takes.
           num_epochs: passes over them.
           minibatch_size: steps of a minibatch; None trains on the sequences as they are, as RNNs need.
-          shuffle_buffer_size: steps to shuffle among; needed for minibatches.
+          shuffle_buffer_size: size of the shuffle buffer [steps]; needed for minibatches.
           after_train_strategy_step_fn: see `Learner`.
           triggers: see `Learner`.
           checkpoint_interval: see `Learner`.
           summary_interval: see `Learner`.
           use_kwargs_in_agent_train: see `Learner`.
           strategy: see `Learner`.
-          **learner_arguments: further arguments of `Learner`, which TF-Agents' PPOLearner lacks.
+          **learner_arguments: other arguments of `Learner`, which TF-Agents' PPOLearner does not have.
 
         Raises:
-          ValueError: if the arguments do not go together.
+          ValueError: if the arguments contradict each other.
         """
         _check(agent, minibatch_size, shuffle_buffer_size)
         minibatches = Minibatches(num_samples, num_epochs, minibatch_size, shuffle_buffer_size)
@@ -94,7 +93,7 @@ class PPOLearner:
         self._update = tf.function(self._update_normalizers)
 
     def run(self, parallel_iterations: int = 10) -> Any:
-        """Updates the normalizers, trains on fresh samples until they are used up, then calls the triggers.
+        """Updates the normalizers, trains on fresh samples until all are used, then calls the triggers.
 
         Args:
           parallel_iterations: see `Learner.run`.
@@ -125,7 +124,7 @@ class PPOLearner:
         return num_frames
 
     def loss(self, *args: Any, **kwargs: Any) -> Any:
-        """See `Learner.loss`; without a batch, it takes one of samples of its own."""
+        """See `Learner.loss`; without a batch, it takes one from new samples."""
         return self._generic_learner.loss(*args, **kwargs)
 
     def close(self) -> None:
@@ -139,7 +138,7 @@ class PPOLearner:
 
     @property
     def train_summary_writer(self) -> tf.summary.SummaryWriter:
-        """For the caller's own summaries too."""
+        """The summary writer, also for the caller's own summaries."""
         return self._generic_learner.train_summary_writer
 
 
