@@ -165,7 +165,7 @@ def test_an_empty_count_in_the_checkpoint_and_back(serve, open_source):
 
 def test_a_batch_waits_for_what_comes_slowly(serve, open_source, monkeypatch):
     """Slower than the stream looks up: what came before is part of the batch."""
-    monkeypatch.setattr(reader, '_LOOK_UP_MS', 20)
+    monkeypatch.setattr(reader, '_CHECK_CLOSED_MS', 20)
     served = serve(experience('server', chunk_steps=1, samples_per_insert=1.0, per_replica_batch_size=4))
     source = open_source(served)
     writer = ReplayWriter(served.address, served.storage, 1, threading.Event())

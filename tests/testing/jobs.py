@@ -110,7 +110,7 @@ class SmallRun:
 
 @pytest.fixture
 def small_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(reader, '_LOOK_UP_MS', 300)  # streams shall end when they are closed
+    monkeypatch.setattr(reader, '_CHECK_CLOSED_MS', 300)  # streams shall end when they are closed
     run = SmallRun(tmp_path / 'run')
     yield run
     run.close()

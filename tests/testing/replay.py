@@ -51,7 +51,7 @@ class Served:
 @pytest.fixture
 def serve(tmp_path, monkeypatch):
     """Returns a function experience -> Served; all servers are closed at the end."""
-    monkeypatch.setattr(reader, '_LOOK_UP_MS', 300)  # streams shall end when they are closed
+    monkeypatch.setattr(reader, '_CHECK_CLOSED_MS', 300)  # streams shall end when they are closed
     with contextlib.ExitStack() as stack:
 
         def start(experience, port=0, checkpoints=tmp_path / 'replay' / 'checkpoints'):
@@ -183,8 +183,8 @@ def chunks_of(storage, first, count, begins=None):
 def ring_content(ring, storage, column=None):
     """The numbers of the first rows of all sequences in the ring, oldest first; or a trajectory's column, sorted."""
     oldest, size = ring.window.numpy()
-    places = ring.starts.numpy()[(oldest + np.arange(size)) % ring.starts.shape[0]]
-    columns = ring.columns.batch(ring.columns.draw(places[None]), 0)
+    starts = ring.starts.numpy()[(oldest + np.arange(size)) % ring.starts.shape[0]]
+    columns = ring.columns.batch(ring.columns.draw(starts[None]), 0)
     if column:
         return sorted(getattr(columns['trajectory'], column).numpy().tolist())
     return columns['policy_version'].numpy().tolist()

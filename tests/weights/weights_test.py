@@ -132,7 +132,7 @@ def test_a_server_that_went_away_is_no_reason_to_stop_acting(opened):
 
 
 def test_a_restarted_server_gets_the_weights_again(monkeypatch, address, opened):
-    monkeypatch.setattr(publisher_module, '_LOOK_SECS', 0.2)
+    monkeypatch.setattr(publisher_module, '_CHECK_SECS', 0.2)
     publisher = opened(Publisher(address, _variables(5)))
     subscriber = opened(Subscriber(address, _variables(0), create_train_step()))
     publisher.publish(1, 1, 0)

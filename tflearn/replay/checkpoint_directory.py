@@ -59,7 +59,7 @@ class CheckpointDirectory:
             shutil.rmtree(path, ignore_errors=True)
 
     def _order(self, checkpoint: pathlib.Path) -> tuple[int, int, int]:
-        """Returns the sort key by age: first checkpoints with Reverb's names, then by number, then those not renamed."""
+        """Returns the sort key by age: Reverb's names of version 0.1, then numbers, then those not yet renamed."""
         written_at = (checkpoint / 'DONE').stat().st_mtime_ns
         if checkpoint.parent == self.reverb_root:
             return 2, 0, written_at

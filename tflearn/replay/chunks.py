@@ -148,7 +148,7 @@ class ChunkBuilder:
         return list(parts)
 
     def _end_episodes(self, environments: np.ndarray, rows: np.ndarray, last: np.ndarray) -> list[np.ndarray]:
-        """Repeats the boundary rows `rows` of these environments where necessary, so that each step is in a sequence."""
+        """Repeats the boundary rows `rows` of these environments as needed, so that each step is in a sequence."""
         age = self._age[environments]
         missing = self._length - age
         if self._pad:

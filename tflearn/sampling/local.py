@@ -1,4 +1,4 @@
-"""LocalReplay: a replay within one process, without a server: it takes steps and gives batches, in an exact ratio."""
+"""LocalReplay: a replay within one process, without a server: steps in, batches out, in an exact ratio."""
 
 import dataclasses
 import fractions
@@ -16,26 +16,26 @@ from tflearn.sampling.ring_buffer import RingBuffer
 
 
 def check(experience: Experience) -> None:
-    """Checks that a `LocalReplay` can do what the experience says.
+    """Checks that a `LocalReplay` supports the experience.
 
     Raises:
-      ValueError: if it is not drawn uniformly, without end.
+      ValueError: if the experience is not drawn uniformly without a limit.
     """
     if experience.order != 'uniform' or experience.max_times_sampled:
         raise UserValueError(
             f'got Experience.order={experience.order!r}, max_times_sampled={experience.max_times_sampled} for a replay '
-            "within one process, which draws uniformly, without end; need order='uniform', max_times_sampled=0, or a "
-            'replay server'
+            "within one process, which draws uniformly, without a limit; need order='uniform', max_times_sampled=0, or "
+            'a replay server'
         )
 
 
 class LocalReplay:
-    """Observer of trajectories [B, ...] and a `BatchSource`, for one thread that acts and trains by turns.
+    """Observer of trajectories [B, ...] and a `BatchSource`, for one thread that acts and trains alternately.
 
-    Holds what a `ReplayMirror` would: the same sequences, drawn in the same way. Nothing here goes by the clock, so the
-    same steps and the same seed give the same batches. A sequence can be drawn from the step after its last on.
+    Holds the same sequences as a `ReplayMirror`, drawn in the same way. Nothing depends on the clock, so the same steps
+    and the same seed give the same batches. A sequence can be drawn as soon as its last step was added.
 
-    Its content is in no checkpoint: a run that goes on fills it anew, with `min_size` sequences before the first draw.
+    Its content is in no checkpoint: a resumed run fills it again, with `min_size` sequences before the first draw.
     """
 
     def __init__(self, storage: Storage, num_environments: int, batch_size: int, seed: int = 0):
@@ -44,14 +44,14 @@ class LocalReplay:
         Args:
           storage: the replay tables' layout; its experience passes `check`.
           num_environments: B.
-          batch_size: sequences of a train step.
+          batch_size: sequences in a train step.
           seed: the seed for draws.
         """
         experience = storage.experience
-        # A sequence is a chunk of its own, so that none waits for others.
+        # Each sequence is its own chunk, so that none waits for others.
         self._storage = dataclasses.replace(storage, experience=dataclasses.replace(experience, chunk_steps=1))
         ratio = experience.samples_per_insert
-        self._ratio = None if ratio is None else fractions.Fraction(str(ratio))  # of floats 100 * 0.29 < 29
+        self._ratio = None if ratio is None else fractions.Fraction(str(ratio))  # in floats 100 * 0.29 < 29
         self._min_size, self._batch_size, self._seed = experience.min_size, batch_size, seed
         layout = self._storage.layout
         self._chunks = ChunkBuilder(
@@ -65,14 +65,14 @@ class LocalReplay:
         logging.info('the replay takes %.1f MB', self._storage.mirror_bytes / 1e6)
 
     def __call__(self, trajectory: Any, policy_version: int) -> None:
-        """Takes in one step of every environment.
+        """Adds one step of every environment.
 
         Args:
           trajectory: tf_agents Trajectory of numpy arrays [B, ...], boundary rows included.
-          policy_version: of the weights that acted.
+          policy_version: the version of the weights that acted.
 
         Raises:
-          ValueError: if the trajectory is not what the storage holds.
+          ValueError: if the trajectory does not match the storage's spec.
         """
         versions = np.full(len(self._no_flags), policy_version, np.int64)
         packed = self._storage.layout.pack(
@@ -85,10 +85,10 @@ class LocalReplay:
 
     @property
     def owed_steps(self) -> int:
-        """Train steps that what is there allows and that are not yet granted.
+        """Train steps that the inserted sequences allow and that are not yet granted.
 
-        With n sequences inserted since there were `min_size`, floor(n * samples_per_insert / batch size) in all; where
-        the experience sets no ratio, one for each batched step since then.
+        With n sequences inserted beyond `min_size`, floor(n * samples_per_insert / batch size) in all; if the
+        experience sets no ratio, one for each batched step since then.
         """
         allowed: Any = self._rounds
         if self._ratio is not None:
@@ -103,11 +103,11 @@ class LocalReplay:
 
     @property
     def error(self) -> Exception | None:
-        """None: nothing goes wrong between threads where there is one."""
+        """None: there is no other thread that could fail."""
         return None
 
     def grant(self, num_steps: int) -> int:
-        """Returns how many of `num_steps` train steps are owed; never waits, for nothing would come meanwhile."""
+        """Returns how many of `num_steps` train steps are owed; never waits, since no data would arrive meanwhile."""
         granted = 0 if self._closed else min(num_steps, self.owed_steps)
         self._granted += granted
         return granted

@@ -1,8 +1,8 @@
-"""ReplayMirror: the replay table in the learner's memory, from which a compiled loop draws its batches.
+"""ReplayMirror: a copy of the replay table in the learner's memory, from which a compiled loop draws its batches.
 
-The replay server stays the durable truth: every chunk goes there first, and after a restart of the learner the mirror
-is filled from it. What is new comes by the server's stream. A thread of its own writes it to where nothing is drawn
-from; the training thread lets draws see it, between two calls of the compiled loop.
+The replay server remains the durable store: every chunk is sent there first, and after a restart of the learner the
+mirror is filled from it. New chunks arrive by the server's stream. A separate thread writes them to memory that is not
+drawn from; the training thread makes them visible to draws, between two calls of the compiled loop.
 """
 
 import json
@@ -28,7 +28,7 @@ _INGEST_POLL_SECS = 0.03
 
 
 class ReplayMirror(tf.train.experimental.PythonState):
-    """Batches for the learner from its own memory; a `BatchSource`. Its counts belong in the checkpoint."""
+    """A `BatchSource` that draws from the learner's memory. Its counts belong in the checkpoint."""
 
     def __init__(self, address: str, storage: Storage, batch_size: int, timeout_secs: float, seed: int = 0):
         """Allocates the memory; nothing is read before the first `grant`.
@@ -36,7 +36,7 @@ class ReplayMirror(tf.train.experimental.PythonState):
         Args:
           address: the replay server's address, 'host:port'.
           storage: the replay tables' layout; the learner mirrors them.
-          batch_size: sequences of a train step, over all replicas that this process feeds.
+          batch_size: sequences in a train step, over all replicas of this process.
           timeout_secs: how long to wait for data before `grant` returns 0 with `error` set.
           seed: the seed for draws.
         """
@@ -46,7 +46,7 @@ class ReplayMirror(tf.train.experimental.PythonState):
         self._reader = TableReader(
             address, storage, STREAM, [storage.signature['chunk']], storage.stream_chunks, timeout_secs
         )
-        self._samples = self._inserts_before = 0  # what came in before this mirror, less what that was filled with
+        self._samples = self._inserts_before = 0  # inserts before this mirror, minus those it was filled with
         self._started = False
         self._closing = threading.Event()
         self._error: Exception | None = None
@@ -65,15 +65,15 @@ class ReplayMirror(tf.train.experimental.PythonState):
 
     @property
     def error(self) -> Exception | None:
-        """Why there are no more batches; None if it was closed."""
+        """Why there are no more batches; None if there are, or if the source was closed."""
         return self._reader.error or self._error
 
     def serialize(self) -> str:
-        """Returns what came and went, for a checkpoint."""
+        """Returns the counts of inserts and samples as JSON."""
         return json.dumps({'inserts': self._inserts, 'samples': self._samples})
 
     def deserialize(self, string_value: str) -> None:
-        """Takes over what a checkpoint holds."""
+        """Restores the counts of a checkpoint."""
         saved = json.loads(string_value)
         self._inserts_before, self._samples = saved['inserts'] - self._ring.num_published, saved['samples']
 
@@ -89,13 +89,13 @@ class ReplayMirror(tf.train.experimental.PythonState):
         self._reader.close()
 
     def grant(self, num_steps: int) -> int:
-        """Waits until train steps may be taken: there are data, and the samples per insert allow them.
+        """Waits until there are data and the samples per insert allow train steps.
 
         Args:
-          num_steps: wanted.
+          num_steps: the number of train steps wanted.
 
         Returns:
-          How many of them may be taken now; 0 if there will be none: it was closed, or has an `error`.
+          How many of them may be taken now; 0 if there will be no more: the source was closed, or has an `error`.
         """
         if not self._started:
             self._started = True
@@ -111,7 +111,7 @@ class ReplayMirror(tf.train.experimental.PythonState):
         return 0
 
     def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> Any:
-        """Draws batches, see `RingBuffer.draw`; at most `max_draw_steps` of those that were granted. For a graph."""
+        """Draws at most `max_draw_steps` of the granted batches, see `RingBuffer.draw`. For a graph."""
         return self._ring.draw(num_steps, self._batch_size, self._seed, seed)
 
     def batch(self, drawn: Any, i: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
@@ -132,7 +132,7 @@ class ReplayMirror(tf.train.experimental.PythonState):
         threading.Thread(target=self._ingest, name='replay_ingest', daemon=True).start()
 
     def _rebuild(self) -> None:
-        """Fills the mirror with what the replay server holds, oldest first."""
+        """Fills the mirror with the replay server's content, oldest first."""
         chunks = table_scan.read_chunks(self._address, self._storage, REPLAY, self._timeout_secs, self._closing)
         if not chunks:
             return
@@ -140,18 +140,18 @@ class ReplayMirror(tf.train.experimental.PythonState):
         versions = self._storage.layout.column(first_rows, 'policy_version')
         newest_first = np.lexsort((np.array([chunk_id(chunk) for chunk in chunks]), versions))[::-1]
         chunks = [chunks[i] for i in newest_first]
-        while chunks:  # each goes from memory when it is in the ring
+        while chunks:  # each is freed once it is in the ring
             self._ring.add([chunks.pop() for _ in range(min(len(chunks), _MAX_CHUNKS_AT_ONCE))])
         logging.info('filled the mirror with %d sequences from %s', self._ring.size, self._address)
 
     def _ingest(self) -> None:
-        """Takes in what has come, unless that is too far ahead of the samples: then the writers are held back."""
+        """Writes new chunks to the ring, unless they are too far ahead of the samples: then the writers are blocked."""
         try:
             while not self._reader.closed:
                 count = min(self._reader.size(), self._wanted_chunks(), _MAX_CHUNKS_AT_ONCE)
                 if count:
                     self._write(np.asarray(self._reader.take(count)[0]))  # no copy
-                    self._reader.resume()  # data come, even if too few to go on
+                    self._reader.resume()  # data arrive, even if not enough yet
                 else:
                     self._reader.sleep(_POLL_SECS if self._reader.is_waited_for else _INGEST_POLL_SECS)
         except Exception as error:  # the training thread raises it
@@ -165,7 +165,7 @@ class ReplayMirror(tf.train.experimental.PythonState):
 
     def _wanted_chunks(self) -> int:
         experience = self._storage.experience
-        # Before the first draw there is nothing to be ahead of; nor after the server has lost what the counts tell of.
+        # No limit before the first draw, nor after the server has lost items that were counted.
         if experience.samples_per_insert is None or not self._is_filled():
             return _MAX_CHUNKS_AT_ONCE
         inserts_in_balance = (self._samples + self._error_buffer) / experience.samples_per_insert + experience.min_size

@@ -1,8 +1,8 @@
-"""Errors -> priorities of items and weights for their losses, and the thread that tells the replay server.
+"""Errors -> priorities of items and weights of their losses, and the thread that sends priorities to the replay server.
 
 Schaul et al. 2016, "Prioritized Experience Replay" (arXiv 1511.05952), sections 3.3 and 3.4, the proportional variant.
-It differs from the paper in that errors are clipped and divided by their bound, so that the greatest priority is always
-1, and in that priorities arrive a few train steps late: batches are drawn ahead, and updates travel meanwhile.
+It differs from the paper in two ways: errors are clipped and divided by their bound, so that the maximum priority is
+always 1; and priorities arrive a few train steps late, since batches are drawn ahead and updates are asynchronous.
 """
 
 import collections
@@ -28,11 +28,11 @@ def _value(scheduled: Scheduled, step: tf.Tensor) -> tf.Tensor | float:
 
 
 def importance_weights(prioritization: Prioritization, expected: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-    """Returns (N P)^-beta, not normalised. For a graph.
+    """Returns (N P)^-beta, not normalized. For a graph.
 
     Args:
       prioritization: the experience's prioritization.
-      expected: float32 [...], N P: the items in the table times the probability of this one.
+      expected: float32 [...], N P: the number of items in the table times the item's probability.
       step: int64 scalar, the train step.
     """
     return tf.pow(expected, -tf.cast(_value(prioritization.beta, step), tf.float32))
@@ -65,10 +65,10 @@ class _Errors:
 
 
 class PriorityUpdater:
-    """Sends new priorities to the replay server on a thread of its own, many at once.
+    """Sends new priorities to the replay server in batches, on its own thread.
 
-    Training never waits for it: what the server does not take in time makes room for what is newer. While the server is
-    away Reverb waits for it, and goes on when it is back. Items that the table no longer has are left out by Reverb.
+    Training never waits for it: if the server is too slow, newer updates replace the oldest ones. While the server is
+    down Reverb waits for it, and continues when it is back. Reverb ignores items that the table no longer holds.
     """
 
     def __init__(self, address: str, table: str, prioritization: Prioritization, max_waiting: int = _MAX_WAITING):
@@ -76,11 +76,11 @@ class PriorityUpdater:
 
         Args:
           address: the replay server's address, 'host:port'.
-          table: with the items.
+          table: the name of the items' table.
           prioritization: the experience's prioritization.
           max_waiting: calls of `update` that may wait for the server; the oldest are dropped.
         """
-        priorities(prioritization, np.zeros(1), 0)  # a schedule that fails shall do so here, not on the thread
+        priorities(prioritization, np.zeros(1), 0)  # a schedule that fails should do so here, not on the thread
         self._address, self._table, self._prioritization = address, table, prioritization
         self._max_waiting = max_waiting
         self._client = reverb.Client(address)
@@ -94,12 +94,12 @@ class PriorityUpdater:
         self._counts = {'priorities_sent': 0, 'priorities_dropped': 0, 'priorities_not_finite': 0}
 
     def update(self, step: int, keys: np.ndarray, errors: np.ndarray) -> None:
-        """Hands over the errors of items, and returns at once.
+        """Schedules an update of items' priorities, and returns immediately.
 
         Args:
           step: the train step, for schedules.
-          keys: uint64 [...], of the items.
-          errors: float [...], likewise. Items whose error is not finite keep their priority.
+          keys: uint64 [...], the items' keys.
+          errors: float [...], the items' errors. Items whose error is not finite keep their priority.
 
         Raises:
           RuntimeError: if the thread has failed.
@@ -122,22 +122,22 @@ class PriorityUpdater:
         self._warn_if_late()
 
     def metrics(self) -> dict[str, int]:
-        """Returns how many priorities were sent, dropped since the server was late, and left out as not finite."""
+        """Returns how many priorities were sent, dropped because the server was slow, and ignored as not finite."""
         with self._changed:
             return dict(self._counts)
 
     def flush(self, timeout_secs: float) -> bool:
-        """Waits until the server has all updates. Returns whether it has, within `timeout_secs`."""
+        """Waits until the server has all updates. Returns whether that was so within `timeout_secs`."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._waiting and self._sending_since is None, timeout_secs)
 
     def close(self, timeout_secs: float = 5.0) -> None:
-        """Sends what waits, for at most `timeout_secs`, and ends the thread. May be called twice, from any thread."""
+        """Sends the last updates, for at most `timeout_secs`, and ends the thread. May be called twice."""
         with self._changed:
             if self._closed:
                 return
         if not self.flush(timeout_secs):
-            logging.warning('the replay server at %s did not take the last priorities', self._address)
+            logging.warning('the replay server at %s did not receive the last priorities', self._address)
         with self._changed:
             self._closed = True
             self._waiting.clear()
@@ -182,11 +182,11 @@ class PriorityUpdater:
             updates.update(zip(part.keys.tolist(), values.tolist(), strict=True))
         num_items = sum(len(part.keys) for part in taken)
         try:
-            self._client.mutate_priorities(self._table, updates=updates)  # has no deadline; a lost server is awaited
+            self._client.mutate_priorities(self._table, updates=updates)  # waits for a lost server without a deadline
             name = 'priorities_sent'
         except RuntimeError as error:
             name = 'priorities_dropped'
-            logging.warning('could not update priorities at %s, and go on: %s', self._address, error)
+            logging.warning('could not update priorities at %s; training goes on: %s', self._address, error)
         with self._changed:
             self._counts[name] += num_items
             if name == 'priorities_dropped':
@@ -198,7 +198,7 @@ class PriorityUpdater:
             self._warned_at = now
             dropped = self._counts['priorities_dropped']
             logging.warning(
-                'the replay server at %s has not taken priorities for %.0f s; training goes on; %d dropped so far',
+                'the replay server at %s has not received priorities for %.0f s; training goes on; %d dropped so far',
                 self._address,
                 now - since,
                 dropped,

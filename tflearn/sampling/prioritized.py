@@ -1,7 +1,7 @@
-"""PrioritizedSampler: batches that the replay server draws by priority, with weights that make up for it.
+"""PrioritizedSampler: batches that the replay server draws by priority, with importance weights.
 
-Keys never leave the host: `draw` keeps those of the newest batches, and `update` joins them with the errors of the same
-train steps, which the learner hands back.
+Keys never leave the host: `draw` keeps the keys of the newest batches, and `update` joins them with the errors of the
+same train steps, which the learner passes back.
 """
 
 from typing import Any
@@ -17,20 +17,20 @@ from tflearn.sampling.priorities import PriorityUpdater, importance_weights
 from tflearn.sampling.sampler import ReplaySampler
 from tflearn.types import WEIGHTS
 
-# Whatever is drawn ahead was drawn by older priorities.
+# Batches that are drawn ahead were drawn by older priorities.
 _MAX_AHEAD_STEPS = 8
 
 
 class PrioritizedSampler(ReplaySampler):
-    """Batches for the learner, drawn by priority; a `BatchSource`."""
+    """A `BatchSource` that the replay server draws by priority."""
 
     def __init__(self, address: str, storage: Storage, batch_size: int, timeout_secs: float):
-        """Prepares; nothing is drawn before the first `grant`.
+        """Draws nothing before the first `grant`.
 
         Args:
           address: the replay server's address, 'host:port'.
           storage: the replay tables' layout; the experience's order is 'prioritized'.
-          batch_size: items of a train step, over all replicas that this process feeds.
+          batch_size: items in a train step, over all replicas of this process.
           timeout_secs: how long to wait for data before `grant` returns 0 with `error` set.
 
         Raises:
@@ -50,12 +50,12 @@ class PrioritizedSampler(ReplaySampler):
         """Takes the next batches. For a graph.
 
         Args:
-          num_steps: integer scalar: batches to take; as many were granted.
-          seed: int64 scalar: the train step, for schedules.
+          num_steps: integer scalar, the number of batches; as many as were granted.
+          seed: int64 scalar, the train step, for schedules.
 
         Returns:
           The trajectory [num_steps, B, T, ...], and a dict with `policy_version` int64 [num_steps, B, T] and the
-          importance weights float32 [num_steps, B], not normalised.
+          importance weights float32 [num_steps, B], not normalized.
         """
         with tf.device('CPU:0'):
             rows, keys, expected = self._take(num_steps)
@@ -64,16 +64,16 @@ class PrioritizedSampler(ReplaySampler):
             return data, info | {WEIGHTS: importance_weights(self.prioritization, expected, seed)}
 
     def update(self, step: int, errors: np.ndarray) -> None:
-        """Hands over the errors of the batches of the newest draw; returns at once.
+        """Schedules an update of the priorities of the newest draw's batches; returns immediately.
 
         Args:
-          step: the train step after the last of them.
-          errors: float32 [num_steps, B], of as many steps as were taken with that draw.
+          step: the train step after the last of these batches.
+          errors: float32 [num_steps, B], the errors of the train steps that were taken with that draw.
         """
         self._updater.update(step, self._drawn.numpy()[: len(errors)], errors)
 
     def metrics(self) -> dict[str, Any]:
-        """Returns the counts of priorities; the server knows size and samples per insert."""
+        """Returns the counts of priorities; the server reports size and samples per insert."""
         return self._updater.metrics()
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""QueueSource: batches of what a queue hands out, each item once; or several times, as far as the experience says.
+"""QueueSource: batches of a queue's items, each used once, or several times if the experience says so.
 
-Items are put together to batches only when the learner asks for them, so that they are as fresh as the queue is short,
-and so that those that have become too old by then are left out.
+Batches are assembled only when the learner asks for them. So a short queue gives new data, and items that have become
+too old by then are dropped.
 """
 
 from collections.abc import Sequence
@@ -21,14 +21,13 @@ _POLL_SECS = 0.001
 
 
 class QueueSource:
-    """Batches for the learner from the queues of one or several replay servers; a `BatchSource`.
+    """A `BatchSource` for the queues of one or several replay servers.
 
-    Batches lie in slots in this process; a draw is only the numbers of slots. Whoever trains tells the newest version
-    of the policy, which ages are counted from.
+    Batches are stored in slots in this process; a draw returns only the slots' indices.
 
     Attributes:
-      newest_version: of the policy, published so far.
-      addresses: of the replay servers.
+      newest_version: the newest published policy version, from which policy lags are counted; the train job sets it.
+      addresses: the replay servers' addresses.
       num_used: items taken for train steps so far.
     """
 
@@ -40,13 +39,13 @@ class QueueSource:
         timeout_secs: float,
         seed: int | None = None,
     ):
-        """Prepares; nothing is taken before the first `grant`.
+        """Takes nothing before the first `grant`.
 
         Args:
           addresses: the replay servers' addresses, 'host:port'. Items are taken alternately from all servers that have
             some, so that none of them waits for another.
           storage: the replay tables' layout; the experience's order is 'queue'.
-          batch_size: items of a train step, over all replicas that this process feeds.
+          batch_size: items in a train step, over all replicas of this process.
           timeout_secs: how long to wait for data before `grant` returns 0 with `error` set.
           seed: the seed for drawing replayed batches.
         """
@@ -60,9 +59,9 @@ class QueueSource:
         ]
         self._plan = ReusePlan(experience.reuse, max(1, min(_MAX_DRAW_STEPS, self._ahead // batch_size)), seed)
         self.max_draw_steps = _MAX_DRAW_STEPS
-        self._next_reader = 0  # index of the reader that the next item is taken from, if it has one
+        self._next_reader = 0  # index of the reader to take the next item from, if it has one
         self._pool = np.empty((0, *self._item_shape), np.uint8)
-        self._oldest = [0] * self._plan.num_slots  # version in a slot
+        self._oldest = [0] * self._plan.num_slots  # the oldest policy version in each slot
         self.newest_version = 0
         self.addresses, self.num_used = tuple(addresses), 0
         self._num_stale = self._greatest_lag = 0
@@ -75,12 +74,12 @@ class QueueSource:
 
     @property
     def error(self) -> Exception | None:
-        """Why there are no more batches; None if it was closed."""
+        """Why there are no more batches; None if there are, or if the source was closed."""
         return next((reader.error for reader in self._readers if reader.error), None)
 
     @property
     def num_stale(self) -> int:
-        """Items dropped as too old so far."""
+        """The number of items dropped as too old so far."""
         return self._num_stale
 
     def metrics(self) -> dict[str, Any]:
@@ -96,10 +95,11 @@ class QueueSource:
         """Waits until there is a batch, and plans the next train steps.
 
         Args:
-          num_steps: wanted.
+          num_steps: the number of train steps wanted.
 
         Returns:
-          How many may be taken now, at most `num_steps`; 0 if there will be none: it was closed, or has an `error`.
+          How many may be taken now, at most `num_steps`; 0 if there will be no more: the source was closed, or has an
+          `error`.
         """
         if not self._started:
             self._started = True
@@ -109,7 +109,7 @@ class QueueSource:
             slot = self._plan.next_slot()
             if slot is None:
                 slots = self._plan.fresh_slots()
-                # What is planned shall be there until it was taken.
+                # A planned batch must stay in its slot until it is taken.
                 if not set(slots).isdisjoint(planned) or not self._fetch(slots, waits=not planned):
                     break
             elif self._is_stale(self._oldest[slot]):
@@ -125,11 +125,11 @@ class QueueSource:
         """Takes the next batches. For a graph.
 
         Args:
-          num_steps: integer scalar: batches to take; as many were granted.
-          seed: not used; the plan is made.
+          num_steps: integer scalar, the number of batches; as many as were granted.
+          seed: not used, since the batches are already planned.
 
         Returns:
-          Their slots, int64 [num_steps].
+          The batches' slots, int64 [num_steps].
         """
         del seed
         with tf.device('CPU:0'):
@@ -149,8 +149,8 @@ class QueueSource:
             reader.start(_one_by_one, in_flight=max(1, min(self._ahead // 2, _MAX_IN_FLIGHT)))
 
     def _fetch(self, slots: Sequence[int], waits: bool) -> bool:
-        """Puts a fresh batch into slots. Returns False if there is none: at once, or when all is over."""
-        while not self._take_in():
+        """Puts a new batch into slots. Returns False if there is none: immediately, or if `waits`, after the end."""
+        while not self._fill_pool():
             if not waits or any(reader.closed for reader in self._readers):
                 return False
             for reader in self._readers:
@@ -164,13 +164,13 @@ class QueueSource:
         self._plan.put()
         return True
 
-    def _take_in(self) -> bool:
-        """Takes what has come, as far as a batch needs it. Returns whether that is whole."""
+    def _fill_pool(self) -> bool:
+        """Takes available items until there are enough for a batch. Returns whether there are."""
         for reader, count in zip(self._readers, self._counts_to_take(), strict=True):
             if count > 0:
                 (items,) = reader.take(count)
                 self._pool = np.concatenate([self._pool, items.numpy()])
-                self._resume()  # data come, even if too few for a batch
+                self._resume()  # data arrive, even if not enough for a batch
         stale = self._is_stale(self._versions(self._pool))
         if np.any(stale):
             self._num_stale += int(np.sum(stale))
@@ -178,7 +178,7 @@ class QueueSource:
         return len(self._pool) == self._batch_size
 
     def _counts_to_take(self) -> list[int]:
-        """Returns how many items to take from each reader: one from each that has some, in turn, for a batch."""
+        """Returns how many items to take from each reader for a batch: alternately one from each that has some."""
         available, counts = [reader.size() for reader in self._readers], [0] * len(self._readers)
         wanted = min(self._batch_size - len(self._pool), sum(available))
         while wanted:
@@ -193,7 +193,7 @@ class QueueSource:
             reader.resume()
 
     def _versions(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the oldest version of each item [n, T, num_bytes]: its first row's."""
+        """Returns the oldest policy version of each item [n, T, num_bytes], which is that of its first row."""
         return self._storage.layout.column(rows[:, 0], 'policy_version')
 
     def _is_stale(self, version: Any) -> Any:
@@ -202,7 +202,7 @@ class QueueSource:
 
 
 def _one_by_one(samples: tf.data.Dataset) -> tf.data.Dataset:
-    """None waits for others, and no more are fetched than there is room for."""
+    """Returns single items, without additional buffers."""
     options = tf.data.Options()
     options.autotune.enabled = False  # it would add buffers
     return samples.map(lambda sample: sample.data['chunk']).with_options(options)

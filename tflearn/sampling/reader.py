@@ -1,7 +1,7 @@
-"""TableReader: what a replay table hands out, in a small queue of this process.
+"""TableReader: reads items of a replay table into a small queue in this process.
 
-Reverb's sampler cannot be interrupted, and looks for a lost server for ever, so it runs on a thread of its own. Whoever
-reads the queue can be stopped, says what it waits for, and gives up at a deadline.
+Reverb's sampler cannot be interrupted and waits for a lost server without a deadline, so it runs on its own thread. The
+reader of the queue can be stopped, logs what it waits for, and gives up at a deadline.
 """
 
 import threading
@@ -18,14 +18,14 @@ from tflearn.replay.storage import REPLAY, Storage
 from tflearn.waiting import LOG_EVERY_SECS
 
 _POLL_SECS = 0.25
-_LOOK_UP_MS = 5_000
+_CHECK_CLOSED_MS = 5_000
 _CLOSE_SECS = 1.0
 
 Prepare = Callable[[tf.data.Dataset], tf.data.Dataset]
 
 
 class TableReader:
-    """Reads a table until it is closed or nothing has come for too long."""
+    """Reads a table until it is closed or no data have arrived for too long."""
 
     def __init__(
         self,
@@ -36,14 +36,14 @@ class TableReader:
         capacity: int,
         timeout_secs: float,
     ):
-        """Makes the queue; nothing is read before `start`.
+        """Makes the queue; reads nothing before `start`.
 
         Args:
           address: the replay server's address, 'host:port'.
           storage: the replay tables' layout.
-          table: to read.
-          specs: of an element of the queue.
-          capacity: of the queue [elements].
+          table: the name of the table to read.
+          specs: the specs of the queue's elements.
+          capacity: the queue's capacity [elements].
           timeout_secs: how long to wait for data before `error` is set.
         """
         self._address, self._storage, self._table = address, storage, table
@@ -59,9 +59,9 @@ class TableReader:
         """Begins to read.
 
         Args:
-          prepare: the table's `reverb.ReplaySample`s -> elements of the queue, each by itself or k of them as tensors
-            [k, ...]; at most the capacity.
-          in_flight: items that the server may send ahead.
+          prepare: converts the table's `reverb.ReplaySample`s to elements of the queue, either single ones or k of them
+            as tensors [k, ...]; at most the capacity.
+          in_flight: the number of items that the server may send ahead.
         """
         draw = threading.Thread(target=self._draw, args=(prepare, in_flight), name='replay_draw', daemon=True)
         watch = threading.Thread(target=self._watch, name='replay_watch', daemon=True)
@@ -71,49 +71,49 @@ class TableReader:
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed, by whomever."""
+        """Whether the reader was closed."""
         return self._closed.is_set()
 
     def size(self) -> int:
-        """How many elements are in the queue."""
+        """Returns the number of elements in the queue."""
         return int(self._queue.size().numpy())
 
     def take(self, count: tf.Tensor | int) -> list[tf.Tensor]:
-        """Returns the next elements, stacked. Also in a graph. There must be as many. Only one is not copied for it."""
+        """Returns the next `count` elements, stacked; there must be as many. Also for a graph. One is not copied."""
         with tf.device('CPU:0'):
             if isinstance(count, int) and count == 1:
                 return [tf.expand_dims(component, 0) for component in tf.nest.flatten(self._queue.dequeue())]
             return tf.nest.flatten(self._queue.dequeue_many(count))
 
     def wait(self, secs: float) -> None:
-        """Tells that the caller has nothing to do but wait, and waits for a moment."""
+        """Waits for `secs`, as a caller that cannot continue without data: the deadline counts until `resume`."""
         if self._waits_since is None:
             self._waits_since = time.monotonic()
         self._closed.wait(secs)
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether somebody has nothing to do but wait."""
+        """Whether a caller cannot continue without data."""
         return self._waits_since is not None
 
     def sleep(self, secs: float) -> None:
-        """Waits for a moment, or until it is closed."""
+        """Waits for `secs`, or until the reader is closed."""
         self._closed.wait(secs)
 
     def resume(self) -> None:
-        """Tells that the caller has what it waited for."""
+        """Records that data arrived, which ends the wait that `wait` began."""
         self._waits_since = None
 
     def close(self) -> None:
-        """Ends the reading, at the next item. May be called from any thread."""
+        """Stops reading at the next item. May be called from any thread."""
         if self._closed.is_set():
             return
         self._closed.set()
         if self._threads and threading.current_thread() not in self._threads:
-            self._threads[0].join(_CLOSE_SECS)  # while the server is still there: it would be looked for, for ever
+            self._threads[0].join(_CLOSE_SECS)  # while the server is still up: a stream would wait for it forever
 
     def _draw(self, prepare: Prepare, in_flight: int) -> None:
-        """Reads until it is closed; whoever waits for data gets the error that ends it before."""
+        """Reads until closed; an earlier failure becomes `error`."""
         try:
             self._read(prepare, in_flight)
         except Exception as error:
@@ -121,7 +121,7 @@ class TableReader:
             self.close()
 
     def _read(self, prepare: Prepare, in_flight: int) -> None:
-        """Reads until it is closed, in one operation outside of Python."""
+        """Reads until closed, in one operation outside of Python."""
         shape = tf.TensorShape(self._storage.item_shape)
         samples = reverb.TrajectoryDataset(
             server_address=self._address,
@@ -130,12 +130,12 @@ class TableReader:
             shapes={'chunk': shape},
             max_in_flight_samples_per_worker=in_flight,
             num_workers_per_iterator=1,
-            # After a silence it sees whether it is closed. If several items are in flight, one that arrives just then
-            # is lost: not from a queue, of which each counts.
-            rate_limiter_timeout_ms=-1 if self._storage.experience.order == 'queue' else _LOOK_UP_MS,
+            # After a silence it checks whether it is closed. If several items are in flight, one that arrives just then
+            # is lost. That must not happen with a queue.
+            rate_limiter_timeout_ms=-1 if self._storage.experience.order == 'queue' else _CHECK_CLOSED_MS,
         )
-        # What is half a batch when nothing came for so long waits for its other half.
-        elements = prepare(tf.data.Dataset.counter().take_while(self._goes_on).flat_map(lambda _: samples))
+        # A batch that is half full at a timeout waits for its other half.
+        elements = prepare(tf.data.Dataset.counter().take_while(self._is_open).flat_map(lambda _: samples))
 
         def put(count: tf.Tensor, *tensors: tf.Tensor) -> tf.Tensor:
             components = tf.nest.flatten(tensors)
@@ -149,14 +149,14 @@ class TableReader:
                 elements.reduce(tf.constant(0, tf.int64), put)
             except tf.errors.OpError as error:
                 if not self._closed.is_set():
-                    logging.warning('the stream from %s broke off, and begins again: %s', self._address, error.message)
+                    logging.warning('the stream from %s broke; it is opened again: %s', self._address, error.message)
             self._closed.wait(_POLL_SECS)
 
-    def _goes_on(self, _: tf.Tensor) -> tf.Tensor:
+    def _is_open(self, _: tf.Tensor) -> tf.Tensor:
         return tf.logical_not(self._queue.is_closed())
 
     def _watch(self) -> None:
-        """Watches until it is closed; whoever waits for data gets the error that ends it before."""
+        """Watches the deadline until closed; an earlier failure becomes `error`."""
         try:
             self._wait_for_deadline()
         except Exception as error:
@@ -166,7 +166,7 @@ class TableReader:
             self._queue.close(cancel_pending_enqueues=True)
 
     def _wait_for_deadline(self) -> None:
-        """Logs what is waited for, and gives up at the deadline."""
+        """Logs what the caller waits for, and gives up at the deadline."""
         next_log_secs = LOG_EVERY_SECS
         while not self._closed.wait(_POLL_SECS):
             since = self._waits_since

@@ -1,4 +1,4 @@
-"""RingBuffer: the newest chunks of a replay in memory, and where their sequences begin."""
+"""RingBuffer: the newest chunks of a replay in memory, and the offsets of their sequences."""
 
 import collections
 import dataclasses
@@ -15,8 +15,8 @@ from tflearn.sampling.ring_columns import RingColumns
 
 _MAX_DRAWN_ROWS = 1 << 16
 _MAX_DRAWN_BYTES = 16 << 20
-_MAX_SPAN = 0.125  # of the ring, between the first and the last sequence of a chunk that comes in parts
-_MAX_ROWS_SPAN = 0.5  # of the rows, likewise: where room is lacking, the oldest chunk does not hold the newest sequence
+_MAX_SPAN = 0.125  # of all sequences, between the first and the last sequence of a chunk that arrives in parts
+_MAX_ROWS_SPAN = 0.5  # the same for rows, so that the oldest chunk never holds the newest sequence
 
 
 @dataclasses.dataclass
@@ -24,19 +24,19 @@ class _Chunk:
     """A chunk in the ring.
 
     Attributes:
-      id: of the chunk.
-      num_rows: of the ring, that it takes.
-      place: in the ring, of the chunk's row `first_row`.
-      first_row: the first of its rows that is in the ring.
-      first_start: sequences before its first, of all that ever were.
-      first_used: rows taken before its own, of all that ever were.
-      num_read: rows of it that were read, up to the newest that begins a sequence.
-      next_start: sequences up to its last, of all that ever were.
+      id: the chunk's id.
+      num_rows: the rows that it takes in the ring.
+      offset: the index in the ring of the chunk's row `first_row`.
+      first_row: the index of its first row that is in the ring.
+      first_start: the number of sequences ever written before its first one.
+      first_used: the number of rows ever allocated before its own.
+      num_read: its rows that were read, up to the newest that begins a sequence.
+      next_start: the number of sequences ever written up to its last one.
     """
 
     id: int
     num_rows: int
-    place: int
+    offset: int
     first_row: int
     first_start: int
     first_used: int
@@ -45,17 +45,18 @@ class _Chunk:
 
 
 class RingBuffer:
-    """Rows in a ring of memory, and the places where their sequences begin, oldest first.
+    """Rows in a ring of memory, and the offsets at which their sequences begin, oldest first.
 
-    One thread may `write` while another draws: rows go to where no drawn sequence is, and are drawn once they are
-    published. Who draws publishes, between two draws, so no batch ever sees a sequence that is half overwritten.
+    One thread may `write` while another draws: rows are written to memory without drawable sequences, and are drawn
+    only after `publish`. The drawing thread publishes, between two draws, so no batch ever holds a sequence that is
+    half overwritten.
 
     Attributes:
-      columns: of the rows.
-      starts: int64 variable [max_size]: rows that begin a sequence, itself a ring.
-      window: int64 variable [2]: place in `starts` of the oldest sequence, and how many there are.
-      num_written: new sequences in all chunks that were ever taken, also in those that were here already.
-      num_published: of them, those that draws may see.
+      columns: the rows' columns.
+      starts: int64 variable [max_size], the rows that begin a sequence, itself a ring.
+      window: int64 variable [2], the index in `starts` of the oldest sequence, and the number of sequences.
+      num_written: new sequences in all chunks ever written, including those that were in the ring already.
+      num_published: the number of these sequences that are visible to draws.
     """
 
     def __init__(self, storage: Storage):
@@ -73,9 +74,9 @@ class RingBuffer:
         with tf.device('CPU:0'):
             self.starts = tf.Variable(tf.zeros((self._max_size,), tf.int64), trainable=False)
             self.window = tf.Variable(tf.zeros((2,), tf.int64), trainable=False)
-        self._oldest = self._newest = 0  # sequences, of all that ever were, between which is drawn
+        self._oldest = self._newest = 0  # range of drawable sequences, counted over all ever written
         self.num_written = self.num_published = 0
-        self._lock = threading.Lock()  # of all below
+        self._lock = threading.Lock()  # guards the attributes below
         self._next_row = self._num_used = self._num_ever_used = self._next_start = 0
         self._chunks: collections.deque[_Chunk] = collections.deque()
         self._known: dict[int, _Chunk] = {}
@@ -83,16 +84,16 @@ class RingBuffer:
 
     @property
     def size(self) -> int:
-        """Sequences that can be drawn."""
+        """The number of sequences that can be drawn."""
         return self._newest - self._oldest
 
     @property
     def has_dropped(self) -> bool:
-        """Whether it was full once: the oldest sequences have made room."""
+        """Whether the oldest sequences were dropped already, since the ring was full."""
         return self._oldest > 0
 
     def max_draw_steps(self, batch_size: int) -> int:
-        """Batches that `draw` draws at once, at most."""
+        """Returns the maximum number of batches that `draw` draws at once."""
         num_rows = min(_MAX_DRAWN_ROWS, _MAX_DRAWN_BYTES // self.columns.drawn_bytes)
         return max(1, num_rows // (batch_size * self._length))
 
@@ -100,13 +101,13 @@ class RingBuffer:
         """Draws sequences uniformly, with replacement. For a graph.
 
         Args:
-          num_steps: integer scalar: batches to draw, at most `max_draw_steps`.
+          num_steps: integer scalar, the number of batches, at most `max_draw_steps`.
           batch_size: B.
-          seed: of the run.
-          step: int64 scalar, another one for every draw: the train step.
+          seed: the run's seed.
+          step: int64 scalar, the train step, which must differ between draws.
 
         Returns:
-          What `batch` needs: a nest of tensors [num_steps, B, T, ...].
+          A nest of tensors [num_steps, B, T, ...] for `batch`.
         """
         with tf.device('CPU:0'):
             oldest, size = tf.unstack(self.window)
@@ -123,10 +124,10 @@ class RingBuffer:
             return columns['trajectory'], {'policy_version': columns['policy_version']}
 
     def add(self, chunks: np.ndarray | Sequence[np.ndarray]) -> int:
-        """Writes and publishes chunks, see `write`, for one thread that writes and draws by turns.
+        """Writes and publishes chunks, see `write`, for one thread that writes and draws alternately.
 
         Returns:
-          The number of sequences in them that are new.
+          The number of new sequences in them.
         """
         published = self.num_published
         while len(chunks):
@@ -135,15 +136,15 @@ class RingBuffer:
         return self.num_published - published
 
     def write(self, chunks: np.ndarray | Sequence[np.ndarray]) -> int:
-        """Writes chunks (see `chunks`), or parts of some, as far as there is room; `publish` makes more.
+        """Writes chunks (see `chunks`) or parts of chunks while there is room; `publish` makes more room.
 
-        Of a chunk that is here already only what is missing is written.
+        If the ring holds an earlier part of a chunk, only the missing rows are written.
 
         Args:
           chunks: each uint8 [ID_BYTES + bytes of its rows].
 
         Returns:
-          How many of them were taken.
+          How many of them were written.
         """
         starts, num_taken, num_sequences = [], 0, 0
         for chunk in chunks:
@@ -154,13 +155,13 @@ class RingBuffer:
             if known is not None:
                 begins = begins[begins >= known.num_read]
             if len(begins):
-                place = self._extend(known, begins) if known else None
-                if place is None:
-                    place = self._allocate(chunk_id(chunk), rows, begins)
-                if place is None:
+                offset = self._extend(known, begins) if known else None
+                if offset is None:
+                    offset = self._allocate(chunk_id(chunk), rows, begins)
+                if offset is None:
                     break
-                self.columns.write(place, rows[begins[0] : begins[-1] + self._length])
-                starts.append(place + begins - begins[0])
+                self.columns.write(offset, rows[begins[0] : begins[-1] + self._length])
+                starts.append(offset + begins - begins[0])
             num_taken += 1
             num_sequences += np.count_nonzero(flags == NEW)
         with self._lock:
@@ -169,7 +170,7 @@ class RingBuffer:
         return num_taken
 
     def publish(self) -> None:
-        """Lets draws see what was written; the oldest sequences go where there are too many, or too little room."""
+        """Makes written sequences visible to draws; drops the oldest ones if there are too many or room is short."""
         if self.num_written == self.num_published and not self._new_starts:
             return
         with self._lock:
@@ -195,19 +196,19 @@ class RingBuffer:
         return oldest.next_start <= self._oldest or lacks_room
 
     def _extend(self, known: _Chunk, begins: np.ndarray) -> int | None:
-        """Takes room that a chunk was given before. Returns its place; None if the chunk is gone, or too old."""
+        """Uses room that was allocated for a chunk. Returns its offset; None if the chunk is gone, or too old."""
         with self._lock:
-            # What is in an old one would make room late, and all that came meanwhile with it.
+            # New rows in an old chunk would keep its room, and that of all chunks after it, allocated for too long.
             too_old = self._next_start - known.first_start > self._max_size * _MAX_SPAN
             too_old |= self._num_ever_used - known.first_used > self._max_rows * _MAX_ROWS_SPAN
             if too_old or self._known.get(known.id) is not known:
                 return None
             self._count(known, begins)
-            return known.place + int(begins[0]) - known.first_row
+            return known.offset + int(begins[0]) - known.first_row
 
     def _allocate(self, chunk: int, rows: np.ndarray, begins: np.ndarray) -> int | None:
-        """Finds room for the rows of a chunk, in one piece. Returns its place; None before the next `publish`."""
-        # What is unfinished ends with rows of zeros, and gets room for all that may follow.
+        """Allocates contiguous room for a chunk's rows. Returns its offset; None if there is none before `publish`."""
+        # An unfinished chunk ends with rows of zeros, and gets room for all rows that may follow.
         end = begins[-1] + self._length if rows[-1].any() else len(rows)
         num_rows = int(end - begins[0])
         with self._lock:
@@ -215,14 +216,14 @@ class RingBuffer:
             needed = num_rows + (self._max_rows - self._next_row if wraps else 0)
             if self._num_used + needed > self._max_rows:
                 return None
-            place = 0 if wraps else self._next_row
-            self._next_row = place + num_rows
+            offset = 0 if wraps else self._next_row
+            self._next_row = offset + num_rows
             self._num_used += needed
-            self._chunks.append(_Chunk(chunk, needed, place, int(begins[0]), self._next_start, self._num_ever_used))
+            self._chunks.append(_Chunk(chunk, needed, offset, int(begins[0]), self._next_start, self._num_ever_used))
             self._num_ever_used += needed
             self._known[chunk] = self._chunks[-1]
             self._count(self._chunks[-1], begins)
-            return place
+            return offset
 
     def _count(self, chunk: _Chunk, begins: np.ndarray) -> None:
         self._next_start += len(begins)

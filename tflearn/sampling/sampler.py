@@ -17,10 +17,10 @@ _MAX_GATHER_POLLS = 20
 
 
 class ReplaySampler:
-    """Batches for the learner from the replay server; a `BatchSource`.
+    """A `BatchSource` that the replay server draws uniformly.
 
-    A uniform draw takes a chunk and tries some of its rows that may begin a sequence, so that each sequence is as
-    likely as any other; those of one chunk are spread over several batches.
+    A draw takes a chunk and tries some of its rows that may begin a sequence, so that all sequences have the same
+    probability; the sequences of one chunk are spread over several batches.
     """
 
     def __init__(
@@ -32,36 +32,36 @@ class ReplaySampler:
         max_ahead_steps: int = _MAX_AHEAD_STEPS,
         more: Sequence[tf.TensorSpec] = (),
     ):
-        """Prepares; nothing is drawn before the first `grant`.
+        """Draws nothing before the first `grant`.
 
         Args:
           address: the replay server's address, 'host:port'.
           storage: the replay tables' layout; the learner does not mirror them.
-          batch_size: sequences of a train step, over all replicas that this process feeds.
+          batch_size: sequences in a train step, over all replicas of this process.
           timeout_secs: how long to wait for data before `grant` returns 0 with `error` set.
-          max_ahead_steps: batches that are drawn ahead, at most twice as many.
-          more: of what a batch has besides its rows.
+          max_ahead_steps: the number of batches to draw ahead; at most twice as many are drawn.
+          more: the specs of a batch's further tensors, besides its rows.
         """
         self._storage, self._batch_size = storage, batch_size
         length = storage.experience.sequence_length
         step_bytes = batch_size * length * storage.layout.num_bytes
         ahead = max(1, min(max_ahead_steps, _MAX_AHEAD_BYTES // step_bytes))
-        # Only draws that are spread over several batches have to be made for several at once.
+        # Draws for several batches at once are needed only if a chunk's sequences are spread over several batches.
         self._steps_ahead = ahead if storage.draws_per_chunk > 1 else 1
-        # Batches so large that there is only one ahead are not copied to be drawn together.
+        # If batches are so large that only one is drawn ahead, they are not copied into a common draw.
         self.max_draw_steps = 2 * ahead if ahead > 1 else 1
-        self._wanted_steps = ahead  # a call for each single batch would take from the threads that fetch them
+        self._wanted_steps = ahead  # a call for every single batch would slow down the threads that fetch them
         spec = tf.TensorSpec((batch_size, length, storage.layout.num_bytes), tf.uint8)
         self._reader = TableReader(address, storage, REPLAY, [spec, *more], 2 * ahead, timeout_secs)
         self._started = False
 
     @property
     def error(self) -> Exception | None:
-        """Why there are no more batches; None if it was closed."""
+        """Why there are no more batches; None if there are, or if the source was closed."""
         return self._reader.error
 
     def metrics(self) -> dict[str, Any]:
-        """Returns nothing: the server knows size and samples per insert."""
+        """Returns nothing: the server reports size and samples per insert."""
         return {}
 
     def close(self) -> None:
@@ -72,11 +72,11 @@ class ReplaySampler:
         """Waits until there are batches.
 
         Args:
-          num_steps: wanted.
+          num_steps: the number of batches wanted.
 
         Returns:
-          How many are there now, at most `num_steps` and those of one draw; 0 if there will be none: it was closed, or
-          has an `error`.
+          How many are available now, at most `num_steps` and `max_draw_steps`; 0 if there will be no more: the source
+          was closed, or has an `error`.
         """
         if not self._started:
             self._started = True
@@ -95,8 +95,8 @@ class ReplaySampler:
         """Takes the next batches. For a graph.
 
         Args:
-          num_steps: integer scalar: batches to take; as many were granted.
-          seed: not used; the server draws.
+          num_steps: integer scalar, the number of batches; as many as were granted.
+          seed: not used, since the server draws.
 
         Returns:
           The trajectory [num_steps, B, T, ...], and a dict with `policy_version` int64 [num_steps, B, T].
@@ -113,7 +113,7 @@ class ReplaySampler:
         return columns['trajectory'], {'policy_version': columns['policy_version']}
 
     def batch(self, drawn: Any, i: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
-        """Returns batch `i` of a draw: the trajectory [B, T, ...], and a dict with the rest. For a graph."""
+        """Returns batch `i` of a draw: the trajectory [B, T, ...], and a dict with the other tensors. For a graph."""
         if self.max_draw_steps == 1:
             return tf.nest.map_structure(lambda column: tf.squeeze(column, 0), drawn)
         return tf.nest.map_structure(lambda column: tf.gather(column, i), drawn)
@@ -131,7 +131,7 @@ class ReplaySampler:
         return sequences.map(lambda rows: tf.reshape(rows, shape))
 
     def _sequences(self, sample: reverb.ReplaySample) -> tf.Tensor:
-        """Returns sequences [n, T, num_bytes] of chunks [k, rows, num_bytes], in random order if not all."""
+        """Returns sequences [n, T, num_bytes] of chunks [k, rows, num_bytes]; several of a chunk in random order."""
         chunks, storage = sample.data['chunk'], self._storage
         if storage.num_starts == 1:
             return chunks
@@ -140,7 +140,7 @@ class ReplaySampler:
         starts = tf.math.top_k(chances, storage.draws_per_chunk, sorted=False).indices
         begins = tf.gather(chunks[:, :, 0], starts, batch_dims=1) > 0
         starts = tf.random.shuffle(tf.boolean_mask(starts + num_rows * tf.range(num_chunks)[:, None], begins))
-        # Only now are rows copied, once.
+        # The only copy of the rows.
         return tf.gather(
             tf.reshape(chunks, [-1, num_bytes]), starts[:, None] + tf.range(storage.experience.sequence_length)
         )

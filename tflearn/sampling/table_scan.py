@@ -1,9 +1,9 @@
-"""Reads all that a replay table holds, each item about once, without taking anything from it.
+"""Reads all items of a replay table, each about once, without removing any.
 
-Reverb only draws items, uniformly or by priority. This table is drawn from by priority, and by nobody else. All items
-have the priority 1; what was read gets 0, so that it is not drawn again. When nothing else is left Reverb draws items
-of priority 0, which shows that all were read. In the end they get their 1 back. A reader that dies before that leaves
-some at 0; the next one draws those last, uniformly, and so more than once.
+Reverb can only draw items, uniformly or by priority. This table is drawn from by priority, and only here. All items
+have the priority 1; items that were read get 0, so that they are not drawn again. When no others are left Reverb draws
+items of priority 0, which means that all were read. In the end they get their priority 1 back. A reader that dies
+before that leaves some at 0; the next one draws those last, uniformly, and therefore more than once.
 """
 
 import math
@@ -21,30 +21,30 @@ from tflearn.sampling.priorities import PriorityUpdater
 from tflearn.sampling.reader import TableReader
 from tflearn.waiting import LOG_EVERY_SECS, Stopped, wait_until
 
-_MAX_AHEAD = 32  # items: those that are on their way may be drawn again before the server knows that they were read
+_MAX_AHEAD = 32  # items in flight, which may be drawn again before the server knows that they were read
 _MAX_AHEAD_BYTES = 8 << 20
 _BATCH = 8
 _UPDATE_SECS = 1.0
 _MAX_UPDATED = 10_000
 _POLL_SECS = 0.002
-_AS_THEY_ARE = Prioritization(alpha=1.0, epsilon=0.0, max_error=1.0)
+_IDENTITY = Prioritization(alpha=1.0, epsilon=0.0, max_error=1.0)  # priorities equal to the given errors
 
 
 def read_chunks(
     address: str, storage: Storage, table: str, timeout_secs: float, stop: threading.Event
 ) -> list[np.ndarray]:
-    """Returns the table's chunks, in no order; each owns its memory.
+    """Returns the table's chunks in arbitrary order; each owns its memory.
 
     Args:
       address: the replay server's address, 'host:port'.
       storage: the replay tables' layout; the learner mirrors them.
-      table: to read.
-      timeout_secs: how long to wait for the server, or for one that says nothing more.
+      table: the name of the table to read.
+      timeout_secs: how long to wait for the server's first or next answer.
       stop: ends the reading when set.
 
     Raises:
       TimeoutError: if the server did not answer in time.
-      Stopped: if `stop` was set.
+      Stopped: if `stop` is set.
     """
     if not _num_items(address, table, timeout_secs, stop):
         return []
@@ -61,19 +61,19 @@ def _num_items(address: str, table: str, timeout_secs: float, stop: threading.Ev
 
 
 class _Scan:
-    """One reading of a table."""
+    """One pass over a table."""
 
     def __init__(self, address: str, storage: Storage, table: str, timeout_secs: float):
         self._address, self._table, self._timeout_secs = address, table, timeout_secs
         specs = [tf.TensorSpec((), tf.uint64), tf.TensorSpec((), tf.float64), storage.signature['chunk']]
         self._ahead = max(1, min(_MAX_AHEAD, _MAX_AHEAD_BYTES // math.prod(storage.item_shape)))
         self._reader = TableReader(address, storage, table, specs, self._ahead, timeout_secs)
-        self._updater = PriorityUpdater(address, table, _AS_THEY_ARE)
+        self._updater = PriorityUpdater(address, table, _IDENTITY)
         self._found: dict[int, np.ndarray] = {}
-        self._keys: list[int] = []  # of all that was found
+        self._keys: list[int] = []  # of all items found
 
     def run(self, stop: threading.Event) -> list[np.ndarray]:
-        """Reads until all was read."""
+        """Returns the table's chunks."""
         self._reader.start(self._elements, in_flight=self._ahead)
         num_repeats, logged_at = 0, time.monotonic()
         while True:
@@ -88,7 +88,7 @@ class _Scan:
                 logging.info('read %d chunks of the table %r so far', len(self._found), self._table)
 
     def close(self) -> None:
-        """Gives the items that were read their priority back."""
+        """Restores the priority of the items that were read."""
         self._reader.close()
         keys = np.array(self._keys, np.uint64)
         for part in np.array_split(keys, math.ceil(len(keys) / _MAX_UPDATED)) if len(keys) else []:
@@ -110,19 +110,19 @@ class _Scan:
         self._reader.resume()
 
     def _take(self) -> int:
-        """Takes the items that are there. Returns how many of them had the priority of what was read."""
+        """Takes the available items. Returns how many of them had the priority of items that were read before."""
         keys, priorities, chunks = map(np.asarray, self._reader.take(self._reader.size()))
         for i, key in enumerate(keys.tolist()):
             if key not in self._found:
                 self._keys.append(key)
-                self._found[key] = chunks[i].copy()  # a view would keep the others in memory, read or not
+                self._found[key] = chunks[i].copy()  # a view would keep the other chunks in memory
         unread = keys[priorities > 0]
         self._updater.update(0, unread, np.zeros(len(unread)))
-        self._updater.flush(_UPDATE_SECS)  # if that takes longer, items are drawn again
+        self._updater.flush(_UPDATE_SECS)  # if that takes longer, items may be drawn again
         return len(keys) - len(unread)
 
     def _is_complete(self, num_repeats: int, stop: threading.Event) -> bool:
-        """Returns whether all was read; if not, a reader before this one or beside it left some with its priority."""
+        """Returns whether all items were read. (Other readers may have left items with the priority 0.)"""
         num_items = _num_items(self._address, self._table, self._timeout_secs, stop)
         if len(self._found) >= num_items:
             return True
