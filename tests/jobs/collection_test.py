@@ -11,32 +11,32 @@ from tflearn.train_step import create_train_step
 
 def test_so_many_episodes_for_each_version():
     limit = VersionLimit(3, None)
-    assert [limit.holds_back(1, episodes) for episodes in (0, 2, 3, 4)] == [False, False, True, True]
-    assert [limit.holds_back(2, episodes) for episodes in (4, 6, 7)] == [False, False, True]
+    assert [limit.update(1, episodes) for episodes in (0, 2, 3, 4)] == [False, False, True, True]
+    assert [limit.update(2, episodes) for episodes in (4, 6, 7)] == [False, False, True]
 
 
 def test_so_many_versions_ahead():
     limit = VersionLimit(8, versions_ahead=1)
-    assert [limit.holds_back(5, count) for count in (0, 8, 15, 16)] == [False, False, False, True]
-    assert [limit.holds_back(6, count) for count in (16, 20, 24)] == [False, False, True]
-    assert [limit.holds_back(8, count) for count in (24, 39, 40)] == [False, False, True], 'one was missed'
-    assert [limit.holds_back(99, count) for count in (40, 55, 56)] == [False, False, True], 'but never more at once'
+    assert [limit.update(5, count) for count in (0, 8, 15, 16)] == [False, False, False, True]
+    assert [limit.update(6, count) for count in (16, 20, 24)] == [False, False, True]
+    assert [limit.update(8, count) for count in (24, 39, 40)] == [False, False, True], 'one was missed'
+    assert [limit.update(99, count) for count in (40, 55, 56)] == [False, False, True], 'but never more at once'
 
 
 def test_one_more_after_so_many_seconds():
     now = 0.0
     limit = VersionLimit(2, 10.0, clock=lambda: now)
-    assert not limit.holds_back(1, 0)
-    assert limit.holds_back(1, 2)
+    assert not limit.update(1, 0)
+    assert limit.update(1, 2)
     now = 9.0
-    assert limit.holds_back(1, 2)
+    assert limit.update(1, 2)
     now = 10.0
-    assert not limit.holds_back(1, 2)
-    assert not limit.holds_back(1, 2), 'until that one has ended'
+    assert not limit.update(1, 2)
+    assert not limit.update(1, 2), 'until that one has ended'
     now = 11.0
-    assert limit.holds_back(1, 3)
+    assert limit.update(1, 3)
     now = 21.0
-    assert not limit.holds_back(1, 3)
+    assert not limit.update(1, 3)
 
 
 def test_random_steps_are_counted_exactly():
@@ -70,16 +70,16 @@ def test_credits_hold_for_the_weights_that_act():
     held = HeldLease(Lease('collect_0', 'a', ttl_secs=5.0), clock=lambda: now[0])
     messages = [None]
     limit = CreditLimit(held, lambda: messages[-1])
-    assert limit.holds_back(1, 0), 'no credits yet'
+    assert limit.update(1, 0), 'no credits yet'
     messages.append(Credits(Lease('train', 'b'), 0, 2, 8, shares=(Share('a', 1, 4, 8, 8),)))
-    assert limit.holds_back(1, 0), 'they are for newer weights'
-    assert [limit.holds_back(2, count) for count in (0, 7, 8)] == [False, False, True]
-    assert [limit.holds_back(4, count) for count in (8, 23, 24)] == [False, False, True], 'a standing order'
+    assert limit.update(1, 0), 'they are for newer weights'
+    assert [limit.update(2, count) for count in (0, 7, 8)] == [False, False, True]
+    assert [limit.update(4, count) for count in (8, 23, 24)] == [False, False, True], 'a standing order'
     messages.append(dataclasses.replace(messages[-1], number=1, policy_version=4, shares=()))
-    assert limit.holds_back(4, 8), 'it has no share any more'
+    assert limit.update(4, 8), 'it has no share any more'
     now[0] = 6.0
     held.begin_if_expired(9)
     messages.append(dataclasses.replace(messages[-1], number=2, shares=(Share('a', 2, 4, 4, 4),)))
-    assert [limit.holds_back(4, count) for count in (9, 12, 13)] == [False, False, True], 'counted from its new lease'
+    assert [limit.update(4, count) for count in (9, 12, 13)] == [False, False, True], 'counted from its new lease'
     now[0] = 12.0
-    assert limit.holds_back(4, 9), 'it has ended'
+    assert limit.update(4, 9), 'it has ended'

@@ -1,4 +1,4 @@
-"""Where a train job's batches come from, as its experience says."""
+"""The source of a train job's batches, chosen by its experience."""
 
 import math
 from collections.abc import Sequence
@@ -31,20 +31,20 @@ def make(
     """Makes the source of batches for this process.
 
     Args:
-      addresses: the replay servers' addresses, 'host:port'; several for a queue only.
+      addresses: the replay servers' addresses, 'host:port'; only a queue can have several.
       storage: the replay tables' layout.
-      agent: that is trained.
-      placement: that it was made in.
+      agent: the agent to train.
+      placement: the strategy that the agent was made in.
       timeout_secs: how long to wait for data.
-      seed: of the run; each worker draws differently.
+      seed: the run's seed; each worker draws differently.
 
     Raises:
       ValueError: if the experience has an `iteration`, and the agent cannot prepare one.
     """
-    place, experience = strategies.layout(placement), storage.experience
-    seed += place.worker
-    logging.info('%s', place.describe(experience.per_replica_batch_size))
-    batch_size = experience.per_replica_batch_size * place.replicas // place.workers
+    layout, experience = strategies.layout(placement), storage.experience
+    seed += layout.worker
+    logging.info('%s', layout.describe(experience.per_replica_batch_size))
+    batch_size = experience.per_replica_batch_size * layout.replicas // layout.workers
     if storage.mirrored:
         return ReplayMirror(addresses[0], storage, batch_size, timeout_secs, seed)
     if experience.prioritization:
@@ -57,29 +57,29 @@ def make(
     if not hasattr(agent, 'prepare'):
         raise UserValueError(
             f'got Experience.iteration with a {type(agent).__name__}; need an agent that prepares sequences for '
-            'several epochs, as PPO; or iteration=None'
+            'several epochs, such as PPO; or iteration=None'
         )
     return MinibatchSource(queue, agent.prepare, experience.iteration, placement, seed)
 
 
 def steps_per_call(source: Source, num_steps: int) -> int:
-    """Returns the train steps of a call: an iteration as a whole, or `num_steps`."""
+    """Returns the train steps of a call: a complete iteration, or `num_steps`."""
     return source.max_draw_steps if isinstance(source, MinibatchSource) else num_steps
 
 
 def queue_of(source: Source) -> QueueSource | None:
-    """Returns the queue that the batches come from; None if they come from elsewhere."""
+    """Returns the queue that the batches come from; None if there is none."""
     queue = source.source if isinstance(source, MinibatchSource) else source
     return queue if isinstance(queue, QueueSource) else None
 
 
 def items_per_version(source: Source, experience: Experience, num_replicas: int, publish_interval_steps: int) -> int:
-    """Returns the new items that all workers take between two publications of the weights, at most.
+    """Returns the maximum number of new items that all workers take between two publications of the weights.
 
     Args:
-      source: of the batches, from a queue.
+      source: the source of the batches, with a queue.
       experience: the run's experience settings.
-      num_replicas: of all workers.
+      num_replicas: the number of replicas of all workers.
       publish_interval_steps: train steps between two publications.
     """
     reuse = experience.reuse
@@ -91,11 +91,11 @@ def items_per_version(source: Source, experience: Experience, num_replicas: int,
 
 
 def set_newest_version(source: Source, policy_version: int) -> None:
-    """Tells a queue which weights are the newest, for what is too old."""
+    """Sets a queue's newest policy version, from which policy lags are counted."""
     if queue := queue_of(source):
         queue.newest_version = policy_version
 
 
 def checkpointed(source: Source) -> dict[str, ReplayMirror]:
-    """Returns what of the source belongs in a checkpoint. (Where the server draws, it counts.)"""
+    """Returns the part of the source that belongs in a checkpoint. (If the server draws, the server counts.)"""
     return {'replay': source} if isinstance(source, ReplayMirror) else {}

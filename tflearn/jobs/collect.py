@@ -1,4 +1,4 @@
-"""The collect job: acts with the newest weights and writes what it sees to the replay server."""
+"""The collect job: acts with the newest weights and writes its steps to the replay server."""
 
 import contextlib
 import math
@@ -26,7 +26,7 @@ from tflearn.waiting import LOG_EVERY_SECS, Stopped
 from tflearn.weights.subscriber import Subscriber
 
 _STEPS_PER_RUN = 16
-_LOOK_FOR_STOP_SECS = 0.02
+_STOP_POLL_SECS = 0.02
 
 
 def collect(
@@ -46,29 +46,29 @@ def collect(
     data_addresses: Sequence[str] = (),
     options: CollectOptions = CollectOptions(),  # noqa: B008 - it is frozen
 ) -> None:
-    """Collects until training is over, it is stopped, or it has taken `max_env_steps`.
+    """Collects until training is over, the job is stopped, or it has taken `max_env_steps`.
 
     Args:
-      run_dir: for its status.
-      replay_address: 'host:port' of the replay server.
+      run_dir: the run's directory, for the job's status.
+      replay_address: the replay server's address, 'host:port'.
       connect_timeout_secs: how long to wait for the server and for the first weights.
       stop: ends the job when set.
-      name: of this collector; no two of a run have the same.
+      name: this collector's name, unique within the run.
       make_environment: makes the run's environment.
-      make_agent: of the run; its collect policy acts.
+      make_agent: makes the run's agent, whose collect policy acts.
       experience: the run's experience settings.
-      num_environments: environments stepped together.
+      num_environments: the number of environments stepped together.
       refresh_interval_secs: seconds between two polls for newer weights.
-      seed: of the environments and of the policy's draws, mixed with the name; None draws one.
-      max_env_steps: environment steps of this collector; None is no limit.
-      data_addresses: of the replay servers that share the experience, where it is a queue: this collector writes to the
-        one that its number, which its name ends with, falls to by turns. None is `replay_address` alone.
-      options: how it explores, and how much it collects.
+      seed: the seed of the environments and of the policy's draws, mixed with the name; None draws one.
+      max_env_steps: the maximum number of environment steps of this collector; None is no limit.
+      data_addresses: the addresses of the replay servers that share a queue: collector number i, which its name ends
+        with, writes to server i modulo their number. None is `replay_address` alone.
+      options: how the job explores, and how much it collects.
 
     Raises:
-      TimeoutError: if the server or the learner does not show up, or the server went away for good.
-      ValueError: if an argument is out of its range, the agent cannot explore as the options say, or the server's
-        tables are made for other data or networks.
+      TimeoutError: if the server or the learner is not found in time, or the server went down and did not return.
+      ValueError: if an argument is out of range, the agent cannot explore as the options say, or the server's tables
+        are made for other data or networks.
     """
     check_counts('', {'num_environments': (num_environments, 1), 'max_env_steps': (max_env_steps, 1)})
     if not 0 < refresh_interval_secs < math.inf:
@@ -85,9 +85,9 @@ def collect(
             train_step = create_train_step()
             agent = make_agent(environment.specs, train_step, experience)
             storage = Storage(experience, initial_agent.data_spec(agent, experience))
-            acts = _served(agent, options, connect_timeout_secs, stop, ending)
+            served = _served(agent, options, connect_timeout_secs, stop, ending)
             stores = experience.store_policy_state
-            collection = Collection(environment, agent.collect_policy, options, name, stores, acts)
+            collection = Collection(environment, agent.collect_policy, options, name, stores, served)
             data_address = own_address(data_addresses, name) or replay_address
             for address in (data_address, replay_address):
                 connection.wait_for_table(address, REPLAY, storage.signature, connect_timeout_secs, stop)
@@ -95,9 +95,9 @@ def collect(
             ending.callback(weights.close)
             status.update('waiting for weights from the learner')
             weights.wait(connect_timeout_secs, stop)
-            reporter: _Reporter  # made of the writer
-            waits_on = lambda: _waits_on(weights, reporter)  # noqa: E731
-            writer = ReplayWriter(data_address, storage, num_environments, stop, waits_on, connect_timeout_secs)
+            reporter: _Reporter  # needs the writer
+            keep_waiting = lambda: _keep_waiting(weights, reporter)  # noqa: E731
+            writer = ReplayWriter(data_address, storage, num_environments, stop, keep_waiting, connect_timeout_secs)
             sender = reports.Reporter(replay_address, name, num_environments, options.lease_secs)
             reporter = _Reporter(sender, collection, weights, writer, status, options.reports_metrics(name))
             ending.callback(reporter.close)
@@ -115,7 +115,7 @@ def collect(
 def _served(
     agent: Agent, options: CollectOptions, timeout_secs: float, stop: threading.Event, ending: contextlib.ExitStack
 ) -> ActingPolicy | None:
-    """Returns the served collect policy, if the options name a server."""
+    """Returns the served collect policy; None if the options name no server."""
     if options.served_at is None:
         return None
     from tflearn.serving.remote_policy import RemotePolicy  # it needs an extra
@@ -126,7 +126,7 @@ def _served(
 
 
 def _set_seed(seed: int | None, name: str) -> int | None:
-    """Sets TensorFlow's seed to one of the collector's own, if there is one. Returns it."""
+    """Sets TensorFlow's seed to the collector's own one and returns it; None if there is no seed."""
     if seed is None:
         return None
     mixed = (seed + zlib.crc32(name.encode())) % 2**31
@@ -134,16 +134,16 @@ def _set_seed(seed: int | None, name: str) -> int | None:
     return mixed
 
 
-def _training_goes_on(weights: Subscriber) -> bool:
-    """Takes over new weights if there are any."""
+def _pull(weights: Subscriber) -> bool:
+    """Assigns new weights if there are any. Returns whether training continues."""
     weights.pull()
     return not weights.newest.finished
 
 
-def _waits_on(weights: Subscriber, reporter: '_Reporter') -> bool:
-    """Returns whether a write that is held back waits on; reports meanwhile, since the collector is alive."""
+def _keep_waiting(weights: Subscriber, reporter: '_Reporter') -> bool:
+    """Returns whether a blocked write should wait on; reports meanwhile, which renews the lease."""
     reporter.report_if_due('running')
-    return _training_goes_on(weights)
+    return _pull(weights)
 
 
 def _run(
@@ -154,24 +154,24 @@ def _run(
     limit: VersionLimit | CreditLimit | None,
     stop: threading.Event,
     max_env_steps: int | None,
-    ages: bool,
+    is_queue: bool,
 ) -> None:
-    """Collects; where data must not age, it looks for newer weights before each step."""
+    """Collects; for a queue, whose data should be new, it checks for newer weights before each step."""
     write = lambda row: writer(row, weights.newest.policy_version)  # noqa: E731
     metrics, waits, acted = collection.metrics, False, weights.newest.policy_version
-    while _training_goes_on(weights) and not stop.is_set():
+    while _pull(weights) and not stop.is_set():
         count = writer.num_complete_sequences if isinstance(limit, CreditLimit) else metrics.episodes
-        if limit and limit.holds_back(weights.newest.policy_version, count):
-            if not waits:  # the learner shall have all that these weights collected
+        if limit and limit.update(weights.newest.policy_version, count):
+            if not waits:  # the learner should get everything that these weights collected
                 writer.flush_to_learner()
             waits = True
             reporter.report_if_due('waiting for newer weights')
-            weights.wait_for_next(_LOOK_FOR_STOP_SECS)
+            weights.wait_for_next(_STOP_POLL_SECS)
             continue
         if waits and isinstance(limit, CreditLimit) and weights.newest.policy_version > acted + 1:
-            writer.begin_with_next()  # others had their turns: what an older policy did is no part of newer items
+            writer.begin_with_next()  # others acted meanwhile: new items must not hold steps of an older policy
         waits, acted = False, weights.newest.policy_version
-        collection.run(1 if limit or ages else _STEPS_PER_RUN, write, weights.newest.env_steps)
+        collection.run(1 if limit or is_queue else _STEPS_PER_RUN, write, weights.newest.env_steps)
         reporter.report_if_due('running')
         if max_env_steps is not None and metrics.env_steps >= max_env_steps:
             writer.flush()
@@ -195,7 +195,7 @@ def _limit(
 
 
 class _Reporter:
-    """Tells the learner, the status file and the log how collecting goes."""
+    """Reports the collector's progress to the learner, the status file and the log."""
 
     def __init__(
         self,
@@ -212,7 +212,7 @@ class _Reporter:
         self._reported_at, self._logged_at = -math.inf, time.monotonic()
 
     def report_if_due(self, state: str) -> None:
-        """Reports every second, and logs every ten; `state` is what the collector does now."""
+        """Reports every second, and logs every ten seconds; `state` is what the collector does now."""
         now = time.monotonic()
         if now - self._reported_at >= REPORT_SECS:
             self._report(state)
@@ -222,7 +222,7 @@ class _Reporter:
             self._logged_at = now
 
     def close(self) -> None:
-        """Reports a last time."""
+        """Sends a last report."""
         self._report('running')
         logging.info('collected %s', self._line())
 
@@ -255,9 +255,9 @@ class _Reporter:
         metrics = self._collection.metrics
         mean_return = 'none' if metrics.mean_return is None else f'{metrics.mean_return:.1f}'
         counts = self._counts()
-        mishaps = ('dropped_episodes', 'rebuilt_environments', 'lost_steps')
-        told = ''.join(f', {counts[name]} {name.replace("_", " ")}' for name in mishaps if counts[name])
+        names = ('dropped_episodes', 'rebuilt_environments', 'lost_steps')
+        failures = ''.join(f', {counts[name]} {name.replace("_", " ")}' for name in names if counts[name])
         return (
             f'{metrics.env_steps} environment steps ({metrics.env_steps_per_sec:.0f}/s), {metrics.episodes} episodes, '
-            f'mean return {mean_return}, policy version {self._weights.newest.policy_version}{told}'
+            f'mean return {mean_return}, policy version {self._weights.newest.policy_version}{failures}'
         )

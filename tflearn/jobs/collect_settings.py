@@ -1,4 +1,4 @@
-"""How a collector explores, how much it collects, and what it tells of its episodes."""
+"""How a collector explores, how much it collects, and what it reports about its episodes."""
 
 import dataclasses
 import math
@@ -16,29 +16,29 @@ REPORT_SECS = 1.0
 
 @dataclasses.dataclass(frozen=True)
 class CollectOptions:
-    """The collect job's further settings. All collectors of a run may have the same ones.
+    """Additional settings of the collect job. All collectors of a run can have the same ones.
 
     Attributes:
       initial_random_steps: environment steps with random actions, drawn uniformly within their bounds, at the beginning
-        of the run: until this collector has taken so many, or has learned that the run has.
-      epsilon_ladder: an epsilon for each environment in place of the agent's; for epsilon-greedy agents (DQN).
+        of the run: until this collector has taken that many, or knows that the run has.
+      epsilon_ladder: an epsilon for each environment instead of the agent's; for epsilon-greedy agents (DQN).
       max_episodes_per_version: episodes that this collector finishes with the weights of one publication; then it waits
-        for newer ones. Those that end in the same batched step count in full, so it may be up to B - 1 more. Episodes
-        that are under way go on with the newer weights. None is no limit.
-      max_sequences_per_version: refused; `Experience.versions_ahead` has taken its place.
+        for newer weights. Episodes that end in the same batched step all count, so there may be up to B - 1 more.
+        Unfinished episodes continue with the newer weights. None is no limit.
+      max_sequences_per_version: refused; replaced by `Experience.versions_ahead`.
       versions_ahead: publications that a collector need not wait for: with 1 it finishes the episodes that the learner
-        takes next, while the learner learns from those before.
-      collect_at_least_every_secs: a collector that has waited so long for newer weights finishes one more episode, so
-        that a learner that lacks data gets some. None waits as long as it takes.
-      lease_secs: where the learner hands out credits (`Experience.versions_ahead`), those of a collector that has not
-        reported for so long go to the others [seconds]. More than what an environment's slowest step takes.
-      served_at: 'host:port' of a server of the run's 'collect_policy' (`tflearn-serve`), which then acts in place of
-        the one that is compiled here. The data's policy version is that of the newest published weights then, which
-        may be a little ahead of what is served. None acts here.
-      report_metrics: whether the learner is told of this collector's episodes, for its summaries; or the names of the
-        collectors of which it is. Environment steps are always told.
-      metrics_buffer_size: episodes that means are over; at least one for each environment.
-      metrics_gamma: discount of the discounted returns per environment step, in [0, 1].
+        takes next while the learner trains on the ones before.
+      collect_at_least_every_secs: a collector that has waited this long for newer weights finishes one more episode, so
+        that a learner that lacks data gets some. None waits without a limit.
+      lease_secs: if the learner grants credits (`Experience.versions_ahead`), the credits of a collector that has not
+        reported for this long go to the others [seconds]. Must be longer than the environment's slowest step.
+      served_at: 'host:port' of a server of the run's 'collect_policy' (`tflearn-serve`), which then acts instead of the
+        policy that is compiled here. The data's policy version is then that of the newest published weights, which
+        may be a little ahead of the served ones. None acts here.
+      report_metrics: whether this collector reports its episodes to the learner, for its summaries; or the names of the
+        collectors that do. Environment steps are always reported.
+      metrics_buffer_size: the number of episodes that means are taken over; at least one for each environment.
+      metrics_gamma: the discount of the discounted returns per environment step, in [0, 1].
     """
 
     initial_random_steps: int = 0
@@ -83,12 +83,12 @@ class CollectOptions:
         if (secs is not None or self.versions_ahead) and self.max_episodes_per_version is None:
             raise UserValueError(
                 f'got CollectOptions.collect_at_least_every_secs={secs!r}, versions_ahead={self.versions_ahead} '
-                'without max_episodes_per_version, so that nothing is ever waited for; need that, or neither of these'
+                'without max_episodes_per_version, so that the collector never waits; need that, or neither of these'
             )
         if self.served_at is not None and self.epsilon_ladder is not None:
             raise UserValueError(
                 f'got CollectOptions.served_at={self.served_at!r} with an epsilon ladder; need one of them: a served '
-                'policy explores by itself'
+                'policy has its own exploration'
             )
         if isinstance(self.report_metrics, str):
             raise UserValueError(
@@ -99,16 +99,16 @@ class CollectOptions:
             raise UserValueError(f'got CollectOptions.metrics_gamma={self.metrics_gamma!r}; need a number in [0, 1]')
 
     def reports_metrics(self, name: str) -> bool:
-        """Returns whether the collector `name` tells the learner of its episodes."""
+        """Returns whether the collector `name` reports its episodes to the learner."""
         if isinstance(self.report_metrics, bool):
             return self.report_metrics
         return name in self.report_metrics
 
     def explore(self, policy: tf_policy.TFPolicy, name: str, num_environments: int) -> tf_policy.TFPolicy:
-        """Returns an agent's collect policy with the epsilons of the ladder, if there is one.
+        """Returns an agent's collect policy with the ladder's epsilons, if there is a ladder.
 
         Raises:
-          ValueError: if the policy is not epsilon-greedy, or the ladder has no place for the collector `name`.
+          ValueError: if the policy is not epsilon-greedy, or the ladder has no epsilons for the collector `name`.
         """
         if self.epsilon_ladder is None:
             return policy
@@ -116,17 +116,17 @@ class CollectOptions:
         return exploration.with_epsilons(policy, epsilons)
 
     def _number(self, name: str) -> int:
-        """Returns a collector's number on the ladder: what its name ends with."""
+        """Returns a collector's number on the ladder, with which its name ends."""
         if self.epsilon_ladder is None or self.epsilon_ladder.num_collectors == 1:
             return 0
         return _number(name, 'an epsilon ladder for several')
 
 
 def own_address(addresses: Sequence[str], name: str) -> str | None:
-    """Returns the address that falls to the collector `name`, by turns; None if there are no addresses.
+    """Returns the address for the collector `name`, in round-robin order; None if there are no addresses.
 
     Raises:
-      ValueError: if there are several, and the name has no number.
+      ValueError: if there are several addresses, and the name has no number.
     """
     if not addresses:
         return None
@@ -137,17 +137,17 @@ def _number(name: str, reason: str) -> int:
     digits = re.search(r'\d+$', name)
     if digits is None:
         raise UserValueError(
-            f'got the collector name {name!r} with {reason}; need a name that ends with a number from 0 on, as '
+            f'got the collector name {name!r} with {reason}; need a name that ends with a number from 0 on, such as '
             'collect_0'
         )
     return int(digits[0])
 
 
 def check_counts(prefix: str, counts: dict[str, tuple[int | None, int]]) -> None:
-    """Checks integers, or None, against their least values.
+    """Checks that values are None or integers of at least a minimum.
 
     Raises:
-      ValueError: naming the first that is less, or no integer.
+      ValueError: if one is not; it names the first one.
     """
     for name, (value, least) in counts.items():
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):

@@ -7,20 +7,20 @@ import tensorflow as tf
 
 
 class CollectSummaries:
-    """Writes the means of episodes with the run's environment steps as the step."""
+    """Writes collectors' metrics to TensorBoard with the run's environment steps as the step."""
 
     def __init__(self, directory: pathlib.Path):
-        """Writes nothing yet; the event file is made with the first episode.
+        """The event file is made with the first episode.
 
         Args:
-          directory: of the event files, none but these.
+          directory: the event files' directory, used for no others.
         """
         self._directory = str(directory)
         self._written_at = -1
         self._writer: tf.summary.SummaryWriter | None = None
 
     def write(self, metrics: Mapping[str, float | None]) -> None:
-        """Writes `metrics` (of `reports.ReportReader`) that there are, unless no environment step was taken since."""
+        """Writes the `metrics` of `reports.ReportReader` that are not None, if there are new environment steps."""
         env_steps = int(metrics.get('env_steps') or 0)
         if env_steps <= self._written_at or metrics.get('mean_return') is None:
             return
@@ -33,6 +33,6 @@ class CollectSummaries:
                     tf.summary.scalar(f'collect/{name}', value)
 
     def close(self) -> None:
-        """Writes everything out."""
+        """Closes the event file."""
         if self._writer:
             self._writer.close()

@@ -1,4 +1,4 @@
-"""Collection: what a collector does between two looks at the clock, and when it waits for newer weights."""
+"""Collection: a collector's environment steps; and the limits that make a collector wait for newer weights."""
 
 import time
 from collections.abc import Callable
@@ -18,8 +18,8 @@ class Collection:
     """An actor that explores as the options say, and its metrics.
 
     Attributes:
-      metrics: of the episodes.
-      random: whether actions are still random ones.
+      metrics: the metrics of the episodes.
+      random: whether actions are still random.
     """
 
     def __init__(
@@ -29,17 +29,17 @@ class Collection:
         options: CollectOptions,
         name: str = 'collect_0',
         stores_policy_state: bool = False,
-        acts: ActingPolicy | None = None,
+        acting_policy: ActingPolicy | None = None,
     ):
         """Compiles the policies; takes no step.
 
         Args:
-          environment: stays the caller's to close.
+          environment: the environment, which the caller closes.
           policy: the agent's collect policy.
-          options: of the job.
-          name: of the collector.
+          options: the job's options.
+          name: the collector's name.
           stores_policy_state: see `Experience.store_policy_state`.
-          acts: in place of the agent's collect policy, with the same specs.
+          acting_policy: a policy that acts instead of the agent's collect policy, with the same specs.
 
         Raises:
           ValueError: if the policy cannot explore as the options say.
@@ -50,7 +50,7 @@ class Collection:
         )
         self._environment = environment
         self._num_random_steps = options.initial_random_steps
-        self._policy = acts or options.explore(policy, name, num_environments)
+        self._policy = acting_policy or options.explore(policy, name, num_environments)
         self.random = self._num_random_steps > 0
         first = exploration.uniform(policy) if self.random else self._policy
         self._write: Callable[[Any], None] = lambda row: None
@@ -59,16 +59,16 @@ class Collection:
 
     @property
     def num_rebuilt(self) -> int:
-        """Environments that failed and were rebuilt."""
+        """The number of environments that failed and were rebuilt."""
         return self._environment.num_rebuilt
 
     def run(self, num_steps: int, write: Callable[[Any], None], env_steps_of_run: int = 0) -> None:
-        """Takes `num_steps` batched steps; fewer where random actions come to their end.
+        """Takes `num_steps` batched steps; fewer if the random actions end before.
 
         Args:
-          num_steps: at most.
-          write: takes the Trajectory of every step, see `Actor`.
-          env_steps_of_run: environment steps that the whole run is known to have taken.
+          num_steps: the maximum number of batched steps.
+          write: called with the Trajectory of every step, see `Actor`.
+          env_steps_of_run: the environment steps that all collectors are known to have taken.
         """
         self._write = write
         if self.random:
@@ -82,7 +82,7 @@ class Collection:
 
 
 class VersionLimit:
-    """So many episodes for each version of the policy, then one for every so many seconds."""
+    """Limits the episodes with each version of the policy; then allows one more at fixed intervals."""
 
     def __init__(
         self,
@@ -91,12 +91,11 @@ class VersionLimit:
         versions_ahead: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """Knows no version yet.
-
+        """
         Args:
-          per_version: episodes.
-          at_least_every_secs: after so long a wait one more is allowed; None allows none.
-          versions_ahead: versions that need not be waited for.
+          per_version: episodes with each version.
+          at_least_every_secs: the wait after which one more episode is allowed [seconds]; None allows none.
+          versions_ahead: the number of versions that the collector need not wait for.
           clock: returns the time [seconds].
         """
         self._per_version, self._ahead, self._at_least_every_secs = per_version, versions_ahead, at_least_every_secs
@@ -105,16 +104,16 @@ class VersionLimit:
         self._allowed = 0
         self._since: float | None = None
 
-    def holds_back(self, version: int, count: int) -> bool:
-        """Returns whether to wait for a newer version.
+    def update(self, version: int, count: int) -> bool:
+        """Updates the limit. Returns whether to wait for a newer version.
 
         Args:
-          version: of the policy that acts.
-          count: episodes so far.
+          version: the acting policy's version.
+          count: the number of episodes so far.
         """
         if version != self._version:
             most = count + (1 + self._ahead) * self._per_version
-            # Versions that were missed are made up for, but never more than what may be made with one.
+            # Missed versions add their episodes too, but never more than one version allows.
             newer = 1 + self._ahead if self._version is None else max(1, version - self._version)
             self._allowed = min(max(self._allowed, count) + newer * self._per_version, most)
             self._version = version
@@ -130,29 +129,28 @@ class VersionLimit:
 
 
 class CreditLimit:
-    """So many items as the learner has granted this collector."""
+    """Limits a collector to the items that the learner has granted it."""
 
     def __init__(self, held: HeldLease, newest: Callable[[], Credits | None]):
-        """Knows no credits yet.
-
+        """
         Args:
           held: the collector's lease.
-          newest: returns the newest credits that were received, None before the first.
+          newest: returns the newest credits received; None before the first ones.
         """
         self._held, self._newest = held, newest
         self._received: Credits | None = None
-        self._credits: Credits | None = None  # what holds with the weights that act
+        self._credits: Credits | None = None  # the credits at the acting weights' version
 
-    def holds_back(self, version: int, count: int) -> bool:
-        """Returns whether to wait, for newer weights or for more credits.
+    def update(self, version: int, count: int) -> bool:
+        """Updates the limit. Returns whether to wait for newer weights or for more credits.
 
         Args:
-          version: of the policy that acts.
-          count: items made so far.
+          version: the acting policy's version.
+          count: the number of items made so far.
         """
         newest = self._newest()
         if newest is not None and newest is not self._received and newest.policy_version <= version:
-            self._received = self._credits = newest  # (credits of newer weights wait for these)
+            self._received = self._credits = newest  # (credits of newer weights apply once these weights act)
         if self._credits is None or self._held.expired:
             return True
         if self._credits.policy_version < version:

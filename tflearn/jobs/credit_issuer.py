@@ -1,4 +1,4 @@
-"""CreditIssuer: the learner's end of the control protocol: hands out credits, takes back those of lost collectors."""
+"""CreditIssuer: the learner's side of the control protocol; grants credits, and takes back those of lost collectors."""
 
 import dataclasses
 import threading
@@ -17,33 +17,33 @@ from tflearn.replay import connection, credits, reports
 from tflearn.replay.storage import REPLAY
 from tflearn.sampling.queue_source import QueueSource
 
-_LOOK_SECS = 0.25
+_POLL_SECS = 0.25
 _HEARTBEAT_SECS = 1.0
 _CLOSE_SECS = 5.0
 _DROPPED = 'stale_sequences_of_workers'
 
 
 class CreditIssuer:
-    """Keeps the ledger of a session on a thread of its own.
+    """Keeps a session's ledger on its own thread.
 
-    Only the chief of several workers hands out credits, for all of them; the others report what they drop.
+    Of several workers only the chief grants credits, for all of them; the others report the items that they drop.
     """
 
     def __init__(self, address: str, queue: QueueSource, ledger: CreditLedger, worker: int, num_workers: int):
         """Sends nothing yet.
 
         Args:
-          address: of the replay server that carries reports and credits, 'host:port'.
-          queue: that the batches come from.
-          ledger: of the session.
+          address: the address of the replay server for reports and credits, 'host:port'.
+          queue: the queue that the batches come from.
+          ledger: the session's ledger.
           worker: this worker's index; 0 is the chief.
-          num_workers: workers that take batches.
+          num_workers: the number of workers that take batches.
         """
         self._address, self._queue, self._ledger = address, queue, ledger
         self._worker, self._num_workers = worker, num_workers
         self._lock = threading.Lock()
         self._arrivals = _Arrivals(queue.addresses)
-        self._reports: reports.ReportReader  # from `start` on
+        self._reports: reports.ReportReader  # set by `start`
         self._reporter = reports.Reporter(address, f'train_{worker}')
         self._dropped_before = 0
         self._sent: control.Credits | None = None
@@ -59,10 +59,10 @@ class CreditIssuer:
 
         Args:
           address: see the constructor.
-          source: of the batches.
+          source: the source of the batches.
           experience: the run's experience settings.
           publish_steps: train steps between two publications of the weights.
-          strategy: that trains.
+          strategy: the strategy that trains.
         """
         queue = batch_source.queue_of(source)
         if queue is None or experience.versions_ahead is None:
@@ -76,28 +76,28 @@ class CreditIssuer:
         return CreditIssuer(address, queue, ledger, layout.worker, layout.workers)
 
     def start(self, reader: reports.ReportReader) -> None:
-        """Begins to send and to receive, once a checkpoint was restored.
+        """Begins to send and receive; call it after a checkpoint was restored.
 
         Args:
-          reader: reads the reports; the checkpoint's counts are in it.
+          reader: reads the reports; it holds the checkpoint's counts.
         """
         self._reports = reader
         self._dropped_before = reader.count(_DROPPED)
         self._thread.start()
 
     def renew(self, report: control.Report) -> None:
-        """Takes in a report. From any thread."""
+        """Processes a report. May be called from any thread."""
         with self._lock:
             self._ledger.renew(report)
 
     def publish(self, policy_version: int) -> None:
-        """Grants what a new version of the weights adds; never waits for the server."""
+        """Grants the items that a new version of the weights adds; never waits for the server."""
         with self._lock:
             self._ledger.publish(policy_version, self._queue.num_used * self._num_workers)
         self._wake.set()
 
     def close(self) -> None:
-        """Hands out no more."""
+        """Stops granting credits."""
         self._closed.set()
         self._wake.set()
         if self._thread.ident:
@@ -105,33 +105,33 @@ class CreditIssuer:
 
     def _run(self) -> None:
         act = self._issue if self._worker == 0 else self._report
-        looked_at = 0.0
+        polled_at = 0.0
         while not self._closed.is_set():
             self._wake.clear()
             try:
-                looked_at = act(looked_at)
-            except Exception:  # collectors must not wait for ever because this thread died
-                logging.exception('could not hand out credits through %s', self._address)
-            self._wake.wait(_LOOK_SECS)
+                polled_at = act(polled_at)
+            except Exception:  # without this thread collectors would wait forever
+                logging.exception('could not grant credits through %s', self._address)
+            self._wake.wait(_POLL_SECS)
 
-    def _issue(self, looked_at: float) -> float:
-        """Sends what collectors do not know already, and looks who is alive. Returns when it last looked."""
+    def _issue(self, polled_at: float) -> float:
+        """Sends new credits and polls for reports. Returns the time of the last poll."""
         now = time.monotonic()
-        if now - looked_at >= _LOOK_SECS:
-            looked_at = now
-            self._look()
+        if now - polled_at >= _POLL_SECS:
+            polled_at = now
+            self._poll()
         with self._lock:
             newest, wanted = self._ledger.credits, self._ledger.wanted
         if not wanted:  # there are no weights yet
-            return looked_at
+            return polled_at
         if self._sent is None or now - self._sent_at >= _HEARTBEAT_SECS or not _follows(self._sent, newest):
             number = self._sent.number + 1 if self._sent else 0
             message = dataclasses.replace(newest, number=number)
             if credits.send(self._address, message):
                 self._sent, self._sent_at = message, now
-        return looked_at
+        return polled_at
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         info = connection.server_info(self._address)
         if info is not None:
             self._reports.read(info[reports.REPORTS].current_size)
@@ -142,22 +142,22 @@ class CreditIssuer:
         with self._lock:
             self._ledger.reconcile(dropped, arrived)
 
-    def _report(self, looked_at: float) -> float:
-        """Reports what this worker has dropped, if it is not the chief."""
-        if time.monotonic() - looked_at < _HEARTBEAT_SECS:
-            return looked_at
+    def _report(self, polled_at: float) -> float:
+        """Reports the items that this worker has dropped; for workers other than the chief."""
+        if time.monotonic() - polled_at < _HEARTBEAT_SECS:
+            return polled_at
         self._reporter.report({_DROPPED: self._queue.num_stale}, [])
         return time.monotonic()
 
 
 def _follows(sent: control.Credits, newest: control.Credits) -> bool:
-    """Returns whether those who have the message `sent` know what `newest` says."""
+    """Returns whether `newest` follows from the message `sent`, so that it need not be sent."""
     known = sent.at(newest.policy_version)
     return (known.shares, known.surplus) == (newest.shares, newest.surplus)
 
 
 class _Arrivals:
-    """Counts the items that are in the queues or were drawn from them since the first look, over servers' restarts."""
+    """Counts the items that are in the queues or were drawn since the first poll, across restarts of servers."""
 
     def __init__(self, addresses: tuple[str, ...]):
         self._addresses = addresses
@@ -166,7 +166,7 @@ class _Arrivals:
         self._answered_at = dict.fromkeys(addresses, time.monotonic())
 
     def count(self) -> int | None:
-        """Returns the number; None while a server does not answer that may only be busy."""
+        """Returns the number of items; None while a server does not answer, perhaps because it is busy."""
         waiting = 0
         for address in self._addresses:
             info, now = connection.server_info(address), time.monotonic()
@@ -177,5 +177,5 @@ class _Arrivals:
                 self._draws[address], self._answered_at[address] = draws, now
                 waiting += info[REPLAY].current_size
             elif now - self._answered_at[address] < control.LEASE_SECS:
-                return None  # (what waits in a server that is gone has to be made again)
+                return None  # (items of a server that is gone have to be made again)
         return self._total + waiting

@@ -1,4 +1,4 @@
-"""CreditLedger: what the learner wants collectors to make, and whom it has asked to make it."""
+"""CreditLedger: the items that the learner wants, and the collectors that were asked to make them."""
 
 import dataclasses
 import time
@@ -10,11 +10,12 @@ from tflearn.control import Credits, Lease, Leases, Report, Share, allocate
 
 
 class CreditLedger:
-    """Keeps the credits of all live collectors in balance with what the learner wants. Not for several threads.
+    """Keeps the credits of all live collectors in balance with the items that the learner wants. Not thread-safe.
 
-    What the learner wants in all is what it has used, what it has dropped as too old, and what it takes next: the items
-    between two publications, 1 + `versions_ahead` times. Each of these items has arrived in the replay, or is owed by a
-    live collector, or is granted here to one of them. So what a lost collector owed is granted to the others.
+    In all the learner wants the items that it has used, those that it has dropped as too old, and those that it takes
+    next: the items between two publications, 1 + `versions_ahead` times. Each of these items has arrived in the replay,
+    or is owed by a live collector, or is granted here to one of them. So items owed by a lost collector are granted to
+    the others.
     """
 
     def __init__(
@@ -24,10 +25,9 @@ class CreditLedger:
         versions_ahead: int,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """Knows no collector and wants nothing yet.
-
+        """
         Args:
-          lease: the learner's.
+          lease: the learner's lease.
           items_per_version: items that the learner takes between two publications, over all workers.
           versions_ahead: see `Experience.versions_ahead`.
           clock: returns the time [seconds].
@@ -40,22 +40,22 @@ class CreditLedger:
 
     @property
     def wanted(self) -> int:
-        """Items wanted so far, since the first version."""
+        """The number of items wanted since the first version."""
         return self._used + self._dropped + self._ahead if self._wants else 0
 
     def publish(self, policy_version: int, used: int) -> None:
-        """Grants what a new version of the weights adds.
+        """Grants the items that a new version of the weights adds.
 
         Args:
-          policy_version: of the weights.
-          used: items that all workers have taken for train steps until now.
+          policy_version: the weights' version.
+          used: the items that all workers have used for train steps so far.
         """
         before = self.wanted
         self._wants, self._used = True, used
         self._grant(self.credits.surplus - (self.wanted - before), policy_version)
 
     def renew(self, report: Report) -> None:
-        """Takes in a report. A collector that is new gets credits with the next grant."""
+        """Processes a report. A new collector gets credits with the next grant."""
         lease = report.lease
         if not report.items_at_once or not self._leases.renew(lease):
             return
@@ -75,13 +75,13 @@ class CreditLedger:
             )
 
     def reconcile(self, dropped: int, arrived: int) -> None:
-        """Forgets collectors whose leases have ended, and grants what is missing.
+        """Removes collectors whose leases have expired, and grants the missing items.
 
-        The reports have to be read before `arrived` is counted: what a report says was served is counted then.
+        Read the reports before counting `arrived`, so that items that a report counts as served are included.
 
         Args:
-          dropped: items that all workers have dropped as too old until now.
-          arrived: items that were in the replay when the ledger began, or came since.
+          dropped: the items that all workers have dropped as too old so far.
+          arrived: the items that were in the replay when the ledger began, or arrived since.
         """
         for lease in self._leases.remove_expired():
             message = '%s (%s) has not reported for %.0f s: its credits go to the other collectors'
@@ -91,7 +91,7 @@ class CreditLedger:
             self.credits = dataclasses.replace(self.credits, shares=shares)
         surplus = self.credits.surplus - (dropped - self._dropped) * self._wants
         self._dropped = dropped
-        # Reports may be late, so that an item counts as owed though it has arrived: both are bounds.
+        # Reports may be late, so an item that has arrived may still count as owed: both values are bounds.
         owed = sum(max(0, share.granted - self._served[share.owner]) for share in self.credits.shares)
         least = arrived - self.wanted
         self._grant(min(max(surplus, least), least + owed), self.credits.policy_version)

@@ -1,4 +1,4 @@
-"""Whether a run's environment can be made: its name, and the packages it needs. Loads no TensorFlow, makes nothing."""
+"""Checks that a run's environment exists and that its packages are installed, without TensorFlow or an environment."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from tflearn.errors import UserValueError
 
 _GYMNASIUM = ('tflearn.environments.gymnasium_env.make', 'tflearn.environments.gymnasium_env.record')
 
-# Factory -> the module without which it makes nothing.
+# Factory -> the module that it needs.
 _NEEDED = {
     'tflearn.environments.atari.make': 'ale_py',
     'tflearn.environments.dm_control_env.make': 'dm_control',
@@ -20,14 +20,14 @@ _NEEDED = {
 
 
 def check(factory: str, arguments: Mapping[str, Any]) -> None:
-    """Checks what a factory is given by its binding; does nothing for a function that is no factory.
+    """Checks an environment factory's bound arguments; does nothing for other functions.
 
     Args:
-      factory: its name with its module.
-      arguments: by name; what is not known is None.
+      factory: the factory's name with its module.
+      arguments: the bound arguments by name; None for an unknown value.
 
     Raises:
-      ValueError: if the environment is unknown or a package that it needs is not installed.
+      ValueError: if the environment is unknown, or if a package that it needs is not installed.
     """
     needed = _NEEDED.get(factory)
     if needed and extras.is_missing(needed):

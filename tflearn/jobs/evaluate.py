@@ -1,4 +1,4 @@
-"""The evaluate job: how good the newest policy is, again and again, until the run has reached its end."""
+"""The evaluate job: evaluates new policies until the run has ended."""
 
 import contextlib
 import pathlib
@@ -29,7 +29,7 @@ from tflearn.types import (
 )
 from tflearn.waiting import Stopped, wait_until
 
-# Of the evaluation that made a policy the best one.
+# Metrics of the evaluation that the best policy's metadata holds.
 _IN_METADATA = ('mean_return', 'mean_return_interval', 'num_episodes', 'returns', 'mean_length')
 
 
@@ -50,32 +50,32 @@ def evaluate(
     make_agent: AgentFactory | None = None,
     experience: Experience | None = None,
 ) -> None:
-    """Evaluates policies as there are new ones, and ends the run when one is good enough.
+    """Evaluates new policies, and ends the run when one is good enough.
 
-    It appends to `RunDir.evaluations`, draws the learning curve, lets the link `best` among the versions lead to the
-    best one, and writes `RunDir.done` when the train job has finished and its last policy is evaluated. A job that is
-    started again goes on where it was.
+    It appends to `RunDir.evaluations`, draws the learning curve, keeps a link `best` to the best version, and writes
+    `RunDir.done` when the train job has finished and its last policy is evaluated. A job that is started again
+    continues where it stopped.
 
     Args:
-      run_dir: of the run; the train job exports its policies there.
+      run_dir: the run's directory, to which the train job exports its policies.
       connect_timeout_secs: how long to wait for the first policy.
       stop: ends the job when set.
-      make_environment: makes the environment; it may have other settings than that of training.
-      num_episodes: of one evaluation.
-      num_environments: stepped together; never more than `num_episodes`.
-      target_return: asks the train job to finish when the mean return has reached this, and does so again in
+      make_environment: makes the environment; its settings may differ from those of training.
+      num_episodes: the number of episodes of an evaluation.
+      num_environments: the number of environments stepped together; never more than `num_episodes`.
+      target_return: asks the train job to finish when the mean return reaches this value, and reaches it again in
         `num_episodes` other episodes of the same policy. None trains to the end.
       idle_timeout_secs: how long to wait for the next policy, and for the end of training.
-      seed: of the environment; None draws one.
+      seed: the environment's seed; None draws one.
       options: which policies are evaluated, and how they act.
-      record_video: makes an environment that films; None films nothing.
-      replay_address: 'host:port' of the replay server; for `follow='weights'` only, like the next two.
+      record_video: makes an environment that records videos; None records none.
+      replay_address: the replay server's address, 'host:port'; only for `follow='weights'`, like the next two.
       make_agent: makes the run's agent.
       experience: the run's experience settings.
 
     Raises:
-      TimeoutError: if no policy comes in time.
-      ValueError: for unfit arguments, a policy of another environment, a damaged file, or a train job that finished
+      TimeoutError: if no policy is found in time.
+      ValueError: for invalid arguments, a policy of another environment, a damaged file, or a train job that finished
         without a policy.
     """
     if line := run_dir.done_line():
@@ -94,9 +94,9 @@ def evaluate(
         try:
             source = _source(run_dir, options, environment.specs, weights, connect_timeout_secs, stop)
             ending.enter_context(contextlib.closing(source))
-            player = _Player(run_dir, environment, options, num_episodes, record_video, seed, stop)
+            runner = _EpisodeRunner(run_dir, environment, options, num_episodes, record_video, seed, stop)
             timeouts = (connect_timeout_secs, idle_timeout_secs)
-            _Evaluation(run_dir, report, source, player, target_return, stop, *timeouts).run()
+            _Evaluation(run_dir, report, source, runner, target_return, stop, *timeouts).run()
         except Stopped:
             report.set_state('stopped')
 
@@ -124,8 +124,8 @@ def _source(
     return evaluated_policies.ExportedPolicies(run_dir, options.policy, specs, options.follow == 'each')
 
 
-class _Player:
-    """Plays the episodes of an evaluation, and films some more."""
+class _EpisodeRunner:
+    """Runs the episodes of an evaluation, and records videos of additional ones."""
 
     def __init__(
         self,
@@ -140,70 +140,70 @@ class _Player:
         self._run_dir, self._environment, self._options = run_dir, environment, options
         self._evaluator = Evaluator(environment, num_episodes, options.max_steps_per_episode)
         self._record_video, self._seed, self._stop = record_video, seed, stop
-        self._played = 0
-        self._acting(None)  # tells at once if there can be no random actions
+        self._num_runs = 0
+        self._acting(None)  # fails early if random actions are not possible
 
-    def play(self, candidate: Candidate) -> Any:
-        """Returns the statistics of the episodes of a policy."""
+    def run(self, candidate: Candidate) -> Any:
+        """Returns the statistics of a policy's episodes."""
         policy = self._acting(candidate.policy)
         statistics = self._evaluator.run(policy, self._stop)
-        if self._record_video and self._played % self._options.video_interval == 0:
+        if self._record_video and self._num_runs % self._options.video_interval == 0:
             folder = str(self._run_dir.videos / f'train_step_{candidate.train_step}')
-            with contextlib.closing(self._record_video(folder=folder)) as filmed:
-                Evaluator(filmed, self._options.video_episodes, self._options.max_steps_per_episode).run(
+            with contextlib.closing(self._record_video(folder=folder)) as recorded:
+                Evaluator(recorded, self._options.video_episodes, self._options.max_steps_per_episode).run(
                     policy, self._stop
                 )
-        self._played += 1
+        self._num_runs += 1
         return statistics
 
     def _acting(self, policy: Any) -> EvaluationPolicy:
         if not self._options.epsilon:
             return policy
-        seed = None if self._seed is None else self._seed + self._played
+        seed = None if self._seed is None else self._seed + self._num_runs
         return EpsilonPolicy(policy, self._options.epsilon, self._environment.specs.action, seed)
 
 
 class _Evaluation:
-    """Follows the policies to the end of the run."""
+    """Evaluates policies until the end of the run."""
 
     def __init__(
         self,
         run_dir: RunDir,
         report: EvaluationReport,
         source: Source,
-        player: _Player,
+        runner: _EpisodeRunner,
         target_return: float | None,
         stop: threading.Event,
         connect_timeout_secs: float,
         idle_timeout_secs: float,
     ):
-        self._run_dir, self._report, self._source, self._player = run_dir, report, source, player
+        self._run_dir, self._report, self._source, self._runner = run_dir, report, source, runner
         self._target_return = target_return
         self._stop = stop
         self._connect_timeout_secs, self._idle_timeout_secs = connect_timeout_secs, idle_timeout_secs
         self._last: Evaluation | None = None
-        for step in versions.versions(source.directory):  # of an earlier life
+        for step in versions.versions(source.directory):  # marked by an earlier process of this job
             versions.unkeep(source.directory / str(step), versions.IN_USE)
 
     def run(self) -> None:
-        """Evaluates until training has ended, then says that the run is done."""
-        request = self._request_before()
+        """Evaluates until training has ended, then writes DONE."""
+        request = self._earlier_request()
         while request is None and (candidate := self._next_candidate()):
-            evaluation = self._play(candidate)
+            evaluation = self._evaluate(candidate)
             if evaluation is not None and self._reached(evaluation):
                 request = self._confirm(candidate)
         self._finish(request)
 
     def _next_candidate(self) -> Candidate | None:
-        """Waits for a policy that is not in the record. Returns None when there will be none: training has ended."""
+        """Waits for a policy that is not in the record. Returns None if training has ended and there is none."""
 
-        def look() -> tuple[Candidate | None] | None:
-            # Asked before looking for policies, because the train job exports its last one before it says so.
-            no_more = self._source.result() is not None
+        def poll() -> tuple[Candidate | None] | None:
+            # Before the search for policies, because the train job exports its last one before it writes its result.
+            ended = self._source.result() is not None
             candidate = self._source.find(self._report.record)
-            return (candidate,) if candidate or no_more else None
+            return (candidate,) if candidate or ended else None
 
-        if (found := look()) is None:
+        if (found := poll()) is None:
             self._report.set_state('waiting for a policy')
             newest, what = self._source.newest(), self._source.what
             what, timeout_secs = (
@@ -211,18 +211,18 @@ class _Evaluation:
                 if newest is None
                 else (f'{what} other than that of step {newest}', self._idle_timeout_secs)
             )
-            found = wait_until(look, what, timeout_secs, self._stop)
+            found = wait_until(poll, what, timeout_secs, self._stop)
         return found[0]
 
-    def _play(self, candidate: Candidate) -> Evaluation | None:
-        """Evaluates a policy; returns None if it was taken away meanwhile."""
+    def _evaluate(self, candidate: Candidate) -> Evaluation | None:
+        """Evaluates a policy; returns None if it was removed meanwhile."""
         self._report.set_state('running')
-        # It may become the best one: nobody shall prune it meanwhile.
+        # It may become the best one, so it must not be pruned meanwhile.
         if candidate.path and not versions.keep(candidate.path, versions.IN_USE):
             logging.info('the policy of step %d is gone; it is not evaluated', candidate.train_step)
             return None
         try:
-            evaluation = self._report.add(candidate, self._player.play(candidate))
+            evaluation = self._report.add(candidate, self._runner.run(candidate))
             if candidate.path and self._is_best(evaluation):
                 facts = {key: evaluation[key] for key in _IN_METADATA}
                 if versions.add_metadata(candidate.path, evaluation=facts):
@@ -237,7 +237,7 @@ class _Evaluation:
         return evaluation
 
     def _is_best(self, evaluation: Evaluation) -> bool:
-        """Returns whether a policy, just evaluated, is better than what is marked as the best one."""
+        """Returns whether the policy that was just evaluated is better than the one marked as the best."""
         best = versions.best_version(self._source.directory)
         if best is None:
             return True
@@ -248,13 +248,13 @@ class _Evaluation:
         return self._target_return is not None and evaluation['mean_return'] >= self._target_return
 
     def _confirm(self, candidate: Candidate) -> dict[str, Any] | None:
-        """Evaluates the policy once more. Asks the train job to finish and returns the request if it is good again."""
-        # From now on the train job must not prune it: it may become the run's result.
+        """Evaluates the policy again. If it reaches the target again, asks the train job to finish; returns that."""
+        # The train job must not prune it from now on, since it may become the run's result.
         if candidate.path and not versions.keep(candidate.path):
             return None
         evaluation = None
         try:
-            evaluation = self._play(candidate)
+            evaluation = self._evaluate(candidate)
         finally:
             if candidate.path and (evaluation is None or not self._reached(evaluation)):
                 versions.unkeep(candidate.path)
@@ -266,8 +266,8 @@ class _Evaluation:
         write_json(self._run_dir.stop_request, request)
         return request
 
-    def _request_before(self) -> dict[str, Any] | None:
-        """Returns what an earlier life of this job asked of the train job, if the policy is still there."""
+    def _earlier_request(self) -> dict[str, Any] | None:
+        """Returns the request that an earlier process of this job wrote, if the policy still exists."""
         request = read_json(self._run_dir.stop_request)
         if request is None or 'evaluation' not in request:
             return None
@@ -299,7 +299,7 @@ class _Evaluation:
         logging.info('done: %s; mean return %.2f', done['reason'], evaluation['mean_return'])
 
     def _known(self) -> Evaluation | None:
-        """Returns the evaluation of the newest policy, from an earlier life of this job."""
+        """Returns the evaluation of the newest policy by an earlier process of this job."""
         newest = self._source.newest()
         if newest is None:
             return None

@@ -1,4 +1,4 @@
-"""What an evaluation looks at, and how it acts."""
+"""Which policies the evaluate job evaluates, and how they act."""
 
 import dataclasses
 from typing import Literal, get_args
@@ -10,19 +10,19 @@ Follow = Literal['newest', 'each', 'weights', 'served']
 
 @dataclasses.dataclass(frozen=True)
 class EvaluateOptions:
-    """The evaluate job's further settings.
+    """Additional settings of the evaluate job.
 
     Attributes:
-      follow: 'newest' evaluates the newest exported version, 'each' every one, once and in their order (those that the
-        train job removes before their turn are lost: see `ExportOptions.keep_last`). 'weights' evaluates what the train
-        job publishes to the replay server, so it needs no file of that job; a version that was evaluated is exported to
-        the policy 'evaluated_policy' of this job's run directory. 'served' has a server act, see `served_at`.
-      policy: name of the exported or served policy.
-      served_at: 'host:port' of the server, for 'served'.
-      epsilon: share of random actions; 0 leaves the policy as it is.
-      max_steps_per_episode: an episode that takes longer is an error.
-      video_interval: of so many evaluations the first is filmed, if the job is given `record_video`.
-      video_episodes: that are filmed; they do not count for the mean return.
+      follow: 'newest' evaluates the newest exported version, 'each' every version once and in order (except those that
+        the train job removes before: see `ExportOptions.keep_last`). 'weights' evaluates the weights that the train job
+        publishes to the replay server, so it needs no file of that job; an evaluated version is exported to the policy
+        'evaluated_policy' of this job's run directory. 'served' acts with a served policy, see `served_at`.
+      policy: the name of the exported or served policy.
+      served_at: the server's address, 'host:port', for 'served'.
+      epsilon: the share of random actions; 0 leaves the policy unchanged.
+      max_steps_per_episode: an episode with more steps is an error.
+      video_interval: the number of evaluations per video, if the job is given `record_video`.
+      video_episodes: the number of episodes of a video; they do not count for the mean return.
     """
 
     follow: Follow = 'newest'

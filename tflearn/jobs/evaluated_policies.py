@@ -1,4 +1,4 @@
-"""Where the evaluate job finds its policies: exported by the train job, published by it, or served."""
+"""The sources of the evaluate job's policies: exported by the train job, published by it, or served."""
 
 import dataclasses
 import pathlib
@@ -24,12 +24,12 @@ from tflearn.weights.subscriber import Subscriber
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A policy to be evaluated.
+    """A policy to evaluate.
 
     Attributes:
-      policy: acts.
-      metadata: train_step, and as far as they are known env_steps and exported_at.
-      path: of the exported version; None if its files are not here, which may be so where it is served.
+      policy: the policy.
+      metadata: train_step, and if known env_steps and exported_at.
+      path: the exported version's directory; None if its files are not here, since it is served elsewhere.
     """
 
     policy: EvaluationPolicy
@@ -42,27 +42,27 @@ class Candidate:
 
 
 class Source(Protocol):
-    """Finds policies that are to be evaluated.
+    """Finds policies to evaluate.
 
     Attributes:
-      directory: of the exported versions.
-      what: that is waited for, in words.
+      directory: the directory of the exported versions.
+      what: a description of what is waited for.
     """
 
     directory: pathlib.Path
     what: str
 
     def result(self) -> dict[str, Any] | None:
-        """Returns how training ended; None while it goes on. What was found before may not be the last."""
+        """Returns how training ended; None while it goes on. There may be newer policies than those found before."""
 
     def newest(self) -> int | None:
         """Returns the train step of the newest policy; None if there is none."""
 
     def find(self, record: EvaluationRecord) -> Candidate | None:
-        """Returns the next policy that is not in the record; None if there is none now."""
+        """Returns the next policy that is not in the record; None if there is none yet."""
 
     def close(self) -> None:
-        """Frees what it holds."""
+        """Closes the source's connections."""
 
 
 class ExportedPolicies:
@@ -72,9 +72,9 @@ class ExportedPolicies:
         """
         Args:
           run_dir: the run's directory.
-          name: of the policy.
-          specs: that the policies must be made for.
-          each: whether none is to be left out; else only the newest counts.
+          name: the policy's name.
+          specs: the specs that the policies must have.
+          each: whether to find every version; otherwise only the newest.
         """
         self.directory = run_dir.policy(name)
         self.what = f'a policy in {self.directory}'
@@ -112,7 +112,7 @@ class ExportedPolicies:
 
 
 class PublishedWeights(ExportedPolicies):
-    """What the train job publishes to the replay server: each publication that is seen becomes a version here."""
+    """The weights that the train job publishes to the replay server; each publication received becomes a version."""
 
     def __init__(
         self,
@@ -127,8 +127,8 @@ class PublishedWeights(ExportedPolicies):
         """Waits for the replay server.
 
         Raises:
-          TimeoutError: if there is none in time.
-          ValueError: if it is for other data or networks.
+          TimeoutError: if the server is not found in time.
+          ValueError: if the server is for other data or networks.
         """
         super().__init__(run_dir, 'evaluated_policy', specs)
         self.what = f'weights from the replay server at {address}'
@@ -141,23 +141,23 @@ class PublishedWeights(ExportedPolicies):
 
     def result(self) -> dict[str, Any] | None:
         """See `Source`."""
-        self._take_over()
+        self._export_newest()
         newest = self._weights.newest
         if not newest.finished:
             return None
-        told = {'reason': 'training finished', 'train_step': newest.train_step, 'env_steps': newest.env_steps}
-        return super().result() or {**told, 'seconds': None}
+        counts = {'train_step': newest.train_step, 'env_steps': newest.env_steps}
+        return super().result() or {'reason': 'training finished', **counts, 'seconds': None}
 
     def newest(self) -> int | None:
         """See `Source`."""
-        self._take_over()
+        self._export_newest()
         return super().newest()
 
     def close(self) -> None:
-        """Ends the looking for weights."""
+        """Stops polling for weights."""
         self._weights.close()
 
-    def _take_over(self) -> None:
+    def _export_newest(self) -> None:
         if not self._weights.pull():
             return
         published = self._weights.newest
@@ -169,15 +169,15 @@ class PublishedWeights(ExportedPolicies):
 
 
 class ServedPolicies(ExportedPolicies):
-    """The newest version that a server has of a policy, which also acts."""
+    """The newest version of a policy on a server, which also computes the actions."""
 
     def __init__(self, run_dir: RunDir, options: EvaluateOptions, specs: EnvironmentSpecs, stop: threading.Event):
-        """Connects to nobody yet.
+        """Does not connect yet.
 
         Raises:
           ImportError: without the extra `serving`.
         """
-        # Imported here, for it needs an extra.
+        # Imported here, since it needs an extra.
         from tflearn.serving import remote_policy
 
         super().__init__(run_dir, options.policy, specs)
@@ -188,7 +188,7 @@ class ServedPolicies(ExportedPolicies):
         self._policy: Any = None
 
     def result(self) -> dict[str, Any] | None:
-        """See `Source`. Training has ended for this job when the server has the last policy."""
+        """See `Source`. For this source training ends when the server has the last policy."""
         result = super().result()
         return result if result and (self.newest() or 0) >= result['train_step'] else None
 
@@ -216,7 +216,7 @@ class ServedPolicies(ExportedPolicies):
         return Candidate(self._policy, metadata, path if here else None)
 
     def close(self) -> None:
-        """Ends the connections."""
+        """Closes the connections."""
         self._close_policy()
         self._model.close()
 
@@ -226,7 +226,7 @@ class ServedPolicies(ExportedPolicies):
 
 
 class _PolicySpecs:
-    """The specs of a policy that nobody made here."""
+    """The specs of a policy that only the server has."""
 
     def __init__(self, specs: EnvironmentSpecs, policy_state_spec: Any):
         self.time_step_spec, self.action_spec = specs.time_step, specs.action

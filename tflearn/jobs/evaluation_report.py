@@ -1,4 +1,4 @@
-"""What the evaluate job tells of its evaluations, and to whom."""
+"""EvaluationReport: where the evaluate job writes its evaluations."""
 
 import contextlib
 import math
@@ -14,24 +14,24 @@ from tflearn.actors.evaluator import EpisodeStatistics
 from tflearn.jobs.evaluated_policies import Candidate
 from tflearn.run_dir import RunDir, Status
 
-# Pictures take a core away from training: one each few seconds at the most, and few when they take long.
-_LEAST_SECS_BETWEEN_PICTURES = 5.0
-_MOST_SHARE_OF_TIME = 0.05
+# Drawing takes a core away from training, so it is limited to one image in a few seconds and to a share of the time.
+_MIN_SECS_BETWEEN_IMAGES = 5.0
+_MAX_SHARE_OF_TIME = 0.05
 
 
 class EvaluationReport:
-    """Tells everybody about evaluations: record, TensorBoard, status, picture, log.
+    """Writes evaluations to the record, TensorBoard, the status file, the learning curve and the log.
 
     Attributes:
-      record: of all evaluations.
+      record: all evaluations.
     """
 
     def __init__(self, run_dir: RunDir, policy: str, target_return: float | None):
         """
         Args:
           run_dir: the run's directory.
-          policy: what is evaluated, for the picture's title.
-          target_return: for the picture and the status.
+          policy: the evaluated policy's name, for the learning curve's title.
+          target_return: the job's target return, for the learning curve and the status.
         """
         self.record = EvaluationRecord(run_dir.evaluations)
         self._run_dir = run_dir
@@ -40,17 +40,17 @@ class EvaluationReport:
         self._status = Status(run_dir.status('evaluate'), 'evaluate')
         self._writer = tf.summary.create_file_writer(str(run_dir.summaries('evaluate')))
         self._drawn = len(self.record.evaluations) if run_dir.learning_curve.exists() else 0
-        self._next_picture_at = 0.0
+        self._next_image_at = 0.0
         metrics = dict.fromkeys(('train_step', 'mean_return', 'num_episodes'))
         best = self.record.best_mean_return
         self._status.update('waiting for a policy', best_mean_return=best, target_return=target_return, **metrics)
 
     def set_state(self, state: str) -> None:
-        """Changes the job's state."""
+        """Sets the job's state in the status file."""
         self._status.update(state)
 
     def add(self, candidate: Candidate, statistics: EpisodeStatistics) -> Evaluation:
-        """Takes in one evaluation. Returns it as it is in the record."""
+        """Adds an evaluation to the record, and returns it."""
         low, high = statistics.mean_return_interval
         evaluation = {
             'train_step': candidate.train_step,
@@ -73,7 +73,7 @@ class EvaluationReport:
         )
         if statistics.dropped_episodes:
             logging.warning(
-                'dropped %d of the episodes, which broke off with their environments; others were played instead',
+                'dropped %d of the episodes, because their environments failed; ran others instead',
                 statistics.dropped_episodes,
             )
         self._status.update(
@@ -83,28 +83,28 @@ class EvaluationReport:
             **metrics,
         )
         self._summarize(evaluation)
-        if time.monotonic() >= self._next_picture_at:
+        if time.monotonic() >= self._next_image_at:
             self.draw()
         return evaluation
 
     def close(self) -> None:
-        """Draws the last picture and writes everything out."""
+        """Draws the final learning curve and closes the event file."""
         self.draw()
         self._writer.close()
 
     def draw(self) -> None:
-        """Draws the learning curve, unless that was done."""
+        """Draws the learning curve if there are new evaluations."""
         evaluations = self.record.evaluations
         if self._drawn == len(evaluations):
             return
         start = time.monotonic()
         title = f'{self._run_dir.root.name}: {self._policy}'
         learning_curve.draw(self._run_dir.learning_curve, {'mean return': evaluations}, title, self._target_return)
-        with contextlib.suppress(OSError):  # it is there already, or the file system has no links
+        with contextlib.suppress(OSError):  # the link exists already, or the file system has no links
             self._run_dir.evaluation_image.symlink_to(self._run_dir.learning_curve.name)
         end = time.monotonic()
         self._drawn = len(evaluations)
-        self._next_picture_at = end + max(_LEAST_SECS_BETWEEN_PICTURES, (end - start) / _MOST_SHARE_OF_TIME)
+        self._next_image_at = end + max(_MIN_SECS_BETWEEN_IMAGES, (end - start) / _MAX_SHARE_OF_TIME)
 
     def _summarize(self, evaluation: Evaluation) -> None:
         returns, interval = evaluation['returns'], evaluation['mean_return_interval']

@@ -1,4 +1,4 @@
-"""The export job: turns what a run exported into a full model of one step, or into a TFLite model."""
+"""The export job: makes a full model or a TFLite model of one of a run's exported policies."""
 
 import os
 import pathlib
@@ -14,7 +14,7 @@ from tflearn.policies.exporter import OBSERVATION_NAMES
 from tflearn.replay import stored_rows
 from tflearn.run_dir import RunDir, read_json
 
-# Columns of a stored row before the observation: whether a sequence begins, the policy's version, the step type.
+# Columns of a stored row before the observation: the sequence flag, the policy's version, the step type.
 _BEFORE_OBSERVATION = 3
 
 
@@ -29,22 +29,22 @@ def export(
     observations: str | None = None,
     num_observations: int = 500,
 ) -> pathlib.Path:
-    """Writes a model of one train step; of an update (see `policies.updates`) it makes the full model first.
+    """Writes a model of one train step; for an update (see `policies.updates`) it makes the full model first.
 
     Args:
       run_dir: the run's directory.
-      policy: name of the exported policy.
-      train_step: of the version or update; None takes the newest version.
-      output: where the model is written: a directory, that must not exist; a file for TFLite. None
-        leaves a full model among the exported versions, exempt from pruning, and a TFLite model in `RunDir.tflite`.
+      policy: the exported policy's name.
+      train_step: the train step of the version or update; None takes the newest version.
+      output: the path of the model: a directory that must not exist, or a file for TFLite. None leaves a full model
+        among the exported versions, exempt from pruning, and a TFLite model in `RunDir.tflite`.
       batch_size: writes 'serving_default' for this batch size only, to `output`; None for any size.
       tflite: 'float32' or 'int8' converts to TFLite; None writes a full model.
       observations: npz file with arrays [N, ...] by the names of the inputs, to calibrate int8 and to compare with the
         SavedModel; None takes them from the newest checkpoint of the replay.
-      num_observations: how many of these are taken, at most.
+      num_observations: the maximum number of observations to use.
 
     Returns:
-      Where it was written.
+      The model's path.
 
     Raises:
       ValueError: if there is no such step, no observations, `output` exists, or TFLite cannot compute the policy.
@@ -79,9 +79,9 @@ def export(
     temporary = path.with_name(f'.{path.name}.{os.getpid()}')
     temporary.write_bytes(model)
     os.replace(temporary, path)
-    told = ', '.join(f'{name} {metric:.4g}' for name, metric in metrics.items())
+    comparison = ', '.join(f'{name} {metric:.4g}' for name, metric in metrics.items())
     logging.info(
-        '%s: %d bytes; compared with the SavedModel on %d observations: %s', path, len(model), _len(given), told
+        '%s: %d bytes; compared with the SavedModel on %d observations: %s', path, len(model), _len(given), comparison
     )
     return path
 
@@ -110,7 +110,7 @@ def _names(version: pathlib.Path) -> list[str]:
     if names is None:
         raise UserValueError(
             f'got the policy {version} without {OBSERVATION_NAMES} in its metadata, of an earlier version of tflearn; '
-            'need them for observations from the replay; give observations of your own'
+            'need them for observations from the replay; pass your own observations'
         )
     return names
 

@@ -1,4 +1,4 @@
-"""The agent that a run begins with: made for its environment, with the values of another run if so wished."""
+"""Makes a run's agent for its environment, optionally with values of another run."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -25,10 +25,10 @@ def make(
     placement: tf.distribute.Strategy,
     precision: str,
 ) -> Agent:
-    """Makes the agent and its train step in the strategy `placement`, and logs which devices train.
+    """Makes the agent and its train step in the strategy `placement`, and logs the devices that train.
 
     Raises:
-      ValueError: if nothing of it computes in `precision`.
+      ValueError: if no part of the agent computes in `precision`.
     """
     logging.info(strategies.describe_devices(placement))
     with placement.scope(), precisions.use(precision):
@@ -38,11 +38,11 @@ def make(
 
 
 def load(agent: Agent, checkpoint: str | None, prefixes: Collection[str] | Mapping[str, str], run_dir: RunDir) -> None:
-    """Gives the agent values of another run, unless its own run has a checkpoint to go on from.
+    """Loads values of another run into the agent, unless its own run has a checkpoint.
 
     Args:
-      agent: of the run.
-      checkpoint: of the other run: its directory, that of its checkpoints, or the path prefix of one; None for none.
+      agent: the run's agent.
+      checkpoint: the other run's directory, its checkpoints' directory, or the path prefix of one; None for none.
       prefixes: see `warm_start.load`.
       run_dir: this run's directory.
 
@@ -53,7 +53,7 @@ def load(agent: Agent, checkpoint: str | None, prefixes: Collection[str] | Mappi
         return
     local_path(checkpoint, 'initial_checkpoint')
     if steps := CheckpointFiles(run_dir.checkpoints, 1, None).steps():
-        logging.info('took nothing from %s: this run goes on from its own train step %d', checkpoint, steps[-1])
+        logging.info('loaded nothing from %s: this run continues from its own train step %d', checkpoint, steps[-1])
         return
     of_a_run = RunDir(checkpoint).checkpoints
     objects = {'agent': agent, 'train_step': agent.train_step_counter}
@@ -61,14 +61,14 @@ def load(agent: Agent, checkpoint: str | None, prefixes: Collection[str] | Mappi
 
 
 def data_spec(agent: Agent, experience: Experience) -> types.NestedTensorSpec:
-    """Returns the spec of a Trajectory in the replay: the agent's, and the policy state if that is to be stored.
+    """Returns the spec of a Trajectory in the replay: the agent's, with the policy state if it is stored.
 
     Args:
-      agent: of the run.
+      agent: the run's agent.
       experience: the run's experience settings.
 
     Raises:
-      ValueError: if the policy state is to be stored, and there is none or no room for it.
+      ValueError: if the policy state should be stored, but there is none or the policy info cannot hold it.
     """
     spec: Any = agent.collect_data_spec
     if not experience.store_policy_state:

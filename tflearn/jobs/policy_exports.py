@@ -1,4 +1,4 @@
-"""Which policies of an agent a run exports, and what their metadata say. What train and synchronous share."""
+"""The policies of an agent that a run exports, and their metadata; for the jobs train and synchronous."""
 
 import dataclasses
 import functools
@@ -22,14 +22,14 @@ _TEXTS = ('run/config_hash', 'run/code_revision')
 
 @dataclasses.dataclass(frozen=True)
 class ExportOptions:
-    """What is exported, and what is kept.
+    """Which policies are exported, and which versions are kept.
 
     Attributes:
-      policies: names of what is exported. 'greedy_policy' acts by the mode, 'collect_policy' explores as collectors do,
-        'raw_policy' draws from the distribution that the network gives. Evaluations follow the greedy one.
-      keep_last: versions of each that are kept, besides the best by evaluation.
+      policies: the names of the exported policies. 'greedy_policy' acts by the mode, 'collect_policy' explores as
+        collectors do, 'raw_policy' samples from the network's distribution. Evaluations use the greedy one.
+      keep_last: the number of versions of each policy that are kept, besides the best by evaluation.
       update_interval_steps: train steps between two weights-only updates, see `policies.updates`; None makes none.
-      keep_updates: updates of each policy that are kept.
+      keep_updates: the number of updates of each policy that are kept.
     """
 
     policies: tuple[str, ...] = ('greedy_policy', 'collect_policy', 'raw_policy')
@@ -68,7 +68,7 @@ _POLICIES: dict[str, Callable[[Agent], tf_policy.TFPolicy]] = {
 
 
 class PolicyExports:
-    """The exporters of a run, behind one thread: the policies of a step come from one snapshot."""
+    """A run's policy exporters, on one thread: the policies of a step come from one snapshot."""
 
     def __init__(
         self,
@@ -81,11 +81,11 @@ class PolicyExports:
         """Traces the policies; exports nothing yet.
 
         Args:
-          agent: whose policies they are.
+          agent: the agent whose policies are exported.
           run_dir: the run's directory.
-          options: which ones.
-          facts: returns what metadata say of the step: env_steps, policy_version, mean_return.
-          texts: returns what is told of the run, by tag: metadata say its configuration's hash and the code's revision.
+          options: which policies are exported.
+          facts: returns the metadata of the current step: env_steps, policy_version, mean_return.
+          texts: returns the run's texts by tag; the metadata include its configuration's hash and the code's revision.
         """
         self._exporters = [
             PolicyExporter(_POLICIES[name](agent), run_dir.policy(name), options.keep_last, options.keep_updates)
@@ -96,28 +96,28 @@ class PolicyExports:
         self._full, self._updates = Background('policy_exports'), Background('policy_updates')
 
     def export(self, step: int) -> None:
-        """Takes a snapshot of each policy and exports it on a thread. A newer one replaces one that is not begun.
+        """Takes a snapshot of each policy and exports it on a thread. A newer export replaces one that has not begun.
 
-        The first one is made at once: to be compared as a whole, it needs the live policy. A failure is logged; it is
-        raised by `wait`, unless a later export succeeds.
+        The first export blocks, since the entire model is compared with the live policy. A failure is logged; `wait`
+        raises it, unless a later export succeeds.
 
         Raises:
-          RuntimeError: if a first one acts otherwise than the live policy.
-          FloatingPointError: if the weights of a first one are not finite.
-          TimeoutError: if a first one takes longer than ten minutes.
+          RuntimeError: if the first export acts differently from the live policy.
+          FloatingPointError: if the weights of the first export are not finite.
+          TimeoutError: if the first export takes longer than ten minutes.
         """
         self._submit(self._full, step, update=False)
 
     def export_update(self, step: int) -> None:
-        """The same for weights only; left out, with a warning, until a first full export was compared."""
+        """Like `export`, for weights only; skipped with a warning until a full export was compared."""
         self._submit(self._updates, step, update=True)
 
     def wait(self) -> None:
-        """Waits until all is exported.
+        """Waits for all exports.
 
         Raises:
           TimeoutError: if it takes longer than ten minutes.
-          OSError, RuntimeError, FloatingPointError, tf.errors.OpError: what made the newest export fail.
+          OSError, RuntimeError, FloatingPointError, tf.errors.OpError: if the newest export failed.
         """
         backgrounds = (self._full, self._updates)
         for background in backgrounds:
@@ -126,14 +126,14 @@ class PolicyExports:
             background.raise_failure()
 
     def settle(self) -> None:
-        """Waits as `wait` does, for a job that is stopped: a failure is logged, and hides nothing else."""
+        """Like `wait`, for a job that is being stopped: failures are logged, so that they hide no other error."""
         try:
             self.wait()
         except _FAILURES as error:
             logging.warning('the newest export failed: %s', error)
 
     def drop_newer_than(self, step: int) -> None:
-        """Moves what was exported beyond `step` aside; see `PolicyExporter.drop_newer_than`."""
+        """Moves exports of later steps than `step` aside; see `PolicyExporter.drop_newer_than`."""
         for exporter in self._exporters:
             exporter.drop_newer_than(step)
 
@@ -142,13 +142,13 @@ class PolicyExports:
         first = not update and not all(exporter.checked for exporter in self._exporters)
         works = [exporter.snapshot(step, facts, update) for exporter in self._exporters]
         background.submit(lambda: _all(works))
-        if first:  # compared with the live policy as a whole, which must not be trained meanwhile
+        if first:  # it is compared with the live policy, which must not be trained meanwhile
             background.join(_WAIT_SECS)
             background.raise_failure(but=(OSError, tf.errors.OpError))
 
 
 def _all(works: list[Callable[[], None]]) -> None:
-    """Does each of them, whatever the others come to; raises a policy that acts otherwise, else the last failure."""
+    """Runs all of them, even if some fail; then raises a failed comparison, otherwise the last failure."""
     failure: Exception | None = None
     for work in works:
         try:

@@ -1,4 +1,4 @@
-"""The replay server job: the run's tables, checkpointed by the clock and when it is stopped."""
+"""The replay server job: serves the run's tables; saves them at fixed intervals and when it is stopped."""
 
 import threading
 import time
@@ -34,16 +34,16 @@ def replay_server(
     """Serves the run's experience and weights until it is stopped; then saves them.
 
     Args:
-      run_dir: its checkpoints are restored from and saved to there.
-      replay_address: 'host:port'; the port is listened on.
+      run_dir: the run's directory, for the checkpoints.
+      replay_address: the server's address, 'host:port'; it listens at the port on all interfaces.
       stop: ends the job when set.
       make_environment: makes the run's environment; called once, for its specs.
-      make_agent: of the run; made once, for the specs of its data and weights.
+      make_agent: makes the run's agent; called once, for the specs of its data and weights.
       experience: the run's experience settings.
-      checkpoint_interval_secs: seconds between two checkpoints; inserts and draws wait meanwhile.
+      checkpoint_interval_secs: seconds between two checkpoints; inserts and draws wait while one is written.
 
     Raises:
-      ValueError: if the port is taken, or the checkpoint holds other tables.
+      ValueError: if the port is in use, or the checkpoint holds other tables.
     """
     if line := run_dir.done_line():
         logging.info(line)
@@ -53,7 +53,7 @@ def replay_server(
     variables = contract.table(agent.collect_policy.variables())
     run_tables = [*storage.make_tables(), reports.table(), variables]
     port = int(replay_address.rpartition(':')[2])
-    # Weights start empty: collectors shall act with what the learner restored, not with what was last seen here.
+    # Weights start empty: collectors should act with the weights that the learner restored, not with older ones.
     fresh = [contract.VARIABLES]
     if experience.versions_ahead is not None:
         run_tables.append(credits.table())
@@ -88,7 +88,7 @@ def _serve(server: ReplayServer, status: Status, storage: Storage, interval_secs
 
 def _save_last(server: ReplayServer) -> None:
     try:
-        # An empty one would only bind a later start to the networks of this one.
+        # An empty checkpoint would only tie a later start to the networks of this one.
         if server.has_checkpoint or server.info()[REPLAY].current_size:
             logging.info('saved the replay: %s', server.checkpoint())
     except _FAILURES as error:
@@ -102,7 +102,7 @@ def _metrics(replay: ReplayStatistics, storage: Storage) -> dict[str, Any]:
         'inserts': replay.inserts,
         'samples_per_insert_target': storage.experience.samples_per_insert,
     }
-    if storage.mirrored:  # the learner draws elsewhere, and says how often
+    if storage.mirrored:  # the learner draws from its mirror, and reports the samples
         return metrics
     ratio = replay.ratio_since_filled(storage.experience.min_size)
     return {**metrics, 'samples': replay.samples, 'samples_per_insert': ratio}

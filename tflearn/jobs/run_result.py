@@ -21,7 +21,7 @@ def is_done(run_dir: RunDir) -> bool:
 def reason(
     run_dir: RunDir, stop_conditions: StopConditions, train_step: int, env_steps: int, secs: float
 ) -> str | None:
-    """Returns why training is over: a stop was requested, or a limit is reached; None while it is not."""
+    """Returns why training is over: a requested stop, or a stop condition; None while it goes on."""
     request = read_json(run_dir.stop_request)
     if request is not None:
         return str(request.get('reason', 'stop requested'))
@@ -29,7 +29,7 @@ def reason(
 
 
 def write_result(run_dir: RunDir, why: str, train_step: int, env_steps: int, secs: float) -> None:
-    """Writes the run's result: nothing more will come after that."""
+    """Writes the run's result, after which the run writes nothing else."""
     result = {'reason': why, 'train_step': train_step, 'env_steps': env_steps, 'seconds': round(secs, 1)}
     write_json(run_dir.train_result, result)
     logging.info('finished: %s, at train step %d, %d environment steps', why, train_step, env_steps)
@@ -37,7 +37,7 @@ def write_result(run_dir: RunDir, why: str, train_step: int, env_steps: int, sec
 
 @contextlib.contextmanager
 def stopped_status(run_dir: RunDir) -> Iterator[Callable[[], None]]:
-    """Gives a function that writes the job's status 'stopped'; a block that raises Stopped ends so too."""
+    """Gives a function that sets the job's status to 'stopped'; does so itself if the block raises Stopped."""
     status = Status(run_dir.status('train'), 'train')
     try:
         yield lambda: status.update('stopped')

@@ -1,4 +1,4 @@
-"""The serve job: the run's exported policies over gRPC, as TensorFlow Serving would serve them."""
+"""The serve job: serves a run's exported policies over gRPC, as TensorFlow Serving does."""
 
 import contextlib
 import dataclasses
@@ -20,21 +20,21 @@ from tflearn.serving.served_version import ServedVersion
 from tflearn.serving.server import PolicyServer, ServerOptions
 from tflearn.waiting import LOG_EVERY_SECS
 
-# With what is handed over to the job.
+# Includes the types of the job's arguments.
 __all__ = ['BatchOptions', 'ServeOptions', 'ServerOptions', 'TlsFiles', 'serve']
 
 
 @dataclasses.dataclass(frozen=True)
 class ServeOptions:
-    """What is served, and how.
+    """Which policies are served, and how.
 
     Attributes:
-      policies: names of policies; none serves all that the run exports.
-      versions: train steps to serve; none serves the newest of each policy, also of those to come.
-      batching: how requests become batches; None computes each by itself.
-      max_rows: the largest batch that one request may bring. Without `batching` 16 times as many rows may wait.
+      policies: the names of the policies; () serves all that the run exports.
+      versions: the train steps to serve; () serves the newest version of each policy, including future ones.
+      batching: how requests become batches; None computes each request by itself.
+      max_rows: the maximum batch size of a request. Without `batching` 16 times as many rows may wait.
       poll_secs: seconds between two polls for new versions.
-      metrics_port: where Prometheus finds metrics; None offers none.
+      metrics_port: the port of the metrics for Prometheus; None serves none.
     """
 
     policies: tuple[str, ...] = ()
@@ -58,28 +58,28 @@ def serve(
     options: ServeOptions,
     connect_timeout_secs: float = 300.0,
 ) -> None:
-    """Serves a run's exported policies until it is stopped; follows what the train job exports meanwhile.
+    """Serves a run's exported policies until it is stopped, including versions that the train job exports meanwhile.
 
     It also writes the files with which TensorFlow Serving does the same: `RunDir.serving_models`, `serving_batching`.
 
     Args:
-      run_dir: of the run; nothing but the status and these two files is written there.
+      run_dir: the run's directory; only the status and these two files are written there.
       stop: ends the job when set.
-      server_options: where to listen, and the limits of requests.
+      server_options: the address, and the limits of requests.
       options: what to serve.
-      connect_timeout_secs: how long to wait for the first version of each policy that `options` name; of any policy, if
-        they name none. Until then the server answers that there is none.
+      connect_timeout_secs: how long to wait for the first version of each policy named in `options`; of any policy if
+        none is named. Until then the server answers that there is none.
 
     Raises:
-      TimeoutError: if what it waits for does not come in time.
-      ValueError: for a taken port, unfit arguments or files of the encryption.
+      TimeoutError: if there is no such version in time.
+      ValueError: if the port is in use, or for invalid arguments or TLS files.
     """
     load = functools.partial(ServedVersion, options=options.batching, max_rows=options.max_rows)
     models = Models(run_dir.policies, load, options.policies, options.versions)
     metrics = ServingMetrics(models)
     server = PolicyServer(models, server_options, metrics)
     status = Status(run_dir.status('serve'), 'serve')
-    with contextlib.ExitStack() as ending:  # each of them, whatever the others come to; the last one first
+    with contextlib.ExitStack() as ending:  # calls all of them, the last one first, even if some fail
         ending.callback(status.update, 'stopped')
         ending.callback(metrics.close)
         ending.callback(server.close)
@@ -106,7 +106,7 @@ def _follow(
         missing, now = models.missing, time.monotonic()
         awaited = missing or [holder.name for holder in models.holders if not holder.ready]
         what = f'a version of {", ".join(awaited)} in {run_dir.policies}'
-        # Only what has to be there: a policy that nobody named must not end the service of the others.
+        # Only required policies: one that is not named must not end the service of the others.
         if missing and now - start > connect_timeout_secs:
             raise UserTimeoutError(f'timed out after {now - start:.0f} s waiting for {what}')
         if awaited and now >= next_log:
@@ -122,5 +122,5 @@ def _write_serving_config(run_dir: RunDir, models: Models, options: ServeOptions
     try:
         write_atomically(run_dir.serving_models, model_config.models(run_dir.policies, names, options.versions))
         write_atomically(run_dir.serving_batching, (options.batching or BatchOptions()).serving_config())
-    except OSError as error:  # the run may be where this job can only read
+    except OSError as error:  # the run directory may be read-only for this job
         logging.warning('could not write %s: %s', run_dir.serving_models.parent, error)

@@ -58,30 +58,30 @@ def synchronous(
     on_restored: Callable[[], None] = lambda: None,
     describe: Callable[[], Mapping[str, str]] = dict,
 ) -> None:
-    """Collects and trains by turns until a limit is reached, a stop is requested, or it is stopped.
+    """Collects and trains alternately until a stop condition is reached, a stop is requested, or it is stopped.
 
-    After each batched environment step it takes the train steps that `experience.samples_per_insert` owes by then, at
-    most; with less than one owed it goes on collecting. So there is less than one train step too few at any time, and
-    never one too many. Where there is no ratio, it takes one train step after each batched step.
+    After each batched environment step it takes the train steps that `experience.samples_per_insert` allows by then; if
+    that is less than one, it continues to collect. So at any time it is less than one train step behind, and never
+    ahead. If there is no ratio, it takes one train step after each batched step.
 
-    The same seed gives, on the same machine, bit-equal weights, losses and returns, in any process, if the environment
-    repeats itself too. What goes by the clock is not part of that: `max_secs`, rates. Nor is a run that goes on
-    after a stop: it begins new episodes and fills the replay anew, for neither is in the checkpoint.
+    On the same machine the same seed gives bit-equal weights, losses and returns in every process, if the environment
+    is deterministic too. This excludes everything that depends on the clock (`max_secs`, rates), and resumed runs: they
+    begin new episodes and fill the replay again, since neither is in the checkpoint.
 
-    What settings of the train and the collect job there are besides these has no meaning here: weights need not be
-    published, nobody waits for anybody, and `collect_options.max_episodes_per_version` would wait for ever.
+    Other settings of the train and the collect job have no meaning here: no weights are published, no job waits for
+    another one, and `collect_options.max_episodes_per_version` would wait forever.
 
     Args:
-      run_dir: for what the train job would write there.
+      run_dir: the run's directory, for the files that the train job writes.
       stop: ends the job when set; a checkpoint is saved.
       make_environment: makes the run's environment.
       make_agent: makes the run's agent.
       experience: the run's experience settings; items are drawn uniformly.
-      num_train_steps: train steps of the run.
-      num_environments: environments stepped together.
-      max_env_steps: environment steps of the run at which training ends; None is no limit.
-      max_secs: seconds, over all sessions of the run, at which it ends; None is no limit. The first train steps of each
-        session do not count, since their time is spent on compiling.
+      num_train_steps: the run's number of train steps.
+      num_environments: the number of environments stepped together.
+      max_env_steps: the number of environment steps at which the run ends; None is no limit.
+      max_secs: the time, over all sessions, at which the run ends [seconds]; None is no limit. The first train steps of
+        each session do not count, since their time is spent on compiling.
       strategy: 'default', the first device; the train job has others.
       precision: 'float32', or 'bfloat16' for the networks' inner layers.
       inter_op_threads: see the train job.
@@ -91,16 +91,16 @@ def synchronous(
       exports: see the train job.
       learner_options: the train job's `options`.
       collect_options: the collect job's `options`.
-      max_collect_steps: the collect job's `max_env_steps`; the run ends with what comes first.
-      seed: of everything; None draws one, and tells it.
-      collect_seed: of the environments; None is `seed`.
+      max_collect_steps: the collect job's `max_env_steps`; the run ends at the smaller one.
+      seed: the seed of all random numbers; None draws one and logs it.
+      collect_seed: the environments' seed; None is `seed`.
       initial_checkpoint: see the train job.
       initial_prefixes: see the train job.
-      on_restored: called once the run directory has proved to be this run's, before anything is written there.
-      describe: called before the first train step, for texts by tag, in markdown, that TensorBoard shows with the run.
+      on_restored: called when the checkpoint was restored, before anything is written to the run directory.
+      describe: called before the first train step; returns markdown texts by tag that TensorBoard shows.
 
     Raises:
-      ValueError: if an argument is out of its range or of what this job can do, or the checkpoint is made for other
+      ValueError: if an argument is out of range or not supported by this job, or the checkpoint is made for other
         networks.
     """
     check_counts('', {'num_environments': (num_environments, 1), 'max_collect_steps': (max_collect_steps, 1)})
@@ -113,7 +113,7 @@ def synchronous(
     strategies.use_threads(inter_op_threads)  # before any other use of TensorFlow
     seed = _set_seed(seed)
     texts = lambda: {'run/seed': str(seed), **describe()}  # noqa: E731
-    settings = Settings(1, export_interval_steps, learner_options, exports, texts)
+    settings = Settings(1, export_interval_steps, learner_options, exports, texts=texts)
     with run_result.stopped_status(run_dir) as stopped, contextlib.ExitStack() as opened:
         with waiting.may_exit(stop, stopped):
             environment = make_environment(
@@ -136,8 +136,8 @@ def synchronous(
 def _check_strategy(strategy: str) -> None:
     if strategy != 'default':
         raise UserValueError(
-            f"got strategy={strategy!r}; need 'default', for in step the same device acts and trains; let the jobs run "
-            'for themselves (tflearn-launch) for others'
+            f"got strategy={strategy!r}; need 'default', since in this job the same device acts and trains; start "
+            'separate jobs (tflearn-launch) for other strategies'
         )
 
 
@@ -151,6 +151,6 @@ def _set_seed(seed: int | None) -> int:
         seed = random.SystemRandom().randrange(2**31)
         logging.info('got no seed; drew %d: the same one gives the same run', seed)
     tf.keras.utils.set_random_seed(seed)
-    if tf.config.list_physical_devices('GPU'):  # a CPU's operations are deterministic as they are
+    if tf.config.list_physical_devices('GPU'):  # on a CPU operations are deterministic by default
         tf.config.experimental.enable_op_determinism()
     return seed

@@ -1,4 +1,4 @@
-"""A session in step: collecting and training by turns in one thread, from a start to a stop."""
+"""A session of the synchronous job: collects and trains alternately in one thread, from a start to a stop."""
 
 import json
 import threading
@@ -25,12 +25,12 @@ _REPORT_SECS = 1.0
 
 
 class Counts(tf.train.experimental.PythonState):
-    """What the run did so far, over all its sessions; a checkpoint carries it.
+    """The run's counts over all sessions; they belong in the checkpoint.
 
     Attributes:
       env_steps: environment steps.
-      episodes: finished ones.
-      secs: of collecting and training, without the first call of the learner in each session, which compiles.
+      episodes: finished episodes.
+      secs: the time of collecting and training, without each session's first call of the learner, which compiles.
     """
 
     def __init__(self) -> None:
@@ -42,15 +42,15 @@ class Counts(tf.train.experimental.PythonState):
         return json.dumps({'env_steps': self.env_steps, 'episodes': self.episodes, 'secs': self.secs})
 
     def deserialize(self, string_value: str) -> None:
-        """Takes over what a checkpoint holds."""
+        """Restores the counts of a checkpoint."""
         saved = json.loads(string_value)
         self.env_steps, self.episodes, self.secs = saved['env_steps'], saved['episodes'], saved['secs']
 
 
 class SynchronousSession:
-    """Takes one batched environment step, then the train steps that are owed, and so on.
+    """Alternates between one batched environment step and the train steps that are due.
 
-    The version of the policy is the train step: each action follows the newest weights.
+    The policy's version is the train step: each action is computed with the newest weights.
     """
 
     def __init__(
@@ -67,9 +67,9 @@ class SynchronousSession:
         Args:
           run_dir: the run's directory.
           collection: takes the environment steps.
-          replay: takes what they gave; of the batches.
-          agent: to train; its collect policy acts.
-          settings: what is done, and how often.
+          replay: stores the steps, and gives the batches.
+          agent: the agent to train, whose collect policy acts.
+          settings: what the session does, and how often.
           stop_conditions: when training is over.
 
         Raises:
@@ -105,7 +105,7 @@ class SynchronousSession:
         return [IntervalTrigger(interval, write)] if interval else []
 
     def run(self, stop: threading.Event) -> None:
-        """Goes on until a limit is reached or a stop is requested (then the result is written), or `stop` is set."""
+        """Runs until a stop condition or a requested stop (then it writes the result), or until `stop` is set."""
         try:
             try:
                 while not stop.is_set() and self._end_reason() is None:
@@ -130,13 +130,13 @@ class SynchronousSession:
         self._status.update('stopped')
 
     def begin(self) -> None:
-        """Exports what there is. Nothing is lost if the process ends here."""
-        if self._end_reason() is None:  # an earlier session may have ended at a lower limit
+        """Exports the first policies. Nothing is lost if the process ends here."""
+        if self._end_reason() is None:  # an earlier session may have had stricter stop conditions
             self._run_dir.train_result.unlink(missing_ok=True)
         self._exports.drop_newer_than(self._learner.step)
         self._exports.export(self._learner.step)
         if self._learner.step:
-            logging.info('the replay is in no checkpoint: it is filled again before training goes on')
+            logging.info('the replay is in no checkpoint: it is filled again before training continues')
         self._status.update(
             'waiting for data', train_step=self._learner.step, num_train_steps=self._stop_conditions.num_train_steps
         )
@@ -155,11 +155,11 @@ class SynchronousSession:
         owed = min(self._replay.owed_steps, self._stop_conditions.num_train_steps - self._learner.step)
         if owed:
             first, self._loss = self._loss is None, self._learner.run(owed).loss
-            if first:  # it compiles, which does not count
+            if first:  # the time of compiling does not count
                 self._counted_at = time.monotonic()
 
     def _end_reason(self) -> str | None:
-        """Returns why training is over; None while it is not."""
+        """Returns why training is over; None while it goes on."""
         counts = self._counts
         return run_result.reason(
             self._run_dir, self._stop_conditions, self._learner.step, counts.env_steps, counts.secs
@@ -167,7 +167,7 @@ class SynchronousSession:
 
     def _export(self, step: int) -> None:
         self._exports.export(step)
-        self._exports.settle()  # here nothing is left to chance, also not which exports replace others
+        self._exports.settle()  # so that it does not depend on the clock which exports replace others
 
     def _export_facts(self) -> dict[str, Any]:
         mean_return = self._collection.metrics.mean_return
@@ -178,7 +178,7 @@ class SynchronousSession:
         }
 
     def _finish(self, reason: str) -> None:
-        """Exports the last weights, then says that there will be no more."""
+        """Exports the last weights, then writes the result."""
         step = self._learner.step
         self._exports.export(step)
         self._exports.wait()
@@ -186,7 +186,7 @@ class SynchronousSession:
         self._status.update('finished', train_step=step, **self._metrics())
 
     def _metrics(self) -> dict[str, Any]:
-        """What there is to tell besides the learner's metrics; nothing that goes by the clock."""
+        """Returns the metrics besides the learner's, without those that depend on the clock."""
         return {
             'env_steps': self._counts.env_steps,
             'episodes': self._counts.episodes,

@@ -31,7 +31,7 @@ from tflearn.run_dir import RunDir, Status
 from tflearn.types import AgentFactory, EnvironmentFactory, specs_of
 
 _TRACE_SECS = 300.0
-_WRITE_SECS = 600.0  # after which checkpoints and exports give up by themselves
+_WRITE_SECS = 600.0  # checkpoints and exports time out after that
 
 
 def train(
@@ -65,56 +65,56 @@ def train(
     on_restored: Callable[[], None] = lambda: None,
     describe: Callable[[], Mapping[str, str]] = dict,
 ) -> None:
-    """Trains until a limit is reached, a stop is requested in the run directory, or it is stopped.
+    """Trains until a stop condition is reached, a stop is requested in the run directory, or it is stopped.
 
     Args:
-      run_dir: for checkpoints, summaries, policies and the result.
-      replay_address: 'host:port' of the replay server.
+      run_dir: the run's directory, for checkpoints, summaries, policies and the result.
+      replay_address: the replay server's address, 'host:port'.
       connect_timeout_secs: how long to wait for the server.
       stop: ends the job when set; a checkpoint is saved.
       make_environment: makes the run's environment; called once, for its specs.
       make_agent: makes the run's agent.
       experience: the run's experience settings.
-      num_train_steps: train steps of the run.
-      max_env_steps: environment steps of the run at which training ends; None is no limit.
-      max_secs: seconds of training, over all sessions of the run, at which it ends; None is no limit. Waits for data
-        count; compiling, and all else that comes before the first train steps of a session, does not.
+      num_train_steps: the run's number of train steps.
+      max_env_steps: the number of environment steps at which the run ends; None is no limit.
+      max_secs: the training time, over all sessions, at which the run ends [seconds]; None is no limit. Waiting for
+        data counts; compiling, and everything else before the first train steps of a session, does not.
       strategy: where train steps run, see `strategies.make`.
       precision: 'float32', or 'bfloat16' for the networks' inner layers.
-      inter_op_threads: threads for TensorFlow's operations; None is one for each core. Small ones are faster on 1.
-      steps_per_call: train steps in one call of the compiled program; at most `publish_interval_steps` are taken. Where
+      inter_op_threads: threads for TensorFlow's operations; None is one per core. Small networks are faster with 1.
+      steps_per_call: train steps in one call of the compiled program; at most `publish_interval_steps` are taken. If
         the experience has an `iteration`, a call is an iteration, after which the weights are published if that is due.
-      checkpoint_interval_steps: train steps between two checkpoints; None saves the last one only. It can be given here
+      checkpoint_interval_steps: train steps between two checkpoints; None saves only the last one. It can be given here
         or in `options`.
-      summary_interval_steps: train steps between two summaries; None writes none at fixed intervals. It too can be
-        given here or in `options`.
+      summary_interval_steps: train steps between two summaries; None writes none at fixed intervals. It can be given
+        here or in `options`.
       publish_interval_steps: train steps between two publications of the weights.
       export_interval_steps: train steps between two exports of the policies.
       replica_check_interval_steps: train steps between two comparisons of the replicas' variables; None makes none.
       options: the learner's settings.
-      exports: which policies are exported, and what of that is kept.
+      exports: which policies are exported, and which versions are kept.
       data_timeout_secs: how long to wait for a batch.
-      data_addresses: of the replay servers that share the experience, where it is a queue: items are taken from all of
-        them. Weights and reports go through `replay_address`. None is that one alone.
-      seed: of the network's first weights and all draws; None draws one, logs it and shows it with the summaries.
-      initial_checkpoint: of another run, whose values this one begins with: its directory, that of its checkpoints, or
-        the path prefix of one. Not where the run has a checkpoint of its own.
-      initial_prefixes: of the names of these values, or a mapping from prefixes here to those there; see
-        `initial_load.load`. Not what is an optimizer's. Target networks begin as copies of those that are loaded.
-      on_restored: called once the run directory has proved to be this run's, before anything is written there.
-      describe: called before the first train step, for texts by tag, in markdown, that TensorBoard shows with the run.
+      data_addresses: the addresses of the replay servers that share a queue: items are taken from all of them. Weights
+        and reports go through `replay_address`. None is that one alone.
+      seed: the seed of the networks' first weights and of all draws; None draws one, logs it and adds it to the
+        summaries.
+      initial_checkpoint: the checkpoint of another run whose values this one begins with: the run's directory, its
+        checkpoints' directory, or a checkpoint's path prefix. Ignored if this run has a checkpoint.
+      initial_prefixes: the prefixes of the names of these values, or a mapping from prefixes here to prefixes there;
+        see `warm_start.load`. Optimizers are not loaded. Target networks begin as copies of the loaded networks.
+      on_restored: called when the checkpoint was restored, before anything is written to the run directory.
+      describe: called before the first train step; returns markdown texts by tag that TensorBoard shows.
 
     Raises:
-      TimeoutError: if the server does not show up, or no data come.
+      TimeoutError: if the server is not found, or no data arrive in time.
       PeerStopped: if another worker was asked to stop.
       ValueError: if arguments contradict each other, if the server's tables or a checkpoint are made for other data or
-        networks, or if nothing computes in `precision`.
+        networks, or if no part of the agent computes in `precision`.
     """
     _check(steps_per_call, data_addresses, experience)
     conditions = StopConditions(num_train_steps, max_env_steps, max_secs)
     options = with_intervals('train', options, checkpoint_interval_steps, summary_interval_steps)
-    intervals = (publish_interval_steps, export_interval_steps)
-    settings = Settings(*intervals, options, exports, dict, replica_check_interval_steps)
+    settings = Settings(publish_interval_steps, export_interval_steps, options, exports, replica_check_interval_steps)
     if run_result.is_done(run_dir):
         return
     placement = _make_strategy(strategy, inter_op_threads)
@@ -146,14 +146,14 @@ def _make_strategy(name: str, inter_op_threads: int | None) -> tf.distribute.Str
 
 
 def _seed(seed: int | None, placement: tf.distribute.Strategy) -> int:
-    """Seeds Python, numpy and TensorFlow: differently on each worker, whose first weights are the chief's.
+    """Seeds Python, numpy and TensorFlow, differently on each worker; the first weights are the chief's.
 
     Returns:
       The run's seed; the chief draws it if there is none.
     """
     if seed is None:
         seed = workers.Agreement(placement).of_chief(random.SystemRandom().randrange(2**31))
-        logging.info('got no seed; drew %d: the same one draws the same again', seed)
+        logging.info('got no seed; drew %d: the same seed gives the same draws', seed)
     tf.keras.utils.set_random_seed(seed + strategies.layout(placement).worker)
     return seed
 
@@ -171,8 +171,8 @@ def _wait_for_replay(
     """Waits for the servers.
 
     Raises:
-      TimeoutError: if one does not show up in time.
-      Stopped: if `stop` is set first.
+      TimeoutError: if one is not found in time.
+      Stopped: if `stop` is set.
     """
     status = Status(run_dir.status('train'), 'train')
     for address in dict.fromkeys(addresses):

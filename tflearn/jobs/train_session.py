@@ -1,4 +1,4 @@
-"""A session of training: what the train job does around its learner's train steps, from a start to a stop."""
+"""A session of the train job: everything around the learner's train steps, from a start to a stop."""
 
 import contextlib
 import enum
@@ -31,12 +31,12 @@ from tflearn.types import Agent
 from tflearn.waiting import LOG_EVERY_SECS, PeerStopped
 from tflearn.weights.publisher import Publisher
 
-_LOOK_AT_REPLAY_SECS = 1.0
-_LAST_LOOK_SECS = 5.0
+_POLL_SECS = 1.0
+_LAST_POLL_SECS = 5.0
 
 
 class Ending(enum.IntEnum):
-    """How a session ends; of several workers the greatest one counts."""
+    """How a session ends; of several workers the greatest value counts."""
 
     NONE = 0
     STOP = 1
@@ -45,11 +45,12 @@ class Ending(enum.IntEnum):
 
 
 class Progress(tf.train.experimental.PythonState):
-    """What a checkpoint carries besides agent, steps and reports.
+    """The state in a checkpoint besides agent, train step and reports.
 
     Attributes:
-      policy_version: of the newest publication.
-      secs: of training, over all sessions. Of a session's first call, which compiles, only waits for data count.
+      policy_version: the newest publication's version.
+      secs: the training time over all sessions [seconds]. In a session's first call, which compiles, only waiting for
+        data counts.
     """
 
     def __init__(self) -> None:
@@ -61,16 +62,16 @@ class Progress(tf.train.experimental.PythonState):
         return json.dumps({'policy_version': self.policy_version, 'secs': self.secs})
 
     def deserialize(self, string_value: str) -> None:
-        """Takes over what a checkpoint holds."""
+        """Restores the state of a checkpoint."""
         saved = json.loads(string_value)
         self.policy_version, self.secs = saved['policy_version'], saved['secs']
 
 
 class TrainSession:
-    """A learner with its weights published, its policies exported, and its metrics reported.
+    """A learner whose weights are published, whose policies are exported, and whose metrics are reported.
 
-    Of several workers, only the chief publishes, exports and reads reports; what the others write, goes where nobody
-    looks. They all end together, for whatever reason one of them has.
+    Of several workers only the chief publishes, exports and reads reports; the others write to temporary directories.
+    All workers end together, as soon as one of them has a reason.
     """
 
     def __init__(
@@ -87,13 +88,13 @@ class TrainSession:
         """Restores the newest checkpoint; publishes and exports nothing yet.
 
         Args:
-          run_dir: of the run, or what this worker may write to instead, see `workers.writable_run_dir`.
-          address: of the replay server, 'host:port'. It must be there.
-          agent: to train.
+          run_dir: the run's directory, or this worker's own one, see `workers.writable_run_dir`.
+          address: the replay server's address, 'host:port'. It must be running.
+          agent: the agent to train.
           storage: the replay tables' layout.
-          source: of the batches.
-          strategy: that the agent was made in.
-          settings: what is done, and how often.
+          source: the source of the batches.
+          strategy: the strategy that the agent was made in.
+          settings: what the session does, and how often.
           stop_conditions: when training is over.
 
         Raises:
@@ -102,8 +103,7 @@ class TrainSession:
         self._run_dir, self._address = run_dir, address
         self._storage, self._source, self._stop_conditions = storage, source, stop_conditions
         self._status = Status(run_dir.status('train'), 'train')
-        place = strategies.layout(strategy)
-        self._chief, self._agreement = place.is_chief, workers.Agreement(strategy)
+        self._chief, self._agreement = strategies.layout(strategy).is_chief, workers.Agreement(strategy)
         self._watchdog = settings.watchdog
         self._publisher = Publisher(address, agent.collect_policy.variables())
         self._credits = CreditIssuer.make(address, source, storage.experience, settings.publish, strategy)
@@ -145,7 +145,7 @@ class TrainSession:
         self._metrics = {**self._metrics, 'replica_difference': self._consistency(step)}
 
     def begin(self, on_restored: Callable[[], None]) -> None:
-        """Publishes and exports what there is, and compiles what is left. Nothing is lost if the process ends here.
+        """Publishes and exports the first weights, and compiles the learner. Nothing is lost if the process ends here.
 
         Args:
           on_restored: called on the chief before anything is written.
@@ -153,17 +153,17 @@ class TrainSession:
         if self._chief:
             on_restored()
         learner = self._learner
-        if self._end_reason() is None:  # an earlier session may have ended at a lower limit
+        if self._end_reason() is None:  # an earlier session may have had stricter stop conditions
             self._run_dir.train_result.unlink(missing_ok=True)
         self._exports.drop_newer_than(learner.step)
-        # After a crash the checkpoint's version may be behind what actors have seen.
-        newest = self._agreement.of_chief(self._publisher.newest_version())  # which publishes the next one soon
+        # After a crash the checkpoint's version may be older than the one that actors have.
+        newest = self._agreement.of_chief(self._publisher.newest_version())  # the chief will publish soon
         if newest > self._progress.policy_version:
-            self._progress.policy_version = newest + 1  # the weights of that one are lost
-            logging.info('policy version %d was published after the checkpoint; go on with %d', newest, newest + 1)
+            self._progress.policy_version = newest + 1  # the weights of `newest` are lost
+            logging.info('policy version %d was published after the checkpoint; continue with %d', newest, newest + 1)
         if self._credits:  # collectors gather the first data while the learner is traced
             self._credits.start(self._reports)
-        # Only now, when a checkpoint may have been restored, are the weights what actors and readers shall have.
+        # Only now are the weights final: a checkpoint may have been restored.
         self._send(learner.step)
         self._export(learner.step)
         learner.prepare(self._stop_conditions.num_train_steps)  # while collectors gather the first data
@@ -172,10 +172,10 @@ class TrainSession:
         )
 
     def run(self, stop: threading.Event, steps_per_call: int) -> None:
-        """Trains until a limit is reached or a stop is requested (then the result is written), or `stop` is set.
+        """Trains until a stop condition or a requested stop (then it writes the result), or until `stop` is set.
 
         Raises:
-          TimeoutError: if no data came for too long; the checkpoint is saved.
+          TimeoutError: if no data arrived for too long; the checkpoint is saved.
           PeerStopped: if another worker was asked to stop; the checkpoint is saved.
         """
         over = threading.Event()
@@ -183,14 +183,14 @@ class TrainSession:
         monitor.start()
         try:
             try:
-                while not self._ends(stop):
+                while not self._agree_on_ending(stop):
                     self._train(steps_per_call)
             finally:
                 over.set()
                 self._source.close()
                 if self._credits:
                     self._credits.close()
-                monitor.join(_LAST_LOOK_SECS)
+                monitor.join(_LAST_POLL_SECS)
                 with self._guard('the last checkpoint'):
                     self._learner.close()
                 self._collect_summaries.write(self._reports.metrics())
@@ -200,11 +200,11 @@ class TrainSession:
             self._status.update(f'failed: {error}')
             raise
         with self._guard('what the other workers write'):
-            self._agreement.on_any(False)  # nobody leaves before all is written
+            self._agreement.on_any(False)  # no worker leaves before all have written their files
         self._check_own_stop(stop)
 
-    def _ends(self, stop: threading.Event) -> bool:
-        """Agrees with the other workers on whether training ends, and how: each has its own clock, signals and data."""
+    def _agree_on_ending(self, stop: threading.Event) -> bool:
+        """Agrees with the other workers on whether and how training ends: each has its own clock, signals and data."""
         mine = Ending.NONE
         if self._end_reason() is not None:
             mine = Ending.LIMIT
@@ -237,23 +237,23 @@ class TrainSession:
             self._report(result)
 
     def _monitor(self, stop: threading.Event, over: threading.Event) -> None:
-        """Looks at the replay, and ends the stream when training is to end: a learner that waits for data cannot."""
+        """Polls the replay, and closes the source when training should end, since the learner may wait for data."""
         ended, seen = None, -1
-        while not ended:  # looks at once, now and then, and after the last train step
-            ended = over.wait(0.0 if ended is None else _LOOK_AT_REPLAY_SECS)
+        while not ended:  # polls immediately, every second, and after the last train step
+            ended = over.wait(0.0 if ended is None else _POLL_SECS)
             try:
-                self._look_at_replay()
+                self._poll_replay()
                 waiting_secs = time.monotonic() - self._reported_at
-                step = self._learner.step if waiting_secs > 2 * _LOOK_AT_REPLAY_SECS else seen
-                if step != seen and self._watchdog:  # a long call goes on
+                step = self._learner.step if waiting_secs > 2 * _POLL_SECS else seen
+                if step != seen and self._watchdog:  # a long call makes progress
                     self._watchdog.progress()
                 seen = step
-                if waiting_secs > 2 * _LOOK_AT_REPLAY_SECS and not ended:
+                if waiting_secs > 2 * _POLL_SECS and not ended:
                     self._status.update('waiting for data', train_step=self._learner.step, **self._metrics)
                 if stop.is_set() or self._end_reason(waiting_secs if self._trained else self._learner.waiting_secs):
                     self._source.close()
-            except Exception as error:  # what it shows and decides may come late, but it must go on
-                logging.warning('could not look at the replay: %s', error)
+            except Exception as error:  # reports and decisions may be late, but the thread must go on
+                logging.warning('could not poll the replay: %s', error)
 
     def _end(self) -> None:
         with self._guard('the last export'):
@@ -269,7 +269,7 @@ class TrainSession:
             self._status.update('stopped')
 
     def _end_reason(self, more_secs: float = 0.0) -> str | None:
-        """Returns why training is over, once it is; None before. `more_secs` have passed since `secs` were counted."""
+        """Returns why training is over; None while it goes on. `more_secs` have passed since the last call's end."""
         if not self._reason:
             secs = self._progress.secs + more_secs
             step, env_steps = self._learner.step, self._reports.env_steps
@@ -277,7 +277,7 @@ class TrainSession:
         return self._reason or None
 
     def _finish(self, reason: str) -> None:
-        """Publishes and exports the last weights, then says that there will be no more."""
+        """Publishes and exports the last weights, then writes the result."""
         step = self._learner.step
         self._export(step)
         self._exports.wait()
@@ -328,7 +328,7 @@ class TrainSession:
             self._logged_at = now
             self._log(result)
 
-    def _look_at_replay(self) -> None:
+    def _poll_replay(self) -> None:
         info = connection.server_info(self._address)
         if info is None:
             return

@@ -1,4 +1,4 @@
-"""What a session of training does, and how often."""
+"""The settings of a training session."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -10,31 +10,31 @@ from tflearn.errors import UserValueError
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.learner.learner import LearnerOptions
 
-# Of the jobs train and synchronous, where neither their arguments nor the learner's options say otherwise.
+# Defaults of the jobs train and synchronous, if neither their arguments nor the learner's options set the intervals.
 CHECKPOINT_INTERVAL_STEPS = DefaultInt(5_000)
 SUMMARY_INTERVAL_STEPS = DefaultInt(1_000)
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What a session does, and how often: train steps between two events of a kind, each at least 1.
+    """The settings of a session. Intervals are train steps, each at least 1.
 
     Attributes:
-      publish: between two publications of the weights.
-      export: between two exports of the policy.
+      publish: the interval of publications of the weights.
+      export: the interval of exports of the policies.
       learner: the learner's settings; see `with_intervals`.
       exports: which policies are exported.
-      texts: returns what is known of the run, by tag: its configuration, the code's revision, ...
-      replica_check: between two comparisons of the replicas' variables; None makes none.
-      watchdog: ends the process when a part of the session takes too long; None: nothing does.
+      replica_check: the interval of comparisons of the replicas' variables; None makes none.
+      texts: returns texts about the run by tag: its configuration, the code's revision, ...
+      watchdog: ends the process if a part of the session takes too long; None never does.
     """
 
     publish: int
     export: int
     learner: LearnerOptions = dataclasses.field(default_factory=LearnerOptions)
     exports: ExportOptions = dataclasses.field(default_factory=ExportOptions)
-    texts: Callable[[], Mapping[str, str]] = dict
     replica_check: int | None = None
+    texts: Callable[[], Mapping[str, str]] = dict
     watchdog: Watchdog | None = None
 
     def __post_init__(self) -> None:
@@ -42,13 +42,13 @@ class Settings:
 
     @property
     def summary(self) -> int | None:
-        """Train steps between two summaries; None if there are none at fixed intervals."""
+        """The interval of summaries [train steps]; None if there are none at fixed intervals."""
         return self.learner.summaries.interval_steps if self.learner.summaries else None
 
     def learner_options(
         self, policy_version: Callable[[], int], metrics: Callable[[], Mapping[str, float | None]]
     ) -> LearnerOptions:
-        """Returns the learner's settings with what only the session knows."""
+        """Returns the learner's settings with the functions that only the session can provide."""
         summaries = self.learner.summaries
         if summaries is None:
             return self.learner
@@ -62,16 +62,16 @@ class Settings:
 
 
 def with_intervals(job: str, options: LearnerOptions, checkpoint: int | None, summary: int | None) -> LearnerOptions:
-    """Returns the learner's options with the intervals that either they or the job's own arguments give.
+    """Returns the learner's options with the intervals that either they or the job's own arguments set.
 
     Args:
-      job: its name, for the message.
-      options: the learner's options as they were given.
+      job: the job's name, for the message.
+      options: the learner's options as given by the user.
       checkpoint: the job's `checkpoint_interval_steps`.
       summary: the job's `summary_interval_steps`.
 
     Raises:
-      ValueError: if both give an interval, and not the same; if an option is given that only the job can know.
+      ValueError: if both set an interval to different values, or if an option is set that only the job can know.
     """
     _check_intervals(checkpoint=checkpoint, summary=summary)
     summaries = options.summaries
@@ -95,7 +95,7 @@ def with_intervals(job: str, options: LearnerOptions, checkpoint: int | None, su
 
 
 def _one_of(name: str, value: int | None, option: str, option_value: int | None) -> int | None:
-    """Returns the value that was given; the job's if none was."""
+    """Returns the value that was given; the job's default if none was."""
     if isinstance(option_value, DefaultInt):
         return value
     if isinstance(value, DefaultInt) or value == option_value:
