@@ -14,7 +14,7 @@ from tflearn.distribute import strategies, workers
 from tflearn.distribute.watchdog import Watchdog
 from tflearn.errors import UserValueError
 from tflearn.experience import Experience
-from tflearn.jobs import batch_source, initial_agent, run_result
+from tflearn.jobs import batch_source, initial_agent, run_outputs
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.train_session import TrainSession
 from tflearn.jobs.train_settings import (
@@ -115,13 +115,13 @@ def train(
     conditions = StopConditions(num_train_steps, max_env_steps, max_secs)
     options = with_intervals('train', options, checkpoint_interval_steps, summary_interval_steps)
     settings = Settings(publish_interval_steps, export_interval_steps, options, exports, replica_check_interval_steps)
-    if run_result.is_done(run_dir):
+    if run_outputs.is_done(run_dir):
         return
     placement = _make_strategy(strategy, inter_op_threads)
     with (
         workers.writable_run_dir(placement, run_dir) as run_dir,
         contextlib.closing(Watchdog(max(data_timeout_secs, _WRITE_SECS) + _TRACE_SECS)) as watchdog,
-        run_result.stopped_status(run_dir) as stopped,
+        run_outputs.stopped_status(run_dir) as stopped,
     ):
         with waiting.may_exit(stop, stopped):
             with watchdog.guard('the construction of the agent'):

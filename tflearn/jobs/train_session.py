@@ -13,11 +13,11 @@ from absl import logging
 
 from tflearn.distribute import strategies, workers
 from tflearn.distribute.replica_check import ReplicaConsistency
-from tflearn.jobs import batch_source, run_result
+from tflearn.jobs import batch_source, run_outputs
 from tflearn.jobs.batch_source import Source
-from tflearn.jobs.collect_summaries import CollectSummaries
 from tflearn.jobs.credit_issuer import CreditIssuer
 from tflearn.jobs.policy_exports import PolicyExports
+from tflearn.jobs.run_outputs import CollectSummaries
 from tflearn.jobs.train_settings import Settings
 from tflearn.learner.learner import Learner
 from tflearn.learner.stop_conditions import StopConditions
@@ -273,7 +273,7 @@ class TrainSession:
         if not self._reason:
             secs = self._progress.secs + more_secs
             step, env_steps = self._learner.step, self._reports.env_steps
-            self._reason = run_result.reason(self._run_dir, self._stop_conditions, step, env_steps, secs) or ''
+            self._reason = run_outputs.reason(self._run_dir, self._stop_conditions, step, env_steps, secs) or ''
         return self._reason or None
 
     def _finish(self, reason: str) -> None:
@@ -282,7 +282,7 @@ class TrainSession:
         self._export(step)
         self._exports.wait()
         self._send(step, finished=True)
-        run_result.write_result(self._run_dir, reason, step, self._reports.env_steps, self._progress.secs)
+        run_outputs.write_result(self._run_dir, reason, step, self._reports.env_steps, self._progress.secs)
         self._status.update('finished', train_step=step)
 
     def _publish(self, step: int) -> None:

@@ -1,5 +1,5 @@
 from tests.testing import written_summaries
-from tflearn.jobs.collect_summaries import CollectSummaries
+from tflearn.jobs.run_outputs import CollectSummaries
 
 
 def test_metrics_by_environment_steps(tmp_path):
