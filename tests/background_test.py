@@ -7,7 +7,7 @@ from tflearn.background import Background
 DEADLINE_SECS = 20.0
 
 
-def test_the_newest_counts_and_no_thread_is_left():
+def test_runs_the_newest_work_and_leaves_no_thread():
     background, go, begun, done = Background('worker'), threading.Event(), threading.Event(), []
 
     def first():
@@ -28,7 +28,7 @@ def test_the_newest_counts_and_no_thread_is_left():
     assert done == [1, 3, 4]
 
 
-def test_a_failure_is_raised_once():
+def test_raises_a_failure_once():
     background = Background('worker')
     background.submit(lambda: 1 // 0)
     background.join(DEADLINE_SECS)
@@ -38,7 +38,7 @@ def test_a_failure_is_raised_once():
     background.raise_failure()
 
 
-def test_a_success_makes_up_for_a_failure():
+def test_success_clears_an_earlier_failure():
     background = Background('worker')
     for work in (lambda: 1 // 0, lambda: None):
         background.submit(work)
@@ -47,7 +47,7 @@ def test_a_success_makes_up_for_a_failure():
     background.raise_failure()
 
 
-def test_a_wait_has_a_deadline():
+def test_join_has_a_deadline():
     background, go = Background('worker'), threading.Event()
     background.submit(lambda: go.wait(DEADLINE_SECS))
     with pytest.raises(TimeoutError, match='worker'):

@@ -18,7 +18,7 @@ def granted(credits):
 
 
 @pytest.mark.parametrize('seed', range(50))
-def test_credits_add_up_to_what_is_wanted_whatever_the_number_of_collectors(seed):
+def test_credits_add_up_to_the_wanted_items_for_any_number_of_collectors(seed):
     random = np.random.default_rng(seed)
     items_at_once = random.integers(1, 20, random.integers(1, 9)).tolist()
     wanted = 0
@@ -32,7 +32,7 @@ def test_credits_add_up_to_what_is_wanted_whatever_the_number_of_collectors(seed
         assert max(granted(credits)) - min(granted(credits)) <= max(items_at_once), 'they take turns'
 
 
-def test_four_collectors_share_what_one_would_make():
+def test_four_collectors_share_the_items_of_one():
     for num_collectors in (1, 2, 4):
         credits = Credits(Lease('train', 'me'), 0, 0, 8, shares=shares(*[8] * num_collectors))
         assert [sum(granted(credits.at(version))) for version in range(5)] == [0, 8, 16, 24, 32]
@@ -40,7 +40,7 @@ def test_four_collectors_share_what_one_would_make():
 
 
 @pytest.mark.parametrize('seed', range(20))
-def test_a_standing_order_is_the_same_for_whoever_computes_it_in_whatever_steps(seed):
+def test_shares_do_not_depend_on_the_steps_of_their_computation(seed):
     random = np.random.default_rng(seed)
     first = Credits(Lease('train', 'me'), 0, 3, 10, -4, shares(*random.integers(1, 9, 5).tolist()))
     credits = first
@@ -50,7 +50,7 @@ def test_a_standing_order_is_the_same_for_whoever_computes_it_in_whatever_steps(
         assert credits.at(0) == credits
 
 
-def test_without_collectors_credits_wait():
+def test_credits_wait_for_a_collector():
     credits = Credits(Lease('train', 'me'), 0, 0, 8).at(3)
     assert (credits.surplus, credits.shares) == (-24, ())
     shared, surplus = control.allocate(shares(5), credits.surplus)
@@ -65,7 +65,7 @@ def test_only_the_holder_of_the_lease_has_the_share():
     assert credits.granted(Lease('collect_0', 'another')) == 0
 
 
-def test_messages_survive_their_encoding():
+def test_messages_survive_encoding():
     lease = control.new_lease('collect_0')
     for message in (
         Report(lease, {'env_steps': 5}, [{'return': 1.5}], 3, 8),
@@ -87,12 +87,12 @@ def test_messages_survive_their_encoding():
         ('half a messa', 'need a control message'),
     ],
 )
-def test_rejects_what_is_no_message(text, message):
+def test_rejects_invalid_messages(text, message):
     with pytest.raises(ValueError, match=message):
         control.decode(text)
 
 
-def test_a_lease_ends_by_the_receivers_clock_unless_it_is_renewed():
+def test_lease_expires_by_the_receivers_clock_unless_renewed():
     now = [100.0]
     leases, lease = Leases(clock=lambda: now[0]), Lease('collect_0', 'a', ttl_secs=5.0)
     assert leases.renew(lease)
@@ -114,7 +114,7 @@ def test_rejects_messages_of_an_older_epoch():
     assert leases.renew(Lease('train', 'b', epoch=1)), 'of another owner'
 
 
-def test_a_holder_that_was_stopped_takes_the_next_epoch():
+def test_suspended_holder_takes_the_next_epoch():
     now = [0.0]
     held = HeldLease(Lease('collect_0', 'a', ttl_secs=5.0), clock=lambda: now[0])
     now[0] = 5.0

@@ -6,7 +6,7 @@ from tflearn import experience, types
 from tflearn.experience import Experience, Prioritization, Reuse
 
 
-def test_defaults_hold_together():
+def test_defaults_are_valid():
     assert Experience().sequence_length == 2
 
 
@@ -35,30 +35,30 @@ def test_defaults_hold_together():
         ),
     ],
 )
-def test_values_that_cannot_be(change, message):
+def test_rejects_invalid_values(change, message):
     with pytest.raises(ValueError, match=message):
         Experience(**change)
 
 
 @pytest.mark.parametrize('value', [2.5, True, '2'])
-def test_counts_are_integers(value):
+def test_rejects_counts_that_are_not_integers(value):
     with pytest.raises(TypeError, match='need an integer'):
         Experience(sequence_length=value)
 
 
-def test_it_is_frozen():
+def test_is_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         Experience().max_size = 1
 
 
-def test_a_prioritized_order_brings_its_settings():
+def test_prioritized_order_has_default_settings():
     assert Experience(order='prioritized').prioritization == Prioritization()
     assert Experience().prioritization is None
     with pytest.raises(ValueError, match="got Experience.prioritization with order='uniform'"):
         Experience(prioritization=Prioritization())
 
 
-def test_a_batch_may_be_given_in_steps():
+def test_batch_size_can_be_given_in_steps():
     experience = Experience(sequence_length=51, stride=50, per_replica_batch_steps=500)
     assert experience == Experience(sequence_length=51, stride=50, per_replica_batch_size=10)
     assert Experience(per_replica_batch_size=None, per_replica_batch_steps=500).per_replica_batch_size == 500
@@ -68,7 +68,7 @@ def test_a_batch_may_be_given_in_steps():
     assert dataclasses.replace(given, stride=10).per_replica_batch_size == 7
 
 
-def test_a_batch_size_and_its_steps_exclude_each_other():
+def test_rejects_batch_size_together_with_batch_steps():
     for values in ((8, 640), (64, 640)):
         with pytest.raises(
             ValueError, match=r'per_replica_batch_size=\d+ and per_replica_batch_steps=640; need one of'

@@ -32,7 +32,7 @@ def written(tmp_path):
     return write
 
 
-def test_tensorboard_shows_it(written):
+def test_tensorboard_reads_the_histogram(written):
     found = written([[0.5, -1.0], [2.0, 0.5]])
     assert list(found) == ['data/values']
     buckets = found['data/values'][7]
@@ -42,21 +42,21 @@ def test_tensorboard_shows_it(written):
 
 
 @pytest.mark.parametrize('values', [[1.0, np.nan, 3.0, -np.inf], [3, 1], [True, True]])
-def test_any_numbers_without_those_that_are_not_finite(written, values):
+def test_counts_only_finite_values(written, values):
     numbers = np.array(values, float)
     buckets = written(values)['data/values'][7]
     assert buckets[:, 2].sum() == np.isfinite(numbers).sum()
     assert buckets[-1, 1] == numbers[np.isfinite(numbers)].max()
 
 
-def test_none_of_them_finite(written):
+def test_writes_values_none_of_which_is_finite(written):
     assert list(written([np.nan, np.inf])) == ['data/values']
 
 
 @pytest.mark.parametrize('record', [False, lambda: tf.constant(1) > 1])
-def test_nothing_where_nothing_is_recorded(written, record):
+def test_writes_nothing_without_recording(written, record):
     assert written([1.0], record) == {}
 
 
-def test_a_condition_that_is_known_later(written):
+def test_record_condition_may_be_a_tensor(written):
     assert list(written([1.0], lambda: tf.constant(2) > 1)) == ['data/values']

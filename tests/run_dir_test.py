@@ -11,7 +11,7 @@ import pytest
 from tflearn.run_dir import RunDir, Status, read_json, write_atomically, write_json
 
 
-def test_paths_that_others_rely_on(tmp_path):
+def test_paths_are_stable(tmp_path):
     run_dir = RunDir(tmp_path)
     assert run_dir.done == tmp_path / 'DONE'
     assert run_dir.checkpoints == tmp_path / 'train' / 'checkpoints'
@@ -22,7 +22,7 @@ def test_paths_that_others_rely_on(tmp_path):
     assert run_dir.log('train') == tmp_path / 'logs' / 'train.log'
 
 
-def test_nothing_is_made_before_it_is_needed(tmp_path):
+def test_creates_nothing_before_it_is_needed(tmp_path):
     root = tmp_path / 'run'
     assert RunDir(root).done_line() is None
     assert not root.exists()
@@ -30,7 +30,7 @@ def test_nothing_is_made_before_it_is_needed(tmp_path):
     assert root.is_dir()
 
 
-def test_a_root_that_cannot_be_written_to(tmp_path):
+def test_rejects_root_that_is_not_writable(tmp_path):
     (tmp_path / 'file').write_text('')
     with pytest.raises(ValueError, match='root_dir=.*cannot be written to.*choose another'):
         RunDir(tmp_path / 'file').make()
@@ -46,7 +46,7 @@ def test_refuses_a_url_as_root(url, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_write_is_whole_or_not_at_all(tmp_path):
+def test_write_is_atomic(tmp_path):
     path = tmp_path / 'folder' / 'file'
     write_atomically(path, 'old')
     with pytest.raises(UnicodeEncodeError):
@@ -77,7 +77,7 @@ def test_done_line(tmp_path):
     assert 'finished (num_train_steps 5 reached, train step 5)' in (RunDir(tmp_path).done_line() or '')
 
 
-def test_status_keeps_metrics_and_writes_changes_of_state_at_once(tmp_path):
+def test_status_keeps_metrics_and_writes_changes_of_state_immediately(tmp_path):
     path = RunDir(tmp_path).status('train')
     status = Status(path, 'train')
     status.update('waiting for data', train_step=1)
@@ -89,7 +89,7 @@ def test_status_keeps_metrics_and_writes_changes_of_state_at_once(tmp_path):
     assert written['pid'] == os.getpid()
 
 
-def test_a_status_that_cannot_be_written_is_no_reason_to_stop(tmp_path, caplog):
+def test_status_that_cannot_be_written_is_only_logged(tmp_path, caplog):
     (tmp_path / 'status').write_text('a file where a directory should be')
     status = Status(RunDir(tmp_path).status('train'), 'train')
     for state in ('waiting', 'running', 'finished'):
@@ -97,18 +97,18 @@ def test_a_status_that_cannot_be_written_is_no_reason_to_stop(tmp_path, caplog):
     assert len(caplog.messages) == 1, 'each second would be too much'
 
 
-def test_numbers_that_json_does_not_know_are_none(tmp_path):
+def test_status_writes_values_that_are_not_finite_as_none(tmp_path):
     path = RunDir(tmp_path).status('train')
     Status(path, 'train').update('running', loss=float('nan'), rate=float('inf'), step=3)
     assert [json.loads(path.read_text())[name] for name in ('loss', 'rate', 'step')] == [None, None, 3]
 
 
-def test_it_needs_no_tensorflow():
+def test_imports_no_tensorflow():
     code = 'import sys, tflearn.run_dir; sys.exit("tensorflow" in sys.modules)'
     assert subprocess.run([sys.executable, '-c', code], timeout=60, check=False).returncode == 0
 
 
-def test_a_status_is_written_although_the_clock_was_set_back(tmp_path, monkeypatch):
+def test_status_is_written_after_the_clock_was_set_back(tmp_path, monkeypatch):
     now = {'time': 1e9, 'monotonic': 5.0}
     for name in now:
         monkeypatch.setattr(time, name, lambda name=name: now[name])

@@ -32,6 +32,6 @@ def test_crossed_neither_drifts_nor_misses():
 
 
 @pytest.mark.parametrize(('interval', 'before', 'after'), [(0, 0, 1), (5, 2, 1)])
-def test_crossed_refuses_nonsense(interval, before, after):
+def test_crossed_rejects_invalid_arguments(interval, before, after):
     with pytest.raises(ValueError, match='got .*need'):
         crossed(interval, before, after)

@@ -13,16 +13,16 @@ def test_returns_the_value_that_ends_the_wait():
     assert wait_until(lambda: 'there' if next(polls) == 3 else None, 'a thing', 5.0, poll_secs=0.001) == 'there'
 
 
-def test_gives_up_naming_what_it_waited_for():
+def test_timeout_names_what_it_waited_for():
     with pytest.raises(TimeoutError, match=r'timed out after 0 s waiting for the moon \(poll'):
         wait_until(lambda: None, lambda: 'the moon (poll)', 0.05, poll_secs=0.01)
 
 
-def test_a_condition_that_holds_at_once_needs_no_time():
+def test_true_condition_needs_no_time():
     assert wait_until(lambda: 1, 'a thing', 0.0) == 1
 
 
-def test_a_stop_ends_the_wait():
+def test_stop_ends_the_wait():
     stop = threading.Event()
     threading.Timer(0.1, stop.set).start()
     start = time.monotonic()
@@ -31,7 +31,7 @@ def test_a_stop_ends_the_wait():
     assert time.monotonic() - start < 20.0
 
 
-def test_says_what_it_waits_for_every_so_often(monkeypatch):
+def test_logs_what_it_waits_for_at_intervals(monkeypatch):
     monkeypatch.setattr(waiting, 'LOG_EVERY_SECS', 0.05)
     lines = []
     monkeypatch.setattr(waiting.logging, 'info', lambda text, *values: lines.append(text % values))
@@ -42,7 +42,7 @@ def test_says_what_it_waits_for_every_so_often(monkeypatch):
     assert lines[0] == 'waiting for a thing (0 of 0 s)'
 
 
-def test_a_stop_before_the_start():
+def test_may_exit_raises_if_stopped_before():
     stop = threading.Event()
     with waiting.may_exit(stop, lambda: None):
         stop.set()
@@ -50,7 +50,7 @@ def test_a_stop_before_the_start():
         pytest.fail('it must not start')
 
 
-def test_a_stop_that_comes_right_after_the_look_may_end_the_process():
+def test_stop_right_after_the_check_may_end_the_process():
     class Looked(waiting.StopEvent):
         allowed = None
 

@@ -23,12 +23,12 @@ from tflearn.jobs.collect_settings import CollectOptions
         ({'report_metrics': 'collect_0'}, r"report_metrics='collect_0'; need True, False or a list of names"),
     ],
 )
-def test_what_is_refused(argument, message):
+def test_rejects_invalid_options(argument, message):
     with pytest.raises(ValueError, match=message):
         CollectOptions(**argument)
 
 
-def test_who_reports_metrics():
+def test_chooses_the_collectors_that_report_metrics():
     assert CollectOptions().reports_metrics('collect_0')
     assert not CollectOptions(report_metrics=False).reports_metrics('collect_0')
     chosen = CollectOptions(report_metrics=('collect_0', 'collect_2'))

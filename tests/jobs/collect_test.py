@@ -54,7 +54,7 @@ def learner(small_run):
     learner.publisher.close()
 
 
-def test_so_many_environment_steps(small_run, learner):
+def test_ends_after_max_env_steps(small_run, learner):
     learner.publish()
     small_run.start(collect, num_environments=4, max_env_steps=200, seed=1).join()
     status = small_run.status('collect_0')
@@ -69,7 +69,7 @@ def test_so_many_environment_steps(small_run, learner):
     assert metrics['mean_reward'] == 1
 
 
-def test_only_chosen_collectors_tell_of_episodes(small_run, learner):
+def test_only_chosen_collectors_report_episodes(small_run, learner):
     learner.publish()
     options = CollectOptions(report_metrics=['collect_1'])
     for name in ('collect_0', 'collect_1'):
@@ -80,7 +80,7 @@ def test_only_chosen_collectors_tell_of_episodes(small_run, learner):
     assert learner.metrics()['env_steps'] == sum(both)
 
 
-def test_it_waits_for_newer_weights_after_so_many_episodes(small_run, learner):
+def test_waits_for_newer_weights_after_max_episodes(small_run, learner):
     learner.publish()
     options = CollectOptions(max_episodes_per_version=3)
     job = small_run.start(collect, num_environments=1, options=options)
@@ -92,7 +92,7 @@ def test_it_waits_for_newer_weights_after_so_many_episodes(small_run, learner):
     job.join()
 
 
-def test_meanwhile_it_collects_something_now_and_then(small_run, learner):
+def test_collects_at_intervals_while_it_waits(small_run, learner):
     learner.publish()
     options = CollectOptions(max_episodes_per_version=1, collect_at_least_every_secs=0.2)
     job = small_run.start(collect, num_environments=1, options=options)
@@ -119,7 +119,7 @@ def test_random_actions_end_with_the_steps_of_the_run(small_run, learner):
     job.join()
 
 
-def test_a_ladder_of_epsilons(small_run, learner):
+def test_epsilon_ladder_sets_epsilons(small_run, learner):
     learner.publish()
     options = CollectOptions(epsilon_ladder=EpsilonLadder(num_collectors=2))
     small_run.start(collect, name='collect_1', num_environments=4, max_env_steps=50, options=options).join()
@@ -129,7 +129,7 @@ def test_a_ladder_of_epsilons(small_run, learner):
         small_run.start(collect, name='mine', options=options).join()
 
 
-def test_what_the_agent_cannot_do_is_said_before_anything_is_waited_for(small_run):
+def test_rejects_unsupported_exploration_before_waiting(small_run):
     given = {
         'make_environment': functools.partial(gymnasium_env.make, 'Pendulum-v1'),
         'make_agent': functools.partial(sac.make_agent, actor_fc_layer_params=(8,), critic_fc_layer_params=(8,)),
@@ -152,12 +152,12 @@ def test_what_the_agent_cannot_do_is_said_before_anything_is_waited_for(small_ru
         ({'refresh_interval_secs': 0.0}, r'got refresh_interval_secs=0\.0; need seconds above 0'),
     ],
 )
-def test_arguments_out_of_range(small_run, argument, message):
+def test_rejects_arguments_out_of_range(small_run, argument, message):
     with pytest.raises(ValueError, match=message):
         small_run.start(collect, **argument).join()
 
 
-def test_equal_seeds_collect_alike(small_run, learner):
+def test_equal_seeds_collect_equal_data(small_run, learner):
     """The environments' and the policy's draws both follow from the seed and the collector's name."""
     learner.publish()
     returns = []

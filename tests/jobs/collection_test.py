@@ -9,13 +9,13 @@ from tflearn.jobs.collection import Collection, CreditLimit, VersionLimit
 from tflearn.train_step import create_train_step
 
 
-def test_so_many_episodes_for_each_version():
+def test_limits_episodes_per_version():
     limit = VersionLimit(3, None)
     assert [limit.update(1, episodes) for episodes in (0, 2, 3, 4)] == [False, False, True, True]
     assert [limit.update(2, episodes) for episodes in (4, 6, 7)] == [False, False, True]
 
 
-def test_so_many_versions_ahead():
+def test_allows_versions_ahead():
     limit = VersionLimit(8, versions_ahead=1)
     assert [limit.update(5, count) for count in (0, 8, 15, 16)] == [False, False, False, True]
     assert [limit.update(6, count) for count in (16, 20, 24)] == [False, False, True]
@@ -23,7 +23,7 @@ def test_so_many_versions_ahead():
     assert [limit.update(99, count) for count in (40, 55, 56)] == [False, False, True], 'but never more at once'
 
 
-def test_one_more_after_so_many_seconds():
+def test_allows_one_more_episode_after_a_wait():
     now = 0.0
     limit = VersionLimit(2, 10.0, clock=lambda: now)
     assert not limit.update(1, 0)
@@ -39,7 +39,7 @@ def test_one_more_after_so_many_seconds():
     assert not limit.update(1, 3)
 
 
-def test_random_steps_are_counted_exactly():
+def test_counts_random_steps_exactly():
     environment = fakes.CheckedEnvironment((50, 50))
     agent = dqn.make_agent(environment.specs, create_train_step(), Experience(), epsilon=0.0, fc_layer_params=(4,))
     rows = []
@@ -57,7 +57,7 @@ def test_random_steps_are_counted_exactly():
         assert (best.action(time_step).action.numpy() == row.action).all()
 
 
-def test_a_run_that_has_them_already_needs_no_random_steps():
+def test_skips_random_steps_that_the_run_already_has():
     environment = fakes.CheckedEnvironment((50, 50))
     agent = dqn.make_agent(environment.specs, create_train_step(), Experience(), fc_layer_params=(4,))
     collection = Collection(environment, agent.collect_policy, CollectOptions(initial_random_steps=40))
@@ -65,7 +65,7 @@ def test_a_run_that_has_them_already_needs_no_random_steps():
     assert not collection.random
 
 
-def test_credits_hold_for_the_weights_that_act():
+def test_credits_apply_to_the_acting_weights():
     now = [0.0]
     held = HeldLease(Lease('collect_0', 'a', ttl_secs=5.0), clock=lambda: now[0])
     messages = [None]

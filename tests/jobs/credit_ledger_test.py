@@ -51,7 +51,7 @@ class Run:
         return self.arrived - self.dropped - self.used
 
 
-def test_all_versions_have_the_same_items_when_one_of_two_collectors_is_lost():
+def test_items_per_version_stay_the_same_when_a_collector_is_lost():
     run = Run()
     run.join('a', 4)
     run.join('b', 4)
@@ -79,7 +79,7 @@ def test_all_versions_have_the_same_items_when_one_of_two_collectors_is_lost():
     assert run.collect() == {'a': 8}, 'all of an iteration'
 
 
-def test_a_collector_that_joins_has_a_share_and_the_total_is_the_same():
+def test_new_collector_gets_a_share_of_the_same_total():
     run = Run(ahead=0)
     run.join('a', 4)
     run.train()
@@ -92,7 +92,7 @@ def test_a_collector_that_joins_has_a_share_and_the_total_is_the_same():
     assert run.collect() == {'a': 4, 'b': 4}
 
 
-def test_a_collector_that_joins_while_credits_are_left_gets_them():
+def test_new_collector_gets_unused_credits():
     run = Run(ahead=0)
     run.train()
     run.look()
@@ -101,7 +101,7 @@ def test_a_collector_that_joins_while_credits_are_left_gets_them():
     assert run.collect() == {'a': 8}
 
 
-def test_items_that_were_dropped_are_wanted_again():
+def test_dropped_items_are_wanted_again():
     run = Run()
     run.join('a', 64)
     run.train()
@@ -118,7 +118,7 @@ def test_items_that_were_dropped_are_wanted_again():
     assert run.collect() == {'a': 64}
 
 
-def test_a_collector_that_comes_back_gives_no_more_than_it_has_made():
+def test_returning_collector_counts_only_items_that_it_made():
     run = Run(ahead=0)
     run.join('a', 8)
     run.join('b', 8)
@@ -140,7 +140,7 @@ def test_a_collector_that_comes_back_gives_no_more_than_it_has_made():
     assert sum(run.collect().values()) == 8
 
 
-def test_reports_of_an_ended_epoch_change_nothing():
+def test_ignores_reports_of_an_expired_epoch():
     run = Run()
     report = Report(Lease('a', 'a', epoch=2), {}, served=0, items_at_once=8)
     run.ledger.renew(report)
@@ -151,7 +151,7 @@ def test_reports_of_an_ended_epoch_change_nothing():
 
 
 @pytest.mark.parametrize('seed', range(30))
-def test_it_neither_starves_nor_floods_whoever_comes_and_goes(seed):
+def test_neither_starves_nor_floods_when_collectors_change(seed):
     random = np.random.default_rng(seed)
     run = Run(items=int(random.integers(1, 30)), ahead=int(random.integers(0, 2)))
     run.train()

@@ -19,7 +19,7 @@ from tflearn.waiting import wait_until
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
 
 
-def test_each_collector_has_one_and_the_learner_takes_from_all(small_run, tmp_path):
+def test_each_collector_writes_to_one_server_and_the_learner_reads_all(small_run, tmp_path):
     network = NetworkOptions(fc_layer_params=(8,))
     given = {'make_agent': functools.partial(impala.make_agent, network=network), 'experience': QUEUE}
     small_run.start_replay(**given)
@@ -42,7 +42,7 @@ def test_each_collector_has_one_and_the_learner_takes_from_all(small_run, tmp_pa
     assert read_json(small_run.dir.train_result)['reason'] == 'enough'
 
 
-def test_who_writes_where():
+def test_assigns_collectors_to_servers():
     assert own_address((), 'guest') is None
     assert own_address(['a'], 'guest') == 'a'
     assert [own_address(['a', 'b'], f'collect_{i}') for i in range(4)] == ['a', 'b', 'a', 'b']
@@ -50,6 +50,6 @@ def test_who_writes_where():
         own_address(['a', 'b'], 'guest')
 
 
-def test_only_a_queue_is_shared(small_run):
+def test_only_a_queue_can_have_several_servers(small_run):
     with pytest.raises(ValueError, match="data_addresses with Experience.order='uniform'; need a queue"):
         small_run.start(train, num_train_steps=1, data_addresses=['localhost:1']).join()

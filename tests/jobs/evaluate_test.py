@@ -85,7 +85,7 @@ def run(tmp_path):
         run.join()
 
 
-def test_a_run_ends_with_its_last_policy(run):
+def test_run_ends_with_its_last_policy(run):
     run.start()
     run.export(0, FALLS)
     run.wait_for_evaluations(1)
@@ -139,7 +139,7 @@ class Fragile(gymnasium.Wrapper):
         return super().step(action)
 
 
-def test_an_episode_that_broke_off_adds_nothing_to_the_next_one(run):
+def test_failed_episode_adds_nothing_to_the_next_one(run):
     raises_in = {7}  # the policy's episodes last 8 to 10 steps
 
     def make_environment(num_environments, seed):
@@ -155,7 +155,7 @@ def test_an_episode_that_broke_off_adds_nothing_to_the_next_one(run):
     wait_until(lambda: status().get('dropped_episodes') == 1, 'the status', 60)
 
 
-def test_a_target_that_is_reached_twice_ends_training(run):
+def test_target_reached_twice_ends_training(run):
     run.export(3, BALANCES)
     run.start(target_return=475.0)
     request = wait_until(lambda: read_json(run.dir.stop_request), 'the stop request', 60)
@@ -176,7 +176,7 @@ def test_a_target_that_is_reached_twice_ends_training(run):
     assert versions.best_version(run.dir.greedy_policy) == 3
 
 
-def test_a_target_that_was_reached_by_luck_does_not(tmp_path):
+def test_target_reached_once_does_not_end_training(tmp_path):
     run = Run(tmp_path / 'run')
     linear = example_policies.Linear(fakes.OBSERVATION_SPEC, fakes.ACTION_SPEC)
     # Acts 1, which earns 1, in the first episode only.
@@ -193,7 +193,7 @@ def test_a_target_that_was_reached_by_luck_does_not(tmp_path):
     assert done['evaluation']['mean_return'] == 0.0
 
 
-def test_a_job_that_was_killed_after_its_request_finishes_the_run(run):
+def test_job_killed_after_its_request_finishes_the_run(run):
     run.export(3, BALANCES)
     evaluation = {'train_step': 3, 'env_steps': 30, 'mean_return': 499.0, 'num_episodes': 1, 'returns': [499.0]}
     write_json(run.dir.stop_request, {'reason': 'target_return 475 reached', 'evaluation': evaluation})
@@ -204,7 +204,7 @@ def test_a_job_that_was_killed_after_its_request_finishes_the_run(run):
     assert read_json(run.dir.done)['evaluation'] == evaluation
 
 
-def test_each_version_is_evaluated_once_and_in_order_and_the_best_stays(run):
+def test_evaluates_each_version_once_in_order_and_keeps_the_best(run):
     for train_step, weights in ((5, FALLS), (40, BALANCES), (300, FALLS)):
         exported = run.export(train_step, weights)
         versions.keep(exported)
@@ -228,7 +228,7 @@ def test_each_version_is_evaluated_once_and_in_order_and_the_best_stays(run):
     assert (done['policy'], done['best_policy']) == ('policies/greedy_policy/3000', 'policies/greedy_policy/40')
 
 
-def test_a_policy_that_goes_before_it_is_played_is_left_out(run, monkeypatch):
+def test_skips_policy_that_is_removed_before_its_evaluation(run, monkeypatch):
     best, keep = run.export(1, FALLS), versions.keep
     pruned = {best: versions.remove}
     monkeypatch.setattr(versions, 'keep', lambda path, marker: (pruned.get(path, id)(path), keep(path, marker))[1])
@@ -250,7 +250,7 @@ def test_random_actions_on_request(run):
 
 
 @pytest.mark.filterwarnings('ignore')  # pygame's and moviepy's own
-def test_a_film_on_request(run):
+def test_video_on_request(run):
     pytest.importorskip('moviepy', reason='needs pip install ".[video]"')
     run.export(9, FALLS)
     write_json(run.dir.train_result, RESULT)
@@ -263,7 +263,7 @@ def test_a_film_on_request(run):
     assert films == ['film-episode-0.mp4', 'film-episode-1.mp4']
 
 
-def test_stop_ends_an_evaluation_that_is_under_way(run):
+def test_stop_ends_a_running_evaluation(run):
     run.export(3, BALANCES)
     run.start(num_episodes=1_000_000)
     wait_until(lambda: (read_json(run.dir.status('evaluate')) or {}).get('state') == 'running', 'the evaluation', 60)
@@ -274,7 +274,7 @@ def test_stop_ends_an_evaluation_that_is_under_way(run):
     assert not run.dir.done.exists()
 
 
-def test_a_job_started_again_goes_on_where_it_was(run):
+def test_restarted_job_continues_where_it_stopped(run):
     run.export(1, FALLS)
     run.start()
     run.wait_for_evaluations(1)
@@ -292,7 +292,7 @@ def test_a_job_started_again_goes_on_where_it_was(run):
     assert read_json(run.dir.done)['evaluation']['train_step'] == 3
 
 
-def test_a_step_that_was_trained_again_is_evaluated_again(run):
+def test_retrained_step_is_evaluated_again(run):
     run.export(8, FALLS)
     run.export(9, FALLS)
     run.start()
@@ -308,7 +308,7 @@ def test_a_step_that_was_trained_again_is_evaluated_again(run):
     assert read_json(run.dir.done)['evaluation']['mean_return'] == 500.0
 
 
-def test_a_run_that_is_done_is_left_alone(run):
+def test_finished_run_is_left_alone(run):
     write_json(run.dir.done, {'reason': 'num_train_steps 9 reached', 'train_step': 9})
     run.export(1, FALLS)
     run.start()
@@ -316,7 +316,7 @@ def test_a_run_that_is_done_is_left_alone(run):
     assert not run.dir.evaluations.exists()
 
 
-def test_mistakes_are_told(run, tmp_path):
+def test_rejects_invalid_arguments(run, tmp_path):
     arguments = {'run_dir': run.dir, 'stop': run.stop, 'make_environment': make_cart_pole, 'connect_timeout_secs': 0.2}
     with pytest.raises(ValueError, match='num_episodes=0'):
         evaluate(**arguments, num_episodes=0)

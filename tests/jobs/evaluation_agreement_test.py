@@ -39,7 +39,7 @@ def returns_of_a_plain_loop(path, num_episodes, seed):
     return returns
 
 
-def test_the_returns_are_those_of_a_plain_loop(tmp_path):
+def test_returns_equal_those_of_a_plain_loop(tmp_path):
     run_dir = RunDir(tmp_path)
     make = functools.partial(gymnasium_env.make, 'CartPole-v1', vectorization='in_process')
     specs = specs_of(make)

@@ -34,7 +34,7 @@ CHECKOUT = pathlib.Path(scripts.__path__[0]).parent
 FEW = {'steps_per_call': 20, 'checkpoint_interval_steps': 50, 'publish_interval_steps': 20}
 
 
-def test_models_of_a_run_that_has_ended(small_run):
+def test_exports_models_of_a_finished_run(small_run):
     replay = small_run.start_replay()
     small_run.start(collect, num_environments=2)
     options = ExportOptions(('greedy_policy',), update_interval_steps=20)
@@ -67,7 +67,7 @@ def test_models_of_a_run_that_has_ended(small_run):
         assert np.mean(got == expected) > 0.9
 
 
-def test_a_quantised_actor(tmp_path):
+def test_exports_a_quantized_actor(tmp_path):
     policy = example_policies.greedy_actor()
     example_policies.reweigh(policy, seed=1)
     run_dir = RunDir(tmp_path)
@@ -97,7 +97,7 @@ def test_a_quantised_actor(tmp_path):
         tflite.compare(exact.read_bytes(), version, shuffled, 'int8')
 
 
-def test_mistakes_are_told(tmp_path):
+def test_rejects_invalid_arguments(tmp_path):
     run_dir = RunDir(tmp_path)
     with pytest.raises(ValueError, match='got no policy in .*greedy_policy; need one that the train job has exported'):
         export(run_dir=run_dir)
@@ -118,7 +118,7 @@ class State(NamedTuple):
     position: Any
 
 
-def test_stored_fields_of_a_named_tuple_get_their_own_names(tmp_path):
+def test_named_tuple_fields_keep_their_names(tmp_path):
     leaf = tf.TensorSpec((1,), tf.float32)
     observation_spec = State(leaf, leaf)
     time_step, action = ts.time_step_spec(observation_spec), example_policies.DISCRETE_PAIR

@@ -68,7 +68,7 @@ def resident_bytes(process):
 
 
 @pytest.mark.slow
-def test_reloads_under_load_take_no_memory(tmp_path):
+def test_reloads_under_load_leak_no_memory(tmp_path):
     run_dir = RunDir(tmp_path)
     publisher = served_policies.Publisher(run_dir.policies)
     port = free_port()
@@ -106,7 +106,7 @@ def test_reloads_under_load_take_no_memory(tmp_path):
 
 
 @pytest.mark.slow
-def test_evaluations_take_no_memory(tmp_path):
+def test_evaluations_leak_no_memory(tmp_path):
     run_dir = RunDir(tmp_path)
     specs = specs_of(lambda **arguments: gymnasium_env.make('CartPole-v1', **arguments))
     linear = example_policies.Linear(specs.observation, specs.action)

@@ -102,7 +102,7 @@ def processes(tmp_path):
     processes.close()
 
 
-def test_two_workers_are_stopped_together_and_go_on_together(processes):
+def test_two_workers_stop_and_resume_together(processes):
     status = processes.run_dir.status('train')
     processes.start_training(ENDLESS)
     processes.wait_for_steps(100)
@@ -127,7 +127,7 @@ def test_two_workers_are_stopped_together_and_go_on_together(processes):
     assert len([*processes.run_dir.summaries('train').iterdir()]) == 2, 'one for each session of the chief'
 
 
-def test_a_limit_that_one_worker_reaches_by_its_own_clock_finishes_the_run_on_all(processes):
+def test_stop_condition_of_one_worker_finishes_the_run_on_all(processes):
     processes.start_training(ENDLESS, of_worker_1=('train.max_secs=3.0',))
     for name in ('train_0', 'train_1'):
         assert processes.end(name) == 0, processes.log(name)[-3000:]

@@ -62,7 +62,7 @@ def _normalizer_count(run):
     return float(reader.get_tensor(name))
 
 
-def test_a_run_to_its_end_and_beyond(on_policy_run):
+def test_runs_to_the_end_and_can_be_continued(on_policy_run):
     run, seen = on_policy_run, []
     given = {'publish_interval_steps': 1, 'export_interval_steps': 30, 'summary_interval_steps': 13}
     counts = []
@@ -93,7 +93,7 @@ def _inserts(run):
     return reverb.Client(run.address).server_info()[REPLAY].rate_limiter_info.insert_stats.completed
 
 
-def test_iterations_go_on_at_full_size_without_a_collector_that_is_gone(on_policy_run):
+def test_iterations_keep_their_size_without_a_lost_collector(on_policy_run):
     run, calls = on_policy_run, []
     gone = reports.Reporter(run.address, 'collect_1', items_at_once=4, lease_secs=2.0)
 
@@ -116,7 +116,7 @@ def test_iterations_go_on_at_full_size_without_a_collector_that_is_gone(on_polic
     assert 20 * 4 <= _inserts(run) <= 20 * 4 + 2 * 4 + 4
 
 
-def test_four_collectors_make_together_what_one_would(on_policy_run):
+def test_four_collectors_together_make_as_many_items_as_one(on_policy_run):
     run, calls = on_policy_run, []
     names = [f'collect_{i}' for i in range(4)]
     given = {'experience': WITHOUT_DROPS}
@@ -140,6 +140,6 @@ def test_four_collectors_make_together_what_one_would(on_policy_run):
     assert min(steps) > 0
 
 
-def test_an_agent_that_prepares_nothing(on_policy_run):
+def test_rejects_agent_without_prepare(on_policy_run):
     with pytest.raises(ValueError, match='need an agent that prepares sequences for several epochs'):
         on_policy_run.start(train, num_train_steps=10, make_agent=impala.make_agent).join()

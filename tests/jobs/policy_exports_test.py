@@ -29,7 +29,7 @@ ROOT = pathlib.Path(tflearn.__file__).parent.parent
     ('make_agent', 'name'),
     [(dqn.make_agent, 'CartPole-v1'), pytest.param(sac.make_agent, 'Pendulum-v1', marks=pytest.mark.slow)],
 )
-def test_greedy_collect_and_raw_policies_of_one_snapshot(make_agent, name, tmp_path):
+def test_exports_all_policies_from_one_snapshot(make_agent, name, tmp_path):
     specs = specs_of(functools.partial(gymnasium_env.make, name))
     agent = make_agent(specs, create_train_step(), Experience())
     run_dir = RunDir(tmp_path)
@@ -51,7 +51,7 @@ def test_greedy_collect_and_raw_policies_of_one_snapshot(make_agent, name, tmp_p
     assert {'train_step': 5, **facts, 'config_hash': 'abc', 'code_revision': 'def'}.items() <= metadata.items()
 
 
-def test_options_that_make_no_sense():
+def test_rejects_invalid_options():
     for policies in ((), ('best_policy',), 'greedy_policy'):
         with pytest.raises(ValueError, match='need a list of one or more of greedy_policy, collect_policy, raw_policy'):
             ExportOptions(policies)
@@ -59,7 +59,7 @@ def test_options_that_make_no_sense():
         ExportOptions(keep_last=0)
 
 
-def test_a_first_export_that_fails_is_told_at_the_end_unless_a_later_one_succeeds(tmp_path):
+def test_wait_raises_failed_first_export_unless_a_later_one_succeeds(tmp_path):
     specs = specs_of(functools.partial(gymnasium_env.make, 'CartPole-v1'))
     agent = dqn.make_agent(specs, create_train_step(), Experience(), fc_layer_params=(8,))
     directory = RunDir(tmp_path).greedy_policy
@@ -80,7 +80,7 @@ def test_a_first_export_that_fails_is_told_at_the_end_unless_a_later_one_succeed
     assert (versions.versions(directory), updates.steps(directory)) == ([3], [3])
 
 
-def test_a_first_export_that_acts_otherwise_is_told_at_once(tmp_path):
+def test_first_export_that_acts_differently_fails_immediately(tmp_path):
     specs = specs_of(functools.partial(gymnasium_env.make, 'CartPole-v1'))
     agent = dqn.make_agent(specs, create_train_step(), Experience(), fc_layer_params=(8,))
     agent.policy.variables()[-1].assign([0.0, 1e4])  # always 1, whatever is seen; without weights it is always 0
@@ -149,7 +149,7 @@ learner.close()
 """
 
 
-def test_a_full_disk_leaves_readers_the_version_before_and_training_goes_on(tmp_path):
+def test_full_disk_keeps_the_previous_version_and_training_continues(tmp_path):
     environment = {**os.environ, 'PYTHONPATH': str(ROOT), 'TF_CPP_MIN_LOG_LEVEL': '3'}
     ended = subprocess.run(
         [sys.executable, '-c', PROGRAM, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=120
@@ -163,7 +163,7 @@ def test_a_full_disk_leaves_readers_the_version_before_and_training_goes_on(tmp_
     assert versions.versions(RunDir(tmp_path).greedy_policy) == [0, 10, 40]
 
 
-def test_weights_that_are_not_finite_are_not_exported(tmp_path, caplog):
+def test_does_not_export_weights_that_are_not_finite(tmp_path, caplog):
     specs = specs_of(functools.partial(gymnasium_env.make, 'CartPole-v1'))
     agent = dqn.make_agent(specs, create_train_step(), Experience(), fc_layer_params=(4,))
     run_dir = RunDir(tmp_path)

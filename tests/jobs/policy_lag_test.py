@@ -17,7 +17,7 @@ NUM_STEPS = 40
 SECS_PER_STEP = 0.05
 
 
-def test_it_is_bounded_as_configured_which_a_histogram_shows(small_run):
+def test_policy_lag_is_bounded_and_has_a_histogram(small_run):
     given = {
         'make_environment': functools.partial(gymnasium_env.make, 'Pendulum-v1'),
         'make_agent': functools.partial(impala.make_agent, network=NetworkOptions(fc_layer_params=(8,))),

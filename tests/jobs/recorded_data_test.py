@@ -64,7 +64,7 @@ def _check(read, columns):
         tf.nest.map_structure(np.testing.assert_array_equal, sequence, written)
 
 
-def test_distribution_parameters_and_versions(read_back):
+def test_records_distribution_parameters_and_versions(read_back):
     environment = gymnasium_env.make('Pendulum-v1', num_environments=2, seed=3)
     agent = ppo.make_agent(environment.specs, create_train_step(), QUEUE)
     read, columns = read_back(environment, agent.collect_policy, initial_agent.data_spec(agent, QUEUE))
@@ -74,7 +74,7 @@ def test_distribution_parameters_and_versions(read_back):
 
 
 @pytest.mark.parametrize('random', [False, True])
-def test_log_probabilities(read_back, random):
+def test_records_log_probabilities(read_back, random):
     environment = gymnasium_env.make('CartPole-v1', num_environments=2, seed=3)
     own = environment.specs
     network = q_network.QNetwork(own.observation, own.action, fc_layer_params=(4,))
@@ -96,7 +96,7 @@ def test_log_probabilities(read_back, random):
     environment.close()
 
 
-def test_sac_records_nothing_of_its_own(read_back):
+def test_sac_records_no_policy_info(read_back):
     environment = gymnasium_env.make('Pendulum-v1', num_environments=2, seed=3)
     agent = sac.make_agent(environment.specs, create_train_step(), Experience())
     read, columns = read_back(environment, agent.collect_policy, initial_agent.data_spec(agent, QUEUE))
@@ -104,7 +104,7 @@ def test_sac_records_nothing_of_its_own(read_back):
     environment.close()
 
 
-def test_a_recurrent_agent_trains_on_data_with_its_policy_states(read_back):
+def test_recurrent_agent_trains_on_stored_policy_states(read_back):
     own = EnvironmentSpecs(fakes.OBSERVATION_SPEC, fakes.ACTION_SPEC)
     network = q_rnn_network.QRnnNetwork(
         own.observation, own.action, input_fc_layer_params=(4,), lstm_size=(3,), output_fc_layer_params=None
@@ -126,7 +126,7 @@ def test_a_recurrent_agent_trains_on_data_with_its_policy_states(read_back):
     assert np.isfinite(agent.train(read['trajectory']).loss)
 
 
-def test_no_policy_state_is_stored_unasked():
+def test_policy_state_is_stored_only_on_request():
     own = EnvironmentSpecs(fakes.OBSERVATION_SPEC, fakes.ACTION_SPEC)
     agent = dqn.make_agent(own, create_train_step(), Experience())
     assert initial_agent.data_spec(agent, Experience()) is agent.collect_data_spec

@@ -2,7 +2,7 @@ from tests.testing import written_summaries
 from tflearn.jobs.run_outputs import CollectSummaries
 
 
-def test_metrics_by_environment_steps(tmp_path):
+def test_writes_metrics_by_environment_steps(tmp_path):
     summaries = CollectSummaries(tmp_path)
     summaries.write({'env_steps': 10, 'mean_return': None})
     assert not list(tmp_path.iterdir()), 'no episode yet'

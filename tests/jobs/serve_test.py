@@ -45,7 +45,7 @@ def status(run_dir):
     return read_json(run_dir.status('serve')) or {}
 
 
-def test_it_waits_for_the_first_policy_and_follows(start):
+def test_waits_for_the_first_policy_and_follows_new_ones(start):
     job, run_dir = start(batching=serve.BatchOptions())
     wait_until(lambda: status(run_dir).get('port'), 'the server', 60)
     assert status(run_dir)['state'] == 'waiting for a policy'
@@ -64,7 +64,7 @@ def test_it_waits_for_the_first_policy_and_follows(start):
     assert status(run_dir)['state'] == 'stopped'
 
 
-def test_it_gives_up_where_nothing_comes(start):
+def test_times_out_without_a_policy(start):
     job, run_dir = start(connect_timeout_secs=0.1, policies=('greedy_policy',))
     with pytest.raises(TimeoutError, match=f'waiting for a version of greedy_policy in {run_dir.policies}'):
         job.join()
@@ -75,7 +75,7 @@ def health(port):
         return health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), 60).status
 
 
-def test_a_policy_without_versions_that_nobody_named_does_not_end_the_service_of_others(start, tmp_path):
+def test_unnamed_policy_without_versions_does_not_end_the_server(start, tmp_path):
     RunDir(tmp_path).policy('other').mkdir(parents=True)
     served_policies.Publisher(RunDir(tmp_path).policies).publish(1)
     job, run_dir = start(connect_timeout_secs=0.5)
@@ -86,7 +86,7 @@ def test_a_policy_without_versions_that_nobody_named_does_not_end_the_service_of
 
 
 @pytest.mark.parametrize('options', [{'max_rows': 0}, {'poll_secs': -1.0}, {'poll_secs': float('nan')}])
-def test_unfit_options_are_told(options):
+def test_rejects_invalid_options(options):
     (name,) = options
     with pytest.raises(ValueError, match=f'got {name}='):
         serve.ServeOptions(**options)

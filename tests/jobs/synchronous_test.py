@@ -54,7 +54,7 @@ def assert_same(one, other):
     assert metrics(one) == metrics(other)
 
 
-def test_a_run_to_its_end_and_beyond(tmp_path):
+def test_runs_to_the_end_and_can_be_continued(tmp_path):
     restored = []
     given = {'on_restored': lambda: restored.append(1), 'describe': lambda: {'run/note': 'mine'}, 'seed': 3}
     run_dir = run_synchronously(tmp_path, num_train_steps=121, **given)
@@ -87,7 +87,7 @@ def test_a_run_to_its_end_and_beyond(tmp_path):
     assert read_json(run_dir.train_result) == more, 'there is nothing left to do'
 
 
-def test_the_same_seed_gives_the_same_bits(tmp_path):
+def test_same_seed_gives_bit_equal_results(tmp_path):
     given = {'collect_options': CollectOptions(initial_random_steps=30), 'num_train_steps': 100}
     one, same, other = (
         run_synchronously(tmp_path / name, seed=seed, **given)
@@ -99,7 +99,7 @@ def test_the_same_seed_gives_the_same_bits(tmp_path):
 
 
 @pytest.mark.slow
-def test_environments_may_have_a_seed_of_their_own(tmp_path):
+def test_environments_can_have_another_seed(tmp_path):
     one, other = (
         run_synchronously(tmp_path / str(seed), num_train_steps=20, seed=5, collect_seed=seed) for seed in (None, 7)
     )
@@ -114,14 +114,14 @@ def test_environments_may_have_a_seed_of_their_own(tmp_path):
         ({'max_collect_steps': 60}, 60),
     ],
 )
-def test_environment_steps_end_a_run_too(tmp_path, limits, env_steps):
+def test_max_env_steps_ends_a_run(tmp_path, limits, env_steps):
     run_dir = run_synchronously(tmp_path, num_train_steps=10**6, **limits)
     result = read_json(run_dir.train_result)
     assert result['reason'] == f'max_env_steps {env_steps} reached'
     assert env_steps <= result['env_steps'] < env_steps + 2
 
 
-def test_it_ends_on_request_and_when_it_is_stopped(tmp_path):
+def test_ends_on_request_and_when_stopped(tmp_path):
     stop = threading.Event()
     stop.set()
     run_dir = run_synchronously(tmp_path, num_train_steps=10**6, stop=stop)
@@ -148,7 +148,7 @@ def held_exports(monkeypatch, fails=False):
     return begun, go_on
 
 
-def test_a_stop_waits_for_what_is_being_exported(tmp_path, monkeypatch):
+def test_stop_waits_for_unfinished_exports(tmp_path, monkeypatch):
     begun, go_on = held_exports(monkeypatch)
     stop = threading.Event()
     job = threading.Thread(
@@ -166,7 +166,7 @@ def test_a_stop_waits_for_what_is_being_exported(tmp_path, monkeypatch):
     assert len(versions.versions(run_dir.greedy_policy)) > 1
 
 
-def test_a_last_export_that_fails_is_in_the_status(tmp_path, monkeypatch):
+def test_failed_last_export_is_in_the_status(tmp_path, monkeypatch):
     _, go_on = held_exports(monkeypatch, fails=True)
     go_on.set()
     with pytest.raises(OSError, match='the disk is full'):
@@ -183,14 +183,14 @@ def test_a_last_export_that_fails_is_in_the_status(tmp_path, monkeypatch):
         ({'num_train_steps': 0}, 'got num_train_steps=0'),
     ],
 )
-def test_what_it_cannot_do(tmp_path, arguments, message):
+def test_rejects_unsupported_arguments(tmp_path, arguments, message):
     with pytest.raises(ValueError, match=message):
         run_synchronously(tmp_path, **({'num_train_steps': 1} | arguments))
     assert list(RunDir(tmp_path).root.iterdir()) == []
 
 
 @pytest.mark.parametrize('changes', [{'order': 'queue', 'samples_per_insert': None}, {'order': 'prioritized'}])
-def test_other_orders_are_refused_before_any_work(tmp_path, changes):
+def test_rejects_other_orders_before_any_work(tmp_path, changes):
     experience = dataclasses.replace(jobs.SmallRun.experience, **changes)
     with pytest.raises(ValueError, match="need order='uniform'"):
         run_synchronously(tmp_path, num_train_steps=1, experience=experience)

@@ -57,12 +57,12 @@ def _deaf_agent(specs, train_step, experience):
     )
 
 
-def test_bfloat16_without_effect_is_refused(small_run):
+def test_rejects_bfloat16_without_effect(small_run):
     with pytest.raises(ValueError, match='got no layer that computes in bfloat16'):
         small_run.start(train, num_train_steps=60, precision='bfloat16', make_agent=_deaf_agent).join()
 
 
-def test_another_runs_weights(small_run, tmp_path):
+def test_starts_with_another_runs_weights(small_run, tmp_path):
     replay = small_run.start_replay()
     collector = small_run.start(collect, num_environments=2)
     small_run.start(train, num_train_steps=40, **FEW).join()
@@ -98,7 +98,7 @@ def test_another_runs_weights(small_run, tmp_path):
         ({'initial_prefixes': ('agent/_critic',)}, 'nothing is called agent/_critic here'),
     ],
 )
-def test_what_cannot_be_loaded(small_run, tmp_path, changes, message):
+def test_rejects_checkpoints_that_cannot_be_loaded(small_run, tmp_path, changes, message):
     agent = dqn.make_agent(*_parts(small_run), fc_layer_params=(8,))
     path = tf.train.Checkpoint(agent=agent, train_step=agent.train_step_counter).write(str(tmp_path / 'ckpt-1'))
     small_run.start_replay()
@@ -111,7 +111,7 @@ def _parts(run):
     return specs_of(run.factories()['make_environment']), create_train_step(), run.experience
 
 
-def test_before_the_first_train_step_the_process_may_be_ended(small_run):
+def test_process_may_be_ended_before_the_first_train_step(small_run):
     """Nothing is there to be saved, and nothing can interrupt what traces."""
     small_run.start_replay()
     begun, goes_on, stop = threading.Event(), threading.Event(), StopEvent()
@@ -134,7 +134,7 @@ def test_before_the_first_train_step_the_process_may_be_ended(small_run):
     assert (small_run.dir.checkpoints / 'ckpt-0.index').exists()
 
 
-def test_a_stop_before_the_start(small_run):
+def test_can_be_stopped_before_the_start(small_run):
     stop = threading.Event()
     stop.set()
     small_run.start(train, num_train_steps=60, stop=stop, **FEW).join()

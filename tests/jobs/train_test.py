@@ -30,7 +30,7 @@ def _result(run):
     return read_json(run.dir.train_result)
 
 
-def test_a_run_to_its_end_and_beyond(small_run, caplog):
+def test_runs_to_the_end_and_can_be_continued(small_run, caplog):
     replay = small_run.start_replay()
     # Slow enough for the learner's looks at the replay, one a second.
     slow = functools.partial(
@@ -78,7 +78,7 @@ def test_a_run_to_its_end_and_beyond(small_run, caplog):
     replay.join()
 
 
-def test_environment_steps_end_a_run_too(small_run, caplog):
+def test_max_env_steps_ends_a_run(small_run, caplog):
     small_run.start_replay()
     small_run.start(collect, num_environments=2)
     small_run.start(train, num_train_steps=10**6, max_env_steps=150, **FEW).join()
@@ -86,7 +86,7 @@ def test_environment_steps_end_a_run_too(small_run, caplog):
     assert [line for line in caplog.messages if line.startswith('training on ')], 'which devices train'
 
 
-def test_a_requested_stop_ends_a_run(small_run):
+def test_requested_stop_ends_a_run(small_run):
     small_run.start_replay()
     small_run.start(collect, num_environments=2)
     job = small_run.start(train, num_train_steps=10**6, **FEW)
@@ -96,7 +96,7 @@ def test_a_requested_stop_ends_a_run(small_run):
     assert _result(small_run)['reason'] == 'target_return 475 reached'
 
 
-def test_a_last_export_that_fails_is_in_the_status(small_run, monkeypatch):
+def test_failed_last_export_is_in_the_status(small_run, monkeypatch):
     publish = versions.publish
 
     def full(written, version):
@@ -112,7 +112,7 @@ def test_a_last_export_that_fails_is_in_the_status(small_run, monkeypatch):
     assert small_run.status('train')['state'] == 'failed: the disk is full'
 
 
-def test_stopped_and_resumed(small_run):
+def test_can_be_stopped_and_resumed(small_run):
     replay = small_run.start_replay()
     small_run.start(collect, num_environments=2)
     job = small_run.start(train, num_train_steps=10**6, **FEW)
@@ -144,7 +144,7 @@ def _progress(checkpoint):
     return json.loads(progress.serialize())
 
 
-def test_a_checkpoint_of_another_network_is_refused(small_run):
+def test_rejects_checkpoint_of_another_network(small_run):
     small_run.start_replay()
     small_run.start(collect, num_environments=2)
     small_run.start(train, num_train_steps=40, **FEW).join()
@@ -162,7 +162,7 @@ def test_a_checkpoint_of_another_network_is_refused(small_run):
     replay.join()
 
 
-def test_jobs_of_different_networks_find_out(small_run):
+def test_rejects_jobs_with_different_networks(small_run):
     small_run.start_replay()
     with pytest.raises(ValueError, match='for another network'):
         small_run.start(train, num_train_steps=80, **FEW, **small_run.factories(units=(9,))).join()
@@ -171,7 +171,7 @@ def test_jobs_of_different_networks_find_out(small_run):
 
 
 @pytest.mark.parametrize('how', ['stop_request', 'max_secs'])
-def test_a_learner_without_data_can_be_ended(small_run, how):
+def test_learner_without_data_can_be_ended(small_run, how):
     small_run.start_replay()
     limits = {'max_secs': 2.0} if how == 'max_secs' else {}
     job = small_run.start(train, num_train_steps=80, **FEW, **limits)
@@ -182,7 +182,7 @@ def test_a_learner_without_data_can_be_ended(small_run, how):
     assert _result(small_run)['reason'].startswith(how)
 
 
-def test_a_restarted_replay_server_and_a_new_collector_find_the_learner(small_run):
+def test_learner_continues_with_restarted_replay_server_and_collector(small_run):
     """The learner waits for data, the collector for weights, and the server has lost both."""
     first = small_run.start_replay()
     small_run.start(collect, num_environments=2, max_env_steps=60)
@@ -194,21 +194,21 @@ def test_a_restarted_replay_server_and_a_new_collector_find_the_learner(small_ru
     first.stop.set()
 
 
-def test_without_data_it_gives_up_and_keeps_what_it_has(small_run):
+def test_times_out_without_data_and_saves_a_checkpoint(small_run):
     small_run.start_replay()
     with pytest.raises(TimeoutError, match=r'waiting for data from the replay server .* 0 of 2000 sequences'):
         small_run.start(train, num_train_steps=80, **FEW, data_timeout_secs=1.0).join()
     assert (small_run.dir.checkpoints / 'ckpt-0.index').exists()
 
 
-def test_without_a_server_it_gives_up(small_run):
+def test_times_out_without_a_server(small_run):
     with pytest.raises(TimeoutError, match='waiting for the replay server at localhost:1'):
         small_run.start(train, num_train_steps=80, connect_timeout_secs=1.0).join()
     with pytest.raises(TimeoutError, match='waiting for the replay server at localhost:1'):
         small_run.start(collect, connect_timeout_secs=1.0).join()
 
 
-def test_a_collector_waits_for_weights_and_can_be_stopped(small_run):
+def test_collector_waits_for_weights_and_can_be_stopped(small_run):
     small_run.start_replay()
     with pytest.raises(TimeoutError, match='weights from a learner'):
         small_run.start(collect, num_environments=2, connect_timeout_secs=1.0).join()
@@ -218,7 +218,7 @@ def test_a_collector_waits_for_weights_and_can_be_stopped(small_run):
     waiting.join()
 
 
-def test_a_collector_held_back_learns_that_training_is_over(small_run):
+def test_blocked_collector_ends_with_training(small_run):
     small_run.start_replay()
     # A step of training for many steps of collecting: the collector is held back at once, and by the end.
     job = small_run.start(train, num_train_steps=20, **FEW)
@@ -237,7 +237,7 @@ def test_max_env_steps_of_a_collector(small_run):
     assert 100 <= small_run.status('collect_0')['env_steps'] < 100 + 2 * 16
 
 
-def test_a_finished_run_says_so(small_run):
+def test_finished_run_is_left_alone(small_run):
     write_json(small_run.dir.done, {'reason': 'enough', 'train_step': 7})
     before = sorted(small_run.dir.root.rglob('*'))
     for job in (train, collect):
@@ -252,7 +252,7 @@ def test_stop_conditions_are_positive(values):
         StopConditions(*values)
 
 
-def test_limits_are_named():
+def test_stop_conditions_are_named():
     assert StopConditions(num_train_steps=10) == StopConditions(10, None, None)
     conditions = StopConditions(10, 100, 60.0)
     assert conditions.reached(9, 99, 59.0) is None
@@ -275,7 +275,7 @@ def _intervals(options, checkpoint=CHECKPOINT_INTERVAL_STEPS, summary=SUMMARY_IN
     return options.checkpoint_interval_steps, options.summaries and options.summaries.interval_steps
 
 
-def test_intervals_are_those_that_were_given():
+def test_explicit_intervals_win_over_defaults():
     assert _intervals(LearnerOptions()) == (5_000, 1_000)
     assert _intervals(LearnerOptions(), 7, 8) == (7, 8)
     assert _intervals(LearnerOptions(), None, None) == (None, None)
@@ -301,7 +301,7 @@ def test_intervals_are_those_that_were_given():
         (LearnerOptions(summaries=SummaryOptions(policy_version=int)), 'got SummaryOptions.policy_version; need None'),
     ],
 )
-def test_intervals_that_contradict_each_other(small_run, options, message):
+def test_rejects_contradictory_intervals(small_run, options, message):
     with pytest.raises(ValueError, match=message):
         small_run.start(
             train, num_train_steps=9, options=options, checkpoint_interval_steps=7, summary_interval_steps=8
@@ -309,7 +309,7 @@ def test_intervals_that_contradict_each_other(small_run, options, message):
     assert not small_run.dir.root.exists()
 
 
-def test_two_replicas(small_run):
+def test_trains_on_two_replicas(small_run):
     small_run.start_replay()
     small_run.start(collect, num_environments=2)
     small_run.start(train, num_train_steps=40, strategy='mirrored:2', **FEW).join()

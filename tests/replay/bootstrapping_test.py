@@ -51,7 +51,7 @@ def _write(writer, truncated):
 
 
 @pytest.mark.parametrize('truncated', [True, False])
-def test_the_value_of_two_states(serve, truncated):
+def test_learns_the_value_of_two_states(serve, truncated):
     tf.random.set_seed(1)
     experience = Experience(min_size=1, sampling='server', per_replica_batch_size=32)
     served = serve(experience)

@@ -68,7 +68,7 @@ def _episode(steps, last, terminated, length, stride, pad):
 @pytest.mark.parametrize('pad', [False, True])
 @pytest.mark.parametrize('num_starts', [1, 5])
 @pytest.mark.parametrize(('length', 'stride'), [(2, 1), (4, 1), (5, 2), (6, 5)])
-def test_all_sequences_of_all_episodes_and_no_others(length, stride, num_starts, pad):
+def test_chunks_hold_all_sequences_of_all_episodes_and_no_others(length, stride, num_starts, pad):
     rows = Rows(7, 200, seed=length)
     experience = Experience(sequence_length=length, stride=stride, pad_episodes=pad)
     builder = ChunkBuilder(experience, num_starts, 7, 4)
@@ -91,13 +91,13 @@ def _steps(builder, *steps):
     return [chunk_rows(chunk, 2)[:, 1].tolist() for chunk in chunks + builder.take_all()]
 
 
-def test_a_broken_row_is_only_ever_the_end_of_a_sequence():
+def test_row_of_a_failed_environment_only_ends_a_sequence():
     builder = ChunkBuilder(Experience(sequence_length=2), 1, 1, 2)
     broken = [(FIRST, MID), (MID, FIRST), (FIRST, MID), (MID, LAST), (LAST, FIRST)]
     assert _steps(builder, *broken) == [[0, 1], [2, 3], [3, 4]]
 
 
-def test_padding_makes_a_short_episode_one_item_but_not_a_broken_one():
+def test_padding_makes_a_short_episode_one_item_unless_its_environment_failed():
     experience = Experience(sequence_length=5, stride=4, pad_episodes=True)
     short = [(FIRST, MID), (MID, LAST), (LAST, FIRST)]
     assert _steps(ChunkBuilder(experience, 1, 1, 2), *short) == [[0, 1, 2, 2, 2]]
@@ -105,7 +105,7 @@ def test_padding_makes_a_short_episode_one_item_but_not_a_broken_one():
 
 
 @pytest.mark.parametrize('num_starts', [1, 3])
-def test_sequences_that_cross_episodes_hold_every_row_of_an_environment_in_a_row(num_starts):
+def test_sequences_that_cross_episodes_hold_consecutive_rows(num_starts):
     experience = Experience(sequence_length=6, stride=5, cross_episodes=True)
     builder, found = ChunkBuilder(experience, num_starts, 7, 4), collections.defaultdict(list)
     for chunk in Rows(7, 206, seed=3).write(builder):
@@ -134,7 +134,7 @@ def test_sequences_that_cross_episodes_can_begin_with_the_next_row():
     ]
 
 
-def test_parts_of_an_unfinished_chunk_name_what_is_new():
+def test_parts_of_an_unfinished_chunk_flag_new_sequences():
     now = [0.0]
     builder = ChunkBuilder(Experience(sequence_length=2), 3, 1, 2, clock=lambda: now[0])
     row, first, mid, discount = np.full((1, 2), 9, np.uint8), np.array([FIRST]), np.array([MID]), np.ones(1)
@@ -159,7 +159,7 @@ def test_parts_of_an_unfinished_chunk_name_what_is_new():
     assert (builder.take_all(), builder.num_waiting) == ([], 0)
 
 
-def test_chunks_have_ids_of_their_own():
+def test_chunks_have_unique_ids():
     chunks = []
     for _ in range(2):
         builder = ChunkBuilder(Experience(sequence_length=2), 2, 2, 2)

@@ -39,7 +39,7 @@ def _comes(reader, message):
     wait_until(lambda: reader.newest == message, f'message {message.number}', 30, poll_secs=0.02)
 
 
-def test_the_newest_message_reaches_all_readers(start):
+def test_newest_message_reaches_all_readers(start):
     address = f'localhost:{start().port}'
     assert credits.newest(address) is None
     with contextlib.ExitStack() as stack:
@@ -53,7 +53,7 @@ def test_the_newest_message_reaches_all_readers(start):
         _comes(_reader(stack, address), message)
 
 
-def test_an_older_epoch_is_refused_while_the_newer_lease_holds(start):
+def test_refuses_older_epoch_while_newer_lease_is_valid(start):
     address = f'localhost:{start().port}'
     older = dataclasses.replace(MESSAGE, lease=control.new_lease('train', epoch=2))
     newer = dataclasses.replace(MESSAGE, lease=control.new_lease('train', epoch=4))
@@ -71,7 +71,7 @@ def test_an_older_epoch_is_refused_while_the_newer_lease_holds(start):
         _comes(reader, newer)
 
 
-def test_an_older_epoch_is_taken_once_the_newer_lease_has_ended(start):
+def test_accepts_older_epoch_after_newer_lease_has_expired(start):
     """The learner's epochs begin again where both it and the server have lost them."""
     address = f'localhost:{start().port}'
     older = dataclasses.replace(MESSAGE, lease=control.new_lease('train', epoch=1))
@@ -89,7 +89,7 @@ def test_an_older_epoch_is_taken_once_the_newer_lease_has_ended(start):
         wait_until(is_taken, 'the new learner', 30)
 
 
-def test_a_server_that_comes_back_gets_the_next_message(start):
+def test_restarted_server_gets_the_next_message(start):
     server = start()
     address = f'localhost:{server.port}'
     with contextlib.ExitStack() as stack:
@@ -108,6 +108,6 @@ def test_a_server_that_comes_back_gets_the_next_message(start):
         wait_until(comes, 'a message after the restart', 30)
 
 
-def test_a_server_without_the_table_is_refused(serve):
+def test_rejects_server_without_the_table(serve):
     with pytest.raises(ValueError, match="need 'credits' for Experience.versions_ahead"):
         credits.CreditReader(serve(Experience()).address)

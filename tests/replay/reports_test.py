@@ -16,7 +16,7 @@ def _episodes(*returns):
     return [{'return': episode_return} for episode_return in returns]
 
 
-def test_counts_add_up_over_collectors_and_not_over_reports(serve):
+def test_counts_are_summed_over_collectors_not_over_reports(serve):
     served = serve(Experience())
     first, second = reports.Reporter(served.address), reports.Reporter(served.address)
     first.report(_steps(100), _episodes(1.0, 2.0))
@@ -29,7 +29,7 @@ def test_counts_add_up_over_collectors_and_not_over_reports(serve):
     assert reader.env_steps == 160
 
 
-def test_whatever_is_counted_and_told_arrives(serve):
+def test_all_counts_and_metrics_arrive(serve):
     served = serve(Experience())
     first, second = reports.Reporter(served.address), reports.Reporter(served.address)
     reader = reports.ReportReader(served.address)
@@ -46,7 +46,7 @@ def test_whatever_is_counted_and_told_arrives(serve):
     }
 
 
-def test_a_checkpoint_carries_the_counts(serve, tmp_path):
+def test_checkpoint_restores_the_counts(serve, tmp_path):
     served = serve(Experience())
     collector = reports.Reporter(served.address)
     collector.report(_steps(100), _episodes(5.0))
@@ -60,7 +60,7 @@ def test_a_checkpoint_carries_the_counts(serve, tmp_path):
     assert (restored.env_steps, restored.mean_return) == (130, 6.0)
 
 
-def test_of_many_episodes_the_newest_are_told(serve):
+def test_keeps_the_newest_of_many_episodes(serve):
     served = serve(Experience())
     reports.Reporter(served.address).report(_steps(1), _episodes(*[0.0] * 10 + [2.0] * reports.MAX_EPISODES))
     reader = reports.ReportReader(served.address)
@@ -68,7 +68,7 @@ def test_of_many_episodes_the_newest_are_told(serve):
     assert reader.mean_return == 2.0
 
 
-def test_a_server_that_is_away_loses_nothing_but_time(serve):
+def test_reports_survive_a_server_outage(serve):
     served = serve(Experience())
     reporter = reports.Reporter(served.address)
     served.server.close()

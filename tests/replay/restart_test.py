@@ -47,7 +47,7 @@ class Server:
 
 @pytest.mark.parametrize('away_secs', [0.0, 4.0, pytest.param(40.0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize('idle', [False, True])
-def test_writing_goes_on_soon_after_the_server_is_back(tmp_path, away_secs, idle):
+def test_writing_resumes_soon_after_a_server_restart(tmp_path, away_secs, idle):
     port = free_port()
     address, storage, stop = f'localhost:{port}', Storage(EXPERIENCE, DATA_SPEC), threading.Event()
     with contextlib.ExitStack() as stack:
@@ -102,7 +102,7 @@ def _num_items(address):
         return 0
 
 
-def test_what_a_stopped_writer_had_not_delivered_is_counted(serve):
+def test_stopped_writer_counts_lost_steps(serve):
     served = serve(EXPERIENCE)
     stop = threading.Event()
     writer = ReplayWriter(served.address, served.storage, 1, stop)

@@ -39,7 +39,7 @@ def _random(outer_dims):
     return tf.nest.map_structure(leaf, SPEC)
 
 
-def test_every_dtype_comes_back_bit_for_bit():
+def test_every_dtype_survives_packing_bit_for_bit():
     layout, value = RowLayout(SPEC), _random((5,))
     rows = layout.pack(value)
     assert rows.shape == (5, layout.num_bytes)
@@ -54,13 +54,13 @@ def test_unpacks_sequences_of_any_batch_size_in_a_graph():
         np.testing.assert_array_equal(got, expected.reshape(2, 3, *expected.shape[1:]))
 
 
-def test_columns_that_are_no_contiguous_memory():
+def test_packs_columns_that_are_not_contiguous():
     layout = RowLayout(tensor_spec.TensorSpec((2,), tf.float32, 'x'))
     value = np.arange(12, dtype=np.float32).reshape(2, 6).T  # strided
     np.testing.assert_array_equal(layout.unpack(tf.constant(layout.pack(value))), value)
 
 
-def test_text_tells_layouts_apart():
+def test_text_distinguishes_layouts():
     a, b = (RowLayout({'x': tf.TensorSpec((size,), tf.float32, 'x')}) for size in (4, 5))
     assert a.text == 'x:float32[4]'
     assert a.text != b.text
@@ -68,12 +68,12 @@ def test_text_tells_layouts_apart():
 
 
 @pytest.mark.parametrize(('shape', 'dtype'), [((3, 2), np.float64), ((3, 1), np.float32)])
-def test_pack_names_the_column_that_does_not_fit(shape, dtype):
+def test_pack_names_the_column_that_does_not_match(shape, dtype):
     with pytest.raises(ValueError, match="got column 'x' with shape .* need"):
         RowLayout(tf.TensorSpec((2,), tf.float32, 'x')).pack(np.zeros(shape, dtype))
 
 
-def test_specs_without_a_fixed_size():
+def test_rejects_specs_without_a_fixed_size():
     with pytest.raises(ValueError, match='need fixed dimensions'):
         RowLayout(tf.TensorSpec((None,), tf.float32, 'x'))
     with pytest.raises(TypeError, match='need numbers or booleans'):

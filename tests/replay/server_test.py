@@ -27,7 +27,7 @@ def _fill(served, experience):
     write_steps(writer, fakes.CheckedEnvironment((5,)), 6)
 
 
-def test_the_content_comes_back_after_a_restart(serve, capfd):
+def test_restart_restores_the_content(serve, capfd):
     served = serve(SMALL)
     _fill(served, SMALL)
     _fill(served, SMALL)
@@ -45,7 +45,7 @@ def test_the_content_comes_back_after_a_restart(serve, capfd):
     assert sorted(float(item.observation[0, 1]) for item, _ in read_items(restarted)) == before
 
 
-def test_a_full_disk_costs_only_the_newest_checkpoint(serve, tmp_path):
+def test_full_disk_loses_only_the_newest_checkpoint(serve, tmp_path):
     experience = Experience(min_size=10, sampling='server', chunk_steps=1)
     served = serve(experience)
     whole = served.server.checkpoint()
@@ -62,7 +62,7 @@ def test_a_full_disk_costs_only_the_newest_checkpoint(serve, tmp_path):
     assert [str(path) for path in (tmp_path / 'replay' / 'checkpoints').iterdir()] == [whole]
 
 
-def test_a_damaged_checkpoint_is_told_and_left_alone(serve):
+def test_rejects_damaged_checkpoint_and_keeps_it(serve):
     served = serve(SMALL)
     _fill(served, SMALL)
     path = pathlib.Path(served.server.checkpoint())
@@ -73,7 +73,7 @@ def test_a_damaged_checkpoint_is_told_and_left_alone(serve):
     assert (path / 'chunks.tfrecord').read_bytes() == b'rubbish'
 
 
-def test_a_checkpoint_without_a_file_is_refused(serve):
+def test_rejects_checkpoint_without_a_file(serve):
     """Reverb would start with an empty replay, and the next checkpoint would replace this one."""
     served = serve(SMALL)
     _fill(served, SMALL)
@@ -85,7 +85,7 @@ def test_a_checkpoint_without_a_file_is_refused(serve):
     assert path.exists()
 
 
-def test_a_change_of_the_time_zone_costs_no_checkpoint(serve, monkeypatch):
+def test_time_zone_change_loses_no_checkpoint(serve, monkeypatch):
     served, sizes = serve(UNLIMITED), []
     for zone in ('Pacific/Kiritimati', 'Pacific/Pago_Pago', 'Pacific/Kiritimati'):  # 25 hours apart
         monkeypatch.setenv('TZ', zone)
@@ -111,7 +111,7 @@ def _save(serve, checkpoints, num_fills):
     return path, size
 
 
-def test_checkpoints_of_version_0_1_are_restored_by_their_age(serve, tmp_path):
+def test_restores_newest_checkpoint_of_version_0_1(serve, tmp_path):
     """Those have Reverb's names: here the newer one's is less, and a greater one was never completed."""
     checkpoints = tmp_path / 'replay' / 'checkpoints'
     for name, num_fills in (('2026-10-25T02:59:00+02:00', 1), ('2026-10-25T02:01:00+01:00', 2)):
@@ -131,7 +131,7 @@ def test_checkpoints_of_version_0_1_are_restored_by_their_age(serve, tmp_path):
     assert serve(UNLIMITED).table().current_size == size
 
 
-def test_a_checkpoint_is_not_lost_when_its_server_dies_right_after_it(serve, tmp_path):
+def test_checkpoint_survives_if_its_server_dies_right_after_it(serve, tmp_path):
     """Reverb has completed it, and it was not renamed yet; the one before and an incomplete one are there too."""
     checkpoints = tmp_path / 'replay' / 'checkpoints'
     newer, size = _save(serve, tmp_path / 'replay' / 'other', 2)
@@ -144,7 +144,7 @@ def test_a_checkpoint_is_not_lost_when_its_server_dies_right_after_it(serve, tmp
     assert not older.exists()
 
 
-def test_directories_of_others_are_left_alone(serve, tmp_path):
+def test_keeps_directories_that_are_not_checkpoints(serve, tmp_path):
     other = tmp_path / 'replay' / 'checkpoints' / 'backup'
     other.mkdir(parents=True)
     path, _ = _save(serve, other.parent, 1)
@@ -162,7 +162,7 @@ def test_directories_of_others_are_left_alone(serve, tmp_path):
         (dataclasses.replace(SMALL, max_size=50), 'max_size is 100000 in the checkpoint, 50'),
     ],
 )
-def test_a_checkpoint_of_other_tables_is_refused_and_left_alone(serve, tmp_path, other, name):
+def test_rejects_checkpoint_of_other_tables_and_keeps_it(serve, tmp_path, other, name):
     served = serve(SMALL)
     served.server.checkpoint()
     served.server.close()
@@ -172,7 +172,7 @@ def test_a_checkpoint_of_other_tables_is_refused_and_left_alone(serve, tmp_path,
     assert sorted(str(path) for path in tmp_path.rglob('*')) == files
 
 
-def test_a_checkpoint_may_lack_a_table_that_starts_empty(tmp_path):
+def test_checkpoint_may_lack_a_table_that_starts_empty(tmp_path):
     """A run of on-policy data goes on with credits, though it began without them."""
     storage, checkpoints = Storage(Experience(order='queue'), DATA_SPEC), tmp_path / 'replay' / 'checkpoints'
     server = ReplayServer(storage.make_tables(), 0, checkpoints)
@@ -189,7 +189,7 @@ def test_a_checkpoint_may_lack_a_table_that_starts_empty(tmp_path):
         server.close()
 
 
-def test_a_checkpoint_of_an_older_format_is_refused_and_can_be_read(serve, tmp_path):
+def test_rejects_checkpoint_of_an_older_format_that_can_still_be_read(serve, tmp_path):
     """The files were written before chunks had ids: 12 steps of two environments, episodes of 3 and of 5 steps."""
     shutil.copytree(pathlib.Path(__file__).parent / 'format_1', tmp_path / 'replay')
     checkpoints = tmp_path / 'replay' / 'checkpoints'
@@ -201,7 +201,7 @@ def test_a_checkpoint_of_an_older_format_is_refused_and_can_be_read(serve, tmp_p
     _check_rows(columns)
 
 
-def test_rows_are_read_from_a_checkpoint_of_a_mirrored_replay(serve, tmp_path):
+def test_reads_rows_from_checkpoint_of_a_mirrored_replay(serve, tmp_path):
     served = serve(Experience(min_size=1, chunk_steps=4))
     write_steps(
         ReplayWriter(served.address, served.storage, 2, threading.Event()), fakes.CheckedEnvironment((3, 5)), 12
@@ -221,7 +221,7 @@ def _check_rows(columns):
     }
 
 
-def test_a_port_in_use_is_refused(serve):
+def test_rejects_port_in_use(serve):
     with socket.socket() as taken:
         taken.bind(('', 0))
         taken.listen()
@@ -229,7 +229,7 @@ def test_a_port_in_use_is_refused(serve):
             serve(SMALL, taken.getsockname()[1])
 
 
-def test_waiting_for_a_server_that_never_comes():
+def test_wait_for_a_missing_server_times_out():
     with socket.socket() as unused:
         unused.bind(('localhost', 0))
         address = f'localhost:{unused.getsockname()[1]}'
@@ -237,7 +237,7 @@ def test_waiting_for_a_server_that_never_comes():
             connection.wait_for_table(address, REPLAY, {}, timeout_secs=1.0)
 
 
-def test_a_server_with_other_data_is_refused_by_name(serve):
+def test_rejects_server_with_another_signature(serve):
     served = serve(SMALL)
     other = Storage(dataclasses.replace(SMALL, sequence_length=3), served.storage.data_spec).signature
     with pytest.raises(ValueError, match='start both with the same gin file'):
@@ -248,7 +248,7 @@ def test_a_server_with_other_data_is_refused_by_name(serve):
 
 
 @pytest.mark.parametrize('ratio', [0.25, 1.0, 32.0, 500.0])
-def test_neither_side_can_block_the_other_for_ever(ratio):
+def test_rate_limiter_cannot_deadlock(ratio):
     experience = Experience(samples_per_insert=ratio, min_size=10)
     assert rate_limits.error_buffer(experience) >= max(1.0, ratio)
     rate_limits.make(experience)  # Reverb checks its own rules
@@ -277,7 +277,7 @@ def test_memory_of_a_full_table():
         ({'sequence_length': 20, 'stride': 10, 'sampling': 'learner'}, True, 1),
     ],
 )
-def test_where_draws_are_made(changes, mirrored, num_starts):
+def test_mirror_and_chunk_size_follow_the_settings(changes, mirrored, num_starts):
     storage = Storage(Experience(**changes), tf.TensorSpec((3,), tf.float32, 'x'))
     assert (storage.mirrored, storage.num_starts) == (mirrored, num_starts)
     assert len(storage.make_tables()) == 1 + mirrored

@@ -21,7 +21,7 @@ LENGTHS = (6, 9)
 @pytest.mark.parametrize('chunk_steps', [1, 16])
 @pytest.mark.parametrize('truncated', [True, False])
 @pytest.mark.parametrize('length', [2, 4])
-def test_the_same_sequences(serve, length, truncated, chunk_steps):
+def test_makes_the_same_sequences_as_tf_agents(serve, length, truncated, chunk_steps):
     served = serve(Experience(sequence_length=length, min_size=1, sampling='server', chunk_steps=chunk_steps))
     writer = ReplayWriter(served.address, served.storage, len(LENGTHS), threading.Event())
     steps = []

@@ -43,7 +43,7 @@ def test_after_termination_every_step_begins_an_item(serve, length, chunk_steps)
 
 
 @pytest.mark.parametrize('chunk_steps', [1, 5])
-def test_after_truncation_no_item_is_filled_up(serve, chunk_steps):
+def test_after_truncation_no_item_is_padded(serve, chunk_steps):
     served = serve(_experience(chunk_steps, sequence_length=4))
     write_steps(_writer(served), fakes.CheckedEnvironment((5,), truncated=True), 12)
     items = read_items(served)
@@ -52,7 +52,7 @@ def test_after_truncation_no_item_is_filled_up(serve, chunk_steps):
         np.testing.assert_array_equal(np.diff(item.observation[:, 1]), 1.0)
 
 
-def test_the_last_step_carries_reward_discount_and_last_observation(serve):
+def test_last_step_has_reward_discount_and_last_observation(serve):
     served = serve(_experience(16))
     write_steps(_writer(served), fakes.CheckedEnvironment((3,)), 4)
     last = [item for item, _ in read_items(served) if item.next_step_type[0] == ts.StepType.LAST]
@@ -63,7 +63,7 @@ def test_the_last_step_carries_reward_discount_and_last_observation(serve):
 
 
 @pytest.mark.parametrize('chunk_steps', [1, 4])
-def test_stride(serve, chunk_steps):
+def test_stride_spaces_the_items(serve, chunk_steps):
     served = serve(_experience(chunk_steps, sequence_length=3, stride=2))
     write_steps(_writer(served), fakes.CheckedEnvironment((8,), truncated=True), 9)
     assert sorted(float(item.observation[0, 1]) for item, _ in read_items(served)) == [0.0, 2.0, 4.0, 6.0]
@@ -71,14 +71,14 @@ def test_stride(serve, chunk_steps):
 
 @pytest.mark.parametrize('chunk_steps', [1, 4])
 @pytest.mark.parametrize('truncated', [True, False])
-def test_no_transition_is_left_out_by_a_stride(serve, truncated, chunk_steps):
+def test_stride_leaves_out_no_transition(serve, truncated, chunk_steps):
     served = serve(_experience(chunk_steps, sequence_length=4, stride=3))
     write_steps(_writer(served), fakes.CheckedEnvironment((8,), truncated=truncated), 9)
     seen = {float(step) for item, _ in read_items(served) for step in item.observation[:-1, 1]}
     assert seen >= set(range(8))
 
 
-def test_a_table_holds_as_many_sequences_however_slowly_they_come(monkeypatch, serve):
+def test_table_size_does_not_depend_on_the_rate_of_steps(monkeypatch, serve):
     monkeypatch.setattr('tflearn.replay.writers._PART_SECS', -1.0)  # each step is late
     served = serve(_experience(16, max_size=64))
     writer = _writer(served, 2)
@@ -88,7 +88,7 @@ def test_a_table_holds_as_many_sequences_however_slowly_they_come(monkeypatch, s
 
 
 @pytest.mark.parametrize(('sampling', 'stored'), [('learner', 0), ('server', 2)])
-def test_what_is_handed_over_leaves_chunks_of_a_mirrored_table_unfinished(serve, sampling, stored):
+def test_flush_to_learner_keeps_chunks_of_a_mirrored_table_unfinished(serve, sampling, stored):
     served = serve(_experience(16, max_size=64, sampling=sampling))
     writer = _writer(served, 2)
     write_steps(NoFlush(writer), fakes.CheckedEnvironment((1000, 1000)), 6)
@@ -98,14 +98,14 @@ def test_what_is_handed_over_leaves_chunks_of_a_mirrored_table_unfinished(serve,
         assert served.table('stream').current_size == 2
 
 
-def test_a_sequence_that_is_an_item_is_sent_with_its_last_step(serve):
+def test_single_sequence_item_is_sent_with_its_last_step(serve):
     served = serve(_experience(1, order='queue', max_size=10))
     writer = _writer(served)
     write_steps(NoFlush(writer), fakes.CheckedEnvironment((1000,)), 4)
     assert writer.num_sequences == 3
 
 
-def test_it_is_held_back_by_the_rate_limiter_and_can_be_stopped(serve):
+def test_write_blocked_by_the_rate_limiter_can_be_stopped(serve):
     served = serve(HELD_BACK)
     stop = threading.Event()
     writer = _writer(served, 8, stop)
@@ -119,14 +119,14 @@ def test_it_is_held_back_by_the_rate_limiter_and_can_be_stopped(serve):
     assert sum(len(item[1]) > 0 for item in read_items(served)) <= 10 + 16 + 8
 
 
-def test_whoever_waits_can_say_that_it_was_enough(serve):
+def test_keep_waiting_can_end_a_blocked_write(serve):
     writer = _writer(serve(HELD_BACK), 8, keep_waiting=lambda: False)
     with pytest.raises(Stopped):
         write_steps(writer, fakes.CheckedEnvironment((50,) * 8), 1000)
     assert writer.lost_steps == 0, 'nobody waits for them any more'
 
 
-def test_nothing_is_lost_when_the_server_is_restarted(serve):
+def test_server_restart_loses_nothing(serve):
     experience = _experience(4)
     served = serve(experience)
     writer = _writer(served, 2)
@@ -143,7 +143,7 @@ def test_nothing_is_lost_when_the_server_is_restarted(serve):
     assert len(read_items(back[0])) == writer.num_sequences
 
 
-def test_it_gives_up_on_a_server_that_does_not_come_back(serve):
+def test_gives_up_on_a_server_that_does_not_return(serve):
     served = serve(_experience(4))
     writer = _writer(served, server_timeout_secs=1.0)
     served.server.close()
@@ -151,7 +151,7 @@ def test_it_gives_up_on_a_server_that_does_not_come_back(serve):
         write_steps(writer, fakes.CheckedEnvironment((5,)), 10)
 
 
-def test_data_that_do_not_fit_the_layout(serve):
+def test_rejects_data_that_do_not_match_the_layout(serve):
     served = serve(_experience(4))
     writer = _writer(served)
     spec = served.storage.data_spec

@@ -18,7 +18,7 @@ from tflearn.waiting import wait_until
 
 
 @pytest.mark.parametrize('num_kills', [2, pytest.param(12, marks=pytest.mark.slow)])
-def test_training_goes_on_without_partial_items(serve, num_kills):
+def test_training_continues_without_partial_items(serve, num_kills):
     served = serve(EXPERIENCE)
     environment = EnvironmentSpecs(fakes.OBSERVATION_SPEC, fakes.ACTION_SPEC)
     agent = dqn.make_agent(environment, create_train_step(), EXPERIENCE, fc_layer_params=(8,))

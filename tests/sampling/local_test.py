@@ -30,7 +30,7 @@ def _fill(replay, num_steps, lengths=(3, 5)):
     return owed
 
 
-def test_batches_hold_what_was_written():
+def test_batches_hold_the_written_steps():
     replay = _replay(sequence_length=3, chunk_steps=16)
     _fill(replay, 60)
     assert isinstance(replay, BatchSource)
@@ -43,7 +43,7 @@ def test_batches_hold_what_was_written():
 
 
 @pytest.mark.parametrize('ratio', [0.1, 0.29, 1.0, 7.0])
-def test_the_ratio_is_exact_after_every_step(ratio):
+def test_ratio_is_exact_after_every_step(ratio):
     replay = _replay(samples_per_insert=ratio, min_size=20)
     granted = 0
     for owed in _fill(replay, 500):
@@ -55,20 +55,20 @@ def test_the_ratio_is_exact_after_every_step(ratio):
     assert replay.metrics()['samples_per_insert'] == granted * BATCH / (inserts - 20)
 
 
-def test_steps_are_owed_one_after_the_other():
+def test_train_steps_are_owed_one_by_one():
     owed = _fill(_replay(samples_per_insert=1.0, min_size=20), 500)
     assert owed[0] == 0
     assert owed[-1] > 10
     assert set(np.diff(owed)) == {0, 1}, 'two sequences at once are less than a batch: sequences do not wait for others'
 
 
-def test_without_a_ratio_there_is_a_train_step_for_every_step():
+def test_without_a_ratio_each_step_gives_a_train_step():
     owed = _fill(_replay(min_size=20), 100)
     assert 8 < owed.count(0) < 20, 'until there are 20 sequences of two environments'
     assert owed[-80:] == list(range(owed[-1] - 79, owed[-1] + 1))
 
 
-def test_the_same_seed_gives_the_same_batches():
+def test_same_seed_gives_the_same_batches():
     def batches(seed):
         replay = _replay(seed=seed)
         _fill(replay, 100)
@@ -78,7 +78,7 @@ def test_the_same_seed_gives_the_same_batches():
     assert (batches(3) != batches(4)).any()
 
 
-def test_what_is_alike_counts_as_often_as_it_came():
+def test_counts_equal_sequences_separately():
     """Environments that do the same all the time; the flags differ in 255 ways only."""
     replay = _replay(num_environments=4, max_size=500)
     spec = tf.nest.map_structure(lambda leaf: np.zeros((4, *leaf.shape), leaf.dtype.as_numpy_dtype), DATA_SPEC)
@@ -90,7 +90,7 @@ def test_what_is_alike_counts_as_often_as_it_came():
     assert replay.metrics()['replay_size'] == 500
 
 
-def test_the_oldest_go():
+def test_drops_the_oldest_sequences():
     replay = _replay(max_size=30)
     _fill(replay, 200)
     trajectory, _ = draw(replay, 20)
@@ -99,6 +99,6 @@ def test_the_oldest_go():
 
 
 @pytest.mark.parametrize('changes', [{'order': 'queue'}, {'order': 'prioritized'}, {'max_times_sampled': 1}])
-def test_what_it_cannot_do(changes):
+def test_rejects_unsupported_experience(changes):
     with pytest.raises(ValueError, match="need order='uniform'"):
         check(dataclasses.replace(experience('auto'), **changes))

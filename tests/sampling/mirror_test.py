@@ -18,7 +18,7 @@ from tflearn.sampling import table_scan
 from tflearn.waiting import wait_until
 
 
-def test_a_mirror_that_has_no_more_room_is_full(serve, open_source):
+def test_mirror_without_room_counts_as_full(serve, open_source):
     """Draws begin although episodes are so short that `min_size` of their sequences will never fit."""
     served = serve(experience('learner', max_size=20_000, min_size=20_000, chunk_steps=16, samples_per_insert=1.0))
     source = open_source(served)
@@ -32,7 +32,7 @@ def test_a_mirror_that_has_no_more_room_is_full(serve, open_source):
     assert source._allowed_steps(1) == 1
 
 
-def test_a_server_that_lost_everything_is_taken_as_it_is(serve, open_source):
+def test_continues_with_a_server_that_lost_its_content(serve, open_source):
     """The checkpoint tells of more inserts than samples need; the replay is empty. Both sides must go on."""
     served = serve(experience('learner', samples_per_insert=4.0, min_size=64, chunk_steps=4))
     source = open_source(served, timeout_secs=20.0)
@@ -42,7 +42,7 @@ def test_a_server_that_lost_everything_is_taken_as_it_is(serve, open_source):
     assert source.metrics()['replay_size'] >= 64
 
 
-def test_data_that_come_slowly_are_waited_for(serve, open_source):
+def test_waits_for_slow_data(serve, open_source):
     """They take longer than the timeout, which is for data that do not come at all."""
     served = serve(experience('learner', min_size=64, chunk_steps=4))
     source = open_source(served, timeout_secs=3.0)
@@ -64,7 +64,7 @@ def test_data_that_come_slowly_are_waited_for(serve, open_source):
         writing.join(30)
 
 
-def test_it_is_filled_from_the_server_after_a_restart(serve, open_source):
+def test_restart_fills_the_mirror_from_the_server(serve, open_source):
     served = serve(experience('learner', min_size=30, chunk_steps=4))
     thread = fill(served, 60)
     first = open_source(served)
@@ -87,7 +87,7 @@ def test_it_is_filled_from_the_server_after_a_restart(serve, open_source):
     assert served.table(STREAM).current_size == 0
 
 
-def test_sequences_that_look_alike_are_all_there(serve, open_source):
+def test_keeps_equal_sequences(serve, open_source):
     """Of 64 environments that do the same; before and after a restart."""
     served = serve(experience('learner', chunk_steps=1))
     thread = fill(served, 8, (3,) * 64)
@@ -99,7 +99,7 @@ def test_sequences_that_look_alike_are_all_there(serve, open_source):
     thread.join(30)
 
 
-def test_steps_that_come_slowly_are_drawn_at_once_and_stored_in_whole_chunks(monkeypatch, serve, open_source):
+def test_slow_steps_are_drawn_immediately_and_stored_in_complete_chunks(monkeypatch, serve, open_source):
     monkeypatch.setattr('tflearn.replay.writers._PART_SECS', -1.0)
     served = serve(experience('learner', max_size=640))
     source = open_source(served)
@@ -132,7 +132,7 @@ def _insert(served, chunks):
     writer.close()
 
 
-def test_after_a_restart_each_chunk_is_read_once_and_kept_once(serve, open_source):
+def test_restart_reads_and_keeps_each_chunk_once(serve, open_source):
     """Beside what is in the mirror there is no more memory in use than the chunks take."""
     served, num_chunks = serve(experience('learner', chunk_steps=64)), 1000
     _insert(served, chunks_of(served.storage, 0, num_chunks))
@@ -153,7 +153,7 @@ def test_after_a_restart_each_chunk_is_read_once_and_kept_once(serve, open_sourc
     assert all(chunk.base is None for chunk in chunks), 'views would keep whole batches in memory'
 
 
-def test_what_a_reader_left_that_died_is_read_too(serve):
+def test_reads_items_that_a_dead_reader_left(serve):
     served = serve(experience('learner', chunk_steps=4))
     _insert(served, chunks_of(served.storage, 0, 50))
     keys = {sample[0].info.key for sample in reverb.Client(served.address).sample(REPLAY, 20)}
@@ -163,7 +163,7 @@ def test_what_a_reader_left_that_died_is_read_too(serve):
         assert sorted(map(chunk_id, chunks)) == list(range(50))
 
 
-def test_a_server_that_answers_late_is_waited_for(monkeypatch, serve, open_source):
+def test_waits_for_a_server_that_answers_late(monkeypatch, serve, open_source):
     """The mirror never begins empty because the server did not answer."""
     options = experience('learner', chunk_steps=4)
     served, asked = serve(options), []
@@ -182,7 +182,7 @@ def test_a_server_that_answers_late_is_waited_for(monkeypatch, serve, open_sourc
     assert source.metrics()['replay_size'] == 200
 
 
-def test_a_server_that_does_not_answer_is_an_error(monkeypatch, serve, open_source):
+def test_server_that_does_not_answer_is_an_error(monkeypatch, serve, open_source):
     monkeypatch.setattr(connection, '_INFO_TIMEOUT_SECS', 1)
     served = serve(experience('learner'))
     served.server.close()
@@ -192,14 +192,14 @@ def test_a_server_that_does_not_answer_is_an_error(monkeypatch, serve, open_sour
         raise source.error
 
 
-def test_what_cannot_be_read_is_told_at_once(monkeypatch, serve, open_source):
+def test_reports_read_errors_immediately(monkeypatch, serve, open_source):
     monkeypatch.setattr('reverb.TrajectoryDataset', lambda **_: tf.data.Dataset.from_tensors(1.0))
     source = open_source(serve(experience('learner')))
     assert source.grant(1) == 0
     assert isinstance(source.error, AttributeError)
 
 
-def test_writers_go_on_when_the_learner_reads(serve, open_source):
+def test_writers_continue_when_the_learner_reads(serve, open_source):
     """A stream that nobody reads holds writers back, and lets them go on when somebody does."""
     served = serve(experience('learner', chunk_steps=1, min_size=1))
     stop = threading.Event()

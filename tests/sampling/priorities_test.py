@@ -116,7 +116,7 @@ def test_alpha_of_zero_is_uniform():
     np.testing.assert_array_equal(priorities(Prioritization(alpha=0.0), errors(0.0, 0.5, 2.0), 0), 1.0)
 
 
-def test_schedules_move():
+def test_follows_schedules():
     half = lambda step: 1.0 - tf.cast(step, tf.float32) / 200  # noqa: E731
     prioritization = Prioritization(alpha=half, beta=half, epsilon=0.0)
     np.testing.assert_allclose(priorities(prioritization, errors(0.25), 0), 0.25)
@@ -135,12 +135,12 @@ def test_schedules_move():
         ({'initial_priority': 1.5}, r'got Prioritization.initial_priority=1.5; need a number above 0, at most 1'),
     ],
 )
-def test_settings_that_cannot_be(settings, message):
+def test_rejects_invalid_settings(settings, message):
     with pytest.raises(ValueError, match=message):
         Prioritization(**settings)
 
 
-def test_a_schedule_that_fails_does_so_at_once(serve):
+def test_failing_schedule_fails_at_construction(serve):
     def broken(step):
         raise ZeroDivisionError
 
@@ -148,7 +148,7 @@ def test_a_schedule_that_fails_does_so_at_once(serve):
         PriorityUpdater('localhost:1', TABLE, Prioritization(alpha=broken))
 
 
-def test_updates_arrive_and_the_latest_wins(serve, make_updater):
+def test_updates_arrive_and_the_newest_wins(serve, make_updater):
     server = serve()
     keys = server.fill(4)
     updater = make_updater(server.address)
@@ -159,7 +159,7 @@ def test_updates_arrive_and_the_latest_wins(serve, make_updater):
     assert updater.metrics()['priorities_sent'] == 5
 
 
-def test_keys_that_are_gone_are_left_out(serve, make_updater):
+def test_ignores_keys_that_no_longer_exist(serve, make_updater):
     server = serve()
     keys = server.fill(2)
     updater = make_updater(server.address)
@@ -168,7 +168,7 @@ def test_keys_that_are_gone_are_left_out(serve, make_updater):
     assert server.priorities() == pytest.approx({int(keys[0]): 0.5, int(keys[1]): 1.0})
 
 
-def test_errors_that_are_not_finite_change_nothing(serve, make_updater):
+def test_ignores_errors_that_are_not_finite(serve, make_updater):
     server = serve()
     keys = server.fill(4)
     updater = make_updater(server.address)
@@ -178,7 +178,7 @@ def test_errors_that_are_not_finite_change_nothing(serve, make_updater):
     assert updater.metrics()['priorities_not_finite'] == 3
 
 
-def test_a_server_that_hangs_holds_nobody_back(serve, make_updater):
+def test_hanging_server_does_not_block_updates(serve, make_updater):
     """The oldest updates make room; when the server goes on, so do they."""
     server = serve()
     keys = server.fill(8)
@@ -198,7 +198,7 @@ def test_a_server_that_hangs_holds_nobody_back(serve, make_updater):
     assert server.priorities() == pytest.approx(dict(zip(keys.tolist(), wanted, strict=True)))
 
 
-def test_it_survives_a_restart_of_the_server(serve, make_updater):
+def test_survives_a_server_restart(serve, make_updater):
     server = serve()
     keys = server.fill(2)
     updater = make_updater(server.address)
@@ -214,7 +214,7 @@ def test_it_survives_a_restart_of_the_server(serve, make_updater):
     assert back.priorities() == pytest.approx(dict(zip(keys.tolist(), [0.3, 0.2], strict=True)))
 
 
-def test_closing_has_a_deadline(serve):
+def test_close_has_a_deadline(serve):
     server = serve()
     keys = server.fill(1)
     updater = PriorityUpdater(server.address, TABLE, PLAIN)
@@ -228,7 +228,7 @@ def test_closing_has_a_deadline(serve):
     assert updater.metrics()['priorities_sent'] == 0
 
 
-def test_closing_sends_what_waits_and_leaves_no_thread(serve):
+def test_close_sends_waiting_updates_and_leaves_no_thread(serve):
     server = serve()
     keys = server.fill(50)
     threads = set(threading.enumerate())
@@ -240,7 +240,7 @@ def test_closing_sends_what_waits_and_leaves_no_thread(serve):
     assert set(threading.enumerate()) <= threads
 
 
-def test_a_schedule_that_fails_on_the_thread_fails_the_next_update(serve, make_updater):
+def test_schedule_that_fails_on_the_thread_fails_the_next_update(serve, make_updater):
     def alpha(step):
         tf.debugging.assert_less(step, tf.constant(10, step.dtype))
         return 1.0

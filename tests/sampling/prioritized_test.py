@@ -118,7 +118,7 @@ def test_new_items_have_the_initial_priority(serve):
         assert {priority for priority, *_ in read_items(served).values()} == {value}
 
 
-def test_draws_follow_priorities_and_weights_make_up_for_them(serve, open_sampler):
+def test_draws_follow_priorities_and_weights_correct_for_them(serve, open_sampler):
     """A chi-squared test of the draws; exact weights; and the mean over all items, estimated without bias."""
     served = serve(experience(Prioritization(beta=1.0)))
     fill(served)
@@ -173,7 +173,7 @@ def test_errors_become_the_priorities_of_their_own_items(
 
 
 @pytest.mark.parametrize('on_nonfinite', ['skip', 'stop'])
-def test_errors_that_are_not_finite_do_not_poison_the_table(tmp_path, serve, open_sampler, on_nonfinite):
+def test_errors_that_are_not_finite_do_not_change_priorities(tmp_path, serve, open_sampler, on_nonfinite):
     served = serve(experience(Prioritization(alpha=1.0, epsilon=0.0)))
     fill(served)
     sampler = open_sampler(served)
@@ -185,7 +185,7 @@ def test_errors_that_are_not_finite_do_not_poison_the_table(tmp_path, serve, ope
     assert sampler.metrics()['priorities_not_finite'] > 0
 
 
-def test_a_loss_that_stops_training_hands_out_the_errors_up_to_there(tmp_path, serve, open_sampler):
+def test_loss_that_stops_training_still_sends_earlier_errors(tmp_path, serve, open_sampler):
     class Stops(ErrorsOfData):
         def loss(self, trajectory, weights=None):
             found = super().loss(trajectory, weights)
@@ -203,7 +203,7 @@ def test_a_loss_that_stops_training_hands_out_the_errors_up_to_there(tmp_path, s
     assert sampler.metrics()['priorities_sent'] == 3 * BATCH
 
 
-def test_weights_are_normalised_by_the_greatest_of_the_batch(tmp_path, serve, open_sampler):
+def test_normalizes_weights_by_the_maximum_of_the_batch(tmp_path, serve, open_sampler):
     served = serve(experience(Prioritization(alpha=0.0, beta=0.5, normalize_by_max=True)))
     fill(served)
     set_priorities(served)
@@ -232,14 +232,14 @@ def test_loss_updates_no_priority(tmp_path, serve, open_sampler):
         assert priority == pytest.approx(0.1 + 0.1 * step, rel=1e-4)
 
 
-def test_an_agent_without_such_errors_is_refused(tmp_path, serve, open_sampler):
+def test_rejects_agent_without_errors(tmp_path, serve, open_sampler):
     served = serve(experience(Prioritization(error='q_error')))
     sampler = open_sampler(served)
     with pytest.raises(ValueError, match=r"extra metrics \{'td_error': \[16\]\}; need 'q_error' with one number"):
         learner_of(sampler, tmp_path, ErrorsOfData())
 
 
-def test_it_goes_on_after_a_restart_of_both(tmp_path, serve, open_sampler):
+def test_continues_after_a_restart_of_server_and_learner(tmp_path, serve, open_sampler):
     """Priorities come back with the server's checkpoint."""
     settings = experience(Prioritization(alpha=1.0, epsilon=0.0))
     served = serve(settings)
@@ -261,7 +261,7 @@ def test_it_goes_on_after_a_restart_of_both(tmp_path, serve, open_sampler):
     assert {priority for priority, *_ in read_items(served).values()} == {0.5}
 
 
-def test_a_uniform_order_is_refused(serve):
+def test_rejects_uniform_order(serve):
     served = serve(Experience(sampling='server'))
     with pytest.raises(ValueError, match="got Experience.order='uniform'; need 'prioritized'"):
         PrioritizedSampler(served.address, served.storage, BATCH, 60.0)

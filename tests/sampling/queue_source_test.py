@@ -43,7 +43,7 @@ def firsts(trajectory):
 EPISODES = [[[episode, step] for step in range(5)] for episode in range(4)]
 
 
-def test_each_item_once_and_in_order(start):
+def test_returns_each_item_once_and_in_order(start):
     served, source = start()
     fill(served, 24, (5,)).join(30)  # 4 episodes: 20 items
     assert isinstance(source, BatchSource)
@@ -63,14 +63,14 @@ def test_shapes_are_static(start):
     assert trajectory.observation.shape.as_list() == [5, 2, 2]
 
 
-def test_batches_are_used_again(start):
+def test_reuses_batches(start):
     served, source = start(reuse=Reuse(times=2, recent_batches=2))
     fill(served, 24, (5,)).join(30)
     trajectory, _ = draw(source, 8)
     assert firsts(trajectory) == [EPISODES[i] for i in (0, 1, 0, 1, 2, 3, 2, 3)]
 
 
-def test_earlier_batches_are_mixed_in(start):
+def test_replays_earlier_batches(start):
     served, source = start(reuse=Reuse(replay_proportion=1.0, replay_batches=2))
     fill(served, 24, (5,)).join(30)
     trajectory, _ = draw(source, 8)
@@ -79,7 +79,7 @@ def test_earlier_batches_are_mixed_in(start):
     assert all(replayed in (fresh, fresh - 1) for fresh, replayed in zip(drawn[::2], drawn[1::2], strict=True))
 
 
-def test_what_is_too_old_is_dropped(start):
+def test_drops_items_that_are_too_old(start):
     served, source = start(max_policy_lag=2, reuse=Reuse(times=3), per_replica_batch_size=2)
     writer = ReplayWriter(served.address, served.storage, 1, served.stop)
     environment = fakes.CheckedEnvironment((1000,))
@@ -100,7 +100,7 @@ def test_what_is_too_old_is_dropped(start):
     assert trajectory.observation.shape[0] == 3
 
 
-def test_a_writer_is_held_back_by_a_short_queue(start):
+def test_short_queue_blocks_the_writer(start):
     """The queue, what the learner holds, and the item that the writer waits with: then it waits for the learner."""
     served, source = start(max_size=1, per_replica_batch_size=8)
     writer = ReplayWriter(served.address, served.storage, 1, served.stop)
@@ -122,7 +122,7 @@ def test_a_writer_is_held_back_by_a_short_queue(start):
     thread.join(30)
 
 
-def test_items_of_several_servers(serve, tmp_path):
+def test_takes_items_from_several_servers(serve, tmp_path):
     experience = Experience(order='queue', min_size=1, max_size=1000, per_replica_batch_size=10)
     served = [serve(experience, checkpoints=tmp_path / str(i)) for i in range(2)]
     source = QueueSource([one.address for one in served], served[0].storage, 10, 60.0)
@@ -136,7 +136,7 @@ def test_items_of_several_servers(serve, tmp_path):
         fill(one, 6, (5,)).join(30)
 
 
-def test_items_are_taken_evenly_from_full_servers(serve, tmp_path):
+def test_takes_items_evenly_from_full_servers(serve, tmp_path):
     """Within a batch and from batch to batch; a third server has nothing, and nobody waits for it."""
     experience = Experience(order='queue', min_size=1, max_size=100, per_replica_batch_size=3)
     served = [serve(experience, checkpoints=tmp_path / str(i)) for i in range(3)]
@@ -156,7 +156,7 @@ def test_items_are_taken_evenly_from_full_servers(serve, tmp_path):
 
 
 @pytest.mark.parametrize('broken', ['reverb.TrajectoryDataset', 'tflearn.replay.connection.server_info'])
-def test_errors_of_the_threads_of_its_readers_are_reported_at_once(start, monkeypatch, broken):
+def test_reports_errors_of_reader_threads_immediately(start, monkeypatch, broken):
     def fail(*_, **__):
         raise TypeError('broken')
 

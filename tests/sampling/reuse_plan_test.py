@@ -22,21 +22,21 @@ def run(plan, num_steps):
 
 
 @pytest.mark.parametrize('num_ahead', [1, 3])
-def test_each_once(num_ahead):
+def test_uses_each_batch_once(num_ahead):
     assert run(ReusePlan(None, num_ahead), 6) == [0, 1, 2, 3, 4, 5]
 
 
-def test_several_times_in_a_row():
+def test_uses_each_batch_several_times_in_a_row():
     assert run(ReusePlan(Reuse(times=3)), 7) == [0, 0, 0, 1, 1, 1, 2]
 
 
-def test_several_times_by_turns():
+def test_alternates_between_recent_batches():
     taken = run(ReusePlan(Reuse(times=2, recent_batches=3)), 12)
     assert taken == [0, 1, 2, 0, 1, 2, 3, 4, 5, 3, 4, 5]
 
 
 @pytest.mark.parametrize('proportion', [0.5, 1.0, 2.0])
-def test_replay_is_mixed_in(proportion):
+def test_adds_replayed_batches(proportion):
     num_steps, kept = 3_000, 4
     taken = run(ReusePlan(Reuse(replay_proportion=proportion, replay_batches=kept), seed=1), num_steps)
     newest, ages = -1, collections.Counter()
@@ -51,7 +51,7 @@ def test_replay_is_mixed_in(proportion):
     assert min(ages.values()) > 0.8 * max(ages.values()), 'each of those that are kept is as likely'
 
 
-def test_what_is_dropped_is_not_used_again():
+def test_does_not_use_dropped_batches_again():
     plan = ReusePlan(Reuse(times=3))
     assert run(plan, 1) == [0]
     plan.drop(0)
@@ -67,6 +67,6 @@ def test_what_is_dropped_is_not_used_again():
         ({'replay_batches': 8}, 'replay_proportion=0.0, replay_batches=8; need both above 0, or neither'),
     ],
 )
-def test_reuse_is_checked(changes, message):
+def test_rejects_invalid_reuse(changes, message):
     with pytest.raises(ValueError, match=message):
         Reuse(**changes)

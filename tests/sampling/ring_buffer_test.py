@@ -10,7 +10,7 @@ from tflearn.sampling.ring_buffer import RingBuffer
 from tflearn.waiting import wait_until
 
 
-def test_the_ring_keeps_the_newest():
+def test_keeps_the_newest_sequences():
     storage = Storage(experience('learner', max_size=1000, chunk_steps=4, sequence_length=3), DATA_SPEC)
     ring = RingBuffer(storage)
     for first in range(0, 900, 30):
@@ -20,7 +20,7 @@ def test_the_ring_keeps_the_newest():
     assert ring.size == 1000
 
 
-def test_the_ring_gives_up_what_its_memory_does_not_hold():
+def test_drops_sequences_that_do_not_fit_into_memory():
     """Chunks in which few sequences begin fill the rows before the places."""
     storage = Storage(experience('learner', max_size=4000, chunk_steps=16, sequence_length=2), DATA_SPEC)
     ring = RingBuffer(storage)
@@ -33,7 +33,7 @@ def test_the_ring_gives_up_what_its_memory_does_not_hold():
     assert ring.size < 2000
 
 
-def test_what_is_there_already_is_left_out():
+def test_ignores_chunks_that_it_has_already():
     storage = Storage(experience('learner', max_size=1000, chunk_steps=4), DATA_SPEC)
     ring = RingBuffer(storage)
     ring.add(chunks_of(storage, 0, 10))
@@ -41,7 +41,7 @@ def test_what_is_there_already_is_left_out():
     assert ring_content(ring, storage) == list(range(15 * 4))
 
 
-def test_chunks_that_come_in_parts_take_no_more_room_than_whole_ones():
+def test_chunks_in_parts_take_no_more_room_than_complete_ones():
     """50 environments, of each of which one more sequence comes with every part."""
     storage = Storage(experience('learner', max_size=8000, chunk_steps=16, sequence_length=3), DATA_SPEC)
     ring, expected = RingBuffer(storage), []
@@ -56,7 +56,7 @@ def test_chunks_that_come_in_parts_take_no_more_room_than_whole_ones():
     assert ring.size == 8000
 
 
-def test_a_chunk_that_goes_on_after_a_long_time_takes_nothing_with_it():
+def test_late_part_of_a_chunk_drops_no_other_chunks():
     """When its old room is needed only what is older goes."""
     storage = Storage(experience('learner', max_size=4000, chunk_steps=16, sequence_length=2), DATA_SPEC)
     ring = RingBuffer(storage)
@@ -81,7 +81,7 @@ def _numbers(ring, storage):
     return ring.columns.batch(ring.columns.draw(rows[None]), 0)['policy_version'].numpy()
 
 
-def test_there_is_room_after_the_oldest_chunk_went_on_last():
+def test_there_is_room_after_the_oldest_chunk_was_continued_last():
     """More environments than the ring has room for chunks, each with one sequence, and nobody publishes meanwhile."""
     storage = Storage(experience('learner', max_size=8000, chunk_steps=64, sequence_length=2), DATA_SPEC)
     ring, num_chunks = RingBuffer(storage), storage.mirror_rows // storage.chunk_shape[0]
@@ -112,7 +112,7 @@ def test_only_rows_of_sequences_take_memory():
     assert ring_content(ring, storage)[-1] == (first + 99) * 16 + 15
 
 
-def test_known_chunks_do_not_hide_that_others_were_dropped():
+def test_known_chunks_do_not_hide_dropped_ones():
     """Rows for what is to come are taken while nothing new has been written; the oldest chunk makes room."""
     storage = Storage(experience('learner', max_size=4000, chunk_steps=4, sequence_length=2), DATA_SPEC)
     ring = RingBuffer(storage)
@@ -131,7 +131,7 @@ def test_known_chunks_do_not_hide_that_others_were_dropped():
     assert oldest == ring._oldest % 4000
 
 
-def test_what_is_drawn_is_whole_while_another_thread_writes():
+def test_draws_are_complete_while_another_thread_writes():
     storage = Storage(experience('learner', max_size=500, chunk_steps=4, sequence_length=3), DATA_SPEC)
     ring = RingBuffer(storage)
     ring.add(chunks_of(storage, 0, 100))

@@ -19,7 +19,7 @@ def _values(num_rows):
     )
 
 
-def test_narrow_and_wide_columns_come_back_together():
+def test_returns_narrow_and_wide_columns_together():
     layout, values = RowLayout(SPEC), _values(20)
     columns = RingColumns(layout, 30)
     columns.write(5, layout.pack(values))
@@ -32,7 +32,7 @@ def test_narrow_and_wide_columns_come_back_together():
         )
 
 
-def test_a_draw_copies_no_pictures():
+def test_draw_does_not_copy_images():
     layout = RowLayout(SPEC)
     columns = RingColumns(layout, 30)
     assert columns.drawn_bytes == 3 * 4 + 1 + 8

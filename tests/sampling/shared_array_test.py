@@ -11,7 +11,7 @@ from tflearn.sampling.shared_array import SharedArray
 @pytest.mark.parametrize(
     'dtype', [tf.bool, tf.uint8, tf.int8, tf.int32, tf.int64, tf.bfloat16, tf.float16, tf.float32, tf.float64], ids=str
 )
-def test_a_compiled_program_reads_what_is_there_when_it_runs(num_rows, dtype):
+def test_compiled_program_reads_current_values(num_rows, dtype):
     array = SharedArray(num_rows, (2, 5), dtype)
     read = tf.function(lambda: array.gather(tf.range(num_rows)))
     assert not np.any(read().numpy().astype(bool))
@@ -29,7 +29,7 @@ def test_rows_without_dimensions():
     assert array.gather(tf.constant([[0, 0]])).numpy().tolist() == [[7, 7]]
 
 
-def test_a_system_without_huge_pages(monkeypatch):
+def test_works_without_huge_pages(monkeypatch):
     class Memory(mmap.mmap):
         def madvise(self, *_):
             raise OSError('Invalid argument')

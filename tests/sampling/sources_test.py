@@ -21,7 +21,7 @@ SAMPLINGS = ['learner', 'server']
 
 
 @pytest.mark.parametrize('sampling', SAMPLINGS)
-def test_batches_hold_what_was_written(serve, open_source, sampling):
+def test_batches_hold_the_written_steps(serve, open_source, sampling):
     served = serve(experience(sampling, sequence_length=3))
     writer = fill(served)
     source = open_source(served)
@@ -64,7 +64,7 @@ def test_shapes_are_static(serve, open_source, sampling):
 
 @pytest.mark.parametrize('sampling', SAMPLINGS)
 @pytest.mark.parametrize(('length', 'stride'), [(2, 1), (4, 1), (4, 3)])
-def test_all_sequences_are_as_likely(serve, open_source, sampling, length, stride):
+def test_all_sequences_have_the_same_probability(serve, open_source, sampling, length, stride):
     """Both sources: the same sequences, each as often as any other (a chi-squared test)."""
     lengths = (3, 11)
     served = serve(experience(sampling, sequence_length=length, stride=stride, min_size=40))
@@ -108,7 +108,7 @@ def _sequences(lengths, num_steps, length, stride):
 
 
 @pytest.mark.parametrize('sampling', SAMPLINGS)
-def test_it_gives_up_with_the_state_of_the_table(serve, open_source, sampling):
+def test_timeout_reports_the_state_of_the_table(serve, open_source, sampling):
     served = serve(experience(sampling, min_size=1000))
     fill(served, 8).join(30)
     source = open_source(served, 1.0)
@@ -118,7 +118,7 @@ def test_it_gives_up_with_the_state_of_the_table(serve, open_source, sampling):
 
 
 @pytest.mark.parametrize('sampling', SAMPLINGS)
-def test_it_can_be_stopped_while_it_waits(serve, open_source, sampling):
+def test_can_be_stopped_while_it_waits(serve, open_source, sampling):
     source = open_source(serve(experience(sampling, min_size=1000)), 300)
     threading.Timer(0.5, source.close).start()
     start = time.monotonic()
@@ -128,7 +128,7 @@ def test_it_can_be_stopped_while_it_waits(serve, open_source, sampling):
 
 
 @pytest.mark.parametrize('sampling', SAMPLINGS)
-def test_samples_per_insert_hold_both_sides(serve, open_source, sampling):
+def test_samples_per_insert_limit_both_sides(serve, open_source, sampling):
     ratio, min_size = 4.0, 64
     served = serve(experience(sampling, min_size=min_size, samples_per_insert=ratio, chunk_steps=4))
     stop = threading.Event()
@@ -152,7 +152,7 @@ def test_samples_per_insert_hold_both_sides(serve, open_source, sampling):
     assert ratio * (inserts - 440) - untaken <= samples <= ratio * inserts + 40 * BATCH
 
 
-def test_an_empty_count_in_the_checkpoint_and_back(serve, open_source):
+def test_checkpoint_restores_empty_counts(serve, open_source):
     served = serve(experience('learner', samples_per_insert=2.0, min_size=4))
     fill(served, 40)
     source = open_source(served)
@@ -163,7 +163,7 @@ def test_an_empty_count_in_the_checkpoint_and_back(serve, open_source):
     assert other.serialize() == saved
 
 
-def test_a_batch_waits_for_what_comes_slowly(serve, open_source, monkeypatch):
+def test_batch_waits_for_slow_data(serve, open_source, monkeypatch):
     """Slower than the stream looks up: what came before is part of the batch."""
     monkeypatch.setattr(reader, '_CHECK_CLOSED_MS', 20)
     served = serve(experience('server', chunk_steps=1, samples_per_insert=1.0, per_replica_batch_size=4))

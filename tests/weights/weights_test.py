@@ -54,14 +54,14 @@ def test_weights_and_counters_arrive(address, opened):
     assert not subscriber.pull(), 'the same version again'
 
 
-def test_before_the_first_publication_there_is_nothing(address, opened):
+def test_there_is_nothing_before_the_first_publication(address, opened):
     subscriber = opened(Subscriber(address, _variables(1), create_train_step()))
     assert not subscriber.pull()
     with pytest.raises(TimeoutError, match='weights from a learner'):
         subscriber.wait(timeout_secs=0.5)
 
 
-def test_the_newest_publication_wins(address, opened):
+def test_newest_publication_wins(address, opened):
     published, pulled = _variables(0), _variables(0)
     publisher = opened(Publisher(address, published))
     subscriber = opened(Subscriber(address, pulled, create_train_step()))
@@ -73,7 +73,7 @@ def test_the_newest_publication_wins(address, opened):
     assert float(pulled[1][0]) == 20.0
 
 
-def test_the_end_of_training_is_no_beginning(address, opened):
+def test_wait_ignores_a_finished_learner(address, opened):
     publisher = opened(Publisher(address, _variables(1)))
     subscriber = opened(Subscriber(address, _variables(0), create_train_step()))
     publisher.publish(1, 1, 0, finished=True)
@@ -85,7 +85,7 @@ def test_the_end_of_training_is_no_beginning(address, opened):
     assert publisher.newest_version() == 1
 
 
-def test_weights_are_assigned_once_for_each_publication(address, opened):
+def test_assigns_each_publication_once(address, opened):
     published, pulled = _variables(5), _variables(0)
     publisher = opened(Publisher(address, published))
     subscriber = opened(Subscriber(address, pulled, create_train_step(), interval_secs=0.01))
@@ -100,7 +100,7 @@ def test_weights_are_assigned_once_for_each_publication(address, opened):
     assert float(pulled[1][0]) == 5.0
 
 
-def test_a_publication_is_a_snapshot(address, opened):
+def test_publication_is_a_snapshot(address, opened):
     published, pulled = _variables(1), _variables(0)
     publisher = opened(Publisher(address, published))
     publisher.publish(1, 1, 0)
@@ -111,7 +111,7 @@ def test_a_publication_is_a_snapshot(address, opened):
 
 
 @pytest.mark.parametrize('make', [lambda a, v: Publisher(a, v), lambda a, v: Subscriber(a, v, create_train_step())])
-def test_another_network_is_refused_by_name(address, make):
+def test_rejects_another_network_by_name(address, make):
     with pytest.raises(ValueError, match=r'another network: kernel:0 is float32\[2, 3\] there, float32\[2, 4\] here'):
         make(address, _variables(0, units=4))
     with pytest.raises(ValueError, match=r'bias:0 is float32\[3\] there, absent here'):
@@ -123,7 +123,7 @@ def test_names_do_not_matter(address):
     Publisher(address, renamed).close()
 
 
-def test_a_server_that_went_away_is_no_reason_to_stop_acting(opened):
+def test_acting_continues_while_the_server_is_down(opened):
     server = reverb.Server([contract.table(_variables(0))])
     subscriber = opened(Subscriber(f'localhost:{server.port}', _variables(0), create_train_step(), interval_secs=0.05))
     server.stop()
@@ -131,7 +131,7 @@ def test_a_server_that_went_away_is_no_reason_to_stop_acting(opened):
         subscriber.wait(1.0)
 
 
-def test_a_restarted_server_gets_the_weights_again(monkeypatch, address, opened):
+def test_restarted_server_gets_the_weights_again(monkeypatch, address, opened):
     monkeypatch.setattr(publisher_module, '_CHECK_SECS', 0.2)
     publisher = opened(Publisher(address, _variables(5)))
     subscriber = opened(Subscriber(address, _variables(0), create_train_step()))
@@ -143,13 +143,13 @@ def test_a_restarted_server_gets_the_weights_again(monkeypatch, address, opened)
     assert float(pulled[0][0, 0]) == 5.0
 
 
-def test_variables_of_unknown_shape_are_refused():
+def test_rejects_variables_of_unknown_shape():
     variable = tf.Variable([1.0], shape=tf.TensorShape([None]), name='v')
     with pytest.raises(ValueError, match='need fixed dimensions'):
         contract.signature([variable])
 
 
-def test_a_failure_of_the_thread_that_sends_fails_the_next_publication(address, opened, monkeypatch):
+def test_failure_of_the_sending_thread_fails_the_next_publication(address, opened, monkeypatch):
     def fail(_):
         raise TypeError('broken')
 
@@ -162,7 +162,7 @@ def test_a_failure_of_the_thread_that_sends_fails_the_next_publication(address, 
     assert isinstance(raised.value.__cause__, TypeError)
 
 
-def test_weights_that_are_not_finite_are_not_published(address, opened, caplog):
+def test_does_not_publish_weights_that_are_not_finite(address, opened, caplog):
     published, pulled, train_step = _variables(5), _variables(0), create_train_step()
     publisher, subscriber = opened(Publisher(address, published)), opened(Subscriber(address, pulled, train_step))
     publisher.publish(train_step=40, policy_version=2, env_steps=900)
