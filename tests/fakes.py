@@ -74,9 +74,9 @@ def make_environment(num_environments: int, seed: int | None) -> CheckedEnvironm
 
 
 class CountingPolicy(tf_policy.TFPolicy):
-    """Acts 0 and 1 by turns within an episode; its state, and its info, is how often it has acted in the episode.
+    """Alternates between the actions 0 and 1 within an episode; its state and its info are the number of its actions.
 
-    `actions_changed` turns the actions round: a variable, so that a test can see whether it is read anew.
+    The variable `actions_changed` swaps the actions, so that a test can see whether variables are read again.
     """
 
     def __init__(self, environment_specs: EnvironmentSpecs):

@@ -56,9 +56,9 @@ def test_write_is_atomic(tmp_path):
 
 
 def test_written_files_have_the_usual_permissions(tmp_path):
-    write_atomically(tmp_path / 'whole', '')
+    write_atomically(tmp_path / 'atomic', '')
     (tmp_path / 'usual').write_text('')
-    modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ('whole', 'usual')]
+    modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ('atomic', 'usual')]
     assert modes[0] == modes[1]
 
 

@@ -11,7 +11,7 @@ def wait_until_ended() -> None:
     """Waits for the threads that read and write, before the server ends. (Some are meant to lose their server.)
 
     Reverb reads from a server in the same process without gRPC. If that one goes away, the stream tries again a
-    thousand times a second, for ever: it takes a share of a core from all later tests, and may crash the process.
+    thousand times a second, forever: it takes CPU time from all later tests, and may crash the process.
     """
     deadline = time.monotonic() + _DEADLINE_SECS
     for thread in threading.enumerate():

@@ -252,7 +252,7 @@ class Experience:
         if steps % self.stride:
             raise UserValueError(
                 f'got Experience.per_replica_batch_steps={steps} with stride={self.stride}; need a multiple of it, '
-                'since a batch is made of whole items'
+                'since a batch consists of complete items'
             )
         object.__setattr__(self, 'per_replica_batch_size', DefaultInt(steps // self.stride))
 

@@ -72,7 +72,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any] | None:
 
 
 class Status:
-    """A job's newest metrics in a small file, for whoever watches the run. Written at most once a second."""
+    """A job's newest metrics in a small file, for programs that watch the run. Written at most once a second."""
 
     def __init__(self, path: pathlib.Path, job: str):
         self._path = path
@@ -209,7 +209,7 @@ class RunDir:
         return self.logs / f'{job}.log'
 
     def status(self, job: str) -> pathlib.Path:
-        """The job's newest metrics, for whoever watches the run."""
+        """The file of the job's newest metrics, see `Status`."""
         return self.root / 'status' / f'{job}.json'
 
     def done_line(self) -> str | None:

@@ -32,7 +32,7 @@ class Run:
         self.arrived += sum(made.values())
         return made
 
-    def look(self):
+    def poll(self):
         for report in self.collectors.values():
             self.ledger.renew(report)
         self.ledger.reconcile(self.dropped, self.arrived)
@@ -56,23 +56,23 @@ def test_items_per_version_stay_the_same_when_a_collector_is_lost():
     run.join('a', 4)
     run.join('b', 4)
     run.train()
-    run.look()
+    run.poll()
     for _ in range(10):
         assert run.collect() in ({'a': 8, 'b': 8}, {'a': 4, 'b': 4})
         assert run.train()
-        run.look()
+        run.poll()
     del run.collectors['b']  # with its credits
     versions = run.version
     while run.collect()['a']:
         run.train()
-        run.look()
+        run.poll()
     assert run.version - versions <= 2, 'what waits for the lost one'
     run.now += 6.0
-    run.look()
+    run.poll()
     for _ in range(10):
         assert run.collect()['a'] > 0
         assert run.train()
-        run.look()
+        run.poll()
         assert run.waiting <= 16, 'and no more than without the loss'
     run.collect()
     assert run.train()
@@ -83,10 +83,10 @@ def test_new_collector_gets_a_share_of_the_same_total():
     run = Run(ahead=0)
     run.join('a', 4)
     run.train()
-    run.look()
+    run.poll()
     assert run.collect() == {'a': 8}
     run.join('b', 4)
-    run.look()
+    run.poll()
     assert run.collect() == {'a': 0, 'b': 0}, 'nothing is left of this version'
     run.train()
     assert run.collect() == {'a': 4, 'b': 4}
@@ -95,9 +95,9 @@ def test_new_collector_gets_a_share_of_the_same_total():
 def test_new_collector_gets_unused_credits():
     run = Run(ahead=0)
     run.train()
-    run.look()
+    run.poll()
     run.join('a', 8)
-    run.look()
+    run.poll()
     assert run.collect() == {'a': 8}
 
 
@@ -105,16 +105,16 @@ def test_dropped_items_are_wanted_again():
     run = Run()
     run.join('a', 64)
     run.train()
-    run.look()
+    run.poll()
     assert run.collect() == {'a': 64}
     while run.waiting >= 8:
         assert run.train()
-        run.look()
+        run.poll()
         assert run.collect() == {'a': 0} or run.waiting <= 64
         if run.version == 3:
             run.dropped += run.waiting  # too old
     assert not run.train()
-    run.look()
+    run.poll()
     assert run.collect() == {'a': 64}
 
 
@@ -123,17 +123,17 @@ def test_returning_collector_counts_only_items_that_it_made():
     run.join('a', 8)
     run.join('b', 8)
     run.train()
-    run.look()
+    run.poll()
     (holder,) = [name for name, report in run.collectors.items() if run.ledger.credits.granted(report.lease)]
     stopped = run.collectors.pop(holder)
     run.now += 4.0
-    run.look()
+    run.poll()
     run.now += 4.0
-    run.look()
+    run.poll()
     assert sum(run.collect().values()) == 8, 'by the other one'
     run.arrived += 8  # what the stopped one had made arrives late
     run.collectors[holder] = dataclasses.replace(stopped, lease=dataclasses.replace(stopped.lease, epoch=2), served=0)
-    run.look()
+    run.poll()
     run.train()
     assert sum(run.collect().values()) == 0, 'they are used first'
     run.train()
@@ -165,7 +165,7 @@ def test_neither_starves_nor_floods_when_collectors_change(seed):
         run.collect()
         if random.random() < 0.7:  # reports are late
             run.now += 1.0
-            run.look()
+            run.poll()
         run.train()
         if random.random() < 0.05:
             run.dropped += int(random.integers(0, run.waiting + 1))
@@ -175,6 +175,6 @@ def test_neither_starves_nor_floods_when_collectors_change(seed):
     for _ in range(40):
         run.collect()
         run.now += 1.0
-        run.look()
+        run.poll()
         run.train()
     assert run.version >= versions + 30

@@ -160,7 +160,7 @@ def test_target_reached_twice_ends_training(run):
     run.start(target_return=475.0)
     request = wait_until(lambda: read_json(run.dir.stop_request), 'the stop request', 60)
     assert request['reason'].startswith('target_return 475 reached')
-    # The train job goes on for a while; what it prunes must not be the run's result.
+    # The train job continues for a while; it must not prune the run's result.
     for train_step in (4, 5, 6, 7):
         run.export(train_step, FALLS)
     write_json(run.dir.train_result, {**RESULT, 'reason': request['reason']})
@@ -259,8 +259,8 @@ def test_video_on_request(run):
     assert run.join() == []
     (evaluation,) = run.evaluations()
     assert evaluation['num_episodes'] == 4
-    films = sorted(path.name for path in (run.dir.videos / 'train_step_9').iterdir())
-    assert films == ['film-episode-0.mp4', 'film-episode-1.mp4']
+    videos = sorted(path.name for path in (run.dir.videos / 'train_step_9').iterdir())
+    assert videos == ['film-episode-0.mp4', 'film-episode-1.mp4']
 
 
 def test_stop_ends_a_running_evaluation(run):
@@ -297,7 +297,7 @@ def test_retrained_step_is_evaluated_again(run):
     run.export(9, FALLS)
     run.start()
     run.wait_for_evaluations(1)
-    # The train job is killed and goes on from its checkpoint of step 8.
+    # The train job is killed and continues from its checkpoint of step 8.
     assert run.exporter.drop_newer_than(8) == [9]
     run.wait_for_evaluations(2)
     run.export(9, BALANCES)

@@ -54,7 +54,7 @@ def test_exports_models_of_a_finished_run(small_run):
     assert [name for name, _ in rows][:5] == ['begins', 'policy_version', 'step_type', 'observation', 'action']
     assert observation.shape[1:] == (4,) and np.abs(observation).max() < 10
     assert set(np.unique(rows[4][1])) == {0, 1}
-    # Integers cannot tell apart what a network values nearly the same, as one does that was hardly trained.
+    # Integers cannot distinguish values that are nearly equal, as those of a network that was hardly trained.
     linear = example_policies.Linear(example_policies.OBSERVATION, example_policies.DISCRETE_PAIR)
     linear.set([0.0, 0.0, 1.0, 1.0])
     PolicyExporter(linear.policy, run_dir.policy('linear')).export(100, {})

@@ -136,10 +136,10 @@ def test_stop_condition_of_one_worker_finishes_the_run_on_all(processes):
     assert last > 0 and result['env_steps'] > 100
     assert read_json(processes.run_dir.status('train'))['state'] == 'finished'
     assert (processes.run_dir.greedy_policy / str(last)).exists()
-    assert processes.end('collect') == 0, 'it was told, by the chief, that training is over'
+    assert processes.end('collect') == 0, 'the chief published that training is over'
     assert '2 replica(s) fed by 2 input pipeline(s)' in processes.log('train_1')
     writers = {path.name.split('.')[-3] for path in processes.run_dir.root.rglob('events.out*')}
-    assert len(writers) == 1, 'the chief, and nobody else'
+    assert len(writers) == 1, 'only the chief'
 
 
 def _version_after_crash(log):

@@ -95,15 +95,15 @@ def _inserts(run):
 
 def test_iterations_keep_their_size_without_a_lost_collector(on_policy_run):
     run, calls = on_policy_run, []
-    gone = reports.Reporter(run.address, 'collect_1', items_at_once=4, lease_secs=2.0)
+    lost = reports.Reporter(run.address, 'collect_1', items_at_once=4, lease_secs=2.0)
 
     def take_credits(result):
         """Lets the other collector join in the midst of the run; it never reports again."""
         calls.append(result.num_steps)
         if len(calls) == 5:
-            gone.report({}, [])
+            lost.report({}, [])
             known = lambda: len(credits.newest(run.address).shares) == 2  # noqa: E731
-            wait_until(known, 'a share of the collector that is gone', 30)
+            wait_until(known, 'a share of the lost collector', 30)
 
     given = {'experience': WITHOUT_DROPS}
     collector = run.start(collect, num_environments=4, refresh_interval_secs=0.01, **given)

@@ -81,9 +81,9 @@ def test_records_log_probabilities(read_back, random):
     policy = q_policy.QPolicy(own.time_step, own.action, network, emit_log_probability=True)
     read, columns = read_back(environment, uniform(policy) if random else policy, policy.trajectory_spec)
     _check(read, columns)
-    told = columns.policy_info.log_probability
+    recorded = columns.policy_info.log_probability
     if random:
-        np.testing.assert_allclose(told, np.full(told.shape, np.log(0.5)), rtol=1e-6)
+        np.testing.assert_allclose(recorded, np.full(recorded.shape, np.log(0.5)), rtol=1e-6)
     else:
         time_step = own.time_step._replace(
             **{
@@ -92,7 +92,7 @@ def test_records_log_probabilities(read_back, random):
             }
         )
         distribution = policy.distribution(time_step).action
-        np.testing.assert_allclose(told[0], distribution.log_prob(columns.action[0]), rtol=1e-4)
+        np.testing.assert_allclose(recorded[0], distribution.log_prob(columns.action[0]), rtol=1e-4)
     environment.close()
 
 
@@ -142,5 +142,5 @@ class _Long(fakes.CheckedEnvironment):
 
     def reset(self):
         time_step = super().reset()
-        self._episode += np.arange(self.num_environments)  # so that no two environments look alike
+        self._episode += np.arange(self.num_environments)  # so that environments have different observations
         return time_step._replace(observation=self._time_step(np.zeros(self.num_environments)).observation)

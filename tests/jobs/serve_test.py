@@ -1,4 +1,4 @@
-"""The serve job follows a run's policies, whichever starts first, and ends when it is told to."""
+"""The serve job serves a run's policies, whichever of both starts first, and ends when it is stopped."""
 
 import threading
 

@@ -23,7 +23,7 @@ EPISODES = {'num_episodes': 2, 'num_environments': 2, 'idle_timeout_secs': 60.0,
 
 
 def start_evaluate(run, run_dir=None, **arguments):
-    """Starts the evaluate job; a run directory of its own shows that it needs no file of the train job's."""
+    """Starts the evaluate job with its own run directory, to show that it needs no file of the train job."""
     make = functools.partial(gymnasium_env.make, 'CartPole-v1')
     given = {'make_environment': make, 'run_dir': run_dir or run.dir, **EPISODES}
     return run.start(evaluate, **(given | arguments))

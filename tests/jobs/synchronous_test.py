@@ -1,4 +1,4 @@
-"""Collecting and training by turns: in an exact ratio, and bit for bit the same each time."""
+"""The synchronous job collects and trains alternately: in an exact ratio, with bit-equal results."""
 
 import dataclasses
 import threading
@@ -77,7 +77,7 @@ def test_runs_to_the_end_and_can_be_continued(tmp_path):
     inserts = status['replay_size'] - 50
     assert 0 <= 8 * inserts - 8 * 121 < 16, 'the ratio is exact but for what the last batched step brought'
 
-    # A higher limit: the same run goes on, and fills its replay first.
+    # More train steps: the same run continues, and fills its replay first.
     run_synchronously(tmp_path, num_train_steps=130)
     more = read_json(run_dir.train_result)
     assert more['train_step'] == 130
@@ -133,7 +133,7 @@ def test_ends_on_request_and_when_stopped(tmp_path):
 
 
 def held_exports(monkeypatch, fails=False):
-    """Exports wait, or fail, as they get their name, but for the first. Returns events: one has come; go on."""
+    """Makes all exports but the first wait, or fail, when they are renamed. Returns events: an export waits; resume."""
     begun, go_on, publish = threading.Event(), threading.Event(), versions.publish
 
     def slow_publish(written, version):

@@ -34,13 +34,13 @@ def test_bfloat16_for_the_learner_alone(small_run):
     small_run.start(train, num_train_steps=60, precision='bfloat16', **FEW).join()
     assert read_json(small_run.dir.train_result)['train_step'] == 60
     assert {weight.dtype for weight in _weights(small_run)} == {np.dtype(np.float32)}
-    # Its policy is for whoever reads it: float32 in and out.
+    # The exported policy has float32 inputs and outputs.
     policy = load_newest(small_run.dir.greedy_policy)
     specs = specs_of(small_run.factories()['make_environment'])
     policy.check(specs)
     actions, _ = policy.action(zeros(specs.time_step, (3,)))
     assert actions.shape == (3,)
-    # A learner in float32 goes on with it.
+    # A learner in float32 continues from the checkpoint.
     small_run.start(collect, num_environments=2)
     small_run.start(train, num_train_steps=80, **FEW).join()
     assert read_json(small_run.dir.train_result)['train_step'] == 80
@@ -79,8 +79,8 @@ def test_starts_with_another_runs_weights(small_run, tmp_path):
         run.start(train, num_train_steps=20, **FEW | given).join()
         for ours, theirs in zip(_weights(run), _weights(small_run), strict=True):
             np.testing.assert_array_equal(ours, theirs)
-        # A run that has a checkpoint goes on from it, though the other run is gone.
-        given['initial_checkpoint'] = str(tmp_path / 'gone')
+        # A run that has a checkpoint continues from it, even if the other run was deleted.
+        given['initial_checkpoint'] = str(tmp_path / 'deleted')
         run.start(collect, num_environments=2)
         run.start(train, num_train_steps=40, **FEW | given).join()
         assert read_json(run.dir.train_result)['train_step'] == 40

@@ -32,7 +32,7 @@ def _result(run):
 
 def test_runs_to_the_end_and_can_be_continued(small_run, caplog):
     replay = small_run.start_replay()
-    # Slow enough for the learner's looks at the replay, one a second.
+    # Slow enough for the learner's polls of the replay, one a second.
     slow = functools.partial(
         pacing.make, make_environment=small_run.factories()['make_environment'], unroll_step_interval_secs=0.04
     )
@@ -65,7 +65,7 @@ def test_runs_to_the_end_and_can_be_continued(small_run, caplog):
     assert small_run.status('collect_0')['state'] == 'finished'
     assert small_run.status('train')['policy_version'] == 120 // 20
 
-    # A higher limit: the same run goes on, with the same replay server and a new collector.
+    # More train steps: the same run continues, with the same replay server and a new collector.
     small_run.start(collect, num_environments=2)
     small_run.start(train, num_train_steps=160, **FEW).join()
     assert _result(small_run)['train_step'] == 160
@@ -177,7 +177,7 @@ def test_learner_without_data_can_be_ended(small_run, how):
     job = small_run.start(train, num_train_steps=80, **FEW, **limits)
     wait_until(lambda: small_run.status('train').get('train_step') == 0 or job.ended, 'the learner', 60)
     if how == 'stop_request':
-        write_json(small_run.dir.stop_request, {'reason': 'stop_request of somebody'})
+        write_json(small_run.dir.stop_request, {'reason': 'stop_request of another job'})
     job.join(60)
     assert _result(small_run)['reason'].startswith(how)
 
@@ -225,7 +225,7 @@ def test_blocked_collector_ends_with_training(small_run):
     collector = small_run.start(collect, num_environments=2)
     job.join()
     collector.join()
-    # One that starts after the end waits for training that goes on.
+    # A collector that starts after the end waits for training to continue.
     with pytest.raises(TimeoutError, match='weights from a learner that trains'):
         small_run.start(collect, num_environments=2, name='late', connect_timeout_secs=2.0).join()
 

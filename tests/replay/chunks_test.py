@@ -120,7 +120,7 @@ def test_sequences_that_cross_episodes_hold_consecutive_rows(num_starts):
 def test_sequences_that_cross_episodes_can_begin_with_the_next_row():
     builder, found = ChunkBuilder(Experience(sequence_length=4, stride=3, cross_episodes=True), 1, 1, 2), []
     for step in range(20):
-        if step in (7, 12):  # after the second whole sequence, and in the midst of one
+        if step in (7, 12):  # after the second complete sequence, and within one
             builder.begin_with_next()
         row = np.array([[0, step]], np.uint8)
         found += builder.append(row, np.array([MID]), np.array([MID]), np.ones(1))
@@ -143,7 +143,7 @@ def test_parts_of_an_unfinished_chunk_flag_new_sequences():
     now[0] = 10.0
     assert builder.parts_older_than(1.0) == []  # no sequence yet
     builder.append(row, mid, mid, discount)
-    assert builder.parts_older_than(1.0) == []  # not for so long
+    assert builder.parts_older_than(1.0) == []  # not waiting for that long
     now[0] = 12.0
     (part,) = builder.parts_older_than(1.0)
     assert chunk_rows(part, 2).tolist() == [[NEW, 9], [0, 9], [0, 0], [0, 0]]
@@ -153,9 +153,9 @@ def test_parts_of_an_unfinished_chunk_flag_new_sequences():
     builder.append(row, mid, mid, discount)
     assert builder.take_full() == []
     builder.append(row, mid, mid, discount)
-    (whole,) = builder.take_full()
-    assert chunk_rows(whole, 2).tolist() == [[REPEATED, 9], [NEW, 9], [NEW, 9], [0, 9]]
-    assert chunk_id(whole) == chunk_id(part)
+    (complete,) = builder.take_full()
+    assert chunk_rows(complete, 2).tolist() == [[REPEATED, 9], [NEW, 9], [NEW, 9], [0, 9]]
+    assert chunk_id(complete) == chunk_id(part)
     assert (builder.take_all(), builder.num_waiting) == ([], 0)
 
 

@@ -55,7 +55,7 @@ def test_checkpoint_restores_the_counts(serve, tmp_path):
     path = tf.train.Checkpoint(reports=reader).write(str(tmp_path / 'checkpoint'))
     restored = reports.ReportReader(served.address)
     tf.train.Checkpoint(reports=restored).read(path).assert_consumed()
-    collector.report(_steps(130), _episodes(7.0))  # the same collector goes on
+    collector.report(_steps(130), _episodes(7.0))  # the same collector continues
     _read(served, restored)
     assert (restored.env_steps, restored.mean_return) == (130, 6.0)
 

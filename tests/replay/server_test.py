@@ -37,7 +37,7 @@ def test_restart_restores_the_content(serve, capfd):
     served.server.close()
     capfd.readouterr()
     restarted = serve(SMALL)
-    # Reverb's own words, without all that it tells of its reading.
+    # Reverb's log without its lines about reading.
     assert [line.partition('] ')[2] for line in capfd.readouterr().err.splitlines() if 'reverb/cc' in line] == [
         f'Started replay server on port {restarted.server.port}'
     ]
@@ -48,7 +48,7 @@ def test_restart_restores_the_content(serve, capfd):
 def test_full_disk_loses_only_the_newest_checkpoint(serve, tmp_path):
     experience = Experience(min_size=10, sampling='server', chunk_steps=1)
     served = serve(experience)
-    whole = served.server.checkpoint()
+    complete = served.server.checkpoint()
     for _ in range(100):
         _fill(served, experience)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -58,8 +58,8 @@ def test_full_disk_loses_only_the_newest_checkpoint(serve, tmp_path):
             served.server.checkpoint()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert [str(path.parent) for path in tmp_path.rglob('DONE')] == [whole]
-    assert [str(path) for path in (tmp_path / 'replay' / 'checkpoints').iterdir()] == [whole]
+    assert [str(path.parent) for path in tmp_path.rglob('DONE')] == [complete]
+    assert [str(path) for path in (tmp_path / 'replay' / 'checkpoints').iterdir()] == [complete]
 
 
 def test_rejects_damaged_checkpoint_and_keeps_it(serve):
@@ -173,7 +173,7 @@ def test_rejects_checkpoint_of_other_tables_and_keeps_it(serve, tmp_path, other,
 
 
 def test_checkpoint_may_lack_a_table_that_starts_empty(tmp_path):
-    """A run of on-policy data goes on with credits, though it began without them."""
+    """A run of on-policy data continues with credits, although it began without them."""
     storage, checkpoints = Storage(Experience(order='queue'), DATA_SPEC), tmp_path / 'replay' / 'checkpoints'
     server = ReplayServer(storage.make_tables(), 0, checkpoints)
     server.checkpoint()
@@ -286,4 +286,4 @@ def test_mirror_and_chunk_size_follow_the_settings(changes, mirrored, num_starts
 def test_large_rows_make_small_chunks():
     frame = tf.TensorSpec((84, 84, 4), tf.uint8, 'frame')
     assert Storage(Experience(sampling='server'), frame).num_starts == 4
-    assert Storage(Experience(chunk_steps=100), frame).num_starts == 18, 'a mirror takes them as a whole'
+    assert Storage(Experience(chunk_steps=100), frame).num_starts == 18, 'a mirror takes complete chunks'

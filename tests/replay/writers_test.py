@@ -123,7 +123,7 @@ def test_keep_waiting_can_end_a_blocked_write(serve):
     writer = _writer(serve(HELD_BACK), 8, keep_waiting=lambda: False)
     with pytest.raises(Stopped):
         write_steps(writer, fakes.CheckedEnvironment((50,) * 8), 1000)
-    assert writer.lost_steps == 0, 'nobody waits for them any more'
+    assert writer.lost_steps == 0, 'training is over, so they do not count'
 
 
 def test_server_restart_loses_nothing(serve):
@@ -139,7 +139,7 @@ def test_server_restart_loses_nothing(serve):
     restart.start()
     write_steps(writer, environment, 400)
     restart.join(30)
-    # The environment was reset in between: the items of two runs, each of whole and of cut off episodes.
+    # The environment was reset in between: the items of two runs, each with complete and cut off episodes.
     assert len(read_items(back[0])) == writer.num_sequences
 
 

@@ -1,4 +1,4 @@
-"""Collectors are killed while a learner trains: it goes on, and never sees a part of an item."""
+"""Collectors are killed while a learner trains: it continues, and never gets a partial item."""
 
 import subprocess
 import sys

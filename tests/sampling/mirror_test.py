@@ -33,7 +33,7 @@ def test_mirror_without_room_counts_as_full(serve, open_source):
 
 
 def test_continues_with_a_server_that_lost_its_content(serve, open_source):
-    """The checkpoint tells of more inserts than samples need; the replay is empty. Both sides must go on."""
+    """The checkpoint counts more inserts than the samples need, but the replay is empty. Both sides must continue."""
     served = serve(experience('learner', samples_per_insert=4.0, min_size=64, chunk_steps=4))
     source = open_source(served, timeout_secs=20.0)
     source.deserialize(json.dumps({'inserts': 100_000, 'samples': 1_000}))
@@ -72,7 +72,7 @@ def test_restart_fills_the_mirror_from_the_server(serve, open_source):
     thread.join(30)
     stored = served.table(REPLAY).current_size
     first.close()
-    # While there is no learner, steps go on to come, up to what the stream holds.
+    # While there is no learner, steps keep arriving until the stream is full.
     fill(served, 60).join(30)
     assert served.table(REPLAY).current_size == 2 * stored
     second = open_source(served)
@@ -150,7 +150,7 @@ def test_restart_reads_and_keeps_each_chunk_once(serve, open_source):
     assert num_bytes < peak_bytes < 1.5 * num_bytes  # the second time: the first one traces functions
     assert ring_content(source._ring, served.storage) == list(range(64 * num_chunks)), 'oldest first'
     chunks = table_scan.read_chunks(served.address, served.storage, REPLAY, 30.0, served.stop)
-    assert all(chunk.base is None for chunk in chunks), 'views would keep whole batches in memory'
+    assert all(chunk.base is None for chunk in chunks), 'views would keep entire batches in memory'
 
 
 def test_reads_items_that_a_dead_reader_left(serve):
@@ -200,7 +200,7 @@ def test_reports_read_errors_immediately(monkeypatch, serve, open_source):
 
 
 def test_writers_continue_when_the_learner_reads(serve, open_source):
-    """A stream that nobody reads holds writers back, and lets them go on when somebody does."""
+    """A stream without a reader blocks writers until there is one."""
     served = serve(experience('learner', chunk_steps=1, min_size=1))
     stop = threading.Event()
     writer = ReplayWriter(served.address, served.storage, 8, stop)

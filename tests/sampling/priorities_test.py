@@ -30,7 +30,7 @@ sys.stdin.read()
 
 
 class Server:
-    """A replay server in a process of its own, which can be stopped for a while."""
+    """A replay server in a separate process, which can be suspended."""
 
     def __init__(self, port=0):
         self.process = subprocess.Popen(
@@ -179,7 +179,7 @@ def test_ignores_errors_that_are_not_finite(serve, make_updater):
 
 
 def test_hanging_server_does_not_block_updates(serve, make_updater):
-    """The oldest updates make room; when the server goes on, so do they."""
+    """The oldest updates are dropped; updates continue when the server does."""
     server = serve()
     keys = server.fill(8)
     updater = make_updater(server.address, max_waiting=3)

@@ -79,7 +79,7 @@ def set_priorities(served, seed=0):
 
 
 class ErrorsOfData(tf.Module):
-    """An agent that learns nothing: the error of an item is what its first observation says."""
+    """An agent that learns nothing: the error of an item is its first observation."""
 
     def __init__(self, error=lambda steps: 0.1 + 0.1 * steps):
         super().__init__()

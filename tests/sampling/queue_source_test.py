@@ -27,7 +27,7 @@ def start(serve):
             source = QueueSource(
                 [served.address], served.storage, served.storage.experience.per_replica_batch_size, 60.0, seed=0
             )
-            # A stream waits for an item for ever, and only then sees that it is closed.
+            # A stream waits for an item without a deadline, and only then notices that it is closed.
             stack.callback(lambda: fill(served, 6, (5,)).join(30))
             stack.callback(source.close)
             return served, source
@@ -137,7 +137,7 @@ def test_takes_items_from_several_servers(serve, tmp_path):
 
 
 def test_takes_items_evenly_from_full_servers(serve, tmp_path):
-    """Within a batch and from batch to batch; a third server has nothing, and nobody waits for it."""
+    """Within a batch and from batch to batch; a third server has no items, and is not waited for."""
     experience = Experience(order='queue', min_size=1, max_size=100, per_replica_batch_size=3)
     served = [serve(experience, checkpoints=tmp_path / str(i)) for i in range(3)]
     source = QueueSource([one.address for one in served], served[0].storage, 3, 60.0)

@@ -12,8 +12,8 @@ def run(plan, num_steps):
     while len(taken) < num_steps:
         slot = plan.next_slot()
         if slot is None:
-            for place in plan.fresh_slots():
-                slots[place] = num_fresh
+            for slot in plan.fresh_slots():
+                slots[slot] = num_fresh
             num_fresh += 1
             plan.put()
         else:

@@ -21,14 +21,14 @@ def test_keeps_the_newest_sequences():
 
 
 def test_drops_sequences_that_do_not_fit_into_memory():
-    """Chunks in which few sequences begin fill the rows before the places."""
+    """Chunks in which few sequences begin fill the rows before `max_size` sequences are reached."""
     storage = Storage(experience('learner', max_size=4000, chunk_steps=16, sequence_length=2), DATA_SPEC)
     ring = RingBuffer(storage)
     begins = [1, *[0] * 14, 1]
     for first in range(0, 2000, 50):
         ring.add(chunks_of(storage, first, 50, begins))
         content = ring_content(ring, storage)
-        newest = [chunk * 16 + place for chunk in range(first + 50) for place in (0, 15)]
+        newest = [chunk * 16 + row for chunk in range(first + 50) for row in (0, 15)]
         assert content == newest[-len(content) :]
     assert ring.size < 2000
 
@@ -60,8 +60,8 @@ def test_late_part_of_a_chunk_drops_no_other_chunks():
     """When its old room is needed only what is older goes."""
     storage = Storage(experience('learner', max_size=4000, chunk_steps=16, sequence_length=2), DATA_SPEC)
     ring = RingBuffer(storage)
-    (whole,) = chunks_of(storage, 0, 1)
-    part = whole.copy()
+    (complete,) = chunks_of(storage, 0, 1)
+    part = complete.copy()
     chunk_rows(part, storage.layout.num_bytes)[5:] = 0
     ring.add([part])
     first = 1
@@ -69,20 +69,20 @@ def test_late_part_of_a_chunk_drops_no_other_chunks():
         ring.add(chunks_of(storage, first, 10, [1, *[0] * 14, 1]))
         size, first = ring.size, first + 10
         if first == 101:
-            ring.add([whole])
+            ring.add([complete])
     assert ring.size > 0.9 * size
 
 
 def _numbers(ring, storage):
     """The numbers of all rows of all sequences [n, T]."""
     oldest, size = ring.window.numpy()
-    places = ring.starts.numpy()[(oldest + np.arange(size)) % ring.starts.shape[0]]
-    rows = places[:, None] + np.arange(storage.experience.sequence_length)
+    starts = ring.starts.numpy()[(oldest + np.arange(size)) % ring.starts.shape[0]]
+    rows = starts[:, None] + np.arange(storage.experience.sequence_length)
     return ring.columns.batch(ring.columns.draw(rows[None]), 0)['policy_version'].numpy()
 
 
 def test_there_is_room_after_the_oldest_chunk_was_continued_last():
-    """More environments than the ring has room for chunks, each with one sequence, and nobody publishes meanwhile."""
+    """More environments than the ring has room for chunks, each with one sequence, and no call of `publish`."""
     storage = Storage(experience('learner', max_size=8000, chunk_steps=64, sequence_length=2), DATA_SPEC)
     ring, num_chunks = RingBuffer(storage), storage.mirror_rows // storage.chunk_shape[0]
     parts = _parts(storage, 0, num_chunks + 1, 1)

@@ -5,7 +5,7 @@ from tflearn.replay.rows import RowLayout
 from tflearn.sampling.ring_columns import RingColumns
 
 SPEC = {
-    'picture': tf.TensorSpec((12, 12, 3), tf.uint8, 'picture'),
+    'image': tf.TensorSpec((12, 12, 3), tf.uint8, 'image'),
     'state': (tf.TensorSpec((3,), tf.float32, 'velocity'), tf.TensorSpec((100, 2), tf.float32, 'map')),
     'done': tf.TensorSpec((), tf.bool, 'done'),
     'count': tf.TensorSpec((), tf.int64, 'count'),
@@ -23,12 +23,12 @@ def test_returns_narrow_and_wide_columns_together():
     layout, values = RowLayout(SPEC), _values(20)
     columns = RingColumns(layout, 30)
     columns.write(5, layout.pack(values))
-    places = np.random.default_rng(1).integers(0, 20, (4, 6, 2))  # batches, sequences, steps
-    drawn = tf.function(columns.draw)(tf.constant(5 + places))
+    indices = np.random.default_rng(1).integers(0, 20, (4, 6, 2))  # batches, sequences, steps
+    drawn = tf.function(columns.draw)(tf.constant(5 + indices))
     for i in range(4):
         batch = tf.function(columns.batch)(drawn, tf.constant(i))
         tf.nest.map_structure(
-            lambda got, column, i=i: np.testing.assert_array_equal(got, column[places[i]]), batch, values
+            lambda got, column, i=i: np.testing.assert_array_equal(got, column[indices[i]]), batch, values
         )
 
 

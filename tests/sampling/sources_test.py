@@ -1,4 +1,4 @@
-"""Both sources of batches, the learner's mirror and the server's draws: what they promise alike."""
+"""What both sources of batches, the learner's mirror and the server's draws, have in common."""
 
 import collections
 import contextlib
@@ -81,7 +81,7 @@ def test_all_sequences_have_the_same_probability(serve, open_source, sampling, l
     first = trajectory.observation[:, :, 0].numpy().reshape(-1, 2)
     last = trajectory.observation[:, :, -1, 1].numpy().reshape(-1)
     counts.update(map(tuple, np.column_stack([first, last]).tolist()))
-    # Both environments show the episodes 0, 1, 2, ...: what looks alike is told apart by its number of twins.
+    # Both environments have the episodes 0, 1, 2, ..., so equal sequences are counted.
     twins = _sequences(lengths, 96, length, stride)
     assert counts.keys() == twins.keys()
     expected = num_batches * BATCH / sum(twins.values())
@@ -100,8 +100,8 @@ def _sequences(lengths, num_steps, length, stride):
             if len(steps) == num_rows:  # terminated: its last row repeats
                 steps = np.concatenate([steps, np.full(length - 2, steps[-1])])
             starts = list(range(0, len(steps) - length + 1, stride))
-            whole = len(steps) >= num_rows and len(steps) > length
-            if whole and (len(steps) - length) % stride:
+            complete = len(steps) >= num_rows and len(steps) > length
+            if complete and (len(steps) - length) % stride:
                 starts.append(len(steps) - length)
             found.update((float(episode), float(steps[i]), float(steps[i + length - 1])) for i in starts)
     return found
@@ -164,7 +164,7 @@ def test_checkpoint_restores_empty_counts(serve, open_source):
 
 
 def test_batch_waits_for_slow_data(serve, open_source, monkeypatch):
-    """Slower than the stream looks up: what came before is part of the batch."""
+    """Data arrive more slowly than the stream's timeout: earlier items stay in the batch."""
     monkeypatch.setattr(reader, '_CHECK_CLOSED_MS', 20)
     served = serve(experience('server', chunk_steps=1, samples_per_insert=1.0, per_replica_batch_size=4))
     source = open_source(served)

@@ -58,7 +58,7 @@ class Job:
 
 
 class SmallRun:
-    """What the jobs of one run share, and a way to start each."""
+    """Starts jobs with the arguments that the jobs of one run share."""
 
     experience = Experience(min_size=50, samples_per_insert=8.0, per_replica_batch_size=8, max_size=2000)
 
@@ -110,7 +110,7 @@ class SmallRun:
 
 @pytest.fixture
 def small_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(reader, '_CHECK_CLOSED_MS', 300)  # streams shall end when they are closed
+    monkeypatch.setattr(reader, '_CHECK_CLOSED_MS', 300)  # so that streams end soon after they are closed
     run = SmallRun(tmp_path / 'run')
     yield run
     run.close()

@@ -1,4 +1,4 @@
-"""A real replay server in this process, on a picked port; what writes to it and reads from it."""
+"""A real replay server in this process, on a free port, with writers and readers."""
 
 import contextlib
 import dataclasses
@@ -37,7 +37,7 @@ BATCH = 16
 
 @dataclasses.dataclass
 class Served:
-    """A running server, its address and what lies where; `stop` ends those who write."""
+    """A running server, its address and its tables' layout; `stop` ends the writers."""
 
     server: ReplayServer
     address: str
@@ -51,7 +51,7 @@ class Served:
 @pytest.fixture
 def serve(tmp_path, monkeypatch):
     """Returns a function experience -> Served; all servers are closed at the end."""
-    monkeypatch.setattr(reader, '_CHECK_CLOSED_MS', 300)  # streams shall end when they are closed
+    monkeypatch.setattr(reader, '_CHECK_CLOSED_MS', 300)  # so that streams end soon after they are closed
     with contextlib.ExitStack() as stack:
 
         def start(experience, port=0, checkpoints=tmp_path / 'replay' / 'checkpoints'):
@@ -87,7 +87,7 @@ def experience(sampling, **changes):
 
 
 def write_steps(writer, environment, num_steps, version=7):
-    """Steps a checked environment with action 1 and writes what TF-Agents' driver would show an observer."""
+    """Steps a checked environment with action 1 and writes the trajectories of TF-Agents' driver."""
     time_step = environment.reset()
     action = np.ones(environment.num_environments, np.int64)
     for _ in range(num_steps):
@@ -109,7 +109,7 @@ def write_steps(writer, environment, num_steps, version=7):
 
 
 def fill(served, num_steps=40, lengths=(3, 5)):
-    """Writes on a thread, for a stream holds writers back until it is read."""
+    """Writes on a thread, since a stream blocks writers until it is read."""
 
     def write():
         writer = ReplayWriter(served.address, served.storage, len(lengths), served.stop)
@@ -156,7 +156,7 @@ def read_items(served):
 
 
 class NoFlush:
-    """A writer of which nobody asks to send what it gathers."""
+    """A writer that ignores `flush`."""
 
     def __init__(self, writer):
         self.writer = writer

@@ -92,7 +92,7 @@ def test_assigns_each_publication_once(address, opened):
     publisher.publish(1, 1, 0)
     subscriber.wait(20)
     pulled[1].assign([9.0, 9.0, 9.0])
-    with pytest.raises(TimeoutError):  # it looks a few dozen times meanwhile
+    with pytest.raises(TimeoutError):  # it polls a few dozen times in that time
         wait_until(subscriber.pull, 'the same version again', 0.5)
     assert float(pulled[1][0]) == 9.0
     publisher.publish(2, 2, 0)
@@ -104,7 +104,7 @@ def test_publication_is_a_snapshot(address, opened):
     published, pulled = _variables(1), _variables(0)
     publisher = opened(Publisher(address, published))
     publisher.publish(1, 1, 0)
-    published[0].assign(tf.fill((2, 3), 9.0))  # training goes on
+    published[0].assign(tf.fill((2, 3), 9.0))  # training continues
     subscriber = opened(Subscriber(address, pulled, create_train_step()))
     subscriber.wait(20)
     assert float(pulled[0][0, 0]) == 1.0

@@ -220,7 +220,7 @@ class TrainSession:
         if self._ending == Ending.STOP and not stop.is_set():
             raise PeerStopped(
                 f'stopped at train step {self._learner.step}, because another worker was asked to stop; start all '
-                'workers again: they go on from the checkpoint'
+                'workers again: they continue from the checkpoint'
             )
 
     def _guard(self, what: str) -> contextlib.AbstractContextManager[None]:
