@@ -11,7 +11,7 @@ def test_failures_in_a_row_are_limited():
     failures.add([0], 'two')
     failures.add([1], 'one')
     assert failures.num_rebuilt == 3
-    with pytest.raises(RuntimeError, match='got 3 failures in a row of environment 0; need .*its cause: three'):
+    with pytest.raises(RuntimeError, match='got 3 failures in a row of environment 0; need .*the cause: three'):
         failures.add([0], 'three')
 
 
@@ -40,7 +40,7 @@ def test_cause_is_the_error_and_its_traceback():
     except OSError as error:
         cause = cause_of(error)
     assert cause.splitlines()[0] == 'OSError: no licence'
-    assert 'test_a_cause_begins_with' in cause
+    assert 'test_cause_is_the_error' in cause
 
 
 def test_rebuilt_environments_get_other_seeds():
