@@ -12,6 +12,7 @@ import setuptools  # After the check: an unfit Python may have none.
 ROOT = pathlib.Path(__file__).resolve().parent
 VERSION = re.search(r"^__version__ = '(.+)'$", (ROOT / 'tflearn' / '__init__.py').read_text(encoding='utf-8'), re.M)
 JOBS = ('replay_server', 'collect', 'train', 'synchronous', 'evaluate', 'serve', 'export', 'launch')
+PROGRAMS = (*JOBS, 'migrate')
 
 setuptools.setup(
     name='tflearn-agents',
@@ -25,7 +26,7 @@ setuptools.setup(
     package_dir={'tflearn_scripts': 'scripts', 'tflearn_gin': 'gin'},
     package_data={'tflearn': ['py.typed'], 'tflearn_gin': ['**/*.gin']},
     entry_points={
-        'console_scripts': [f'tflearn-{job.replace("_", "-")} = tflearn_scripts.{job}:main' for job in JOBS],
+        'console_scripts': [f'tflearn-{name.replace("_", "-")} = tflearn_scripts.{name}:main' for name in PROGRAMS],
     },
     # docs/dependencies.md says what each is for.
     install_requires=[

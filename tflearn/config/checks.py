@@ -6,7 +6,7 @@ import types
 import typing
 from collections.abc import Collection, Iterable, Sequence
 
-from tflearn.config import names, reader
+from tflearn.config import moved, names, reader
 from tflearn.config.names import Configurable, nearest
 from tflearn.config.reader import FLAG, Binding, Macro, Reference, join_scope, leaves
 from tflearn.errors import UserValueError
@@ -43,6 +43,7 @@ def read_run(
       ImportError: if an imported module needs a package that is not installed.
     """
     statements = reader.read(gin_file, flag_bindings)
+    moved.check(statements)
     names.import_modules(statements.imports, load)
     jobs = _jobs(job, statements.imports, load)
     mistakes = names.resolve(statements, jobs, load)

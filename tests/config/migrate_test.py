@@ -1,0 +1,168 @@
+"""Gin files of version 0.1 load, or are refused in one line and load after `tflearn-migrate`."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tflearn.config import files, migrate, moved, outline, preview, reader
+
+FOLDER = pathlib.Path(__file__).with_name('version_0_1')  # gin/ of that version, without comments
+CHECKOUT = pathlib.Path(__file__).parents[2]
+RUNS = sorted(path.stem for path in FOLDER.glob('*_*.gin'))
+# These held each collector back by itself.
+REFUSED = {'a2c_cartpole', 'impala_reuse_cartpole', 'ppo_cartpole', 'ppo_pendulum'}
+JOBS = [f'tflearn.jobs.{job}' for job in ('replay_server', 'train', 'evaluate', 'collect')]
+
+
+@pytest.fixture
+def old(tmp_path, monkeypatch):
+    """A copy of the old gin files, in the working directory."""
+    shutil.copytree(FOLDER, tmp_path / 'old')
+    monkeypatch.chdir(tmp_path / 'old')
+    return tmp_path / 'old'
+
+
+def run(*arguments, cwd):
+    command = [sys.executable, '-m', 'scripts.migrate', *map(str, arguments)]
+    environment = {**os.environ, 'PYTHONPATH': str(CHECKOUT)}
+    ended = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=60)
+    return ended.returncode, ended.stdout, ended.stderr
+
+
+@pytest.mark.parametrize('name', RUNS)
+def test_an_old_run_loads_or_is_refused_until_it_is_migrated(old, name):
+    path = old / f'{name}.gin'
+    if name in REFUSED:
+        with pytest.raises(ValueError, match='run tflearn-migrate') as raised:
+            preview.check(path, [], JOBS)
+        assert 'a name of version 0.1; need tflearn.experience.Experience.versions_ahead, which' in str(raised.value)
+        assert '\n' not in str(raised.value)
+        for other in [pathlib.Path(other) for other in migrate.others_to_migrate(path)]:
+            other.write_text(migrate.migrate(other)[0])
+        path.write_text(migrate.migrate(path)[0])
+    preview.check(path, [], JOBS)
+
+
+def test_each_collectors_limit_becomes_one_of_all_collectors(old):
+    text, changes = migrate.migrate(old / 'algorithms' / 'ppo.gin')
+    assert 'CollectOptions' not in text
+    assert 'experience.Experience.versions_ahead = 1\n' in text
+    assert len(changes) == 3
+    assert changes[0].endswith('max_sequences_per_version = 8 -> removed')
+
+
+OWN = """# My run.
+from __gin__ import dynamic_registration
+from tflearn.jobs import in_step  # one process
+from tflearn.learner import checkpoints
+from tflearn.learner import limits as ends
+from tflearn.agents import dqn
+from tflearn.agents import networks
+import tflearn.steps
+include 'dqn_cartpole.gin'
+in_step.in_step.num_environments = 4  # as in_step.in_step says
+a/in_step.in_step:
+  seed = 3
+x = {"in_step.in_step": [@checkpoints.Checkpoints, @b/networks.Pixels(), @tflearn.steps.crossed, @ends.Limits()]}
+"""
+MIGRATED = """# My run.
+from __gin__ import dynamic_registration
+from tflearn.jobs import synchronous  # one process
+from tflearn.checkpoints import checkpoints
+from tflearn.learner import stop_conditions as ends
+from tflearn.agents import dqn
+from tflearn.agents import networks
+import tflearn.train_step
+from tflearn.agents import encoder
+include 'dqn_cartpole.gin'
+synchronous.synchronous.num_environments = 4  # as in_step.in_step says
+a/synchronous.synchronous:
+  seed = 3
+x = {"in_step.in_step": [@checkpoints.Checkpoints, @b/encoder.Pixels(), @tflearn.train_step.crossed, @ends.Limits()]}
+"""
+
+
+def test_names_are_rewritten_and_the_rest_stays(old):
+    path = old / 'own.gin'
+    path.write_text(OWN)
+    text, changes = migrate.migrate(path)
+    assert text == MIGRATED
+    assert f'{path}:3: from tflearn.jobs import in_step  # one process -> ' in changes[0]
+    path.write_text(text)
+    assert migrate.migrate(path) == (text, [])
+
+
+def test_a_name_that_is_taken_keeps_the_old_one(old):
+    path = old / 'own.gin'
+    path.write_text('from own import weights\nfrom tflearn import variables\nx = @variables.contract.table\n')
+    text, _ = migrate.migrate(path)
+    assert text.splitlines()[1:] == ['from tflearn import weights as variables', 'x = @variables.contract.table']
+
+
+def test_a_limit_without_versions_ahead_gets_its_default(old):
+    path = old / 'own.gin'
+    imports = 'from tflearn import experience\nfrom tflearn.jobs import collect_settings\n'
+    path.write_text(f'{imports}collect_settings.CollectOptions.max_sequences_per_version = 8\n')
+    assert migrate.migrate(path)[0] == f'{imports}experience.Experience.versions_ahead = 0\n'
+
+
+def test_a_block_that_cannot_be_rewritten_is_refused(old):
+    path = old / 'own.gin'
+    path.write_text(
+        'from tflearn.jobs import collect_settings\ncollect_settings.CollectOptions:\n  max_sequences_per_version = 8\n'
+    )
+    with pytest.raises(ValueError, match=rf'in a block in {path}:3; need one line .* take it out of the block'):
+        migrate.migrate(path)
+
+
+@pytest.mark.parametrize(
+    ('statement', 'new'),
+    [
+        ('from tflearn import variables', 'tflearn.weights'),
+        ('from tflearn.replay import reader', 'tflearn.sampling.reader'),
+        ('from tflearn.jobs import in_step', 'tflearn.jobs.synchronous'),
+        ('tflearn.jobs.in_step.in_step.seed=1', 'tflearn.jobs.synchronous.synchronous.seed'),
+    ],
+)
+def test_an_old_name_on_the_command_line_is_refused(statement, new):
+    with pytest.raises(ValueError, match='a name of version 0.1') as raised:
+        preview.check(files.resolve('dqn_cartpole'), [statement], JOBS)
+    assert f'in --gin_bindings, a name of version 0.1; need {new}, which replaced it' in str(raised.value)
+
+
+@pytest.mark.parametrize('old', moved.MOVED)
+def test_what_replaced_a_name_exists(old):
+    assert outline.module_of(old) != old, 'there is a module of the old name'
+    new = moved.MOVED[old]
+    module = outline.module_of(new)
+    if module != new:
+        assert hasattr(outline.Outlines().load(module), new[len(module) + 1 :].partition('.')[0])
+
+
+def test_the_program_writes_beside_the_file_or_in_place(old):
+    path = old / 'algorithms' / 'ppo.gin'
+    text = path.read_text()
+    code, output, errors = run(path, cwd=old)
+    assert (code, path.read_text()) == (0, text), errors
+    assert output.endswith(f'wrote {path}.new\n') and ' -> removed\n' in output
+    assert run('a2c_cartpole.gin', '--in_place', cwd=old)[1].count('run tflearn-migrate algorithms/ppo.gin') == 1
+    assert (old / 'a2c_cartpole.gin.orig').read_text() == (FOLDER / 'a2c_cartpole.gin').read_text()
+    assert 'Experience.versions_ahead = 0' in (old / 'a2c_cartpole.gin').read_text()
+    assert run('dqn_cartpole.gin', cwd=old)[1] == 'dqn_cartpole.gin: nothing to change\n'
+    assert not (old / 'dqn_cartpole.gin.new').exists()
+
+
+@pytest.mark.parametrize(('arguments', 'error'), [([], 'got no file; need'), (['x.gin'], 'got the gin file x.gin')])
+def test_the_program_reports_mistakes_in_one_line(tmp_path, arguments, error):
+    code, output, errors = run(*arguments, cwd=tmp_path)
+    assert (code, output, errors.count('\n')) == (2, '', 1)
+    assert errors.startswith(f'tflearn-migrate: error: {error}')
+    assert '--in_place' in run('--help', cwd=tmp_path)[1]
+
+
+def test_old_names_are_found_only_where_they_are():
+    assert list(moved.old_names(reader.read(files.resolve('ppo_cartpole')))) == []

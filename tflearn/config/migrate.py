@@ -1,0 +1,114 @@
+"""Rewrites the names of version 0.1 in a gin file; its comments and its layout stay."""
+
+import pathlib
+import re
+from collections.abc import Sequence
+
+from tflearn.config import moved, outline, reader
+from tflearn.config.reader import Binding, Import, Statements
+from tflearn.errors import UserValueError
+
+# A string or a comment; or a name with a dot.
+_NAME = re.compile(r"""('[^'\n]*'|"[^"\n]*"|\#.*)|\b[A-Za-z_]\w*(?:\.\w+)+""")
+
+
+def migrate(path: pathlib.Path) -> tuple[str, list[str]]:
+    """Returns the new text of a gin file, and a line for each change. Included files are read, but stay as they are.
+
+    Raises:
+      ValueError: if it is no gin file, or has a name of version 0.1 that has to be replaced by hand.
+    """
+    statements = reader.read(path)
+    file = _File(path, [item for item in statements.imports if _line(path, item.place)])
+    file.rewrite_imports()
+    for binding, new in moved.replaced_bindings(statements):
+        if new == moved.VERSIONS_AHEAD and _line(path, binding.place):
+            file.replace_by_versions_ahead(binding, statements)
+    file.rewrite_names()
+    return ''.join(file.lines), file.changes()
+
+
+def others_to_migrate(path: pathlib.Path) -> list[str]:
+    """Returns the files that the gin file includes and that have names of version 0.1 too."""
+    places = [place for _, place, _ in moved.old_names(reader.read(path)) if not _line(path, place)]
+    return list(dict.fromkeys(place.rpartition(':')[0] for place in places))
+
+
+class _File:
+    """The lines of a gin file while they are rewritten: a removed one is empty, one with an import added holds two."""
+
+    def __init__(self, path: pathlib.Path, imports: Sequence[Import]):
+        self._path, self._imports = path, imports
+        self._old = path.read_text(encoding='utf-8').splitlines(keepends=True)
+        self.lines = list(self._old)
+        # By module, what it is called in the new file: `import a.b` brings no other part of `a`.
+        self._names = {item.module: item.name if item.symbol == item.module else item.module for item in imports}
+
+    def changes(self) -> list[str]:
+        """Returns a line for each line that changed."""
+        return [
+            f'{self._path}:{number}: {old.strip()} -> {" + ".join(new.splitlines()).strip() or "removed"}'
+            for number, (old, new) in enumerate(zip(self._old, self.lines, strict=True), 1)
+            if old != new
+        ]
+
+    def rewrite_imports(self) -> None:
+        for item in self._imports:
+            if not (new := moved.new_name(item.module)):
+                continue
+            package, _, last = new.rpartition('.')
+            self._names.pop(item.module, None)
+            self._names[new], statement = new, f'import {new}'
+            if item.symbol == item.module:
+                is_renamed = item.name != item.module.rpartition('.')[2] or last in self._names.values()
+                statement = f'from {package} import {last}{f" as {item.name}" if is_renamed else ""}'
+                self._names[new] = item.name if is_renamed else last
+            index = (_line(self._path, item.place) or 0) - 1
+            self.lines[index] = re.sub(r'(from|import) [^#\n]*[^#\s]', statement, self.lines[index], count=1)
+
+    def rewrite_names(self) -> None:
+        for index, line in enumerate(self.lines):
+            if not re.match(r'(from|import|include)\b', line):
+                self.lines[index] = _NAME.sub(self._rewritten, line)
+
+    def replace_by_versions_ahead(self, binding: Binding, statements: Statements) -> None:
+        """Rewrites a setting of each collector whose place Experience.versions_ahead has taken for all of them.
+
+        Raises:
+          ValueError: if it is in a block of its function.
+        """
+        index = (_line(self._path, binding.place) or 0) - 1
+        if binding.written not in self.lines[index]:
+            raise UserValueError(
+                f'got {binding.written} in a block in {binding.place}; need one line {binding.written} = '
+                f'{binding.value!r}, which can be rewritten; take it out of the block'
+            )
+        has_value = any(item.parameter == 'versions_ahead' for item in statements.bindings)
+        if binding.parameter == 'versions_ahead':
+            self.lines[index] = self.lines[index].replace(binding.written, self._short(moved.VERSIONS_AHEAD))
+        elif binding.parameter == 'max_sequences_per_version' and not has_value:
+            self.lines[index] = f'{self._short(moved.VERSIONS_AHEAD)} = 0\n'
+        else:
+            self.lines[index] = ''
+
+    def _rewritten(self, match: re.Match[str]) -> str:
+        new = None if match[1] else moved.new_name(moved.full_name(match[0], self._imports))
+        return self._short(new) if new else match[0]
+
+    def _short(self, name: str) -> str:
+        """Returns a full name as the new file writes it, which imports its module if it did not before."""
+        modules = [module for module in self._names if name.startswith(f'{module}.')]
+        if not modules:
+            modules = [outline.module_of(name)]
+            package, _, last = modules[0].rpartition('.')
+            self._names[modules[0]] = last
+            index = max(_line(self._path, item.place) or 0 for item in self._imports) - 1
+            self.lines[index] += f'from {package} import {last}\n'
+        module = max(modules, key=len)
+        return f'{self._names[module]}{name[len(module) :]}'
+
+
+def _line(path: pathlib.Path, place: str) -> int | None:
+    """Returns the line number of a place in this file; None if it is elsewhere."""
+    file, _, number = place.rpartition(':')
+    return int(number) if file == str(path) else None

@@ -1,0 +1,134 @@
+"""Names in gin files of version 0.1, and the names that replaced them. `tflearn-migrate` rewrites them."""
+
+from collections.abc import Iterable, Iterator
+
+from tflearn.config.reader import Binding, Import, Reference, Statements, leaves
+from tflearn.errors import UserValueError
+
+_COLLECT_OPTIONS = 'tflearn.jobs.collect_settings.CollectOptions'
+VERSIONS_AHEAD = 'tflearn.experience.Experience.versions_ahead'
+
+# By package: modules, and where they are now in tflearn.
+_MODULES = {
+    'tflearn': {'specs': 'types', 'steps': 'train_step', 'variables': 'weights'},
+    'tflearn.agents': {'gradient_statistics': 'agents.optimizers'},
+    'tflearn.environments': {
+        'copies': 'environments.sync_vector_env',
+        'refusals': 'environments.registry',
+        'wrapper': 'environments.wrappers',
+    },
+    'tflearn.jobs': {
+        'in_step': 'jobs.synchronous',
+        'in_step_session': 'jobs.synchronous_session',
+        'recorded_data': 'jobs.initial_agent',
+        'run_end': 'jobs.run_result',
+    },
+    'tflearn.learner': {
+        'checkpoint_files': 'checkpoints.files',
+        'checkpoints': 'checkpoints.checkpoints',
+        'consistency': 'distribute.replica_check',
+        'elements': 'learner.batch_structure',
+        'initial_load': 'checkpoints.warm_start',
+        'input_checks': 'learner.batch_structure',
+        'interval_figures': 'learner.interval_metrics',
+        'iterations': 'learner.minibatches',
+        'limits': 'learner.stop_conditions',
+        'on_policy_data': 'tf_agents_compat.on_policy_data',
+        'precision': 'distribute.precision',
+        'process_figures': 'learner.interval_metrics',
+        'random_state': 'checkpoints.random_state',
+        'snapshots': 'checkpoints.snapshots',
+        'step_figures': 'learner.step_metrics',
+        'strategies': 'distribute.strategies',
+        'tf_agents_checkpointer': 'tf_agents_compat.checkpointer',
+        'tf_agents_loop': 'tf_agents_compat.loop',
+        'tf_agents_plain_learner': 'tf_agents_compat.plain_learner',
+        'tf_agents_ppo_learner': 'tf_agents_compat.ppo_learner',
+        'tf_config': 'distribute.tf_config',
+        'watchdog': 'distribute.watchdog',
+        'workers': 'distribute.workers',
+    },
+    'tflearn.policies': {
+        **{
+            name: f'serving.{name}' for name in ('batching', 'client', 'prediction_service', 'served_version', 'server')
+        },
+        'calls': 'serving.request_queue',
+        'model_holder': 'serving.models',
+        'saved_policy': 'policies.exporter',
+        'served_policy': 'serving.remote_policy',
+        'serving_config': 'serving.model_config',
+        'serving_metrics': 'serving.metrics',
+        'serving_protos': 'serving.protos',
+        'tensor_protos': 'serving.tensor_protos',
+    },
+    'tflearn.replay': {
+        name: f'sampling.{name}'
+        for name in (
+            *('local', 'mirror', 'priorities', 'prioritized', 'queue_source', 'reader', 'reuse_plan', 'ring_buffer'),
+            *('ring_columns', 'sampler', 'shared_array'),
+        )
+    },
+}
+# By full name: modules, functions, arguments.
+MOVED = {
+    **{f'{package}.{name}': f'tflearn.{new}' for package, news in _MODULES.items() for name, new in news.items()},
+    'tflearn.agents.networks.Pixels': 'tflearn.agents.encoder.Pixels',
+    'tflearn.jobs.in_step.in_step': 'tflearn.jobs.synchronous.synchronous',
+    f'{_COLLECT_OPTIONS}.max_sequences_per_version': VERSIONS_AHEAD,
+}
+# These meant something without max_episodes_per_version as long as there was max_sequences_per_version.
+_WITH_SEQUENCES = {
+    f'{_COLLECT_OPTIONS}.{name}': VERSIONS_AHEAD for name in ('versions_ahead', 'collect_at_least_every_secs')
+}
+
+
+def new_name(old: str) -> str | None:
+    """Returns the full name that replaced the full name `old` or what it begins with; None if nothing did."""
+    parts = old.split('.')
+    for end in range(len(parts), 0, -1):
+        if new := MOVED.get('.'.join(parts[:end])):
+            return '.'.join([new, *parts[end:]])
+    return None
+
+
+def full_name(selector: str, imports: Iterable[Import]) -> str:
+    """Returns the full name of what `selector` means where these imports hold; the selector if it needs none."""
+    first, _, rest = selector.partition('.')
+    symbols = [item.symbol for item in imports if item.name == first]
+    return f'{symbols[-1]}.{rest}' if symbols and rest else selector
+
+
+def replaced_bindings(statements: Statements) -> Iterator[tuple[Binding, str]]:
+    """Yields the bindings of arguments that moved or were replaced, each with the full name that took its place."""
+    names = [full_name(f'{item.selector}.{item.parameter}', item.imports) for item in statements.bindings]
+    by_sequences = not any(name == f'{_COLLECT_OPTIONS}.max_episodes_per_version' for name in names)
+    for binding, name in zip(statements.bindings, names, strict=True):
+        new = new_name(name) or (_WITH_SEQUENCES.get(name) if by_sequences else None)
+        if new and binding.parameter:
+            yield binding, new
+
+
+def old_names(statements: Statements) -> Iterator[tuple[str, str, str]]:
+    """Yields the names of version 0.1 as they are written, each with its place and the full name that replaced it."""
+    for item in statements.imports:
+        if new := new_name(item.module):
+            yield f'the import of {item.module}', item.place, new
+    for binding in statements.bindings:
+        for leaf in leaves(binding.value):
+            if isinstance(leaf, Reference) and (new := new_name(full_name(leaf.selector, binding.imports))):
+                yield repr(leaf), binding.place, new
+    for binding, new in replaced_bindings(statements):
+        yield binding.written, binding.place, new
+
+
+def check(statements: Statements) -> None:
+    """Checks that no name is one of version 0.1.
+
+    Raises:
+      ValueError: naming the first one, its place and the new name.
+    """
+    for written, place, new in old_names(statements):
+        raise UserValueError(
+            f'got {written} in {place}, a name of version 0.1; need {new}, which replaced it; run tflearn-migrate '
+            f'{place.rpartition(":")[0] or "FILE.gin"}'
+        )
