@@ -7,33 +7,26 @@ import sys
 
 from absl import flags
 
-from tflearn.config import files
+from tflearn.api import process_run
 from tflearn.errors import UserError
-from tflearn.launch import local
-from tflearn.launch.topology import local_topology
 from tflearn.run_dir import RunDir
 
 from . import job_flags, preflight
 
 
 def launch() -> int:
-    """Runs the jobs with the flags of this program. Returns the exit code, see `local.run`."""
+    """Runs the jobs with the flags of this program. Returns the exit code, see `process_run.run`."""
     values = flags.FLAGS
-    run_dir = RunDir(values.root_dir)
-    gin_file = files.resolve(values.gin_file)
-    shared = [f'--root_dir={run_dir.root}', f'--gin_file={gin_file}']
-    shared += [f'--gin_bindings={binding}' for binding in values.gin_bindings]
-    address = local.free_address() if values['replay_address'].using_default_value else values.replay_address
-    shared += [f'--replay_address={address}', f'--connect_timeout_secs={values.connect_timeout_secs:g}']
-    shared += [f'--stop_timeout_secs={values.stop_timeout_secs:g}']
-    topology = local_topology(package=str(__package__), flags=shared, num_collectors=values.num_collectors)
-    from tflearn.config import preview  # Half a second that a wrong flag need not wait for.
-    from tflearn.jobs import environment_check
-
-    kinds = sorted({f'tflearn.jobs.{job.kind}' for job in topology.jobs})
-    preview.check(gin_file, values.gin_bindings, kinds, environment_check.check)
-    # The jobs end themselves when that time is over; this is for those that cannot.
-    return local.run(topology, run_dir, stop_timeout_secs=values.stop_timeout_secs + 10.0)
+    return process_run.run(
+        RunDir(values.root_dir),
+        values.gin_file,
+        values.gin_bindings,
+        package=str(__package__),
+        num_collectors=values.num_collectors,
+        replay_address=None if values['replay_address'].using_default_value else values.replay_address,
+        connect_timeout_secs=values.connect_timeout_secs,
+        stop_timeout_secs=values.stop_timeout_secs,
+    )
 
 
 def main() -> None:

@@ -37,7 +37,7 @@ RULES = {
         ({'tflearn/jobs/train.py': 'from tflearn.config import files'}, 'got tflearn.config.files'),
         ({'tflearn/jobs/train.py': 'from tests import fakes'}, 'got tests.fakes'),
         ({'tflearn/jobs/train.py': 'from tflearn.api import training'}, 'got tflearn.api'),
-        ({'scripts/train.py': 'from tflearn.api import training'}, 'got tflearn.api'),
+        ({'tflearn/launch/local.py': 'from tflearn.api import training'}, 'got tflearn.api'),
     ],
     layers.libraries: [
         ({'tflearn/train_step.py': 'import reverb'}, 'got an import of reverb in the vocabulary'),

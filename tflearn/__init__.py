@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tflearn.api.training import TrainedRun, train
     from tflearn.distribute.strategies import make as make_strategy
-    from tflearn.experience import BatchSource, Experience
+    from tflearn.experience import Experience
     from tflearn.learner.learner import Learner, LearnerOptions
     from tflearn.learner.stop_conditions import StopConditions
     from tflearn.learner.summaries import SummaryOptions
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tflearn.policies.policy_function import PolicyFunction, load_policy
     from tflearn.run_dir import RunDir
     from tflearn.train_step import create_train_step
-    from tflearn.types import EnvironmentSpecs
+    from tflearn.types import BatchSource, EnvironmentSpecs
 
 __version__ = '0.1.0'
 __all__ = [
@@ -52,7 +52,7 @@ __all__ = [
 # Module -> the public names that it defines, once more: those above are for type checkers only.
 _NAMES = {
     'api.training': ('TrainedRun', 'train'),
-    'experience': ('BatchSource', 'Experience'),
+    'experience': ('Experience',),
     'learner.learner': ('Learner', 'LearnerOptions'),
     'learner.stop_conditions': ('StopConditions',),
     'learner.summaries': ('SummaryOptions',),
@@ -62,7 +62,7 @@ _NAMES = {
     'policies.policy_function': ('PolicyFunction', 'load_policy'),
     'run_dir': ('RunDir',),
     'train_step': ('create_train_step',),
-    'types': ('EnvironmentSpecs',),
+    'types': ('BatchSource', 'EnvironmentSpecs'),
 }
 _HOMES = {name: (module, name) for module, names in _NAMES.items() for name in names}
 _HOMES['make_strategy'] = ('distribute.strategies', 'make')

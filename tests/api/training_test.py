@@ -1,5 +1,6 @@
 """Whole runs as one call from Python."""
 
+import concurrent.futures
 import dataclasses
 import os
 import pathlib
@@ -100,6 +101,55 @@ def test_an_error_in_an_evaluation_ends_the_run(tmp_path):
     assert threading.active_count() < 20
     run = tflearn.train(**{**SMALL, 'num_train_steps': 10}, root_dir=tmp_path)
     assert run.train_step >= 10, 'it went on from the checkpoint of the first call'
+
+
+BINDINGS = [
+    'train.train.num_train_steps = 60',
+    'train.train.export_interval_steps = 30',
+    'dqn.make_agent.fc_layer_params = (8,)',
+    'experience.Experience.min_size = 100',
+    'evaluate.evaluate.target_return = None',
+    'evaluate.evaluate.num_episodes = 2',
+]
+
+
+@pytest.mark.parametrize('mode', ['synchronous', 'processes'])
+def test_a_gin_file_in_both_modes(tmp_path, monkeypatch, mode):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(pathlib.Path(__file__).parents[2])
+    run = tflearn.train('dqn_cartpole', mode=mode, gin_bindings=BINDINGS)
+    assert (run.reason, run.train_step) == ('num_train_steps 60 reached', 60)
+    assert run.run_dir.root == tmp_path / 'runs' / 'dqn_cartpole'
+    assert len(run.evaluations[-1]['returns']) == 2
+    assert run.policy(np.zeros((5, 4))).shape == (5,)
+    assert 'num_train_steps = 60' in run.run_dir.config.read_text()
+    again = tflearn.train('dqn_cartpole', mode=mode, gin_bindings=BINDINGS)
+    assert again.evaluations == run.evaluations
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'error', 'message'),
+    [
+        ({'gin_file': 'dqn_cartpol'}, ValueError, "got gin_file='dqn_cartpol'; did you mean dqn_cartpole"),
+        ({'num_train_steps': 9, 'seed': 1}, TypeError, 'got a gin file and num_train_steps, seed; need that bound'),
+        ({'gin_bindings': 'a.b = 1'}, TypeError, "got gin_bindings='a.b = 1'; need a list"),
+        ({'gin_bindings': ['train.train.num_step = 1']}, ValueError, 'num_step'),
+        ({'gin_bindings': ['train.train.num_step = 1'], 'mode': 'synchronous'}, ValueError, 'num_step'),
+        ({'num_collectors': 0}, ValueError, 'got num_collectors=0'),
+        ({'num_collectors': 2, 'mode': 'synchronous'}, ValueError, 'got num_collectors=2'),
+    ],
+)
+def test_a_wrong_configuration_is_refused_before_any_work(tmp_path, monkeypatch, arguments, error, message):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(pathlib.Path(__file__).parents[2])
+    with pytest.raises(error, match=message):
+        tflearn.train(**{'gin_file': 'dqn_cartpole', **arguments})
+    assert not list(tmp_path.iterdir())
+
+
+def test_processes_need_the_main_thread(tmp_path):
+    with concurrent.futures.ThreadPoolExecutor() as pool, pytest.raises(RuntimeError, match='on another thread'):
+        pool.submit(tflearn.train, 'dqn_cartpole', root_dir=tmp_path).result()
 
 
 PROGRAM = """

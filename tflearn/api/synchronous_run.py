@@ -1,43 +1,144 @@
-"""Training and evaluation side by side in this process, with their progress on stderr."""
+"""The synchronous job with the evaluate job beside it, in this process, with their progress on stderr."""
 
 import concurrent.futures
 import contextlib
+import dataclasses
+import inspect
 import logging as standard_logging
 import pathlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from absl import logging
 
 from tflearn import waiting
+from tflearn.config import files, job_config, names, preview, saved
+from tflearn.jobs import environment_check
+from tflearn.jobs.collect import collect
+from tflearn.jobs.evaluate import evaluate
+from tflearn.jobs.evaluate_settings import EvaluateOptions
+from tflearn.jobs.synchronous import synchronous
+from tflearn.jobs.train import train
+from tflearn.launch.code_revision import code_revision
+from tflearn.run_dir import RunDir
 
 _PACKAGE = str(pathlib.Path(waiting.__file__).parent)
+_NO_TIMEOUT_SECS = float('inf')
+# Evaluations do not play episodes that were trained on.
+_EVALUATION_SEED = 1_000_000
 
 
-def run(
-    training: Callable[[threading.Event, Callable[[], None]], None], evaluation: Callable[[threading.Event], None]
+def of_objects(run_dir: RunDir, arguments: Mapping[str, Any], target_return: float | None, num_episodes: int) -> None:
+    """Runs both jobs with Python objects as arguments.
+
+    Args:
+      run_dir: the run's directory.
+      arguments: those of the synchronous job that this function does not give.
+      target_return: see the evaluate job.
+      num_episodes: episodes of one evaluation.
+
+    Raises:
+      ValueError: if an argument cannot be used.
+    """
+    seed = arguments.get('seed')
+    _run(
+        run_dir,
+        lambda stop, on_restored: synchronous(
+            run_dir=run_dir, stop=stop, on_restored=on_restored, describe=_code, **arguments
+        ),
+        lambda stop: evaluate(
+            run_dir=run_dir,
+            stop=stop,
+            connect_timeout_secs=_NO_TIMEOUT_SECS,
+            idle_timeout_secs=_NO_TIMEOUT_SECS,
+            make_environment=arguments['make_environment'],
+            num_episodes=num_episodes,
+            target_return=target_return,
+            seed=None if seed is None else seed + _EVALUATION_SEED,
+            options=EvaluateOptions(follow='each'),
+        ),
+    )
+
+
+def of_gin_file(run_dir: RunDir, gin_file: str, gin_bindings: Sequence[str]) -> None:
+    """Runs both jobs as a gin file configures them. What this process had bound with gin before is forgotten.
+
+    Args:
+      run_dir: the run's directory.
+      gin_file: a path, or the name of a packaged gin file.
+      gin_bindings: gin statements that come after it.
+
+    Raises:
+      ValueError: if the configuration is wrong.
+    """
+    path = files.resolve(gin_file)
+    preview.check(path, gin_bindings, ['tflearn.jobs.evaluate'], environment_check.check)
+    given = dict.fromkeys(('run_dir', 'stop', 'on_restored', 'describe'))
+    training = job_config.configure(synchronous, given, path, gin_bindings, taken())
+    evaluation = dataclasses.replace(training, job=names.Configurable(evaluate, evaluate.__module__, 'evaluate'))
+
+    def train_job(stop: threading.Event, on_restored: Callable[[], None]) -> None:
+        def restored() -> None:
+            saved.save(run_dir, training.text)
+            on_restored()
+
+        describe = lambda: {**training.texts(), **_code()}  # noqa: E731
+        arguments = {'run_dir': run_dir, 'stop': stop, 'on_restored': restored, 'describe': describe}
+        dataclasses.replace(training, arguments=arguments).run()
+
+    def evaluate_job(stop: threading.Event) -> None:
+        arguments = {'run_dir': run_dir, 'stop': stop, 'connect_timeout_secs': _NO_TIMEOUT_SECS}
+        dataclasses.replace(evaluation, arguments=arguments).run()
+
+    _run(run_dir, train_job, evaluate_job)
+
+
+def taken() -> job_config.Taken:
+    """Returns which bindings of the train and the collect job hold for the synchronous job, by its arguments."""
+    both = inspect.signature(synchronous).parameters.keys() & inspect.signature(train).parameters.keys()
+    return {
+        **{name: (train, name) for name in both},
+        'learner_options': (train, 'options'),
+        'num_environments': (collect, 'num_environments'),
+        'max_collect_steps': (collect, 'max_env_steps'),
+        'collect_seed': (collect, 'seed'),
+        'collect_options': (collect, 'options'),
+    }
+
+
+def _code() -> dict[str, str]:
+    return {'run/code_revision': code_revision()}
+
+
+def _run(
+    run_dir: RunDir,
+    training: Callable[[threading.Event, Callable[[], None]], None],
+    evaluation: Callable[[threading.Event], None],
 ) -> None:
     """Runs both in threads and waits until they have ended. An error of one stops the other, and is raised.
 
     So does Ctrl-C: training saves a checkpoint before it ends.
 
     Args:
+      run_dir: the run's directory; it is created.
       training: gets an event that stops it when set, and a function to call once evaluation can begin.
       evaluation: gets the same event.
     """
+    run_dir.make()
     stop = threading.Event()
     evaluations: list[concurrent.futures.Future[None]] = []
 
-    def evaluate() -> None:
+    def guarded_evaluation() -> None:
         try:
             evaluation(stop)
         except BaseException:
             stop.set()
             raise
 
-    with progress_shown(), concurrent.futures.ThreadPoolExecutor(2, 'tflearn') as pool:
+    with _progress_shown(), concurrent.futures.ThreadPoolExecutor(2, 'tflearn') as pool:
         try:
-            pool.submit(training, stop, lambda: evaluations.append(pool.submit(evaluate))).result()
+            pool.submit(training, stop, lambda: evaluations.append(pool.submit(guarded_evaluation))).result()
             for future in evaluations:
                 future.result()
         except BaseException:
@@ -46,7 +147,7 @@ def run(
 
 
 @contextlib.contextmanager
-def progress_shown() -> Iterator[None]:
+def _progress_shown() -> Iterator[None]:
     """Logs what jobs report to stderr during the block, unless the program has set up its own logging."""
     root, verbosity = standard_logging.getLogger(), logging.get_verbosity()
     if root.handlers:

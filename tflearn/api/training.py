@@ -4,28 +4,27 @@ import dataclasses
 import difflib
 import inspect
 import os
+import pathlib
+import signal
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from tflearn.actors.evaluation_record import EvaluationRecord
-from tflearn.api import synchronous_run
+from tflearn.api import process_run, synchronous_run
+from tflearn.config import files
 from tflearn.errors import UserRuntimeError, UserTypeError, UserValueError
-from tflearn.experience import AgentFactory, Experience
-from tflearn.jobs.evaluate import evaluate
-from tflearn.jobs.evaluate_settings import EvaluateOptions
+from tflearn.experience import Experience
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.synchronous import synchronous
 from tflearn.policies.policy_function import PolicyFunction, load_policy
 from tflearn.run_dir import RunDir, read_json
-from tflearn.types import EnvironmentFactory
+from tflearn.types import AgentFactory, EnvironmentFactory
 
 Mode = Literal['synchronous', 'processes']
 
 # Arguments of the synchronous job that `train` itself gives.
 _GIVEN = ('run_dir', 'stop', 'on_restored', 'describe')
-_NO_TIMEOUT_SECS = float('inf')
-# Evaluations are not played with the seeds of training.
-_EVALUATION_SEED = 1_000_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,31 +112,46 @@ def train(
     mode = mode or ('synchronous' if gin_file is None else 'processes')
     if mode not in get_args(Mode):
         raise UserValueError(f'got mode={mode!r}; need one of {", ".join(get_args(Mode))}')
+    if mode == 'synchronous' and num_collectors != 1:
+        raise UserValueError(f"got num_collectors={num_collectors} with mode='synchronous'; need mode='processes'")
     if gin_file is None:
-        _check_parts(parts, root_dir, mode, gin_bindings)
-        _check_more(**more)
-        run_dir = RunDir(root_dir or '')
-        run_dir.make()
-        _run_parts(run_dir, parts, **more)
+        _check_parts({**parts, 'root_dir': root_dir}, mode, gin_bindings)
+        _check_settings(num_episodes, settings)
     else:
-        raise NotImplementedError
+        gin_file = os.fspath(gin_file)
+        _check_gin({**parts, **more}, gin_file, gin_bindings)
+    run_dir = RunDir(root_dir or pathlib.Path('runs', pathlib.Path(gin_file or '').stem))
+    if gin_file is None:
+        synchronous_run.of_objects(run_dir, {**parts, **settings}, target_return, num_episodes or 20)
+    elif mode == 'synchronous':
+        synchronous_run.of_gin_file(run_dir, gin_file, gin_bindings)
+    else:
+        _run_processes(run_dir, gin_file, gin_bindings, num_collectors)
     return _result(run_dir)
 
 
-def _check_parts(
-    parts: Mapping[str, Any], root_dir: str | os.PathLike[str] | None, mode: Mode, gin_bindings: Sequence[str]
-) -> None:
-    """Checks the run's parts as Python objects, as far as it can be done before they are used."""
-    missing = [name for name, value in {**parts, 'root_dir': root_dir}.items() if value is None]
-    if missing:
+def _check_gin(others: Mapping[str, Any], gin_file: str, gin_bindings: Sequence[str]) -> None:
+    """Checks what is given with a gin file, and that there is such a file."""
+    if given := [name for name, value in others.items() if value is not None]:
         raise UserTypeError(
-            f'got neither a gin file nor {", ".join(missing)}; need one gin file, or all of {", ".join(parts)} and '
-            'root_dir'
+            f'got a gin file and {", ".join(given)}; need that bound in the gin file, or with '
+            "gin_bindings=['train.train.num_train_steps = 1000', ...]"
+        )
+    if isinstance(gin_bindings, str):
+        raise UserTypeError(f'got gin_bindings={gin_bindings!r}; need a list of gin statements')
+    files.resolve(gin_file)
+
+
+def _check_parts(parts: Mapping[str, Any], mode: Mode, gin_bindings: Sequence[str]) -> None:
+    """Checks the run's parts as Python objects, as far as it can be done before they are used."""
+    if missing := [name for name, value in parts.items() if value is None]:
+        raise UserTypeError(
+            f'got neither a gin file nor {", ".join(missing)}; need one gin file, or all of {", ".join(parts)}'
         )
     if mode != 'synchronous' or gin_bindings:
         raise UserTypeError(
-            f'got mode={mode!r}, gin_bindings={list(gin_bindings)} without a gin file; need a gin file for both, since '
-            "jobs in processes of their own are configured by it; use mode='synchronous', without gin_bindings"
+            f'got mode={mode!r}, gin_bindings={list(gin_bindings)} without a gin file; need a gin file for both: '
+            "processes get no Python objects; use mode='synchronous' without gin_bindings"
         )
     for name in ('make_environment', 'make_agent'):
         if not callable(parts[name]):
@@ -146,9 +160,8 @@ def _check_parts(
         raise UserTypeError(f'got experience={parts["experience"]!r}; need a tflearn.Experience')
 
 
-def _check_more(target_return: float | None, num_episodes: int | None, **settings: Any) -> None:
-    """Checks what is not a part of the run, likewise."""
-    del target_return
+def _check_settings(num_episodes: int | None, settings: Mapping[str, Any]) -> None:
+    """Checks what is given with the run's parts."""
     if num_episodes is not None and num_episodes < 1:
         raise UserValueError(f'got num_episodes={num_episodes}; need at least 1')
     known = [name for name in inspect.signature(synchronous).parameters if name not in _GIVEN]
@@ -162,31 +175,21 @@ def _check_more(target_return: float | None, num_episodes: int | None, **setting
         raise UserValueError(f"got exports={exports}; need 'greedy_policy' among its policies: it is evaluated")
 
 
-def _run_parts(
-    run_dir: RunDir,
-    parts: Mapping[str, Any],
-    target_return: float | None,
-    num_episodes: int | None,
-    **settings: Any,
-) -> None:
-    """Runs the synchronous job and the evaluate job with Python objects."""
-    seed = settings.get('seed')
-    synchronous_run.run(
-        training=lambda stop, on_restored: synchronous(
-            run_dir=run_dir, stop=stop, on_restored=on_restored, **parts, **settings
-        ),
-        evaluation=lambda stop: evaluate(
-            run_dir=run_dir,
-            connect_timeout_secs=_NO_TIMEOUT_SECS,
-            idle_timeout_secs=_NO_TIMEOUT_SECS,
-            stop=stop,
-            make_environment=parts['make_environment'],
-            num_episodes=num_episodes or 20,
-            target_return=target_return,
-            seed=None if seed is None else seed + _EVALUATION_SEED,
-            options=EvaluateOptions(follow='each'),
-        ),
-    )
+def _run_processes(run_dir: RunDir, gin_file: str, gin_bindings: Sequence[str], num_collectors: int) -> None:
+    """Runs the jobs of a gin file as processes, and raises how they ended if that was no success."""
+    if threading.current_thread() is not threading.main_thread():
+        raise UserRuntimeError(
+            "got a call on another thread than the main one; need that one for mode='processes', which handles signals"
+        )
+    with process_run.same_modules():
+        code = process_run.run(
+            run_dir, gin_file, gin_bindings, package=process_run.programs(), num_collectors=num_collectors
+        )
+    if code > 128:  # a signal ended the run: what it would have done to this process, it does now
+        signal.raise_signal(code - 128)
+    if code:
+        error = UserValueError if code == 2 else RuntimeError
+        raise error(f'got a run that failed in {run_dir.root}; the error is above; all logs are in {run_dir.logs}')
 
 
 def _result(run_dir: RunDir) -> TrainedRun:
