@@ -52,7 +52,7 @@ def test_each_package_is_in_the_architecture():
     assert packages <= set(re.findall(r'^  (\w+)/ ', architecture, re.MULTILINE))
 
 
-@pytest.mark.parametrize('command', filter(is_run, START_COMMANDS))
+@pytest.mark.parametrize('command', [*filter(is_run, START_COMMANDS)])
 def test_launch_takes_the_arguments(command):
     arguments = dict(word.removeprefix('--').split('=', 1) for word in shlex.split(command)[1:])
     gin_file = files.resolve(arguments.get('gin_file', 'dqn_cartpole'))
@@ -61,7 +61,7 @@ def test_launch_takes_the_arguments(command):
     preview.check(gin_file, bindings, jobs)
 
 
-@pytest.mark.parametrize('command', filter(is_run, COMMANDS))
+@pytest.mark.parametrize('command', [*filter(is_run, COMMANDS)])
 def test_quickstart_takes_the_arguments(command, tmp_path):
     arguments = [word for word in shlex.split(command)[1:] if not word.startswith('--root_dir')]
     if not any(word.startswith('--gin_file') for word in arguments):
