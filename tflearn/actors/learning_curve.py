@@ -19,7 +19,7 @@ def draw(
     title: str = '',
     target_return: float | None = None,
 ) -> None:
-    """Plots mean returns against environment steps, with train steps (of the first curve) at the upper edge.
+    """Plots mean returns against environment steps, with train steps at the upper edge of a single curve.
 
     The file is written atomically. A single curve has a band: the middle half of its episodes' returns. Without any
     evaluation nothing is plotted.
@@ -48,7 +48,8 @@ def draw(
     axes.legend(loc='best', frameon=False)
     axes.locator_params(axis='x', nbins=6, steps=[1, 2, 5, 10])
     _thousands(axes.xaxis)
-    _add_train_steps(axes, next(iter(curves.values())))
+    if len(curves) == 1:
+        _add_train_steps(axes, next(iter(curves.values())))
     axes.set_title(title)
     temporary = path.with_name(f'.{path.name}.{os.getpid()}')
     path.parent.mkdir(parents=True, exist_ok=True)
