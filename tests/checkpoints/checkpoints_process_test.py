@@ -59,7 +59,7 @@ def _start(program, directory):
     )
 
 
-def test_killed_while_it_writes(tmp_path):
+def test_process_killed_while_writing_leaves_complete_checkpoints(tmp_path):
     killed_while_writing = False
     deadline = time.monotonic() + DEADLINE_SECS
     while not killed_while_writing:
@@ -87,7 +87,7 @@ def _half_written(directory):
         return []
 
 
-def test_a_full_disk(tmp_path):
+def test_full_disk_keeps_the_previous_checkpoint(tmp_path):
     process = _start(SAVE_TO_A_FULL_DISK, tmp_path)
     try:
         output, _ = process.communicate(timeout=DEADLINE_SECS)

@@ -11,7 +11,7 @@ def _objects(value=0.0, units=3):
     return {'a': tf.Variable(tf.fill((units,), value)), 'step': tf.Variable(0, dtype=tf.int64)}
 
 
-def test_newest_comes_back(tmp_path):
+def test_restores_newest(tmp_path):
     saver = Checkpoints(tmp_path, objects := _objects(1.0))
     assert saver.restore_newest() is None
     saver.save(5)
@@ -23,7 +23,7 @@ def test_newest_comes_back(tmp_path):
     assert restored['a'].numpy().tolist() == [2.0] * 3
 
 
-def test_a_damaged_newest_is_passed_over(tmp_path):
+def test_skips_a_damaged_newest_checkpoint(tmp_path):
     saver = Checkpoints(tmp_path, objects := _objects(1.0))
     saver.save(5)
     objects['a'].assign(tf.fill((3,), 2.0))
@@ -35,7 +35,7 @@ def test_a_damaged_newest_is_passed_over(tmp_path):
 
 
 @pytest.mark.parametrize('damage', ['ckpt-5.index', 'ckpt-5.data-00000-of-00001'])
-def test_only_damaged_ones_is_an_error(tmp_path, damage):
+def test_rejects_a_directory_of_damaged_checkpoints(tmp_path, damage):
     Checkpoints(tmp_path, _objects()).save(5)
     (tmp_path / damage).write_bytes(b'rubbish')
     with pytest.raises(ValueError, match='only 1 damaged'):
@@ -51,7 +51,7 @@ def test_only_damaged_ones_is_an_error(tmp_path, damage):
         (_objects() | {'step': tf.Variable(0)}, r'step is int64\[\] in the checkpoint, int32\[\] here'),
     ],
 )
-def test_what_does_not_fit_is_named_and_nothing_is_touched(tmp_path, objects, message):
+def test_names_differences_and_restores_nothing(tmp_path, objects, message):
     Checkpoints(tmp_path, _objects(7.0)).save(5)
     files = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     before = {name: variable.numpy().tolist() for name, variable in objects.items()}
@@ -62,7 +62,7 @@ def test_what_does_not_fit_is_named_and_nothing_is_touched(tmp_path, objects, me
 
 
 @pytest.mark.parametrize('state', [None, '', 'rubbish', 'model_checkpoint_path: "ckpt-5"\n'])
-def test_the_newest_is_found_whatever_the_state_file_says(tmp_path, state):
+def test_finds_the_newest_without_the_state_file(tmp_path, state):
     saver = Checkpoints(tmp_path, objects := _objects(1.0))
     saver.save(5)
     objects['a'].assign(tf.fill((3,), 2.0))
@@ -75,19 +75,19 @@ def test_the_newest_is_found_whatever_the_state_file_says(tmp_path, state):
     assert restored['a'].numpy().tolist() == [2.0] * 3
 
 
-def test_old_ones_go(tmp_path):
+def test_deletes_old_checkpoints(tmp_path):
     saver = Checkpoints(tmp_path, _objects(), max_to_keep=2)
     for step in (1, 2, 3, 4):
         saver.save(step)
     assert sorted(path.name for path in tmp_path.glob('*.index')) == ['ckpt-3.index', 'ckpt-4.index']
 
 
-def test_none_to_keep():
+def test_rejects_max_to_keep_below_one():
     with pytest.raises(ValueError, match='max_to_keep=0'):
         Checkpoints('nowhere', {}, max_to_keep=0)
 
 
-def test_what_is_optional_may_be_absent_on_either_side(tmp_path, caplog):
+def test_optional_objects_may_be_absent_on_either_side(tmp_path, caplog):
     Checkpoints(tmp_path, _objects(7.0) | {'old': tf.Variable(1.0)}).save(5)
     objects = _objects() | {'new': tf.Variable(3.0)}
     with pytest.raises(ValueError, match='new is absent in the checkpoint'):
@@ -100,7 +100,7 @@ def test_what_is_optional_may_be_absent_on_either_side(tmp_path, caplog):
         Checkpoints(tmp_path, wrong, optional=['old']).restore_newest()
 
 
-def test_the_step_that_is_saved(tmp_path):
+def test_saved_step(tmp_path):
     checkpoints = Checkpoints(tmp_path, _objects())
     assert (checkpoints.saved_step, checkpoints.newest) == (None, None)
     checkpoints.save(5)
@@ -110,7 +110,7 @@ def test_the_step_that_is_saved(tmp_path):
     assert restored.saved_step == 5
 
 
-def test_after_a_damaged_newest_the_next_one_is_the_newest(tmp_path):
+def test_save_after_a_damaged_newest_checkpoint(tmp_path):
     saver = Checkpoints(tmp_path, _objects(), max_to_keep=1, keep_every_steps=9)
     for step in (5, 9, 20):
         saver.save(step)
@@ -122,7 +122,7 @@ def test_after_a_damaged_newest_the_next_one_is_the_newest(tmp_path):
     assert Checkpoints(tmp_path, _objects()).restore_newest() == str(tmp_path / 'ckpt-12')
 
 
-def test_tensorflow_restores_it(tmp_path):
+def test_tensorflow_restores_our_checkpoint(tmp_path):
     checkpoints = Checkpoints(tmp_path, _objects(7.0), asynchronous=True)
     checkpoints.save(5)
     checkpoints.wait()
@@ -132,7 +132,7 @@ def test_tensorflow_restores_it(tmp_path):
     assert restored['a'].numpy().tolist() == [7.0] * 3
 
 
-def test_it_restores_what_tensorflow_saved(tmp_path):
+def test_restores_tensorflows_checkpoint(tmp_path):
     checkpoint = tf.train.Checkpoint(**_objects(7.0))
     tf.train.CheckpointManager(checkpoint, str(tmp_path), 3).save(checkpoint_number=5)
     restored = _objects()
@@ -140,7 +140,7 @@ def test_it_restores_what_tensorflow_saved(tmp_path):
     assert restored['a'].numpy().tolist() == [7.0] * 3
 
 
-def test_a_failed_save_is_raised_at_the_end_only(tmp_path, caplog):
+def test_wait_raises_the_error_of_an_asynchronous_save(tmp_path, caplog):
     directory = tmp_path / 'checkpoints'
     checkpoints = Checkpoints(directory, _objects(), asynchronous=True)
     directory.write_text('a file in its place')
@@ -157,14 +157,14 @@ def test_a_failed_save_is_raised_at_the_end_only(tmp_path, caplog):
     assert (checkpoints.saved_step, checkpoints.newest) == (7, str(directory / 'ckpt-7'))
 
 
-def test_a_failed_save_is_raised_at_once_where_it_is_waited_for(tmp_path):
+def test_synchronous_save_raises_its_error(tmp_path):
     (tmp_path / 'file').write_text('in its place')
     checkpoints = Checkpoints(tmp_path / 'file', _objects())
     with pytest.raises(OSError, match='could not save'):
         checkpoints.save(5)
 
 
-def test_objects_without_a_snapshot_are_saved_too(tmp_path, caplog):
+def test_saves_objects_without_a_snapshot(tmp_path, caplog):
     table = lambda: tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, -1)  # noqa: E731
     objects = _objects(7.0) | {'table': table()}
     objects['table'].insert(tf.constant([1], tf.int64), tf.constant([10], tf.int64))
@@ -179,7 +179,7 @@ def test_objects_without_a_snapshot_are_saved_too(tmp_path, caplog):
     assert restored['table'].lookup(tf.constant([1], tf.int64)).numpy().tolist() == [10]
 
 
-def test_weights_that_are_not_finite_are_not_saved(tmp_path, caplog):
+def test_refuses_weights_that_are_not_finite(tmp_path, caplog):
     objects = _objects(1.0) | {'mask': tf.Variable([0.0, -np.inf])}
     checkpoints = Checkpoints(tmp_path, objects, finite=('a', 'mask'), asynchronous=True)
     checkpoints.restore_newest()

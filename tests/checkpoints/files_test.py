@@ -12,7 +12,7 @@ def _write(directory, *steps, max_to_keep=2, keep_every_steps=None, damaged=()):
     return files.steps()
 
 
-def test_the_newest_are_kept(tmp_path):
+def test_keeps_the_newest(tmp_path):
     assert _write(tmp_path, 1, 2, 3, 4) == [3, 4]
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         'checkpoint',
@@ -28,7 +28,7 @@ def test_the_newest_are_kept(tmp_path):
     ]
 
 
-def test_the_first_of_every_so_many_is_kept(tmp_path):
+def test_keeps_the_first_of_each_interval(tmp_path):
     steps = range(3, 40, 3)
     expected = [12, 21, 30, 36, 39]
     assert _write(tmp_path / 'one', *steps, keep_every_steps=10) == expected
@@ -37,21 +37,21 @@ def test_the_first_of_every_so_many_is_kept(tmp_path):
     assert kept == expected
 
 
-def test_an_interval_longer_than_the_run_keeps_nothing_more(tmp_path):
+def test_interval_longer_than_the_run_keeps_no_more(tmp_path):
     assert _write(tmp_path, 1, 2, 3, 4, keep_every_steps=1000) == [3, 4]
 
 
-def test_damaged_ones_do_not_count(tmp_path):
+def test_damaged_checkpoints_do_not_count(tmp_path):
     assert _write(tmp_path, 8, 9, keep_every_steps=9) == [8, 9]
     assert _write(tmp_path, 8, max_to_keep=1, keep_every_steps=9, damaged=[9]) == [8]
 
 
-def test_what_was_written_just_now_is_kept(tmp_path):
+def test_keeps_the_checkpoint_just_written(tmp_path):
     assert _write(tmp_path, 100) == [100]
     assert _write(tmp_path, 1, max_to_keep=1) == [1, 100], 'of a run that did not restore'
 
 
-def test_a_failed_write_leaves_everything_as_it_was(tmp_path):
+def test_failed_write_changes_nothing(tmp_path):
     _write(tmp_path, 1, 2)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
 
@@ -64,7 +64,7 @@ def test_a_failed_write_leaves_everything_as_it_was(tmp_path):
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_what_a_killed_process_left_is_removed(tmp_path):
+def test_removes_files_of_a_killed_process(tmp_path):
     (tmp_path / '.writing').mkdir(parents=True)
     (tmp_path / '.writing' / 'ckpt-1.data-00000-of-00001').write_bytes(b'half')
     (tmp_path / 'ckpt-best.index').write_bytes(b'of somebody else')
@@ -73,7 +73,7 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
     assert (tmp_path / 'ckpt-best.index').exists()
 
 
-def test_nonsense(tmp_path):
+def test_rejects_invalid_arguments(tmp_path):
     with pytest.raises(ValueError, match='max_to_keep=0'):
         CheckpointFiles(tmp_path, 0, None)
     with pytest.raises(ValueError, match='keep_every_steps=0'):

@@ -25,7 +25,7 @@ def _draw():
 
 
 @pytest.mark.parametrize('asynchronous', [False, True])
-def test_what_is_drawn_comes_again(tmp_path, asynchronous):
+def test_restored_state_repeats_the_draws(tmp_path, asynchronous):
     _draw()
     checkpoints = Checkpoints(tmp_path, {'rng': RandomState()}, asynchronous=asynchronous)
     checkpoints.save(5)
@@ -36,7 +36,7 @@ def test_what_is_drawn_comes_again(tmp_path, asynchronous):
     assert [_draw(), _draw()] == [first, more]
 
 
-def test_a_checkpoint_without_it_leaves_it_alone(tmp_path):
+def test_checkpoint_without_random_state_does_not_change_it(tmp_path):
     Checkpoints(tmp_path, {'a': tf.Variable(0.0)}).save(5)
     checkpoints = Checkpoints(tmp_path, {'a': tf.Variable(0.0), 'rng': RandomState()}, optional=['rng'])
     before = random.getstate()

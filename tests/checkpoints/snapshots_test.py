@@ -56,7 +56,7 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize('jit_compile', [False, True])
 @pytest.mark.parametrize('optimizer', OPTIMIZERS)
-def test_it_equals_tensorflows_whatever_comes_later(tmp_path, optimizer, jit_compile):
+def test_snapshot_equals_tensorflows_checkpoint_despite_later_updates(tmp_path, optimizer, jit_compile):
     objects, step = _model(OPTIMIZERS[optimizer]())
     checkpoint = tf.train.Checkpoint(**objects)
     layout = Layout(checkpoint)
@@ -74,7 +74,7 @@ def test_it_equals_tensorflows_whatever_comes_later(tmp_path, optimizer, jit_com
     assert not layout.stale()
 
 
-def test_agents(tmp_path, make_agent):
+def test_snapshots_of_agents(tmp_path, make_agent):
     agent = make_agent()
     agent.initialize()
     checkpoint = tf.train.Checkpoint(agent=agent, train_step=agent.train_step_counter)
@@ -85,7 +85,7 @@ def test_agents(tmp_path, make_agent):
 
 
 @pytest.mark.parametrize('optimizer', OPTIMIZERS)
-def test_mirrored_variables(tmp_path, optimizer):
+def test_snapshots_of_mirrored_variables(tmp_path, optimizer):
     strategy = strategies.make('mirrored:2')
     on_read, modes = tf.VariableSynchronization.ON_READ, tf.VariableAggregation
     with strategy.scope():
@@ -124,7 +124,7 @@ def _used_optimizer(strategy, optimizer):
     return objects
 
 
-def test_new_variables_make_it_stale():
+def test_new_variables_make_the_layout_stale():
     model, optimizer = tf.Module(), tf.compat.v1.train.AdamOptimizer(0.1)
     model.kernel = tf.Variable([1.0])
     checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
@@ -137,12 +137,12 @@ def test_new_variables_make_it_stale():
     assert layout.stale()
 
 
-def test_what_has_no_snapshot_is_named():
+def test_names_objects_without_a_snapshot():
     table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, -1)
     assert Layout(tf.train.Checkpoint(a=tf.Variable(0.0), table=table)).unmapped == ['table']
 
 
-def test_optimizers_are_known_by_name():
+def test_recognizes_values_of_optimizers():
     objects, _ = _model(tf.keras.optimizers.legacy.Adam(0.1))
     layout = Layout(tf.train.Checkpoint(**objects))
     names = set(layout.described)

@@ -61,7 +61,7 @@ TARGET_AS_NET = {'target/0': [7.0, 8.0], 'target/1': [6.0] * 3}
         ({'agent': 'agent', 'agent/target': 'agent/net'}, NET | TARGET_AS_NET),
     ],
 )
-def test_what_is_asked_for_and_nothing_else(source, prefixes, changed):
+def test_loads_only_values_below_the_prefixes(source, prefixes, changed):
     objects = _objects(1.0)
     before = _values(objects)
     names = warm_start.load(source, objects, prefixes)
@@ -69,13 +69,13 @@ def test_what_is_asked_for_and_nothing_else(source, prefixes, changed):
     assert len(names) == len(changed)
 
 
-def test_a_certain_checkpoint(source):
+def test_loads_a_given_checkpoint(source):
     objects = _objects(1.0)
     warm_start.load(source / 'ckpt-1', objects, ['agent/net'])
     assert objects['agent'].net.layers[0].numpy().tolist() == [5.0, 5.0]
 
 
-def test_optimizers_on_request(source):
+def test_loads_optimizers_on_request(source):
     objects = _objects(1.0)
     warm_start.load(source, objects, ['agent'], including_optimizers=True)
     expected = _values(_objects(5.0)) | NET | {'step': 1}
@@ -84,7 +84,7 @@ def test_optimizers_on_request(source):
         warm_start.load(source, objects, ['agent/optimizer'])
 
 
-def test_mirrored_variables(source):
+def test_loads_mirrored_variables(source):
     strategy = strategies.make('mirrored:2')
     with strategy.scope():
         network = tf.Module()
@@ -113,7 +113,7 @@ def test_mirrored_variables(source):
         ),
     ],
 )
-def test_what_does_not_fit_is_named_and_nothing_is_touched(source, units, prefixes, message):
+def test_names_differences_and_loads_nothing(source, units, prefixes, message):
     objects = _objects(1.0, units)
     before = _values(objects)
     with pytest.raises(ValueError, match=message):
@@ -121,7 +121,7 @@ def test_what_does_not_fit_is_named_and_nothing_is_touched(source, units, prefix
     assert _values(objects) == before
 
 
-def test_nothing_readable(source, tmp_path):
+def test_rejects_unreadable_checkpoints(source, tmp_path):
     objects = _objects(1.0)
     before = _values(objects)
     (source / 'ckpt-2.data-00000-of-00001').write_bytes(b'')

@@ -134,7 +134,7 @@ def test_when_a_worker_dies_the_other_ends_with_an_error(tmp_path, victim):
     assert 'UnavailableError' in log or 'heartbeat' in log.lower(), log[-3000:]
 
 
-def test_a_worker_that_is_stuck_on_its_data_does_not_hold_the_other_for_ever(tmp_path):
+def test_watchdog_ends_the_worker_that_waits_for_a_stuck_one(tmp_path):
     with Cluster(tmp_path / 'run', 'stuck') as cluster:
         status, log = cluster.end(0)
     assert status not in (0, None), log[-3000:]

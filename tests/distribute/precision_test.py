@@ -1,4 +1,4 @@
-"""Precision of layers, and what of a whole train step; tests/agents/networks_test.py has the networks."""
+"""Precision of layers, and of a complete train step; tests/agents/networks_test.py tests the networks."""
 
 import numpy as np
 import pytest
@@ -59,7 +59,7 @@ def test_training_stays_near_float32():
     precision.check_agent(agent, 'bfloat16')
 
 
-def test_the_precision_before_comes_back():
+def test_restores_the_previous_precision():
     with pytest.raises(KeyError), precision.use('bfloat16'):
         assert _dtype().name == 'mixed_bfloat16'
         with precision.use('float32'):
@@ -69,7 +69,7 @@ def test_the_precision_before_comes_back():
     assert _dtype().name == 'float32'
 
 
-def test_nonsense():
+def test_rejects_unknown_precision():
     with (
         pytest.raises(ValueError, match="got precision='float16'; need 'float32' or 'bfloat16'"),
         precision.use('float16'),
@@ -77,7 +77,7 @@ def test_nonsense():
         pass
 
 
-def test_tf_agents_networks_left_to_themselves_do_not_compute_in_bfloat16():
+def test_tf_agents_networks_do_not_compute_in_bfloat16_by_default():
     with precision.use('bfloat16'):
         net = q_network.QNetwork(OBSERVATION, DISCRETE)
         net.create_variables()
@@ -86,7 +86,7 @@ def test_tf_agents_networks_left_to_themselves_do_not_compute_in_bfloat16():
         precision.check_agent(net, 'bfloat16')
 
 
-def test_variables_in_bfloat16_are_refused():
+def test_rejects_variables_in_bfloat16():
     net = q_network.QNetwork(OBSERVATION, DISCRETE, dtype='bfloat16')
     net.create_variables()
     with pytest.raises(ValueError, match=r"got the variable .*kernel.* in bfloat16; need float32; .*'mixed_bfloat16'"):

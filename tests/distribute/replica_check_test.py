@@ -35,7 +35,7 @@ def strategy(request):
     return strategies.make(request.param)
 
 
-def test_equal_replicas(strategy):
+def test_equal_replicas_have_no_difference(strategy):
     consistency = ReplicaConsistency(strategy, Model(strategy))
     assert consistency.difference is None
     assert consistency(10) == 0.0
@@ -53,7 +53,7 @@ def test_equal_replicas(strategy):
     ],
 )
 @pytest.mark.parametrize('replica', [0, 1])
-def test_a_replica_changed_by_hand_is_found_and_named(name, value, statistic, replica):
+def test_names_the_variable_that_differs(name, value, statistic, replica):
     strategy = strategies.make('mirrored:2')
     model = Model(strategy)
     consistency = ReplicaConsistency(strategy, model)
@@ -68,7 +68,7 @@ def test_a_replica_changed_by_hand_is_found_and_named(name, value, statistic, re
     assert consistency.difference > 1e-6
 
 
-def test_a_small_difference_is_told_but_borne():
+def test_reports_a_difference_within_the_tolerance():
     strategy = strategies.make('mirrored:2')
     model = Model(strategy)
     consistency = ReplicaConsistency(strategy, model)
@@ -77,7 +77,7 @@ def test_a_small_difference_is_told_but_borne():
     assert 0.0 <= consistency(1) < 1e-6
 
 
-def test_it_may_only_log(caplog):
+def test_only_logs_if_not_strict(caplog):
     strategy = strategies.make('mirrored:2')
     model = Model(strategy)
     consistency = ReplicaConsistency(strategy, model, strict=False)
@@ -87,7 +87,7 @@ def test_it_may_only_log(caplog):
     assert 'most in kernel' in caplog.text
 
 
-def test_nan_on_all_replicas_is_no_difference():
+def test_nan_on_all_replicas_is_not_a_difference():
     strategy = strategies.make('mirrored:2')
     model = Model(strategy)
     model.kernel.assign(model.kernel * np.nan)
@@ -105,7 +105,7 @@ def test_metrics_that_are_summed_up_when_read_may_differ():
     assert ReplicaConsistency(strategy, model)(1) == 0.0
 
 
-def test_it_is_an_action_of_a_trigger():
+def test_runs_as_the_action_of_a_trigger():
     strategy = strategies.make('mirrored:2')
     consistency = ReplicaConsistency(strategy, Model(strategy))
     trigger = IntervalTrigger(10, consistency)
@@ -115,12 +115,12 @@ def test_it_is_an_action_of_a_trigger():
     assert consistency.difference == 0.0
 
 
-def test_an_agent_has_names_like_its_checkpoint(make_agent):
+def test_variable_names_are_those_of_the_checkpoint(make_agent):
     names = named_variables(make_agent())
     assert len({id(variable) for variable in names.values()}) == len(names) >= 13
     assert any('kernel' in name and '_q_network' in name for name in names), list(names)
 
 
-def test_nothing_to_compare():
+def test_rejects_an_object_without_variables():
     with pytest.raises(ValueError, match='got Module without variables; need an agent'):
         ReplicaConsistency(strategies.make('default'), tf.Module())

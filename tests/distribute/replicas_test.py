@@ -64,7 +64,7 @@ def _recorder(made, train_step, learning_rate, *, gradient_clipping, per_replica
 
 
 class _NoiseOfData(tfp.distributions.MultivariateNormalDiag):
-    """Draws what its mean says: the same for an item, whatever replica it is on."""
+    """Draws a function of its mean: the same for an item on every replica."""
 
     def sample(self, sample_shape=(), seed=None, name='sample'):
         return self.loc + self.stddev() * tf.sin(10.0 * tf.stop_gradient(self.loc))
@@ -145,7 +145,7 @@ class Outcome:
 
 
 def _set_weights(agent):
-    """Gives the first weights their values by their places, whatever strategy they live in."""
+    """Sets the initial weights by their indices: the same in every strategy."""
     for i, variable in enumerate(_variables(agent)):
         if variable.trainable and variable.shape.rank > 1:
             variable.assign(tf.random.stateless_uniform(variable.shape, (i, 7), -0.5, 0.5))
@@ -161,8 +161,8 @@ def _dataset_fn(agent, length, context):
     replicas = context.num_replicas_in_sync
     size = BATCH_SIZE // replicas
     batches = [example_data.sequences(agent, BATCH_SIZE, length, seed) for seed in range(NUM_STEPS)]
-    whole = tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *batches)
-    return tf.data.Dataset.from_tensor_slices(whole).batch(size, drop_remainder=True).repeat()
+    complete = tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *batches)
+    return tf.data.Dataset.from_tensor_slices(complete).batch(size, drop_remainder=True).repeat()
 
 
 @functools.cache

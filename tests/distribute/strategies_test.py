@@ -28,7 +28,7 @@ def test_cpu_is_one_replica_on_the_cpu():
 @pytest.mark.parametrize(
     ('name', 'line'), [('default', '1 CPU device(s)'), ('cpu', '1 CPU device(s)'), ('mirrored:2', '2 CPU device(s)')]
 )
-def test_says_which_devices_train(tmp_path, name, line):
+def test_describes_devices(tmp_path, name, line):
     strategy = strategies.make(name)
     assert strategies.describe_devices(strategy, tmp_path) == f'training on {line}; TensorFlow sees no GPU'
     (tmp_path / 'nvidia0').touch()
@@ -47,34 +47,34 @@ NONSENSE = ['mirrord', 'mirrored:', 'mirrored:0', 'mirrored:x', 'cpu:1', 'tpu:',
 
 
 @pytest.mark.parametrize('name', NONSENSE)
-def test_unknown_names(name):
+def test_rejects_unknown_names(name):
     with pytest.raises(ValueError, match="got strategy=.*mirrored:N.*'multi_worker', 'tpu' or 'tpu:<address>'"):
         strategies.make(name)
 
 
-def test_more_replicas_than_devices():
+def test_rejects_more_replicas_than_devices():
     with pytest.raises(ValueError, match=r'this machine has 4 device\(s\)'):
         strategies.make('mirrored:64')
 
 
 @pytest.mark.skipif(bool(tf.config.list_physical_devices('GPU')), reason='this machine has a GPU')
-def test_no_gpu():
+def test_rejects_gpu_without_a_gpu():
     with pytest.raises(ValueError, match="got strategy='gpu'; need a GPU that TensorFlow sees.*CUDA_VISIBLE_DEVICES"):
         strategies.make('gpu')
 
 
-def test_no_tpu_name(monkeypatch):
+def test_rejects_tpu_without_a_name(monkeypatch):
     monkeypatch.delenv('TPU_NAME', raising=False)
     with pytest.raises(ValueError, match="got strategy='tpu' and no TPU_NAME; need the TPU's address"):
         strategies.make('tpu')
 
 
-def test_no_tpu_on_this_machine():
+def test_rejects_tpu_on_a_machine_without_one():
     with pytest.raises(RuntimeError, match="no TPU starts at 'local'.*need a TPU and a TensorFlow made for it"):
         strategies.make('tpu:local')
 
 
-def test_nobody_at_the_tpu_address():
+def test_tpu_address_without_a_listener_times_out():
     address = free_address()
     with pytest.raises(TimeoutError, match=f'waiting for a TPU worker at {address}'):
         strategies.make(f'tpu:grpc://{address}', timeout_secs=1.0)
@@ -83,7 +83,7 @@ def test_nobody_at_the_tpu_address():
 
 
 @pytest.mark.parametrize('name', ['default', 'cpu', 'mirrored:2'])
-def test_the_layout_of_one_process(name):
+def test_layout_of_one_process(name):
     strategy = strategies.make(name)
     layout = strategies.layout(strategy)
     replicas = strategy.num_replicas_in_sync
@@ -92,7 +92,7 @@ def test_the_layout_of_one_process(name):
     assert strategies.is_chief(strategy)
 
 
-def test_a_layout_says_both_batch_sizes():
+def test_layout_describes_both_batch_sizes():
     layout = strategies.ReplicaLayout(replicas=8, input_pipelines=2, worker=1, workers=2, is_chief=False)
     assert layout.describe(64) == (
         '8 replica(s) fed by 2 input pipeline(s), 4 each; batch 64 per replica, 512 global; worker 1 of 2'
@@ -110,7 +110,7 @@ def _tf_config(size, index=0):
     return json.dumps({'cluster': {'worker': addresses}, 'task': {'type': 'worker', 'index': index}})
 
 
-def test_threads_are_limited_before_tensorflow_runs():
+def test_sets_threads_before_tensorflow_starts():
     program = (
         'import tensorflow as tf; from tflearn.distribute import strategies; strategies.use_threads(1); '
         'tf.constant(1); print(tf.config.threading.get_inter_op_parallelism_threads()); strategies.use_threads(None); '
@@ -123,13 +123,13 @@ def test_threads_are_limited_before_tensorflow_runs():
         strategies.use_threads(0)
 
 
-def test_multi_worker_without_tf_config(monkeypatch):
+def test_multi_worker_needs_tf_config(monkeypatch):
     monkeypatch.delenv('TF_CONFIG', raising=False)
     with pytest.raises(ValueError, match='got no TF_CONFIG in the environment; need e.g.'):
         strategies.make('multi_worker')
 
 
-def test_multi_worker_made_too_late():
+def test_rejects_multi_worker_after_tensorflow_has_started():
     program = """
 import tensorflow as tf
 tf.constant(1.0) + 1.0
@@ -141,7 +141,7 @@ strategies.make('multi_worker')
     assert "got strategy='multi_worker' too late" in done.stderr, done.stderr[-3000:]
 
 
-def test_a_cluster_of_one_keeps_the_handler_of_sigterm():
+def test_multi_worker_restores_the_handler_of_sigterm():
     program = """
 import os, signal, threading
 received = threading.Event()
@@ -159,7 +159,7 @@ print('received' if received.wait(30) else 'lost')
     assert done.stdout.endswith('received\n')
 
 
-def test_the_wait_for_the_other_workers_has_a_deadline():
+def test_wait_for_other_workers_has_a_deadline():
     program = """
 from absl import logging
 logging.set_verbosity(logging.INFO)

@@ -8,11 +8,11 @@ CLUSTER = {'worker': ['a:1', 'b:2']}
 TASK = {'type': 'worker', 'index': 1}
 
 
-def test_workers():
+def test_reads_workers():
     assert tf_config.read(json.dumps({'cluster': CLUSTER, 'task': TASK})) == tf_config.Task(('a:1', 'b:2'), 1)
 
 
-def test_the_chief_comes_first():
+def test_chief_comes_first():
     cluster = {'worker': ['a:1', 'b:2'], 'chief': ['c:3']}
     addresses = ('c:3', 'a:1', 'b:2')
     read = lambda task: tf_config.read(json.dumps({'cluster': cluster, 'task': task}))  # noqa: E731
@@ -40,7 +40,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(('value', 'message'), WRONG.values(), ids=WRONG)
-def test_what_is_wrong_is_told(value, message):
+def test_names_the_mistake(value, message):
     text = value if value is None or isinstance(value, str) else json.dumps(value)
     with pytest.raises(ValueError, match=f'{message}.*; need e.g. .*; set it on each worker'):
         tf_config.read(text)

@@ -17,7 +17,7 @@ class Ends:
         self.called.set()
 
 
-def test_work_that_takes_too_long_is_told_once():
+def test_ends_once_if_work_takes_too_long():
     end = Ends()
     watchdog = Watchdog(0.2, end)
     with watchdog.guard('4 train steps'):
@@ -26,7 +26,7 @@ def test_work_that_takes_too_long_is_told_once():
     assert 'got no end of 4 train steps in 0 s; need it by then; check the other workers' in end.messages[0]
 
 
-def test_work_in_time_and_no_work_are_left_alone():
+def test_work_in_time_and_idle_time_do_not_end():
     end = Ends()
     watchdog = Watchdog(DEADLINE_SECS, end)
     with watchdog.guard('this'):
@@ -37,7 +37,7 @@ def test_work_in_time_and_no_work_are_left_alone():
     watchdog.close()
 
 
-def test_work_that_raises_is_over():
+def test_work_that_raises_is_no_longer_watched():
     end = Ends()
     watchdog = Watchdog(0.3, end)
     with pytest.raises(KeyError), watchdog.guard('this'):
@@ -45,7 +45,7 @@ def test_work_that_raises_is_over():
     assert not end.called.wait(1.0)
 
 
-def test_its_thread_ends():
+def test_close_ends_the_thread():
     before = set(threading.enumerate())
     watchdog = Watchdog(1.0)
     (thread,) = set(threading.enumerate()) - before
@@ -54,12 +54,12 @@ def test_its_thread_ends():
     assert not thread.is_alive()
 
 
-def test_nonsense():
+def test_rejects_invalid_timeout():
     with pytest.raises(ValueError, match='got timeout_secs=0; need seconds above 0'):
         Watchdog(0)
 
 
-def test_work_that_makes_progress_goes_on():
+def test_progress_restarts_the_deadline():
     end, now, looks = Ends(), [0.0], []
 
     def clock():

@@ -78,22 +78,22 @@ def main(directory, event):
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     strategy = strategies.make('multi_worker' if event != 'alone' else 'default', timeout_secs=120)
-    place = strategies.layout(strategy)
-    logging.info(place.describe(GLOBAL_BATCH_SIZE // place.replicas))
+    layout = strategies.layout(strategy)
+    logging.info(layout.describe(GLOBAL_BATCH_SIZE // layout.replicas))
     with strategy.scope():
         agent = make_agent()
-    agreement, watchdog = workers.Agreement(strategy), Watchdog(20 if event == 'stuck' and place.worker == 0 else 120)
+    agreement, watchdog = workers.Agreement(strategy), Watchdog(20 if event == 'stuck' and layout.worker == 0 else 120)
     with workers.writable_run_dir(strategy, RunDir(directory)) as run_dir:
-        stuck_at = 10 if event == 'stuck' and place.worker == 1 else None
+        stuck_at = 10 if event == 'stuck' and layout.worker == 1 else None
         with watchdog.guard('the first trace'):
             first_step = 20 if run_dir.checkpoints.exists() and any(run_dir.checkpoints.iterdir()) else 0
             learner = Learner(agent, dataset_fn(first_step, stuck_at), run_dir, strategy=strategy)
             agreement.check_same(learner.step, 'the restored train step')
-        if place.workers > 1:
-            assert agreement.least(place.worker + 5) == agreement.of_chief(place.worker + 5) == 5
-            assert agreement.greatest(place.worker + 5) == 6
+        if layout.workers > 1:
+            assert agreement.least(layout.worker + 5) == agreement.of_chief(layout.worker + 5) == 5
+            assert agreement.greatest(layout.worker + 5) == 6
             try:
-                agreement.check_same(place.worker, 'the worker')
+                agreement.check_same(layout.worker, 'the worker')
             except ValueError as error:
                 logging.info(error)
         consistency = ReplicaConsistency(strategy, agent)
@@ -106,7 +106,7 @@ def main(directory, event):
             logging.info('at train step %d', learner.step)
         with watchdog.guard('the last checkpoint'):
             learner.close()
-        leave(pathlib.Path(directory), place.worker, agent, learner.step, run_dir, consistency)
+        leave(pathlib.Path(directory), layout.worker, agent, learner.step, run_dir, consistency)
 
 
 def leave(directory, worker, agent, step, run_dir, consistency):
@@ -117,5 +117,5 @@ def leave(directory, worker, agent, step, run_dir, consistency):
 
 
 if __name__ == '__main__':
-    with Watchdog(300).guard('this program'):  # also when whoever started it is gone
+    with Watchdog(300).guard('this program'):  # also if the test that started it is gone
         main(*sys.argv[1:])

@@ -13,7 +13,7 @@ def _trajectory(observation):
     return trajectory.Trajectory(ones, {'image': observation}, ones, (), ones, ones, ones)
 
 
-def test_known_shapes():
+def test_accepts_known_shapes():
     batch_structure.refuse_unknown_shapes((_trajectory(tf.TensorSpec((4, 2, 3))), {'version': tf.TensorSpec((4, 2))}))
 
 
@@ -30,7 +30,7 @@ def test_rejects_strings():
         batch_structure.refuse_unknown_shapes({'name': tf.TensorSpec((4,), tf.string)})
 
 
-def test_finite_datasets():
+def test_rejects_finite_datasets():
     batch_structure.refuse_finite(tf.data.Dataset.range(8).repeat())
     with pytest.raises(ValueError, match='got a dataset of 8 elements; need an endless one'):
         batch_structure.refuse_finite(tf.data.Dataset.range(8))

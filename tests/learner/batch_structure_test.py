@@ -22,8 +22,8 @@ def _weighted(num_steps=1 << 20):
 
         def element(i):
             first = (i % replicas) * size
-            places = tf.cast(first + tf.range(1, 1 + size, dtype=tf.int64), tf.float32)
-            weights = tf.cast(i // replicas + 1, tf.float32) * places
+            numbers = tf.cast(first + tf.range(1, 1 + size, dtype=tf.int64), tf.float32)
+            weights = tf.cast(i // replicas + 1, tf.float32) * numbers
             return batch(i // replicas, size, first), {'weights': tf.ensure_shape(weights, (size,))}
 
         return tf.data.Dataset.range(num_steps * replicas).map(element)

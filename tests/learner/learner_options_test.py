@@ -24,7 +24,7 @@ def _values(agent):
 
 
 @pytest.mark.parametrize('name', ['default', 'mirrored:2'])
-def test_the_loss_of_a_batch_without_any_effect(tmp_path, make_agent, make_dataset_fn, name):
+def test_loss_of_a_batch_has_no_other_effect(tmp_path, make_agent, make_dataset_fn, name):
     strategy = strategies.make(name)
     agent, called = make_agent(strategy), []
     options = _options(after_step=lambda element, loss_info: called.append(1))
@@ -39,20 +39,20 @@ def test_the_loss_of_a_batch_without_any_effect(tmp_path, make_agent, make_datas
     for a, b in zip(before, _values(agent), strict=True):
         np.testing.assert_array_equal(a, b)
     # The agent's own: its share of the global batch, summed.
-    whole = next(iter(make_dataset_fn()(tf.distribute.InputContext())))[0]
-    assert first.loss == pytest.approx(float(agent.loss(whole).loss), rel=1e-4)
+    element = next(iter(make_dataset_fn()(tf.distribute.InputContext())))[0]
+    assert first.loss == pytest.approx(float(agent.loss(element).loss), rel=1e-4)
 
 
 @pytest.mark.parametrize('name', ['mirrored:2', pytest.param('mirrored:4', marks=pytest.mark.slow)])
 def test_declared_reductions_are_the_same_on_any_number_of_replicas(tmp_path, make_agent, make_dataset_fn, name):
     found = []
-    for place in ('default', name):
-        strategy = strategies.make(place)
+    for strategy_name in ('default', name):
+        strategy = strategies.make(strategy_name)
         rules = {'td_loss': 'max', 'td_error': 'min'}
         learner = Learner(
             make_agent(strategy),
             make_dataset_fn(),
-            RunDir(tmp_path / place.replace(':', '')),
+            RunDir(tmp_path / strategy_name.replace(':', '')),
             strategy=strategy,
             options=_options(extra_reductions=rules),
         )
@@ -64,7 +64,7 @@ def test_declared_reductions_are_the_same_on_any_number_of_replicas(tmp_path, ma
     assert one.extra['td_error'] < plain.extra['td_error']
 
 
-def test_callbacks_of_steps_and_of_calls(tmp_path, make_agent, make_dataset_fn):
+def test_callbacks_after_steps_and_calls(tmp_path, make_agent, make_dataset_fn):
     seen = tf.Variable(0.0)
     results = []
 
@@ -91,7 +91,7 @@ def test_xla_gives_the_same(tmp_path, make_agent, make_dataset_fn):
         np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-3, atol=1e-5)
 
 
-def test_xla_is_for_one_replica(tmp_path, make_agent, make_dataset_fn):
+def test_rejects_xla_on_several_replicas(tmp_path, make_agent, make_dataset_fn):
     strategy = strategies.make('mirrored:2')
     with pytest.raises(ValueError, match='jit_compile=True with 2 replicas; need one replica'):
         Learner(
@@ -103,7 +103,7 @@ def test_xla_is_for_one_replica(tmp_path, make_agent, make_dataset_fn):
         )
 
 
-def test_a_loop_with_limits(tmp_path, make_agent, make_dataset_fn):
+def test_train_ends_at_stop_conditions(tmp_path, make_agent, make_dataset_fn):
     options = _options()
     learner = Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path), options=options)
     assert learner.train(StopConditions(25, None, None), steps_per_call=10) == 'num_train_steps 25 reached'
@@ -119,7 +119,7 @@ def test_a_loop_with_limits(tmp_path, make_agent, make_dataset_fn):
     assert short.step == 7
 
 
-def test_seconds_of_the_first_call_which_compiles_do_not_count(tmp_path, make_agent, make_dataset_fn):
+def test_max_secs_does_not_count_compiling(tmp_path, make_agent, make_dataset_fn):
     calls = []
 
     def first_takes_long(result):
@@ -140,7 +140,7 @@ def test_seconds_of_the_first_call_which_compiles_do_not_count(tmp_path, make_ag
         ({'extra_reductions': {'td_loss': 'median'}}, "'median'; need one of mean, sum, max, min"),
     ],
 )
-def test_nonsense(options, message):
+def test_rejects_invalid_options(options, message):
     with pytest.raises(ValueError, match=message):
         LoopOptions(**options)
     with pytest.raises(ValueError, match='checkpoint_interval_steps=0; need at least 1'):

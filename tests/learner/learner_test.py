@@ -37,7 +37,7 @@ def _assert_equal(agent, other):
         np.testing.assert_array_equal(a, b)
 
 
-def test_it_trains_and_reports_means(tmp_path, make_agent, make_dataset_fn):
+def test_trains_and_reports_means(tmp_path, make_agent, make_dataset_fn):
     agent = make_agent()
     learner = Learner(agent, make_dataset_fn(), RunDir(tmp_path))
     before = [variable.numpy() for variable in agent.policy.variables()]
@@ -50,7 +50,7 @@ def test_it_trains_and_reports_means(tmp_path, make_agent, make_dataset_fn):
     assert any((a != b.numpy()).any() for a, b in zip(before, agent.policy.variables(), strict=True))
 
 
-def test_the_loss_is_the_mean_over_the_steps(tmp_path, make_agent, make_dataset_fn):
+def test_loss_is_the_mean_over_the_steps(tmp_path, make_agent, make_dataset_fn):
     single = Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path / 'a'))
     many = Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path / 'b'))
     losses = [single.run(1).loss for _ in range(6)]
@@ -76,7 +76,7 @@ class CountedSource:
         pass
 
 
-def test_a_source_gives_the_same_as_a_dataset_and_tells_of_its_last_batch(tmp_path, make_agent, make_dataset_fn):
+def test_batch_source_trains_like_a_dataset_and_reports_info_of_the_last_batch(tmp_path, make_agent, make_dataset_fn):
     one, other = make_agent(), make_agent()
     expected = Learner(one, make_dataset_fn(), RunDir(tmp_path / 'a')).run(5)
     got = Learner(other, CountedSource(), RunDir(tmp_path / 'b')).run(5)
@@ -87,7 +87,7 @@ def test_a_source_gives_the_same_as_a_dataset_and_tells_of_its_last_batch(tmp_pa
         np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
-def test_what_summaries_need_is_compiled_ahead_if_there_are_any(tmp_path, make_agent):
+def test_prepare_compiles_the_summary_program_if_needed(tmp_path, make_agent):
     agent, options = make_agent(), LearnerOptions(None, SummaryOptions(4))
     learner = Learner(agent, CountedSource(), RunDir(tmp_path), options=options)
     built, before = learner.num_traces, [variable.numpy() for variable in agent.policy.variables()]
@@ -105,14 +105,14 @@ def test_what_summaries_need_is_compiled_ahead_if_there_are_any(tmp_path, make_a
     assert list(written_summaries.scalars(RunDir(tmp_path).summaries('train'))['gradients/dqn/norm']) == [4]
 
 
-def test_an_iterator_is_not_asked_ahead(tmp_path, make_agent, make_dataset_fn):
+def test_prepare_takes_nothing_from_a_dataset(tmp_path, make_agent, make_dataset_fn):
     options = LearnerOptions(None, SummaryOptions(1))
     learner = Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path), options=options)
     learner.prepare(4)
     assert learner.run(1).info == {'policy_version': 0}
 
 
-def test_it_traces_once(tmp_path, make_agent, make_dataset_fn):
+def test_traces_once(tmp_path, make_agent, make_dataset_fn):
     agent, traces = make_agent(), []
     train = agent.train
 
@@ -130,7 +130,7 @@ def test_it_traces_once(tmp_path, make_agent, make_dataset_fn):
     assert len(traces) == built == learner.num_traces
 
 
-def test_the_data_of_one_replica_end_first(tmp_path, make_agent, make_dataset_fn):
+def test_data_of_one_replica_end_first(tmp_path, make_agent, make_dataset_fn):
     """Five batches for two replicas: two train steps, and nothing of a third."""
     strategy = strategies.make('mirrored:2')
     dataset_fn = lambda context: make_dataset_fn()(context).take(5)  # noqa: E731
@@ -156,7 +156,7 @@ def test_replicas_agree_with_one(tmp_path, make_agent, make_dataset_fn, replicas
         np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-3, atol=1e-5)
 
 
-def test_stopped_and_resumed_equals_not_stopped(tmp_path, make_agent, make_dataset_fn):
+def test_resumed_run_equals_uninterrupted_run(tmp_path, make_agent, make_dataset_fn):
     straight = make_agent()
     Learner(straight, make_dataset_fn(), RunDir(tmp_path / 'straight')).run(20)
 
@@ -170,7 +170,7 @@ def test_stopped_and_resumed_equals_not_stopped(tmp_path, make_agent, make_datas
     _assert_equal(resumed, straight)
 
 
-def test_when_the_data_end_what_was_done_counts(tmp_path, make_agent, make_dataset_fn, caplog):
+def test_steps_before_the_data_end_count(tmp_path, make_agent, make_dataset_fn, caplog):
     fired = []
     triggers = [IntervalTrigger(5, fired.append)]
     learner = Learner(make_agent(), make_dataset_fn(0, 7), RunDir(tmp_path), triggers=triggers)
@@ -190,7 +190,7 @@ def test_when_the_data_end_what_was_done_counts(tmp_path, make_agent, make_datas
     assert learner.checkpoints.saved_step == 7
 
 
-def test_data_that_end_between_two_calls(tmp_path, make_agent, make_dataset_fn):
+def test_data_end_between_two_calls(tmp_path, make_agent, make_dataset_fn):
     learner = Learner(make_agent(), make_dataset_fn(0, 7), RunDir(tmp_path))
     assert not learner.run(7).data_ended
     result = learner.run(7)
@@ -200,7 +200,7 @@ def test_data_that_end_between_two_calls(tmp_path, make_agent, make_dataset_fn):
         learner.run(7)
 
 
-def test_triggers_and_checkpoints_come_in_order(tmp_path, make_agent, make_dataset_fn):
+def test_order_of_triggers_and_checkpoints(tmp_path, make_agent, make_dataset_fn):
     run_dir = RunDir(tmp_path)
     saved_when_fired = []
     triggers = [IntervalTrigger(10, lambda step: saved_when_fired.append(learner.checkpoints.saved_step == step))]
@@ -221,7 +221,7 @@ def test_triggers_and_checkpoints_come_in_order(tmp_path, make_agent, make_datas
     assert len(list(run_dir.checkpoints.glob('*.index'))) == 3
 
 
-def test_close_saves_what_is_not_saved(tmp_path, make_agent, make_dataset_fn):
+def test_close_saves_a_checkpoint(tmp_path, make_agent, make_dataset_fn):
     run_dir = RunDir(tmp_path)
     learner = Learner(make_agent(), make_dataset_fn(), run_dir)
     learner.run(3)
@@ -235,7 +235,7 @@ def test_data_without_info(tmp_path, make_agent, make_dataset_fn):
     assert (result.num_steps, result.info) == (3, {})
 
 
-def test_the_input_context_is_real(tmp_path, make_agent, make_dataset_fn):
+def test_dataset_function_gets_the_input_context(tmp_path, make_agent, make_dataset_fn):
     contexts = []
 
     def dataset_fn(context):
@@ -247,7 +247,7 @@ def test_the_input_context_is_real(tmp_path, make_agent, make_dataset_fn):
     assert [(context.num_replicas_in_sync, context.num_input_pipelines) for context in contexts] == [(2, 1)]
 
 
-def test_time_spent_waiting_for_data_is_seen(tmp_path, make_agent, make_dataset_fn):
+def test_reports_time_spent_waiting_for_data(tmp_path, make_agent, make_dataset_fn):
     def slowly(data, info):
         tf.numpy_function(lambda: time_passes(), (), ())
         return data, info
@@ -278,7 +278,7 @@ def test_summaries_reach_tensorboard(tmp_path, make_agent, make_dataset_fn):
     assert {'train/steps_per_sec', 'train/data_wait_share', 'train/extra/td_loss'} <= scalars.keys()
 
 
-def test_nonsense(tmp_path, make_agent, make_dataset_fn):
+def test_rejects_invalid_number_of_steps(tmp_path, make_agent, make_dataset_fn):
     learner = Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path))
     with pytest.raises(ValueError, match='num_steps=0; need at least 1'):
         learner.run(0)

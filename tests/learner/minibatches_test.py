@@ -66,7 +66,7 @@ def _numbers(size, iteration):
     [
         (6, 3, 8, 9),  # 24 steps, in 3 minibatches
         (6, 1, 7, 4),  # 6 each, though 7 were allowed
-        (8, 2, 5, 14),  # 32 steps, in 7 minibatches of 5 (or 6, on two replicas), and places left over
+        (8, 2, 5, 14),  # 32 steps, in 7 minibatches of 5 (or 6, on two replicas), and indices left over
         (2, 4, 100, 4),  # all at once
     ],
 )
@@ -76,7 +76,7 @@ def test_each_step_counts_once_in_each_epoch(replicas, size, epochs, minibatch, 
 
     def prepare(numbers):
         prepared.append(numbers.shape)
-        return numbers[:, :-1], tf.cast(numbers[:, :-1] % 10 != 3, tf.float32)  # these count for nothing
+        return numbers[:, :-1], tf.cast(numbers[:, :-1] % 10 != 3, tf.float32)  # these have no weight
 
     source = Sequences(*(_numbers(size, iteration) for iteration in range(2)))
     iterations = MinibatchSource(source, prepare, Iteration(epochs, minibatch), strategy)
@@ -154,7 +154,7 @@ def _batches(agent, count):
     return [example_data.sequences(agent, 6, LENGTH, seed) for seed in range(count)]
 
 
-def test_advantages_and_normalizers_once_and_what_becomes_of_them(tmp_path):
+def test_prepares_once_per_iteration_and_saves_normalizers(tmp_path):
     agent = _agent()
     batches = _batches(agent, 2)
     learner = _learner(tmp_path, agent, Sequences(*batches), epochs=3)

@@ -17,7 +17,7 @@ from tflearn.learner.train_loop import LoopOptions
 from tflearn.run_dir import RunDir
 from tflearn.train_step import create_train_step
 
-POISONED = 3  # the place of the batch whose first reward is no number
+POISONED = 3  # index of the batch whose first reward is not a number
 SMALL = {'actor_fc_layer_params': (8,)}
 AGENTS = {
     'dqn': (dqn, example_data.DISCRETE, {'fc_layer_params': (8,)}, 2),
@@ -42,9 +42,9 @@ def _learner(directory, agent, kind, on_nonfinite, bad=np.nan, strategy=None):
     def dataset_fn(context):
         data = [example_data.sequences(agent, 8, AGENTS[kind][3], seed=i) for i in range(8 * replicas)]
         stacked = tf.nest.map_structure(lambda *parts: tf.stack(parts), *data)
-        place = np.zeros(stacked.reward.shape, bool)
-        place[POISONED * replicas, 0] = True  # on the first replica only
-        stacked = stacked._replace(reward=tf.where(place, bad, stacked.reward))
+        mask = np.zeros(stacked.reward.shape, bool)
+        mask[POISONED * replicas, 0] = True  # on the first replica only
+        stacked = stacked._replace(reward=tf.where(mask, bad, stacked.reward))
         return tf.data.Dataset.from_tensor_slices(stacked).repeat()
 
     options = LearnerOptions(summaries=None, loop=LoopOptions(on_nonfinite=on_nonfinite))
@@ -61,10 +61,12 @@ def _finite(agent):
 
 
 @pytest.mark.parametrize('kind', KINDS)
-def test_stop_saves_what_is_healthy(tmp_path, kind):
+def test_stop_saves_finite_variables(tmp_path, kind):
     agent = _agent(kind, make_optimizer=SKIPPING)
     learner = _learner(tmp_path, agent, kind, 'stop')
-    with pytest.raises(FloatingPointError, match=f'not finite at train step {POISONED + 1}; go on from .*ckpt-4 with'):
+    with pytest.raises(
+        FloatingPointError, match=f'not finite at train step {POISONED + 1}; continue from .*ckpt-4 with'
+    ):
         learner.run(6)
     learner.close()
     assert _finite(agent)
@@ -74,12 +76,12 @@ def test_stop_saves_what_is_healthy(tmp_path, kind):
 
 
 @pytest.mark.parametrize('kind', KINDS)
-def test_stop_does_not_save_what_such_a_step_spoilt(tmp_path, kind):
+def test_stop_does_not_save_variables_that_are_not_finite(tmp_path, kind):
     agent = _agent(kind)
     learner = _learner(tmp_path, agent, kind, 'stop')
     learner.run(POISONED)
     learner.save()
-    with pytest.raises(FloatingPointError, match='more variables are not finite either; go on from .*ckpt-3 with'):
+    with pytest.raises(FloatingPointError, match='more variables are not finite either; continue from .*ckpt-3 with'):
         learner.run(6)
     learner.close()
     assert [path.name for path in RunDir(tmp_path).checkpoints.glob('*.index')] == ['ckpt-3.index']
@@ -96,7 +98,7 @@ def test_stop_does_not_save_what_such_a_step_spoilt(tmp_path, kind):
         pytest.param('ppo', np.nan, 'mirrored:2', marks=pytest.mark.slow),
     ],
 )
-def test_skip_goes_on_as_if_the_batch_had_not_been(tmp_path, kind, bad, strategy):
+def test_skip_continues_without_the_batch(tmp_path, kind, bad, strategy):
     """A Huber loss that is infinite has gradients that are not: they are not applied either."""
     strategy = strategies.make(strategy)
     agent = _agent(kind, strategy, make_optimizer=SKIPPING)
@@ -113,21 +115,21 @@ def test_skip_goes_on_as_if_the_batch_had_not_been(tmp_path, kind, bad, strategy
 
 
 @pytest.mark.parametrize('kind', KINDS)
-def test_skip_with_an_optimizer_that_applies_all_is_an_error(tmp_path, kind):
+def test_skip_needs_an_optimizer_that_skips(tmp_path, kind):
     learner = _learner(tmp_path, _agent(kind), kind, 'skip')
     with pytest.raises(FloatingPointError, match=r'are not finite either; .*optimizers.make\(skip_nonfinite=True\)'):
         learner.run(6)
 
 
 @pytest.mark.parametrize('kind', KINDS)
-def test_ignore_goes_on_whatever_comes(tmp_path, kind):
+def test_ignore_continues(tmp_path, kind):
     learner = _learner(tmp_path, _agent(kind), kind, 'ignore')
     result = learner.run(6)
     assert (result.num_steps, result.num_nonfinite) == (6, 0)
     assert not np.isfinite(result.loss)
 
 
-def test_an_agent_that_raises_by_itself(tmp_path):
+def test_agent_that_raises_itself(tmp_path):
     _, specs, _, _ = AGENTS['dqn']
     agent = dqn_agent.DqnAgent(
         specs.time_step,
@@ -137,7 +139,9 @@ def test_an_agent_that_raises_by_itself(tmp_path):
         train_step_counter=create_train_step(),
     )
     learner = _learner(tmp_path, agent, 'dqn', 'skip')
-    with pytest.raises(FloatingPointError, match=r'got a loss that is not finite at train step \d; go on from the b'):
+    with pytest.raises(
+        FloatingPointError, match=r'got a loss that is not finite at train step \d; continue from the b'
+    ):
         learner.run(6)
 
 
@@ -164,7 +168,7 @@ def _slots(agent):
 
 
 @pytest.mark.parametrize(('variables', 'on_nonfinite'), [(_weights, 'stop'), (_weights, 'skip'), (_slots, 'stop')])
-def test_weights_that_a_finite_loss_left_behind_are_not_saved(tmp_path, variables, on_nonfinite):
+def test_does_not_save_bad_weights_after_a_finite_loss(tmp_path, variables, on_nonfinite):
     _, learner = _spoilt_at_step_3(tmp_path, on_nonfinite, variables)
     learner.run(2)
     assert np.isfinite(learner.run(1).loss)
@@ -179,7 +183,7 @@ def test_weights_that_a_finite_loss_left_behind_are_not_saved(tmp_path, variable
     goes_on.close()
 
 
-def test_the_last_checkpoint_is_refused_too(tmp_path):
+def test_refuses_the_last_checkpoint_too(tmp_path):
     _, learner = _spoilt_at_step_3(tmp_path, 'stop', _weights)
     learner.run(2)
     learner.run(1)
@@ -187,7 +191,7 @@ def test_the_last_checkpoint_is_refused_too(tmp_path):
         learner.close()
 
 
-def test_ignore_goes_on_from_the_checkpoint_before(tmp_path, caplog):
+def test_ignore_resumes_from_the_previous_checkpoint(tmp_path, caplog):
     _, learner = _spoilt_at_step_3(tmp_path, 'ignore', _weights)
     learner.run(2)
     learner.run(1)

@@ -8,14 +8,14 @@ def _traces(directory):
     return list(directory.glob('plugins/profile/*/*.xplane.pb'))
 
 
-def test_programs_end_where_the_trace_begins_and_ends(tmp_path):
+def test_boundaries_are_where_the_trace_begins_and_ends(tmp_path):
     profile = Profile(tmp_path, (11, 20))
     assert [profile.border(before) for before in (0, 9, 10, 19, 20, 100)] == [10, 10, 20, 20, None, None]
     assert Profile(tmp_path, (1, 1)).border(0) == 1
 
 
 @pytest.mark.parametrize('start', [10, 15])
-def test_it_is_written_once(tmp_path, start):
+def test_writes_the_trace_once(tmp_path, start):
     profile = Profile(tmp_path, (11, 20))
     profile.at(0)
     profile.at(start)
@@ -27,7 +27,7 @@ def test_it_is_written_once(tmp_path, start):
     assert len(_traces(tmp_path)) == 1
 
 
-def test_one_that_has_not_ended_is_written_in_the_end(tmp_path):
+def test_stop_writes_an_unfinished_trace(tmp_path):
     profile = Profile(tmp_path, (1, 100))
     profile.at(0)
     profile.stop()
@@ -35,7 +35,7 @@ def test_one_that_has_not_ended_is_written_in_the_end(tmp_path):
 
 
 @pytest.mark.parametrize(('steps', 'start'), [(None, 0), ((1, 5), 5)])
-def test_nothing_is_traced(tmp_path, steps, start):
+def test_traces_nothing_outside_the_steps(tmp_path, steps, start):
     profile = Profile(tmp_path, steps)
     for step in (start, start + 10):
         profile.at(step)
@@ -43,7 +43,7 @@ def test_nothing_is_traced(tmp_path, steps, start):
     assert not list(tmp_path.iterdir())
 
 
-def test_training_goes_on_while_another_trace_runs(tmp_path):
+def test_training_continues_while_another_trace_runs(tmp_path):
     tf.profiler.experimental.start(str(tmp_path / 'other'))
     try:
         profile = Profile(tmp_path / 'mine', (1, 5))

@@ -31,7 +31,7 @@ def _write(directory, agent, data, info, options):
 
 
 @pytest.mark.parametrize('name', AGENTS)
-def test_actions_are_shown(tmp_path, name):
+def test_writes_histograms_of_actions(tmp_path, name):
     module, specs, experience, bound = AGENTS[name]
     agent = module.make_agent(specs, create_train_step(), experience)
     data = example_data.sequences(agent, 6, experience.sequence_length)
@@ -43,7 +43,7 @@ def test_actions_are_shown(tmp_path, name):
         assert -bound <= least <= greatest <= bound
 
 
-def test_what_is_not_wanted_or_not_there_is_not_shown(tmp_path):
+def test_writes_only_available_and_requested_histograms(tmp_path):
     agent = dqn.make_agent(example_data.DISCRETE, create_train_step(), dqn.EXPERIENCE)
     data = example_data.sequences(agent, 6, 2)
     info = {'policy_version': tf.constant([[3, 4], [5, 9]], tf.int64)}

@@ -37,7 +37,7 @@ def test_intervals_may_be_combined():
     assert _steps(SummaryOptions(4, total=2, num_train_steps=10), 12) == [4, 5, 8, 10, 12]
 
 
-def test_none_are_due():
+def test_no_interval_means_no_summaries():
     assert SummaryOptions(None).next_step(0) is None
 
 
@@ -55,7 +55,7 @@ def test_seconds_make_the_next_step_due(tmp_path):
     assert summaries.next_step(9) == 10
 
 
-def test_what_is_written_is_read_back(tmp_path):
+def test_writes_scalars_and_texts(tmp_path):
     metrics = {'replay_size': 7, 'mean_return': None}
     summaries = Summaries(tmp_path, SummaryOptions(metrics=lambda: metrics))
     assert not list(tmp_path.iterdir()), 'no file before there is something to write'
@@ -68,7 +68,7 @@ def test_what_is_written_is_read_back(tmp_path):
     assert written_summaries.texts(tmp_path) == {'config': '# A title'}
 
 
-def test_the_queue_is_bounded(tmp_path):
+def test_queue_is_bounded(tmp_path):
     summaries = Summaries(tmp_path, SummaryOptions(max_queue=2, flush_secs=3600.0))
     for step in range(1, 8):
         summaries.write_values(step, {'mine': 1.0})
@@ -78,7 +78,7 @@ def test_the_queue_is_bounded(tmp_path):
     assert len(written_summaries.scalars(tmp_path)['train/mine']) == 7
 
 
-def test_only_what_runs_within_is_recorded(tmp_path):
+def test_recording_ends_with_its_block(tmp_path):
     train_step = tf.Variable(5, dtype=tf.int64)
     summaries = Summaries(tmp_path)
     with summaries.recording(train_step):
@@ -101,6 +101,6 @@ def test_only_what_runs_within_is_recorded(tmp_path):
         ({'profile_steps': (5, 4)}, r'got profile_steps=\(5, 4\); need \(first, last\)'),
     ],
 )
-def test_what_has_no_meaning(settings, message):
+def test_rejects_invalid_options(settings, message):
     with pytest.raises(ValueError, match=message):
         SummaryOptions(**settings)

@@ -37,7 +37,7 @@ def _operations(graph):
 
 
 @pytest.mark.parametrize('strategy', STRATEGIES[:2])
-def test_only_one_of_the_two_programs_holds_summaries(tmp_path, make_agent, make_dataset_fn, strategy):
+def test_only_the_summary_program_writes_summaries(tmp_path, make_agent, make_dataset_fn, strategy):
     made, graphs = strategies.make(strategy), {}
     agent = make_agent(made)
     agent.train = _noting_graphs(agent.train, graphs)
@@ -45,19 +45,19 @@ def test_only_one_of_the_two_programs_holds_summaries(tmp_path, make_agent, make
     options = LearnerOptions(None, SummaryOptions(3))
     with writer.as_default(step=0):
         learner = Learner(agent, make_dataset_fn(), RunDir(tmp_path), strategy=made, options=options)
-    silent = list(graphs.values())
+    plain = list(graphs.values())
     learner.run(2)
-    assert list(graphs.values()) == silent, 'there is no program with summaries before it is wanted'
+    assert list(graphs.values()) == plain, 'the summary program is not compiled before it is needed'
     learner.run(2)
-    recorded = list(graphs.values())[len(silent) :]
+    summary = list(graphs.values())[len(plain) :]
     learner.close()
-    for graph in silent:
+    for graph in plain:
         assert not {name for name in _operations(graph) if 'Summary' in name}
-    for graph in recorded:
+    for graph in summary:
         assert 'WriteSummary' in _operations(graph)
 
 
-def test_summaries_are_labelled_by_the_variable(tmp_path, make_dataset_fn):
+def test_summaries_are_at_the_step_of_the_variable(tmp_path, make_dataset_fn):
     """Here it grows by 2 with each train step, which is known after the first call."""
     agent, run_dir = recording_agent.make(counts_twice=True), RunDir(tmp_path)
     learner = Learner(agent, make_dataset_fn(), run_dir, options=LearnerOptions(None, SummaryOptions(5)))
@@ -89,12 +89,12 @@ def _noting_graphs(train, graphs):
         ([4], {'interval_steps': None}, []),
     ],
 )
-def test_the_steps_that_are_due_are_summarized(train, calls, settings, steps):
+def test_summarizes_the_steps_that_are_due(train, calls, settings, steps):
     _, results, directory = train(calls, **settings)
     assert [result.num_steps for result in results] == calls
     scalars = written_summaries.scalars(directory)
     assert list(scalars.get('gradients/dqn/norm', {})) == steps
-    # What came after the last of them is told at the end of training.
+    # The steps after the last of them are in the summary at the end of training.
     end = [sum(calls)] if steps and steps[-1] < sum(calls) else []
     assert list(scalars.get('train/loss', {})) == [*steps, *end]
 
@@ -113,7 +113,7 @@ def test_losses_are_means_over_the_interval_on_any_number_of_replicas(train, str
 
 
 @pytest.mark.parametrize('strategy', STRATEGIES[:2])
-def test_the_recorded_step_tells_gradients_actions_and_age(train, strategy):
+def test_summary_has_gradients_actions_and_policy_lag(train, strategy):
     _, _, directory = train([6], strategy, interval_steps=3, policy_version=lambda: 7)
     scalars, histograms = (read(directory) for read in (written_summaries.scalars, written_summaries.histograms))
     assert list(scalars['gradients/dqn/norm']) == [3, 6]
@@ -130,16 +130,16 @@ def test_the_recorded_step_tells_gradients_actions_and_age(train, strategy):
         assert (least, greatest, number) == (8 - step, 8 - step, 2 * share)
 
 
-def test_nothing_that_others_write_has_a_tag_of_ours(train):
+def test_agents_write_no_tags_of_the_learner(train):
     _, _, directory = train([4], 'mirrored:2', interval_steps=2)
-    _, _, silent = train([4], 'mirrored:2', name='other', interval_steps=100)
-    ours = set(written_summaries.scalars(silent))
+    _, _, directory = train([4], 'mirrored:2', name='other', interval_steps=100)
+    ours = set(written_summaries.scalars(directory))
     assert all(tag.startswith('train/') for tag in ours)
-    # Each of ours was written once for a step, or `scalars` would have told.
+    # `scalars` fails if a tag has two values for a step.
     assert {tag for tag in written_summaries.scalars(directory) if tag.startswith('train/')} == ours
 
 
-def test_the_learners_metrics(train):
+def test_learners_metrics(train):
     _, _, directory = train([4, 4], interval_steps=4, metrics=lambda: {'replay_size': 7.0, 'mean_return': None})
     scalars = written_summaries.scalars(directory)
     assert scalars['train/replay_size'] == {4: 7.0, 8: 7.0}
@@ -149,7 +149,7 @@ def test_the_learners_metrics(train):
     assert all(0 <= value <= 1 for value in scalars['train/data_wait_share'].values())
 
 
-def test_it_never_traces_again(train):
+def test_never_traces_again(train):
     _, _, directory = train([1, 2, 3, 4], interval_steps=3)
     traces = written_summaries.scalars(directory)['train/num_traces']
     assert list(traces) == [3, 6, 9, 10]
@@ -159,25 +159,26 @@ def test_it_never_traces_again(train):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('profile_steps', [(4, 6), (8, 100)])
-def test_a_trace_changes_nothing(train, profile_steps):
-    plain, expected, silent = train([5, 5], name='plain', interval_steps=4)
+def test_profiling_changes_nothing(train, profile_steps):
+    plain, expected, untraced = train([5, 5], name='plain', interval_steps=4)
     traced, got, directory = train([5, 5], interval_steps=4, profile_steps=profile_steps)
-    assert not (silent / 'plugins').exists()
+    assert not (untraced / 'plugins').exists()
     assert len(list(directory.glob('plugins/profile/*/*.xplane.pb'))) == 1
     assert [result.loss for result in got] == pytest.approx([result.loss for result in expected])
     for a, b in zip(plain.policy.variables(), traced.policy.variables(), strict=True):
         np.testing.assert_array_equal(a.numpy(), b.numpy())
 
 
-def test_summaries_by_the_clock_are_not_for_several_workers(tmp_path, make_agent, make_dataset_fn, monkeypatch):
+def test_rejects_interval_secs_on_several_workers(tmp_path, make_agent, make_dataset_fn, monkeypatch):
     several = strategies.ReplicaLayout(replicas=2, input_pipelines=2, worker=0, workers=2, is_chief=True)
     monkeypatch.setattr(strategies, 'layout', lambda strategy: several)
     options = LearnerOptions(None, SummaryOptions(interval_secs=1.0))
+    dataset_fn = lambda context: make_dataset_fn()(context).repeat()  # noqa: E731
     with pytest.raises(ValueError, match='got interval_secs=1.0 with several workers'):
-        Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path), options=options)
+        Learner(make_agent(), dataset_fn, RunDir(tmp_path), options=options)
 
 
-def test_texts_are_shown(tmp_path, make_agent, make_dataset_fn):
+def test_writes_texts(tmp_path, make_agent, make_dataset_fn):
     run_dir, asked = RunDir(tmp_path), []
 
     def texts():

@@ -16,7 +16,7 @@ def _run(trigger, num_train_steps, steps_per_call):
         trigger(step, step + steps_per_call)
 
 
-def test_it_fires_on_every_crossing_once():
+def test_interval_fires_once_on_every_crossing():
     calls = []
     trigger = IntervalTrigger(1000, calls.append)
     fired = [trigger(step, step + 300) for step in range(0, 3000, 300)]
@@ -24,13 +24,13 @@ def test_it_fires_on_every_crossing_once():
     assert fired.count(True) == 3
 
 
-def test_a_restart_keeps_the_phase():
+def test_interval_fires_at_the_same_steps_after_a_restart():
     calls = []
     IntervalTrigger(10, calls.append)(8, 12)  # a new trigger, after a restore at step 8
     assert calls == [12]
 
 
-def test_given_steps():
+def test_fires_at_given_steps():
     calls = []
     _run(StepsTrigger([60, 5, 6, 20], calls.append), 100, 10)
     assert calls == [10, 20, 60]
@@ -38,7 +38,7 @@ def test_given_steps():
 
 @pytest.mark.parametrize('steps_per_call', [1, 3, 25])
 @pytest.mark.parametrize(('total', 'num_train_steps'), [(1, 75), (4, 75), (7, 75), (3, 300)])
-def test_a_total(total, num_train_steps, steps_per_call):
+def test_fires_a_total_number_of_times(total, num_train_steps, steps_per_call):
     calls = []
     _run(TotalTrigger(total, num_train_steps, calls.append), num_train_steps, steps_per_call)
     assert calls[-1] == num_train_steps
@@ -47,13 +47,13 @@ def test_a_total(total, num_train_steps, steps_per_call):
         assert 0 <= step - i * num_train_steps / len(calls) < steps_per_call
 
 
-def test_a_total_is_not_exceeded_by_a_longer_run():
+def test_longer_run_does_not_exceed_the_total():
     calls = []
     _run(TotalTrigger(2, 50, calls.append), 100, 10)
     assert calls == [30, 50]
 
 
-def test_seconds():
+def test_fires_by_the_clock():
     calls, clock = [], Clock()
     trigger = TimeTrigger(10.0, calls.append, clock=clock)
     clock.secs += 1000.0  # before the first call nothing counts
@@ -63,7 +63,7 @@ def test_seconds():
     assert calls == [4, 7, 10, 13, 16, 19, 22, 25, 28]
 
 
-def test_the_seconds_since_it_fired_are_saved(tmp_path):
+def test_saves_the_seconds_since_it_fired(tmp_path):
     calls, clock = [], Clock()
     trigger = TimeTrigger(10.0, calls.append, clock=clock)
     trigger(0, 1)
@@ -78,7 +78,7 @@ def test_the_seconds_since_it_fired_are_saved(tmp_path):
     assert calls == [3]
 
 
-def test_what_its_own_action_saves_is_the_phase_after_it(tmp_path):
+def test_action_saves_the_state_after_it(tmp_path):
     clock = Clock()
     trigger = TimeTrigger(10.0, lambda _: tf.train.Checkpoint(trigger=trigger).write(str(tmp_path / 's')), clock=clock)
     trigger(0, 1)
@@ -98,7 +98,7 @@ def test_what_its_own_action_saves_is_the_phase_after_it(tmp_path):
     ],
 )
 @pytest.mark.parametrize('again', [(0, 10), (10, 11)])
-def test_a_failed_action_does_not_count_as_done(make, again):
+def test_failed_action_is_tried_again(make, again):
     attempts = []
     trigger = make(lambda step: _fail_once(attempts, step))
     with pytest.raises(OSError, match='disk full'):
@@ -108,7 +108,7 @@ def test_a_failed_action_does_not_count_as_done(make, again):
     assert not trigger(11, 12)
 
 
-def test_a_failed_action_does_not_count_as_done_after_seconds():
+def test_failed_action_by_the_clock_is_tried_again():
     attempts, clock = [], Clock()
     trigger = TimeTrigger(10.0, lambda step: _fail_once(attempts, step), clock=clock)
     trigger(0, 1)
@@ -134,7 +134,7 @@ def _fail_once(attempts, step):
         lambda action, at_end: TotalTrigger(2, 20, action, at_end),
     ],
 )
-def test_the_end(make):
+def test_fires_at_the_end(make):
     for at_end, last_step, expected in [(False, 25, [10, 20]), (True, 25, [10, 20, 25]), (True, 20, [10, 20])]:
         calls = []
         trigger = make(calls.append, at_end)
@@ -143,7 +143,7 @@ def test_the_end(make):
         assert calls == expected
 
 
-def test_the_end_alone():
+def test_end_trigger_fires_only_at_the_end():
     calls = []
     trigger = EndTrigger(calls.append)
     _run(trigger, 20, 5)
@@ -152,7 +152,7 @@ def test_the_end_alone():
     assert calls == [20]
 
 
-def test_the_end_of_seconds():
+def test_fires_by_the_clock_at_the_end():
     calls = []
     trigger = TimeTrigger(10.0, calls.append, at_end=True)
     trigger(0, 5)
@@ -161,7 +161,7 @@ def test_the_end_of_seconds():
     assert calls == [5]
 
 
-def test_what_failed_is_tried_again_at_the_end():
+def test_failed_action_is_tried_again_at_the_end():
     attempts = []
     trigger = IntervalTrigger(10, lambda step: _fail_once(attempts, step))
     with pytest.raises(OSError, match='disk full'):
@@ -182,6 +182,6 @@ def test_what_failed_is_tried_again_at_the_end():
         (lambda: TimeTrigger(float('nan'), print), 'interval_secs=nan'),
     ],
 )
-def test_nonsense(make, message):
+def test_rejects_invalid_arguments(make, message):
     with pytest.raises(ValueError, match=message):
         make()

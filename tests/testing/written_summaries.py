@@ -13,7 +13,7 @@ def _events(directory: pathlib.Path) -> Iterator[tf.compat.v1.Event]:
 
 
 def _values(directory: pathlib.Path, plugin: str) -> Iterator[tuple[int, str, tf.Tensor]]:
-    plugins = {}  # told with the first value of each tag only
+    plugins = {}  # written with the first value of each tag only
     for event in _events(directory):
         for value in event.summary.value:
             name = value.metadata.plugin_data.plugin_name or plugins.get(value.tag)

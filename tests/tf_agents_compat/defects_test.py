@@ -1,4 +1,4 @@
-"""What docs/from-tf-agents.md says of TF-Agents' own learners, shown on them; and that it is not so here."""
+"""The defects of TF-Agents' learners that docs/from-tf-agents.md lists: shown there, and absent here."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from tests.testing import ppo_agents, recording_agent
 from tflearn.distribute import strategies
 from tflearn.learner import tf_agents_learner
 
-# Python says so of code within TF-Agents and TensorFlow.
+# Python's warning is about code in TF-Agents and TensorFlow.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings('ignore')]
 
 

@@ -1,4 +1,4 @@
-"""The drop-in where TF-Agents' own tests do not look. What is said of TF-Agents itself: tf_agents_defects_test.py."""
+"""What TF-Agents' own tests do not check of the drop-in. Defects of TF-Agents itself: defects_test.py."""
 
 import numpy as np
 import pytest
@@ -54,7 +54,7 @@ def test_one_trace_on_replicas_whose_data_may_end(tmp_path, make_agent, make_dat
     assert len(traces) == built == 2 * replicas
 
 
-def test_the_loss_is_the_last_steps_and_extras_are_means(tmp_path, make_agent, make_dataset_fn):
+def test_returns_the_last_steps_loss_and_mean_extras(tmp_path, make_agent, make_dataset_fn):
     agent, other = make_agent(), make_agent()
     single = _learner(tmp_path / 'a', agent, make_dataset_fn())
     infos = [single.run() for _ in range(4)]
@@ -81,7 +81,7 @@ def test_replicas_agree_with_one(tmp_path, make_agent, make_dataset_fn, replicas
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
 
 
-def test_extras_by_a_declared_rule(tmp_path, make_agent, make_dataset_fn):
+def test_extra_reductions(tmp_path, make_agent, make_dataset_fn):
     mean = _learner(tmp_path / 'a', make_agent(), make_dataset_fn()).loss()
     summed = _learner(tmp_path / 'b', make_agent(), make_dataset_fn(), extra_reductions={'td_loss': 'sum'}).loss()
     np.testing.assert_allclose(summed.extra.td_loss, 8 * mean.extra.td_loss, rtol=1e-5)
@@ -104,7 +104,7 @@ def test_loss_has_no_other_effect(tmp_path, make_agent, make_dataset_fn):
     assert event_files.tags(tmp_path / 'train') == set()
 
 
-def test_the_callback_gets_the_sample_and_the_loss(tmp_path, make_agent, make_dataset_fn):
+def test_callback_gets_the_sample_and_the_loss(tmp_path, make_agent, make_dataset_fn):
     total = tf.Variable(0.0)
 
     def after_step(sample, loss_info):
@@ -118,7 +118,7 @@ def test_the_callback_gets_the_sample_and_the_loss(tmp_path, make_agent, make_da
     np.testing.assert_allclose(total.numpy(), np.sum(losses), rtol=1e-5)
 
 
-def test_triggers_are_the_callers(tmp_path, make_agent, make_dataset_fn):
+def test_calls_the_callers_triggers(tmp_path, make_agent, make_dataset_fn):
     fired, called, own = [], [], []
     triggers = [
         interval_trigger.IntervalTrigger(4, lambda: fired.append(int(agent.train_step_counter))),
@@ -152,7 +152,7 @@ def test_a_trigger_keeps_its_own_start_until_there_is_a_checkpoint(tmp_path, mak
 
 
 @pytest.mark.filterwarnings('ignore')
-def test_their_policy_trigger_works(tmp_path, make_agent, make_dataset_fn):
+def test_tf_agents_policy_trigger_works(tmp_path, make_agent, make_dataset_fn):
     agent = make_agent()
     export = peer_triggers.PolicySavedModelTrigger(
         str(tmp_path / peer.POLICY_SAVED_MODEL_DIR), agent, agent.train_step_counter, interval=5
@@ -168,7 +168,7 @@ def test_their_policy_trigger_works(tmp_path, make_agent, make_dataset_fn):
 
 @pytest.mark.parametrize(('first', 'second'), [(peer.Learner, Learner), (Learner, peer.Learner)])
 @pytest.mark.filterwarnings('ignore')
-def test_checkpoints_are_the_same(tmp_path, make_agent, make_dataset_fn, first, second):
+def test_checkpoints_are_tf_agents(tmp_path, make_agent, make_dataset_fn, first, second):
     dataset_fn = lambda: make_dataset_fn()(tf.distribute.InputContext())  # noqa: E731
     trained, restored = make_agent(), make_agent()
     _learner(tmp_path, trained, dataset_fn, first, checkpoint_interval=3).run(3)
@@ -183,13 +183,13 @@ def test_checkpoints_are_the_same(tmp_path, make_agent, make_dataset_fn, first, 
     assert learner.run(2).loss.numpy() > 0
 
 
-def test_a_checkpoint_that_does_not_fit(tmp_path, make_agent, make_dataset_fn):
+def test_rejects_a_checkpoint_that_does_not_fit(tmp_path, make_agent, make_dataset_fn):
     _learner(tmp_path, make_agent(), make_dataset_fn(), checkpoint_interval=1).run(1)
     with pytest.raises(ValueError, match=r'kernel is float32\[3, 7\] in the checkpoint, float32\[3, 9\] here'):
         _learner(tmp_path, make_agent(units=(9,)), make_dataset_fn())
 
 
-def test_variables_that_are_made_later_are_restored_later(tmp_path, make_agent, make_dataset_fn):
+def test_restores_variables_that_are_made_later(tmp_path, make_agent, make_dataset_fn):
     trained, restored = make_agent(), make_agent()
     _learner(tmp_path, trained, make_dataset_fn(), checkpoint_interval=3).run(3)
     learner = _learner(tmp_path, restored, make_dataset_fn(3), run_optimizer_variable_init=False)
@@ -202,8 +202,8 @@ def test_variables_that_are_made_later_are_restored_later(tmp_path, make_agent, 
 
 
 @pytest.mark.parametrize('strategy', ['default', 'mirrored:2'])
-def test_when_the_data_end(tmp_path, make_agent, make_dataset_fn, strategy):
-    """The second replica is the first to have no more; what was done counts, and the next call says that it is over."""
+def test_data_end(tmp_path, make_agent, make_dataset_fn, strategy):
+    """The second replica runs out of data first; the steps before count, and the next call raises an error."""
     strategy, called = strategies.make(strategy), []
     agent = make_agent(strategy)
     uneven = lambda context: make_dataset_fn()(context).take(7)  # noqa: E731
@@ -216,14 +216,14 @@ def test_when_the_data_end(tmp_path, make_agent, make_dataset_fn, strategy):
         learner.run(1)
 
 
-def test_a_step_of_its_own_is_warned_of(tmp_path, make_agent, make_dataset_fn, caplog):
+def test_warns_of_a_train_step_that_is_not_the_agents(tmp_path, make_agent, make_dataset_fn, caplog):
     agent = make_agent()
     Learner(str(tmp_path), tf.Variable(0, dtype=tf.int64), agent, make_dataset_fn()).run(2)
     assert "not the agent's train_step_counter" in caplog.text
     assert agent.train_step_counter == 2
 
 
-def test_nonsense(tmp_path, make_agent, make_dataset_fn):
+def test_rejects_invalid_arguments(tmp_path, make_agent, make_dataset_fn):
     learner = _learner(tmp_path, make_agent(), None)
     with pytest.raises(ValueError, match='neither an iterator nor experience_dataset_fn'):
         learner.run()

@@ -28,7 +28,7 @@ def _sequences(first, lengths):
 @pytest.mark.parametrize('replicas', [1, 2])
 @pytest.mark.parametrize(('lengths', 'num_epochs', 'size'), [((10, 7, 6), 3, 8), ((5, 5, 5), 2, 4), ((4, 4, 4), 1, 5)])
 def test_minibatches_hold_each_step_as_often_as_there_are_epochs(replicas, lengths, num_epochs, size):
-    """But for the rest that makes no whole minibatch."""
+    """Except for the steps that do not fill a minibatch."""
     dataset = Minibatches(3, num_epochs, size, 1).dataset(lambda: _sequences(100, lengths), replicas)
     batches = [batch.numpy() for batch, _ in dataset]
     total = sum(lengths) * num_epochs
@@ -38,7 +38,7 @@ def test_minibatches_hold_each_step_as_often_as_there_are_epochs(replicas, lengt
     np.testing.assert_array_equal(np.concatenate(batches).ravel(), expected)
 
 
-def test_each_iterator_is_another_iteration():
+def test_each_iterator_is_a_new_iteration():
     counter = tf.Variable(0, dtype=tf.int64)
 
     def fresh():
@@ -51,14 +51,14 @@ def test_each_iterator_is_another_iteration():
         assert steps == dict.fromkeys(range(100 * iteration, 100 * iteration + 10), 2)
 
 
-def test_sequences_as_they_are():
+def test_sequences_without_minibatches():
     dataset = Minibatches(3, 2, None, None).dataset(lambda: _sequences(0, (3, 5, 4, 9)), 1)
     assert [batch.shape for batch, _ in dataset] == [(1, 3), (1, 5), (1, 4)] * 2
     assert len(list(Minibatches(3, 3, None, None).dataset(lambda: _sequences(0, (3, 5, 4)), 2))) == 8
 
 
 @pytest.mark.parametrize('size', [10, None])
-def test_a_run_takes_as_many_steps_as_its_data_make(tmp_path, size):
+def test_run_trains_on_all_of_its_data(tmp_path, size):
     agent, calls = test_agents.FakePPOAgent(), []
     fresh = lambda: tf.data.Dataset.from_tensors((test_agents.create_trajectories(25, 1), ())).repeat(3)  # noqa: E731
     learner = PPOLearner(
@@ -96,7 +96,7 @@ def test_losses_of_two_replicas_add_up_to_the_loss(tmp_path):
     assert parts['value_estimation_loss'] > 10
 
 
-def test_nonsense(tmp_path):
+def test_rejects_invalid_arguments(tmp_path):
     agent = test_agents.FakePPOAgent()
     few = lambda: tf.data.Dataset.from_tensors((test_agents.create_trajectories(5, 1), ()))  # noqa: E731
     arguments = (str(tmp_path), agent.train_step_counter, agent, few, few, 1)

@@ -44,7 +44,7 @@ def test_keywords_reach_the_agent_and_the_callback(tmp_path, make_agent, make_da
     assert seen[-1] == {'experience', 'weights'}
 
 
-def test_the_input_context_is_given_to_those_who_take_it(tmp_path, make_agent, make_dataset_fn):
+def test_dataset_functions_may_take_the_input_context(tmp_path, make_agent, make_dataset_fn):
     contexts = []
 
     def dataset_fn(context):

@@ -31,7 +31,7 @@ def num_run():
 
 
 @pytest.mark.parametrize(('name', 'shard'), [(name, shard) for name in SHARDS for shard in SHARDS[name]])
-def test_their_tests_pass(tmp_path, num_run, name, shard):
+def test_tf_agents_tests_pass(tmp_path, num_run, name, shard):
     file = tmp_path / f'{name}_test.py'
     file.write_text(_with_our_module(name), encoding='utf-8')
     environment = {
@@ -58,5 +58,5 @@ def test_their_tests_pass(tmp_path, num_run, name, shard):
     num_run[name] += int(ran.group(1)) - int(skipped.group(1) if skipped else 0)
 
 
-def test_all_of_them_ran(num_run):
+def test_all_tf_agents_tests_ran(num_run):
     assert num_run == NUM_TESTS

@@ -39,7 +39,7 @@ def test_summaries_at_the_multiples(tmp_path, make_dataset_fn):
 
 
 @pytest.mark.parametrize('calls', [(9,), (1, 5, 3)])
-def test_summaries_are_labelled_by_the_variable(tmp_path, make_dataset_fn, calls):
+def test_summaries_are_at_the_step_of_the_variable(tmp_path, make_dataset_fn, calls):
     """It grows by 2 with each train step: 6, 10 and 16 are the first values that reach 5, 10 and 15."""
     agent = recording_agent.make(counts_twice=True)
     learner = _learner(tmp_path, agent, make_dataset_fn(), summary_interval=5)
@@ -51,7 +51,7 @@ def test_summaries_are_labelled_by_the_variable(tmp_path, make_dataset_fn, calls
     assert len(_scalars_by_step(tmp_path / 'train', 'Losses/td_loss')) == 3
 
 
-def test_the_summarized_loss_is_the_mean_since_the_last(tmp_path, make_agent, make_dataset_fn):
+def test_summarized_loss_is_the_mean_since_the_last_summary(tmp_path, make_agent, make_dataset_fn):
     single = _learner(tmp_path / 'a', make_agent(), make_dataset_fn(), summary_interval=None)
     losses = [single.run().loss.numpy() for _ in range(8)]
     learner = _learner(tmp_path, make_agent(), make_dataset_fn(), summary_interval=4)

@@ -186,7 +186,7 @@ class Learner:
         result = TrainResult.of(metrics, time.perf_counter() - start, self._data_ended)
         if result.num_nonfinite:  # none where they are ignored
             self._check_numbers()
-        if result.data_ended and isinstance(self._batches, DatasetBatches):  # whoever closes a source knows it
+        if result.data_ended and isinstance(self._batches, DatasetBatches):  # a source ends because it was closed
             logging.warning('the data ended after %d of %d train steps', result.num_steps, num_steps)
         if self._options.after_run:
             self._options.after_run(result)
@@ -343,7 +343,7 @@ class Learner:
         self._wait_for_checkpoints()
         return FloatingPointError(
             f'got a loss that is not finite at train step {self.step}; {more}'
-            f'go on from {self.checkpoints.newest or "the beginning"} with a smaller learning rate or with clipped '
+            f'continue from {self.checkpoints.newest or "the beginning"} with a smaller learning rate or with clipped '
             "gradients, or set on_nonfinite to 'skip' with optimizers.make(skip_nonfinite=True)"
         )
 

@@ -156,8 +156,8 @@ class TrainLoop:
     ) -> Any:
         """One train step on all replicas. Returns the vector of its metrics, its loss, and the items' metric if any."""
 
-        def replica_step(whole: Any) -> Any:
-            data, info = split(batches.own_part(whole) if batches and updates else whole)
+        def replica_step(element: Any) -> Any:
+            data, info = split(batches.own_part(element) if batches and updates else element)
             weights = batch_structure.weights(info, batches is not None and batches.normalize_weights)
             loss_info = train(data) if weights is None else train(data, weights)
             if updates and self._options.after_step:
