@@ -1,3 +1,5 @@
+"""What a strategy needs of a dataset."""
+
 import pytest
 import tensorflow as tf
 from tf_agents.trajectories import trajectory
@@ -8,34 +10,51 @@ from tflearn.learner.learner import Learner
 from tflearn.run_dir import RunDir
 
 
+@pytest.fixture
+def tpu():
+    """There is no TPU here: a strategy that only has its type."""
+    return object.__new__(tf.distribute.TPUStrategy)
+
+
+def _endless(spec):
+    return tf.data.Dataset.from_generator(lambda: iter(()), output_signature=spec).repeat()
+
+
 def _trajectory(observation):
     ones = tf.TensorSpec((4, 2), tf.float32)
     return trajectory.Trajectory(ones, {'image': observation}, ones, (), ones, ones, ones)
 
 
-def test_accepts_known_shapes():
-    batch_structure.refuse_unknown_shapes((_trajectory(tf.TensorSpec((4, 2, 3))), {'version': tf.TensorSpec((4, 2))}))
+def test_tpu_accepts_known_shapes(tpu):
+    spec = (_trajectory(tf.TensorSpec((4, 2, 3))), {'version': tf.TensorSpec((4, 2))})
+    batch_structure.check_dataset(_endless(spec), tpu)
 
 
 @pytest.mark.parametrize('shape', [(None, 2, 3), (4, None, 3), None])
-def test_rejects_an_unknown_dimension(shape):
+def test_tpu_rejects_an_unknown_dimension(tpu, shape):
     with pytest.raises(
         ValueError, match=r'got the shape .* of .*observation/image in the data; need all .*drop_remainder'
     ):
-        batch_structure.refuse_unknown_shapes((_trajectory(tf.TensorSpec(shape)), ()))
+        batch_structure.check_dataset(_endless((_trajectory(tf.TensorSpec(shape)), ())), tpu)
 
 
-def test_rejects_strings():
+def test_tpu_rejects_an_incomplete_last_batch(tpu):
+    numbers = tf.data.Dataset.range(9).repeat()
+    batch_structure.check_dataset(numbers.batch(4, drop_remainder=True), tpu)
+    with pytest.raises(ValueError, match=r'got the shape \(None,\)'):
+        batch_structure.check_dataset(numbers.batch(4), tpu)
+
+
+def test_tpu_rejects_strings(tpu):
     with pytest.raises(ValueError, match='got strings in .*name of the data; need numbers'):
-        batch_structure.refuse_unknown_shapes({'name': tf.TensorSpec((4,), tf.string)})
+        batch_structure.check_dataset(_endless({'name': tf.TensorSpec((4,), tf.string)}), tpu)
 
 
-def test_rejects_finite_datasets():
-    batch_structure.refuse_finite(tf.data.Dataset.range(8).repeat())
+def test_tpu_rejects_a_dataset_that_may_end(tpu):
     with pytest.raises(ValueError, match='got a dataset of 8 elements; need an endless one'):
-        batch_structure.refuse_finite(tf.data.Dataset.range(8))
+        batch_structure.check_dataset(tf.data.Dataset.range(8), tpu)
     with pytest.raises(ValueError, match='got a dataset of unknown size; need an endless one'):
-        batch_structure.refuse_finite(tf.data.Dataset.range(8).repeat().take_while(lambda i: i < 4))
+        batch_structure.check_dataset(tf.data.Dataset.range(8).repeat().take_while(lambda i: i < 4), tpu)
 
 
 def test_several_workers_need_an_endless_dataset(tmp_path, make_agent, make_dataset_fn, monkeypatch):
@@ -45,14 +64,3 @@ def test_several_workers_need_an_endless_dataset(tmp_path, make_agent, make_data
     monkeypatch.setattr(strategies, 'layout', lambda strategy: two_workers)
     with pytest.raises(ValueError, match='got a dataset of 7 elements; need an endless one for several workers'):
         learn()
-
-
-def test_tpu_needs_fixed_shapes():
-    """There is no TPU here: a strategy that only has its type."""
-    tpu = object.__new__(tf.distribute.TPUStrategy)
-    numbers = tf.data.Dataset.range(9).repeat()
-    batch_structure.check_dataset(numbers.batch(4, drop_remainder=True), tpu)
-    with pytest.raises(ValueError, match=r'got the shape \(None,\) of .*; need all dimensions known on a TPU'):
-        batch_structure.check_dataset(numbers.batch(4), tpu)
-    with pytest.raises(ValueError, match='got a dataset of 2 elements; need an endless one'):
-        batch_structure.check_dataset(tf.data.Dataset.range(9).batch(4, drop_remainder=True), tpu)

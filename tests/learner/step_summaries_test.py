@@ -8,8 +8,7 @@ import tensorflow as tf
 from tests.agents import example_data
 from tests.testing import written_summaries
 from tflearn.agents import dqn, ppo, sac
-from tflearn.learner.step_summaries import StepSummaries
-from tflearn.learner.summaries import Summaries, SummaryOptions
+from tflearn.learner.summaries import StepSummaries, Summaries, SummaryOptions
 from tflearn.train_step import create_train_step
 
 AGENTS = {

@@ -10,7 +10,7 @@ from tf_agents.train import ppo_learner_test_utils as test_agents
 from tests.testing import ppo_agents
 from tflearn.distribute import strategies
 from tflearn.learner.tf_agents_learner import PPOLearner
-from tflearn.tf_agents_compat.on_policy_data import Minibatches
+from tflearn.tf_agents_compat.ppo_learner import Minibatches
 
 
 def _sequences(first, lengths):

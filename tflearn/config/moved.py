@@ -33,7 +33,7 @@ _MODULES = {
         'interval_figures': 'learner.metrics',
         'iterations': 'learner.minibatches',
         'limits': 'learner.stop_conditions',
-        'on_policy_data': 'tf_agents_compat.on_policy_data',
+        'on_policy_data': 'tf_agents_compat.ppo_learner',
         'precision': 'distribute.precision',
         'process_figures': 'learner.metrics',
         'random_state': 'checkpoints.random_state',

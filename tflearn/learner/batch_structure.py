@@ -103,35 +103,24 @@ def _no_batch_empty(strategy: tf.distribute.Strategy, element: Any) -> tf.Tensor
 
 
 def check_dataset(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> None:
-    """Checks that a strategy can train on a dataset.
+    """Checks that a strategy can train on the dataset of an input pipeline.
 
     Several workers need an endless one: each would see its own end, and wait for the others forever. A TPU also needs
     fixed shapes, and numbers only.
-
-    Args:
-      dataset: the dataset of one input pipeline.
-      strategy: distributes it.
 
     Raises:
       ValueError: naming what the dataset has and what it needs.
     """
     tpu = isinstance(strategy, tf.distribute.TPUStrategy)
-    if tpu or strategies.layout(strategy).workers > 1:
-        refuse_finite(dataset)
-    if tpu:
-        refuse_unknown_shapes(dataset.element_spec)
-
-
-def refuse_unknown_shapes(element_spec: Any) -> None:
-    """Refuses what a TPU cannot compile once and for all: dimensions that are known only with the data, and strings.
-
-    Args:
-      element_spec: the spec of a dataset's elements.
-
-    Raises:
-      ValueError: naming the first tensor that is not fixed, and its dimension.
-    """
-    for name, spec in nest_utils.flatten_with_joined_paths(element_spec, expand_composites=True):
+    cardinality = int(dataset.cardinality())
+    if (tpu or strategies.layout(strategy).workers > 1) and cardinality != tf.data.INFINITE_CARDINALITY:
+        size = 'unknown size' if cardinality == tf.data.UNKNOWN_CARDINALITY else f'{cardinality} elements'
+        raise UserValueError(
+            f'got a dataset of {size}; need an endless one for several workers or a TPU; end it with .repeat()'
+        )
+    if not tpu:
+        return
+    for name, spec in nest_utils.flatten_with_joined_paths(dataset.element_spec, expand_composites=True):
         if spec.dtype == tf.string:
             raise UserValueError(
                 f'got strings in {name} of the data; need numbers on a TPU; leave them out in the dataset'
@@ -141,20 +130,3 @@ def refuse_unknown_shapes(element_spec: Any) -> None:
                 f'got the shape {spec.shape} of {name} in the data; need all dimensions known on a TPU; give every '
                 'item the same sequence length, and batch with drop_remainder=True'
             )
-
-
-def refuse_finite(dataset: tf.data.Dataset) -> None:
-    """Refuses a dataset that may end.
-
-    Args:
-      dataset: the dataset of one input pipeline.
-
-    Raises:
-      ValueError: if TensorFlow does not know that it is endless.
-    """
-    cardinality = int(dataset.cardinality())
-    if cardinality != tf.data.INFINITE_CARDINALITY:
-        size = 'unknown size' if cardinality == tf.data.UNKNOWN_CARDINALITY else f'{cardinality} elements'
-        raise UserValueError(
-            f'got a dataset of {size}; need an endless one for several workers or a TPU; end it with .repeat()'
-        )

@@ -1,4 +1,4 @@
-"""Batches: what a learner trains on. A dataset and a `BatchSource` are wrapped once, and then look the same to it."""
+"""Batches: a dataset or a `BatchSource`, wrapped once, so that the learner sees one kind of input."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tflearn.distribute import strategies
 from tflearn.distribute.workers import Agreement
+from tflearn.experience import Prioritization
 from tflearn.learner import batch_structure
 from tflearn.types import BatchSource, PrioritizedSource
 
@@ -20,29 +21,17 @@ class DatasetBatches:
     """Batches of a dataset, as the strategy distributes them.
 
     Attributes:
-      with_info: whether the data's own metrics are added up in each step; otherwise they are averaged in `loop`.
-      last_info: names of the data's metrics whose means over one batch follow the sums of `loop`.
-      item_metric: name of the agent's extra metric, [B] on each replica, that `update` receives; None: no metric.
-      normalize_weights: whether importance weights are divided by the greatest one of the global batch.
+      last_info: names of the data's metrics that are averaged over one batch of `loop`, not over all of them.
+      prioritization: how items are drawn, if they are drawn by priority; then `update` receives their errors.
       error: why there are no more batches; None if there are, or they ended.
     """
 
-    with_info = True
     last_info: Sequence[str] = ()
-    item_metric: str | None = None
-    normalize_weights = False
+    prioritization: Prioritization | None = None
     error: Exception | None = None
 
     def __init__(self, dataset_fn: DatasetFn, strategy: tf.distribute.Strategy):
-        """Makes the iterator, within the strategy's scope.
-
-        Args:
-          dataset_fn: called once per input pipeline, with its InputContext, for a dataset.
-          strategy: distributes it.
-
-        Raises:
-          ValueError: if the strategy cannot train on such a dataset.
-        """
+        """Makes the iterator; raises a ValueError if the strategy cannot train on such a dataset."""
 
         def checked(context: tf.distribute.InputContext) -> tf.data.Dataset:
             dataset = dataset_fn(context)
@@ -74,12 +63,12 @@ class DatasetBatches:
         """Takes train steps. For a graph.
 
         Args:
-          take: (sums, element) -> the sums after a train step, whether to go on, and (the items' metric [B],) or ().
+          take: (sums, element) -> the sums after a train step, whether to go on, and (the items' errors [B],) or ().
           sums: zeros, float32 [n].
           num_steps: int64 scalar, train steps to take.
 
         Returns:
-          Train steps taken; seconds waited; the sums, followed by the means of `last_info`; and (the items' metric
+          Train steps taken; seconds waited; the sums and the means of `last_info`; and (the items' errors
           [num_steps, B],) or ().
         """
         taken, going_on = tf.constant(0, tf.int64), tf.constant(True)
@@ -92,8 +81,8 @@ class DatasetBatches:
                 waited_secs += secs
         return taken, waited_secs, sums, ()
 
-    def update(self, step: int, items: np.ndarray) -> None:
-        """Receives the items' metric of the train steps before `step`, float32 [num_steps, B]."""
+    def update(self, step: int, errors: np.ndarray) -> None:
+        """Receives the items' errors [num_steps, B] of the train steps up to `step`."""
 
     def close(self) -> None:
         """Ends the batches, also for a learner that waits for them."""
@@ -102,25 +91,13 @@ class DatasetBatches:
 class SourceBatches:
     """Batches of a `BatchSource`, as many at a time as each worker may take; otherwise like `DatasetBatches`."""
 
-    with_info = False
-
     def __init__(self, source: BatchSource, strategy: tf.distribute.Strategy, train_step: tf.Variable):
-        """Draws nothing yet.
-
-        Args:
-          source: whose batches are for all replicas of this process.
-          strategy: runs the train steps.
-          train_step: the seed of draws.
-        """
+        """Draws nothing yet; the train step is the seed of draws."""
         layout = strategies.layout(strategy)
         self._source, self._train_step = source, train_step
         self._replicas_here = layout.replicas // layout.workers
         self._agreement, self._surplus = Agreement(strategy), 0
-        self.item_metric: str | None = None
-        self.normalize_weights = False
-        if isinstance(source, PrioritizedSource):
-            self.item_metric = source.prioritization.error
-            self.normalize_weights = source.prioritization.normalize_by_max
+        self.prioritization = source.prioritization if isinstance(source, PrioritizedSource) else None
 
     @property
     def error(self) -> Exception | None:
@@ -152,16 +129,15 @@ class SourceBatches:
     def loop(self, take: TakeStep, sums: tf.Tensor, num_steps: tf.Tensor) -> Any:
         taken, going_on = tf.constant(0, tf.int64), tf.constant(True)
         means = tf.zeros([len(self.last_info)])
-        wanted = self.item_metric is not None
-        arrays = (tf.TensorArray(tf.float32, tf.cast(num_steps, tf.int32)),) if wanted else ()
+        arrays = (tf.TensorArray(tf.float32, tf.cast(num_steps, tf.int32)),) if self.prioritization else ()
         # `and` would be a conditional, which costs more than the comparison that it may save.
         while tf.logical_and(going_on, taken < num_steps):
             count = tf.minimum(num_steps - taken, self._source.max_draw_steps)
             drawn = self._source.draw(count, self._train_step)
             i = tf.constant(0, tf.int64)
             while tf.logical_and(going_on, i < count):
-                sums, going_on, items = take(sums, self._source.batch(drawn, i))
-                arrays = _write(arrays, tf.cast(taken + i, tf.int32), items)
+                sums, going_on, errors = take(sums, self._source.batch(drawn, i))
+                arrays = _write(arrays, tf.cast(taken + i, tf.int32), errors)
                 i += 1
             taken += i
             if self.last_info:  # of each step they would cost more than the step's own metrics
@@ -170,12 +146,22 @@ class SourceBatches:
         stacked = tuple(array.stack() for array in arrays)
         return taken, tf.constant(0.0, tf.float64), tf.concat([sums, means], axis=0), stacked
 
-    def update(self, step: int, items: np.ndarray) -> None:
+    def update(self, step: int, errors: np.ndarray) -> None:
         if isinstance(self._source, PrioritizedSource):
-            self._source.update(step, items)
+            self._source.update(step, errors)
 
     def close(self) -> None:
         self._source.close()
+
+
+Batches = DatasetBatches | SourceBatches
+
+
+def wrap(data: DatasetFn | BatchSource, strategy: tf.distribute.Strategy, train_step: tf.Variable) -> Batches:
+    """Returns the batches of a dataset or a `BatchSource`; to be called within the strategy's scope."""
+    if isinstance(data, BatchSource):
+        return SourceBatches(data, strategy, train_step)
+    return DatasetBatches(data, strategy)
 
 
 def _traced_spec(make_element: Callable[[], Any]) -> Any:
@@ -197,13 +183,3 @@ def _next(iterator: Any, after: tf.Tensor) -> tuple[Any, tf.Tensor]:
         element = iterator.get_next_as_optional()
     with tf.control_dependencies([element.has_value()]):
         return element, tf.timestamp() - start
-
-
-Batches = DatasetBatches | SourceBatches
-
-
-def wrap(data: DatasetFn | BatchSource, strategy: tf.distribute.Strategy, train_step: tf.Variable) -> Batches:
-    """Returns the batches of a dataset or a `BatchSource`; to be called within the strategy's scope."""
-    if isinstance(data, BatchSource):
-        return SourceBatches(data, strategy, train_step)
-    return DatasetBatches(data, strategy)

@@ -12,8 +12,7 @@ from tflearn.learner.batches import Batches, SourceBatches
 from tflearn.learner.metrics import IntervalMetrics, Metrics, rss_mb
 from tflearn.learner.profile import Profile
 from tflearn.learner.step_counter import StepCounter
-from tflearn.learner.step_summaries import StepSummaries
-from tflearn.learner.summaries import Summaries, SummaryOptions
+from tflearn.learner.summaries import StepSummaries, Summaries, SummaryOptions
 from tflearn.learner.train_loop import LoopOptions, Program, TrainLoop
 from tflearn.types import Agent
 

@@ -94,7 +94,8 @@ class TrainLoop:
         Returns:
           A function of the number of train steps.
         """
-        layout = StepMetrics(*self._reductions, batches.with_info, batches.last_info)
+        # Metrics of the data are in the vector, or behind it.
+        layout = StepMetrics(*self._reductions, with_info=not batches.last_info, last_info=batches.last_info)
         # XLA would leave out the summaries.
         train = self._agent.train if summarize else self._train
         step = tf.function(
@@ -104,12 +105,12 @@ class TrainLoop:
         step.get_concrete_function(batches.element_spec)  # makes the optimizer's slots
 
         def take(sums: tf.Tensor, element: Any) -> Any:
-            vector, loss, *items = step(element)
+            vector, loss, *errors = step(element)
             if self._options.on_nonfinite == 'ignore':
-                return sums + vector, tf.constant(True), tuple(items)
+                return sums + vector, tf.constant(True), tuple(errors)
             finite = tf.math.is_finite(loss)
             goes_on = finite if self._options.on_nonfinite == 'stop' else tf.constant(True)
-            return sums + tf.where(finite, vector, 0.0), goes_on, tuple(items)
+            return sums + tf.where(finite, vector, 0.0), goes_on, tuple(errors)
 
         loop = tf.function(batches.loop)
         # One tensor: fetching many small ones costs more than a small train step.
@@ -119,10 +120,10 @@ class TrainLoop:
         concrete = compiled.get_concrete_function(tf.TensorSpec((), tf.int64))
 
         def run(num_steps: int) -> Metrics:
-            packed, *items = concrete(tf.constant(num_steps, tf.int64))
+            packed, *errors = concrete(tf.constant(num_steps, tf.int64))
             steps, waited_secs, *sums = packed.numpy()
-            if items and steps:
-                batches.update(int(self._agent.train_step_counter.numpy()), items[0].numpy()[: int(steps)])
+            if errors and steps:
+                batches.update(int(self._agent.train_step_counter.numpy()), errors[0].numpy()[: int(steps)])
             return layout.read(np.array(sums), int(steps), float(waited_secs))
 
         return run
@@ -154,30 +155,31 @@ class TrainLoop:
         updates: bool = True,
         summarize: AfterStep | None = None,
     ) -> Any:
-        """One train step on all replicas. Returns the vector of its metrics, its loss, and the items' metric if any."""
+        """One train step on all replicas. Returns the vector of its metrics, its loss, and items' errors if wanted."""
+        wanted = batches.prioritization if batches else None
 
         def replica_step(element: Any) -> Any:
             data, info = split(batches.own_part(element) if batches and updates else element)
-            weights = batch_structure.weights(info, batches is not None and batches.normalize_weights)
+            weights = batch_structure.weights(info, bool(wanted and wanted.normalize_by_max))
             loss_info = train(data) if weights is None else train(data, weights)
             if updates and self._options.after_step:
                 self._options.after_step((data, info), loss_info)
             if summarize:
                 summarize(data, info)
             loss = tf.cast(tf.reduce_sum(loss_info.loss), tf.float32)
-            items = batch_structure.of_items(loss_info.extra, batches.item_metric if batches and updates else None)
-            return *layout.of_replica(loss, loss_info.extra, info), loss, items
+            errors = batch_structure.of_items(loss_info.extra, wanted.error if wanted and updates else None)
+            return *layout.of_replica(loss, loss_info.extra, info), loss, errors
 
         if updates:
             self.num_traces += 1
-        summed, extremes, loss, items = self._strategy.run(replica_step, (element,), options=self._options.run_options)
+        summed, extremes, loss, errors = self._strategy.run(replica_step, (element,), options=self._options.run_options)
         vector = layout.over_replicas(self._strategy, summed, extremes)
         total = self._strategy.reduce(tf.distribute.ReduceOp.SUM, loss, axis=None)
-        per_item = (tf.concat(self._strategy.experimental_local_results(part), axis=0) for part in items)
+        per_item = (tf.concat(self._strategy.experimental_local_results(part), axis=0) for part in errors)
         return vector, total, *per_item
 
 
 def _packed(*results: Any) -> tuple[tf.Tensor, ...]:
-    *numbers, sums, items = results
+    *numbers, sums, errors = results
     flat = tf.stack([tf.cast(value, tf.float64) for value in numbers])
-    return tf.concat([flat, tf.cast(sums, tf.float64)], axis=0), *items
+    return tf.concat([flat, tf.cast(sums, tf.float64)], axis=0), *errors

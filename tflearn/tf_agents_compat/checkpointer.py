@@ -56,11 +56,6 @@ class Checkpointer:
         return Manager(str(self._files.directory), [self._files.path(step) for step in self._files.steps()])
 
     @property
-    def checkpoint_exists(self) -> bool:
-        """Whether there is a checkpoint."""
-        return bool(self._files.steps())
-
-    @property
     def saved_step(self) -> int | None:
         """Train step of the last checkpoint restored or saved."""
         return self._checkpoints.saved_step
