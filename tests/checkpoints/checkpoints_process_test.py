@@ -17,7 +17,7 @@ DEADLINE_SECS = 120.0
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SIZE = 8_000_000
 
-SAVE_FOR_EVER = f"""
+SAVE_FOREVER = f"""
 import sys, itertools
 import tensorflow as tf
 from tflearn.checkpoints.checkpoints import Checkpoints
@@ -63,7 +63,7 @@ def test_process_killed_while_writing_leaves_complete_checkpoints(tmp_path):
     killed_while_writing = False
     deadline = time.monotonic() + DEADLINE_SECS
     while not killed_while_writing:
-        process = _start(SAVE_FOR_EVER, tmp_path)
+        process = _start(SAVE_FOREVER, tmp_path)
         try:
             while not (list(tmp_path.glob('*.index')) and _half_written(tmp_path)):
                 assert process.poll() is None and time.monotonic() < deadline

@@ -32,7 +32,7 @@ def test_keeps_the_first_of_each_interval(tmp_path):
     steps = range(3, 40, 3)
     expected = [12, 21, 30, 36, 39]
     assert _write(tmp_path / 'one', *steps, keep_every_steps=10) == expected
-    for step in steps:  # a process for each
+    for step in steps:  # a new process for each
         kept = _write(tmp_path / 'many', step, keep_every_steps=10)
     assert kept == expected
 

@@ -10,7 +10,7 @@ from tflearn.checkpoints.random_state import RandomState
 
 @pytest.fixture(autouse=True)
 def _global_states():
-    """Gives other tests their random states back."""
+    """Restores the random states of other tests."""
     python, numpy_state = random.getstate(), np.random.get_state()
     yield
     random.setstate(python)
@@ -18,7 +18,7 @@ def _global_states():
 
 
 def _draw():
-    random.gauss(0.0, 1.0)  # odd numbers of these keep a second one for the next
+    random.gauss(0.0, 1.0)  # after an odd number of calls, `random` keeps a second value
     np.random.normal()
     numbers = [random.random(), random.gauss(0.0, 1.0), np.random.normal(), np.random.rand()]
     return [*numbers, *tf.random.get_global_generator().normal((3,)).numpy().tolist()]

@@ -1,4 +1,4 @@
-"""Snapshots against TensorFlow's own saving, value by value."""
+"""Snapshots compared with TensorFlow's own checkpoints, value by value."""
 
 import numpy as np
 import pytest

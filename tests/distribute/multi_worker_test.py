@@ -1,4 +1,4 @@
-"""Two processes on this machine that train as one, by TF_CONFIG: what they reach, how they stop, and how they die."""
+"""Two processes on this machine that train together, by TF_CONFIG: their results, how they stop, and how they fail."""
 
 import json
 import os
@@ -19,7 +19,7 @@ DEADLINE_SECS = 240
 
 
 class Cluster:
-    """Processes of worker_program, each with its log; whatever still runs at the end is killed."""
+    """Processes of worker_program, each with its log; those that still run at the end are killed."""
 
     def __init__(self, directory, event, size=2):
         directory.mkdir(exist_ok=True)
@@ -54,7 +54,7 @@ class Cluster:
         wait_until(found, f'{text!r} of worker {worker}', DEADLINE_SECS)
 
     def end(self, worker):
-        """Waits for the worker's own end; returns its exit status and log."""
+        """Waits until the worker ends; returns its exit status and log."""
         status = self.processes[worker].wait(DEADLINE_SECS)
         return status, self.logs[worker].read_text()
 
@@ -101,14 +101,14 @@ def test_two_workers_equal_one_process_with_the_global_batch(tmp_path, run):
         assert 'got different values of the worker on the workers: [0, 1] by replica; need one' in log
     assert facts[0]['run_dir'] == str(tmp_path / 'two')
     assert not pathlib.Path(facts[1]['run_dir']).exists(), "what only the chief's files are for is removed"
-    # Both go on from the chief's checkpoint, and so does one process with the global batch.
+    # Both resume from the chief's checkpoint, and so does one process with the global batch.
     facts, (chief, other) = run('two', 'train')
     assert [fact['step'] for fact in facts] == [40, 40]
     _assert_near(chief, other, rtol=0, atol=0)
     facts, (alone,) = run('one', 'alone', size=1)
     assert facts[0]['step'] == 40
     _assert_near(chief, alone, rtol=1e-3, atol=1e-4)
-    # The chief's checkpoint is one for a single process too.
+    # A single process can restore the chief's checkpoint.
     facts, _ = run('two', 'alone', size=1)
     assert facts[0]['step'] == 60
 

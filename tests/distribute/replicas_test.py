@@ -71,7 +71,7 @@ class _NoiseOfData(tfp.distributions.MultivariateNormalDiag):
 
 
 class _Projection(tanh_normal_projection_network.TanhNormalProjectionNetwork):
-    """The actor's own projection, onto that distribution."""
+    """The actor's projection, onto that distribution."""
 
     def _output_distribution_spec(self, sample_spec, network_name):
         spec = super()._output_distribution_spec(sample_spec, network_name)
@@ -157,7 +157,7 @@ def _variables(agent):
 
 
 def _dataset_fn(agent, length, context):
-    """The global batch of step i, cut into the replicas' parts: these come one after the other from the pipeline."""
+    """The global batch of step i, cut into the replicas' parts: they come from the pipeline one after the other."""
     replicas = context.num_replicas_in_sync
     size = BATCH_SIZE // replicas
     batches = [example_data.sequences(agent, BATCH_SIZE, length, seed) for seed in range(NUM_STEPS)]

@@ -1,4 +1,4 @@
-"""What one process sees; multi_worker_test has two."""
+"""Agreement and run directory of one process; multi_worker_test has two."""
 
 import numpy as np
 import pytest

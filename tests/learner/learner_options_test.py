@@ -1,4 +1,4 @@
-"""What can be asked of a learner besides plain training."""
+"""Options and methods of the learner."""
 
 import dataclasses
 import threading
@@ -38,7 +38,7 @@ def test_loss_of_a_batch_has_no_other_effect(tmp_path, make_agent, make_dataset_
     assert (called, learner.step) == ([], 0)
     for a, b in zip(before, _values(agent), strict=True):
         np.testing.assert_array_equal(a, b)
-    # The agent's own: its share of the global batch, summed.
+    # The agent's own loss is its share of the global batch, summed.
     element = next(iter(make_dataset_fn()(tf.distribute.InputContext())))[0]
     assert first.loss == pytest.approx(float(agent.loss(element).loss), rel=1e-4)
 

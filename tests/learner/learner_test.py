@@ -17,7 +17,7 @@ from tflearn.run_dir import RunDir
 
 
 def _values(agent):
-    """All variables of the agent, optimizer slots and target network included, as a checkpoint sees them."""
+    """All variables of the agent in a checkpoint, optimizer slots and target network included."""
     checkpoint = tf.train.Checkpoint(agent=agent)
     return [value.numpy() for value in tf.nest.flatten(sorted(_variables(checkpoint).items()))[1::2]]
 
@@ -122,7 +122,7 @@ def test_traces_once(tmp_path, make_agent, make_dataset_fn):
 
     agent.train = counted
     learner = Learner(agent, make_dataset_fn(), RunDir(tmp_path))
-    # Once more than once: a first trace makes the optimizer's slots.
+    # One more than that: the first trace makes the optimizer's slots.
     assert len(traces) in (1, 2)
     built = len(traces)
     for num_steps in (1, 2, 5, 1):
@@ -131,7 +131,7 @@ def test_traces_once(tmp_path, make_agent, make_dataset_fn):
 
 
 def test_data_of_one_replica_end_first(tmp_path, make_agent, make_dataset_fn):
-    """Five batches for two replicas: two train steps, and nothing of a third."""
+    """Five batches for two replicas make two train steps."""
     strategy = strategies.make('mirrored:2')
     dataset_fn = lambda context: make_dataset_fn()(context).take(5)  # noqa: E731
     learner = Learner(make_agent(strategy), dataset_fn, RunDir(tmp_path), strategy=strategy)
@@ -214,7 +214,7 @@ def test_order_of_triggers_and_checkpoints(tmp_path, make_agent, make_dataset_fn
     assert not run_dir.checkpoints.exists(), 'nothing is saved unasked'
     for _ in range(6):
         learner.run(5)
-        learner.checkpoints.wait()  # a newer one replaces one that is not begun
+        learner.checkpoints.wait()  # a newer one replaces one that has not begun
     assert saved_when_fired == [True] * 3
     assert len(triggers) == 1, "the caller's list is the caller's"
     learner.close()

@@ -1,4 +1,4 @@
-"""Each new step is trained on as often as there are epochs, whatever divides what, and taken in once."""
+"""Each new step is trained on once in each epoch, also where sizes do not divide, and prepared once."""
 
 import collections
 import dataclasses
@@ -26,7 +26,7 @@ LENGTH = 5
 
 
 class Sequences:
-    """A `BatchSource` of the batches that are given, one for each grant."""
+    """A `BatchSource` of the given batches, one for each grant."""
 
     max_draw_steps = 1
     error = None
@@ -56,7 +56,7 @@ class Sequences:
 
 
 def _numbers(size, iteration):
-    """Sequences of numbers: those of an iteration are from 1000 times its number on."""
+    """Sequences of numbers; those of an iteration start at 1000 times its index."""
     return tf.reshape(tf.range(size * LENGTH, dtype=tf.int64), (size, LENGTH)) + 1000 * iteration
 
 
@@ -86,7 +86,7 @@ def test_each_step_counts_once_in_each_epoch(replicas, size, epochs, minibatch, 
     orders = set()
     for iteration in range(2):
         left, minibatches = steps, []
-        while left:  # also by parts, as where a summary is due
+        while left:  # in parts, as when a summary is due
             granted = iterations.grant(min(left, 3))
             assert granted == min(left, 3)
             drawn = draw(tf.constant(granted, tf.int64))
@@ -113,7 +113,7 @@ def test_each_step_counts_once_in_each_epoch(replicas, size, epochs, minibatch, 
 
 
 def test_no_worker_begins_an_iteration_alone():
-    """The preparation reduces over all workers: where the data of another one ended, this one does not begin."""
+    """The preparation reduces over all workers: if the data of another one ended, this one does not begin."""
     prepared = []
 
     def prepare(numbers):

@@ -1,4 +1,4 @@
-"""What becomes of a batch whose numbers are not finite: through the learner, for each agent."""
+"""Batches with numbers that are not finite, trained on by the learner with each agent."""
 
 import functools
 
@@ -99,7 +99,7 @@ def test_stop_does_not_save_variables_that_are_not_finite(tmp_path, kind):
     ],
 )
 def test_skip_continues_without_the_batch(tmp_path, kind, bad, strategy):
-    """A Huber loss that is infinite has gradients that are not: they are not applied either."""
+    """An infinite Huber loss has finite gradients: they are not applied either."""
     strategy = strategies.make(strategy)
     agent = _agent(kind, strategy, make_optimizer=SKIPPING)
     learner = _learner(tmp_path, agent, kind, 'skip', bad, strategy)
@@ -146,7 +146,7 @@ def test_agent_that_raises_itself(tmp_path):
 
 
 def _spoilt_at_step_3(directory, on_nonfinite, variables):
-    """A learner whose third train step has a finite loss, and leaves weights or an optimizer's values that are not."""
+    """A learner whose third train step has a finite loss, but writes NaN to weights or the optimizer's variables."""
     agent = _agent('dqn')
 
     def spoil(data, loss_info):

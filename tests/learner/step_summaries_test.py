@@ -1,4 +1,4 @@
-"""The summaries of a train step for every agent; through the Learner they are in summarized_loop_test.py."""
+"""The summaries of a train step for every agent; summarized_loop_test.py tests them through the Learner."""
 
 import dataclasses
 

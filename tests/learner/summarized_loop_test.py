@@ -58,7 +58,7 @@ def test_only_the_summary_program_writes_summaries(tmp_path, make_agent, make_da
 
 
 def test_summaries_are_at_the_step_of_the_variable(tmp_path, make_dataset_fn):
-    """Here it grows by 2 with each train step, which is known after the first call."""
+    """Here the variable grows by 2 with each train step, which is known after the first call."""
     agent, run_dir = recording_agent.make(counts_twice=True), RunDir(tmp_path)
     learner = Learner(agent, make_dataset_fn(), run_dir, options=LearnerOptions(None, SummaryOptions(5)))
     for num_steps in (1, 8):

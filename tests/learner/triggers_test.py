@@ -56,7 +56,7 @@ def test_longer_run_does_not_exceed_the_total():
 def test_fires_by_the_clock():
     calls, clock = [], Clock()
     trigger = TimeTrigger(10.0, calls.append, clock=clock)
-    clock.secs += 1000.0  # before the first call nothing counts
+    clock.secs += 1000.0  # time before the first call does not count
     for step in range(1, 30):
         trigger(step - 1, step)
         clock.secs += 4.0

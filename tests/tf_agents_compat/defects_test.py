@@ -54,7 +54,7 @@ def test_patched_agent(build, make_agent):
 
 
 def test_traces(build, make_agent):
-    """One more, at first, makes the optimizer's slots."""
+    """The first call traces once more, which makes the optimizer's slots."""
     for learner_class, expected in ((tf_agents_learner.Learner, [2, 2, 2]), (peer.Learner, [2, 4, 6])):
         agent, traces = make_agent(), []
         train = agent.train
@@ -89,7 +89,7 @@ def test_summary_interval_none(build):
 
 
 def test_without_summaries(build, tmp_path):
-    """TF-Agents' divides by the interval, where its caller has a summary writer."""
+    """TF-Agents' Learner divides by the interval if its caller has a summary writer."""
     with tf.summary.create_file_writer(str(tmp_path / 'mine')).as_default():
         with pytest.raises(tf.errors.InvalidArgumentError):
             build(peer.Learner, agent=recording_agent.make(), summary_interval=0).loss()
@@ -114,7 +114,7 @@ def test_keywords(build):
 
 
 def test_extras(build):
-    """Of TF-Agents' DQN: the loss of each item, [8]; its mean is the loss."""
+    """An extra metric of TF-Agents' DQN is the loss of each item, [8]; its mean is the loss."""
     summed, mean = build(peer.Learner).run(1), build(tf_agents_learner.Learner).run(1)
     np.testing.assert_allclose(summed.loss, mean.loss, rtol=1e-4)
     np.testing.assert_allclose(summed.extra.td_loss, 8 * mean.extra.td_loss, rtol=1e-4)

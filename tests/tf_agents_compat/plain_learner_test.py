@@ -66,7 +66,7 @@ def test_returns_the_last_steps_loss_and_mean_extras(tmp_path, make_agent, make_
     np.testing.assert_allclose(last.extra.td_loss, last.loss, rtol=1e-4)  # a sum would be 8 times as large
 
 
-@pytest.mark.slow  # learner_test has the core's
+@pytest.mark.slow  # learner_test has such a test of `tflearn.Learner`
 @pytest.mark.parametrize('replicas', [2, 4])
 def test_replicas_agree_with_one(tmp_path, make_agent, make_dataset_fn, replicas):
     strategy = strategies.make(f'mirrored:{replicas}')
@@ -141,7 +141,7 @@ def test_calls_the_callers_triggers(tmp_path, make_agent, make_dataset_fn):
 
 
 def test_a_trigger_keeps_its_own_start_until_there_is_a_checkpoint(tmp_path, make_agent, make_dataset_fn):
-    """The first run of all exports at once, as its caller wants; one that goes on counts from where it is."""
+    """The first run exports at once, as its caller requests; a resumed run counts from its train step."""
     for steps in ([1], []):
         fired, agent = [], make_agent()
         act = lambda agent=agent, fired=fired: fired.append(int(agent.train_step_counter))  # noqa: E731

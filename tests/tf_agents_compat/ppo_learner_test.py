@@ -1,4 +1,4 @@
-"""PPOLearner where TF-Agents' own tests do not look: what each run trains on."""
+"""What TF-Agents' own tests do not check of PPOLearner: which samples each run trains on."""
 
 import collections
 
@@ -14,7 +14,7 @@ from tflearn.tf_agents_compat.ppo_learner import Minibatches
 
 
 def _sequences(first, lengths):
-    """A dataset of sequences [1, T], T by `lengths`; each step is a number, rising from `first`."""
+    """A dataset of sequences [1, T], T by `lengths`; the steps are numbers, ascending from `first`."""
     starts = first + np.cumsum([0, *lengths[:-1]])
 
     def generate():
@@ -83,7 +83,7 @@ def test_run_trains_on_all_of_its_data(tmp_path, size):
 
 
 def test_losses_of_two_replicas_add_up_to_the_loss(tmp_path):
-    """Each replica returns its share of the parts of the loss, too."""
+    """Each replica also returns its share of the parts of the loss."""
     strategy = strategies.make('mirrored:2')
     with strategy.scope():
         agent = ppo_agents.make()

@@ -1,4 +1,4 @@
-"""What the drop-in is fed: forms of samples, keywords, input contexts."""
+"""Inputs of the drop-in: formats of samples, keywords, input contexts."""
 
 import numpy as np
 import pytest

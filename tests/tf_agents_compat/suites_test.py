@@ -1,4 +1,4 @@
-"""TF-Agents' own tests of its learners, unchanged but for the line that imports the module that they test: ours."""
+"""TF-Agents' own tests of its learners, unchanged except for the import of the tested module: they test ours."""
 
 import os
 import pathlib

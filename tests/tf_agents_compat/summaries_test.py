@@ -15,7 +15,7 @@ def _learner(directory, agent, dataset_fn, **arguments):
 
 @pytest.mark.parametrize('interval', [None, 0, -1])
 def test_no_summaries(tmp_path, make_agent, make_dataset_fn, interval):
-    """Nor do they go to a writer of the caller's."""
+    """They are not written to the caller's writer either."""
     with tf.summary.create_file_writer(str(tmp_path / 'mine')).as_default(step=0):
         learner = _learner(tmp_path, recording_agent.make(), make_dataset_fn(), summary_interval=interval)
         learner.run(3)
@@ -40,7 +40,7 @@ def test_summaries_at_the_multiples(tmp_path, make_dataset_fn):
 
 @pytest.mark.parametrize('calls', [(9,), (1, 5, 3)])
 def test_summaries_are_at_the_step_of_the_variable(tmp_path, make_dataset_fn, calls):
-    """It grows by 2 with each train step: 6, 10 and 16 are the first values that reach 5, 10 and 15."""
+    """The variable grows by 2 with each train step: 6, 10 and 16 are the first values that reach 5, 10 and 15."""
     agent = recording_agent.make(counts_twice=True)
     learner = _learner(tmp_path, agent, make_dataset_fn(), summary_interval=5)
     for iterations in calls:

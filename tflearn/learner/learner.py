@@ -31,7 +31,7 @@ Trigger = Callable[[int, int], bool]
 
 @dataclasses.dataclass(frozen=True)
 class LearnerOptions:
-    """What a learner does besides training.
+    """When a learner saves and summarizes, and how it takes train steps.
 
     Attributes:
       checkpoint_interval_steps: train steps between two checkpoints; None: only `save` and `close` save.
@@ -184,7 +184,7 @@ class Learner:
         metrics = self._take(num_steps)
         self._data_ended = metrics.num_steps < num_steps and not self._stops(metrics)
         result = TrainResult.of(metrics, time.perf_counter() - start, self._data_ended)
-        if result.num_nonfinite:  # none where they are ignored
+        if result.num_nonfinite:  # always 0 if they are ignored
             self._check_numbers()
         if result.data_ended and isinstance(self._batches, DatasetBatches):  # a source ends because it was closed
             logging.warning('the data ended after %d of %d train steps', result.num_steps, num_steps)

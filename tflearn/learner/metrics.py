@@ -42,11 +42,14 @@ class Metrics:
     sums: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def __add__(self, other: 'Metrics') -> 'Metrics':
+        sums = dict(self.sums)
+        for name, value in other.sums.items():
+            sums[name] = sums.get(name, 0.0) + value
         return Metrics(
             self.num_steps + other.num_steps,
             self.num_nonfinite + other.num_nonfinite,
             self.waited_secs + other.waited_secs,
-            {name: self.sums.get(name, 0.0) + other.sums.get(name, 0.0) for name in {**self.sums, **other.sums}},
+            sums,
         )
 
     def means(self) -> dict[str, float]:

@@ -85,7 +85,7 @@ class MinibatchSource:
         """Waits, at the beginning of an iteration, for its sequences.
 
         Args:
-          num_steps: train steps that are wanted.
+          num_steps: requested train steps.
 
         Returns:
           How many of them the iteration still has; 0 if there are no more sequences.

@@ -94,7 +94,7 @@ class TrainLoop:
         Returns:
           A function of the number of train steps.
         """
-        # Metrics of the data are in the vector, or behind it.
+        # The data's metrics are in the vector, or follow it.
         layout = StepMetrics(*self._reductions, with_info=not batches.last_info, last_info=batches.last_info)
         # XLA would leave out the summaries.
         train = self._agent.train if summarize else self._train
