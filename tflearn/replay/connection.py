@@ -1,15 +1,18 @@
 """Finding the replay server, which may not have started yet or may belong to another run."""
 
 import threading
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import reverb
 import tensorflow as tf
 
 from tflearn.errors import UserValueError
-from tflearn.waiting import wait_until
+from tflearn.waiting import is_listening, wait_until
 
 _INFO_TIMEOUT_SECS = 2
+_FLUSH_TIMEOUT_MS = 2_000
 
 
 def own_address(address: str) -> str:
@@ -59,6 +62,41 @@ def wait_for_table(
         raise UserValueError(
             f'got table {table!r} at {address} with {theirs}; this job needs {ours}; start both with the same gin file'
         )
+
+
+def send(address: str, table: str, name: str, text: str) -> bool:
+    """Inserts a text into a table, as the column `name`. Returns whether the server has it."""
+    if not is_listening(address):
+        return False
+    # Validation would first ask the server for its signatures, without a deadline.
+    writer = reverb.Client(address).trajectory_writer(num_keep_alive_refs=1, validate_items=False)
+    try:
+        writer.append({name: np.array(text.encode(), object)})
+        writer.create_item(table, 1.0, {name: writer.history[name][-1]})
+        writer.flush(timeout_ms=_FLUSH_TIMEOUT_MS)
+    except (reverb.DeadlineExceededError, RuntimeError):
+        return False
+    return True
+
+
+def receive(
+    address: str, table: str, signature: Mapping[str, tf.TensorSpec], max_samples: int, timeout_ms: int
+) -> list[dict[str, np.ndarray]]:
+    """Returns at most `max_samples` items of a table of `signature`; none if the server is shutting down."""
+    dataset = reverb.TrajectoryDataset(
+        address,
+        table,
+        dtypes={key: spec.dtype for key, spec in signature.items()},
+        shapes={key: spec.shape for key, spec in signature.items()},
+        max_in_flight_samples_per_worker=1,
+        num_workers_per_iterator=1,
+        max_samples=max_samples,
+        rate_limiter_timeout_ms=timeout_ms,
+    )
+    try:
+        return [sample.data for sample in dataset.as_numpy_iterator()]
+    except tf.errors.OpError:
+        return []
 
 
 def _text(spec: tf.TensorSpec) -> str:

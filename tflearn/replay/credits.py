@@ -4,7 +4,6 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import reverb
 import tensorflow as tf
 from absl import logging
@@ -12,10 +11,8 @@ from absl import logging
 from tflearn import control
 from tflearn.errors import UserValueError
 from tflearn.replay import connection
-from tflearn.waiting import is_listening
 
 CREDITS = 'credits'
-_FLUSH_TIMEOUT_MS = 2_000
 _CLOSE_SECS = 2.0
 _SIGNATURE = {'credits': tf.TensorSpec((), tf.string, 'credits')}
 
@@ -34,26 +31,8 @@ def table() -> reverb.Table:
 
 
 def send(address: str, message: control.Credits) -> bool:
-    """Replaces the message in the table.
-
-    Args:
-      address: the replay server's address, 'host:port'.
-      message: the learner's credits.
-
-    Returns:
-      Whether the server has the message.
-    """
-    if not is_listening(address):
-        return False
-    # Validation asks the server for its signatures first, without a deadline.
-    writer = reverb.Client(address).trajectory_writer(num_keep_alive_refs=1, validate_items=False)
-    try:
-        writer.append({'credits': np.array(control.encode(message).encode(), object)})
-        writer.create_item(CREDITS, 1.0, {'credits': writer.history['credits'][-1]})
-        writer.flush(timeout_ms=_FLUSH_TIMEOUT_MS)
-    except (reverb.DeadlineExceededError, RuntimeError):
-        return False
-    return True
+    """Replaces the message in the table. Returns whether the server has it."""
+    return connection.send(address, CREDITS, 'credits', control.encode(message))
 
 
 def newest(address: str) -> control.Credits | None:
@@ -76,20 +55,9 @@ def _check(address: str, info: Mapping[str, Any] | None) -> None:
 
 
 def _fetch(address: str) -> control.Credits | None:
-    dataset = reverb.TrajectoryDataset(
-        address,
-        CREDITS,
-        dtypes={key: spec.dtype for key, spec in _SIGNATURE.items()},
-        shapes={key: spec.shape for key, spec in _SIGNATURE.items()},
-        max_in_flight_samples_per_worker=1,
-        num_workers_per_iterator=1,
-        max_samples=1,
-        rate_limiter_timeout_ms=200,
-    )
+    samples = connection.receive(address, CREDITS, _SIGNATURE, max_samples=1, timeout_ms=200)
     try:
-        messages = [control.decode(sample.data['credits']) for sample in dataset.as_numpy_iterator()]
-    except tf.errors.OpError:  # the server is shutting down
-        return None
+        messages = [control.decode(sample['credits']) for sample in samples]
     except ValueError as error:
         logging.error('%s', error)
         return None

@@ -14,13 +14,12 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn import control
-from tflearn.waiting import is_listening
+from tflearn.replay import connection
 
 Episode = Mapping[str, float]
 
 REPORTS = 'reports'
 MAX_EPISODES = 64
-_FLUSH_TIMEOUT_MS = 2000
 _NEWEST_EPISODES = 100
 
 # An encoded `control.Report`. Which metrics an episode has depends on the environment.
@@ -73,18 +72,9 @@ class Reporter:
         self._unsent = [*self._unsent, *episodes][-MAX_EPISODES:]
         lease, episodes = self.held.lease, [{**episode} for episode in self._unsent]
         text = control.encode(control.Report(lease, {**counts}, episodes, served, self._items_at_once))
-        if not is_listening(self._address):
-            return  # the next report includes these episodes
-        # Validation asks the server for its signatures first, without a deadline.
-        writer = reverb.Client(self._address).trajectory_writer(num_keep_alive_refs=1, validate_items=False)
-        try:
-            writer.append({'report': np.array(text.encode(), object)})
-            writer.create_item(REPORTS, 1.0, {'report': writer.history['report'][-1]})
-            writer.flush(timeout_ms=_FLUSH_TIMEOUT_MS)
-        except (reverb.DeadlineExceededError, RuntimeError):
-            return
-        self.held.renew()
-        self._unsent = []
+        if connection.send(self._address, REPORTS, 'report', text):  # otherwise the next report includes these episodes
+            self.held.renew()
+            self._unsent = []
 
 
 class ReportReader(tf.train.experimental.PythonState):
@@ -152,21 +142,9 @@ class ReportReader(tf.train.experimental.PythonState):
     def _take(self, num_reports: int) -> list[control.Report]:
         if not num_reports:
             return []
-        dataset = reverb.TrajectoryDataset(
-            self._address,
-            REPORTS,
-            dtypes={key: spec.dtype for key, spec in _SIGNATURE.items()},
-            shapes={key: spec.shape for key, spec in _SIGNATURE.items()},
-            max_in_flight_samples_per_worker=1,
-            num_workers_per_iterator=1,
-            max_samples=num_reports,
-            rate_limiter_timeout_ms=100,
-        )
-        try:
-            texts = [sample.data['report'] for sample in dataset.as_numpy_iterator()]
-        except tf.errors.OpError:  # the server is shutting down; the next reports repeat the counts
-            return []
-        return [report for report in map(_decoded, texts) if report is not None]
+        samples = connection.receive(self._address, REPORTS, _SIGNATURE, num_reports, timeout_ms=100)
+        reports = (_decoded(sample['report']) for sample in samples)
+        return [report for report in reports if report is not None]
 
 
 def _decoded(text: bytes) -> control.Report | None:
