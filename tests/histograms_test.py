@@ -10,7 +10,7 @@ from tflearn import histograms
 
 @pytest.fixture
 def written(tmp_path):
-    """Returns a function that writes histograms by a compiled step, and gives them as TensorBoard shows them."""
+    """Returns a function that writes histograms in a compiled step and returns them as TensorBoard reads them."""
 
     def write(values, record=True):
         @tf.function

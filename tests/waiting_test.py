@@ -37,7 +37,7 @@ def test_logs_what_it_waits_for_at_intervals(monkeypatch):
     monkeypatch.setattr(waiting.logging, 'info', lambda text, *values: lines.append(text % values))
     with pytest.raises(TimeoutError):
         wait_until(lambda: None, 'a thing', 0.3, poll_secs=0.01)
-    lines = [line for line in lines if 'a thing' in line]  # a thread that another test left may wait, too
+    lines = [line for line in lines if 'a thing' in line]  # a thread of another test may be waiting too
     assert len(lines) >= 2
     assert lines[0] == 'waiting for a thing (0 of 0 s)'
 

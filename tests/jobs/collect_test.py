@@ -22,7 +22,7 @@ FREE = Experience(min_size=1, max_size=10_000, chunk_steps=4, sampling='server')
 
 
 class Learner:
-    """What a learner is to collectors: it publishes, and reads their reports."""
+    """A learner as collectors see it: it publishes weights and reads reports."""
 
     def __init__(self, run, make_agent, experience):
         environment = run.factories()['make_environment'](num_environments=1, seed=0)
@@ -46,7 +46,7 @@ class Learner:
 
 @pytest.fixture
 def learner(small_run):
-    """A learner's stand-in for a small run without a rate limit, once the replay server is there."""
+    """A fake learner for a small run without a rate limit, with a running replay server."""
     small_run.experience = FREE
     small_run.start_replay()
     learner = Learner(small_run, small_run.factories()['make_agent'], FREE)
@@ -158,7 +158,7 @@ def test_rejects_arguments_out_of_range(small_run, argument, message):
 
 
 def test_equal_seeds_collect_equal_data(small_run, learner):
-    """The environments' and the policy's draws both follow from the seed and the collector's name."""
+    """The draws of environments and policy depend only on the seed and the collector's name."""
     learner.publish()
     returns = []
     for _ in range(2):

@@ -19,7 +19,7 @@ def test_allows_versions_ahead():
     limit = VersionLimit(8, versions_ahead=1)
     assert [limit.update(5, count) for count in (0, 8, 15, 16)] == [False, False, False, True]
     assert [limit.update(6, count) for count in (16, 20, 24)] == [False, False, True]
-    assert [limit.update(8, count) for count in (24, 39, 40)] == [False, False, True], 'one was missed'
+    assert [limit.update(8, count) for count in (24, 39, 40)] == [False, False, True], 'a version was missed'
     assert [limit.update(99, count) for count in (40, 55, 56)] == [False, False, True], 'but never more at once'
 
 
@@ -32,7 +32,7 @@ def test_allows_one_more_episode_after_a_wait():
     assert limit.update(1, 2)
     now = 10.0
     assert not limit.update(1, 2)
-    assert not limit.update(1, 2), 'until that one has ended'
+    assert not limit.update(1, 2), 'until that episode has ended'
     now = 11.0
     assert limit.update(1, 3)
     now = 21.0
@@ -74,7 +74,7 @@ def test_credits_apply_to_the_acting_weights():
     messages.append(Credits(Lease('train', 'b'), 0, 2, 8, shares=(Share('a', 1, 4, 8, 8),)))
     assert limit.update(1, 0), 'they are for newer weights'
     assert [limit.update(2, count) for count in (0, 7, 8)] == [False, False, True]
-    assert [limit.update(4, count) for count in (8, 23, 24)] == [False, False, True], 'a standing order'
+    assert [limit.update(4, count) for count in (8, 23, 24)] == [False, False, True], 'computed from the same message'
     messages.append(dataclasses.replace(messages[-1], number=1, policy_version=4, shares=()))
     assert limit.update(4, 8), 'it has no share any more'
     now[0] = 6.0
@@ -82,4 +82,4 @@ def test_credits_apply_to_the_acting_weights():
     messages.append(dataclasses.replace(messages[-1], number=2, shares=(Share('a', 2, 4, 4, 4),)))
     assert [limit.update(4, count) for count in (9, 12, 13)] == [False, False, True], 'counted from its new lease'
     now[0] = 12.0
-    assert limit.update(4, 9), 'it has ended'
+    assert limit.update(4, 9), 'the lease has expired'

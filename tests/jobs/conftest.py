@@ -1,3 +1,3 @@
-"""A small run for every test that asks for one."""
+"""The fixture of a small run."""
 
 from tests.testing.jobs import small_run  # noqa: F401

@@ -1,4 +1,4 @@
-"""What the learner grants, while collectors join, are lost and come back: counted in items, by the test's own clock."""
+"""The items that the learner grants while collectors join, are lost and return, by a fake clock."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ from tflearn.jobs.credit_ledger import CreditLedger
 
 
 class Run:
-    """A learner that takes `items` with each version, collectors that make all they may, and a replay that counts."""
+    """A learner that takes `items` with each version, collectors that make all granted items, and a replay."""
 
     def __init__(self, items=8, ahead=1):
         self.now, self.items, self.arrived, self.used, self.version, self.dropped = 0.0, items, 0, 0, 0, 0
@@ -38,7 +38,7 @@ class Run:
         self.ledger.reconcile(self.dropped, self.arrived)
 
     def train(self):
-        """Takes an iteration and publishes; returns whether there were items enough."""
+        """Takes an iteration and publishes; returns whether there were enough items."""
         if self.arrived - self.dropped - self.used < self.items and self.version:
             return False
         self.used += self.items if self.version else 0
@@ -66,7 +66,7 @@ def test_items_per_version_stay_the_same_when_a_collector_is_lost():
     while run.collect()['a']:
         run.train()
         run.poll()
-    assert run.version - versions <= 2, 'what waits for the lost one'
+    assert run.version - versions <= 2, 'items that wait for the lost collector'
     run.now += 6.0
     run.poll()
     for _ in range(10):
@@ -130,7 +130,7 @@ def test_returning_collector_counts_only_items_that_it_made():
     run.poll()
     run.now += 4.0
     run.poll()
-    assert sum(run.collect().values()) == 8, 'by the other one'
+    assert sum(run.collect().values()) == 8, 'by the other collector'
     run.arrived += 8  # what the stopped one had made arrives late
     run.collectors[holder] = dataclasses.replace(stopped, lease=dataclasses.replace(stopped.lease, epoch=2), served=0)
     run.poll()

@@ -24,7 +24,7 @@ def test_each_collector_writes_to_one_server_and_the_learner_reads_all(small_run
     given = {'make_agent': functools.partial(impala.make_agent, network=network), 'experience': QUEUE}
     small_run.start_replay(**given)
     addresses = [small_run.address]
-    # What is waited for is the status of the run's own, which serves already; the jobs wait for this one.
+    # `start_replay` waits for the status of the run's own server, which runs already; the jobs wait for this one.
     small_run.start_replay(run_dir=RunDir(tmp_path / 'other'), **given)
     addresses.append(small_run.address)
     small_run.address = addresses[0]

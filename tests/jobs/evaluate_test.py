@@ -1,4 +1,4 @@
-"""The evaluate job, for real: CartPole, exported policies, and a run that ends in every way it can."""
+"""The evaluate job on CartPole with exported policies, for every way in which a run can end."""
 
 import functools
 import json

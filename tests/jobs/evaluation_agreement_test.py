@@ -23,7 +23,7 @@ SEED = 7
 
 
 def returns_of_a_plain_loop(path, num_episodes, seed):
-    """Knows nothing of this project."""
+    """Uses no code of this project."""
     act = tf.saved_model.load(str(path)).signatures['serving_default']
     environment = gymnasium.make('CartPole-v1')
     returns = []

@@ -1,4 +1,4 @@
-"""The export job, on what a short run left: full models of steps, and TFLite models calibrated on its replay."""
+"""The export job after a short run: full models of steps, and TFLite models calibrated on its replay."""
 
 import os
 import pathlib

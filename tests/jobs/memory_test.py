@@ -1,4 +1,4 @@
-"""Jobs that go through many policies take no memory for each of them."""
+"""Jobs that load many policies do not leak memory."""
 
 import contextlib
 import json
@@ -60,7 +60,7 @@ def started(*arguments):
 
 
 def resident_bytes(process):
-    """Returns the memory of a process that runs still."""
+    """Returns the memory of a process that is still running."""
     assert process.poll() is None, 'the job has ended'
     status = pathlib.Path(f'/proc/{process.pid}/status').read_text()
     (line,) = (line for line in status.splitlines() if line.startswith('VmRSS:'))

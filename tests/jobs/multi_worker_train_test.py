@@ -35,7 +35,7 @@ ENDLESS = 'train.num_train_steps=1000000'
 
 
 class Processes:
-    """The programs of one run, each with its log; whatever still runs at the end is killed."""
+    """The programs of one run, each with its log; those still running at the end are killed."""
 
     def __init__(self, directory):
         self.run_dir = RunDir(directory / 'run')
@@ -62,7 +62,7 @@ class Processes:
             )
 
     def wait_for_steps(self, num_steps):
-        """Waits until a session that has just begun is at a train step."""
+        """Waits until a new session has reached a train step."""
 
         def trained():
             assert self._all['train_0'].poll() is None, self.log('train_0')[-3000:]
@@ -78,7 +78,7 @@ class Processes:
         return self._log(name).read_text()
 
     def end(self, name):
-        """Waits for its own end; returns its exit status."""
+        """Waits until the process ends; returns its exit status."""
         try:
             return self._all[name].wait(DEADLINE_SECS)
         except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""The jobs of a run with PPO, each in a thread of this process: what the learner takes is new, and all of it."""
+"""The jobs of a run with PPO, each in a thread of this process: the learner gets all items, and only new ones."""
 
 import dataclasses
 import functools
@@ -36,7 +36,7 @@ EXPERIENCE = Experience(
 )
 
 
-# So that each item counts, however slow this machine is.
+# So that no item is too old, however slow the machine is.
 WITHOUT_DROPS = dataclasses.replace(EXPERIENCE, max_policy_lag=None)
 
 
@@ -98,7 +98,7 @@ def test_iterations_keep_their_size_without_a_lost_collector(on_policy_run):
     lost = reports.Reporter(run.address, 'collect_1', items_at_once=4, lease_secs=2.0)
 
     def take_credits(result):
-        """Lets the other collector join in the midst of the run; it never reports again."""
+        """Lets the other collector join during the run; it never reports again."""
         calls.append(result.num_steps)
         if len(calls) == 5:
             lost.report({}, [])

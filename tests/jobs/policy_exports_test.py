@@ -1,4 +1,4 @@
-"""What a run exports, and that a full disk takes nothing from readers and does not end training."""
+"""The policies that a run exports; a full disk neither removes a version nor ends training."""
 
 import functools
 import os
@@ -83,7 +83,7 @@ def test_wait_raises_failed_first_export_unless_a_later_one_succeeds(tmp_path):
 def test_first_export_that_acts_differently_fails_immediately(tmp_path):
     specs = specs_of(functools.partial(gymnasium_env.make, 'CartPole-v1'))
     agent = dqn.make_agent(specs, create_train_step(), Experience(), fc_layer_params=(8,))
-    agent.policy.variables()[-1].assign([0.0, 1e4])  # always 1, whatever is seen; without weights it is always 0
+    agent.policy.variables()[-1].assign([0.0, 1e4])  # always 1; without weights it is always 0
     exports = PolicyExports(agent, RunDir(tmp_path), ExportOptions(('greedy_policy', 'raw_policy')), dict)
     read = exports._exporters[0]._read_all
     exports._exporters[0]._read_all = lambda: [tf.zeros_like(weight) for weight in read()]
@@ -159,7 +159,7 @@ def test_full_disk_keeps_the_previous_version_and_training_continues(tmp_path):
     steps = [tuple(map(int, line.split()[:3])) for line in lines]  # of the learner, the newest policy, `latest`
     assert steps == [(10, 10, 10), (20, 10, 10), (30, 10, 10), (40, 40, 40)]
     assert [line.rpartition('[')[0].split()[3:] != [] for line in lines] == [False, True, True, False]
-    assert all(line.endswith('[]') for line in lines), 'nothing is left behind'
+    assert all(line.endswith('[]') for line in lines), 'no temporary files are left'
     assert versions.versions(RunDir(tmp_path).greedy_policy) == [0, 10, 40]
 
 

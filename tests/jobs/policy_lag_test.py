@@ -1,4 +1,4 @@
-"""How old the policy is that acted, when the learner trains on what it did; with a real collector and a real queue."""
+"""The policy lag of the data that the learner trains on, with a real collector and a real queue."""
 
 import functools
 import threading
@@ -13,7 +13,7 @@ from tflearn.jobs.train import train
 from tflearn.learner.learner import LearnerOptions
 
 NUM_STEPS = 40
-# Slower than the collector, so that it is the queue that holds the collector back.
+# Slower than the collector, so that the queue blocks the collector.
 SECS_PER_STEP = 0.05
 
 
@@ -42,5 +42,5 @@ def test_policy_lag_is_bounded_and_has_a_histogram(small_run):
     assert any(greatest for _, greatest, _ in lags.values())
     metrics = written_summaries.scalars(summaries)
     assert max(metrics['train/greatest_policy_lag'].values()) <= 2
-    # The bound is kept by the short queue first of all.
+    # The short queue alone keeps the lag within the bound.
     assert max(metrics['train/stale_sequences'].values()) < NUM_STEPS * QUEUE.per_replica_batch_size

@@ -1,4 +1,4 @@
-"""What collectors write is what comes back: with behaviour statistics, policy versions and policy states."""
+"""Batches hold exactly the data that collectors write, with behaviour statistics, policy versions and policy states."""
 
 import threading
 
@@ -53,7 +53,7 @@ def read_back(tmp_path):
 
 
 def _check(read, columns):
-    """Each sequence is what was written at the versions that it names, in the environment that saw its observations."""
+    """Each sequence equals the steps written with its versions, in the environment with its observations."""
     assert len(read['policy_version']) > 2
     for i, versions in enumerate(read['policy_version'].numpy()):
         sequence = tf.nest.map_structure(lambda leaf, i=i: leaf[i].numpy(), read['trajectory'])

@@ -7,7 +7,7 @@ def test_writes_metrics_by_environment_steps(tmp_path):
     summaries.write({'env_steps': 10, 'mean_return': None})
     assert not list(tmp_path.iterdir()), 'no episode yet'
     summaries.write({'env_steps': 20, 'mean_return': 1.5, 'mean_info/speed': 3.0})
-    summaries.write({'env_steps': 20, 'mean_return': 2.5})  # nothing was collected since
+    summaries.write({'env_steps': 20, 'mean_return': 2.5})  # no new environment steps
     summaries.write({'env_steps': 40, 'mean_return': 2.5})
     summaries.close()
     written = written_summaries.scalars(tmp_path)

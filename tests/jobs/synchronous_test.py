@@ -28,14 +28,14 @@ def run_synchronously(root, **arguments):
 
 
 def agent_variables(run_dir):
-    """What the newest checkpoint holds of the agent."""
+    """Returns the agent's values in the newest checkpoint."""
     reader = tf.train.load_checkpoint(str(run_dir.checkpoints))
     names = [name for name in reader.get_variable_to_shape_map() if name.startswith('agent')]
     return {name: reader.get_tensor(name) for name in names}
 
 
 def metrics(run_dir):
-    """Losses and returns by tag and step: all summaries but those that go by the clock, or have a layer's number."""
+    """Returns all summaries by tag and step that depend neither on the clock nor on layer numbers."""
     left_out = ('per_sec', 'secs', 'share', 'rss', 'dense_')
     found = {}
     for job in ('train', 'collect'):
@@ -75,7 +75,7 @@ def test_runs_to_the_end_and_can_be_continued(tmp_path):
     status = read_json(run_dir.status('train'))
     assert (status['state'], status['train_step']) == ('finished', 121)
     inserts = status['replay_size'] - 50
-    assert 0 <= 8 * inserts - 8 * 121 < 16, 'the ratio is exact but for what the last batched step brought'
+    assert 0 <= 8 * inserts - 8 * 121 < 16, 'the ratio is exact up to the items of the last batched step'
 
     # More train steps: the same run continues, and fills its replay first.
     run_synchronously(tmp_path, num_train_steps=130)

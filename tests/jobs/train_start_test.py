@@ -1,4 +1,4 @@
-"""What a run begins with: the precision of its networks, and another run's weights."""
+"""How a run begins: the precision of its networks, and another run's weights."""
 
 import functools
 import threading
@@ -112,7 +112,7 @@ def _parts(run):
 
 
 def test_process_may_be_ended_before_the_first_train_step(small_run):
-    """Nothing is there to be saved, and nothing can interrupt what traces."""
+    """There is nothing to save yet, and tracing cannot be interrupted."""
     small_run.start_replay()
     begun, goes_on, stop = threading.Event(), threading.Event(), StopEvent()
 

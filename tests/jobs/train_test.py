@@ -52,7 +52,7 @@ def test_runs_to_the_end_and_can_be_continued(small_run, caplog):
     assert set(written_summaries.histograms(summaries)['data/policy_lag']) == {60, 120}
     collected = written_summaries.scalars(small_run.dir.summaries('collect'))
     assert {'collect/mean_return', 'collect/mean_discounted_return', 'collect/mean_reward'} <= set(collected)
-    assert 0 < max(collected['collect/mean_length']) <= result['env_steps'], 'environment steps are the steps'
+    assert 0 < max(collected['collect/mean_length']) <= result['env_steps'], 'summaries are by environment steps'
     assert 'train/mean_length' in written_summaries.scalars(summaries)
     for name in ('greedy_policy', 'collect_policy', 'raw_policy'):
         metadata = read_json(small_run.dir.policy(name) / 'latest' / 'metadata.json')
@@ -83,7 +83,7 @@ def test_max_env_steps_ends_a_run(small_run, caplog):
     small_run.start(collect, num_environments=2)
     small_run.start(train, num_train_steps=10**6, max_env_steps=150, **FEW).join()
     assert _result(small_run)['reason'] == 'max_env_steps 150 reached'
-    assert [line for line in caplog.messages if line.startswith('training on ')], 'which devices train'
+    assert [line for line in caplog.messages if line.startswith('training on ')], 'the log names the devices'
 
 
 def test_requested_stop_ends_a_run(small_run):
@@ -220,7 +220,7 @@ def test_collector_waits_for_weights_and_can_be_stopped(small_run):
 
 def test_blocked_collector_ends_with_training(small_run):
     small_run.start_replay()
-    # A step of training for many steps of collecting: the collector is held back at once, and by the end.
+    # One train step for many environment steps: the collector is blocked from the beginning to the end.
     job = small_run.start(train, num_train_steps=20, **FEW)
     collector = small_run.start(collect, num_environments=2)
     job.join()

@@ -10,7 +10,7 @@ FIRST, MID, LAST = 0, 1, 2
 
 
 class Rows:
-    """Random episodes of several environments, row by row: what was written, and what its sequences ought to be."""
+    """Random episodes of several environments, row by row, and the sequences expected of them."""
 
     def __init__(self, num_environments, num_steps, seed):
         random = np.random.default_rng(seed)
@@ -35,7 +35,7 @@ class Rows:
         return [chunk_rows(chunk, 4) for chunk in chunks + builder.take_all()]
 
     def sequences(self, length, stride, pad):
-        """What sequences there ought to be, as tuples (environment, steps ...), by plain loops."""
+        """Returns the expected sequences as tuples (environment, steps ...), by plain loops."""
         found = collections.Counter()
         for i in range(len(self.rows[0][1])):
             episode, terminated = [], False
@@ -83,7 +83,7 @@ def test_chunks_hold_all_sequences_of_all_episodes_and_no_others(length, stride,
 
 
 def _steps(builder, *steps):
-    """Writes steps (step type, next step type) of one environment; returns the second bytes of what comes out."""
+    """Writes steps (step type, next step type) of one environment; returns the second bytes of the chunks' rows."""
     chunks = []
     for step, (step_type, next_step_type) in enumerate(steps):
         row = np.array([[0, step]], np.uint8)

@@ -1,3 +1,3 @@
-"""A real replay server for every test that asks for one."""
+"""The fixture of a real replay server."""
 
 from tests.testing.replay import open_source, serve  # noqa: F401

@@ -1,4 +1,4 @@
-"""Credits on their way through a real replay server."""
+"""Credits through a real replay server."""
 
 import contextlib
 import dataclasses
@@ -72,7 +72,7 @@ def test_refuses_older_epoch_while_newer_lease_is_valid(start):
 
 
 def test_accepts_older_epoch_after_newer_lease_has_expired(start):
-    """The learner's epochs begin again where both it and the server have lost them."""
+    """The learner's epochs restart if both learner and server have lost them."""
     address = f'localhost:{start().port}'
     older = dataclasses.replace(MESSAGE, lease=control.new_lease('train', epoch=1))
     with contextlib.ExitStack() as stack:
@@ -82,7 +82,7 @@ def test_accepts_older_epoch_after_newer_lease_has_expired(start):
         number = iter(range(10**6))
 
         def is_taken():
-            """The learner sends again and again."""
+            """The learner sends its credits repeatedly."""
             credits.send(address, dataclasses.replace(older, number=next(number)))
             return reader.newest.lease == older.lease
 

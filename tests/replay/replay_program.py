@@ -1,6 +1,6 @@
 """A replay server as a process, for tests that kill it: `python -m tests.replay.replay_program PORT CHECKPOINTS`.
 
-It prints 'ready' once it is loaded, and serves as soon as it reads a line; it ends with its standard input.
+It prints 'ready' once it is loaded, serves as soon as it reads a line, and ends when its standard input is closed.
 """
 
 import pathlib

@@ -22,7 +22,7 @@ RESUMES_WITHIN_SECS = 10.0
 
 
 class Server:
-    """The process: loaded at once, serving from `serve` on."""
+    """The server process: loaded immediately, serving from `serve` on."""
 
     def __init__(self, port, checkpoints):
         command = [sys.executable, '-m', 'tests.replay.replay_program', str(port), str(checkpoints)]
@@ -85,7 +85,7 @@ def test_writing_resumes_soon_after_a_server_restart(tmp_path, away_secs, idle):
         assert not errors
         wait_until(lambda: _num_items(address) > 4 or errors, 'new items', RESUMES_WITHIN_SECS)
         assert not errors
-        assert time.monotonic() - back_at < RESUMES_WITHIN_SECS  # what the run asks of it, not a figure of speed
+        assert time.monotonic() - back_at < RESUMES_WITHIN_SECS  # a requirement of runs, not a measured speed
         enough.set()
         thread.join(60)
         assert not thread.is_alive()
@@ -95,7 +95,7 @@ def test_writing_resumes_soon_after_a_server_restart(tmp_path, away_secs, idle):
 
 
 def _num_items(address):
-    """Asks through a connection that the writer does not share, or its waits would be this test's doing."""
+    """Asks through a connection that the writer does not share, so that the test does not change the writer's waits."""
     try:
         return reverb.Client(address).server_info(timeout=1)[REPLAY].current_size
     except (reverb.DeadlineExceededError, RuntimeError):

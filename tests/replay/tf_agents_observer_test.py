@@ -1,4 +1,4 @@
-"""What a learner reads back is what TF-Agents' own observer writes of the same steps: field by field, as often."""
+"""A learner reads the same items as TF-Agents' observer writes of the same steps: equal fields, equal counts."""
 
 import collections
 import threading
@@ -35,12 +35,12 @@ def test_makes_the_same_sequences_as_tf_agents(serve, length, truncated, chunk_s
     ours, theirs = _count(trajectory for trajectory, _ in read_items(served)), _count(_peer_items(steps, length))
     extra = ours - theirs
     assert not theirs - ours, 'an item of TF-Agents that we do not have'
-    # After termination our last steps begin items too, filled up with the boundary row: TF-Agents leaves them out.
+    # After termination our last steps begin items too, padded with the boundary row; TF-Agents leaves them out.
     assert bool(extra) == (length > 2 and not truncated)
     for item in extra:
         step_types, discounts = (np.frombuffer(item[i], dtype) for i, dtype in ((0, np.int32), (5, np.float32)))
         assert (step_types[-2:] == 2).all()
-        assert (discounts == 0).any(), 'nothing may be bootstrapped from a repeated row'
+        assert (discounts == 0).any(), 'no value may be bootstrapped from a repeated row'
 
 
 def _count(items):
@@ -49,7 +49,7 @@ def _count(items):
 
 
 def _peer_items(steps, length):
-    """What TF-Agents' observer writes, one for each environment as it wants it; items as in its table."""
+    """Returns the items that TF-Agents' observers write, one observer for each environment."""
     signature = tensor_spec.add_outer_dim(DATA_SPEC, length)
     server = reverb.Server([reverb.Table.queue('peer', 10_000, signature=signature)])
     client = reverb.Client(f'localhost:{server.port}')

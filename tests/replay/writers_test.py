@@ -115,7 +115,7 @@ def test_write_blocked_by_the_rate_limiter_can_be_stopped(serve):
         write_steps(writer, fakes.CheckedEnvironment((50,) * 8), 1000)
     assert time.monotonic() - start < 30
     assert writer.lost_steps > 0
-    # Ten before the first draw, the buffer of four batches, and what was on its way.
+    # Ten before the first draw, the buffer of four batches, and items in flight.
     assert sum(len(item[1]) > 0 for item in read_items(served)) <= 10 + 16 + 8
 
 

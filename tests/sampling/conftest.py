@@ -1,3 +1,3 @@
-"""A real replay server, and what reads from it, for every test that asks for one."""
+"""The fixtures of a real replay server and of batch sources."""
 
 from tests.testing.replay import open_source, serve  # noqa: F401

@@ -55,7 +55,7 @@ def test_training_continues_without_partial_items(serve, num_kills):
 
 
 def _check(data):
-    """Both rows are of one episode and follow each other; each field is what the checked environment answers."""
+    """Both rows are consecutive steps of one episode; each field is the value that the environment returned."""
     episode, step = data.observation[..., 0].numpy(), data.observation[..., 1].numpy()
     np.testing.assert_array_equal(episode[:, 0], episode[:, 1])
     np.testing.assert_array_equal(step[:, 0] + 1, step[:, 1])

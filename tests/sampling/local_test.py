@@ -18,7 +18,7 @@ def _replay(num_environments=2, seed=0, **changes):
 
 
 def _fill(replay, num_steps, lengths=(3, 5)):
-    """Writes batched steps; returns what is owed after each."""
+    """Writes batched steps; returns the train steps owed after each."""
     environment, owed = fakes.CheckedEnvironment(lengths), []
 
     def write(trajectory, policy_version):
@@ -79,7 +79,7 @@ def test_same_seed_gives_the_same_batches():
 
 
 def test_counts_equal_sequences_separately():
-    """Environments that do the same all the time; the flags differ in 255 ways only."""
+    """Environments with equal steps all the time."""
     replay = _replay(num_environments=4, max_size=500)
     spec = tf.nest.map_structure(lambda leaf: np.zeros((4, *leaf.shape), leaf.dtype.as_numpy_dtype), DATA_SPEC)
     one = np.ones(4, np.int32)

@@ -43,7 +43,7 @@ def test_continues_with_a_server_that_lost_its_content(serve, open_source):
 
 
 def test_waits_for_slow_data(serve, open_source):
-    """They take longer than the timeout, which is for data that do not come at all."""
+    """They take longer than the timeout, which applies only if no data arrive at all."""
     served = serve(experience('learner', min_size=64, chunk_steps=4))
     source = open_source(served, timeout_secs=3.0)
     over = threading.Event()
@@ -79,7 +79,7 @@ def test_restart_fills_the_mirror_from_the_server(serve, open_source):
     draw(second)
     assert second.metrics()['replay_size'] >= 2 * 30
     draw(second, 2)
-    # What lay in the stream is not there twice.
+    # The stream's items are not in the mirror twice.
     sequences = second.metrics()['replay_size']
     threading.Event().wait(0.5)
     draw(second)
@@ -88,7 +88,7 @@ def test_restart_fills_the_mirror_from_the_server(serve, open_source):
 
 
 def test_keeps_equal_sequences(serve, open_source):
-    """Of 64 environments that do the same; before and after a restart."""
+    """With 64 equal environments, before and after a restart."""
     served = serve(experience('learner', chunk_steps=1))
     thread = fill(served, 8, (3,) * 64)
     for _ in range(2):
@@ -123,7 +123,7 @@ def test_slow_steps_are_drawn_immediately_and_stored_in_complete_chunks(monkeypa
 
 
 def _insert(served, chunks):
-    """Into the table that is restored from, but not into the stream."""
+    """Complete chunks go into the table, from which a mirror is restored, but not into the stream."""
     writer = reverb.Client(served.address).trajectory_writer(1)
     for chunk in chunks:
         writer.append({'chunk': chunk})
@@ -133,7 +133,7 @@ def _insert(served, chunks):
 
 
 def test_restart_reads_and_keeps_each_chunk_once(serve, open_source):
-    """Beside what is in the mirror there is no more memory in use than the chunks take."""
+    """Besides the mirror no more memory is used than the chunks take."""
     served, num_chunks = serve(experience('learner', chunk_steps=64)), 1000
     _insert(served, chunks_of(served.storage, 0, num_chunks))
     num_bytes = num_chunks * math.prod(served.storage.item_shape)

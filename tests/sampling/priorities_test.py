@@ -44,7 +44,7 @@ class Server:
         self.address = f'localhost:{self.port}'
 
     def halt(self):
-        """Stops it, and returns once it does nothing any more."""
+        """Suspends the process, and returns once it is suspended."""
         os.kill(self.process.pid, signal.SIGSTOP)
         _, status = os.waitpid(self.process.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status)

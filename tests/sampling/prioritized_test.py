@@ -1,4 +1,4 @@
-"""Prioritized replay with a real server: draws, weights, and the way of errors back to the table."""
+"""Prioritized replay with a real server: draws, weights, and the errors sent back to the table."""
 
 import collections
 import contextlib
@@ -240,7 +240,7 @@ def test_rejects_agent_without_errors(tmp_path, serve, open_sampler):
 
 
 def test_continues_after_a_restart_of_server_and_learner(tmp_path, serve, open_sampler):
-    """Priorities come back with the server's checkpoint."""
+    """The server's checkpoint restores priorities."""
     settings = experience(Prioritization(alpha=1.0, epsilon=0.0))
     served = serve(settings)
     fill(served)

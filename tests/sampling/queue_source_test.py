@@ -1,4 +1,4 @@
-"""Batches from real queues: each item once or as often as wanted, none too old, from several servers."""
+"""Batches from real queues: items used once or several times, none too old, from several servers."""
 
 import contextlib
 import threading
@@ -101,7 +101,7 @@ def test_drops_items_that_are_too_old(start):
 
 
 def test_short_queue_blocks_the_writer(start):
-    """The queue, what the learner holds, and the item that the writer waits with: then it waits for the learner."""
+    """The queue, the learner's batches and one item of the writer: then the writer waits for the learner."""
     served, source = start(max_size=1, per_replica_batch_size=8)
     writer = ReplayWriter(served.address, served.storage, 1, served.stop)
     environment = fakes.CheckedEnvironment((1000,))
@@ -161,7 +161,7 @@ def test_reports_errors_of_reader_threads_immediately(start, monkeypatch, broken
         raise TypeError('broken')
 
     monkeypatch.setattr(broken, fail)
-    monkeypatch.setattr('tflearn.sampling.reader.LOG_EVERY_SECS', 0.0)  # the thread that logs does so at once
+    monkeypatch.setattr('tflearn.sampling.reader.LOG_EVERY_SECS', 0.0)  # so that the thread logs immediately
     _, source = start()
     assert source.grant(1) == 0
     assert isinstance(source.error, TypeError)

@@ -7,7 +7,7 @@ from tflearn.sampling.reuse_plan import ReusePlan
 
 
 def run(plan, num_steps):
-    """Takes train steps. Returns the fresh batches' numbers, in the order in which they are trained on."""
+    """Takes train steps. Returns the new batches' numbers, in the order in which they are trained on."""
     slots, taken, num_fresh = [None] * plan.num_slots, [], 0
     while len(taken) < num_steps:
         slot = plan.next_slot()
@@ -48,7 +48,7 @@ def test_adds_replayed_batches(proportion):
     fresh = newest + 1
     assert (num_steps - fresh) / fresh == pytest.approx(proportion, rel=0.01)
     assert set(ages) == set(range(kept))
-    assert min(ages.values()) > 0.8 * max(ages.values()), 'each of those that are kept is as likely'
+    assert min(ages.values()) > 0.8 * max(ages.values()), 'all kept batches have the same probability'
 
 
 def test_does_not_use_dropped_batches_again():

@@ -42,7 +42,7 @@ def test_ignores_chunks_that_it_has_already():
 
 
 def test_chunks_in_parts_take_no_more_room_than_complete_ones():
-    """50 environments, of each of which one more sequence comes with every part."""
+    """50 environments, each with one more sequence in every part."""
     storage = Storage(experience('learner', max_size=8000, chunk_steps=16, sequence_length=3), DATA_SPEC)
     ring, expected = RingBuffer(storage), []
     for first in range(0, 600, 50):
@@ -57,7 +57,7 @@ def test_chunks_in_parts_take_no_more_room_than_complete_ones():
 
 
 def test_late_part_of_a_chunk_drops_no_other_chunks():
-    """When its old room is needed only what is older goes."""
+    """When its old room is needed, only older chunks are dropped."""
     storage = Storage(experience('learner', max_size=4000, chunk_steps=16, sequence_length=2), DATA_SPEC)
     ring = RingBuffer(storage)
     (complete,) = chunks_of(storage, 0, 1)
@@ -93,7 +93,7 @@ def test_there_is_room_after_the_oldest_chunk_was_continued_last():
 
 
 def _parts(storage, first, count, num_starts):
-    """The parts of chunks first, first + 1, ... that end with their sequence `num_starts`, the only one that is new."""
+    """The parts of chunks first, first + 1, ... that end with their sequence `num_starts`, the only new one."""
     parts = chunks_of(storage, first, count)
     rows = chunk_rows(parts, storage.layout.num_bytes)
     rows[:, num_starts:, 0] = 0
@@ -113,7 +113,7 @@ def test_only_rows_of_sequences_take_memory():
 
 
 def test_known_chunks_do_not_hide_dropped_ones():
-    """Rows for what is to come are taken while nothing new has been written; the oldest chunk makes room."""
+    """Room for future rows is allocated while there are no new sequences; the oldest chunk is dropped for it."""
     storage = Storage(experience('learner', max_size=4000, chunk_steps=4, sequence_length=2), DATA_SPEC)
     ring = RingBuffer(storage)
     first = 0
@@ -166,4 +166,4 @@ def test_draws_are_complete_while_another_thread_writes():
     finally:
         done.set()
         thread.join(30)
-    assert newest > 2 * 4 * storage.mirror_rows // 6, 'it went round at least once'
+    assert newest > 2 * 4 * storage.mirror_rows // 6, 'the ring wrapped at least once'

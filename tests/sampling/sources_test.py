@@ -87,12 +87,12 @@ def test_all_sequences_have_the_same_probability(serve, open_source, sampling, l
     expected = num_batches * BATCH / sum(twins.values())
     chi_squared = sum((counts[key] - expected * n) ** 2 / (expected * n) for key, n in twins.items())
     freedom = len(twins) - 1
-    # Draws of one chunk are not independent, so the spread may be a little wider than that of a chi-squared variable.
+    # Draws from one chunk are not independent, so the spread may be a little wider than a chi-squared variable's.
     assert abs(chi_squared - freedom) < 8 * np.sqrt(2 * freedom) + 0.5 * freedom
 
 
 def _sequences(lengths, num_steps, length, stride):
-    """What sequences (episode, first step, last step) there are, and how often."""
+    """Counts the expected sequences (episode, first step, last step)."""
     found = collections.Counter()
     for num_rows in (count + 1 for count in lengths):
         for episode in range(-(-num_steps // num_rows)):
@@ -147,7 +147,7 @@ def test_samples_per_insert_limit_both_sides(serve, open_source, sampling):
     thread.join(30)
     samples = num_batches * BATCH
     inserts = writer.num_sequences - min_size
-    # Ahead may be the limiter's buffer, the stream, what is on its way, and batches that were drawn but not taken.
+    # Inserts may be ahead by the limiter's buffer, the stream, items in flight, and batches drawn but not taken.
     untaken = 0 if sampling == 'learner' else 4 * source.max_draw_steps * BATCH
     assert ratio * (inserts - 440) - untaken <= samples <= ratio * inserts + 40 * BATCH
 

@@ -18,7 +18,7 @@ from tflearn.run_dir import RunDir, read_json
 from tflearn.sampling import reader
 from tflearn.waiting import wait_until
 
-# One item in the queue, and weights sent with every train step.
+# One item in the queue.
 QUEUE = Experience(
     sequence_length=9,
     stride=8,
@@ -73,7 +73,7 @@ class SmallRun:
         if function is not replay_server:
             given['connect_timeout_secs'] = 60.0
         if function is train:
-            given['exports'] = ExportOptions(('greedy_policy',))  # for the time that it takes to trace more
+            given['exports'] = ExportOptions(('greedy_policy',))  # fewer policies take less time to trace
         job = Job(function, arguments.pop('stop', threading.Event()), **(given | arguments))
         self._jobs.append(job)
         if function is replay_server:

@@ -30,7 +30,7 @@ def address():
 
 @pytest.fixture
 def opened():
-    """Closes, before the server, what a test enters."""
+    """Returns a function that closes an object before the server ends."""
     with contextlib.ExitStack() as stack:
 
         def enter(end):
@@ -79,7 +79,7 @@ def test_wait_ignores_a_finished_learner(address, opened):
     publisher.publish(1, 1, 0, finished=True)
     with pytest.raises(TimeoutError, match='a learner that trains'):
         subscriber.wait(2.0)
-    publisher.publish(1, 1, 0)  # a learner that was restored counts versions again
+    publisher.publish(1, 1, 0)  # a restored learner repeats version numbers
     subscriber.wait(20.0)
     assert not subscriber.newest.finished
     assert publisher.newest_version() == 1
@@ -137,7 +137,7 @@ def test_restarted_server_gets_the_weights_again(monkeypatch, address, opened):
     subscriber = opened(Subscriber(address, _variables(0), create_train_step()))
     publisher.publish(1, 1, 0)
     subscriber.wait(20)
-    reverb.Client(address).reset(contract.VARIABLES)  # what a restart does
+    reverb.Client(address).reset(contract.VARIABLES)  # as a restart does
     late = opened(Subscriber(address, pulled := _variables(0), create_train_step()))
     late.wait(20)
     assert float(pulled[0][0, 0]) == 5.0
