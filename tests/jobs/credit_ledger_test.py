@@ -131,7 +131,7 @@ def test_returning_collector_counts_only_items_that_it_made():
     run.now += 4.0
     run.poll()
     assert sum(run.collect().values()) == 8, 'by the other collector'
-    run.arrived += 8  # what the stopped one had made arrives late
+    run.arrived += 8  # items of the suspended collector arrive late
     run.collectors[holder] = dataclasses.replace(stopped, lease=dataclasses.replace(stopped.lease, epoch=2), served=0)
     run.poll()
     run.train()

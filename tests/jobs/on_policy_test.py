@@ -83,7 +83,7 @@ def test_runs_to_the_end_and_can_be_continued(on_policy_run):
     assert 250 < counts[0] < 320
     assert 250 < counts[1] - counts[0] < 320
     samples = [info.rate_limiter_info.sample_stats.completed for info in seen]
-    # What the learner had asked for when it ended, and what collectors had ahead.
+    # The items that the learner wanted when it ended, and those that collectors had made ahead.
     assert 40 <= samples[0] <= 40 + 2 * 4 + 4
     # What the end left in the queue made the rest too old; so much of it was dropped.
     assert int(np.diff(samples)[0]) <= 40 + 3 * 4 + EXPERIENCE.max_size

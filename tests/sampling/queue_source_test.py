@@ -93,7 +93,7 @@ def test_drops_items_that_are_too_old(start):
     source.newest_version = 3
     trajectory, info = draw(source, 1)
     assert info['policy_version'].numpy()[0, :, 0].tolist() == [1, 1]
-    source.newest_version = 4  # the rest of version 1 is too old now, also what was drawn and would be used again
+    source.newest_version = 4  # the rest of version 1 is too old now, also reused batches
     trajectory, info = draw(source, 3)
     assert info['policy_version'].numpy()[:, :, 0].tolist() == 3 * [[2, 2]]
     assert source.metrics() == {'stale_sequences': 1, 'greatest_policy_lag': 2}

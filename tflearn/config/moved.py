@@ -19,9 +19,9 @@ _MODULES = {
     },
     'tflearn.jobs': {
         'in_step': 'jobs.synchronous',
-        'in_step_session': 'jobs.synchronous_session',
+        'in_step_session': 'jobs.synchronous',
         'recorded_data': 'jobs.initial_agent',
-        'run_end': 'jobs.run_result',
+        'run_end': 'jobs.run_outputs',
     },
     'tflearn.learner': {
         'checkpoint_files': 'checkpoints.files',
