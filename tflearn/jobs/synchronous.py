@@ -55,8 +55,8 @@ def synchronous(
     summary_interval_steps: int | None = SUMMARY_INTERVAL_STEPS,
     export_interval_steps: int = 2_000,
     exports: ExportOptions = ExportOptions(),  # noqa: B008 - it is frozen
-    learner_options: LearnerOptions = LearnerOptions(),  # noqa: B008 - likewise
-    collect_options: CollectOptions = CollectOptions(),  # noqa: B008 - likewise
+    learner_options: LearnerOptions = LearnerOptions(),  # noqa: B008 - it is frozen
+    collect_options: CollectOptions = CollectOptions(),  # noqa: B008 - it is frozen
     max_collect_steps: int | None = None,
     seed: int | None = None,
     collect_seed: int | None = None,

@@ -56,7 +56,7 @@ def train(
     export_interval_steps: int = 2_000,
     replica_check_interval_steps: int | None = None,
     options: LearnerOptions = LearnerOptions(),  # noqa: B008 - it is frozen
-    exports: ExportOptions = ExportOptions(),  # noqa: B008 - likewise
+    exports: ExportOptions = ExportOptions(),  # noqa: B008 - it is frozen
     data_timeout_secs: float = 600.0,
     data_addresses: Sequence[str] = (),
     seed: int | None = None,
@@ -142,7 +142,7 @@ def train(
 
 def _make_strategy(name: str, inter_op_threads: int | None) -> tf.distribute.Strategy:
     strategies.use_threads(inter_op_threads)  # before any other use of TensorFlow
-    return strategies.make(name)  # likewise
+    return strategies.make(name)
 
 
 def _seed(seed: int | None, placement: tf.distribute.Strategy) -> int:
