@@ -81,11 +81,11 @@ class Status:
         self._failure: str | None = None
 
     def update(self, state: str, **metrics: Any) -> None:
-        """Takes over `metrics`; a change of `state` is written at once.
+        """Updates `metrics`; a change of `state` is written immediately.
 
         Args:
           state: 'waiting', 'running', 'finished' or 'stopped', optionally followed by a few words.
-          **metrics: numbers and strings; those not named keep their values.
+          **metrics: numbers and strings; others keep their values.
         """
         changed = state != self._metrics.get('state')
         now = time.monotonic()

@@ -66,7 +66,7 @@ def serve(
       run_dir: the run's directory; only the status and these two files are written there.
       stop: ends the job when set.
       server_options: the address, and the limits of requests.
-      options: what to serve.
+      options: the served policies, and how they are served.
       connect_timeout_secs: how long to wait for the first version of each policy named in `options`; of any policy if
         none is named. Until then the server answers that there is none.
 

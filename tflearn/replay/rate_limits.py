@@ -32,7 +32,7 @@ def make(
     Args:
       experience: the run's experience settings.
       sequences_per_chunk: sequences that begin in an item.
-      sequences_per_draw: how many of them one draw of the item gives.
+      sequences_per_draw: sequences that one draw of the item gives.
     """
     min_chunks = max(1, round(experience.min_size / sequences_per_chunk))
     if experience.samples_per_insert is None:

@@ -66,7 +66,7 @@ class Reporter:
 
         Args:
           counts: counts since this collector's start, to be summed over collectors: 'env_steps', and more.
-          episodes: those that ended since the last report, each its metrics by name: 'return', and more.
+          episodes: the episodes that ended since the last report, each as metrics by name: 'return', and more.
           served: items made under the lease that are in the replay.
         """
         self._unsent = [*self._unsent, *episodes][-MAX_EPISODES:]
@@ -103,7 +103,7 @@ class ReportReader(tf.train.experimental.PythonState):
         return _mean('return', episodes) if episodes else None
 
     def metrics(self) -> dict[str, float | None]:
-        """Returns the counts, added up over collectors, and 'mean_<name>' of the newest 100 episodes' metrics."""
+        """Returns the counts, summed over collectors, and 'mean_<name>' of the newest 100 episodes' metrics."""
         metrics: dict[str, float | None] = {'env_steps': 0, 'mean_return': None}
         for counts in self._counts.values():
             for name, count in counts.items():

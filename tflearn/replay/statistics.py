@@ -42,7 +42,7 @@ class ReplayStatistics:
         return self.samples / self.inserts if self.inserts else 0.0
 
     def ratio_since_filled(self, min_size: int) -> float | None:
-        """Samples per insert beyond the first fill, the metric that the rate limiter holds; None before that."""
+        """Returns the samples per insert beyond `min_size`, which the rate limiter limits; None before that."""
         beyond = self.inserts - min_size
         return self.samples / beyond if beyond > 0 else None
 

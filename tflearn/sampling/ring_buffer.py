@@ -30,7 +30,7 @@ class _Chunk:
       first_row: the index of its first row that is in the ring.
       first_start: the number of sequences ever written before its first one.
       first_used: the number of rows ever allocated before its own.
-      num_read: its rows that were read, up to the newest that begins a sequence.
+      num_read: the number of its rows that were read, up to the newest that begins a sequence.
       next_start: the number of sequences ever written up to its last one.
     """
 
