@@ -141,10 +141,18 @@ class BatchSource(Protocol):
     def error(self) -> Exception | None: ...
 
     def grant(self, num_steps: int) -> int:
-        """Waits until train steps may be taken. Returns how many, at most `num_steps`; 0 if there will be no more."""
+        """Waits until train steps may be taken. Returns how many, at most `num_steps`; 0 if closed or on an `error`."""
 
     def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> types.NestedTensor:
-        """Draws batches. Returns a nest of tensors [num_steps, ...], from which `batch` takes them one by one."""
+        """Draws batches. For a graph, like `batch`.
+
+        Args:
+          num_steps: integer scalar, the number of batches; as many as were granted.
+          seed: int64 scalar, which differs between draws: the train step.
+
+        Returns:
+          A nest of tensors [num_steps, ...], from which `batch` takes the batches one by one.
+        """
 
     def batch(self, drawn: types.NestedTensor, i: tf.Tensor) -> tuple[types.NestedTensor, dict[str, tf.Tensor]]:
         """Returns data and info of batch `i` of a draw: nests of tensors [B, ...], for all replicas of this process.

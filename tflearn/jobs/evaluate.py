@@ -14,7 +14,7 @@ from tflearn.errors import UserValueError
 from tflearn.experience import Experience
 from tflearn.jobs import evaluated_policies
 from tflearn.jobs.evaluate_settings import EvaluateOptions
-from tflearn.jobs.evaluated_policies import Candidate, Source
+from tflearn.jobs.evaluated_policies import Candidate, ExportedPolicies
 from tflearn.jobs.evaluation_report import EvaluationReport
 from tflearn.policies import versions
 from tflearn.policies.loader import VersionGone
@@ -116,7 +116,7 @@ def _source(
     weights: tuple[Any, Any, Any],
     connect_timeout_secs: float,
     stop: threading.Event,
-) -> Source:
+) -> ExportedPolicies:
     if options.follow == 'weights':
         return evaluated_policies.PublishedWeights(run_dir, *weights, specs, connect_timeout_secs, stop)
     if options.follow == 'served':
@@ -170,7 +170,7 @@ class _Evaluation:
         self,
         run_dir: RunDir,
         report: EvaluationReport,
-        source: Source,
+        source: ExportedPolicies,
         runner: _EpisodeRunner,
         target_return: float | None,
         stop: threading.Event,

@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 import threading
-from typing import Any, Protocol
+from typing import Any
 
 from absl import logging
 
@@ -41,32 +41,13 @@ class Candidate:
         return int(self.metadata['train_step'])
 
 
-class Source(Protocol):
-    """Finds policies to evaluate.
+class ExportedPolicies:
+    """The versions that the train job exports.
 
     Attributes:
       directory: the directory of the exported versions.
       what: a description of what is waited for.
     """
-
-    directory: pathlib.Path
-    what: str
-
-    def result(self) -> dict[str, Any] | None:
-        """Returns how training ended; None while it goes on. There may be newer policies than those found before."""
-
-    def newest(self) -> int | None:
-        """Returns the train step of the newest policy; None if there is none."""
-
-    def find(self, record: EvaluationRecord) -> Candidate | None:
-        """Returns the next policy that is not in the record; None if there is none yet."""
-
-    def close(self) -> None:
-        """Closes the source's connections."""
-
-
-class ExportedPolicies:
-    """The versions that the train job exports; see `Source`."""
 
     def __init__(self, run_dir: RunDir, name: str, specs: EnvironmentSpecs, each: bool = False):
         """
@@ -76,20 +57,24 @@ class ExportedPolicies:
           specs: the specs that the policies must have.
           each: whether to find every version; otherwise only the newest.
         """
-        self.directory = run_dir.policy(name)
+        self.directory: pathlib.Path = run_dir.policy(name)
         self.what = f'a policy in {self.directory}'
         self._run_dir, self._specs, self._each = run_dir, specs, each
 
     def result(self) -> dict[str, Any] | None:
-        """See `Source`."""
+        """Returns how training ended; None while it goes on. There may be newer policies than those found before."""
         return read_json(self._run_dir.train_result)
 
     def newest(self) -> int | None:
-        """See `Source`."""
+        """Returns the train step of the newest policy; None if there is none."""
         return versions.newest_version(self.directory)
 
     def find(self, record: EvaluationRecord) -> Candidate | None:
-        """See `Source`. Raises ValueError for a damaged version, or one of another environment."""
+        """Returns the next policy that is not in the record; None if there is none yet.
+
+        Raises:
+          ValueError: for a damaged version, or one of another environment.
+        """
         while True:
             steps = versions.versions(self.directory)
             wanted = (step for step in (steps if self._each else steps[-1:]) if not self._known(record, step))
@@ -104,7 +89,7 @@ class ExportedPolicies:
             return Candidate(policy, policy.metadata, policy.path)
 
     def close(self) -> None:
-        """See `Source`."""
+        """Closes connections."""
 
     def _known(self, record: EvaluationRecord, step: int) -> bool:
         metadata = read_json(self.directory / str(step) / versions.METADATA)
@@ -140,7 +125,7 @@ class PublishedWeights(ExportedPolicies):
         self._weights = Subscriber(address, agent.collect_policy.variables(), train_step)
 
     def result(self) -> dict[str, Any] | None:
-        """See `Source`."""
+        """See `ExportedPolicies`."""
         self._export_newest()
         newest = self._weights.newest
         if not newest.finished:
@@ -149,7 +134,7 @@ class PublishedWeights(ExportedPolicies):
         return super().result() or {'reason': 'training finished', **counts, 'seconds': None}
 
     def newest(self) -> int | None:
-        """See `Source`."""
+        """See `ExportedPolicies`."""
         self._export_newest()
         return super().newest()
 
@@ -188,16 +173,16 @@ class ServedPolicies(ExportedPolicies):
         self._policy: Any = None
 
     def result(self) -> dict[str, Any] | None:
-        """See `Source`. For this source training ends when the server has the last policy."""
+        """See `ExportedPolicies`. For this source training ends when the server has the last policy."""
         result = super().result()
         return result if result and (self.newest() or 0) >= result['train_step'] else None
 
     def newest(self) -> int | None:
-        """See `Source`."""
+        """See `ExportedPolicies`."""
         return self._model.newest_version()
 
     def find(self, record: EvaluationRecord) -> Candidate | None:
-        """See `Source`."""
+        """See `ExportedPolicies`."""
         version = self.newest()
         if version is None:
             return None

@@ -113,11 +113,11 @@ class LocalReplay:
         return granted
 
     def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> Any:
-        """Draws batches, see `RingBuffer.draw`. For a graph."""
+        """See `RingBuffer.draw`."""
         return self._ring.draw(num_steps, self._batch_size, self._seed, seed)
 
     def batch(self, drawn: Any, i: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
-        """Returns batch `i` of a draw, see `RingBuffer.batch`. For a graph."""
+        """See `RingBuffer.batch`."""
         return self._ring.batch(drawn, i)
 
     def close(self) -> None:

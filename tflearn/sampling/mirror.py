@@ -84,19 +84,12 @@ class ReplayMirror(tf.train.experimental.PythonState):
         return {'replay_size': self._ring.size, 'samples_per_insert': ratio}
 
     def close(self) -> None:
-        """Closes the source; a waiting learner returns. May be called from any thread."""
+        """See `BatchSource`."""
         self._closing.set()
         self._reader.close()
 
     def grant(self, num_steps: int) -> int:
-        """Waits until there are data and the samples per insert allow train steps.
-
-        Args:
-          num_steps: the number of train steps wanted.
-
-        Returns:
-          How many of them may be taken now; 0 if there will be no more: the source was closed, or has an `error`.
-        """
+        """See `BatchSource`. Waits for data, and for the inserts that the samples per insert require."""
         if not self._started:
             self._started = True
             self._start()
@@ -111,11 +104,11 @@ class ReplayMirror(tf.train.experimental.PythonState):
         return 0
 
     def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> Any:
-        """Draws at most `max_draw_steps` of the granted batches, see `RingBuffer.draw`. For a graph."""
+        """See `RingBuffer.draw`."""
         return self._ring.draw(num_steps, self._batch_size, self._seed, seed)
 
     def batch(self, drawn: Any, i: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
-        """Returns batch `i` of a draw, see `RingBuffer.batch`. For a graph."""
+        """See `RingBuffer.batch`."""
         return self._ring.batch(drawn, i)
 
     def _start(self) -> None:

@@ -47,16 +47,7 @@ class PrioritizedSampler(ReplaySampler):
             self._drawn = tf.Variable(tf.zeros((0, batch_size), tf.uint64), trainable=False, shape=shape)
 
     def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> Any:
-        """Takes the next batches. For a graph.
-
-        Args:
-          num_steps: integer scalar, the number of batches; as many as were granted.
-          seed: int64 scalar, the train step, for schedules.
-
-        Returns:
-          The trajectory [num_steps, B, T, ...], and a dict with `policy_version` int64 [num_steps, B, T] and the
-          importance weights float32 [num_steps, B], not normalized.
-        """
+        """See `ReplaySampler.draw`. Adds importance weights float32 [num_steps, B], not normalized."""
         with tf.device('CPU:0'):
             rows, keys, expected = self._take(num_steps)
             self._drawn.assign(keys)
@@ -64,12 +55,7 @@ class PrioritizedSampler(ReplaySampler):
             return data, info | {WEIGHTS: importance_weights(self.prioritization, expected, seed)}
 
     def update(self, step: int, errors: np.ndarray) -> None:
-        """Schedules an update of the priorities of the newest draw's batches; returns immediately.
-
-        Args:
-          step: the train step after the last of these batches.
-          errors: float32 [num_steps, B], the errors of the train steps that were taken with that draw.
-        """
+        """See `PrioritizedSource`. Returns immediately."""
         self._updater.update(step, self._drawn.numpy()[: len(errors)], errors)
 
     def metrics(self) -> dict[str, Any]:
@@ -77,7 +63,7 @@ class PrioritizedSampler(ReplaySampler):
         return self._updater.metrics()
 
     def close(self) -> None:
-        """Closes the source; a waiting learner returns. May be called from any thread."""
+        """See `BatchSource`."""
         super().close()
         self._updater.close()
 

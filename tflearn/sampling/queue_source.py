@@ -87,20 +87,12 @@ class QueueSource:
         return {'stale_sequences': self._num_stale, 'greatest_policy_lag': self._greatest_lag}
 
     def close(self) -> None:
-        """Closes the source; a waiting learner returns. May be called from any thread."""
+        """See `BatchSource`."""
         for reader in self._readers:
             reader.close()
 
     def grant(self, num_steps: int) -> int:
-        """Waits until there is a batch, and plans the next train steps.
-
-        Args:
-          num_steps: the number of train steps wanted.
-
-        Returns:
-          How many may be taken now, at most `num_steps`; 0 if there will be no more: the source was closed, or has an
-          `error`.
-        """
+        """See `BatchSource`. Waits for a batch, and plans the next train steps."""
         if not self._started:
             self._started = True
             self._start()
@@ -122,23 +114,15 @@ class QueueSource:
         return len(planned)
 
     def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        """Takes the next batches. For a graph.
-
-        Args:
-          num_steps: integer scalar, the number of batches; as many as were granted.
-          seed: not used, since the batches are already planned.
-
-        Returns:
-          The batches' slots, int64 [num_steps].
-        """
-        del seed
+        """See `BatchSource`. Returns the batches' slots, int64 [num_steps]."""
+        del seed  # the batches are already planned
         with tf.device('CPU:0'):
             begin = self._drawn.read_value()
             self._drawn.assign(begin + tf.cast(num_steps, tf.int64))
             return self._planned[begin : begin + tf.cast(num_steps, tf.int64)]
 
     def batch(self, drawn: tf.Tensor, i: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
-        """Returns batch `i` of a draw: the trajectory [B, T, ...], and its `policy_version` [B, T]. For a graph."""
+        """Returns batch `i` of a draw: the trajectory [B, T, ...], and its `policy_version` [B, T]."""
         with tf.device('CPU:0'):
             rows = tf.gather(self._slots, tf.gather(drawn, i))
         columns = self._storage.layout.unpack(rows)

@@ -65,19 +65,11 @@ class ReplaySampler:
         return {}
 
     def close(self) -> None:
-        """Closes the source; a waiting learner returns. May be called from any thread."""
+        """See `BatchSource`."""
         self._reader.close()
 
     def grant(self, num_steps: int) -> int:
-        """Waits until there are batches.
-
-        Args:
-          num_steps: the number of batches wanted.
-
-        Returns:
-          How many are available now, at most `num_steps` and `max_draw_steps`; 0 if there will be no more: the source
-          was closed, or has an `error`.
-        """
+        """See `BatchSource`. Waits for batches; grants at most `max_draw_steps`."""
         if not self._started:
             self._started = True
             self._start()
@@ -92,16 +84,8 @@ class ReplaySampler:
         return 0
 
     def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> Any:
-        """Takes the next batches. For a graph.
-
-        Args:
-          num_steps: integer scalar, the number of batches; as many as were granted.
-          seed: not used, since the server draws.
-
-        Returns:
-          The trajectory [num_steps, B, T, ...], and a dict with `policy_version` int64 [num_steps, B, T].
-        """
-        del seed
+        """See `BatchSource`. Returns the trajectory [num_steps, B, T, ...], and a dict with its `policy_version`."""
+        del seed  # the server draws
         (rows,) = self._take(num_steps)
         return self._columns(rows)
 
@@ -113,7 +97,7 @@ class ReplaySampler:
         return columns['trajectory'], {'policy_version': columns['policy_version']}
 
     def batch(self, drawn: Any, i: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
-        """Returns batch `i` of a draw: the trajectory [B, T, ...], and a dict with the other tensors. For a graph."""
+        """Returns batch `i` of a draw: the trajectory [B, T, ...], and a dict with the other tensors."""
         if self.max_draw_steps == 1:
             return tf.nest.map_structure(lambda column: tf.squeeze(column, 0), drawn)
         return tf.nest.map_structure(lambda column: tf.gather(column, i), drawn)
