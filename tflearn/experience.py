@@ -52,7 +52,7 @@ class Prioritization:
         if not 0 < self.initial_priority <= 1:
             raise UserValueError(
                 f'got Prioritization.initial_priority={self.initial_priority!r}; need a number above 0, at most 1, '
-                'which is the greatest priority'
+                'which is the maximum priority'
             )
 
 
