@@ -53,10 +53,10 @@ def test_target_is_updated_in_part():
 @pytest.mark.parametrize(('divergence', 'factor'), [(0.1, 1.5), (0.012, 1.0), (0.001, 0.5)])
 def test_kl_coefficient_adapts(divergence, factor):
     agent = _agent(kl_coefficient=0.2, kl_target=0.01)
-    agent._follow(tf.constant(divergence))
+    agent._update_target(tf.constant(divergence))
     assert float(agent._kl_coefficient) == pytest.approx(0.2 * factor)
     fixed = _agent(kl_coefficient=0.2, kl_target=None)
-    fixed._follow(tf.constant(divergence))
+    fixed._update_target(tf.constant(divergence))
     assert float(fixed._kl_coefficient) == pytest.approx(0.2)
 
 

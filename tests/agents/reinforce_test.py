@@ -82,7 +82,7 @@ def test_it_learns():
 
 
 def test_rejects_what_it_cannot_learn_from():
-    with pytest.raises(ValueError, match='REINFORCE learns from whole episodes, once'):
+    with pytest.raises(ValueError, match='REINFORCE learns once from complete episodes'):
         reinforce.make_agent(example_data.DISCRETE, create_train_step(), Experience())
     strategy = tf.distribute.MirroredStrategy(['CPU:0', 'CPU:1'])
     with strategy.scope(), pytest.raises(ValueError, match='got 2 replicas; need one for REINFORCE'):

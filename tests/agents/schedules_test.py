@@ -42,5 +42,5 @@ def test_a_piecewise_schedule_goes_through_its_points():
     values = {0: 1.0, 10: 1.0, 15: 2.0, 20: 3.0, 30: 1.5, 40: 0.0, 99: 0.0}
     assert {step: float(schedule(tf.constant(step, tf.int64))) for step in values} == pytest.approx(values)
     for points in ([], [(5, 1.0), (5, 2.0)]):
-        with pytest.raises(ValueError, match='at rising train steps'):
+        with pytest.raises(ValueError, match='with increasing train steps'):
             schedules.piecewise(points)

@@ -167,7 +167,7 @@ def test_a_program_of_a_long_sequence_is_short():
     ('change', 'message'),
     [
         ({'rewards': np.zeros((5, 12, 1), np.float32)}, r'got rewards \(5, 12, 1\) with'),
-        ({'values': np.zeros((5, 12), np.float32)}, 'need .* the bootstrap value included'),
+        ({'values': np.zeros((5, 12), np.float32)}, 'need .* including the bootstrap value'),
         ({'rho_bar': 0.0}, 'got rho_bar=0.0; need a number above 0'),
         ({'lambda_': 1.5}, 'got lambda_=1.5'),
     ],

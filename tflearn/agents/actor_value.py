@@ -1,4 +1,4 @@
-"""Networks with two heads, the action's distribution and the observation's value, and the policy that acts by one."""
+"""A network with two heads, the action's distribution and the observation's value, and the policy that uses it."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -16,23 +16,23 @@ from tflearn.agents import encoder, networks
 from tflearn.errors import UserValueError
 from tflearn.types import EnvironmentSpecs
 
-DIST_PARAMS = 'dist_params'  # of the policy info: the parameters of the distribution that the action was drawn from
+DIST_PARAMS = 'dist_params'  # a key of the policy info: the parameters of the distribution of the action
 
 _ACTIVATIONS = {'relu': tf.keras.activations.relu, 'tanh': tf.keras.activations.tanh}
 
 
 @dataclasses.dataclass(frozen=True)
 class NetworkOptions:
-    """What lies between the observation and the heads.
+    """The layers between the observation and the heads.
 
     Attributes:
       conv_layer_params: (filters, kernel size, stride) of convolutions, for images [height, width, channels]; None
         has none.
       fc_layer_params: units of the fully connected layers.
-      activation: of all these layers.
-      lstm_size: units of the LSTM layers after them; None is a network without memory. With memory, let the experience
-        store the policy's state (`Experience.store_policy_state`), or each sequence begins with zeros.
-      shared: one such network for both heads; otherwise the value has its own.
+      activation: the activation function of all these layers.
+      lstm_size: units of the LSTM layers after them; None is a network without memory. With memory, set
+        `Experience.store_policy_state`; otherwise each sequence starts with a state of zeros.
+      shared: whether both heads share these layers; otherwise the value has its own.
     """
 
     conv_layer_params: networks.ConvLayerParams | None = None
@@ -46,7 +46,7 @@ class NetworkOptions:
             raise UserValueError(f'got activation={self.activation!r}; need one of {", ".join(_ACTIVATIONS)}')
 
     def make_encoder(self, observation_spec: types.NestedTensorSpec, name: str) -> network.Network:
-        """Makes a network: observation, which `encoder` encodes -> features."""
+        """Makes a network from the observation, which `encoder` encodes, to features."""
         arguments = {
             **encoder.network_arguments(observation_spec),
             'conv_layer_params': self.conv_layer_params,
@@ -73,9 +73,9 @@ class ActorValueNetwork(network.Network):
         """Makes the variables, in the strategy's scope.
 
         Args:
-          specs: of the environment.
-          options: what it is made of.
-          name: of the network.
+          specs: the environment's specs.
+          options: the layers.
+          name: the network's name.
         """
         actor = options.make_encoder(specs.observation, 'actor' if not options.shared else 'encoder')
         value = actor if options.shared else options.make_encoder(specs.observation, 'value')
@@ -106,10 +106,10 @@ class ActorValueNetwork(network.Network):
         )
         return (distribution, value), state
 
-    # These two are no attributes: Keras would wrap their dictionaries.
+    # These two are not attributes, since Keras would wrap their dictionaries.
     @property
     def info_spec(self) -> dict[str, Any]:
-        """Of the policy info that goes with the distribution."""
+        """The spec of the policy info with the distribution's parameters."""
         return {DIST_PARAMS: tf.nest.map_structure(lambda spec: spec.input_params_spec, self._distribution_specs)}
 
     @property
@@ -118,23 +118,23 @@ class ActorValueNetwork(network.Network):
 
     @property
     def value_variables(self) -> list[tf.Variable]:
-        """The trainable variables of the value alone."""
+        """The trainable variables that only the value uses."""
         own = [] if self._shared else self._value.trainable_variables
         return [*own, *self._value_head.trainable_variables]
 
     def parameters(self, distribution: Any) -> dict[str, Any]:
-        """Returns the policy info of a distribution."""
+        """Returns the policy info with a distribution's parameters."""
         return {DIST_PARAMS: ppo_utils.get_distribution_params(distribution, legacy_distribution_network=True)}
 
     def distribution(self, info: Any) -> Any:
-        """Returns the distribution that `parameters` gave the policy info of."""
+        """Returns the distribution of a policy info that `parameters` returned."""
         return ppo_utils.distribution_from_spec(
             self._distribution_specs, info[DIST_PARAMS], legacy_distribution_network=True
         )
 
 
 class ActorValuePolicy(tf_policy.TFPolicy):
-    """Draws from the network's distribution. Actions are not clipped: their probabilities would be others."""
+    """Draws from the network's distribution. Actions are not clipped, since that would change their probabilities."""
 
     def __init__(
         self, specs: EnvironmentSpecs, actor_value: ActorValueNetwork, records_distribution: bool, name: str = 'policy'
@@ -142,10 +142,10 @@ class ActorValuePolicy(tf_policy.TFPolicy):
         """Makes the policy.
 
         Args:
-          specs: of the environment.
+          specs: the environment's specs.
           actor_value: the network.
-          records_distribution: the parameters of the distribution, as policy info.
-          name: of the policy.
+          records_distribution: whether the policy info has the parameters of the distribution.
+          name: the policy's name.
         """
         super().__init__(
             specs.time_step,

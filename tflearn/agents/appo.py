@@ -2,8 +2,8 @@
 
 Luo et al. 2020, "IMPACT: Importance Weighted Asynchronous Architectures with Clipped Target Networks" (arXiv
 1912.00167); the adaptive KL penalty is that of Schulman et al. 2017, "Proximal Policy Optimization Algorithms" (arXiv
-1707.06347), section 4. With the behaviour policy mu, the target policy pi', which follows the trained policy pi
-every so many train steps, and V-trace's advantages A of pi':
+1707.06347), section 4. With the behaviour policy mu, the trained policy pi, the target policy pi', which is updated
+from pi at an interval of train steps, and V-trace's advantages A of pi':
 
   ratio = min(mu / pi', ratio_bar) pi / mu
   policy loss = - min(ratio A, clip(ratio, 1 - epsilon, 1 + epsilon) A) + kl_coefficient KL(pi', pi)
@@ -34,13 +34,13 @@ class SurrogateOptions:
     """How the policy is kept close to the target policy.
 
     Attributes:
-      clip_epsilon: how far a ratio counts from 1.
-      ratio_bar: bound of mu / pi'; at least 1.
+      clip_epsilon: the distance from 1 at which a ratio is clipped.
+      ratio_bar: the bound of mu / pi'; at least 1.
       target_update_interval: train steps between two updates of the target network.
-      target_update_tau: weight of the trained network in an update; 1 copies it.
-      kl_coefficient: of KL(pi', pi), at first; 0 has no penalty.
-      kl_target: that the coefficient adapts to at each update of the target network, by a factor of 1.5 or 0.5 where
-        the divergence is more than twice, or less than half of it [nats]; None leaves it as it is.
+      target_update_tau: the weight of the trained network in an update; 1 copies it.
+      kl_coefficient: the initial coefficient of KL(pi', pi); 0 has no penalty.
+      kl_target: the divergence [nats] to which the coefficient adapts. An update of the target network multiplies it by
+        1.5 if the divergence is more than twice the target, by 0.5 if it is less than half; None keeps it constant.
     """
 
     clip_epsilon: float = 0.4
@@ -84,15 +84,15 @@ def make_agent(
     """Makes an APPO agent.
 
     Args:
-      specs: of the environment.
+      specs: the environment's specs.
       train_step: int64 scalar, counts gradient steps.
-      experience: see `impala.make_agent`, as all below.
+      experience: the experience; see `impala.make_agent` for it and the arguments after `surrogate`.
       surrogate: how the policy is kept close to the target policy.
-      network: of policy and value.
-      loss: the rest of what is minimized.
+      network: the layers of policy and value.
+      loss: the other terms of the loss.
       learning_rate: a number, or a schedule of the train step.
-      value_learning_rate: of an optimizer of its own for the value; None has one for both.
-      gradient_clipping: of the global batch's gradient; None does not clip.
+      value_learning_rate: the learning rate of a separate optimizer for the value; None has one optimizer for both.
+      gradient_clipping: the bound of the global batch's gradient; None does not clip.
       make_optimizer: makes the optimizers.
 
     Raises:
@@ -150,7 +150,7 @@ class AppoAgent(impala.ImpalaAgent):
             training=training,
         )
         log_probs = common.log_probability(distribution, experience.action, self.action_spec)[:, :-1]
-        # Neither the advantages nor the first factor of the ratio has a gradient.
+        # The advantages and the first factor of the ratio have no gradient.
         log_probs = tf.stop_gradient(log_probs)
         factor = vtrace.clipped_ratios(unroll.behaviour_log_probs - log_probs, options.ratio_bar)
         ratios = factor * tf.exp(unroll.log_probs - unroll.behaviour_log_probs)
@@ -173,15 +173,15 @@ class AppoAgent(impala.ImpalaAgent):
         info = super()._train(experience, weights)
         due = tf.equal(self.train_step_counter % self._surrogate.target_update_interval, 0)
 
-        # As with optimizers: replicas meet, and there a branch may assign.
-        def meet(strategy: tf.distribute.Strategy, due: tf.Tensor, divergence: tf.Tensor) -> None:
+        # Only in cross-replica context may a branch assign variables; see `optimizers`.
+        def update(strategy: tf.distribute.Strategy, due: tf.Tensor, divergence: tf.Tensor) -> None:
             first = [strategy.experimental_local_results(value)[0] for value in (due, divergence)]
-            tf.cond(first[0], lambda: self._follow(first[1]), lambda: None)
+            tf.cond(first[0], lambda: self._update_target(first[1]), lambda: None)
 
-        tf.distribute.get_replica_context().merge_call(meet, (due, info.extra['kl_to_target']))
+        tf.distribute.get_replica_context().merge_call(update, (due, info.extra['kl_to_target']))
         return info
 
-    def _follow(self, divergence: tf.Tensor) -> None:
+    def _update_target(self, divergence: tf.Tensor) -> None:
         """Updates the target network and the KL penalty's coefficient."""
         tau, wanted = self._surrogate.target_update_tau, self._surrogate.kl_target
         for target, trained in self._target_pairs():

@@ -2,7 +2,7 @@
 
 Mnih et al. 2015, "Human-level control through deep reinforcement learning" (Nature 518); van Hasselt et al. 2016, "Deep
 Reinforcement Learning with Double Q-learning" (arXiv 1509.06461); n-step returns as in Hessel et al. 2018, "Rainbow"
-(arXiv 1710.02298). The agent is TF-Agents' but for its train step; here it gets network, optimizer and schedules.
+(arXiv 1710.02298). The agent is TF-Agents', except for its train step; here it gets network, optimizer and schedules.
 """
 
 from collections.abc import Sequence
@@ -38,30 +38,30 @@ def make_agent(
     gradient_clipping: float | None = None,
     make_optimizer: optimizers.OptimizerFactory = optimizers.make,
 ) -> Agent:
-    """Makes a DQN agent for one discrete action. n, of its n-step returns, is `experience.sequence_length` - 1.
+    """Makes a DQN agent for one discrete action, with n-step returns, n = `experience.sequence_length` - 1.
 
     Args:
-      specs: of the environment; `encoder` says how an observation enters the network.
+      specs: the environment's specs; see `encoder` for observations.
       train_step: int64 scalar, counts gradient steps.
-      experience: of the run; uniform or prioritized order. With the latter, `train` takes the items' weights [B], and
-        its extra `td_error` [B] makes their next priorities.
+      experience: the experience, of uniform or prioritized order. With the latter, `train` takes the items' weights
+        [B], and the extra `td_error` [B] becomes their priorities.
       conv_layer_params: (filters, kernel size, stride) of convolutions, for images [height, width, channels]; None
-        has none. ((32, 8, 4), (64, 4, 2), (64, 3, 1)) are Mnih et al.'s.
+        has none. Mnih et al. used ((32, 8, 4), (64, 4, 2), (64, 3, 1)).
       fc_layer_params: units of the fully connected layers.
       learning_rate: a number, or a schedule of the train step.
       gamma: discount per environment step, in [0, 1].
-      double: choose the next action with the online network (van Hasselt et al. 2016, equation 4).
-      epsilon: share of random actions while collecting, or a schedule of the train step.
+      double: whether the online network chooses the next action (van Hasselt et al. 2016, equation 4).
+      epsilon: share of random actions in the collect policy, or a schedule of the train step.
       target_update_period: train steps between two updates of the target network.
       target_update_tau: weight of the online network in an update of the target; 1 copies it.
-      huber: Huber loss of the temporal-difference error, as in Mnih et al.; otherwise its square.
-      gradient_clipping: greatest norm of the global batch's gradient, or what `make_optimizer` takes the bound for;
-        None does not clip.
+      huber: whether the loss is the Huber loss of the temporal-difference error, as in Mnih et al.; else its square.
+      gradient_clipping: the bound of the global batch's gradient, by default of its norm (see `optimizers.make`); None
+        does not clip.
       make_optimizer: makes the optimizer; Adam by default.
 
     Raises:
       ValueError: if the action is not one discrete number, the observation is nested, the experience is a queue, or
-        there are convolutions of what is no image.
+        there are convolutions and the observation is not an image.
     """
     action = specs.action
     if tf.nest.is_nested(action) or not action.dtype.is_integer or action.shape.rank != 0 or action.minimum != 0:
@@ -97,7 +97,7 @@ def make_agent(
 
 
 class _DqnAgent(dqn_agent.DqnAgent):
-    """TF-Agents' agent, whose train step does not raise at a loss that is not finite: the learner judges that."""
+    """TF-Agents' agent, whose train step does not raise if the loss is not finite, since the learner checks that."""
 
     def _train(self, experience: Any, weights: tf.Tensor | None) -> tf_agent.LossInfo:
         with tf.GradientTape() as tape:
@@ -118,4 +118,4 @@ class _DqnAgent(dqn_agent.DqnAgent):
 
 
 class _DdqnAgent(_DqnAgent, dqn_agent.DdqnAgent):
-    """The same with the double DQN's target."""
+    """The agent with the double DQN's target."""

@@ -1,15 +1,15 @@
-"""How observations enter a network: each leaf of the observation is encoded by its kind.
+"""Encodes observations for networks: each leaf of the observation by its kind.
 
   kind        which tensors                                    encoded as
   bytes       uint8 of rank 1 or more (images)                 numbers from 0 to 1; convolutions may follow
-  categories  other integers within bounds, uint8 scalars      one-hot vectors; where there are more than ONE_HOT_SIZE
+  categories  other integers with bounds, uint8 scalars        one-hot vectors; if there are more than ONE_HOT_SIZE
                                                                categories in total, rows of a trained table
-  numbers     floats, zeros and ones, integers without bounds  themselves
+  numbers     floats, zeros and ones, integers without bounds  unchanged
 
-Bounds that are those of the dtype itself are no bounds. A category outside its bounds is encoded as zeros: environments
-and exported policies refuse it before it comes here.
+Bounds that are those of the dtype do not count as bounds. A category out of its bounds is encoded as zeros, but
+environments and exported policies reject it before.
 
-The leaves of a nested observation are encoded one by one and then joined. Convolutions take one image only.
+The leaves of a nested observation are encoded one by one and then concatenated. Convolutions take only one image.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ MAX_CATEGORIES = 100_000
 
 
 class Pixels(tf.keras.layers.Layer):
-    """Bytes, 0 to 255, as numbers from 0 to 1."""
+    """Scales bytes, 0 to 255, to numbers from 0 to 1."""
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Takes uint8 of any shape; returns the layer's compute dtype."""
@@ -36,10 +36,10 @@ class Pixels(tf.keras.layers.Layer):
 
 
 class _Categories(tf.keras.layers.Layer):
-    """Integers [B, ...], each of which is one of several categories, as features [B, num_features].
+    """Encodes categories, integers [B, ...], as features [B, num_features].
 
     Attributes:
-      sizes: number of categories of each integer.
+      sizes: the number of categories of each integer.
     """
 
     def __init__(self, minimum: Sequence[int], sizes: Sequence[int], **kwargs: Any):
@@ -48,18 +48,18 @@ class _Categories(tf.keras.layers.Layer):
         self._minimum, self.sizes = tuple(minimum), tuple(sizes)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments: TF-Agents' networks copy their layers."""
+        """Returns the constructor's arguments, since TF-Agents' networks copy their layers."""
         return {**super().get_config(), 'minimum': self._minimum, 'sizes': self.sizes}
 
     def _indices(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Returns int64 [B, number of integers], counted from 0; -1 outside the bounds."""
+        """Returns int64 [B, number of integers], counted from 0; -1 if out of bounds."""
         flat = tf.cast(tf.reshape(inputs, [-1, len(self.sizes)]), tf.int64)
         counted = flat - tf.constant(self._minimum, tf.int64)
         return tf.where((counted >= 0) & (counted < tf.constant(self.sizes, tf.int64)), counted, -1)
 
 
 class OneHot(_Categories):
-    """One number for each category: 1 for the one that it is, 0 for the others; float [B, sum(sizes)]."""
+    """Encodes each integer as a one-hot vector; float [B, sum(sizes)]."""
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """See the class."""
@@ -72,7 +72,7 @@ class OneHot(_Categories):
 
 
 class Embedding(_Categories):
-    """A trained row of a table for each category; float [B, number of integers * EMBEDDING_SIZE]."""
+    """Encodes each category as a row of a trained table; float [B, number of integers * EMBEDDING_SIZE]."""
 
     def build(self, input_shape: Any) -> None:
         """Makes the table, float32 [sum(sizes), EMBEDDING_SIZE]."""
@@ -90,7 +90,7 @@ class Embedding(_Categories):
 
 
 def is_categorical(spec: types.TensorSpec) -> bool:
-    """Returns whether a leaf of the observation holds categories."""
+    """Returns whether a leaf of the observation contains categories."""
     if spec.dtype == tf.uint8 and spec.shape.rank:
         return False
     bounds = integer_bounds(spec)
@@ -98,7 +98,7 @@ def is_categorical(spec: types.TensorSpec) -> bool:
 
 
 def make_layer(spec: types.TensorSpec) -> tf.keras.layers.Layer | None:
-    """Returns the layer that encodes a leaf of the observation; None where it enters the network as it is.
+    """Returns the layer that encodes a leaf of the observation; None if it is not encoded.
 
     Raises:
       ValueError: for more than MAX_CATEGORIES categories.
@@ -112,14 +112,14 @@ def make_layer(spec: types.TensorSpec) -> tf.keras.layers.Layer | None:
     if sum(sizes) > MAX_CATEGORIES:
         raise UserValueError(
             f'got {sum(sizes)} categories in the observation {spec}; need at most {MAX_CATEGORIES}; if its integers '
-            'are amounts, let the environment return floats'
+            'are quantities, let the environment return floats'
         )
     layer = OneHot if sum(sizes) <= ONE_HOT_SIZE else Embedding
     return layer([int(number) for number in minimum.flat], sizes)
 
 
 def network_arguments(observation_spec: types.NestedTensorSpec) -> dict[str, Any]:
-    """Returns the arguments by which a TF-Agents network encodes an observation.
+    """Returns the arguments with which a TF-Agents network encodes an observation.
 
     Raises:
       ValueError: for more than MAX_CATEGORIES categories.
@@ -135,7 +135,7 @@ def network_arguments(observation_spec: types.NestedTensorSpec) -> dict[str, Any
 
 
 class _Joined(tf.keras.layers.Layer):
-    """Features of several leaves, [B, ...] each, as one vector [B, num_features]."""
+    """Concatenates features of several leaves, [B, ...] each, to one vector [B, num_features]."""
 
     def call(self, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
         """See the class."""

@@ -1,5 +1,4 @@
-"""IMPALA: an actor-critic whose learner corrects by V-trace for policies that are older than its own.
-
+"""IMPALA: an actor-critic whose learner corrects for older policies of the actors by V-trace.
 Espeholt et al. 2018, "IMPALA: Scalable Distributed Deep-RL with Importance Weighted Actor-Learner Architectures" (arXiv
 1802.01561). Differs from the paper: the loss is a mean over the steps unless `LossOptions.reduction` is 'sum', Adam is
 the default, and the defaults are for small observation vectors instead of images.
@@ -22,21 +21,21 @@ from tflearn.errors import UserValueError
 from tflearn.experience import Experience
 from tflearn.types import Agent, EnvironmentSpecs
 
-# 50 transitions and the observation after them, where the next sequence of the episode begins.
+# 50 transitions and the observation after them, with which the next sequence of the episode starts.
 EXPERIENCE = Experience(
     sequence_length=51, stride=50, pad_episodes=True, order='queue', max_size=32, min_size=1, per_replica_batch_size=10
 )
 
 
 class Unroll(NamedTuple):
-    """What the networks say of a batch of sequences of T + 1 rows.
+    """The networks' outputs for a batch of sequences of T + 1 rows.
 
     Attributes:
       experience: the Trajectory [B, T + 1, ...].
-      distribution: of the actions, [B, T + 1, ...].
-      log_probs: float32 [B, T], of the actions.
-      behaviour_log_probs: float32 [B, T], of the same under the policy that took them.
-      values: float32 [B, T + 1].
+      distribution: the distribution of the actions, [B, T + 1, ...].
+      log_probs: float32 [B, T], the log-probabilities of the actions.
+      behaviour_log_probs: float32 [B, T], those under the policy that took the actions.
+      values: float32 [B, T + 1], the values of the observations.
       valid: bool [B, T], false between two episodes and in padding.
     """
 
@@ -52,9 +51,9 @@ class PolicyObjective(NamedTuple):
     """How the policy is trained.
 
     Attributes:
-      log_ratios: float32 [B, T], log of the ratios that V-trace corrects by.
+      log_ratios: float32 [B, T], the logs of V-trace's ratios.
       loss: advantages [B, T] -> losses [B, T].
-      metrics: further ones to be told, [B, T], by name.
+      metrics: additional metrics [B, T], by name.
     """
 
     log_ratios: tf.Tensor
@@ -77,17 +76,17 @@ def make_agent(
     """Makes an IMPALA agent, for discrete, several discrete, or continuous actions.
 
     Args:
-      specs: of the environment.
+      specs: the environment's specs.
       train_step: int64 scalar, counts gradient steps.
-      experience: of the run: sequences whose last row is there for its observation's value only, and begins the next
-        sequence (stride = sequence_length - 1, and pad_episodes, let each step count once). A queue, mostly.
-      network: of policy and value.
-      loss: what is minimized.
+      experience: the experience, usually a queue, of sequences whose last row is only used for its observation's value,
+        and is the first row of the next sequence (stride = sequence_length - 1 and pad_episodes use each step once).
+      network: the layers of policy and value.
+      loss: the loss's coefficients and bounds.
       learning_rate: a number, or a schedule of the train step.
-      value_learning_rate: likewise, of an optimizer of its own for the value, which then needs a network of its own;
+      value_learning_rate: the learning rate of a separate optimizer for the value, which then needs its own network;
         None has one optimizer for both.
-      gradient_clipping: greatest norm of the global batch's gradient, or what `make_optimizer` takes the bound for;
-        None does not clip.
+      gradient_clipping: the bound of the global batch's gradient, by default of its norm (see `optimizers.make`); None
+        does not clip.
       make_optimizer: makes the optimizers; Adam by default.
 
     Raises:
@@ -107,11 +106,11 @@ def make_agent(
 
 
 class Optimizers(NamedTuple):
-    """Of policy and value.
+    """The optimizers of policy and value.
 
     Attributes:
-      policy: takes the policy's steps, and the value's if that has none of its own.
-      value: takes the value's steps; None if `policy` does.
+      policy: the optimizer of the policy, and of the value if that has none of its own.
+      value: the value's optimizer; None if it has none of its own.
     """
 
     policy: optimizers.Optimizer
@@ -126,22 +125,22 @@ def make_optimizers(
     gradient_clipping: float | None,
     make_optimizer: optimizers.OptimizerFactory,
 ) -> Optimizers:
-    """Makes the optimizers, after a look at what `make_agent` was told.
+    """Checks the arguments of `make_agent`, and makes the optimizers.
 
     Args:
       train_step: see `make_agent`.
-      experience: likewise.
-      network: likewise.
-      rates: of policy and value, by the names that their summaries shall have.
+      experience: see `make_agent`.
+      network: see `make_agent`.
+      rates: the learning rates of policy and value, by the optimizers' names.
       gradient_clipping: see `make_agent`.
-      make_optimizer: likewise.
+      make_optimizer: see `make_agent`.
 
     Raises:
       ValueError: see `make_agent`.
     """
     if experience.order == 'prioritized':
         raise UserValueError(
-            "got Experience.order='prioritized'; need 'queue' or 'uniform': it tells no errors of items"
+            "got Experience.order='prioritized'; need 'queue' or 'uniform': it returns no errors of items"
         )
     if network.shared and all(rate is not None for rate in rates.values()):
         raise UserValueError(
@@ -160,12 +159,12 @@ def make_optimizers(
 
 
 class ImpalaAgent(tf_agent.TFAgent):
-    """See the module. Its collect policy tells the parameters of the distribution that it drew from.
+    """See the module. The info of its collect policy has the parameters of the distribution.
 
-    The losses' extra metrics are means over the steps of the global batch that count: `policy_loss`, `value_loss`,
-    `entropy` [nats], `kl_to_behaviour` (of the policy, from the one that acted) [nats], `mean_rho` (the clipped ratio),
-    `clipped_share` (of steps whose ratio is above rho_bar), `mean_abs_log_rho`; and `explained_variance` of the values,
-    at most 1, and `valid_share`, of rows that count.
+    The extra metrics of the loss are means over the valid steps of the global batch: `policy_loss`, `value_loss`,
+    `entropy` [nats], `kl_to_behaviour` (the divergence from the policy that acted) [nats], `mean_rho` (the clipped
+    ratio), `clipped_share` (the share of ratios above rho_bar), `mean_abs_log_rho`; and `explained_variance` of the
+    values, at most 1, and `valid_share`, the share of valid rows.
     """
 
     def __init__(
@@ -237,23 +236,23 @@ class ImpalaAgent(tf_agent.TFAgent):
         return tf_agent.LossInfo(loss if options.reduction == 'sum' else tf.math.divide_no_nan(loss, count), means)
 
     def _unroll(self, experience: Any, training: bool) -> Unroll:
-        """Returns what the network says of sequences, from the state that they began with if that is stored."""
+        """Returns the network's outputs for sequences, from their initial state if that is stored."""
         (distribution, values), _ = self._network(
             experience.observation,
             step_type=experience.step_type,
             network_state=self._initial_state(experience),
             training=training,
         )
-        # Between two episodes, and where an environment broke, nothing was done.
+        # Rows between two episodes, and those in which an environment failed, have no action.
         valid = ~(experience.is_boundary() | (experience.next_step_type == 0))[:, :-1]
         log_prob = lambda of: common.log_probability(of, experience.action, self.action_spec)[:, :-1]  # noqa: E731
         behaviour_log_probs = log_prob(self._network.distribution(experience.policy_info))
-        # Of rows of zeros it is not finite, and would make their gradients so.
+        # For rows of zeros it is not finite, and their gradients would not be either.
         behaviour_log_probs = tf.where(valid, behaviour_log_probs, 0.0)
         return Unroll(experience, distribution, log_prob(distribution), behaviour_log_probs, values, valid)
 
     def _initial_state(self, experience: Any) -> Any:
-        """Returns the state that the sequences began with; () if it is not stored."""
+        """Returns the initial state of the sequences; () if it is not stored."""
         if not self._stored_state:
             return ()
         return tf.nest.map_structure(lambda leaf: leaf[:, 0], experience.policy_info['policy_state'])
@@ -265,7 +264,7 @@ class ImpalaAgent(tf_agent.TFAgent):
         return PolicyObjective(log_ratios, lambda advantages: -advantages * unroll.log_probs, {})
 
     def _off_policy(self, unroll: Unroll, objective: PolicyObjective) -> dict[str, tf.Tensor]:
-        """Returns metrics [B, T] of how far the policy is from the one that acted."""
+        """Returns metrics [B, T] of the difference between the policy and the one that acted."""
         log_ratios, bound = objective.log_ratios, self._options.rho_bar
         ratios = vtrace.clipped_ratios(log_ratios, bound)
         behaviour = self._network.distribution(unroll.experience.policy_info)
@@ -282,7 +281,7 @@ class ImpalaAgent(tf_agent.TFAgent):
     def _means(
         self, unroll: Unroll, metrics: Mapping[str, tf.Tensor], targets: tf.Tensor, errors: tf.Tensor
     ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-        """Returns the metrics' means over the steps of the global batch that count, and how many these are."""
+        """Returns the metrics' means over the valid steps of the global batch, and the number of these steps."""
         moments = [tf.ones_like(targets), targets, tf.square(targets), errors, tf.square(errors)]
         parts = tf.stack([*metrics.values(), *moments])
         sums = tf.reduce_sum(tf.where(unroll.valid, tf.stop_gradient(parts), 0.0), axis=[1, 2])

@@ -1,4 +1,4 @@
-"""What an actor-critic with V-trace minimizes: coefficients, bounds, rewards as they are learned from."""
+"""The loss of an actor-critic with V-trace: coefficients, bounds, reward clipping."""
 
 import dataclasses
 from typing import Literal, get_args
@@ -13,21 +13,21 @@ Reduction = Literal['mean', 'sum']
 
 @dataclasses.dataclass(frozen=True)
 class LossOptions:
-    """What is minimized: policy_coefficient * policy + value_coefficient * value - entropy_coefficient * entropy.
+    """The loss: policy_coefficient * policy + value_coefficient * value - entropy_coefficient * entropy.
 
     Attributes:
-      gamma: discount per environment step, in [0, 1].
-      rho_bar: bound of the ratios in the values' errors (see `vtrace.py`); None is none.
-      c_bar: bound of the ratios that errors are traced back by; None is none.
-      pg_rho_bar: bound of the ratios in the advantages; None is none.
+      gamma: the discount per environment step, in [0, 1].
+      rho_bar: the bound of the ratios in the values' errors (see `vtrace.py`); None is no bound.
+      c_bar: the bound of the ratios with which errors are traced back; None is no bound.
+      pg_rho_bar: the bound of the ratios in the advantages; None is no bound.
       lambda_: from 0 (one step) to 1 (to the end of the sequence).
-      policy_coefficient: of - advantage * log pi(a | x).
-      value_coefficient: of half the squared error of the value.
-      entropy_coefficient: of the policy's entropy; or a schedule of the train step.
-      reward_clipping: bound of a reward's absolute value; 'soft_asymmetric' squashes large ones, and negative ones
-        to 0.3 of what positive ones become, as the paper's code does; None takes rewards as they are.
-      reduction: 'mean' over the steps of the global batch that count, or their 'sum', as in the paper. Learning rate
-        and gradient clipping go with it.
+      policy_coefficient: the coefficient of - advantage * log pi(a | x).
+      value_coefficient: the coefficient of half the squared error of the value.
+      entropy_coefficient: the coefficient of the policy's entropy, or a schedule of the train step.
+      reward_clipping: the bound of a reward's absolute value; 'soft_asymmetric' squashes large rewards, and multiplies
+        negative ones by 0.3, as the paper's code does; None does not change rewards.
+      reduction: 'mean' over the valid steps of the global batch, or their 'sum', as in the paper. It changes the scale
+        of learning rate and gradient clipping.
     """
 
     gamma: float = 0.99
@@ -57,7 +57,7 @@ class LossOptions:
             raise UserValueError(f'got reduction={self.reduction!r}; need one of {", ".join(get_args(Reduction))}')
 
     def clip(self, rewards: tf.Tensor) -> tf.Tensor:
-        """Returns rewards as they are learned from."""
+        """Returns rewards clipped or squashed according to `reward_clipping`."""
         if self.reward_clipping is None:
             return rewards
         if self.reward_clipping == 'soft_asymmetric':

@@ -1,7 +1,7 @@
-"""The agents' networks: TF-Agents', computing in the precision that Keras' global policy asks for.
+"""The agents' networks: TF-Agents' networks in the precision of Keras' global policy.
 
-Encoders compute in it (TF-Agents' ask for float32 unless they are told). Each network's last layer, and so its values
-and distributions, is float32, as all variables are. Under the float32 policy these are TF-Agents' networks.
+Encoders compute in that precision (TF-Agents' default is float32). The last layer of each network, hence values and
+distributions, and all variables are float32. Under the float32 policy these are TF-Agents' networks.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -45,11 +45,11 @@ class QNetwork(q_network.QNetwork):
         """Makes no variables yet.
 
         Args:
-          input_tensor_spec: of the observation, which `encoder` encodes.
-          action_spec: of one discrete action.
+          input_tensor_spec: the observation's spec; `encoder` encodes observations.
+          action_spec: the spec of one discrete action.
           conv_layer_params: (filters, kernel size, stride) of convolutions of an image [height, width, channels].
           fc_layer_params: units of the fully connected layers.
-          name: of the network.
+          name: the network's name.
         """
         super().__init__(
             input_tensor_spec,
@@ -64,7 +64,7 @@ class QNetwork(q_network.QNetwork):
 
 
 class ValueNetwork(value_network.ValueNetwork):
-    """Observation -> its value, float32 [B]."""
+    """Observation -> value, float32 [B]."""
 
     _postprocessing_layers: tf.keras.layers.Dense
 
@@ -74,9 +74,9 @@ class ValueNetwork(value_network.ValueNetwork):
         """Makes no variables yet.
 
         Args:
-          input_tensor_spec: of the observation, which `encoder` encodes.
+          input_tensor_spec: the observation's spec; `encoder` encodes observations.
           fc_layer_params: units of the fully connected layers, with tanh.
-          name: of the network.
+          name: the network's name.
         """
         super().__init__(
             input_tensor_spec,
@@ -90,7 +90,7 @@ class ValueNetwork(value_network.ValueNetwork):
 
 
 class CriticNetwork(critic_network.CriticNetwork):
-    """(Observation, action) -> the action's value, float32 [B]."""
+    """(Observation, action) -> value of the action, float32 [B]."""
 
     def __init__(
         self,
@@ -101,9 +101,9 @@ class CriticNetwork(critic_network.CriticNetwork):
         """Makes no variables yet.
 
         Args:
-          input_tensor_spec: of observation, one tensor, which `encoder` encodes, and action.
-          fc_layer_params: units of the fully connected layers, over both together.
-          name: of the network.
+          input_tensor_spec: the specs of the observation, one tensor, which `encoder` encodes, and of the action.
+          fc_layer_params: units of the fully connected layers, after the concatenation of both.
+          name: the network's name.
         """
         last_layer = tf.keras.layers.Dense(1, kernel_initializer='glorot_uniform', name='value', dtype='float32')
         super().__init__(
@@ -126,7 +126,7 @@ class CriticNetwork(critic_network.CriticNetwork):
 
 
 class _Float32Inputs:
-    """A projection takes float32, whatever the encoder before it computes in."""
+    """Casts a projection's inputs to float32, whatever the encoder's precision."""
 
     def call(self, inputs: tf.Tensor, outer_rank: int, training: bool = False, mask: tf.Tensor | None = None) -> Any:
         """See `DistributionNetwork.call`."""
@@ -142,12 +142,12 @@ class _TanhNormal(_Float32Inputs, tanh_normal_projection_network.TanhNormalProje
 
 
 def normal(action_spec: types.BoundedTensorSpec) -> network.Network:
-    """Makes a normal distribution of an action: its mean within the bounds, its deviation 0.35 at first."""
+    """Makes a normal distribution of an action, with a mean within the bounds and an initial deviation of 0.35."""
     return _Normal(action_spec, std_bias_initializer_value=np.log(np.exp(0.35) - 1), name='NormalProjectionNetwork')
 
 
 def tanh_normal(action_spec: types.BoundedTensorSpec) -> network.Network:
-    """Makes a normal distribution that a tanh squashes into the bounds; log of its deviation within [-20, 2]."""
+    """Makes a normal distribution that tanh squashes into the bounds, with a log deviation within [-20, 2]."""
     return _TanhNormal(action_spec, std_transform=sac_agent.std_clip_transform, name='TanhNormalProjectionNetwork')
 
 
@@ -162,11 +162,11 @@ def actor(
     """Makes a network: observation -> distribution of the action, float32.
 
     Args:
-      observation_spec: of the observation, which `encoder` encodes.
-      action_spec: of the action.
+      observation_spec: the observation's spec; `encoder` encodes observations.
+      action_spec: the action's spec.
       fc_layer_params: units of the fully connected layers.
-      activation: of these layers.
-      continuous: makes what turns them into the distribution of a tensor of floats: `normal` or `tanh_normal`.
+      activation: the activation function of these layers.
+      continuous: makes the last layer for a tensor of floats: `normal` or `tanh_normal`.
     """
     return actor_distribution_network.ActorDistributionNetwork(
         observation_spec,
@@ -181,11 +181,11 @@ def actor(
 
 
 def projections(action_spec: types.NestedTensorSpec, continuous: MakeProjection = normal) -> Any:
-    """Makes a nest of networks as the action's: features -> distribution of a tensor of actions, float32.
+    """Makes a network for each tensor of the action: features -> distribution of the tensor, float32.
 
     Args:
-      action_spec: of the action.
-      continuous: makes those of floats; those of integers are categorical.
+      action_spec: the action's spec.
+      continuous: makes the networks for floats; those for integers are categorical.
     """
     discrete = categorical_projection_network.CategoricalProjectionNetwork
     return tf.nest.map_structure(
@@ -194,7 +194,7 @@ def projections(action_spec: types.NestedTensorSpec, continuous: MakeProjection 
 
 
 def _in_float32(layer: tf.keras.layers.Dense) -> tf.keras.layers.Dense:
-    """Returns a layer, which has no variables yet, as one that computes in float32."""
+    """Returns a float32 layer with the settings of `layer`, which has no variables yet."""
     if layer.compute_dtype == 'float32':
         return layer
     return tf.keras.layers.Dense(
@@ -208,7 +208,7 @@ def _in_float32(layer: tf.keras.layers.Dense) -> tf.keras.layers.Dense:
 
 
 def _made_in_float32(make: MakeProjection) -> MakeProjection:
-    """Returns a `make` whose layers compute in float32."""
+    """Returns `make` with layers that compute in float32."""
 
     def made(spec: types.BoundedTensorSpec) -> Any:
         before = tf.keras.mixed_precision.global_policy()
@@ -227,10 +227,10 @@ def check_observation(
     """Checks the observation's spec.
 
     Args:
-      spec: the observation's.
-      algorithm: its name, for the message.
-      conv_layer_params: the network's convolutions, if it has some.
-      nested: whether the algorithm's networks take an observation of several tensors.
+      spec: the observation's spec.
+      algorithm: the algorithm's name, for the message.
+      conv_layer_params: the network's convolutions; None has none.
+      nested: whether the algorithm's networks take nested observations.
 
     Raises:
       ValueError: for an observation that the algorithm cannot learn from.
@@ -253,9 +253,9 @@ def check_policy_gradient_action(
     """Checks the action's spec for an algorithm that learns a distribution of the action, discrete or continuous.
 
     Args:
-      spec: the action's.
-      algorithm: its name, for the message.
-      nests: kinds of nests that the algorithm takes.
+      spec: the action's spec.
+      algorithm: the algorithm's name, for the message.
+      nests: the types of nests that the algorithm supports.
 
     Raises:
       ValueError: for an action that it cannot learn.
@@ -286,7 +286,7 @@ def check_bounded(spec: types.BoundedTensorSpec, algorithm: str) -> None:
     """Checks that actions of floats have finite bounds.
 
     Raises:
-      ValueError: if they have not, or if the range between them is not finite.
+      ValueError: if a bound, or the range between them, is not finite.
     """
     with np.errstate(over='ignore', invalid='ignore'):
         bounded = np.isfinite(np.asarray(spec.maximum) - spec.minimum).all()

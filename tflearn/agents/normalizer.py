@@ -1,6 +1,6 @@
-"""Normalizer: values by the mean and variance of all that were seen so far, and the policy that has one.
+"""Normalizer: normalizes values by the mean and variance of all values so far; NormalizingPolicy: a policy with one.
 
-One result on any number of replicas.
+The result does not depend on the number of replicas.
 """
 
 from typing import Any, NamedTuple
@@ -14,9 +14,9 @@ from tflearn.types import EnvironmentSpecs
 
 
 class Normalizer(tf.Module):
-    """Scales the floats of a nest of tensors, each by its own mean and deviation; at first not at all.
+    """Normalizes the floats of a nest of tensors, each by its own mean and deviation, which are 0 and 1 at first.
 
-    Tensors of integers, which are categories, stay as they are.
+    Tensors of integers, which are categories, do not change.
 
     Chan et al. 1979, "Updating formulae and a pairwise algorithm for computing sample variances".
     """
@@ -25,10 +25,10 @@ class Normalizer(tf.Module):
         """Makes the variables, in the strategy's scope.
 
         Args:
-          spec: nest of specs, one of floats at least.
-          clipping: greatest absolute value of what comes out.
-          center: subtract the mean, and divide by the deviation; otherwise divide by the root mean square only.
-          name: of the module.
+          spec: a nest of specs with at least one of floats.
+          clipping: the largest absolute value of the result.
+          center: whether to subtract the mean and divide by the deviation; else only divide by the root mean square.
+          name: the module's name.
         """
         super().__init__(name)
         self._spec, self._clipping, self._center = spec, clipping, center
@@ -39,7 +39,7 @@ class Normalizer(tf.Module):
 
     @property
     def statistics(self) -> list[tf.Variable]:
-        """All there is to know of it: how many values, their means, their variances."""
+        """The variables: the number of values, their means and their variances."""
         return [self.count, *self.means, *self.variances]
 
     @staticmethod
@@ -47,7 +47,7 @@ class Normalizer(tf.Module):
         return [leaf for leaf in tf.nest.flatten(nest) if leaf.dtype.is_floating]
 
     def __call__(self, values: Any) -> Any:
-        """Returns values [..., *spec] as the policy and the losses take them."""
+        """Returns the normalized values [..., *spec]."""
         leaves = self._floats(values)
         normal = [
             (leaf - mean) * tf.math.rsqrt(variance + 1e-8)
@@ -61,11 +61,11 @@ class Normalizer(tf.Module):
         )
 
     def update(self, values: Any, counts: tf.Tensor) -> None:
-        """Takes in the global batch. In replica context.
+        """Adds the values of the global batch, in replica context.
 
         Args:
-          values: this replica's part, nest of [B, T, *spec].
-          counts: float32 [B, T], 1 for each that is new, 0 for each that does not count. What is not finite does not.
+          values: this replica's part, a nest of [B, T, *spec].
+          counts: float32 [B, T], 1 for valid steps, 0 for others. Steps with values that are not finite are ignored.
         """
         reduce = lambda parts: tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, parts)  # noqa: E731
         leaves = self._floats(values)
@@ -92,14 +92,14 @@ class Normalizer(tf.Module):
 
 
 class Normalizers(NamedTuple):
-    """Of observations and rewards; None leaves them as they are."""
+    """The normalizers of observations and rewards; None does not normalize."""
 
     observation: Normalizer | None
     reward: Normalizer | None
 
 
 class NormalizingPolicy(ActorValuePolicy):
-    """Takes observations as the environment gives them; their normalizer is a part of it."""
+    """A policy that normalizes its observations; the normalizer's variables are a part of it."""
 
     def __init__(
         self,
@@ -123,5 +123,5 @@ class NormalizingPolicy(ActorValuePolicy):
 
 
 def _variable(value: tf.Tensor, name: str) -> tf.Variable:
-    # All replicas assign the same.
+    # All replicas assign the same value.
     return tf.Variable(value, trainable=False, name=name, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)

@@ -1,7 +1,7 @@
 """The optimizer of all agents: a Keras optimizer that clips the gradients of the global batch.
 
-TF-Agents clips each replica's gradients, variable by variable, before they are summed, so that a bound means something
-else for each number of replicas. Here they are summed first; agents get no clipping of their own.
+TF-Agents clips the gradients of each replica and variable before they are summed, so the effect of a bound depends on
+the number of replicas. Here they are summed first, and the agents do not clip.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,11 +22,12 @@ _KINDS = {'adam': tf.keras.optimizers.Adam, 'rmsprop': tf.keras.optimizers.RMSpr
 class Optimizer(tf.Module):
     """Sums gradients over the replicas, clips them, and applies them.
 
-    Where summaries are recorded it writes the gradients' statistics too.
+    While summaries are recorded, it also writes statistics of the gradients.
 
     Attributes:
-      keras: the Keras optimizer; its slots and iterations are in the checkpoint.
-      num_skipped: int64, steps whose gradients were not finite and were not applied; None where they are applied.
+      keras: the Keras optimizer, whose slots and iterations are in the checkpoint.
+      num_skipped: int64, the number of steps whose gradients were not finite and were skipped; None if such steps are
+        applied.
     """
 
     def __init__(
@@ -49,12 +50,12 @@ class Optimizer(tf.Module):
 
     @property
     def learning_rate(self) -> tf.Variable:
-        """float32 scalar: of the last step."""
+        """float32 scalar, the learning rate of the last step."""
         return self.keras.learning_rate
 
     @property
     def iterations(self) -> tf.Variable:
-        """int64 scalar: steps taken, skipped ones too."""
+        """int64 scalar, the number of steps, including skipped ones."""
         return self.keras.iterations
 
     def apply_gradients(
@@ -64,11 +65,11 @@ class Optimizer(tf.Module):
 
         Args:
           grads_and_vars: this replica's gradients, of its share of the global batch's mean loss, and their variables.
-          loss: that share, a scalar: where steps are skipped, one is also if its loss is not finite, though its
-            gradients are (those of a Huber loss, say).
+          loss: that share, a scalar. With `skip_nonfinite` a step is also skipped if the loss is not finite while its
+            gradients are (as for a Huber loss).
 
         Returns:
-          Whether the step was taken, the same on all replicas; None where all are.
+          Whether the step was taken, the same on all replicas; None if steps are never skipped.
 
         Raises:
           ValueError: if there is no gradient at all.
@@ -99,7 +100,7 @@ class Optimizer(tf.Module):
         return finite
 
     def clip(self, gradients: Sequence[tf.Tensor], norm: tf.Tensor) -> list[tf.Tensor]:
-        """Returns the global batch's gradients, clipped. `norm` is their global norm."""
+        """Returns the clipped gradients of the global batch. `norm` is their global norm."""
         bound = self._gradient_clipping
         if bound is None:
             return list(gradients)
@@ -114,25 +115,25 @@ class Optimizer(tf.Module):
 
     def _apply_if(self, finite: tf.Tensor, gradients: Sequence[tf.Tensor], variables: Sequence[tf.Variable]) -> None:
         with tf.init_scope():
-            self.keras.build(variables)  # no variable may be made in a branch
+            self.keras.build(variables)  # a branch must not make variables
 
         def skip() -> None:
             self.num_skipped.assign_add(1)
-            self.keras.iterations.assign_add(1)  # the learning rate's schedule goes by train steps
+            self.keras.iterations.assign_add(1)  # the learning rate's schedule depends on train steps
 
-        # A branch in replica context could not update variables: that meets in cross-replica context, where a branch
-        # is allowed. The variables are not arguments, which would come in as each replica's own.
-        def meet(strategy: tf.distribute.Strategy, finite: tf.Tensor, gradients: Sequence[tf.Tensor]) -> None:
+        # A branch in replica context cannot update variables, but one in cross-replica context can. The variables are
+        # not passed as arguments, which would be each replica's own.
+        def update(strategy: tf.distribute.Strategy, finite: tf.Tensor, gradients: Sequence[tf.Tensor]) -> None:
             tf.cond(
                 strategy.experimental_local_results(finite)[0],
                 lambda: strategy.run(lambda *parts: self._apply(parts, variables), gradients),
                 skip,
             )
 
-        tf.distribute.get_replica_context().merge_call(meet, (finite, tuple(gradients)))
+        tf.distribute.get_replica_context().merge_call(update, (finite, tuple(gradients)))
 
     def _summarize_noise(self, step: tf.Tensor, replica_gradients: Sequence[tf.Tensor], norm: tf.Tensor) -> None:
-        # Outside of a program only the first replica would come here, and wait for the others.
+        # Outside a tf.function only the first replica gets here, and would wait for the others.
         if tf.distribute.get_strategy().num_replicas_in_sync > 1 and not tf.executing_eagerly():
             scale = self._noise.update(replica_gradients, norm)
             with tf.name_scope(f'gradients/{self.name}/'):
@@ -140,7 +141,7 @@ class Optimizer(tf.Module):
 
 
 class OptimizerFactory(Protocol):
-    """Makes an agent's optimizer; what is no argument here is bound beforehand."""
+    """Makes an agent's optimizer; the other arguments of `make` are bound before."""
 
     def __call__(
         self,
@@ -169,20 +170,20 @@ def make(
     """Makes the optimizer of an agent, within the strategy's scope.
 
     Args:
-      train_step: int64 scalar; summaries go by it.
+      train_step: int64 scalar, the step of the summaries.
       learning_rate: a number, or a schedule of the train step.
-      gradient_clipping: greatest norm, or absolute value, of the global batch's gradients; None does not clip.
+      gradient_clipping: the bound of the global batch's gradients, see `clip_by`; None does not clip.
       per_replica_batch_size: items in a replica's batch, the unit of the gradient noise scale.
-      name: of its summaries: `gradients/<name>/...`.
+      name: the name in the summaries' tags, `gradients/<name>/...`.
       kind: 'adam' (Kingma and Ba 2014, arXiv 1412.6980) or 'rmsprop'.
-      clip_by: what is bounded: 'global_norm', the norm of all gradients together; 'variable_norm', that of each
-        variable's gradient; 'value', each number.
-      skip_nonfinite: a step with gradients that are not finite, or too large for their norm to be, changes neither
-        variables nor slots, and is counted; otherwise it is applied. Not for TPUs.
+      clip_by: the quantity with the bound: 'global_norm', the norm of all gradients; 'variable_norm', the norm of each
+        variable's gradient; 'value', each element.
+      skip_nonfinite: whether a step whose gradients or their norm are not finite is skipped and counted: it changes
+        neither variables nor slots. Otherwise it is applied. Not for TPUs.
       options: further arguments of the Keras optimizer (`epsilon`, `beta_1`; `rho`, `momentum`).
 
     Raises:
-      ValueError: if an argument has no meaning.
+      ValueError: if an argument is invalid.
     """
     if kind not in get_args(Kind):
         raise UserValueError(f'got kind={kind!r}; need one of {", ".join(get_args(Kind))}')
@@ -197,7 +198,7 @@ def make(
         raise UserValueError(
             f'got {", ".join(sorted(owned))} in options; use learning_rate, gradient_clipping and clip_by'
         )
-    # A schedule even for a number: Keras would save a number in the checkpoint, and restore it over a changed one.
+    # A schedule even for a number: Keras would save a number in the checkpoint, and its restore would undo a change.
     rate = learning_rate if callable(learning_rate) else schedules.constant(learning_rate)
     keras = _KINDS[kind](schedules.LearningRate(rate), name=name, **(options or {}))
     return Optimizer(keras, train_step, gradient_clipping, clip_by, skip_nonfinite, per_replica_batch_size, name)
@@ -217,14 +218,14 @@ def summarize(
     """Writes norms and histograms under `gradients/<name>/`.
 
     Args:
-      name: of the optimizer.
+      name: the optimizer's name.
       step: int64 scalar, the train step.
-      variables: that are trained.
-      gradients: of the global batch, one for each variable, before clipping.
+      variables: the trained variables.
+      gradients: the global batch's gradient of each variable, before clipping.
       norm: float32 scalar, global norm of `gradients`.
       clipped_norm: float32 scalar, global norm after clipping.
     """
-    with tf.name_scope(f'gradients/{name}/'):  # the slash leaves the scopes of whoever called
+    with tf.name_scope(f'gradients/{name}/'):  # the last slash makes the name absolute
         tf.summary.scalar('norm', norm, step=step)
         tf.summary.scalar('clipped_norm', clipped_norm, step=step)
         for variable, gradient in zip(variables, gradients, strict=True):
@@ -236,10 +237,10 @@ def summarize(
 
 
 class GradientNoise(tf.Module):
-    """Estimates the gradient noise scale, the batch size [items] beyond which a larger one helps ever less.
+    """Estimates the gradient noise scale, the batch size [items] above which larger batches have diminishing returns.
 
     A replica's gradient is that of a small batch, their sum that of a big one. With one replica there is no small
-    batch, hence no estimate. The two moving averages run over the steps whose summaries are recorded.
+    batch, hence no estimate. The two moving averages are over the steps whose summaries are recorded.
 
     Attributes:
       averages: float32 [2], moving averages of |G|^2, the true gradient's squared norm, and of tr(Sigma), the sum of
@@ -247,7 +248,7 @@ class GradientNoise(tf.Module):
     """
 
     def __init__(self, per_replica_batch_size: int):
-        """Makes the averages; within the strategy's scope.
+        """Makes the averages, within the strategy's scope.
 
         Args:
           per_replica_batch_size: items in a replica's batch.
@@ -259,14 +260,14 @@ class GradientNoise(tf.Module):
         )
 
     def update(self, replica_gradients: Sequence[tf.Tensor], norm: tf.Tensor) -> tf.Tensor:
-        """Takes one step into the averages, in replica context; a step that is not finite leaves them as they are.
+        """Adds one step to the averages, in replica context; a step that is not finite does not change them.
 
         Args:
-          replica_gradients: this replica's, of its share of the global batch's mean loss.
+          replica_gradients: this replica's gradients, of its share of the global batch's mean loss.
           norm: float32 scalar, global norm of their sum over the replicas.
 
         Returns:
-          float32 scalar, tr(Sigma) / |G|^2 [items] (equation 2.9); 0 / 0 before there is anything.
+          float32 scalar, tr(Sigma) / |G|^2 [items] (equation 2.9); 0 / 0 before the first finite step.
         """
         context = tf.distribute.get_replica_context()
         replicas = context.num_replicas_in_sync

@@ -1,8 +1,8 @@
-"""PPO: several epochs of steps on new sequences, with a policy that is held close to the one that acted.
+"""PPO: several epochs of steps on new sequences, with a policy that is kept close to the one that acted.
 
 Schulman et al. 2017, "Proximal Policy Optimization Algorithms" (arXiv 1707.06347); `ppo_loss.py` has the loss.
-TF-Agents' PPOAgent has the same terms; unlike it, a batch here has one result on any number of replicas, a truncated
-episode is bootstrapped from its last observation, and means are over the steps that count.
+TF-Agents' PPOAgent has the same terms. Unlike there, the result does not depend on the number of replicas, a truncated
+episode is bootstrapped from its last observation, and means are over the valid steps.
 
 With one epoch of one minibatch, without clipping, this is the advantage actor-critic A2C (Mnih et al. 2016, arXiv
 1602.01783).
@@ -25,7 +25,7 @@ from tflearn.errors import UserValueError
 from tflearn.experience import Experience, Iteration
 from tflearn.types import Agent, EnvironmentSpecs
 
-# Sequences of 128 transitions and the observation after them, where the next sequence begins.
+# Sequences of 128 transitions and the observation after them, with which the next sequence starts.
 EXPERIENCE = Experience(
     sequence_length=129,
     stride=128,
@@ -41,16 +41,16 @@ _REWARD_CLIPPING, _OBSERVATION_CLIPPING = 10.0, 5.0
 
 
 class Samples(NamedTuple):
-    """Steps, of whichever sequences, ready to be trained on; outer dimensions [B] or [B, T].
+    """Prepared steps, in any order; outer dimensions [B] or [B, T].
 
     Attributes:
-      observation: as the networks take it.
-      action: what was done.
-      behaviour: parameters of the distribution that the action was drawn from, as policy info.
-      log_prob: float32, of the action, under that distribution.
-      value: float32, of the observation, before training.
-      target: float32, what the value is to become.
-      advantage: float32.
+      observation: the normalized observation.
+      action: the action that was taken.
+      behaviour: the parameters of the distribution of the action, as policy info.
+      log_prob: float32, the action's log-probability under that distribution.
+      value: float32, the observation's value before training.
+      target: float32, the target of the value.
+      advantage: float32, the action's advantage.
     """
 
     observation: Any
@@ -78,29 +78,31 @@ def make_agent(
     """Makes a PPO agent, for discrete, several discrete, or continuous actions.
 
     Args:
-      specs: of the environment.
+      specs: the environment's specs.
       train_step: int64 scalar, counts gradient steps.
-      experience: of the run: a queue, with an `iteration` for several steps on the same sequences; the last row of a
-        sequence is there for its observation's value only, and begins the next one (stride = sequence_length - 1).
-      network: of policy and value; without memory.
-      loss: what is minimized.
-      learning_rate: Adam's, or a schedule of the train step.
-      normalize_observations: by the mean and variance of all observations so far, within +-5; categories are not.
-      normalize_rewards: by the root mean square of all rewards so far, within +-10.
-      gradient_clipping: greatest norm of the global batch's gradient, or what `make_optimizer` takes the bound for;
-        None does not clip.
+      experience: the experience, a queue, with an `iteration` for several steps on the same sequences. The last row of
+        a sequence is only used for its observation's value, and is the first row of the next sequence (stride =
+        sequence_length - 1).
+      network: the layers of policy and value, without memory.
+      loss: the loss's coefficients and bounds.
+      learning_rate: a number, or a schedule of the train step.
+      normalize_observations: whether to normalize observations, except categories, by the mean and variance of all
+        observations so far, within +-5.
+      normalize_rewards: whether to normalize rewards by the root mean square of all rewards so far, within +-10.
+      gradient_clipping: the bound of the global batch's gradient, by default of its norm (see `optimizers.make`); None
+        does not clip.
       make_optimizer: makes the optimizer; Adam by default.
 
     Raises:
-      ValueError: if the experience is no queue of new items, the network has a memory, a penalty is to adapt without
-        iterations, or observations are to be normalized and are no floats.
+      ValueError: if the experience is not a queue of new items, the network has memory, the KL coefficient adapts
+        without iterations, or observations to normalize are not floats.
     """
     networks.check_observation(specs.observation, 'PPO', network.conv_layer_params, nested=True)
     networks.check_policy_gradient_action(specs.action, 'PPO', nests=(dict,))
     if experience.order != 'queue' or experience.reuse is not None:
         raise UserValueError(
-            f"got Experience.order={experience.order!r}, reuse={experience.reuse}; PPO needs 'queue' and None: "
-            'it learns from new items only, for several steps in an Experience.iteration'
+            f"got Experience.order={experience.order!r}, reuse={experience.reuse}; PPO needs 'queue' and None, since "
+            'it learns only from new items; set Experience.iteration for several steps on them'
         )
     if loss.kl_coefficient and loss.kl_target is not None and experience.iteration is None:
         raise UserValueError(
@@ -109,7 +111,7 @@ def make_agent(
         )
     if network.lstm_size is not None:
         raise UserValueError(
-            f'got lstm_size={network.lstm_size!r}; need None: the steps of a minibatch follow no order; take IMPALA'
+            f'got lstm_size={network.lstm_size!r}; need None, since minibatches are of shuffled steps; choose IMPALA'
         )
     measured = [leaf for leaf in tf.nest.flatten(specs.observation) if not encoder.is_categorical(leaf)]
     if normalize_observations and not all(leaf.dtype.is_floating for leaf in measured):
@@ -131,15 +133,15 @@ def make_agent(
 
 
 class PPOAgent(tf_agent.TFAgent):
-    """See the module. Its collect policy tells the parameters of the distribution that it drew from.
+    """See the module. The info of its collect policy has the parameters of the distribution.
 
-    `prepare` turns new sequences into samples, once; `train` takes a step on a minibatch of them, or on sequences that
-    are trained on once, which it prepares by itself.
+    `prepare` converts new sequences to samples once; `train` takes a step on a minibatch of samples, or on sequences
+    that it prepares itself and uses once.
 
-    The losses' extra metrics are means over the steps of the global batch that count: `policy_loss`, `value_loss`,
-    `entropy` [nats], `kl_to_behaviour` (of the policy, from the one that acted) [nats], `clipped_share` (of steps whose
-    ratio counts no further); and `explained_variance` of the values, at most 1, `kl_coefficient`, and `valid_share`, of
-    rows that count.
+    The extra metrics of the loss are means over the valid steps of the global batch: `policy_loss`, `value_loss`,
+    `entropy` [nats], `kl_to_behaviour` (the divergence from the policy that acted) [nats], `clipped_share` (the share
+    of clipped ratios); and `explained_variance` of the values, at most 1, `kl_coefficient`, and `valid_share`, the
+    share of valid rows.
     """
 
     def __init__(
@@ -168,17 +170,16 @@ class PPOAgent(tf_agent.TFAgent):
         self._divergence = _variable(loss.kl_target or 0.0, 'divergence')
 
     def prepare(self, experience: Any) -> tuple[Samples, tf.Tensor]:
-        """Takes new sequences in, in replica context: into the normalizers, and into advantages and targets.
+        """Computes samples of new sequences, and adds them to the normalizers, in replica context.
 
-        Observations are normalized as they were for the newest policy, so ratios are 1 at first where that one acted.
-        The KL penalty's coefficient is updated here and nowhere else; the normalizers too, but for sequences that are
-        trained on at once.
+        Observations are normalized as they were for the newest policy, so the ratios of its steps are 1 at first. Only
+        this updates the KL coefficient, and the normalizers except for sequences that are passed to `train`.
 
         Args:
           experience: this replica's Trajectory [B, T + 1, ...].
 
         Returns:
-          Samples [B, T, ...], and float32 [B, T]: 1 where a step counts, 0 between two episodes and in padding.
+          Samples [B, T, ...], and float32 [B, T]: 1 for valid steps, 0 between two episodes and in padding.
         """
         counts = _counts(experience)
         if self._options.kl_coefficient and self._options.kl_target is not None:
@@ -232,8 +233,8 @@ class PPOAgent(tf_agent.TFAgent):
         return common.log_probability(distribution, action, self.action_spec)
 
     def _train(self, experience: Any, weights: tf.Tensor | None) -> tf_agent.LossInfo:
-        """Takes one step on samples [B], weighted by `weights` [B]; or on sequences [B, T + 1], and takes them in."""
-        own = not isinstance(experience, Samples)
+        """Takes one step on samples [B], or on sequences [B, T + 1], which it adds to the normalizers."""
+        is_new = not isinstance(experience, Samples)
         samples, counts = self._as_samples(experience, weights)
         variables = self._network.trainable_variables
         with tf.GradientTape() as tape:
@@ -242,7 +243,7 @@ class PPOAgent(tf_agent.TFAgent):
         taken = self._optimizer.apply_gradients(zip(gradients, variables, strict=True), info.loss)
         self.train_step_counter.assign_add(1)
         self._divergence.assign(info.extra['kl_to_behaviour'])
-        if own:
+        if is_new:
             new = _counts(experience) * (1.0 if taken is None else tf.cast(taken, tf.float32))
             self._update_reward_normalizer(experience, new)
             self._update_observation_normalizer(experience, new)
@@ -252,7 +253,7 @@ class PPOAgent(tf_agent.TFAgent):
         return self._loss_of(*self._as_samples(experience, weights), training)
 
     def _as_samples(self, experience: Any, weights: tf.Tensor | None) -> tuple[Samples, tf.Tensor]:
-        """Returns samples, and what each counts: `weights` if given, [B] of samples or of sequences."""
+        """Returns samples and the weight of each; `weights` are those of samples or sequences [B]."""
         if isinstance(experience, Samples):
             return experience, tf.ones_like(experience.advantage) if weights is None else weights
         counts = _counts(experience)
@@ -293,12 +294,12 @@ class PPOAgent(tf_agent.TFAgent):
 
 
 def _counts(experience: Any) -> tf.Tensor:
-    """Returns float32 [B, T]: 1 but between two episodes, where an environment broke, and in padding."""
+    """Returns float32 [B, T]: 1, but 0 between two episodes, where an environment failed, and in padding."""
     return tf.cast(experience.next_step_type != ts.StepType.FIRST, tf.float32)[:, :-1]
 
 
 def _variable(value: float, name: str) -> tf.Variable:
-    # All replicas assign the same.
+    # All replicas assign the same value.
     return tf.Variable(
         value, trainable=False, name=name, dtype=tf.float32, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA
     )

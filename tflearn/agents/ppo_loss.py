@@ -1,4 +1,4 @@
-"""What proximal policy optimization minimizes: pure functions and their coefficients.
+"""The loss of proximal policy optimization: pure functions and their coefficients.
 
 Schulman et al. 2017, "Proximal Policy Optimization Algorithms" (arXiv 1707.06347): the clipped objective (equation 7)
 and the adaptive KL penalty (section 4); Schulman et al. 2016 (arXiv 1506.02438): generalized advantage estimation. The
@@ -16,21 +16,22 @@ from tflearn.errors import UserValueError
 
 @dataclasses.dataclass(frozen=True)
 class LossOptions:
-    """What is minimized: policy + value_coefficient * value - entropy_coefficient * entropy + kl_coefficient * KL.
+    """The loss: policy + value_coefficient * value - entropy_coefficient * entropy + kl_coefficient * KL.
 
     Attributes:
-      gamma: discount per environment step, in [0, 1].
-      lambda_: of the advantages, from 0 (one step) to 1 (to the end of the sequence).
-      normalize_advantages: to mean 0 and variance 1 over an iteration's steps.
-      clip_epsilon: how far a probability ratio counts from 1, or a schedule of the train step; None does not clip.
-      value_coefficient: of the value's squared error.
-      value_clipping: how far a value may move from what it was at the iteration's beginning before its error counts in
-        full; None is no bound.
-      entropy_coefficient: of the policy's entropy; or a schedule.
-      kl_coefficient: of the divergence from the policy that acted, at first; 0 has no such penalty.
-      kl_target: divergence [nats]: after an iteration that ended above 1.5 times as much, the coefficient is doubled;
-        below it divided by 1.5, halved. Where the paper takes the divergence over all steps of the iteration, here it
-        is that of the last minibatch, before its step. None leaves the coefficient as it is.
+      gamma: the discount per environment step, in [0, 1].
+      lambda_: the lambda of the advantages, from 0 (one step) to 1 (to the end of the sequence).
+      normalize_advantages: whether to normalize advantages to mean 0 and variance 1 over an iteration's steps.
+      clip_epsilon: the distance from 1 at which a probability ratio is clipped, or a schedule of the train step; None
+        does not clip.
+      value_coefficient: the coefficient of the value's squared error.
+      value_clipping: the largest change of a value from the iteration's start that its loss takes into account; None is
+        no bound.
+      entropy_coefficient: the coefficient of the policy's entropy, or a schedule of the train step.
+      kl_coefficient: the initial coefficient of the divergence from the policy that acted; 0 has no such penalty.
+      kl_target: the target of that divergence [nats]. After an iteration whose divergence exceeds 1.5 times the target,
+        the coefficient is doubled; below the target divided by 1.5 it is halved. The divergence is that of the last
+        minibatch before its step, unlike in the paper, where it is over all steps. None keeps the coefficient constant.
     """
 
     gamma: float = 0.99
@@ -57,7 +58,7 @@ class LossOptions:
                 raise UserValueError(f'got {name}={value!r}; need a number above 0, or None')
 
     def epsilon(self, train_step: tf.Tensor) -> tf.Tensor | float | None:
-        """Returns how far a ratio counts from 1 at a train step."""
+        """Returns `clip_epsilon` at a train step."""
         return self.clip_epsilon(train_step) if callable(self.clip_epsilon) else self.clip_epsilon
 
     def entropy_weight(self, train_step: tf.Tensor) -> tf.Tensor | float:
@@ -68,7 +69,7 @@ class LossOptions:
 def advantages(
     rewards: tf.Tensor, discounts: tf.Tensor, values: tf.Tensor, last: tf.Tensor, valid: tf.Tensor, lambda_: float
 ) -> tf.Tensor:
-    """Generalized advantage estimation (arXiv 1506.02438, equation 16), for sequences that may hold several episodes.
+    """Generalized advantage estimation (arXiv 1506.02438, equation 16) for sequences that may contain several episodes.
 
     delta_t = r_t + gamma_t V(x_t+1) - V(x_t)
     A_t = delta_t + lambda gamma_t (1 - last_t) A_t+1      A_T = 0
@@ -76,9 +77,9 @@ def advantages(
     Args:
       rewards: float32 [B, T], r_t.
       discounts: float32 [B, T], gamma_t: 0 where the episode was terminated.
-      values: float32 [B, T + 1], V(x_t), that of x_T included.
-      last: bool [B, T], whether x_t+1 is an episode's last observation; its value counts, as after a time limit.
-      valid: bool [B, T], whether the step counts; elsewhere A_t is 0, and nothing passes.
+      values: float32 [B, T + 1], V(x_t), including that of x_T.
+      last: bool [B, T], whether x_t+1 is an episode's last observation; its value is used, as after a time limit.
+      valid: bool [B, T], whether the step is valid; otherwise A_t is 0 and nothing is traced back through it.
       lambda_: from 0 to 1.
 
     Returns:
@@ -96,22 +97,22 @@ def policy_loss(ratios: tf.Tensor, advantages: tf.Tensor, epsilon: tf.Tensor | f
 
 
 def value_loss(values: tf.Tensor, targets: tf.Tensor, before: tf.Tensor, clipping: float | None) -> tf.Tensor:
-    """Returns (V - target)^2, or the greater one of that and of V held within `clipping` of `before`, [B]."""
+    """Returns (V - target)^2, or the maximum of that and the same for V clipped to `before` +- `clipping`, [B]."""
     squares = tf.math.squared_difference(values, targets)
     if clipping is None:
         return squares
-    held = before + tf.clip_by_value(values - before, -clipping, clipping)
-    return tf.maximum(squares, tf.math.squared_difference(held, targets))
+    clipped = before + tf.clip_by_value(values - before, -clipping, clipping)
+    return tf.maximum(squares, tf.math.squared_difference(clipped, targets))
 
 
 def next_kl_coefficient(coefficient: tf.Tensor, divergence: tf.Tensor, target: float) -> tf.Tensor:
-    """Returns the penalty's coefficient after an iteration that ended at this divergence [nats]."""
+    """Returns the penalty's coefficient after an iteration with this divergence [nats]."""
     factor = tf.where(divergence > 1.5 * target, 2.0, tf.where(divergence < target / 1.5, 0.5, 1.0))
     return tf.clip_by_value(coefficient * factor, 1e-15, 1e15)
 
 
 def normalized(advantages: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
-    """Returns advantages of mean 0 and variance 1 over those of the global batch that count, [B, T]."""
+    """Returns advantages [B, T] normalized to mean 0 and variance 1 over the valid steps of the global batch."""
     reduce = tf.distribute.get_replica_context().all_reduce
     count, total = reduce(tf.distribute.ReduceOp.SUM, [tf.reduce_sum(counts), tf.reduce_sum(counts * advantages)])
     mean = tf.math.divide_no_nan(total, count)
@@ -122,7 +123,7 @@ def normalized(advantages: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
 def means(
     metrics: Mapping[str, tf.Tensor], targets: tf.Tensor, errors: tf.Tensor, counts: tf.Tensor
 ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-    """Returns the metrics' means over the steps of the global batch that count, and what these count together."""
+    """Returns the metrics' means over the global batch, weighted by `counts`, and the sum of these weights."""
     rows = tf.ones_like(counts)
     parts = tf.stack([*metrics.values(), targets, tf.square(targets), errors, tf.square(errors), rows])
     sums = tf.reduce_sum(

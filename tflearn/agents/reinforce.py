@@ -1,8 +1,8 @@
-"""REINFORCE: the policy's gradient by the returns of whole episodes, with or without a baseline.
+"""REINFORCE: the policy gradient with the returns of complete episodes, with or without a baseline.
 
 Williams 1992, "Simple statistical gradient-following algorithms for connectionist reinforcement learning" (Machine
-Learning 8). Unlike TF-Agents' agent, it trains on actions as they were drawn, before any clipping. TF-Agents' loss
-fails without a whole episode, and normalizes returns over padding too.
+Learning 8). Unlike TF-Agents' agent, it trains on unclipped actions. TF-Agents' loss fails without a complete episode,
+and includes padding when it normalizes returns.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from tflearn.errors import UserValueError
 from tflearn.experience import Experience
 from tflearn.types import Agent, EnvironmentSpecs
 
-# Episodes of up to 200 steps, with the row that says that they ended.
+# Episodes of up to 200 steps, and the row at their end.
 EXPERIENCE = Experience(
     sequence_length=201, stride=200, pad_episodes=True, order='queue', max_size=16, min_size=1, per_replica_batch_size=8
 )
@@ -44,34 +44,34 @@ def make_agent(
     """Makes a REINFORCE agent.
 
     Args:
-      specs: of the environment.
+      specs: the environment's specs.
       train_step: int64 scalar, counts gradient steps.
-      experience: of the run: a queue of padded items, each long enough for a whole episode and the row after it; those
-        that go on longer count for nothing.
+      experience: the experience, a queue of padded items, each long enough for a complete episode and the row after it;
+        longer episodes are ignored.
       actor_fc_layer_params: units of the policy's fully connected layers, with tanh.
-      value_fc_layer_params: units of the baseline's; None has no baseline.
+      value_fc_layer_params: units of the baseline's fully connected layers; None has no baseline.
       learning_rate: a number, or a schedule of the train step.
-      gamma: discount per environment step, in [0, 1].
-      entropy_coefficient: weight of the policy's entropy.
-      value_coefficient: weight of the baseline's squared error.
-      normalize_returns: returns, less the baseline, to mean 0 and variance 1 over the batch's whole episodes.
-      gradient_clipping: greatest norm of the gradient; None does not clip.
+      gamma: the discount per environment step, in [0, 1].
+      entropy_coefficient: the coefficient of the policy's entropy.
+      value_coefficient: the coefficient of the baseline's squared error.
+      normalize_returns: whether to normalize returns, minus the baseline, to mean 0 and variance 1 over the batch's
+        complete episodes.
+      gradient_clipping: the bound of the gradient's norm; None does not clip.
       make_optimizer: makes the optimizer; Adam by default.
 
     Raises:
-      ValueError: if the observation is nested, the action is one that it cannot learn (see `networks`), the
-        experience is no queue of padded items, or there are several replicas, of which each would
-        divide by its own number of episodes.
+      ValueError: if the observation is nested, the action is not supported (see `networks`), the experience is not a
+        queue of padded items, or there are several replicas, each of which would divide by its own number of episodes.
     """
     networks.check_observation(specs.observation, 'REINFORCE')
     networks.check_policy_gradient_action(specs.action, 'REINFORCE')
     if experience.order != 'queue' or not experience.pad_episodes or experience.iteration is not None:
         raise UserValueError(
             f'got Experience.order={experience.order!r}, pad_episodes={experience.pad_episodes}, iteration='
-            f"{experience.iteration}; need 'queue', True and None: REINFORCE learns from whole episodes, once"
+            f"{experience.iteration}; need 'queue', True and None: REINFORCE learns once from complete episodes"
         )
     if (replicas := tf.distribute.get_strategy().num_replicas_in_sync) > 1:
-        raise UserValueError(f'got {replicas} replicas; need one for REINFORCE, or IMPALA, PPO')
+        raise UserValueError(f'got {replicas} replicas; need one for REINFORCE; choose IMPALA or PPO for several')
     optimizer = make_optimizer(
         train_step,
         learning_rate,
@@ -98,16 +98,16 @@ def make_agent(
 
 
 class ReinforceAgent(reinforce_agent.ReinforceAgent):
-    """TF-Agents' agent with a loss of its own, and all its variables from the beginning.
+    """TF-Agents' agent with another loss, which makes all variables at construction.
 
-    The loss's extra metrics are sums over an episode, mean over episodes: `policy_loss`, `value_loss`, `entropy`
-    [nats]; and `num_episodes`.
+    The extra metrics of the loss are sums over an episode, averaged over episodes: `policy_loss`, `value_loss`,
+    `entropy` [nats]; and `num_episodes`.
     """
 
     def __init__(self, *args: Any, value_coefficient: float, entropy_coefficient: float, **kwargs: Any):
-        """Takes the weights of the loss; everything else is for TF-Agents' agent."""
+        """Takes the coefficients of the loss, and the arguments of TF-Agents' agent."""
         super().__init__(*args, **kwargs)
-        # TF-Agents' collect policy clips actions, and their log-probabilities would be those of other actions.
+        # TF-Agents' collect policy clips actions, which would change their log-probabilities.
         unclipped = actor_policy.ActorPolicy(self.time_step_spec, self.action_spec, self._actor_network, clip=False)
         self._collect_policy, self._policy = unclipped, greedy_policy.GreedyPolicy(unclipped)
         self._value_coefficient, self._entropy_coefficient = value_coefficient, entropy_coefficient
@@ -129,15 +129,15 @@ class ReinforceAgent(reinforce_agent.ReinforceAgent):
         return tf.nest.map_structure(tf.identity, info)
 
     def _loss(self, experience: Any, weights: tf.Tensor | None = None, training: bool = False) -> tf_agent.LossInfo:
-        """Returns sums over whole episodes, divided by how many there are; 0 where there is none."""
+        """Returns sums over complete episodes, divided by their number; 0 if there is none."""
         experience = self._as_trajectory(experience)
-        # A sequence holds rows of one episode. Where its first row is not that of the episode, it is the tail of a
-        # longer one.
+        # A sequence has rows of one episode. If its first row is not the episode's first, it is the end of a longer
+        # one.
         ends = experience.is_last() & experience.is_first()[:, :1]
-        # Rows up to the episode's end, but not those of padding.
+        # Rows up to the episode's end, without padding.
         counts = tf.cast(tf.cumsum(tf.cast(ends, tf.int32), axis=1, reverse=True) > 0, tf.float32)
         counts *= tf.cast(~experience.is_boundary(), tf.float32)
-        # Sums begin anew after an episode's last step, whatever ended it.
+        # Sums restart after an episode's last step, whatever ended it.
         discounts = tf.where(ends, 0.0, self._gamma * experience.discount)
         returns = tf.stop_gradient(value_ops.discounted_return(experience.reward, discounts, time_major=False))
         step = ts.TimeStep(experience.step_type, experience.reward, experience.discount, experience.observation)
@@ -165,7 +165,7 @@ class ReinforceAgent(reinforce_agent.ReinforceAgent):
 
 
 def _normalized(values: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
-    """Returns values of mean 0 and variance 1 over those that count."""
+    """Returns values normalized to mean 0 and variance 1 over those with `counts` above 0."""
     count = tf.reduce_sum(counts)
     mean = tf.math.divide_no_nan(tf.reduce_sum(counts * values), count)
     variance = tf.math.divide_no_nan(tf.reduce_sum(counts * tf.square(values - mean)), count)

@@ -1,7 +1,7 @@
 """Soft actor-critic with a learned temperature, for continuous actions.
 
 Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications" (arXiv 1812.05905). The agent is TF-Agents'; here
-it gets its networks and optimizers. Differs from the paper: the log of the standard deviation is kept within [-20, 2].
+it gets its networks and optimizers. Differs from the paper: the log of the standard deviation is clipped to [-20, 2].
 """
 
 from collections.abc import Callable, Sequence
@@ -45,29 +45,30 @@ def make_agent(
     """Makes a SAC agent for one vector of continuous actions. The defaults are the paper's (table 1).
 
     Args:
-      specs: of the environment; `encoder` says how an observation enters the networks; the actions need finite bounds,
-        which a tanh reaches up to.
+      specs: the environment's specs; see `encoder` for observations. Actions need finite bounds, into which tanh
+        squashes them.
       train_step: int64 scalar, counts gradient steps.
-      experience: of the run; uniform order, items of 2 steps.
+      experience: the experience, of uniform order, with items of 2 steps.
       actor_fc_layer_params: units of the actor's fully connected layers.
-      critic_fc_layer_params: units of each critic's, over observation and action together.
-      actor_learning_rate: a number, or a schedule of the train step.
-      critic_learning_rate: likewise.
-      alpha_learning_rate: likewise, of the temperature.
-      gamma: discount per environment step, in [0, 1].
-      target_update_tau: weight of the critics in an update of their targets; 1 copies them.
+      critic_fc_layer_params: units of each critic's fully connected layers, after the concatenation of observation and
+        action.
+      actor_learning_rate: the actor's learning rate, a number or a schedule of the train step.
+      critic_learning_rate: the critics' learning rate, a number or a schedule of the train step.
+      alpha_learning_rate: the temperature's learning rate, a number or a schedule of the train step.
+      gamma: the discount per environment step, in [0, 1].
+      target_update_tau: the weight of the critics in an update of their targets; 1 copies them.
       target_update_period: train steps between two updates of the targets.
-      reward_scale: factor of the rewards.
-      target_entropy: that the temperature is learned for [nats]; None is minus the number of action dimensions.
-      initial_log_alpha: log of the temperature at first.
-      gradient_clipping: greatest norm of the global batch's gradient, of the actor, the critics and the temperature
-        each, or what `make_optimizer` takes the bound for; None does not clip.
+      reward_scale: the factor of the rewards.
+      target_entropy: the entropy [nats] to which the temperature adapts; None is minus the number of action dimensions.
+      initial_log_alpha: the initial log of the temperature.
+      gradient_clipping: the bound of the global batch's gradient of the actor, the critics and the temperature each, by
+        default of its norm (see `optimizers.make`); None does not clip.
       make_optimizer: makes the three optimizers; Adam by default.
       actor_network: observation -> distribution of the action; None makes a tanh-squashed normal one.
 
     Raises:
-      ValueError: if the action is not one vector of floats within bounds, the observation is nested, or the experience
-        is another one.
+      ValueError: if the action is not one vector of floats with bounds, the observation is nested, or the experience
+        has another order or sequence length.
     """
     action = _checked_action(specs, experience)
     rates = {'actor': actor_learning_rate, 'critic': critic_learning_rate, 'alpha': alpha_learning_rate}
@@ -113,16 +114,16 @@ def _checked_action(specs: EnvironmentSpecs, experience: Experience) -> types.Bo
     if experience.order != 'uniform' or experience.sequence_length != 2:
         raise UserValueError(
             f'got Experience.order={experience.order!r}, sequence_length={experience.sequence_length}; SAC needs '
-            "'uniform' and 2: it learns from single transitions, and tells no errors of items"
+            "'uniform' and 2: it learns from single transitions, and returns no errors of items"
         )
     return action
 
 
 class _SacAgent(sac_agent.SacAgent):
-    """TF-Agents' agent with another train step, and a policy that does not draw.
+    """TF-Agents' agent with another train step and a deterministic policy.
 
-    Its own takes the critics' variables from a set, so in another order in each process, and raises where a loss is not
-    finite, which is for the learner to judge.
+    TF-Agents' train step takes the critics' variables from a set, whose order differs from process to process, and
+    raises an error if a loss is not finite, which the learner checks.
     """
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -132,7 +133,7 @@ class _SacAgent(sac_agent.SacAgent):
 
     @property
     def policy(self) -> tf_policy.TFPolicy:
-        """Acts by the distribution's mean, as the paper evaluates; `collect_policy` draws."""
+        """The policy that takes the distribution's mean, as in the paper's evaluations; `collect_policy` draws."""
         return self._mean_policy
 
     def _train(self, experience: Any, weights: tf.Tensor | None) -> tf_agent.LossInfo:
@@ -148,7 +149,7 @@ class _SacAgent(sac_agent.SacAgent):
                 tape.watch(variables)
                 losses.append(loss())
             gradients = tape.gradient(losses[-1], variables)
-            # With those before: where the critics' step is skipped, so is the actor's on the same batch.
+            # The sum of the losses so far: if the critics' step is skipped, so is the actor's on the same batch.
             optimizer.apply_gradients(zip(gradients, variables, strict=True), tf.add_n(losses))
         info = self._loss_info(losses)
         self.train_step_counter.assign_add(1)

@@ -1,4 +1,4 @@
-"""Schedules: the train step -> a value (a learning rate, an epsilon)."""
+"""Schedules: train step -> value (a learning rate, an epsilon)."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -11,20 +11,20 @@ Schedule = Callable[[tf.Tensor], tf.Tensor]
 
 
 def constant(value: float) -> Schedule:
-    """Stays at `value` (float32 scalar)."""
+    """Returns a constant schedule (float32 scalar)."""
     return lambda step: tf.constant(value, tf.float32)
 
 
 def linear(start: float, end: float, steps: int) -> Schedule:
-    """Goes from `start` at train step 0 to `end` at train step `steps`, in a straight line, and stays there.
+    """Returns a schedule that is linear from `start` at train step 0 to `end` at train step `steps`, then constant.
 
     Args:
-      start: value at step 0.
-      end: value from `steps` on.
+      start: the value at step 0.
+      end: the value from step `steps` on.
       steps: train steps; at least 1.
 
     Returns:
-      A function of the train step (integer scalar) that gives a float32 scalar.
+      A function from the train step (integer scalar) to a float32 scalar.
 
     Raises:
       ValueError: if `steps` is below 1.
@@ -40,15 +40,15 @@ def linear(start: float, end: float, steps: int) -> Schedule:
 
 
 def exponential(start: float, end: float, steps: int) -> Schedule:
-    """Goes from `start` to `end` in `steps` train steps by equal factors, and stays there.
+    """Returns a schedule that is exponential from `start` at train step 0 to `end` at `steps`, then constant.
 
     Args:
-      start: value at step 0; above 0.
-      end: value from `steps` on; above 0.
+      start: the value at step 0; above 0.
+      end: the value from step `steps` on; above 0.
       steps: train steps; at least 1.
 
     Returns:
-      A function of the train step (integer scalar) that gives a float32 scalar.
+      A function from the train step (integer scalar) to a float32 scalar.
 
     Raises:
       ValueError: if a value is not positive or `steps` is below 1.
@@ -66,20 +66,20 @@ def exponential(start: float, end: float, steps: int) -> Schedule:
 
 
 def piecewise(points: Sequence[tuple[int, float]]) -> Schedule:
-    """Goes through `points` in straight lines; stays at the first value before them, and at the last one after them.
+    """Returns a schedule that is linear between points, and constant before the first and after the last one.
 
     Args:
-      points: (train step, value), at rising train steps.
+      points: (train step, value) with increasing train steps.
 
     Returns:
-      A function of the train step (integer scalar) that gives a float32 scalar.
+      A function from the train step (integer scalar) to a float32 scalar.
 
     Raises:
-      ValueError: if there are no points, or their train steps do not rise.
+      ValueError: if there are no points, or their train steps do not increase.
     """
     steps, values = [float(step) for step, _ in points], [value for _, value in points]
     if not steps or any(after <= before for before, after in itertools.pairwise(steps)):
-        raise UserValueError(f'got points={points!r}; need some (train step, value), at rising train steps')
+        raise UserValueError(f'got points={points!r}; need (train step, value) pairs with increasing train steps')
 
     def value(step: tf.Tensor) -> tf.Tensor:
         result = tf.constant(values[0], tf.float32)
@@ -92,7 +92,7 @@ def piecewise(points: Sequence[tuple[int, float]]) -> Schedule:
 
 
 class LearningRate(tf.keras.optimizers.schedules.LearningRateSchedule):
-    """A schedule as Keras optimizers take it; their count of steps is the train step."""
+    """A schedule for Keras optimizers, whose number of iterations is the train step."""
 
     def __init__(self, schedule: Schedule):
         super().__init__()
@@ -102,5 +102,5 @@ class LearningRate(tf.keras.optimizers.schedules.LearningRateSchedule):
         return self._schedule(step)
 
     def get_config(self) -> dict:
-        """Keras asks for it when it copies an optimizer."""
+        """Keras calls it when it copies an optimizer."""
         return {'schedule': self._schedule}

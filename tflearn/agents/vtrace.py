@@ -10,9 +10,9 @@ the target policy pi:
   v_t = V(x_t) + delta_t + gamma_t c_t (v_t+1 - V(x_t+1))      v_T = V(x_T)
   advantage_t = min(pg_rho_bar, ratio_t) (r_t + gamma_t v_t+1 - V(x_t))
 
-Differs from the paper: lambda, which is 1 there (it names lambda in remark 2), and steps that do not count: between two
-episodes and in padding, v_t = V(x_t) and the advantage is 0. With the last observation of an episode at such a step, a
-termination (gamma_t = 0) and a truncation (bootstrapped from that observation) both come out right.
+Differs from the paper: lambda, which is 1 there (remark 2 mentions it), and invalid steps: between two episodes and in
+padding, v_t = V(x_t) and the advantage is 0. With the last observation of an episode at such a step, both a termination
+(gamma_t = 0) and a truncation (bootstrapped from that observation) are correct.
 """
 
 import math
@@ -25,11 +25,11 @@ from tflearn.errors import UserValueError
 
 
 class Targets(NamedTuple):
-    """What V-trace gives; float32 [B, T], without gradients.
+    """V-trace's results; float32 [B, T], without gradients.
 
     Attributes:
-      values: v_t, what the values are to become.
-      advantages: that log pi(a_t | x_t) is weighted with.
+      values: v_t, the targets of the values.
+      advantages: the weights of log pi(a_t | x_t).
     """
 
     values: tf.Tensor
@@ -50,22 +50,22 @@ def targets(
 ) -> Targets:
     """Returns v_t and the advantages.
 
-    Where T is static, the program is unrolled, in log2(T) rounds; otherwise it loops over them. Both are for XLA too.
+    It takes log2(T) rounds: unrolled if T is static, otherwise in a loop. XLA compiles both.
 
     Args:
       log_ratios: float32 [B, T], log pi(a_t | x_t) - log mu(a_t | x_t).
       rewards: float32 [B, T], r_t.
       discounts: float32 [B, T], gamma_t: 0 where the episode was terminated.
-      values: float32 [B, T + 1], V(x_t), that of x_T included.
-      valid: bool [B, T], whether the step counts; None is all. What the other arguments but `values` hold where it does
-        not, be it not finite, changes nothing.
-      rho_bar: bound of rho_t, which decides what the values converge to; None is none.
-      c_bar: bound of c_t, which decides how fast; None is none.
-      pg_rho_bar: bound of the ratio in the advantages; None is none.
-      lambda_: from 0 (one step) to 1 (all of them).
+      values: float32 [B, T + 1], V(x_t), including that of x_T.
+      valid: bool [B, T], whether the step is valid; None is all. Except for `values`, the arguments at invalid steps
+        have no effect, even if they are not finite.
+      rho_bar: the bound of rho_t, which determines to what the values converge; None is no bound.
+      c_bar: the bound of c_t, which determines how fast they converge; None is no bound.
+      pg_rho_bar: the bound of the ratio in the advantages; None is no bound.
+      lambda_: from 0 (one step) to 1 (all steps).
 
     Raises:
-      ValueError: for shapes that do not fit, or bounds that are none.
+      ValueError: for inconsistent shapes or invalid bounds.
     """
     check_bounds(rho_bar=rho_bar, c_bar=c_bar, pg_rho_bar=pg_rho_bar, lambda_=lambda_)
     _check_shapes(log_ratios, rewards, discounts, values)
@@ -78,7 +78,7 @@ def targets(
     log_ratios = tf.stop_gradient(log_ratios)
     now, following = values[:, :-1], values[:, 1:]
     deltas = counts * clipped_ratios(log_ratios, rho_bar) * (rewards + discounts * following - now)
-    # The discounts are 0 where steps do not count, so nothing passes there.
+    # The discounts are 0 at invalid steps, so nothing is traced back through them.
     excess = backward_sums(deltas, discounts * lambda_ * clipped_ratios(log_ratios, c_bar))
     next_targets = following + tf.concat([excess[:, 1:], tf.zeros_like(excess[:, :1])], axis=1)
     advantages = counts * clipped_ratios(log_ratios, pg_rho_bar) * (rewards + discounts * next_targets - now)
@@ -93,8 +93,8 @@ def clipped_ratios(log_ratios: tf.Tensor, bound: float | None) -> tf.Tensor:
 def backward_sums(terms: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
     """Returns s with s_t = terms_t + factors_t s_t+1 and s_T = 0.
 
-    Round k knows the sums over 2^k steps and doubles them (Hillis and Steele 1986, "Data parallel algorithms"): for a
-    program, log2(T) operations on all steps instead of T on one each.
+    Round k doubles the sums over 2^k steps (Hillis and Steele 1986, "Data parallel algorithms"): log2(T) operations on
+    all steps instead of T operations on one.
 
     Args:
       terms: float32 [B, T].
@@ -118,7 +118,7 @@ def check_bounds(*, lambda_: float, **bounds: float | None) -> None:
     """Checks the bounds of ratios, by name, and lambda.
 
     Raises:
-      ValueError: naming the one that is out of its range.
+      ValueError: naming the invalid one.
     """
     for name, bound in bounds.items():
         if bound is not None and not bound > 0:
@@ -134,14 +134,14 @@ def _check_shapes(log_ratios: tf.Tensor, rewards: tf.Tensor, discounts: tf.Tenso
     length = log_ratios.shape[1]
     if values.shape.rank != 2 or not (length is None or values.shape[1] in (None, length + 1)):
         raise UserValueError(
-            f'got values {values.shape} for {length} steps; need [B, T + 1], the bootstrap value included'
+            f'got values {values.shape} for {length} steps; need [B, T + 1], including the bootstrap value'
         )
 
 
 def _doubled(
     terms: tf.Tensor, factors: tf.Tensor, later: Callable[[tf.Tensor], tf.Tensor]
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    # Without bounds the product of many ratios may be infinite, also where there is nothing to multiply.
+    # Without bounds the product of many ratios may be infinite, even where it is multiplied by 0.
     return terms + tf.math.multiply_no_nan(factors, later(terms)), tf.math.multiply_no_nan(factors, later(factors))
 
 
@@ -150,7 +150,7 @@ def _shift(offset: int) -> Callable[[tf.Tensor], tf.Tensor]:
 
 
 def _gather(indices: tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Like `_shift`, by an offset that is a tensor."""
+    """Returns a function like that of `_shift`, for an offset that is a tensor."""
     inside = indices < tf.size(indices)
 
     def later(tensor: tf.Tensor) -> tf.Tensor:
