@@ -60,6 +60,7 @@ from __gin__ import dynamic_registration
 from tflearn.jobs import in_step  # one process
 from tflearn.learner import checkpoints
 from tflearn.learner import limits as ends
+from tflearn.learner import summaries
 from tflearn.agents import dqn
 from tflearn.agents import networks
 import tflearn.steps
@@ -67,13 +68,18 @@ include 'dqn_cartpole.gin'
 in_step.in_step.num_environments = 4  # as in_step.in_step says
 a/in_step.in_step:
   seed = 3
-x = {"in_step.in_step": [@checkpoints.Checkpoints, @b/networks.Pixels(), @tflearn.steps.crossed, @ends.Limits()]}
+summaries.SummaryOptions.figures = True
+summaries.SummaryOptions:
+  figures = ("loss",)  # figures
+x = {"in_step.in_step": [@checkpoints.Checkpoints, @b/networks.Pixels()],
+  1: [@tflearn.steps.crossed, @ends.Limits()]}
 """
 MIGRATED = """# My run.
 from __gin__ import dynamic_registration
 from tflearn.jobs import synchronous  # one process
 from tflearn.checkpoints import checkpoints
 from tflearn.learner import stop_conditions as ends
+from tflearn.learner import summaries
 from tflearn.agents import dqn
 from tflearn.agents import networks
 import tflearn.train_step
@@ -82,7 +88,11 @@ include 'dqn_cartpole.gin'
 synchronous.synchronous.num_environments = 4  # as in_step.in_step says
 a/synchronous.synchronous:
   seed = 3
-x = {"in_step.in_step": [@checkpoints.Checkpoints, @b/encoder.Pixels(), @tflearn.train_step.crossed, @ends.Limits()]}
+summaries.SummaryOptions.metrics = True
+summaries.SummaryOptions:
+  metrics = ("loss",)  # figures
+x = {"in_step.in_step": [@checkpoints.Checkpoints, @b/encoder.Pixels()],
+  1: [@tflearn.train_step.crossed, @ends.StopConditions()]}
 """
 
 

@@ -22,8 +22,8 @@ def migrate(path: pathlib.Path) -> tuple[str, list[str]]:
     file = _File(path, [item for item in statements.imports if _line(path, item.place)])
     file.rewrite_imports()
     for binding, new in moved.replaced_bindings(statements):
-        if new == moved.VERSIONS_AHEAD and _line(path, binding.place):
-            file.replace_by_versions_ahead(binding, statements)
+        if _line(path, binding.place):
+            file.replace(binding, new, statements)
     file.rewrite_names()
     return ''.join(file.lines), file.changes()
 
@@ -71,18 +71,23 @@ class _File:
             if not re.match(r'(from|import|include)\b', line):
                 self.lines[index] = _NAME.sub(self._rewritten, line)
 
-    def replace_by_versions_ahead(self, binding: Binding, statements: Statements) -> None:
-        """Rewrites a setting of each collector whose place Experience.versions_ahead has taken for all of them.
+    def replace(self, binding: Binding, new: str, statements: Statements) -> None:
+        """Rewrites the name of an argument; `Experience.versions_ahead` replaced three settings of each collector.
 
         Raises:
-          ValueError: if it is in a block of its function.
+          ValueError: if it is in a block of another function.
         """
         index = (_line(self._path, binding.place) or 0) - 1
         if binding.written not in self.lines[index]:
-            raise UserValueError(
-                f'got {binding.written} in a block in {binding.place}; need one line {binding.written} = '
-                f'{binding.value!r}, which can be rewritten; take it out of the block'
-            )
+            function = moved.full_name(binding.selector, self._imports)
+            if new.rpartition('.')[0] != (moved.new_name(function) or function):
+                raise UserValueError(
+                    f'got {binding.written} in a block in {binding.place}; need one line {binding.written} = '
+                    f'{binding.value!r}, which can be rewritten; take it out of the block'
+                )
+            self.lines[index] = self.lines[index].replace(binding.parameter, new.rpartition('.')[2], 1)
+        if new != moved.VERSIONS_AHEAD:
+            return
         has_value = any(item.parameter == 'versions_ahead' for item in statements.bindings)
         if binding.parameter == 'versions_ahead':
             self.lines[index] = self.lines[index].replace(binding.written, self._short(moved.VERSIONS_AHEAD))
