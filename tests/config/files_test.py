@@ -26,7 +26,7 @@ def module(request, tmp_path, monkeypatch):
     return module
 
 
-def test_names(module):
+def test_lists_packaged_files(module):
     assert module.names() == ['algorithms/dqn', 'dqn_acrobot', 'dqn_cartpole', 'environments/cartpole']
 
 
@@ -49,7 +49,7 @@ def test_a_path_comes_first(module):
     ('own', 'name'),
     [('dqn_acrobot.gin', 'dqn_acrobot.gin'), ('dqn_acrobot.gin', 'dqn_acrobot'), ('mine.gin', 'mine.gin')],
 )
-def test_warns_of_two_files_of_one_name(module, caplog, own, name):
+def test_warns_of_two_files_with_one_name(module, caplog, own, name):
     path, packaged = pathlib.Path.cwd() / own, module.folder() / 'dqn_acrobot.gin'
     path.touch()
     taken = module.resolve(name)
@@ -68,7 +68,7 @@ def test_a_path_may_begin_at_home(module, monkeypatch):
     assert module.resolve('~/mine.gin') == pathlib.Path.cwd() / 'mine.gin'
 
 
-def test_a_folder_is_no_file(module):
+def test_ignores_folders(module):
     pathlib.Path('dqn_acrobot').mkdir()
     assert module.resolve('dqn_acrobot') == module.folder() / 'dqn_acrobot.gin'
 
@@ -83,7 +83,7 @@ def test_a_folder_is_no_file(module):
         ('', 'need the path of a file'),
     ],
 )
-def test_a_missing_file_is_named_with_what_comes_near(module, name, advice):
+def test_missing_file_suggests_similar_names(module, name, advice):
     with pytest.raises(
         ValueError, match='need the path of a file, or the name of one of the 4 packaged ones'
     ) as raised:

@@ -43,7 +43,7 @@ def result(job):
     return noted
 
 
-def test_the_file_configures_every_job(configure):
+def test_one_file_configures_every_job(configure):
     agent = ('dqn', 'specs', 0.5, ('linear', 1.0, 0.5))
     assert result(configure()) == ('train', 5, None, agent, 10)
     assert result(configure(job='collect', name='collect_0')) == ('collect', agent, 8)
@@ -54,7 +54,7 @@ def test_names_on_the_command_line(configure, name):
     assert result(configure(f'{name}.num_train_steps=7'))[1] == 7
 
 
-def test_later_bindings_come_first(configure):
+def test_later_bindings_override_earlier_ones(configure):
     job = configure('make_agent.learning_rate=0.1', 'dqn.make_agent.learning_rate=0.2', 'Experience.max_size = 20')
     assert result(job) == ('train', 5, None, ('dqn', 'specs', 0.2, ('linear', 1.0, 0.5)), 20)
 
@@ -83,7 +83,7 @@ MISSPELT = {
 
 
 @pytest.mark.parametrize('binding', MISSPELT)
-def test_misspelt_on_the_command_line(configure, binding):
+def test_rejects_misspelt_names_on_the_command_line(configure, binding):
     why, nearest = MISSPELT[binding]
     written = binding.partition('=')[0 if '@' not in binding else 2]
     with pytest.raises(ValueError, match='need') as raised:
@@ -92,7 +92,7 @@ def test_misspelt_on_the_command_line(configure, binding):
     assert str(raised.value).endswith(f'the nearest is {nearest}')
 
 
-def test_misspelt_in_a_file(configure, gin_folder):
+def test_rejects_misspelt_names_in_a_file(configure, gin_folder):
     with pytest.raises(ValueError, match='need') as raised:
         configure(more='\ntrain.train.max_sces = 1\n')
     assert str(raised.value) == (
@@ -114,7 +114,7 @@ UNUSED = {
 
 
 @pytest.mark.parametrize('binding', UNUSED)
-def test_unused_on_the_command_line(configure, binding):
+def test_rejects_unused_bindings_on_the_command_line(configure, binding):
     why, nearest = UNUSED[binding]
     with pytest.raises(ValueError, match='need a binding that is used') as raised:
         configure(binding)
@@ -123,7 +123,7 @@ def test_unused_on_the_command_line(configure, binding):
     assert f'the nearest is {nearest};' in str(raised.value)
 
 
-def test_unused_function_in_a_file(configure, gin_folder):
+def test_rejects_bindings_of_unused_functions(configure, gin_folder):
     with pytest.raises(ValueError, match='no job of this run uses sac.make_agent') as raised:
         configure(more='from toy.agents import sac\nsac.make_agent.alpha = 2\n')
     assert f'got sac.make_agent.alpha in {gin_folder}/run.gin:6' in str(raised.value)
@@ -133,30 +133,30 @@ def test_a_binding_of_another_job_is_used(configure):
     assert 'collect.collect.num_environments = 2' in configure('collect.num_environments=2').text
 
 
-def test_what_the_program_gives_cannot_be_bound(configure):
+def test_rejects_bindings_of_what_the_program_gives(configure):
     with pytest.raises(ValueError, match='got collect.name in --gin_bindings, which the job gets from its program'):
         configure('collect.name="x"')
 
 
-def test_a_name_of_several_functions(configure):
+def test_rejects_ambiguous_names(configure):
     with pytest.raises(ValueError, match=r'toy.agents.dqn.make_agent and toy.agents.sac.make_agent'):
         configure('from toy.agents import sac', 'collect.make_agent=@sac.make_agent', 'make_agent.learning_rate=1')
 
 
 @pytest.mark.parametrize('binding', ['train.num_train_steps=%gin.REQUIRED', 'experience=%gin.REQUIRED'])
-def test_a_value_left_open(configure, binding):
+def test_rejects_values_left_at_required(configure, binding):
     with pytest.raises(ValueError, match=f'got no value for {binding.partition("=")[0]} in .*run.gin; need one'):
         configure(binding)
 
 
-def test_a_missing_argument_of_the_job(configure, gin_folder):
+def test_rejects_missing_arguments_of_the_job(configure, gin_folder):
     (gin_folder / 'run.gin').write_text("from __gin__ import dynamic_registration\ninclude 'parts/dqn.gin'\n")
     with pytest.raises(ValueError, match=r'got no value for train.train.num_train_steps in .*run.gin; need one: bind'):
         configure()
     configure(job='collect', name='collect_0')
 
 
-def test_a_missing_argument_of_a_factory(configure):
+def test_missing_arguments_of_a_factory_are_user_errors(configure):
     job = configure('dqn.make_agent.epsilon=@schedules.linear()')
     with pytest.raises(
         UserValueError, match=r"^got linear\(\) missing 2 required positional arguments: 'start' and 'end'; need values"
@@ -164,14 +164,14 @@ def test_a_missing_argument_of_a_factory(configure):
         job.run()
 
 
-def test_a_type_error_of_a_factory_itself_is_no_users_error(configure):
+def test_type_errors_inside_a_factory_are_no_user_errors(configure):
     job = configure('from toy.agents import broken_call', 'make_agent=@broken_call.make_agent')
     with pytest.raises(TypeError) as raised:
         job.run()
     assert not isinstance(raised.value, UserError)
 
 
-def test_an_undefined_macro(configure):
+def test_rejects_undefined_macros(configure):
     with pytest.raises(
         ValueError, match=r'got %make_agent in .*jobs.gin:5, but nothing defines this macro; need a line'
     ):
@@ -180,7 +180,7 @@ def test_an_undefined_macro(configure):
         configure('make_agent=%make_agnet')
 
 
-def test_a_module_that_does_not_exist(configure):
+def test_rejects_modules_that_do_not_exist(configure):
     with pytest.raises(
         ValueError, match=r'no module toy.agents.dnq; need one that exists: the nearest is toy.agents.dqn'
     ):
@@ -189,19 +189,19 @@ def test_a_module_that_does_not_exist(configure):
         configure('from toy.experience import Experience')
 
 
-def test_a_module_that_needs_what_is_not_installed(configure):
+def test_rejects_modules_that_need_a_missing_package(configure):
     with pytest.raises(ImportError, match='toy.agents.broken .* needs the package a_package_that_nobody_has; need it'):
         configure('from toy.agents import broken')
 
 
-def test_errors_of_factories_lose_what_gin_appends(configure):
+def test_plain_message_drops_what_gin_appends(configure):
     job = configure('dqn.make_agent.learning_rate=-1')
     with pytest.raises(ValueError, match='In call to configurable') as raised:
         job.run()
     assert job_config.plain_message(raised.value) == 'got learning_rate=-1; need a number above 0'
 
 
-def test_the_text_configures_the_same_run(configure, gin_folder):
+def test_saved_text_configures_the_same_run(configure, gin_folder):
     job = configure('dqn.make_agent.epsilon=0.1', 'train.max_secs=3')
     wanted = result(job)
     (gin_folder / 'config.gin').write_text(job.text)
@@ -210,7 +210,7 @@ def test_the_text_configures_the_same_run(configure, gin_folder):
     assert result(again) == wanted
 
 
-def test_inoperative_bindings_of_this_job(configure, gin_folder):
+def test_lists_bindings_that_the_job_did_not_use(configure, gin_folder):
     job = configure('dqn.make_agent.epsilon=0.1', 'collect.num_environments=2')
     job.run()
     assert job.inoperative() == [
@@ -220,7 +220,7 @@ def test_inoperative_bindings_of_this_job(configure, gin_folder):
     assert 'dqn.make_agent.learning_rate = 0.5' in job_config.operative_text()
 
 
-def test_what_tensorboard_shows_of_it(configure, gin_folder):
+def test_texts_for_tensorboard(configure, gin_folder):
     job = configure('dqn.make_agent.epsilon=0.1')
     job.run()
     texts = job.texts()
@@ -243,18 +243,18 @@ OTHER_KIND = {
 
 
 @pytest.mark.parametrize('binding', OTHER_KIND)
-def test_a_value_of_another_kind(configure, binding):
+def test_rejects_values_of_another_type(configure, binding):
     with pytest.raises(ValueError, match='need') as raised:
         configure(binding)
     assert str(raised.value) == OTHER_KIND[binding]
 
 
 @pytest.mark.parametrize('value', ['3', '3.5', 'None'])
-def test_values_of_the_same_kind(configure, value):
+def test_accepts_values_of_the_right_type(configure, value):
     assert result(configure(f'train.max_secs={value}'))[2] in (3, 3.5, None)
 
 
-def test_modules_of_one_name(configure, gin_folder, toy_modules):
+def test_two_modules_with_one_name(configure, gin_folder, toy_modules):
     (toy_modules / 'toy' / 'train.py').write_text('def number():\n    return 3\n')
     job = configure(
         'from toy import train',
@@ -339,7 +339,7 @@ def typed(specs, rate: int = None):
         ('logging.getLogger', ['logging.getLogger.name="x"'], False),
     ],
 )
-def test_the_preview_of_modules_that_say_little(configure, toy_modules, gin_folder, value, bindings, sees_less):
+def test_preview_accepts_what_source_does_not_show(configure, toy_modules, gin_folder, value, bindings, sees_less):
     """What the source does not show, it takes to be right."""
     (toy_modules / 'toy' / 'odd.py').write_text(ODD)
     (toy_modules / 'toy' / 'dynamic.py').write_text(DYNAMIC)
@@ -357,7 +357,7 @@ def test_the_preview_of_modules_that_say_little(configure, toy_modules, gin_fold
         configure(*first, *bindings, sees_less=sees_less)
 
 
-def test_the_configuration_is_locked(configure):
+def test_locks_the_configuration(configure):
     configure()
     with pytest.raises(RuntimeError, match='locked'):
         gin.bind_parameter('train.num_train_steps', 1)

@@ -5,7 +5,7 @@ import pytest
 from tflearn.config import files, reader
 
 
-def test_includes_are_read_where_they_stand(tmp_path):
+def test_reads_includes_in_place(tmp_path):
     (tmp_path / 'parts').mkdir()
     (tmp_path / 'parts' / 'a.gin').write_text('x = 1\n')
     (tmp_path / 'run.gin').write_text("y = 2\ninclude 'parts/a.gin'\nx = 3\n")
@@ -38,7 +38,7 @@ NO_GIN = {
 
 
 @pytest.mark.parametrize('text', NO_GIN)
-def test_what_is_no_gin(tmp_path, text):
+def test_rejects_what_is_not_gin(tmp_path, text):
     (tmp_path / 'run.gin').write_text(f'# A comment.\nx = 1\n{text}\n')
     with pytest.raises(ValueError, match='need one like module.function.parameter = value') as raised:
         reader.read(tmp_path / 'run.gin')
@@ -49,7 +49,7 @@ def test_what_is_no_gin(tmp_path, text):
         reader.read(None, [text])
 
 
-def test_files_that_cannot_be_read(tmp_path):
+def test_rejects_unreadable_files(tmp_path):
     run = tmp_path / 'run.gin'
     run.write_text("include 'missing.gin'\n")
     with pytest.raises(ValueError, match=rf"got gin_file='missing.gin'; need .* \(it is included in {run}:1\)"):

@@ -15,13 +15,13 @@ def files(run_dir):
     return {path.name: path.read_text() for path in run_dir.root.iterdir()}
 
 
-def test_the_first_is_written(run_dir):
+def test_writes_the_first_configuration(run_dir):
     saved.save(run_dir, 'a = 1\n')
     saved.save(run_dir, 'a = 1\n')
     assert files(run_dir) == {'config.gin': 'a = 1\n'}
 
 
-def test_another_one_is_told_and_the_older_ones_are_kept(run_dir, caplog):
+def test_logs_a_change_and_keeps_older_configurations(run_dir, caplog):
     caplog.set_level('INFO')
     for text in ('a = 1\nb = 1\n', 'a = 2\nb = 1\n', 'a = 3\nb = 1\n'):
         saved.save(run_dir, text)
@@ -34,7 +34,7 @@ def test_another_one_is_told_and_the_older_ones_are_kept(run_dir, caplog):
     assert 'b = 1' not in caplog.text
 
 
-def test_a_finished_run_keeps_what_it_has(run_dir):
+def test_finished_run_keeps_its_configuration(run_dir):
     saved.save(run_dir, 'a = 1\n')
     run_dir.done.touch()
     saved.save(run_dir, 'a = 2\n')

@@ -26,7 +26,7 @@ def git(folder, *arguments):
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60.0).stdout.strip()
 
 
-def test_a_checkout(file, tmp_path):
+def test_revision_of_a_checkout_marks_changes(file, tmp_path):
     revision = git(tmp_path, 'rev-parse', 'HEAD')
     git(tmp_path, '-c', 'user.name=n', '-c', 'user.email=e', 'tag', '--annotate', 'v1', '--message=v1')
     assert code_revision(file) == revision
@@ -36,20 +36,20 @@ def test_a_checkout(file, tmp_path):
     assert code_revision(file) == f'{revision}-dirty'
 
 
-def test_what_is_installed_beside_somebodys_checkout(file):
+def test_untracked_file_gives_the_version(file):
     installed = file.with_name('installed.py')
     installed.write_text('')
     assert code_revision(installed) == VERSION
 
 
-def test_no_checkout(tmp_path):
+def test_version_without_a_checkout(tmp_path):
     assert code_revision(tmp_path / 'code.py') == VERSION
 
 
-def test_no_git(file, monkeypatch):
+def test_version_without_git(file, monkeypatch):
     monkeypatch.setenv('PATH', '')
     assert code_revision(file) == VERSION
 
 
-def test_this_package():
+def test_revision_of_this_package():
     assert re.fullmatch(r'[0-9a-f]{40}(-dirty)?|version [\w.]+', code_revision())

@@ -17,7 +17,7 @@ def drawn(report, width=100, colours=False):
     return [line.rstrip() for line in console.export_text(styles=colours).splitlines()]
 
 
-def test_a_run_in_the_middle():
+def test_shows_progress_metrics_and_jobs():
     lines = drawn(whole_run())
     assert lines[1] == 'tflearn  runs/cartpole  2 min 13 s'
     assert lines[3].startswith('train  ━━━━')
@@ -36,7 +36,7 @@ def test_a_run_in_the_middle():
     ]
 
 
-def test_the_beginning_of_a_run():
+def test_shows_a_run_without_metrics():
     waiting = 'waiting for the replay server at localhost:8000'
     jobs = (JobReport('replay_server', 'replay_server', 'starting'), JobReport('train', 'train', waiting))
     assert drawn(RunReport(jobs, 2.0))[1:] == [
@@ -49,32 +49,32 @@ def test_the_beginning_of_a_run():
     ]
 
 
-def test_states_have_colours():
+def test_colours_states():
     jobs = [JobReport('train', 'train', state) for state in ('running', 'waiting for x', 'died', 'finished')]
     text = '\n'.join(drawn(RunReport(tuple(jobs), 2.0), colours=True))
     for code, state in [('32', 'running'), ('33', 'waiting for x'), ('1;31', 'died'), ('36', 'finished')]:
         assert f'\x1b[{code}m● \x1b[0m{state}' in text
 
 
-def test_a_silent_job_is_marked():
+def test_marks_a_silent_job():
     job = JobReport('train', 'train', 'running', metrics={'time': time.time() - 90.0})
     assert 'silent for 1 min 30 s' in drawn(RunReport((job,), 100.0))[-1]
 
 
-def test_a_narrow_terminal_loses_no_metric():
+def test_narrow_terminal_shows_all_metrics():
     lines = drawn(whole_run(), width=60)
     assert lines[5] == 'train steps     12,400 of 20,000 at 93.1/s'
     assert lines[12] == 'data wait       12%'
     assert lines[-1] == 'collect_1      ● running   restarts 1  186/s, mean return 2…'
 
 
-def test_more_steps_than_planned_still_draw():
+def test_draws_more_steps_than_planned():
     report = whole_run()
     train = dataclasses.replace(report.jobs[1], metrics={'train_step': 30, 'num_train_steps': 20})
     assert drawn(RunReport((train,), 1.0))[3].endswith('150%')
 
 
-def test_events_stand_above_the_view_as_they_are():
+def test_writes_events_above_the_view():
     out = io.StringIO()
     view = LiveView('runs/cartpole', out)
     view.open()

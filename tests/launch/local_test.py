@@ -27,7 +27,7 @@ from tflearn.launch import local
 from tflearn.run_dir import RunDir, read_json
 
 
-def test_normal_end(run, run_dir):
+def test_run_ends_when_its_jobs_are_done(run, run_dir):
     others_run = ['await=status/replay_server.json', 'await=status/collect_0.json']
     code, out, err = run(replay_server=RUN, train=others_run, evaluate=['done'], collect_0=RUN, collect_1=[RUNNING])
     assert (code, err) == (0, '')
@@ -53,7 +53,7 @@ def test_normal_end(run, run_dir):
     ]
 
 
-def test_logs_are_kept_and_marked(run, run_dir):
+def test_appends_to_logs(run, run_dir):
     jobs = {'replay_server': RUN, 'evaluate': ['done']}
     run(train=['say=first'], **jobs)
     run_dir.done.unlink()
@@ -64,7 +64,7 @@ def test_logs_are_kept_and_marked(run, run_dir):
     assert 'say=second' in lines[2]
 
 
-def test_without_done_it_is_an_error(run, run_dir):
+def test_fails_without_done_file(run, run_dir):
     code, _, err = run(train=[], evaluate=[])
     assert code == 1
     assert read_json(run_dir.status('launch'))['state'] == 'failed'
@@ -109,7 +109,7 @@ def test_a_second_signal_kills_at_once(run_dir):
     assert 'it had not learned anything yet' in out
 
 
-def test_a_job_that_does_not_stop_is_killed_in_the_end(run_dir):
+def test_kills_a_job_that_does_not_stop(run_dir):
     jobs = topology(run_dir, train=['stubborn', *RUN], evaluate=RUN)
     with launched(run_dir, jobs, stop_timeout_secs=0.5) as process:
         alive = pids(run_dir, 'train', 'evaluate')
@@ -131,10 +131,10 @@ def test_a_killed_launch_leaves_no_process(run_dir):
     assert stopped(run_dir) == ['evaluate']
 
 
-def test_one_launch_at_a_time(run_dir, run):
+def test_refuses_a_second_launch(run_dir, run):
     with launched(run_dir, topology(run_dir, train=RUN, evaluate=RUN)) as process:
         pids(run_dir, 'train', 'evaluate')
-        with pytest.raises(ValueError, match=f'another launch .pid {process.pid}. is at work'):
+        with pytest.raises(ValueError, match=f'which another launch .pid {process.pid}. uses'):
             run(train=[], evaluate=['done'])
         process.send_signal(signal.SIGTERM)
         ended(process)
@@ -142,7 +142,7 @@ def test_one_launch_at_a_time(run_dir, run):
     assert code == 0
 
 
-def test_a_finished_run_says_so(run, run_dir):
+def test_reports_a_finished_run(run, run_dir):
     run(train=[], evaluate=['done'])
     before = run_dir.log('launch').read_text()
     code, out, err = run(train=['exit=1'], evaluate=['exit=1'])
@@ -153,14 +153,14 @@ def test_a_finished_run_says_so(run, run_dir):
     assert run_dir.log('launch').read_text() == before
 
 
-def test_an_unwritable_root_is_refused(tmp_path):
+def test_refuses_an_unwritable_root(tmp_path):
     (tmp_path / 'file').touch()
     run_dir = RunDir(tmp_path / 'file' / 'run')
     with pytest.raises(ValueError, match='cannot be written to'):
         local.run(topology(run_dir, train=[]), run_dir, out=io.StringIO())
 
 
-def test_without_a_terminal_there_are_lines(run, run_dir):
+def test_plain_view_without_a_terminal(run, run_dir):
     metrics = {'state': 'running', 'train_step': 500, 'num_train_steps': 1000, 'train_steps_per_sec': 12.5}
     old = {'state': 'running', 'replay_size': 77777, 'time': 1.0}
     run_dir.status('replay_server').parent.mkdir(parents=True)
@@ -187,7 +187,7 @@ def test_jobs_inherit_the_environment_and_write_at_once(run, run_dir, monkeypatc
     assert run_dir.log('train').read_text().splitlines()[1:] == ['OF_THE_USER=7', 'PYTHONUNBUFFERED=1']
 
 
-def test_in_a_terminal_there_is_a_view(run_dir, monkeypatch):
+def test_live_view_in_a_terminal(run_dir, monkeypatch):
     monkeypatch.setenv('TERM', 'xterm-256color')
     metrics = {'state': 'running', 'train_step': 500, 'num_train_steps': 1000}
     jobs = topology(run_dir, train=[f'status={json.dumps(metrics)}', 'wait=1.5'], evaluate=['wait=1', 'done'])
@@ -213,7 +213,7 @@ def read(terminal: int) -> bytes:
         return b''
 
 
-def test_a_reader_that_went_away_does_not_end_the_run(run_dir):
+def test_closed_output_does_not_end_the_run(run_dir):
     reader, writer = os.pipe()
     jobs = topology(run_dir, train=[RUNNING, 'await=gone', 'wait=0.5'], evaluate=['await=gone', 'wait=0.5', 'done'])
     with launched(run_dir, jobs, stdout=writer) as process:
@@ -226,7 +226,7 @@ def test_a_reader_that_went_away_does_not_end_the_run(run_dir):
     assert read_json(run_dir.done)
 
 
-def test_free_ports_are_no_ports_of_outgoing_connections():
+def test_free_ports_are_not_for_outgoing_connections():
     first = int(pathlib.Path('/proc/sys/net/ipv4/ip_local_port_range').read_text().split()[0])
     ports = {local.free_port() for _ in range(20)}
     assert len(ports) > 1

@@ -4,20 +4,20 @@ import dataclasses
 import io
 
 from tests.launch.example_reports import whole_run
-from tflearn.launch.plain_view import LineView, metrics_line
+from tflearn.launch.plain_view import PlainView, metrics_line
 from tflearn.launch.reports import JobReport, RunReport
 
 
 def shown(*reports, interval_secs=10.0):
     """What a view writes for `reports`, without the time of day."""
     out = io.StringIO()
-    view = LineView(out, interval_secs)
+    view = PlainView(out, interval_secs)
     for report in reports:
         view.show(report)
     return [line.partition(' ')[2] for line in out.getvalue().splitlines()]
 
 
-def test_all_metrics_stand_on_one_line():
+def test_all_metrics_are_on_one_line():
     assert metrics_line(whole_run()) == (
         'train steps 12,400 of 20,000 at 93.1/s | env steps 49,600 at 372/s | replay 49,600 of 100,000 | '
         'samples/insert 64.13 (target 64) | collect return 231.4 | greedy return 342.1 (target 475) | '
@@ -25,14 +25,14 @@ def test_all_metrics_stand_on_one_line():
     )
 
 
-def test_new_states_are_told_once():
+def test_logs_new_states_once():
     jobs = [JobReport(name, name, 'starting') for name in ('train', 'evaluate')]
     before = RunReport(tuple(jobs), 1.0)
     after = RunReport((dataclasses.replace(jobs[0], state='waiting for a first item'), jobs[1]), 2.0)
     assert shown(before, before, after) == ['train, evaluate: starting', 'train: waiting for a first item']
 
 
-def test_states_that_come_back_are_logged_again_after_a_restart_only():
+def test_logs_a_state_again_only_after_a_restart():
     reports = []
     for restarts in (0, 0, 1):
         states = ('starting', 'waiting for a policy', 'running', 'waiting for a policy', 'running')
@@ -40,7 +40,7 @@ def test_states_that_come_back_are_logged_again_after_a_restart_only():
     assert shown(*reports) == ['evaluate: starting', 'evaluate: waiting for a policy', 'evaluate: running'] * 2
 
 
-def test_metrics_come_at_their_interval_with_the_jobs_that_do_not_run():
+def test_logs_metrics_and_jobs_that_do_not_run_at_intervals():
     job = JobReport('train', 'train', 'waiting for a first item')
     reports = [RunReport((job,), secs) for secs in (0.5, 9.5, 10.2, 15.0, 20.1, 55.0, 59.0, 60.0)]
     assert shown(*reports)[1:] == [
@@ -48,13 +48,13 @@ def test_metrics_come_at_their_interval_with_the_jobs_that_do_not_run():
     ]
 
 
-def test_what_events_tell_is_not_told_again():
+def test_does_not_log_states_that_events_report():
     assert shown(*(RunReport((JobReport('train', 'train', state),), 1.0) for state in ('running', 'stopping'))) == [
         'train: running'
     ]
 
 
-def test_details_of_an_event_are_indented():
+def test_indents_details_of_an_event():
     out = io.StringIO()
-    LineView(out).event('train died:\n  the end')
+    PlainView(out).event('train died:\n  the end')
     assert [line.partition(' ')[2] for line in out.getvalue().splitlines()] == ['train died:', '     the end']

@@ -27,7 +27,7 @@ def test_progress_and_time_left():
     assert whole_run().secs_left == 82.0
 
 
-def test_what_is_not_known_is_not_shown():
+def test_omits_unknown_metrics():
     targets = {'samples_per_insert': None, 'samples_per_insert_target': 32.0, 'target_return': 475.0}
     jobs = [JobReport(kind, kind, 'starting', metrics=targets) for kind in ('replay_server', 'train', 'evaluate')]
     run = RunReport((*jobs, JobReport('collect_0', 'collect', 'running')), 1.0)
@@ -36,7 +36,7 @@ def test_what_is_not_known_is_not_shown():
     assert [job.summary() for job in run.jobs] == [''] * 4
 
 
-def test_rates_are_those_of_living_jobs():
+def test_rates_count_living_jobs_only():
     metrics = {'env_steps_per_sec': 100.0, 'mean_return': 3.0}
     living = JobReport('collect_0', 'collect', 'running', metrics=metrics)
     dead = JobReport('collect_1', 'collect', 'died', alive=False, metrics=metrics)
@@ -45,7 +45,7 @@ def test_rates_are_those_of_living_jobs():
     assert run.metrics() == {'train steps': '7', 'env steps': 'at 100/s', 'collect return': '3'}
 
 
-def test_strange_metrics_are_not_known():
+def test_ignores_metrics_that_are_no_finite_numbers():
     metrics = {'loss': float('nan'), 'policy_version': 'seven', 'train_step': True, 'env_steps': None}
     job = JobReport('train', 'train', 'running', metrics=metrics)
     assert [job.number(key) for key in (*metrics, 'other')] == [None] * 5
@@ -61,7 +61,7 @@ def test_summaries_of_the_jobs():
     }
 
 
-def test_a_running_job_that_says_nothing_is_silent():
+def test_running_job_without_reports_is_silent():
     def silent_secs(state, secs):
         return JobReport('train', 'train', state, metrics={'time': time.time() - secs}).silent_secs
 

@@ -37,20 +37,20 @@ def test_done_lines_can_be_pasted(here):
     ]
 
 
-def test_a_finished_run_takes_one_line(here):
+def test_finished_run_takes_one_line(here):
     assert run_summary.already_done_line(here, DONE) == (
         f"This run is already finished: {RESULT}. Its policy is in 'runs/my run/policies/greedy_policy/12000', its "
         "learning curve in 'runs/my run/learning_curve.png'; for a new run choose another --root_dir."
     )
 
 
-def test_metrics_that_are_missing_are_marked():
+def test_marks_missing_metrics():
     assert run_summary.result({}) == (
         'no reason given; train step ?, ? env steps, 0 s; greedy mean return ? over ? episodes'
     )
 
 
-def test_an_interrupted_run_says_what_is_kept(here):
+def test_interrupted_run_names_what_is_kept(here):
     assert run_summary.interrupted_line(here, 'SIGINT') == (
         'The run was stopped by SIGINT; it had not learned anything yet. The same command goes on from there.'
     )
@@ -59,5 +59,5 @@ def test_an_interrupted_run_says_what_is_kept(here):
     assert "what it learned is in 'runs/my run/train/checkpoints'." in run_summary.interrupted_line(here, 'SIGINT')
 
 
-def test_paths_elsewhere_are_whole(here, tmp_path):
+def test_paths_elsewhere_are_absolute(here, tmp_path):
     assert run_summary.shown(tmp_path.parent / 'other') == str(tmp_path.parent / 'other')

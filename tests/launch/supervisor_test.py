@@ -6,7 +6,7 @@ import signal
 from tests.launch.fake_run import RUN, RUNNING, WAIT, ended, gone, launched, pids, topology, wait_for
 
 
-def test_the_death_of_a_job_that_cannot_be_replaced_ends_the_run(run, run_dir):
+def test_run_ends_when_a_job_without_restarts_dies(run, run_dir):
     code, out, err = run(replay_server=RUN, train=['say=out of paint', 'exit=7'], evaluate=RUN, collect_0=RUN)
     assert code == 1
     assert err == f'tflearn-launch: error: train ended with exit code 7; its log is {run_dir.log("train")}\n'
@@ -15,19 +15,19 @@ def test_the_death_of_a_job_that_cannot_be_replaced_ends_the_run(run, run_dir):
     assert 'The run is done' not in out
 
 
-def test_what_a_job_leaves_behind_is_ended(run, run_dir):
+def test_kills_child_processes_of_an_ended_job(run, run_dir):
     run(train=[RUNNING, 'child', 'exit=1'], evaluate=RUN)
     child = int((run_dir.root / 'child_of_train').read_text())
     wait_for(lambda: gone(child), 'the end of the child')
 
 
-def test_a_server_must_not_end_before_those_it_serves(run):
+def test_fails_when_a_server_ends_before_train(run):
     code, _, err = run(replay_server=[RUNNING], train=RUN, evaluate=RUN)
     assert code == 1
     assert 'replay_server ended with exit code 0' in err
 
 
-def test_a_server_is_not_missed_after_the_end_of_train(run):
+def test_ignores_the_end_of_a_server_after_train(run):
     code, _, err = run(
         replay_server=['await=trained', 'wait=0.5', 'exit=1'],
         train=['write=trained'],
@@ -36,7 +36,7 @@ def test_a_server_is_not_missed_after_the_end_of_train(run):
     assert (code, err) == (0, '')
 
 
-def test_collectors_are_restarted(run, run_dir):
+def test_restarts_collectors(run, run_dir):
     code, out, err = run(
         train=['await=second_life'],
         evaluate=['await=second_life', 'done'],
@@ -47,7 +47,7 @@ def test_collectors_are_restarted(run, run_dir):
     assert out.count('restart 1 of 3') == 1
 
 
-def test_the_last_collector_that_is_given_up_ends_the_run(run):
+def test_run_ends_without_collectors(run):
     code, out, err = run(train=RUN, evaluate=RUN, collect_0=['say=oh no', 'exit=5'])
     assert code == 1
     assert 'tflearn-launch: error: collect_0 ended with exit code 5 after 3 restarts; its log is' in err
@@ -70,7 +70,7 @@ def test_the_run_goes_on_with_other_collectors(run_dir):
 MISTAKE = 'tflearn-{}: error: got dnq; need a binding that exists; did you mean dqn?'
 
 
-def test_a_mistake_of_the_user_is_told_once_and_without_noise(run):
+def test_prints_only_the_line_of_a_user_error(run):
     jobs = {name: [f'say={MISTAKE.format(name)}', 'exit=2'] for name in ('train', 'evaluate', 'collect_0')}
     code, out, err = run(replay_server=RUN, **jobs)
     assert code == 2
@@ -79,7 +79,7 @@ def test_a_mistake_of_the_user_is_told_once_and_without_noise(run):
     assert 'restart' not in out
 
 
-def test_a_mistake_explains_more_than_another_death(run):
+def test_user_error_comes_before_another_failure(run):
     code, _, err = run(
         train=['await=stubborn', 'say=connection lost', 'exit=1'],
         evaluate=['stubborn', f'say={MISTAKE.format("evaluate")}', 'write=stubborn', 'wait=0.5', 'exit=2'],
@@ -88,7 +88,7 @@ def test_a_mistake_explains_more_than_another_death(run):
     assert err == MISTAKE.format('evaluate') + '\n'
 
 
-def test_a_collector_that_ran_meets_what_passes(run):
+def test_restarts_a_collector_that_ran_after_a_user_error(run):
     code, out, _ = run(
         train=['await=second_life'],
         evaluate=['await=second_life', 'done'],
@@ -98,7 +98,7 @@ def test_a_collector_that_ran_meets_what_passes(run):
     assert 'restart 1 of 3; the end of' in out
 
 
-def test_a_mistake_after_the_end_of_train_ends_nothing(run):
+def test_ignores_a_user_error_after_the_end_of_train(run):
     code, out, err = run(
         train=['write=trained'],
         evaluate=['await=trained', 'wait=1', 'done'],
@@ -108,7 +108,7 @@ def test_a_mistake_after_the_end_of_train_ends_nothing(run):
     assert 'collect_0 ended with exit code 2; the end of' in out
 
 
-def test_a_killed_job_is_named_with_its_signal(run_dir):
+def test_names_the_signal_of_a_killed_job(run_dir):
     with launched(run_dir, topology(run_dir, train=RUN, evaluate=RUN)) as process:
         train, _ = pids(run_dir, 'train', 'evaluate')
         os.kill(train, signal.SIGKILL)
@@ -117,7 +117,7 @@ def test_a_killed_job_is_named_with_its_signal(run_dir):
     assert 'train was ended by SIGKILL, as happens when memory runs out' in err
 
 
-def test_an_unclean_stop_is_told(run_dir):
+def test_reports_an_unclean_stop(run_dir):
     error = 'tflearn-train: error: got no end of the job within 30 s after SIGTERM'
     jobs = topology(run_dir, train=['last_words=' + error, *RUN], evaluate=RUN)
     with launched(run_dir, jobs) as process:

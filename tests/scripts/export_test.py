@@ -35,7 +35,7 @@ def test_help():
         (('--root_dir=no_such_run',), 'got no policy in '),
     ],
 )
-def test_mistakes_take_one_line(flags, message):
+def test_user_errors_take_one_line(flags, message):
     ended = run(*flags)
     assert ended.returncode == 2
     assert ended.stderr.splitlines()[-1].startswith(f'tflearn-export: error: {message}')

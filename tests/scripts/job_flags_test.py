@@ -57,14 +57,14 @@ def test_wrong_flags_take_one_line(arguments):
     assert ended.stderr.count('\n') == 1
 
 
-def test_a_collectors_name_names_files():
+def test_rejects_a_collector_name_that_is_no_file_name():
     ended = run(*NEEDED, '--collector_name=a/b', job='collect')
     assert ended.returncode == 2
     assert 'flag --collector_name=a/b: need letters, digits, _ and -' in ended.stderr
 
 
 @pytest.mark.parametrize('address', ['localhost:8008', 'a-b.c_d.example:1', '10.0.0.1:65535', '[::1]:80'])
-def test_addresses(address):
+def test_accepts_addresses(address):
     job_flags.check_address(address)
 
 
@@ -72,6 +72,6 @@ def test_addresses(address):
     'address',
     ['', 'localhost', 'localhost:', ':80', 'a:b', 'a:0', 'a:65536', 'http://a:80', 'a b:80', 'a:80 ', 'a:8_0'],
 )
-def test_what_is_no_address(address):
+def test_rejects_wrong_addresses(address):
     with pytest.raises(ValueError, match='need HOST:PORT with a port from 1 to 65535'):
         job_flags.check_address(address)

@@ -53,7 +53,7 @@ def end(process):
     return process.returncode, stderr
 
 
-def test_done(start):
+def test_exit_status_of_a_job_that_is_done(start):
     code, stderr = end(start("logging.info('hello')"))
     assert code == 0
     assert stderr.startswith('I 20')
@@ -107,7 +107,7 @@ def test_a_second_signal_ends_the_job_at_once(start):
     assert 'got SIGINT while it was stopping' in stderr
 
 
-def test_the_same_ctrl_c_twice_is_one(start):
+def test_two_signals_of_one_ctrl_c_count_once(start):
     process = start("stop.wait(60); print('again', flush=True); select.select([], [], [], 0.5)")
     process.send_signal(signal.SIGINT)
     assert process.stdout.readline() == 'again\n'
@@ -160,7 +160,7 @@ def test_a_job_that_has_nothing_to_save_yet_ends_at_once(start):
     assert 'error' not in stderr and 'most recent call' not in stderr
 
 
-def test_after_its_start_a_job_ends_by_itself(start):
+def test_started_job_ends_by_itself_on_a_signal(start):
     work = (
         "exec('with waiting.may_exit(stop, os.abort): pass'); print('started', flush=True); "
         "stop.wait(60); print('saved', flush=True)"
@@ -172,7 +172,7 @@ def test_after_its_start_a_job_ends_by_itself(start):
     assert process.returncode == 128 + signal.SIGTERM
 
 
-def test_a_job_whose_peer_was_stopped_is_to_be_started_again(start):
+def test_exit_status_75_when_a_peer_was_stopped(start):
     code, stderr = end(start("raise waiting.PeerStopped('got a stop of another worker')"))
     assert code == 75
     assert 'got a stop of another worker' in stderr and 'Traceback' not in stderr
@@ -187,7 +187,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize('work', MISTAKES)
-def test_the_users_mistakes_take_one_line(start, work):
+def test_user_errors_take_one_line(start, work):
     code, stderr = end(start(work))
     assert code == 2
     assert stderr.startswith(f'tflearn-toy: error: {MISTAKES[work]}')
@@ -206,7 +206,7 @@ DEFECTS = {
 
 
 @pytest.mark.parametrize('work', DEFECTS)
-def test_all_else_shows_a_traceback(start, work):
+def test_other_errors_show_a_traceback(start, work):
     code, stderr = end(start(work))
     assert code == 1
     assert 'Traceback' in stderr

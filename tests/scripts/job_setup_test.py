@@ -25,14 +25,14 @@ def files(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob('*'))
 
 
-def test_a_missing_gin_file(tmp_path):
+def test_missing_gin_file_takes_one_line(tmp_path):
     code, stderr = run('--root_dir=run', '--gin_file=dqn_cartpol', cwd=tmp_path)
     assert code == 2
     assert stderr.startswith("tflearn-train: error: got gin_file='dqn_cartpol'; did you mean dqn_cartpole or ")
     assert stderr.count('\n') == 1
 
 
-def test_an_unwritable_root(tmp_path):
+def test_unwritable_root_takes_one_line(tmp_path):
     (tmp_path / 'file').write_text('not a folder')
     code, stderr = run('--root_dir=file/run', '--gin_file=dqn_cartpole', cwd=tmp_path)
     assert code == 2
@@ -40,7 +40,7 @@ def test_an_unwritable_root(tmp_path):
     assert stderr.count('\n') == 1
 
 
-def test_what_is_no_gin(tmp_path):
+def test_gin_syntax_error_takes_one_line(tmp_path):
     code, stderr = run('--root_dir=run', '--gin_file=dqn_cartpole', '--gin_bindings=train.x=abc', cwd=tmp_path)
     assert code == 2
     assert stderr.startswith("tflearn-train: error: got 'train.x=abc' in --gin_bindings, which is no gin statement")
@@ -77,7 +77,7 @@ def test_what_is_no_gin(tmp_path):
         ('collect', ['--gin_bindings=sequence_length=3'], 'got sequence_length in --gin_bindings, but nothing uses'),
     ],
 )
-def test_a_users_mistake_takes_one_line(tmp_path, job, flags, message):
+def test_user_errors_take_one_line(tmp_path, job, flags, message):
     code, stderr = run('--root_dir=run', '--gin_file=dqn_cartpole', *flags, cwd=tmp_path, job=job)
     assert code == 2, stderr
     assert stderr.splitlines()[-1].startswith(f'tflearn-{job.replace("_", "-")}: error: {message}')

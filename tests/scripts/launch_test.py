@@ -125,7 +125,7 @@ def test_the_replay_server_gets_a_free_port_by_default(installed, tmp_path):
         (['--root_dir=run', '--gin_file=file', 'train'], "got the argument 'train'"),
     ],
 )
-def test_mistakes_are_told_in_one_line(tmp_path, flags, words):
+def test_user_errors_take_one_line(tmp_path, flags, words):
     (tmp_path / 'file').touch()
     ended = launch(*flags, cwd=tmp_path)
     assert (ended.returncode, ended.stdout) == (2, '')
@@ -185,14 +185,14 @@ assert not {'tensorflow', 'tf_agents', 'reverb', 'own.tasks', 'tflearn.jobs.trai
     subprocess.run([sys.executable, '-c', program], cwd=tmp_path, env=environment, check=True, timeout=DEADLINE_SECS)
 
 
-def test_helpfull_tells_all_flags(tmp_path):
+def test_helpfull_lists_all_flags(tmp_path):
     ended = launch('--helpfull', cwd=tmp_path)
     assert ended.returncode == 0
     for flag in ('root_dir', 'gin_file', 'gin_bindings', 'replay_address', 'connect_timeout_secs', 'num_collectors'):
         assert f'--{flag}' in ended.stdout
 
 
-def test_it_answers_at_once(tmp_path):
+def test_wrong_flags_fail_fast(tmp_path):
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert launch(cwd=tmp_path).returncode == 2
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -7,17 +7,17 @@ import pytest
 from scripts import preflight
 
 
-def test_this_installation_is_fit():
+def test_accepts_this_installation():
     preflight.check()
 
 
 @pytest.mark.parametrize('version', [(3, 9), (3, 12)])
-def test_another_python(version):
+def test_rejects_another_python(version):
     with pytest.raises(ImportError, match=rf'got Python 3.{version[1]}; need 3.10 or 3.11, .*; use'):
         preflight.check(python_version=version)
 
 
-def test_another_version():
+def test_rejects_another_version():
     with pytest.raises(
         ImportError, match=r"got absl-py \S+ in .*; need absl-py 0.1.*; install it: .*'absl-py==0.1\.\*'"
     ):
@@ -30,7 +30,7 @@ def test_a_version_is_not_compared_by_its_digits_alone():
     preflight.check({'gin-config': '0'})
 
 
-def test_something_missing():
+def test_rejects_a_missing_package():
     with pytest.raises(ImportError, match='got no a-package-nobody-has in .*; need a-package-nobody-has 1'):
         preflight.check({'a-package-nobody-has': '1'})
 
@@ -50,19 +50,19 @@ def noisy_module(tmp_path, monkeypatch):
     sys.modules.pop(name, None)
 
 
-def test_known_noise_is_dropped_and_all_else_is_kept(noisy_module, capfd):
+def test_drops_only_known_noise(noisy_module, capfd):
     preflight.import_quietly(noisy_module, 'a_module_that_nobody_has')
     assert noisy_module in sys.modules
     assert capfd.readouterr().err == 'something new\n'
 
 
-def test_who_sets_the_log_level_sees_all(noisy_module, capfd, monkeypatch):
+def test_set_log_level_shows_all(noisy_module, capfd, monkeypatch):
     monkeypatch.setenv('TF_CPP_MIN_LOG_LEVEL', '0')
     preflight.import_quietly(noisy_module)
     assert 'cuDNN' in capfd.readouterr().err
 
 
-def test_what_was_held_back_is_shown_when_the_import_fails(tmp_path, monkeypatch, capfd):
+def test_failed_import_shows_its_output(tmp_path, monkeypatch, capfd):
     (tmp_path / 'failing_module.py').write_text('import os\nos.write(2, b"a hint\\n")\nraise OSError("no")\n')
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(OSError, match='no'):

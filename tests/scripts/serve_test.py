@@ -53,7 +53,7 @@ def test_help(flag):
         (('--root_dir=x', '--tls_key=no_file'), 'got --tls_key=no_file; need a file'),
     ],
 )
-def test_a_users_mistake_takes_one_line(flags, message):
+def test_user_errors_take_one_line(flags, message):
     ended = run(*flags)
     assert ended.returncode == 2
     assert ended.stderr.startswith(f'tflearn-serve: error: {message}') and ended.stderr.count('\n') == 1

@@ -1,4 +1,4 @@
-"""The revision of the code that runs, for whoever looks at its results later."""
+"""The revision of the code that runs, which is recorded with its results."""
 
 import pathlib
 import subprocess
@@ -13,11 +13,11 @@ def code_revision(file: pathlib.Path = _HERE) -> str:
     """Returns the git revision that `file` belongs to, or this package's version.
 
     Args:
-      file: of the code in question.
+      file: a file of the code.
 
     Returns:
       The revision's hash, followed by '-dirty' if a tracked file of the checkout differs from it; 'version ...' where
-      `file` is in no checkout (but installed, perhaps beside somebody's), or git is not there.
+      `file` is not tracked by git (it is installed, perhaps in somebody's checkout), or there is no git.
     """
     tracked = _git(file, 'ls-files', '--error-unmatch', file.name)
     revision = tracked and _git(file, 'describe', '--always', '--dirty', '--abbrev=40', '--exclude=*')

@@ -25,20 +25,20 @@ _COLOURS = {
 
 
 class LiveView:
-    """Draws the run in place, below the events; nothing of the drawing stays when it is closed."""
+    """Draws the run in place, below the events. `close` removes the drawing."""
 
     def __init__(self, title: str, out: TextIO):
         self._title = title
         self._console = Console(file=out, highlight=False)
-        # Drawn by `show` alone, so no thread is needed.
+        # Only `show` draws, so no thread is needed.
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
 
     def open(self) -> None:
-        """Takes over the lower end of the terminal."""
+        """Begins to draw at the lower end of the terminal."""
         self._live.start()
 
     def close(self) -> None:
-        """Gives the terminal back."""
+        """Removes the drawing."""
         self._live.stop()
 
     def event(self, text: str) -> None:
@@ -54,12 +54,12 @@ class LiveView:
 
 
 def draw(title: str, report: RunReport, width: int) -> RenderableType:
-    """The whole view: how far the run is, its metrics, its jobs.
+    """Returns the view: the run's progress, its metrics, its jobs.
 
     Args:
-      title: which run it is.
-      report: how it is.
-      width: of the terminal [characters].
+      title: the run's name.
+      report: the state of the run.
+      width: the terminal's width [characters].
     """
     head = Text.assemble(('tflearn', 'bold cyan'), f'  {title}  ', (duration(report.secs), 'dim'))
     parts = [part for part in (head, _progress(report), _metrics(report, width), _jobs(report)) if part is not None]
@@ -81,9 +81,9 @@ def _progress(report: RunReport) -> RenderableType:
 
 
 def _metrics(report: RunReport, width: int) -> RenderableType | None:
-    """Labels and metrics in two columns of pairs, as wide as they usually become, so that nothing jumps."""
+    """Returns labels and metrics in two columns of pairs, as wide as they usually become, so that nothing jumps."""
     metrics = report.metrics()
-    metrics.pop('time left', None)  # It stands beside the bar.
+    metrics.pop('time left', None)  # It is beside the bar.
     if not metrics:
         return None
     grid = Table.grid(padding=(0, 2))

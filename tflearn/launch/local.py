@@ -1,4 +1,4 @@
-"""Runs a topology as processes of this machine and stays with them until the run has ended."""
+"""Runs a topology as processes of this machine and watches them until the run has ended."""
 
 import contextlib
 import fcntl
@@ -15,9 +15,9 @@ from typing import Any, TextIO
 
 from tflearn.errors import UserValueError
 from tflearn.launch import run_summary
-from tflearn.launch.plain_view import LineView
-from tflearn.launch.processes import Guard
-from tflearn.launch.supervisor import Crew, Failure, View
+from tflearn.launch.plain_view import PlainView
+from tflearn.launch.processes import OrphanReaper
+from tflearn.launch.supervisor import Failure, Supervisor, View
 from tflearn.launch.topology import Topology
 from tflearn.run_dir import RunDir, Status, read_json
 
@@ -31,8 +31,8 @@ _OUTGOING_PORTS = pathlib.Path('/proc/sys/net/ipv4/ip_local_port_range')
 def free_port() -> int:
     """Returns a port that nothing listens on at this moment.
 
-    It is below the range from which the system gives ports to outgoing connections, where there is room: one of these
-    could take it before the server that it is for has started.
+    It is below the range of ports for outgoing connections if there is room: one of these could take the port before
+    the server has started.
     """
     outgoing = _first_outgoing_port()
     system = random.SystemRandom()  # processes with one seed must not choose the same port
@@ -77,37 +77,37 @@ def run(
     """Starts the jobs, shows the run, stops the jobs. Call it from the main thread: it handles signals.
 
     The run has ended when every job that serves no other has ended with exit code 0. SIGINT, SIGTERM and SIGHUP stop
-    it cleanly, a second one at once. Should this process be killed, its jobs are ended all the same.
+    it cleanly, a second one at once. If this process is killed, its jobs are stopped too.
 
     Args:
       topology: the jobs.
-      run_dir: where logs go and metrics come from.
-      out: where to show the run; standard output by default. A terminal gets a live view, anything else lines.
-      stop_timeout_secs: how long a job may take to end after SIGTERM before it is killed [s].
+      run_dir: the run directory: logs are written to it, metrics are read from it.
+      out: the stream that shows the run; standard output by default. A terminal gets a live view, anything else lines.
+      stop_timeout_secs: the time that a job gets to end after SIGTERM before it is killed [s].
       line_interval_secs: seconds between two lines of metrics.
 
     Returns:
-      An exit code: 0 when the run is done (or was already); 2 if a job ended of the user's mistake, 1 if one failed
-      otherwise; 128 + the signal's number when a signal ended the run.
+      An exit code: 0 when the run is done (or was already); 2 if a job ended because of a user's error, 1 if one
+      failed otherwise; 128 + the signal's number when a signal ended the run.
 
     Raises:
-      ValueError: if the run directory cannot be written to or another launch is at work in it.
+      ValueError: if the run directory cannot be written to or another launch uses it.
       OSError: if a job cannot be started.
     """
     out = out or sys.stdout
     run_dir.make()
     if done := read_json(run_dir.done):
-        _say(out, run_summary.already_done_line(run_dir, done))
+        _print(out, run_summary.already_done_line(run_dir, done))
         return 0
     with _locked_log(run_dir) as log, _StopSignals() as signals:
         status, state = Status(run_dir.status('launch'), 'launch'), 'failed'
         status.update('running')
         try:
             run_summary.write_commands(run_dir, topology)
-            _say(out, f'Run in {run_summary.shown(run_dir.root)}; logs in {run_summary.shown(run_dir.logs)}.')
+            _print(out, f'Run in {run_summary.shown(run_dir.root)}; logs in {run_summary.shown(run_dir.logs)}.')
             view = _make_view(out, run_dir, line_interval_secs)
-            with contextlib.closing(Guard(stop_timeout_secs, log.fileno())) as guard:
-                failure = _work(Crew(topology, run_dir, guard, view, log), view, signals, stop_timeout_secs)
+            with contextlib.closing(OrphanReaper(stop_timeout_secs, log.fileno())) as reaper:
+                failure = _work(Supervisor(topology, run_dir, reaper, view, log), view, signals, stop_timeout_secs)
             code = _conclude(run_dir, out, log, failure, signals.received)
             state = {0: 'finished', 1: 'failed', 2: 'failed'}.get(code, 'stopped')
         finally:
@@ -115,26 +115,26 @@ def run(
         return code
 
 
-def _work(crew: Crew, view: View, signals: '_StopSignals', stop_timeout_secs: float) -> Failure | None:
-    """Starts the jobs, stays with them, stops them. Returns why the run failed, if it did."""
+def _work(supervisor: Supervisor, view: View, signals: '_StopSignals', stop_timeout_secs: float) -> Failure | None:
+    """Starts the jobs, watches them and stops them. Returns why the run failed, if it did."""
     failure = None
     try:
         view.open()
-        crew.start()
-        failure = crew.watch(stop=lambda: len(signals.received) > 0)
+        supervisor.start()
+        failure = supervisor.watch(stop=lambda: len(signals.received) > 0)
     finally:
-        mistake = crew.stop(stop_timeout_secs, kill=lambda: len(signals.received) > 1)
+        user_error = supervisor.stop(stop_timeout_secs, kill=lambda: len(signals.received) > 1)
         with contextlib.suppress(OSError):
             view.close()
-    # A mistake of the user explains more than what another job died of.
-    return mistake if mistake and failure and not failure.mistake else failure
+    # A user's error explains more than the death of another job.
+    return user_error if user_error and failure and not failure.is_user_error else failure
 
 
 def _conclude(run_dir: RunDir, out: TextIO, log: TextIO, failure: Failure | None, received: list[int]) -> int:
-    """Says how the run ended, also in launch's own log. Returns the exit code."""
+    """Prints how the run ended and writes it to launch's own log. Returns the exit code."""
     if failure is not None:
-        prefix = '' if failure.mistake else 'tflearn-launch: error: '
-        code, where, text = 2 if failure.mistake else 1, sys.stderr, f'{prefix}{failure.message}'
+        prefix = '' if failure.is_user_error else 'tflearn-launch: error: '
+        code, where, text = 2 if failure.is_user_error else 1, sys.stderr, f'{prefix}{failure.message}'
     elif done := read_json(run_dir.done):
         code, where, text = 0, out, '\n'.join(run_summary.done_lines(run_dir, done))
     elif received:
@@ -143,19 +143,19 @@ def _conclude(run_dir: RunDir, out: TextIO, log: TextIO, failure: Failure | None
     else:
         code, where, text = 1, sys.stderr, f'tflearn-launch: error: all jobs ended, but none wrote {run_dir.done}'
     log.write(f'{text}\n')
-    _say(where, text)
+    _print(where, text)
     return code
 
 
-def _say(where: TextIO, text: str) -> None:
-    with contextlib.suppress(OSError):  # Nobody reads it any more.
+def _print(where: TextIO, text: str) -> None:
+    with contextlib.suppress(OSError):  # Nobody reads the output any more.
         print(text, file=where, flush=True)
 
 
 def _make_view(out: TextIO, run_dir: RunDir, line_interval_secs: float) -> View:
     if not out.isatty() or os.environ.get('TERM', 'dumb') == 'dumb':
-        return LineView(out, line_interval_secs)
-    # Imported here: rich takes a fifth of a second, which is for those who have a terminal.
+        return PlainView(out, line_interval_secs)
+    # Imported here: rich takes a fifth of a second, and only a terminal needs it.
     from tflearn.launch.live_view import LiveView
 
     return LiveView(run_summary.shown(run_dir.root), out)
@@ -163,9 +163,9 @@ def _make_view(out: TextIO, run_dir: RunDir, line_interval_secs: float) -> View:
 
 @contextlib.contextmanager
 def _locked_log(run_dir: RunDir) -> Iterator[TextIO]:
-    """Opens launch's own log and holds it locked, so that one launch at a time works in a run directory.
+    """Opens launch's own log and locks it, so that a run directory has one launch at a time.
 
-    The lock is the kernel's: it goes with the processes that hold it, so none is ever left behind.
+    The kernel releases the lock when the processes that hold it have ended.
     """
     run_dir.logs.mkdir(exist_ok=True)
     with open(run_dir.log('launch'), 'a', encoding='utf-8') as log:
@@ -174,7 +174,7 @@ def _locked_log(run_dir: RunDir) -> Iterator[TextIO]:
         except BlockingIOError:
             pid = (read_json(run_dir.status('launch')) or {}).get('pid', 'unknown')
             raise UserValueError(
-                f'got root_dir={str(run_dir.root)!r}, where another launch (pid {pid}) is at work; need a directory '
+                f'got root_dir={str(run_dir.root)!r}, which another launch (pid {pid}) uses; need a directory '
                 'for each run; wait for it, stop it or choose another --root_dir'
             ) from None
         except OSError as error:  # A file system without locks.
@@ -184,17 +184,16 @@ def _locked_log(run_dir: RunDir) -> Iterator[TextIO]:
 
 
 class _StopSignals:
-    """While entered, SIGINT, SIGTERM and SIGHUP end nothing but are noted, in order, in `received`."""
+    """A context in which SIGINT, SIGTERM and SIGHUP do not end the process but are appended to `received`."""
 
     def __init__(self) -> None:
-        # Only appended to: a handler that set a threading.Event could meet its lock taken by the very thread it
-        # interrupted.
+        # A list: a handler that sets a threading.Event could wait for a lock that the interrupted thread holds.
         self.received: list[int] = []
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> '_StopSignals':
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            # nohup ignores SIGHUP for its command's sake.
+            # nohup ignores SIGHUP for its command.
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._receive)
         return self

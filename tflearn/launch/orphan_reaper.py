@@ -1,8 +1,8 @@
-"""The guard: a program that ends the jobs when launch is gone without having done so (SIGKILL, out of memory).
+"""A program that ends the jobs when launch ended without doing so (SIGKILL, out of memory).
 
-launch writes to its standard input which process groups live: '+1234' when one was started, '-1234' when it has ended.
-The end of that pipe is the end of launch, however it came about. Runs as a plain file, so it imports nothing but
-the standard library and is there in a few milliseconds.
+launch writes the living process groups to its standard input: '+1234' when one was started, '-1234' when it has ended.
+The end of that pipe is the end of launch. This file runs by itself and imports only the standard library, so it starts
+in a few milliseconds.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ def signal_groups(groups: set[int], number: int) -> set[int]:
 
 
 def main() -> None:
-    """Follows standard input to its end, then ends what is left: SIGTERM, argv[1] seconds, SIGKILL."""
+    """Reads standard input to its end, then ends the groups that are left: SIGTERM, argv[1] seconds, SIGKILL."""
     stop_timeout_secs = float(sys.argv[1])
     groups: set[int] = set()
     for line in sys.stdin:

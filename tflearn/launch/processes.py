@@ -1,4 +1,4 @@
-"""A job as a process of this machine, and the guard that outlives launch."""
+"""A job as a process of this machine, and the program that stops jobs when launch was killed."""
 
 import contextlib
 import os
@@ -17,22 +17,22 @@ from tflearn.run_dir import RunDir, read_json
 
 _TAIL_BYTES = 64 * 1024
 _STARTING = 'starting (loads its libraries)'
-_MISTAKE_EXIT_CODE = 2
-# After SIGTERM: done anyway, stopped, or ended before it knew how to stop.
+_USER_ERROR_EXIT_CODE = 2
+# After SIGTERM: done anyway, stopped, or ended before it handled the signal.
 _STOPPED_EXIT_CODES = (0, 128 + signal.SIGTERM, -signal.SIGTERM)
-# How a job's last line begins when it tells of an error.
+# How the last line of a job that failed begins.
 _ERROR_LINE = re.compile(r'tflearn-[\w-]+: error: ')
 
 
-class Guard:
-    """Ends the registered process groups when this process ends without having done so."""
+class OrphanReaper:
+    """Ends the registered process groups if this process ends without doing so."""
 
     def __init__(self, stop_timeout_secs: float, lock: int):
-        """Starts the guard.
+        """Starts the program that does it.
 
         Args:
           stop_timeout_secs: seconds between SIGTERM and SIGKILL.
-          lock: descriptor of a locked file; it stays locked until the guard is done, too.
+          lock: descriptor of a locked file, which stays locked until that program has ended.
         """
         reader, writer = os.pipe()
         self._pipe = os.fdopen(writer, 'wb', buffering=0)
@@ -48,7 +48,7 @@ class Guard:
         os.close(reader)
 
     def _write(self, line: str) -> None:
-        with contextlib.suppress(BrokenPipeError):  # Somebody ended the guard; the jobs can do without.
+        with contextlib.suppress(BrokenPipeError):  # Somebody killed the reaper; the jobs do not need it.
             self._pipe.write(line.encode())
 
     def add(self, group: int) -> None:
@@ -58,7 +58,7 @@ class Guard:
         self._write(f'-{group}\n')
 
     def close(self) -> None:
-        """Lets the guard end what is still registered, and waits until it has."""
+        """Ends the groups that are still registered, and waits until they have ended."""
         self._pipe.close()
         self._process.wait()
 
@@ -67,31 +67,31 @@ class JobProcess:
     """A job and its process, in a process group of its own, its output appended to the job's log.
 
     Attributes:
-      job: what it is.
+      job: the job.
       log: the job's log.
-      exit_code: of the process; None while it lives. Negative: the signal that ended it.
-      restarts: how often it was started again.
+      exit_code: the process's exit code; None while it lives. Negative: the signal that ended it.
+      restarts: the number of restarts.
       has_run: whether a report found it running, in this process or an earlier one.
     """
 
-    def __init__(self, job: Job, run_dir: RunDir, guard: Guard):
+    def __init__(self, job: Job, run_dir: RunDir, reaper: OrphanReaper):
         self.job = job
         self.log: pathlib.Path = run_dir.log(job.name)
         self.exit_code: int | None = None
         self.restarts = 0
         self.has_run = False
         self._status = run_dir.status(job.name)
-        self._guard = guard
+        self._guard = reaper
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at = 0.0
         self._log_start = 0
         self._stopping = False
 
     def start(self) -> None:
-        """Starts the job; called again, starts it anew."""
+        """Starts the job, or starts it again."""
         if self._process is not None:
             self.restarts += 1
-        environment = {**os.environ, 'PYTHONUNBUFFERED': '1'}  # What it says is in its log at once.
+        environment = {**os.environ, 'PYTHONUNBUFFERED': '1'}  # Its output is in its log at once.
         self._started_at = time.time()
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with open(self.log, 'ab') as log:
@@ -115,22 +115,22 @@ class JobProcess:
         return self._process is not None and self.exit_code is None
 
     def poll(self) -> bool:
-        """Looks after the process. Returns True once, when it has ended."""
+        """Returns True once, when the process has ended."""
         if self._process is None or not self.alive or self._process.poll() is None:
             return False
         self.exit_code = self._process.returncode
-        self._signal_group(signal.SIGKILL)  # What it started and left behind, such as environment workers.
+        self._signal_group(signal.SIGKILL)  # Its own children, such as environment workers.
         self._guard.remove(self._process.pid)
         return True
 
     def terminate(self) -> None:
-        """Asks the job, and it alone, to end cleanly."""
+        """Asks the job, but not its children, to end cleanly."""
         if self._process is not None and self.alive:
             self._stopping = True
             self._process.terminate()
 
     def kill(self) -> None:
-        """Ends the job and all that it started, at once."""
+        """Kills the job and its children."""
         if self.alive:
             self._signal_group(signal.SIGKILL)
 
@@ -139,27 +139,27 @@ class JobProcess:
             orphan_reaper.signal_groups({self._process.pid}, number)
 
     def last_lines(self, count: int = 12) -> list[str]:
-        """The last lines that the present process wrote to its log."""
+        """Returns the last lines that the current process wrote to its log."""
         with open(self.log, 'rb') as log:
             size = log.seek(0, os.SEEK_END)
             log.seek(max(self._log_start, size - _TAIL_BYTES))
             text = log.read().decode(errors='replace')
         return [line.rstrip() for line in text.splitlines() if line.strip()][-count:]
 
-    def mistake(self) -> str | None:
-        """The line that tells of the user's mistake if that is what the job ended of, else None."""
-        if self.exit_code != _MISTAKE_EXIT_CODE:
+    def user_error(self) -> str | None:
+        """Returns the line with the user's error if the job ended because of one, else None."""
+        if self.exit_code != _USER_ERROR_EXIT_CODE:
             return None
         return next((line for line in reversed(self.last_lines()) if _ERROR_LINE.match(line)), None)
 
     @property
     def stopped_cleanly(self) -> bool:
-        """Whether it ended as a job does that was asked to, without an error to tell."""
-        told_error = any(_ERROR_LINE.match(line) for line in self.last_lines(1))
-        return self.exit_code in _STOPPED_EXIT_CODES and not told_error
+        """Whether it ended as a stopped job does, without an error."""
+        logged_error = any(_ERROR_LINE.match(line) for line in self.last_lines(1))
+        return self.exit_code in _STOPPED_EXIT_CODES and not logged_error
 
-    def ending(self) -> str:
-        """How the process ended, in words."""
+    def exit_text(self) -> str:
+        """Returns how the process ended, in words."""
         if self.exit_code is None:
             return 'is alive'
         if self.exit_code >= 0:
@@ -168,7 +168,7 @@ class JobProcess:
         return f'was ended by {signal.Signals(-self.exit_code).name}{hint}'
 
     def report(self) -> JobReport:
-        """What is known of the job now. Metrics of an earlier process are not."""
+        """Returns the state and the metrics of the job now, without metrics of an earlier process."""
         metrics = {}
         with contextlib.suppress(ValueError, TypeError, OSError):
             status = read_json(self._status) or {}

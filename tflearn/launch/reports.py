@@ -1,4 +1,4 @@
-"""Reports: what is known of the jobs and of the run at one moment, and how its metrics read."""
+"""Reports: the state and the metrics of the jobs and of the run at one moment, and their text."""
 
 import dataclasses
 import math
@@ -11,15 +11,15 @@ _SILENT_SECS = 60.0
 
 @dataclasses.dataclass(frozen=True)
 class JobReport:
-    """One job now.
+    """The state of one job.
 
     Attributes:
       name: the job's name.
-      kind: what it does: 'replay_server', 'train', 'evaluate' or 'collect'.
-      state: what it says of itself, or what launch knows better: 'starting', 'stopping', 'stopped', 'finished', 'died'.
-      alive: whether its process is there.
-      restarts: how often it was started again.
-      metrics: the newest status of its present process; empty while there is none.
+      kind: 'replay_server', 'train', 'evaluate' or 'collect'.
+      state: the state that it reported, or what launch knows: 'starting', 'stopping', 'stopped', 'finished', 'died'.
+      alive: whether its process lives.
+      restarts: the number of restarts.
+      metrics: the newest status of its current process; empty while there is none.
     """
 
     name: str
@@ -30,7 +30,7 @@ class JobReport:
     metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def number(self, key: str) -> float | None:
-        """The metric `key`, or None if it is not there or not a finite number."""
+        """Returns the metric `key`; None if it is missing or not a finite number."""
         value = self.metrics.get(key)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             return None
@@ -38,15 +38,15 @@ class JobReport:
 
     @property
     def silent_secs(self) -> float | None:
-        """How long a running job has not told anything, once that is remarkably long [s]."""
-        told_at = self.number('time')
-        if not self.alive or not self.state.startswith('running') or told_at is None:
+        """The seconds since a running job reported, if they are many; else None."""
+        reported_at = self.number('time')
+        if not self.alive or not self.state.startswith('running') or reported_at is None:
             return None
-        silent_secs = time.time() - told_at
+        silent_secs = time.time() - reported_at
         return silent_secs if silent_secs > _SILENT_SECS else None
 
     def summary(self) -> str:
-        """The metrics that belong to this job alone, on one line; '' if there are none."""
+        """Returns the metrics that only this job has, on one line; '' if there are none."""
         texts = {
             'replay_server': [('inserts', count(self.number('inserts'))), ('samples', count(self.number('samples')))],
             'train': [('loss', plain(self.number('loss'))), ('policy version', count(self.number('policy_version')))],
@@ -70,11 +70,11 @@ class JobReport:
 
 @dataclasses.dataclass(frozen=True)
 class RunReport:
-    """The whole run now.
+    """The state of the run.
 
     Attributes:
       jobs: one report per job, in the order in which they were started.
-      secs: since launch began [s].
+      secs: seconds since launch began.
     """
 
     jobs: tuple[JobReport, ...]
@@ -84,20 +84,20 @@ class RunReport:
         return [job for job in self.jobs if job.kind == kind]
 
     def by_state(self) -> dict[str, list[str]]:
-        """The names of the jobs in each state that there is."""
+        """Returns the names of the jobs in each state."""
         names: dict[str, list[str]] = {}
         for job in self.jobs:
             names.setdefault(job.state, []).append(job.name)
         return names
 
     def newest(self, kind: str, key: str, alive: bool = False) -> float | None:
-        """The metric `key` of the first job of `kind` that has it; with `alive`, only of living ones."""
+        """Returns the metric `key` of the first job of `kind` that has it; with `alive`, of the first that lives."""
         numbers = (job.number(key) for job in self.of_kind(kind) if job.alive or not alive)
         return next((number for number in numbers if number is not None), None)
 
     @property
     def progress(self) -> tuple[float, float] | None:
-        """Train step and the train steps wanted; None while they are unknown."""
+        """The train step and the number of train steps; None while they are unknown."""
         step, total = self.newest('train', 'train_step'), self.newest('train', 'num_train_steps')
         return (step, total) if step is not None and total else None
 
@@ -106,13 +106,13 @@ class RunReport:
         return self.newest('train', 'secs_left', alive=True)
 
     def metrics(self) -> dict[str, str]:
-        """The metrics of the run by label; those that are not known are not there."""
+        """Returns the known metrics of the run by label."""
         collectors = self.of_kind('collect')
         train_rate = self.newest('train', 'train_steps_per_sec', alive=True)
         env_steps = count(self.newest('train', 'env_steps'))
         env_rate = _sum(job.number('env_steps_per_sec') for job in collectors if job.alive)
         replay_size, max_size = (count(self.newest('replay_server', key)) for key in ('replay_size', 'max_size'))
-        # Whoever draws knows the ratio: the server, or the learner from its mirror.
+        # Who samples knows the ratio: the server, or the learner with its mirror.
         ratio = self.newest('replay_server', 'samples_per_insert') or self.newest('train', 'samples_per_insert')
         ratio_target = self.newest('replay_server', 'samples_per_insert_target')
         greedy, target = (self.newest('evaluate', key) for key in ('mean_return', 'target_return'))
@@ -144,7 +144,7 @@ def count(number: float | None) -> str:
 
 
 def plain(number: float | None) -> str:
-    """Four digits that matter, '231.4' or '0.01235'; '' for None."""
+    """Four significant digits, '231.4' or '0.01235'; '' for None."""
     if number is None:
         return ''
     return f'{number:,.0f}' if abs(number) >= 10_000 else f'{number:.4g}'

@@ -1,4 +1,4 @@
-"""What launch says when a run has ended: the result, where its things are, and how to go on."""
+"""The summary of a run that has ended: its result, where its files are, and how to go on."""
 
 import pathlib
 import shlex
@@ -12,13 +12,13 @@ from tflearn.run_dir import RunDir, write_atomically
 
 
 def shown(path: pathlib.Path) -> str:
-    """`path` as one would type it here: relative to the working directory if it lies below it."""
+    """Returns `path` as a user would type it: relative to the working directory if it is below it."""
     here = pathlib.Path.cwd()
     return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
 
 
 def result(done: Mapping[str, Any]) -> str:
-    """What DONE says, on one line."""
+    """Returns the content of DONE on one line."""
     evaluation = done.get('evaluation') or {}
     return (
         f'{done.get("reason", "no reason given")}; train step {count(done.get("train_step")) or "?"}, '
@@ -36,7 +36,7 @@ def write_commands(run_dir: RunDir, topology: Topology) -> None:
 
 
 def done_lines(run_dir: RunDir, done: Mapping[str, Any]) -> list[str]:
-    """The result, then five lines: where everything is, and how to run each job by hand."""
+    """Returns the result, then five lines: where the files are, and how to run each job by hand."""
     python = shown(pathlib.Path(sys.executable))
     logdir = shown(run_dir.summaries('train').parent)
     return [
@@ -50,7 +50,7 @@ def done_lines(run_dir: RunDir, done: Mapping[str, Any]) -> list[str]:
 
 
 def already_done_line(run_dir: RunDir, done: Mapping[str, Any]) -> str:
-    """One line for a run that has nothing left to do."""
+    """Returns the line for a run that is already finished."""
     policy = shown(run_dir.root / str(done.get('policy', '')))
     return (
         f'This run is already finished: {result(done)}. Its policy is in {policy}, its learning curve in '
@@ -59,7 +59,7 @@ def already_done_line(run_dir: RunDir, done: Mapping[str, Any]) -> str:
 
 
 def interrupted_line(run_dir: RunDir, signal_name: str) -> str:
-    """One line for a run that was stopped before its end."""
+    """Returns the line for a run that was stopped before its end."""
     checkpoints = run_dir.checkpoints
     saved = checkpoints.is_dir() and any(checkpoints.iterdir())
     kept = f'what it learned is in {shown(checkpoints)}' if saved else 'it had not learned anything yet'

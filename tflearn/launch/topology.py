@@ -1,4 +1,4 @@
-"""Topology: the jobs of a run and what each means to it. Data only; running it is another file's work."""
+"""The topology of a run: its jobs and their roles. Data only; local.py runs it."""
 
 import dataclasses
 import sys
@@ -17,9 +17,9 @@ class Job:
       name: unique; its log and its status file are named after it.
       command: program and arguments.
       kind: jobs of one kind stand in for each other; the run fails with the last of them.
-      serves: the job it works for; once that has ended, this one is stopped. None: the run lasts until it has ended.
+      serves: the job it works for; it is stopped after that has ended. None: the run lasts until this one has ended.
       may_finish: whether it may end by itself, with exit code 0, before the job it serves.
-      max_restarts: how often it is started again after it died.
+      max_restarts: the number of times that it is started again after it died.
       stop_stage: jobs of a lower stage are stopped first.
     """
 
@@ -48,7 +48,7 @@ class Topology:
 
 
 def local_topology(*, package: str, flags: Sequence[str], num_collectors: int) -> Topology:
-    """The topology of a whole run on one machine: replay_server, train, evaluate and collect_0, collect_1, ...
+    """Returns the topology of a run on one machine: replay_server, train, evaluate and collect_0, collect_1, ...
 
     Train stops first, so that its last checkpoint is the newest there is; the replay server last, so that it saves
     all that the collectors sent.
