@@ -20,24 +20,13 @@ The public names: `from tflearn import Learner`. All else is importable too, and
 """
 
 
-def public(files: Sequence[SourceFile]) -> list[Definition]:
-    """Returns what the names in `tflearn.__all__` stand for, in their order."""
+def public(files: Sequence[SourceFile]) -> dict[str, Definition]:
+    """Returns what the public names of `tflearn` stand for: what it imports for type checkers."""
     (package,) = (file for file in files if file.path == 'tflearn/__init__.py')
-    homes = {name.rpartition('.')[2]: name for name, _ in package.imports}
-    names: list[str] = []
-    for node in ast.walk(package.syntax):
-        if isinstance(node, ast.Dict):  # name: module
-            pairs = zip(node.keys, node.values, strict=True)
-            texts = [(key.value, value.value) for key, value in pairs if _is_text(key) and _is_text(value)]
-            homes |= {name: f'{module}.{name}' for name, module in texts}
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == '__all__':
-            names = [item.value for item in node.value.elts]
+    imports = [node for node in ast.walk(package.syntax) if isinstance(node, ast.ImportFrom)]
+    homes = {alias.asname or alias.name: f'{node.module}.{alias.name}' for node in imports for alias in node.names}
     known = definitions(files)
-    return [known[homes[name]] for name in names if homes.get(name) in known]
-
-
-def _is_text(node: ast.expr | None) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+    return {name: known[homes[name]] for name in sorted(homes, key=str.lower) if homes[name] in known}
 
 
 def _signature(name: str, node: ast.FunctionDef, skip: int = 0) -> str:
@@ -60,10 +49,9 @@ def _members(node: ast.ClassDef) -> Iterator[ast.FunctionDef]:
             yield member
 
 
-def _lines(definition: Definition, fields: str | None) -> Iterator[str]:
+def _lines(name: str, definition: Definition, fields: str | None) -> Iterator[str]:
     node = definition.node
     functions = [node] if isinstance(node, ast.FunctionDef) else [item for item in node.body if _is_constructor(item)]
-    name = definition.name.rpartition('.')[2]
     yield from ('', f'## {name}', '', f'`{definition.name}`')
     if functions:
         skip = 0 if isinstance(node, ast.FunctionDef) else 1
@@ -91,8 +79,8 @@ def _is_constructor(node: ast.stmt) -> bool:
 def page(files: Sequence[SourceFile]) -> str:
     """Returns what docs/api.md has to hold."""
     lines, fields = [HEADER.rstrip()], anchors(files)
-    for definition in public(files):
-        lines += _lines(definition, fields.get(definition.name))
+    for name, definition in public(files).items():
+        lines += _lines(name, definition, fields.get(definition.name))
     return '\n'.join([*lines, ''])
 
 
