@@ -65,8 +65,8 @@ class CollectOptions:
         )
         if self.max_sequences_per_version is not None:
             raise UserValueError(
-                f'got CollectOptions.max_sequences_per_version={self.max_sequences_per_version!r}, which applied to each '
-                'collector; need Experience.versions_ahead=1 (or 0, what CollectOptions.versions_ahead was): all '
+                f'got CollectOptions.max_sequences_per_version={self.max_sequences_per_version!r}, which applied to '
+                'each collector; need Experience.versions_ahead=1 (or 0, what CollectOptions.versions_ahead was): all '
                 'collectors together make what the learner takes; remove it, with CollectOptions.versions_ahead and '
                 'collect_at_least_every_secs'
             )
