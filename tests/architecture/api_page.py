@@ -21,12 +21,19 @@ The public names: `from tflearn import Learner`. All else is importable too, and
 
 
 def public(files: Sequence[SourceFile]) -> dict[str, Definition]:
-    """Returns what the public names of `tflearn` stand for: what it imports for type checkers."""
+    """Returns what the names in `tflearn.__all__` stand for, in their order."""
     (package,) = (file for file in files if file.path == 'tflearn/__init__.py')
-    imports = [node for node in ast.walk(package.syntax) if isinstance(node, ast.ImportFrom)]
-    homes = {alias.asname or alias.name: f'{node.module}.{alias.name}' for node in imports for alias in node.names}
+    homes: dict[str, str] = {}
+    names: list[str] = []
+    for node in ast.walk(package.syntax):
+        if isinstance(node, ast.ImportFrom):
+            homes |= {alias.asname or alias.name: f'{node.module}.{alias.name}' for alias in node.names}
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == '__all__':
+            names = [item.value for item in node.value.elts]
     known = definitions(files)
-    return {name: known[homes[name]] for name in sorted(homes, key=str.lower) if homes[name] in known}
+    # A module may hand on what another one defines.
+    handed_on = {'.'.join([*file.parts, name.rpartition('.')[2]]): name for file in files for name, _ in file.imports}
+    return {name: known.get(homes[name]) or known[handed_on[homes[name]]] for name in names}
 
 
 def _signature(name: str, node: ast.FunctionDef, skip: int = 0) -> str:
