@@ -32,8 +32,8 @@ def public(files: Sequence[SourceFile]) -> dict[str, Definition]:
             names = [item.value for item in node.value.elts]
     known = definitions(files)
     # A module may hand on what another one defines.
-    handed_on = {'.'.join([*file.parts, name.rpartition('.')[2]]): name for file in files for name, _ in file.imports}
-    return {name: known.get(homes[name]) or known[handed_on[homes[name]]] for name in names}
+    by_last_name = {full.rpartition('.')[2]: definition for full, definition in known.items()}
+    return {name: known.get(homes[name]) or by_last_name[name] for name in names}
 
 
 def _signature(name: str, node: ast.FunctionDef, skip: int = 0) -> str:

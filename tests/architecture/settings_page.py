@@ -137,7 +137,8 @@ def descriptions(node: Owner) -> dict[str, str]:
 
 def sentence(text: str) -> str:
     """Returns the first sentence, as a cell of a table."""
-    return re.split(r'(?<=[\w)\]][.])\s+(?=[A-Z])', text)[0].rstrip('.').replace('|', r'\|')
+    first = re.split(r'(?<=[\w)\]][.])\s+(?=[A-Z])', text)[0]
+    return re.sub(r'(?<![.])[.]$', '', first).replace('|', r'\|')
 
 
 def _default(definition: Definition, node: ast.expr | None, known_values: dict[str, str]) -> str:
