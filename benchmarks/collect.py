@@ -5,7 +5,7 @@
 CartPole-v1, policy MLP 100-50, every step written and counted there. Ours steps a batch of environments, 'native' by
 gymnasium's own vector environment, 'in_process' as copies one after the other. TF-Agents' is its documented Actor.
 RLlib's env runner (its samples stay in its process) has an environment of its own: benchmarks/requirements_rllib.txt
-says how to make it. It samples in fragments of PPO's default length: with one environment, its default, with as many as
+shows how. It samples in fragments of PPO's default length: with one environment, its default, with as many as
 ours one after the other (`sync`, its default), and with as many in gymnasium's vector environment
 (`vector_entry_point`). All sides are interleaved; a ratio is the median of the ratios of the rounds.
 """
@@ -87,7 +87,7 @@ def _sides(num_environments: int, rllib_python: pathlib.Path) -> Iterator[tuple[
                 sides[name] = rllib
                 versions[name] = f'RLlib {rllib.version}, environments: {count}, {mode}'
         else:
-            print(f'no RLlib: there is no {rllib_python}; benchmarks/requirements_rllib.txt says how to install it')
+            print(f'no RLlib: there is no {rllib_python}; benchmarks/requirements_rllib.txt shows how')
         yield sides, versions
 
 

@@ -45,7 +45,7 @@ def storage() -> Storage:
 
 
 class OurSide:
-    """Our actor with the job's observers; the environments stepped as `vectorization` says."""
+    """Our actor with the job's observers; the environments stepped as `vectorization` names."""
 
     def __init__(self, vectorization: str, num_environments: int, port: int):
         environment = gymnasium_env.make(ENVIRONMENT, num_environments, seed=0, vectorization=vectorization)

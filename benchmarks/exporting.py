@@ -130,10 +130,8 @@ def _measure(
         'rounds': rounds,
     }
     rows = [rates_row]
-    for word, figure in (('median', statistics.median(exporting.stalls)), ('longest', max(exporting.stalls))):
-        rows.append(
-            {'case': name, 'metric': f'{word} stall', 'ours': figure, **nothing, 'unit': 'ms', 'rounds': rounds}
-        )
+    for word, stall in (('median', statistics.median(exporting.stalls)), ('longest', max(exporting.stalls))):
+        rows.append({'case': name, 'metric': f'{word} stall', 'ours': stall, **nothing, 'unit': 'ms', 'rounds': rounds})
     return rows
 
 

@@ -5,7 +5,7 @@
 CartPole-v1, an MLP 64-64 that policy and value share, fragments of 50 steps that go on from one episode into the next,
 as RLlib has them by default, each step trained on once. Ours are the programs that users start: a replay server, a
 collector and a learner, each a process. RLlib's IMPALA has an environment of its own:
-benchmarks/requirements_rllib.txt says how to make it; gymnasium's native vector environment steps on both sides. Both
+benchmarks/requirements_rllib.txt shows how to make it; gymnasium's native vector environment steps on both sides. Both
 have the best setting that was found for two cores. Each round starts both sides, one after the other; a ratio is the
 median of the ratios of the rounds.
 """
@@ -54,12 +54,12 @@ WANTED = 10
 
 
 def main() -> int:
-    """Measures both sides by turns, prints the table."""
+    """Measures both sides alternately, prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--rounds', type=int, default=5)
     parser.add_argument('--secs', type=float, default=10.0, help='of each side in a round')
     parser.add_argument('--gin_bindings', action='append', default=[], help='on top of our setting')
-    parser.add_argument('--rllib_flags', type=str.split, default=RLLIB, help="in place of RLlib's setting, in quotes")
+    parser.add_argument('--rllib_flags', type=str.split, default=RLLIB, help="instead of RLlib's setting, in quotes")
     parser.add_argument('--rllib_python', type=pathlib.Path, default=ROOT / 'rllib_environment' / 'bin' / 'python')
     parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the results there')
     parser.add_argument('--quick', action='store_true', help='one short round')
@@ -90,14 +90,14 @@ def _ours(secs: float, bindings: Sequence[str]) -> float:
         flags = [f'--root_dir={run_dir.root}', '--gin_file=impala_cartpole', f'--replay_address={free_address()}']
         flags += [f'--gin_bindings={binding}' for binding in bindings]
 
-        def figure(job: str, name: str) -> float:
+        def metric(job: str, name: str) -> float:
             return (read_json(run_dir.status(job)) or {}).get(name) or 0
 
         def next_report() -> tuple[float, float]:
-            """Waits until the learner has told of a new train step; returns the time and the step."""
-            old = figure('train', 'train_step')
-            wait_until(lambda: figure('train', 'train_step') > old, 'a train step', START_SECS, poll_secs=0.005)
-            return time.perf_counter(), figure('train', 'train_step')
+            """Waits until the learner has reported a new train step; returns the time and the step."""
+            old = metric('train', 'train_step')
+            wait_until(lambda: metric('train', 'train_step') > old, 'a train step', START_SECS, poll_secs=0.005)
+            return time.perf_counter(), metric('train', 'train_step')
 
         with _programs(flags, ('replay_server', 'train', 'collect')):
             next_report()
@@ -106,7 +106,7 @@ def _ours(secs: float, bindings: Sequence[str]) -> float:
             _sleep(secs)
             end, after = next_report()
             # Of an item's rows those between two episodes are no steps.
-            steps_per_item = figure('collect_0', 'env_steps') / figure('replay_server', 'inserts')
+            steps_per_item = metric('collect_0', 'env_steps') / metric('replay_server', 'inserts')
     return (after - before) * BATCH * min(steps_per_item, FRAGMENT) / (end - start)
 
 
@@ -130,8 +130,8 @@ def _programs(flags: Sequence[str], jobs: Sequence[str]) -> Iterator[None]:
 def _rllib(python: pathlib.Path, secs: float, flags: Sequence[str]) -> tuple[float, str]:
     command = [str(python), str(ROOT / 'benchmarks' / 'impala_rllib.py'), f'--secs={secs}', *flags]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
-    told = json.loads(done.stdout.splitlines()[-1])
-    return told['steps'] / told['secs'], f'RLlib {told["version"]}'
+    reported = json.loads(done.stdout.splitlines()[-1])
+    return reported['steps'] / reported['secs'], f'RLlib {reported["version"]}'
 
 
 def _sleep(secs: float) -> None:

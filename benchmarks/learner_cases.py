@@ -28,7 +28,7 @@ class Case:
       batch_size: sequences of a train step.
       make_agent: as the train job calls it.
       num_steps: train steps of one measurement.
-      pixels: whether observations are pictures.
+      pixels: whether observations are images.
     """
 
     name: str
@@ -124,7 +124,7 @@ def _observations(case: Case, count: int, random: np.random.Generator) -> np.nda
 def _frames(spec: tf.TensorSpec) -> np.ndarray:
     """A few squares on black, as in a game; noise would be nothing that a server could compress.
 
-    They are made once: what an environment takes to draw them shall not count.
+    They are made once, so that the time to draw them does not count.
     """
     random = np.random.default_rng(0)
     frames = np.zeros((_NUM_FRAMES, *spec.shape), np.uint8)

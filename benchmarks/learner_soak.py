@@ -55,15 +55,15 @@ def _soak(num_steps: int, warm_up: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as directory:
         servers = learner.servers('dqn', {'mirror': experience}, 5_000, with_peer=False)
         with servers as (ports, command):
-            figures = _train(case, experience, ports['mirror'], RunDir(directory), num_steps, warm_up, command)
+            metrics = _train(case, experience, ports['mirror'], RunDir(directory), num_steps, warm_up, command)
     left = [thread for thread in set(threading.enumerate()) - before if thread.is_alive()]
     for thread in left:
         thread.join(10.0)
-    figures['threads left'] = float(sum(thread.is_alive() for thread in left))
+    metrics['threads left'] = float(sum(thread.is_alive() for thread in left))
     nothing = dict.fromkeys(('peer', 'limit', 'ratio_to_peer', 'ratio_to_limit'))
     return [
         {'case': case.name, 'metric': metric, 'ours': value, **nothing, 'unit': '', 'rounds': 1}
-        for metric, value in figures.items()
+        for metric, value in metrics.items()
     ]
 
 

@@ -129,11 +129,9 @@ def _measure(case: learner_cases.Case, interval: int, rounds: int, intervals_a_r
         }
     ]
     for name, stalls in saver.stalls.items():
-        for word, figure in (('median', statistics.median(stalls)), ('longest', max(stalls))):
+        for word, stall in (('median', statistics.median(stalls)), ('longest', max(stalls))):
             metric = f'{name}: {word} stall'
-            rows.append(
-                {'case': case.name, 'metric': metric, 'ours': figure, **nothing, 'unit': 'ms', 'rounds': rounds}
-            )
+            rows.append({'case': case.name, 'metric': metric, 'ours': stall, **nothing, 'unit': 'ms', 'rounds': rounds})
     return rows
 
 

@@ -2,8 +2,8 @@
 
     python benchmarks/learning.py --gin_file=dqn_cartpole --seeds=5 --picture=docs/images/dqn_cartpole.png
 
-Each run is what `tflearn-launch` makes of its gin file, in processes of its own; only the seeds differ. The table says
-how each run ended; the picture shows all learning curves.
+Each run is what `tflearn-launch` makes of its gin file, in processes of its own; only the seeds differ. The table shows
+how each run ended; the plot shows all learning curves.
 """
 
 import argparse

@@ -21,7 +21,7 @@ def make(
       num_environments: B.
       seed: of the first.
       make_environment: makes the one that is recorded.
-      path: of the file; `read` says what is in it. Nothing is written before the first step.
+      path: of the file; `read` returns its content. Nothing is written before the first step.
     """
     return RecordedEnvironment(make_environment(num_environments=num_environments, seed=seed), path)
 
@@ -52,7 +52,7 @@ def append(path: str | os.PathLike[str], **entry: Any) -> None:
 
 
 class RecordedEnvironment(Wrapper):
-    """Another environment that also tells of its episodes."""
+    """Another environment whose episodes are also recorded."""
 
     def __init__(self, environment: BatchedEnvironment, path: str):
         """Takes over `environment`: it is closed with this."""

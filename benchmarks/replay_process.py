@@ -19,7 +19,7 @@ from tflearn.replay.storage import Storage
 from tflearn.replay.writers import ReplayWriter
 from tflearn.train_step import create_train_step
 
-NUM_ENVIRONMENTS = 64  # at once, as a native vector environment steps them: the writer shall take little of two cores
+NUM_ENVIRONMENTS = 64  # at once, as a native vector environment steps them: the writer takes little of two cores
 PEER_TABLE = 'uniform_table'
 
 

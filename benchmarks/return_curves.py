@@ -1,4 +1,4 @@
-"""A picture of runs of several sides: the mean return of the last episodes against seconds and environment steps."""
+"""A plot of runs of several sides: the mean return of the last episodes against seconds and environment steps."""
 
 import pathlib
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ def draw(path: pathlib.Path, sides: Mapping[str, Iterable[pathlib.Path]], goal: 
     """Draws every run of every side, those of a side in one colour.
 
     Args:
-      path: of the picture, PNG.
+      path: the plot's PNG file.
       sides: label -> files that `recorded_environment` wrote, one for each run.
       goal: is drawn as a line.
       window: episodes that a mean is over.

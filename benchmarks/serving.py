@@ -47,11 +47,11 @@ SIDES = {'batching': '--batching', 'single': '--nobatching'}
 # Observation's size, and layers.
 MLPS = {'mlp': (4, (100, 50)), 'wide': (376, (2048, 2048, 2048))}
 NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
-Figures = dict[str, list[dict[str, float]]]
+Measured = dict[str, list[dict[str, float]]]
 
 
 def main() -> int:
-    """Measures, prints the table, draws the picture."""
+    """Measures, prints the table, draws the plot."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--cases', default='mlp,wide,pixels')
     parser.add_argument('--clients', default='1,4,16,64')
@@ -70,9 +70,9 @@ def main() -> int:
             policy = make_policy(case)
             PolicyExporter(policy, RunDir(root).greedy_policy).export(1, {})
             rows += in_process(case, policy, pathlib.Path(root), options.rounds)
-            figures = over_grpc(root, observation(policy), clients, options.rounds, options.secs)
-        rows += _grpc_rows(case, figures, clients)
-        drawn[case] = figures
+            measured = over_grpc(root, observation(policy), clients, options.rounds, options.secs)
+        rows += _grpc_rows(case, measured, clients)
+        drawn[case] = measured
     print(tables.table(rows))
     if options.json:
         options.json.write_text(json.dumps(rows, indent=2) + '\n')
@@ -114,13 +114,13 @@ def in_process(case: str, policy: Any, root: pathlib.Path, rounds: int) -> list[
     time_step = ts.TimeStep(np.ones(1, np.int32), none, one, observation(policy))
     alone = tf.nest.map_structure(lambda value: value[0], time_step)  # as it is documented: it adds the batch
     calls = {'ours': lambda: ours.action(time_step), 'peer': lambda: peer.action(alone)}
-    figures: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
+    measured: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
     for _ in range(rounds + 1):  # the first one warms up
         for name, call in calls.items():
-            figures[name].append(_percentiles(call, 1000 if case == 'mlp' else 300))
+            measured[name].append(_percentiles(call, 1000 if case == 'mlp' else 300))
     return [
-        _row(case, f'one action in process, {metric}', 'us', *([f[place] for f in figures[name][1:]] for name in calls))
-        for place, metric in enumerate(('p50', 'p99'))
+        _row(case, f'one action in process, {metric}', 'us', *([f[i] for f in measured[name][1:]] for name in calls))
+        for i, metric in enumerate(('p50', 'p99'))
     ]
 
 
@@ -134,13 +134,13 @@ def _percentiles(call: Callable[[], object], count: int) -> tuple[float, float]:
     return float(p50), float(p99)
 
 
-def over_grpc(root: str, observed: np.ndarray, clients: Sequence[int], rounds: int, secs: float) -> Figures:
-    """Measures both servers alternately; returns the figures of each round by '<side> <clients>'."""
+def over_grpc(root: str, observed: np.ndarray, clients: Sequence[int], rounds: int, secs: float) -> Measured:
+    """Measures both servers alternately; returns the measurements of each round by '<side> <clients>'."""
     request = predict_pb2.PredictRequest()
     request.model_spec.name = 'greedy_policy'
     tensor_protos.fill(request.inputs['observation'], observed, content=True)
     data = base64.b64encode(request.SerializeToString()).decode()
-    figures: Figures = {f'{side} {number}': [] for side in SIDES for number in clients}
+    measured: Measured = {f'{side} {number}': [] for side in SIDES for number in clients}
     with contextlib.ExitStack() as stack:
         addresses = {side: stack.enter_context(_server(root, flag)) for side, flag in SIDES.items()}
         load = stack.enter_context(_process('-m', 'benchmarks.serving_load'))
@@ -149,8 +149,8 @@ def over_grpc(root: str, observed: np.ndarray, clients: Sequence[int], rounds: i
                 for side, address in addresses.items():
                     order = {'address': address, 'clients': number, 'secs': secs, 'request': data}
                     print(json.dumps(order), file=load.stdin, flush=True)
-                    figures[f'{side} {number}'].append(json.loads(load.stdout.readline()))
-    return figures
+                    measured[f'{side} {number}'].append(json.loads(load.stdout.readline()))
+    return measured
 
 
 @contextlib.contextmanager
@@ -184,14 +184,14 @@ def _text(path: pathlib.Path) -> str:
     return path.read_text(encoding='utf-8') if path.exists() else ''
 
 
-def _grpc_rows(case: str, figures: Figures, clients: Sequence[int]) -> list[dict[str, Any]]:
+def _grpc_rows(case: str, measured: Measured, clients: Sequence[int]) -> list[dict[str, Any]]:
     units = {'rate': ('requests/s', 'requests'), 'p50_ms': ('ms', 'p50'), 'p99_ms': ('ms', 'p99')}
     return [
         _row(
             case,
             f'gRPC, {number} clients, {name}: batching beside --nobatching',
             unit,
-            *([figure[key] for figure in figures[f'{side} {number}']] for side in SIDES),
+            *([item[key] for item in measured[f'{side} {number}']] for side in SIDES),
         )
         for number in clients
         for key, (unit, name) in units.items()
@@ -212,16 +212,16 @@ def _row(case: str, metric: str, unit: str, ours: Sequence[float], peer: Sequenc
     }
 
 
-def draw(path: pathlib.Path, drawn: dict[str, Figures], clients: Sequence[int]) -> None:
+def draw(path: pathlib.Path, drawn: dict[str, Measured], clients: Sequence[int]) -> None:
     """Draws the latency at each number of clients against the requests that were answered."""
     matplotlib.use('Agg')
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(1, len(drawn), figsize=(5.5 * len(drawn), 4), squeeze=False)
-    for axis, (case, figures) in zip(axes[0], drawn.items(), strict=True):
+    for axis, (case, measured) in zip(axes[0], drawn.items(), strict=True):
         for side, colour in zip(SIDES, ('C0', 'C1'), strict=True):
             median = {
-                key: [statistics.median(f[key] for f in figures[f'{side} {number}']) for number in clients]
+                key: [statistics.median(f[key] for f in measured[f'{side} {number}']) for number in clients]
                 for key in ('rate', 'p50_ms', 'p99_ms')
             }
             axis.plot(median['rate'], median['p50_ms'], f'{colour}o-', label=f'{side}, p50')

@@ -1,4 +1,4 @@
-"""Tables of figures that were measured interleaved."""
+"""Tables of numbers that were measured interleaved."""
 
 import statistics
 from collections.abc import Sequence

@@ -18,7 +18,7 @@ HEADERS = {
     'tflearn': '# Rooms depend on the vocabulary; they meet in jobs.\n',
     'scripts': '# One program per job.\n',
     'tests': '# The tests mirror the package.\n',
-    'benchmarks': '# One program per figure.\n',
+    'benchmarks': '# One program per measurement.\n',
 }
 
 
