@@ -82,7 +82,7 @@ def send(address: str, table: str, name: str, text: str) -> bool:
 def receive(
     address: str, table: str, signature: Mapping[str, tf.TensorSpec], max_samples: int, timeout_ms: int
 ) -> list[dict[str, Any]]:
-    """Returns at most `max_samples` items of a table of `signature`, strings as bytes; none if the server shuts down."""
+    """Returns at most `max_samples` items of a table, strings as bytes; none if the server is shutting down."""
     dataset = reverb.TrajectoryDataset(
         address,
         table,
