@@ -1,4 +1,4 @@
-"""The programs: flags, gin and one call each. Installed as `tflearn_scripts`: `python -m tflearn_scripts.train`."""
+"""The programs: flags, configuration, one call. Installed as `tflearn_scripts`: `python -m tflearn_scripts.train`."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ from tflearn.errors import UserImportError
 
 from . import preflight
 
-# Here, because a program's own imports are the first thing that fails on a Python that does not fit.
+# Here, because a program's own imports are the first to fail on a wrong Python.
 try:
     preflight.check()
 except UserImportError as error:

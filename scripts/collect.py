@@ -1,6 +1,6 @@
 """Collects experience: acts in the run's environment with the newest weights and sends the steps to the replay server.
 
-Any number of these may run, each with a --collector_name of its own; they may come and go while the run goes on.
+Any number of these may run, each with its own --collector_name; they may start and stop during the run.
 """
 
 from . import job_setup
@@ -8,7 +8,7 @@ from . import job_setup
 
 def run(setup: job_setup.Setup) -> None:
     """Configures and runs the job."""
-    from tflearn.jobs import collect  # TensorFlow comes with it: not before the flags are parsed.
+    from tflearn.jobs import collect  # After the flags are parsed: it loads TensorFlow.
 
     configured = setup.configure(
         collect.collect,

@@ -1,7 +1,7 @@
 """Evaluates each policy that the train job exports, until the run has ended; draws the learning curve.
 
-When a target return is set and reached, it asks the train job to finish. --replay_address counts only where the weights
-published there are evaluated (EvaluateOptions.follow).
+When a target return is set and reached, it asks the train job to finish. --replay_address is used only if the published
+weights are evaluated (EvaluateOptions.follow).
 """
 
 from . import job_setup
@@ -9,7 +9,7 @@ from . import job_setup
 
 def run(setup: job_setup.Setup) -> None:
     """Configures and runs the job."""
-    from tflearn.jobs import evaluate  # TensorFlow comes with it: not before the flags are parsed.
+    from tflearn.jobs import evaluate  # After the flags are parsed: it loads TensorFlow.
 
     configured = setup.configure(
         evaluate.evaluate,

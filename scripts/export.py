@@ -1,7 +1,7 @@
-"""Makes, of what a run exported, a full model of one train step, or a TFLite model (floats, or int8).
+"""Makes a full model of one train step, or a TFLite model (floats, or int8), from a run's exports.
 
-Full models of steps of which there are only weights need train.exports with update_interval_steps. To int8 the ranges
-are fitted on observations of the replay's newest checkpoint, or of --observations.
+A full model of a step that has only weights needs train.exports with update_interval_steps. The ranges of int8 are
+fitted on observations of the replay's newest checkpoint, or of --observations.
 """
 
 import threading
@@ -15,9 +15,11 @@ from . import plain_job, preflight
 
 
 def define() -> None:
-    """Defines what only this job has."""
+    """Defines the flags of this job."""
     flags.DEFINE_string('policy', 'greedy_policy', 'Name of the exported policy.')
-    flags.DEFINE_integer('train_step', None, 'Of the version or the weights; the newest version by default.', 0)
+    flags.DEFINE_integer(
+        'train_step', None, 'Train step of the version or the weights; the newest version by default.', 0
+    )
     flags.DEFINE_string('output', None, 'Where to write: a new directory, or a file for TFLite; in the run by default.')
     flags.DEFINE_integer('batch_size', None, 'For compilers: a model of this batch size only, at --output.', 1)
     flags.DEFINE_enum('tflite', None, ['float32', 'int8'], 'Converts to TFLite instead of writing a full model.')
@@ -38,9 +40,9 @@ def check() -> None:
 
 def run(stop: threading.Event) -> None:
     """Runs the job with the flags of this program, and prints where the model is."""
-    del stop  # it ends by itself, and soon
+    del stop  # it ends soon by itself
     preflight.import_quietly('tensorflow', 'gym')
-    from tflearn.jobs import export  # TensorFlow comes with it: not before the flags are parsed.
+    from tflearn.jobs import export  # After the flags are parsed: it loads TensorFlow.
 
     names = ('policy', 'train_step', 'output', 'batch_size', 'tflite', 'observations')
     arguments: dict[str, Any] = {name: flags.FLAGS[name].value for name in names}

@@ -28,7 +28,7 @@ A gin statement on top of the gin file, which it overrides; may be given many ti
 
 
 def define_process() -> None:
-    """Defines the flags of every program that runs a job, whatever it is configured by."""
+    """Defines the flags of every program that runs a job."""
     flags.DEFINE_string('root_dir', None, 'Directory of the run, not a URL; it is created. The same for all jobs.')
     flags.DEFINE_float(
         'connect_timeout_secs', 300.0, 'How long a job waits for another one before it gives up [s].', lower_bound=0.0
@@ -44,7 +44,7 @@ def define(name_flag: tuple[str, str] | None = None) -> None:
     """Defines the flags of a job that is configured by a gin file.
 
     Args:
-      name_flag: name and default of the flag for the job's own name, where a run may have several such jobs.
+      name_flag: name and default of the flag for the job's name, if a run may have several such jobs.
     """
     define_process()
     flags.DEFINE_string(
@@ -54,10 +54,10 @@ def define(name_flag: tuple[str, str] | None = None) -> None:
     flags.DEFINE_string(
         'replay_address',
         DEFAULT_REPLAY_ADDRESS,
-        'HOST:PORT of the replay server: where replay_server listens, where collect and train look for it.',
+        'HOST:PORT of the replay server: replay_server listens there, collect and train connect to it.',
     )
     if name_flag:
-        flags.DEFINE_string(*name_flag, 'Name of this job among those of its kind; its status and its log go by it.')
+        flags.DEFINE_string(*name_flag, 'Name of this job; its status file and its log are named after it.')
         flags.register_validator(
             name_flag[0], lambda name: re.fullmatch(r'[\w-]+', name), 'need letters, digits, _ and -, and nothing else'
         )
@@ -67,7 +67,7 @@ def parse(argv: Sequence[str]) -> None:
     """Parses the command line and checks what can be checked without the gin file.
 
     Raises:
-      ValueError: in the words of the command line.
+      ValueError: with a message that names the flag.
     """
     parse_process(argv)
     if flags.FLAGS.help or flags.FLAGS.helpfull:
@@ -82,7 +82,7 @@ def parse_process(argv: Sequence[str]) -> None:
     """Parses the command line and checks the flags of `define_process`, unless help is asked for.
 
     Raises:
-      ValueError: in the words of the command line.
+      ValueError: with a message that names the flag.
     """
     try:
         rest = flags.FLAGS(list(argv))[1:]
@@ -113,11 +113,11 @@ def check_address(address: str) -> None:
 
 
 def help_text(program: str, description: str, full: bool, example: str = '--gin_file=dqn_cartpole') -> str:
-    """Returns what --help prints.
+    """Returns the text of --help.
 
     Args:
       program: the program's name.
-      description: what the job does: the docstring of its module.
+      description: the docstring of the program's module.
       full: whether to add the flags of the libraries.
       example: flags after --root_dir in the example.
     """

@@ -1,4 +1,4 @@
-"""A job's process: runs the job beside the main thread, stops it on signals, tells how it ended."""
+"""A job's process: runs the job in a thread, stops it on signals, and ends with an exit status."""
 
 import faulthandler
 import logging as standard_logging
@@ -19,12 +19,12 @@ from tflearn.config import job_config
 from tflearn.errors import TRY_AGAIN_EXIT_STATUS, UserError
 from tflearn.waiting import PeerStopped, StopEvent, Stopped
 
-# Libraries that log each SavedModel they write, each port they return and what tf_agents calls that is deprecated.
+# Libraries that log each SavedModel, each port and each deprecated call.
 _CHATTY = re.compile(r'/(site|dist)-packages/(tensorflow|keras|tf_agents|portpicker)\b')
 
 _JOIN_SECS = 0.5
 
-# Held for the case that stderr's own descriptor is redirected while something hangs.
+# A copy, in case the descriptor of stderr is redirected while something hangs.
 _STDERR = os.dup(2)
 
 
@@ -35,7 +35,7 @@ def set_up_logging(job: str) -> None:
     handler.setFormatter(
         standard_logging.Formatter(f'%(levelname).1s %(asctime)s {job} %(filename)s:%(lineno)d] %(message)s')
     )
-    handler.addFilter(_is_news)
+    handler.addFilter(_is_for_the_user)
     faulthandler.enable(_STDERR)
     faulthandler.register(signal.SIGUSR1, _STDERR)
 
@@ -43,16 +43,16 @@ def set_up_logging(job: str) -> None:
 def run(program: str, work: Callable[[threading.Event], None], stop_timeout_secs: float) -> NoReturn:
     """Runs `work(stop)` in a thread until it ends, then ends the process.
 
-    The main thread only waits: Python's signal handlers run in it, and would wait for TensorFlow if TensorFlow ran
-    there. SIGINT and SIGTERM set `stop`; see `_Stopper`.
+    The main thread only waits: Python's signal handlers run in it, and would have to wait for TensorFlow.
+    SIGINT and SIGTERM set `stop`; see `_Stopper`.
 
     Exit codes: 0 done; 2 a `UserError`; 75 `PeerStopped`: start it again; 1 any other error; 128 + signal when stopped
     by one.
 
     Args:
-      program: name for the error line, which is the last one.
-      work: returns when it is done or soon after `stop` is set.
-      stop_timeout_secs: how long a stopped job may take to end.
+      program: the program's name, which begins the error line.
+      work: the job; returns when it is done or soon after `stop` is set.
+      stop_timeout_secs: the time that a stopped job gets to end.
     """
     stopper = _Stopper(program, stop_timeout_secs)
     codes: list[int] = []
@@ -63,25 +63,27 @@ def run(program: str, work: Callable[[threading.Event], None], stop_timeout_secs
     os.register_at_fork(after_in_child=_forget_signals)  # A forked child has no job to stop.
     worker.start()
     while worker.is_alive():
-        # Not for ever: where another thread gets the signal, nothing would wake this one to handle it.
+        # With a timeout: if another thread gets the signal, nothing wakes this one to handle it.
         worker.join(_JOIN_SECS)
-        stopper.listen()  # again: TensorFlow's server of a worker, which the job may start, takes SIGTERM for itself
+        stopper.listen()  # again: the server of a TensorFlow worker replaces the handler of SIGTERM
     _exit(128 + stopper.signal if stopper.signal and codes[0] in (0, TRY_AGAIN_EXIT_STATUS) else codes[0])
 
 
 def report(program: str, error: BaseException) -> int:
     """Writes the error line, after a traceback unless it is a `UserError`. Returns the exit code."""
-    mistake = isinstance(error, UserError)
-    if not mistake:
+    is_user_error = isinstance(error, UserError)
+    if not is_user_error:
         logging.error('the job failed', exc_info=error)
     text = job_config.plain_message(error)
     logging.flush()
-    print(f'{program}: error: {text if mistake else f"{type(error).__name__}: {text}"}', file=sys.stderr, flush=True)
-    return 2 if mistake else 1
+    print(
+        f'{program}: error: {text if is_user_error else f"{type(error).__name__}: {text}"}', file=sys.stderr, flush=True
+    )
+    return 2 if is_user_error else 1
 
 
-def _is_news(record: standard_logging.LogRecord) -> bool:
-    """Says whether a log record is for the user: not what libraries tell of their own doings."""
+def _is_for_the_user(record: standard_logging.LogRecord) -> bool:
+    """Returns whether a log record is for the user, and not a library's own."""
     if not _CHATTY.search(record.pathname):
         return True
     return record.levelno > standard_logging.INFO and not record.pathname.endswith('deprecation.py')
@@ -107,7 +109,7 @@ def _forget_signals() -> None:
 
 
 class _Stopper:
-    """Sets `stop` on a signal; ends the process at once where the job allows it, and when `stop` does not help."""
+    """Sets `stop` on a signal. Ends the process at once if the job allows it, or if it does not end in time."""
 
     def __init__(self, program: str, timeout_secs: float):
         self.stop = StopEvent()
@@ -116,7 +118,7 @@ class _Stopper:
         self._stopped_at = 0.0
 
     def listen(self) -> None:
-        """Handles the signals from now on. For the main thread."""
+        """Begins to handle the signals. Called in the main thread."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self.on_signal)
 
@@ -125,7 +127,7 @@ class _Stopper:
         del frame
         name = signal.Signals(number).name
         if self.signal:
-            # Within a second it is the same Ctrl-C, passed on by the terminal and by whoever started this process.
+            # Within a second it is the same Ctrl-C, sent by the terminal and by the parent process.
             if time.monotonic() - self._stopped_at > 1.0:
                 self._give_up(f'{name} while it was stopping')
             return
@@ -148,7 +150,7 @@ class _Stopper:
 
 
 def _exit(code: int) -> NoReturn:
-    """Ends the process without Python's own way out, which may hang: TensorFlow and Reverb leave threads behind."""
+    """Ends the process without Python's shutdown, which may hang because of threads of TensorFlow and Reverb."""
     for child in multiprocessing.active_children():
         child.kill()
     logging.flush()

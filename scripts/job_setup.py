@@ -1,4 +1,4 @@
-"""What all job programs share, from the command line to the exit code: `main` is the whole of a program but its job."""
+"""What all job programs share, from the command line to the exit code: `main` is a program without its job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tflearn.errors import UserError, UserImportError
 
-from . import preflight  # What the others need may be missing, which preflight tells; so they are imported after it.
+from . import preflight  # The others are imported after its check: packages that they need may be missing.
 
 if TYPE_CHECKING:
     from tflearn.config import job_config
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """What a job's program knows from its command line.
+    """The settings of a job's program from its command line.
 
     Attributes:
       name: the job's name in this run.
-      run_dir: the run's directory, which exists and can be written to.
+      run_dir: the run's directory, which exists and is writable.
       gin_file: the run's gin file.
       gin_bindings: gin statements that come after it.
       replay_address: 'host:port' of the replay server.
-      connect_timeout_secs: how long to wait for other jobs.
+      connect_timeout_secs: the time to wait for other jobs.
       stop: set when the job is to end.
     """
 
@@ -45,12 +45,12 @@ class Setup:
     def configure(
         self, job: Callable[..., None], takes: job_config.Taken | None = None, **arguments: Any
     ) -> job_config.ConfiguredJob:
-        """Binds, from the run's gin file, those of the job's arguments that the program does not give.
+        """Binds the job's arguments that the program does not give from the run's gin file.
 
         Args:
           job: the job's function.
           takes: see `job_config.configure`.
-          **arguments: those that the program gives.
+          **arguments: the arguments that the program gives.
 
         Raises:
           ValueError: if the gin file or a binding is wrong.
@@ -60,7 +60,7 @@ class Setup:
         return job_config.configure(job, arguments, self.gin_file, self.gin_bindings, takes)
 
     def describe(self, configured: job_config.ConfiguredJob) -> dict[str, str]:
-        """Returns what TensorBoard shows of how the results came about: configuration, code, command line."""
+        """Returns the texts for TensorBoard: configuration, code revision, command line."""
         from tflearn.launch.code_revision import code_revision
 
         return {
@@ -71,7 +71,7 @@ class Setup:
         }
 
     def run(self, configured: job_config.ConfiguredJob) -> None:
-        """Runs the job, and then tells which bindings had no effect in it."""
+        """Runs the job, then logs which bindings had no effect in it."""
         from absl import logging
 
         was_done = self.run_dir.done.exists()
@@ -91,10 +91,10 @@ def main(
 
     Args:
       job: the job's name; its program is tflearn-<job>.
-      description: what --help begins with.
-      run: configures the job and runs it, until it is done or soon after `Setup.stop` is set.
-      name_flag: the flag by which one of several such jobs gets its name; None if a run has one only.
-      define_flags: defines what flags only this job has.
+      description: the first text of --help.
+      run: configures the job and runs it until it is done, or until soon after `Setup.stop` is set.
+      name_flag: the flag with the job's name; None if a run has only one such job.
+      define_flags: defines the flags of this job.
     """
     program = f'tflearn-{job.replace("_", "-")}'
     try:

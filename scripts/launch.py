@@ -1,6 +1,6 @@
-"""Starts all jobs of a run on this machine and shows in one view how they do, until the run has ended.
+"""Starts all jobs of a run on this machine and shows them in one view until the run has ended.
 
-The same command goes on where the last one was stopped. Without --replay_address the replay server gets a free port.
+The same command continues a run that was stopped. Without --replay_address the replay server gets a free port.
 """
 
 import sys

@@ -23,11 +23,11 @@ def main(
 
     Args:
       job: the job's name; its program is tflearn-<job>.
-      description: what --help begins with.
-      run: runs the job with its flags, until it is done or soon after its argument is set.
-      define_flags: defines what flags only this job has.
+      description: the first text of --help.
+      run: runs the job with its flags, until it is done, or until soon after its argument is set.
+      define_flags: defines the flags of this job.
       example: a flag with a value, for --help.
-      check_flags: raises ValueError for values that do not fit together.
+      check_flags: raises ValueError for values that exclude each other.
     """
     program = f'tflearn-{job}'
     job_flags.define_process()

@@ -1,4 +1,4 @@
-"""Whether this Python can run a job at all, told in one line instead of a traceback. Needs nothing but Python."""
+"""Checks that this Python can run a job, and reports a fault in one line. Needs only the standard library."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from collections.abc import Iterator, Mapping
 
 from tflearn.errors import UserImportError
 
-# The first two are built for each other: Reverb's operations are compiled against exactly this TensorFlow, which is
-# compiled for NumPy 1.
+# Reverb's operations are compiled against exactly this TensorFlow, which is compiled for NumPy 1.
 NEEDED_VERSIONS = {'tensorflow': '2.15', 'dm-reverb': '0.14', 'tf-agents': '0.19', 'gin-config': '0.5', 'numpy': '1'}
 
-# What TensorFlow 2.15 and gym print when they are imported, and what is no matter of the user's.
+# What TensorFlow 2.15 and gym print when they are imported, and the user need not see.
 _IMPORT_NOISE = re.compile(
     r'Unable to register cu(DNN|FFT|BLAS) factory'
     r'|^Gym has been unmaintained|^Please upgrade to Gymnasium|^See the migration guide at https://gymnasium'
@@ -28,14 +27,14 @@ _IMPORT_NOISE = re.compile(
 def check(
     needed_versions: Mapping[str, str] = NEEDED_VERSIONS, python_version: tuple[int, int] = sys.version_info[:2]
 ) -> None:
-    """Checks the Python version and the versions of what a job stands on, without importing any of it.
+    """Checks the version of Python and those of the packages that every job needs, without importing them.
 
     Args:
-      needed_versions: by distribution name, the beginning of its version.
+      needed_versions: the beginning of each distribution's version, by name.
       python_version: major and minor.
 
     Raises:
-      ImportError: saying what to do.
+      ImportError: naming what to install.
     """
     if not (3, 10) <= python_version <= (3, 11):
         raise UserImportError(
@@ -55,23 +54,23 @@ def check(
 
 
 def import_from_here() -> None:
-    """Lets modules of the working directory be imported, after all others, whichever way the program was started.
+    """Makes the modules of the working directory importable, after all others.
 
-    `python -m` does so by itself, a console command does not: a run's own modules would be found by some of its jobs.
+    `python -m` does so by itself, a console command does not: only some jobs of a run would find its own modules.
     """
     if not {'', os.getcwd()} & set(sys.path):
         sys.path.append(os.getcwd())
 
 
 def import_quietly(*modules: str) -> None:
-    """Imports `modules` without what TensorFlow and gym always print then; everything else they print is kept.
+    """Imports `modules` without the lines that TensorFlow and gym always print; all other output is kept.
 
-    The output is held back while they are imported. Whoever sets TF_CPP_MIN_LOG_LEVEL sees all of it at once.
+    The output is held back during the import. With TF_CPP_MIN_LOG_LEVEL set, all of it is shown at once.
 
     Args:
-      modules: names; one that is not installed is left out.
+      modules: the modules' names; those that are not installed are skipped.
     """
-    # tf_agents compares with `is ()`; Python says so when it compiles these files, the first time they are used.
+    # tf_agents compares with `is ()`; Python warns when it compiles these files for the first time.
     warnings.filterwarnings('ignore', '"is( not)?" with a literal', SyntaxWarning)
     wants_all = 'TF_CPP_MIN_LOG_LEVEL' in os.environ
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
@@ -83,7 +82,7 @@ def import_quietly(*modules: str) -> None:
 
 @contextlib.contextmanager
 def _held_back_stderr() -> Iterator[None]:
-    """Collects what Python and C++ write to stderr, and writes it at the end without the lines that are noise."""
+    """Collects what Python and C++ write to stderr, and writes it at the end without the known lines."""
     sys.stderr.flush()
     stderr = os.dup(2)
     with tempfile.TemporaryFile('w+', buffering=1, encoding='utf-8', errors='replace') as held:

@@ -1,6 +1,6 @@
-"""Serves a run's replay: keeps what the collectors send and hands it to the train job.
+"""Serves a run's replay: stores what the collectors send and serves it to the train job.
 
-It listens at the port of --replay_address. Its content is saved under --root_dir, and is there again after a restart.
+It listens at the port of --replay_address. Its content is saved in --root_dir and restored after a restart.
 """
 
 from . import job_setup
@@ -8,7 +8,7 @@ from . import job_setup
 
 def run(setup: job_setup.Setup) -> None:
     """Configures and runs the job."""
-    from tflearn.jobs import replay_server  # TensorFlow comes with it: not before the flags are parsed.
+    from tflearn.jobs import replay_server  # After the flags are parsed: it loads TensorFlow.
 
     configured = setup.configure(
         replay_server.replay_server, run_dir=setup.run_dir, replay_address=setup.replay_address, stop=setup.stop

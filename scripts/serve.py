@@ -1,6 +1,6 @@
-"""Serves the policies that a run exports: TensorFlow Serving's gRPC interface, always with the newest version.
+"""Serves the policies that a run exports: TensorFlow Serving's gRPC interface, always the newest version.
 
-Needs the extra `serving`. The name of a model is that of the policy's directory, `greedy_policy`.
+Needs the extra `serving`. A model has the name of the policy's directory, such as `greedy_policy`.
 """
 
 import threading
@@ -15,7 +15,7 @@ from . import plain_job, preflight, serve_flags
 def run(stop: threading.Event) -> None:
     """Runs the job with the flags of this program."""
     preflight.import_quietly('tensorflow', 'gym')
-    from tflearn.jobs import serve  # TensorFlow comes with it: not before the flags are parsed.
+    from tflearn.jobs import serve  # After the flags are parsed: it loads TensorFlow.
 
     serve.serve(
         run_dir=RunDir(flags.FLAGS.root_dir),

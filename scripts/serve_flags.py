@@ -1,4 +1,4 @@
-"""The flags of the serve program, and what they mean to its job."""
+"""The flags of the serve program, and the options that they make."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from tflearn.jobs import serve
 
 
-# So many calls may join a batch that waits for more.
+# Concurrent calls while a batch waits for more requests.
 _JOINING_CALLS = 16
 
 
 def define() -> None:
-    """Defines what only this job has."""
+    """Defines the flags of this job."""
     flags.DEFINE_string('host', 'localhost', "Name or address to listen at; '0.0.0.0' is all networks.")
     flags.DEFINE_integer('port', 8500, 'Port of gRPC; 0 takes a free one.', 0, 65535)
     flags.DEFINE_integer('metrics_port', None, 'Port of http://HOST:PORT/metrics for Prometheus; else none.', 1, 65535)
@@ -29,25 +29,28 @@ def define() -> None:
     flags.DEFINE_bool('batching', True, 'Computes requests that come at the same time together.')
     flags.DEFINE_integer('max_batch_size', 64, 'Rows of one batch.', 1)
     flags.DEFINE_integer(
-        'batch_timeout_micros', 0, 'How long an incomplete batch waits for more [us]; 0: for nothing but a thread.', 0
+        'batch_timeout_micros',
+        0,
+        'How long an incomplete batch waits for more requests [us]; 0: until a thread is free.',
+        0,
     )
     flags.DEFINE_integer('num_batch_threads', 1, 'Batches that are computed at the same time.', 1)
-    flags.DEFINE_integer('max_enqueued_batches', 100, 'Batches that may wait; what comes beyond is refused.', 1)
+    flags.DEFINE_integer('max_enqueued_batches', 100, 'Batches that may wait; further ones are refused.', 1)
     flags.DEFINE_integer(
         'num_threads',
         None,
-        'Calls of TensorFlow at the same time, each with all requests that wait then; with --nobatching one. By '
+        'Concurrent calls of TensorFlow, each with all requests that wait then; with --nobatching one. By '
         f'default --num_batch_threads; {_JOINING_CALLS} with --batch_timeout_micros; the cores with --nobatching.',
         1,
     )
-    flags.DEFINE_integer('max_concurrent_requests', 1024, 'Requests accepted at the same time; more are refused.', 1)
-    flags.DEFINE_integer('max_request_bytes', 4 * 1024 * 1024, 'Of one request.', 1)
-    flags.DEFINE_integer('max_rows', 1024, 'The largest batch that one request may bring.', 1)
-    flags.DEFINE_float('poll_secs', 1.0, 'Seconds between two looks for new versions.', 0.01)
+    flags.DEFINE_integer('max_concurrent_requests', 1024, 'Concurrent requests; further ones are refused.', 1)
+    flags.DEFINE_integer('max_request_bytes', 4 * 1024 * 1024, 'Size of one request.', 1)
+    flags.DEFINE_integer('max_rows', 1024, 'Largest batch in one request.', 1)
+    flags.DEFINE_float('poll_secs', 1.0, 'Seconds between two checks for new versions.', 0.01)
     flags.DEFINE_string('tls_certificate', None, 'PEM file of the server certificate; encrypts, with --tls_key.')
-    flags.DEFINE_string('tls_key', None, 'PEM file of the key of --tls_certificate.')
+    flags.DEFINE_string('tls_key', None, 'PEM file with the key of --tls_certificate.')
     flags.DEFINE_string(
-        'tls_client_ca', None, 'PEM file of what signs client certificates; clients without one are refused.'
+        'tls_client_ca', None, 'PEM file of the authority of client certificates; clients without one are refused.'
     )
 
 
@@ -55,7 +58,7 @@ def check() -> None:
     """Checks what can be checked without TensorFlow.
 
     Raises:
-      ValueError: in the words of the command line.
+      ValueError: with a message that names the flag.
     """
     values = flags.FLAGS
     if wrong := [version for version in values.versions if not re.fullmatch('[0-9]{1,18}', version)]:
@@ -71,7 +74,7 @@ def check() -> None:
 
 
 def serve_options() -> serve.ServeOptions:
-    """Returns what is served."""
+    """Returns the options of what is served."""
     from tflearn.jobs import serve
 
     values = flags.FLAGS
@@ -87,7 +90,7 @@ def serve_options() -> serve.ServeOptions:
 
 
 def server_options() -> serve.ServerOptions:
-    """Returns where to listen, and the limits."""
+    """Returns the options of the server: its address and limits."""
     from tflearn.jobs import serve
 
     values = flags.FLAGS
@@ -102,7 +105,7 @@ def _num_threads() -> int:
         return values.num_threads
     if not values.batching:
         return len(os.sched_getaffinity(0))
-    # A call that goes while another is computed takes its requests away from the batch after that.
+    # A second concurrent call would take its requests out of the next batch.
     return _JOINING_CALLS if values.batch_timeout_micros else values.num_batch_threads
 
 

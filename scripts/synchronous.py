@@ -1,7 +1,7 @@
 """Collects and trains alternately in one process, for debugging and for results that can be repeated bit by bit.
 
-Takes the gin file of the other jobs, and from it what is bound for train and for collect. No other job need run; it
-writes to --root_dir what train writes there, so evaluate works with it.
+Uses the gin file of the other jobs: what it binds for train and for collect. No other job need run. It writes to
+--root_dir what train writes there, so evaluate works with it.
 """
 
 from tflearn.config import job_config, saved

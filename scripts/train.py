@@ -1,6 +1,6 @@
-"""Trains the agent of a run on what its collectors put into the replay server, and publishes its weights to them.
+"""Trains the agent of a run on the experience in the replay server, and publishes its weights to the collectors.
 
-Checkpoints and policies go to --root_dir; the same command goes on from the newest checkpoint.
+Checkpoints and policies are written to --root_dir; the same command continues from the newest checkpoint.
 """
 
 from tflearn.config import job_config, saved
@@ -9,7 +9,7 @@ from . import job_setup
 
 
 def define_flags() -> None:
-    """Defines what only this job has."""
+    """Defines the flags of this job."""
     from absl import flags
 
     flags.DEFINE_string(
@@ -17,8 +17,8 @@ def define_flags() -> None:
         None,
         "Where train steps run; overrides train.train.strategy of the gin file. 'default': the first device; 'cpu', "
         "'gpu': that one; 'mirrored', 'mirrored:N': all GPUs of this machine, the first N devices; 'multi_worker': the "
-        "machines in TF_CONFIG; 'tpu:local', 'tpu:ADDRESS', 'tpu': this machine's TPU, that at HOST:PORT or of that "
-        'name, that in TPU_NAME.',
+        "machines in TF_CONFIG; 'tpu:local', 'tpu:ADDRESS', 'tpu': the TPU of this machine, the one at HOST:PORT or "
+        'with that name, the one in TPU_NAME.',
     )
 
 
@@ -26,7 +26,7 @@ def run(setup: job_setup.Setup) -> None:
     """Configures and runs the job; keeps its configuration with the results."""
     from absl import flags
 
-    from tflearn.jobs import train  # TensorFlow comes with it: not before the flags are parsed.
+    from tflearn.jobs import train  # After the flags are parsed: it loads TensorFlow.
 
     strategy = flags.FLAGS.strategy
     configured: job_config.ConfiguredJob = setup.configure(

@@ -1,4 +1,4 @@
-"""The packaged gin files: each run configures every job strictly and builds its objects; each part belongs to a run."""
+"""The packaged gin files: each run configures every job and builds its objects; each part belongs to a run."""
 
 import importlib
 import importlib.util  # gin's file reader uses it without importing it.
@@ -161,7 +161,7 @@ def test_an_algorithm_names_its_source_and_its_units(name):
 
 
 @pytest.mark.parametrize('name', [name for name in PARTS if name.startswith('environments/')])
-def test_an_environment_says_what_it_looks_like(name):
+def test_environments_describe_themselves(name):
     for word in ('Observation:', 'Action:', 'Reward:', 'Solved at'):
         assert word in header(name)
 

@@ -1,4 +1,4 @@
-"""Gin files are found by path and by name, in a checkout and where the package is installed."""
+"""Finding gin files by path and by name, in a checkout and in an installed package."""
 
 import importlib.util
 import pathlib

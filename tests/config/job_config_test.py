@@ -1,4 +1,4 @@
-"""A run's configuration: what it means, and that nothing misspelt, unused or missing gets through."""
+"""A run's configuration: what it configures, and that it rejects what is misspelt, unused or missing."""
 
 import importlib
 
@@ -11,7 +11,7 @@ from tflearn.errors import UserError, UserValueError
 
 @pytest.fixture
 def configure(gin_folder):
-    """Configures the toy run's train job, and checks that the preview, which imports nothing, says the same before."""
+    """Configures the toy run's train job, and checks that the preview, which imports nothing, raises the same."""
 
     def configure(*bindings, job='train', file='run.gin', more='', sees_less=False, **arguments):
         path = gin_folder / file
@@ -28,7 +28,7 @@ def configure(gin_folder):
 
 
 def error_of(check):
-    """What kind of error `check` raises, and its message; None if it does not."""
+    """Returns the kind of error that `check` raises, and its message; None if it raises none."""
     try:
         check()
     except (ValueError, ImportError) as error:
@@ -37,7 +37,7 @@ def error_of(check):
 
 
 def result(job):
-    """What the toy job notes when it is run."""
+    """Returns what the toy job records when it runs."""
     job.run()
     (noted,) = job.arguments['run_dir']
     return noted
@@ -340,7 +340,7 @@ def typed(specs, rate: int = None):
     ],
 )
 def test_preview_accepts_what_source_does_not_show(configure, toy_modules, gin_folder, value, bindings, sees_less):
-    """What the source does not show, it takes to be right."""
+    """The preview accepts names that only an import shows."""
     (toy_modules / 'toy' / 'odd.py').write_text(ODD)
     (toy_modules / 'toy' / 'dynamic.py').write_text(DYNAMIC)
     (toy_modules / 'toy' / 'star.py').write_text('if True:\n    from logging import *\n')

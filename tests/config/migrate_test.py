@@ -34,7 +34,7 @@ def run(*arguments, cwd):
 
 
 @pytest.mark.parametrize('name', RUNS)
-def test_an_old_run_loads_or_is_refused_until_it_is_migrated(old, name):
+def test_old_run_loads_or_is_refused_until_migrated(old, name):
     path = old / f'{name}.gin'
     if name in REFUSED:
         with pytest.raises(ValueError, match='run tflearn-migrate') as raised:
@@ -47,7 +47,7 @@ def test_an_old_run_loads_or_is_refused_until_it_is_migrated(old, name):
     preview.check(path, [], JOBS)
 
 
-def test_each_collectors_limit_becomes_one_of_all_collectors(old):
+def test_replaces_the_limits_of_each_collector(old):
     text, changes = migrate.migrate(old / 'algorithms' / 'ppo.gin')
     assert 'CollectOptions' not in text
     assert 'experience.Experience.versions_ahead = 1\n' in text
@@ -96,7 +96,7 @@ x = {"in_step.in_step": [@checkpoints.Checkpoints, @b/encoder.Pixels()],
 """
 
 
-def test_names_are_rewritten_and_the_rest_stays(old):
+def test_rewrites_names_only(old):
     path = old / 'own.gin'
     path.write_text(OWN)
     text, changes = migrate.migrate(path)
@@ -106,21 +106,21 @@ def test_names_are_rewritten_and_the_rest_stays(old):
     assert migrate.migrate(path) == (text, [])
 
 
-def test_a_name_that_is_taken_keeps_the_old_one(old):
+def test_aliases_a_module_whose_name_is_taken(old):
     path = old / 'own.gin'
     path.write_text('from own import weights\nfrom tflearn import variables\nx = @variables.contract.table\n')
     text, _ = migrate.migrate(path)
     assert text.splitlines()[1:] == ['from tflearn import weights as variables', 'x = @variables.contract.table']
 
 
-def test_a_limit_without_versions_ahead_gets_its_default(old):
+def test_limit_without_versions_ahead_gets_its_default(old):
     path = old / 'own.gin'
     imports = 'from tflearn import experience\nfrom tflearn.jobs import collect_settings\n'
     path.write_text(f'{imports}collect_settings.CollectOptions.max_sequences_per_version = 8\n')
     assert migrate.migrate(path)[0] == f'{imports}experience.Experience.versions_ahead = 0\n'
 
 
-def test_a_block_that_cannot_be_rewritten_is_refused(old):
+def test_rejects_a_block_that_cannot_be_rewritten(old):
     path = old / 'own.gin'
     path.write_text(
         'from tflearn.jobs import collect_settings\ncollect_settings.CollectOptions:\n  max_sequences_per_version = 8\n'
@@ -138,14 +138,14 @@ def test_a_block_that_cannot_be_rewritten_is_refused(old):
         ('tflearn.jobs.in_step.in_step.seed=1', 'tflearn.jobs.synchronous.synchronous.seed'),
     ],
 )
-def test_an_old_name_on_the_command_line_is_refused(statement, new):
+def test_rejects_old_names_on_the_command_line(statement, new):
     with pytest.raises(ValueError, match='a name of version 0.1') as raised:
         preview.check(files.resolve('dqn_cartpole'), [statement], JOBS)
     assert f'in --gin_bindings, a name of version 0.1; need {new}, which replaced it' in str(raised.value)
 
 
 @pytest.mark.parametrize('old', moved.MOVED)
-def test_what_replaced_a_name_exists(old):
+def test_replacements_exist(old):
     assert outline.module_of(old) != old, 'there is a module of the old name'
     new = moved.MOVED[old]
     module = outline.module_of(new)
@@ -153,7 +153,7 @@ def test_what_replaced_a_name_exists(old):
         assert hasattr(outline.Outlines().load(module), new[len(module) + 1 :].partition('.')[0])
 
 
-def test_the_program_writes_beside_the_file_or_in_place(old):
+def test_program_writes_beside_the_file_or_in_place(old):
     path = old / 'algorithms' / 'ppo.gin'
     text = path.read_text()
     code, output, errors = run(path, cwd=old)
@@ -167,12 +167,12 @@ def test_the_program_writes_beside_the_file_or_in_place(old):
 
 
 @pytest.mark.parametrize(('arguments', 'error'), [([], 'got no file; need'), (['x.gin'], 'got the gin file x.gin')])
-def test_the_program_reports_mistakes_in_one_line(tmp_path, arguments, error):
+def test_user_errors_take_one_line(tmp_path, arguments, error):
     code, output, errors = run(*arguments, cwd=tmp_path)
     assert (code, output, errors.count('\n')) == (2, '', 1)
     assert errors.startswith(f'tflearn-migrate: error: {error}')
     assert '--in_place' in run('--help', cwd=tmp_path)[1]
 
 
-def test_old_names_are_found_only_where_they_are():
+def test_packaged_files_have_no_old_names():
     assert list(moved.old_names(reader.read(files.resolve('ppo_cartpole')))) == []

@@ -1,4 +1,4 @@
-"""Reading gin files: includes, places, and what is no gin."""
+"""Reading gin files: includes, places, syntax errors."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The configuration beside the results: the newest counts, none is lost."""
+"""The configuration beside the results: the newest one and all older ones."""
 
 import pytest
 

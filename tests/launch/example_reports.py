@@ -5,7 +5,7 @@ import time
 from tflearn.launch.reports import JobReport, RunReport
 
 
-def whole_run() -> RunReport:
+def example_run() -> RunReport:
     """All jobs running, with all metrics of the contract between jobs and launch."""
     now = time.time()
     replay = {'replay_size': 49_600, 'max_size': 100_000, 'inserts': 49_600, 'samples': 3_180_000}

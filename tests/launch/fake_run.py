@@ -78,13 +78,13 @@ def wait_for(condition: Callable[[], Any], what: str) -> Any:
 
 
 def pids(run_dir: RunDir, *jobs: str) -> list[int]:
-    """The processes of `jobs`, once all of them have told theirs."""
+    """The processes of `jobs`, once all of them have reported."""
 
-    def told() -> list[int] | None:
+    def pids() -> list[int] | None:
         statuses = [read_json(run_dir.status(job)) for job in jobs]
         return [status['pid'] for status in statuses] if all(statuses) else None
 
-    return wait_for(told, f'the statuses of {jobs}')
+    return wait_for(pids, f'the statuses of {jobs}')
 
 
 def gone(pid: int) -> bool:

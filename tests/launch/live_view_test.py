@@ -6,7 +6,7 @@ import time
 
 from rich.console import Console
 
-from tests.launch.example_reports import whole_run
+from tests.launch.example_reports import example_run
 from tflearn.launch.live_view import LiveView, draw
 from tflearn.launch.reports import JobReport, RunReport
 
@@ -18,7 +18,7 @@ def drawn(report, width=100, colours=False):
 
 
 def test_shows_progress_metrics_and_jobs():
-    lines = drawn(whole_run())
+    lines = drawn(example_run())
     assert lines[1] == 'tflearn  runs/cartpole  2 min 13 s'
     assert lines[3].startswith('train  ━━━━')
     assert lines[3].endswith('62%  1 min 22 s left')
@@ -62,14 +62,14 @@ def test_marks_a_silent_job():
 
 
 def test_narrow_terminal_shows_all_metrics():
-    lines = drawn(whole_run(), width=60)
+    lines = drawn(example_run(), width=60)
     assert lines[5] == 'train steps     12,400 of 20,000 at 93.1/s'
     assert lines[12] == 'data wait       12%'
     assert lines[-1] == 'collect_1      ● running   restarts 1  186/s, mean return 2…'
 
 
 def test_draws_more_steps_than_planned():
-    report = whole_run()
+    report = example_run()
     train = dataclasses.replace(report.jobs[1], metrics={'train_step': 30, 'num_train_steps': 20})
     assert drawn(RunReport((train,), 1.0))[3].endswith('150%')
 
@@ -78,7 +78,7 @@ def test_writes_events_above_the_view():
     out = io.StringIO()
     view = LiveView('runs/cartpole', out)
     view.open()
-    view.show(whole_run())
+    view.show(example_run())
     view.event('collect_0 died; the end of logs/collect_0.log:\n  [bold]nan[/bold] in x[0]')
     view.close()
     lines = out.getvalue().splitlines()

@@ -175,9 +175,9 @@ def test_plain_view_without_a_terminal(run, run_dir):
     assert first.startswith('Run in ')
     events = [line.partition(' ')[2] for line in lines]
     assert events.index('train: waiting for a first item') < events.index('train: running')
-    told = [event for event in events if 'train steps 500 of 1,000 at 12.5/s' in event]
-    assert 2 <= len(told) <= 5
-    assert 'replay_server, evaluate: starting (loads its libraries)' in told[0]
+    lines = [event for event in events if 'train steps 500 of 1,000 at 12.5/s' in event]
+    assert 2 <= len(lines) <= 5
+    assert 'replay_server, evaluate: starting (loads its libraries)' in lines[0]
     assert '77,777' not in out
 
 
@@ -209,7 +209,7 @@ def test_live_view_in_a_terminal(run_dir, monkeypatch):
 def read(terminal: int) -> bytes:
     try:
         return os.read(terminal, 65536)
-    except OSError:  # Linux tells the end of a terminal so.
+    except OSError:  # So Linux reports the end of a terminal.
         return b''
 
 

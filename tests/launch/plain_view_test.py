@@ -3,7 +3,7 @@
 import dataclasses
 import io
 
-from tests.launch.example_reports import whole_run
+from tests.launch.example_reports import example_run
 from tflearn.launch.plain_view import PlainView, metrics_line
 from tflearn.launch.reports import JobReport, RunReport
 
@@ -18,7 +18,7 @@ def shown(*reports, interval_secs=10.0):
 
 
 def test_all_metrics_are_on_one_line():
-    assert metrics_line(whole_run()) == (
+    assert metrics_line(example_run()) == (
         'train steps 12,400 of 20,000 at 93.1/s | env steps 49,600 at 372/s | replay 49,600 of 100,000 | '
         'samples/insert 64.13 (target 64) | collect return 231.4 | greedy return 342.1 (target 475) | '
         'policy lag 1.3 versions | data wait 12% | time left 1 min 22 s'

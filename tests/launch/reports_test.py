@@ -4,12 +4,12 @@ import time
 
 import pytest
 
-from tests.launch.example_reports import whole_run
+from tests.launch.example_reports import example_run
 from tflearn.launch.reports import JobReport, RunReport, count, duration, plain, rate
 
 
 def test_all_metrics():
-    assert whole_run().metrics() == {
+    assert example_run().metrics() == {
         'train steps': '12,400 of 20,000 at 93.1/s',
         'env steps': '49,600 at 372/s',
         'replay': '49,600 of 100,000',
@@ -23,8 +23,8 @@ def test_all_metrics():
 
 
 def test_progress_and_time_left():
-    assert whole_run().progress == (12_400, 20_000)
-    assert whole_run().secs_left == 82.0
+    assert example_run().progress == (12_400, 20_000)
+    assert example_run().secs_left == 82.0
 
 
 def test_omits_unknown_metrics():
@@ -52,7 +52,7 @@ def test_ignores_metrics_that_are_no_finite_numbers():
 
 
 def test_summaries_of_the_jobs():
-    assert {job.name: job.summary() for job in whole_run().jobs} == {
+    assert {job.name: job.summary() for job in example_run().jobs} == {
         'replay_server': 'inserts 49,600, samples 3,180,000',
         'train': 'loss 0.01235, policy version 124',
         'evaluate': 'train step 12,000, episodes 20, best 361.5',

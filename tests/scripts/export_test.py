@@ -1,4 +1,4 @@
-"""The real export program: its flags and its mistakes. (tests/jobs/export_test.py has it do its work.)"""
+"""The real export program: its flags and its error messages. tests/jobs/export_test.py tests the job."""
 
 import pathlib
 import subprocess

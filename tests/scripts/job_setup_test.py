@@ -1,4 +1,4 @@
-"""The real programs, started as users start them: what they say of mistakes, and how soon."""
+"""The real programs, started as users start them: their error messages, and that these come early."""
 
 import os
 import pathlib

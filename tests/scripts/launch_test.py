@@ -26,8 +26,8 @@ job, run_dir = pathlib.Path(__file__).stem, RunDir(root)
 print(sys.argv[1:], flush=True)
 if job == 'evaluate':
     num_jobs = len(run_dir.commands.read_text().splitlines()) - 1
-    told = lambda: [log for log in run_dir.logs.iterdir() if len(log.read_text().splitlines()) > 1]
-    wait_until(lambda: len(told()) == num_jobs, 'a line of each job', 20)
+    started = lambda: [log for log in run_dir.logs.iterdir() if len(log.read_text().splitlines()) > 1]
+    wait_until(lambda: len(started()) == num_jobs, 'a line of each job', 20)
     write_json(run_dir.done, {'reason': 'num_train_steps 7', 'train_step': 7})
 if job == 'replay_server':
     threading.Event().wait(30)

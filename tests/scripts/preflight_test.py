@@ -1,4 +1,4 @@
-"""What is wrong with an installation is told in one line, and imports are quiet without hiding anything."""
+"""Faults of an installation are reported in one line; imports drop only known noise."""
 
 import sys
 
@@ -37,7 +37,7 @@ def test_rejects_a_missing_package():
 
 @pytest.fixture
 def noisy_module(tmp_path, monkeypatch):
-    """A module that says something known and something new while it is imported, as C++ does."""
+    """A module that prints a known and an unknown line while it is imported, as C++ code does."""
     name = f'noisy_module_{tmp_path.name}'
     (tmp_path / f'{name}.py').write_text(
         'import os, sys\n'

@@ -1,4 +1,4 @@
-"""The real serve program: its flags, its mistakes, and that it serves until it is stopped."""
+"""The real serve program: its flags, its error messages, and that it serves until it is stopped."""
 
 import os
 import pathlib

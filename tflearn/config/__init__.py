@@ -1,1 +1,1 @@
-"""The configuration of a run: gin files, composed, strict and saved. The door to gin."""
+"""The configuration of a run: gin files, composed, strict and saved. The only package that uses gin."""

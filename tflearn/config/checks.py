@@ -1,4 +1,4 @@
-"""The strictness of gin files: every name stands for something, every binding is used, every needed value is there."""
+"""Checks of gin files: every name exists, every binding is used, every required value is bound."""
 
 import inspect
 import pathlib
@@ -11,7 +11,7 @@ from tflearn.config.names import Configurable, nearest
 from tflearn.config.reader import FLAG, Binding, Macro, Reference, join_scope, leaves
 from tflearn.errors import UserValueError
 
-# Arguments of the jobs that their programs give them; binding these would do nothing.
+# Arguments of the jobs that their programs set; a binding of one would have no effect.
 GIVEN_BY_PROGRAMS = frozenset(
     {'run_dir', 'replay_address', 'connect_timeout_secs', 'stop', 'name', 'on_restored', 'describe'}
 )
@@ -19,19 +19,19 @@ GIVEN_BY_PROGRAMS = frozenset(
 # gin's way to say in a file that a value must be bound elsewhere.
 _REQUIRED = Macro('gin.REQUIRED')
 
-# By function or macro's name, the gin scopes in which a run may ask for it.
+# For each function, and each macro by name: the gin scopes in which the run may use it.
 Usage = dict[Configurable | str, set[str]]
 
 
 def read_run(
     gin_file: pathlib.Path, flag_bindings: Sequence[str], job: Configurable, load: names.Load
 ) -> tuple[reader.Statements, list[Configurable]]:
-    """Reads a run's configuration, looks up its names, and checks that all of them mean something and are used.
+    """Reads a run's configuration, looks up its names, and checks that all of them exist and are used.
 
     Args:
       gin_file: the run's gin file.
       flag_bindings: gin statements that come after it.
-      job: a job of the run. The others are beside it: functions that have their module's name, in modules of the same
+      job: a job of the run. The other jobs are the functions with their module's name in those modules of the same
         package that the files import.
       load: imports a module, or makes its outline.
 
@@ -66,7 +66,7 @@ def read_run(
 
 
 def final(bindings: Iterable[Binding], jobs: Iterable[Configurable]) -> list[Binding]:
-    """Returns the bindings that count: of several for one parameter the last, and only those that `jobs` reach."""
+    """Returns the effective bindings: the last one for each parameter, and only those that `jobs` reach."""
     last = {(binding.owner, binding.scope, binding.parameter): binding for binding in bindings}
     usage = reach(list(last.values()), jobs)
     return [binding for binding in last.values() if _is_used(binding, usage)]
@@ -75,7 +75,7 @@ def final(bindings: Iterable[Binding], jobs: Iterable[Configurable]) -> list[Bin
 def reach(bindings: Sequence[Binding], jobs: Iterable[Configurable]) -> Usage:
     """Follows references and macros from `jobs`.
 
-    A binding that a later one overrides counts too: whoever replaces a schedule by a number need not take back the
+    A binding that a later one overrides counts too: a user who replaces a schedule by a number need not remove the
     schedule's bindings.
     """
     usage: Usage = {}
@@ -92,7 +92,7 @@ def reach(bindings: Sequence[Binding], jobs: Iterable[Configurable]) -> Usage:
             elif leaf.target:
                 todo.append((leaf.target, leaf.scope or scope))
                 if not leaf.scope and not leaf.evaluate:
-                    todo.append((leaf.target, ''))  # Called later, in whichever scope that will be.
+                    todo.append((leaf.target, ''))  # It is called later, in any scope.
     return usage
 
 
@@ -108,9 +108,9 @@ def check_required(
 
     Args:
       job: the job.
-      given: arguments that the program gives.
-      bindings: those that count.
-      gin_file: where the user may bind what is missing.
+      given: the arguments that the program sets.
+      bindings: the effective bindings.
+      gin_file: the run's gin file, for the message.
 
     Raises:
       ValueError: naming what is missing.
@@ -155,14 +155,14 @@ def _check_parameter(binding: Binding, usage: Usage, jobs: Collection[Configurab
             f'got {written} in {place}, which the job gets from its program; need it as a flag (see --help); remove '
             'the binding'
         )
-    if needed := _other_kind(target.parameters.get(binding.parameter), binding.value):
+    if needed := _wrong_type(target.parameters.get(binding.parameter), binding.value):
         raise UserValueError(f'got {written} = {binding.value!r} in {place}; need {needed}')
 
 
-def _other_kind(parameter: inspect.Parameter | None, value: object) -> str | None:
-    """Returns what a parameter of numbers, text or truth values needs, if it is bound to a value of another kind.
+def _wrong_type(parameter: inspect.Parameter | None, value: object) -> str | None:
+    """Returns the types of a parameter of numbers, strings or booleans, if it is bound to a value of another type.
 
-    Other parameters are for their functions to check. An integer will do for a float.
+    Functions check their other parameters. An integer is accepted for a float.
     """
     if parameter is None or isinstance(value, Reference | Macro):
         return None

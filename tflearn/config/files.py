@@ -18,18 +18,18 @@ def folder() -> pathlib.Path:
 
 
 def names() -> list[str]:
-    """The names of the packaged gin files, without their ending: 'dqn_cartpole', 'algorithms/dqn', ..."""
+    """Returns the names of the packaged gin files, without their ending: 'dqn_cartpole', 'algorithms/dqn', ..."""
     root = folder()
     return sorted(path.relative_to(root).with_suffix('').as_posix() for path in root.rglob('*.gin'))
 
 
 def runs() -> list[str]:
-    """The names of those that are a run by themselves."""
+    """Returns the names of the runs: not of parts of them."""
     return [name for name in names() if '/' not in name and name != 'jobs']
 
 
 def resolve(name: str) -> pathlib.Path:
-    """Finds a gin file. Where several have the name, a warning says which one is taken.
+    """Finds a gin file. If several have the name, a warning names the one that is used.
 
     Args:
       name: a path, or the name of a packaged file with or without '.gin'. A path that exists comes first.
@@ -38,7 +38,7 @@ def resolve(name: str) -> pathlib.Path:
       The file's absolute path.
 
     Raises:
-      ValueError: if there is none; it names those that come near.
+      ValueError: if there is none; the message names similar ones.
     """
     path = pathlib.Path(name).expanduser()
     packaged = (folder() / name, folder() / f'{name}.gin')

@@ -1,7 +1,7 @@
-"""Configures a job from its run's gin file, strictly: what is misspelt, unused or missing is an error that names it.
+"""Configures a job from its run's gin file. What is misspelt, unused or missing is an error that names it.
 
-One file serves every job of a run. All names are looked up here, before gin sees them: gin knows neither which bindings
-a run uses nor, on the command line, what the files import.
+One file serves every job of a run. All names are looked up before gin reads them: gin knows neither which bindings a
+run uses nor, on the command line, what the files import.
 """
 
 import contextlib
@@ -25,13 +25,13 @@ Taken = Mapping[str, tuple[Callable[..., None], str]]
 
 @dataclasses.dataclass(frozen=True)
 class ConfiguredJob:
-    """A job whose arguments are all there.
+    """A job with all its arguments.
 
     Attributes:
       job: the job's function.
-      arguments: those that its program gives it.
+      arguments: the arguments that its program sets.
       bindings: the run's bindings.
-      text: the bindings that count, in gin's own order; as a gin file it configures the same run.
+      text: the effective bindings in gin's own order; as a gin file it configures the same run.
     """
 
     job: Configurable
@@ -43,13 +43,13 @@ class ConfiguredJob:
         """Runs the job.
 
         Raises:
-          UserValueError: if nothing gives an argument of the job, or of a function that is bound in it, its value.
+          UserValueError: if an argument of the job, or of a function that is bound in it, has no value.
         """
-        with _gin_errors_are_the_users():
+        with _gin_errors_as_user_errors():
             gin.get_configurable(self.job.function)(**self.arguments)
 
     def texts(self) -> dict[str, str]:
-        """What TensorBoard shows of the configuration: all of it, what was used until now, and what was not."""
+        """Returns the texts for TensorBoard: all of the configuration, what was used so far, and what was not."""
         unused = ''.join(f'* {binding}\n' for binding in self.inoperative())
         return {
             'gin/config': _verbatim(self.text),
@@ -58,7 +58,7 @@ class ConfiguredJob:
         }
 
     def inoperative(self) -> list[str]:
-        """The bindings that this job might have used and has not used until now, as they were written."""
+        """Returns the bindings that this job could use and has not used so far, as they were written."""
         used = reader.read(None, [operative_text()])
         names.resolve(used, [], importlib.import_module)
         usage = {(item.target, item.parameter, item.scope) for item in used.bindings}
@@ -85,14 +85,14 @@ def configure(
 
     Args:
       job: the job's function.
-      arguments: those that the job's program gives it.
+      arguments: the arguments that the job's program sets.
       gin_file: the run's gin file.
       flag_bindings: gin statements that come after the file.
-      takes: arguments of the job that other jobs have too, under that name or another: what is bound there holds here.
+      takes: the arguments of the job that get their values from bindings of other jobs.
 
     Raises:
-      ValueError: for anything in file or flags that is not gin, that stands for nothing, that nothing uses, or that is
-        missing; it names the place and the nearest valid name.
+      ValueError: for what is not gin, does not exist, is not used or is missing; the message names the place and the
+        nearest valid name.
       ImportError: if an imported module needs a package that is not installed.
     """
     gin.clear_config()  # First: a locked configuration lets no module register its functions.
@@ -107,7 +107,7 @@ def configure(
             bindings.append(dataclasses.replace(binding, target=this, parameter=name))
     final = checks.final(bindings, jobs)
     checks.check_required(this, arguments.keys(), final, gin_file)
-    with _gin_errors_are_the_users():
+    with _gin_errors_as_user_errors():
         gin.external_configurable(job, module=job.__module__)
         gin.parse_config(_gin_text(final))
         gin.finalize()
@@ -115,12 +115,12 @@ def configure(
 
 
 def operative_text() -> str:
-    """What configured functions have used until now, defaults included."""
+    """Returns what configured functions have used so far, defaults included."""
     return gin.operative_config_str()
 
 
 def plain_message(error: BaseException) -> str:
-    """The message of an error that passed through gin, without what gin appends to it, in one line."""
+    """Returns the message of an error in one line, without what gin appends to it."""
     text = re.split(r'\n  (No values supplied by Gin|In call to configurable)', str(error))[0]
     text = ' '.join(text.split())
     if isinstance(error, TypeError) and re.search(r'missing \d+ required', text):
@@ -129,8 +129,8 @@ def plain_message(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def _gin_errors_are_the_users() -> Iterator[None]:
-    """Raises a UserValueError where gin itself failed: a value is missing, or cannot be bound."""
+def _gin_errors_as_user_errors() -> Iterator[None]:
+    """Turns an error of gin itself into a UserValueError: a value is missing, or cannot be bound."""
     try:
         yield
     except (TypeError, ValueError) as error:
@@ -141,7 +141,7 @@ def _gin_errors_are_the_users() -> Iterator[None]:
 
 
 def _verbatim(text: str) -> str:
-    return ''.join(f'    {line}\n' for line in text.splitlines())  # as markdown has it
+    return ''.join(f'    {line}\n' for line in text.splitlines())  # as Markdown has it
 
 
 def _gin_text(bindings: Sequence[Binding]) -> str:

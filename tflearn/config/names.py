@@ -1,4 +1,4 @@
-"""What the names in a run's gin file stand for: imports modules, looks up functions, finds the nearest valid name."""
+"""Looks up the names in a run's gin file: modules, functions, and the nearest valid name."""
 
 import contextlib
 import dataclasses
@@ -19,11 +19,11 @@ Load = Callable[[str], types.ModuleType]
 
 
 class UnknownNameError(Exception):
-    """A name stands for nothing; the message is a half-sentence that gives the reason."""
+    """A name does not exist; the message is a half-sentence that gives the reason."""
 
 
 class UnclearNameError(Exception):
-    """Only importing the module shows whether it has a name. Outlines raise it, `importlib` does not."""
+    """Only an import of the module shows whether a name exists. Outlines raise it, `importlib` does not."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Configurable:
 
     @functools.cached_property
     def parameters(self) -> dict[str, inspect.Parameter]:
-        """What can be bound, by name."""
+        """The parameters that can be bound, by name."""
         try:
             parameters = inspect.signature(self.function).parameters
         except ValueError:  # Some functions written in C have no signature.
@@ -92,12 +92,12 @@ def resolve(statements: Statements, jobs: Iterable[Configurable], load: Load) ->
     """Looks up every name in `statements` and sets the targets of bindings and references.
 
     Args:
-      statements: of the run's files and flags.
+      statements: the statements of the run's files and flags.
       jobs: the functions that the programs call.
       load: imports a module, or makes its outline.
 
     Returns:
-      What stands for nothing: the name as it was written, its place, and a half-sentence that gives the reason.
+      The names that do not exist: as they were written, with their place and a half-sentence that gives the reason.
     """
     known = set(jobs)
     mistakes = []

@@ -21,7 +21,7 @@ from tflearn.config.names import UnclearNameError
 
 _ANYTHING = inspect.Signature([inspect.Parameter('anything', inspect.Parameter.VAR_KEYWORD)])
 _PLAIN_TYPES = re.compile(r'(int|float|str|bool|None)( \| (int|float|str|bool|None))*')
-# Where a module may get names that are not in its source.
+# Code that may give a module names that are not in its source.
 _DYNAMIC = re.compile(
     r'\b(globals|locals|vars|setattr|exec)\(|\b(sys\.modules|__dict__|__getattr__|__path__)\b|\bimport \*'
 )
@@ -61,7 +61,7 @@ class _Outline(types.ModuleType):
         try:
             self._source = pathlib.Path(spec.origin).read_text(encoding='utf-8') if spec.origin else ''
             body = ast.parse(self._source).body
-        except (OSError, SyntaxError, ValueError):  # No source, or one that the job will report.
+        except (OSError, SyntaxError, ValueError):  # No source, or an error that the job will report.
             self._source, body = 'import *', []
         self._imported = _imported_names(body, name if hasattr(self, '__path__') else name.rpartition('.')[0])
         for package in {module.partition('.')[0] for module, _ in self._imported.values()} - sys.modules.keys():
@@ -74,7 +74,7 @@ class _Outline(types.ModuleType):
                 setattr(self, node.name, _Stub(name, node.name, signature))
 
     def __getattr__(self, name: str) -> Any:
-        """Returns what a module has beside its own functions and classes: what it imports, and its submodules."""
+        """Returns what a module has besides its own functions and classes: what it imports, and its submodules."""
         if not name.startswith('__'):
             module = self.__name__
             try:
@@ -91,13 +91,13 @@ class _Outline(types.ModuleType):
 
 
 class _Stub:
-    """Stands for a function or class of a module."""
+    """A stand-in for a function or class of a module."""
 
     def __init__(self, module: str, name: str, signature: inspect.Signature):
         self.__module__, self.__name__, self.__signature__ = module, name, signature
 
     def __call__(self, **_: Any) -> None:
-        """So that it is callable."""
+        """Makes it callable."""
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(name) if name.startswith('__') else UnclearNameError(name)
@@ -113,7 +113,7 @@ def module_of(name: str) -> str:
 
 
 def _spec(name: str) -> importlib.machinery.ModuleSpec:
-    """Finds a module as `import` does, without importing the packages it is in."""
+    """Finds a module as `import` does, without importing its packages."""
     path: Any = None
     spec: Any = None
     for part in itertools.accumulate(name.split('.'), '{}.{}'.format):
@@ -125,7 +125,7 @@ def _spec(name: str) -> importlib.machinery.ModuleSpec:
 
 
 def _imported_names(body: list[ast.stmt], package: str) -> dict[str, tuple[str, str]]:
-    """Returns what the module imports in any case: by its name here, the module and the name there, or ''."""
+    """Returns what the top level of a module imports: by its name here, the module and the name there, or ''."""
     names = {}
     for statement in body:
         if isinstance(statement, ast.Import):
@@ -178,5 +178,5 @@ def _of_arguments(arguments: ast.arguments, has_types: bool) -> inspect.Signatur
     arguments.defaults = [ast.Constant(...) for _ in arguments.defaults]
     arguments.kw_defaults = [default and ast.Constant(...) for default in arguments.kw_defaults]
     namespace: dict[str, Any] = {}
-    exec(f'def function({ast.unparse(arguments)}): pass', namespace)  # nothing of the module's but names
+    exec(f'def function({ast.unparse(arguments)}): pass', namespace)  # only names of the module
     return inspect.signature(namespace['function'])

@@ -1,6 +1,6 @@
-"""Checks a run's configuration in a moment, for whoever starts its jobs: without TensorFlow.
+"""Checks a run's configuration without TensorFlow, before its jobs start.
 
-The jobs check all of it again, and what is not seen here.
+The jobs check all of it again, and what cannot be checked here.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ def check(
     jobs: Iterable[str],
     check_factory: Callable[[str, Mapping[str, Any]], None] = lambda *_: None,
 ) -> None:
-    """Checks names, values that are needed, and packages that are needed.
+    """Checks names, required values and required packages.
 
     Args:
       gin_file: the run's gin file.
@@ -37,7 +37,7 @@ def check(
     functions = [
         Configurable(getattr(load(module), name := module.rpartition('.')[2]), module, name) for module in jobs
     ]
-    with contextlib.suppress(UnclearNameError):  # The jobs will see.
+    with contextlib.suppress(UnclearNameError):  # The jobs will check it.
         statements, roots = checks.read_run(gin_file, flag_bindings, functions[0], load)
         final = checks.final(statements.bindings, roots)
         for function in functions:

@@ -1,6 +1,6 @@
-"""Reads a run's gin file: its statements in order, includes spliced in, each with the place where it was written.
+"""Reads a run's gin file: its statements in order, those of included files in place, each with its file and line.
 
-Names are not looked up and nothing is imported here; names.py does that.
+Nothing is looked up or imported here; names.py does that.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ class Macro:
 
 @dataclasses.dataclass(frozen=True)
 class Import:
-    """An import statement: `name` stands for the module `symbol` once `module` is imported."""
+    """An import statement: `name` is the module `symbol` after `module` is imported."""
 
     name: str
     module: str
@@ -56,7 +56,7 @@ class Binding:
     Attributes:
       value: a Python value that may hold References and Macros.
       place: file and line, or FLAG.
-      imports: those of the file it is in; for FLAG, those of all files.
+      imports: the imports of its file; for FLAG, those of all files.
       target: the function whose parameter it binds, once it is looked up; None for a macro.
     """
 
@@ -92,10 +92,10 @@ def read(gin_file: pathlib.Path | None, flag_bindings: Sequence[str] = ()) -> St
 
     Args:
       gin_file: the run's file; None if there is none.
-      flag_bindings: gin statements; their names may be those of any file's imports.
+      flag_bindings: gin statements that may use the imports of any file.
 
     Raises:
-      ValueError: for a file that is missing or holds something else than gin, naming file and line.
+      ValueError: if a file is missing or is not gin; the message names file and line.
     """
     statements = Statements()
     if gin_file:
@@ -182,7 +182,7 @@ def _parsed(text: str, path: pathlib.Path | None) -> Iterator[Any]:
 
 
 def _included(name: str, path: pathlib.Path | None, place: str) -> pathlib.Path:
-    """Returns the included file: next to the file that includes it, or wherever a run's file would be found."""
+    """Returns the included file: next to the file that includes it, or found as a run's file is."""
     if path and (path.parent / name).is_file():
         return path.parent / name
     try:

@@ -1,4 +1,4 @@
-"""The configuration that is kept with a run's results."""
+"""The configuration in the run directory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def save(run_dir: RunDir, text: str) -> None:
     """Writes config.gin. One that differs is kept as config-1.gin, config-2.gin, ..., and the difference is logged.
 
-    A run that has reached its end keeps what it has.
+    A finished run keeps its configuration.
 
     Args:
       run_dir: the run's directory.
@@ -33,5 +33,5 @@ def save(run_dir: RunDir, text: str) -> None:
         )
         write_atomically(kept, old)
         lines = difflib.unified_diff(old.splitlines(), text.splitlines(), kept.name, path.name, lineterm='', n=0)
-        logging.info('goes on with another configuration than before:\n%s', '\n'.join(lines))
+        logging.info('continues with another configuration than before:\n%s', '\n'.join(lines))
     write_atomically(path, text)
