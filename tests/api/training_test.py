@@ -153,11 +153,12 @@ def test_processes_need_the_main_thread(tmp_path):
 
 
 PROGRAM = """
-import functools, sys
+import functools, signal, sys
 import tflearn
 from tflearn.agents import dqn
 from tflearn.environments import gymnasium_env
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 run = tflearn.train(
     make_environment=functools.partial(gymnasium_env.make, 'CartPole-v1'),
     make_agent=functools.partial(dqn.make_agent, fc_layer_params=(8,)),
@@ -174,11 +175,14 @@ def test_ctrl_c_saves_a_checkpoint_and_the_same_call_goes_on(tmp_path):
     environment = {**os.environ, 'PYTHONPATH': str(pathlib.Path(__file__).parents[2])}
     command = [sys.executable, 'program.py', str(10**7)]
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        deadline = threading.Timer(200, process.kill)
+        deadline.start()
         for line in process.stderr:
             if re.search(r'train step [1-9]\d*: mean return', line):
                 break
         process.send_signal(signal.SIGINT)
         rest = process.stderr.read()
+        deadline.cancel()
     assert process.returncode == -signal.SIGINT or 'KeyboardInterrupt' in rest
     run_dir = tflearn.RunDir(tmp_path / 'run')
     steps = [int(path.stem.rpartition('-')[2]) for path in run_dir.checkpoints.glob('ckpt-*.index')]
