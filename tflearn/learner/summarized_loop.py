@@ -20,7 +20,7 @@ from tflearn.types import Agent
 class SummarizedLoop:
     """Train steps with their summaries.
 
-    The learner's own metrics have tags `train/...`, whatever the number of replicas. Agents write other tags
+    The learner's own metrics have tags `train/...`, on any number of replicas. Agents write other tags
     themselves, from one replica: TF-Agents' `Losses/...` are that replica's share of the loss, at the train step
     before, since agents count a step when it is done.
 
@@ -63,7 +63,7 @@ class SummarizedLoop:
         self.metrics, self.summaries = IntervalMetrics(), Summaries(directory, options)
         self._step_summaries, self._profile = StepSummaries(agent, options), Profile(directory, options.profile_steps)
         self._loop = TrainLoop(agent, strategy, loop)
-        with tf.summary.record_if(False):  # whatever writer the caller has
+        with tf.summary.record_if(False):  # also if the caller has a default writer
             self._plain = self._loop.program(batches)
         self._summary: Program | None = None
         self.loss = self._loop.loss(batches)

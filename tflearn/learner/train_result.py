@@ -18,7 +18,7 @@ class TrainResult:
       num_nonfinite: train steps whose loss was not finite; they are not in the means.
       secs: duration of the call, without its triggers.
       data_wait_share: the part of the call spent waiting for data, in [0, 1].
-      data_ended: whether there are no more data, so that no further train step can be taken.
+      data_ended: whether there are no more data, so that no more train steps can be taken.
     """
 
     num_steps: int
