@@ -100,14 +100,14 @@ def test_version_removed_while_it_becomes_the_best_leaves_the_link_unchanged(tmp
         make_version(tmp_path, step)
     if best:
         versions.point_best(tmp_path / str(best))
-    point = versions._point
+    point = versions._make_link
 
     def pruned_first(directory, name, step):
         if step == 2:
             versions.remove(directory / '2')
         point(directory, name, step)
 
-    monkeypatch.setattr(versions, '_point', pruned_first)
+    monkeypatch.setattr(versions, '_make_link', pruned_first)
     assert not versions.point_best(tmp_path / '2')
     assert versions.best_version(tmp_path) == best
     assert names(tmp_path) == ['1', 'best'] if best else ['1']
