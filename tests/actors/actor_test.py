@@ -35,7 +35,7 @@ def test_trajectories_of_known_episodes():
     np.testing.assert_array_equal(columns.action, columns.policy_info % 2)
     np.testing.assert_array_equal(columns.reward, [[0, 0], [1, 1], [0, 0], [0, 0], [1, 0]])
     np.testing.assert_array_equal(columns.discount, [[1, 1], [0, 1], [1, 1], [1, 1], [0, 1]])
-    # Five batched steps of two environments, but for the two boundary rows.
+    # Five batched steps of two environments, without the two boundary rows.
     assert actor.env_steps == 8
 
 
@@ -90,7 +90,7 @@ def test_rejects_a_policy_of_another_environment():
 
 
 class OverridingEnvironment(fakes.CheckedEnvironment):
-    """Does 1 whatever it is told, and says so; environment 0 breaks in its second step, and is rebuilt."""
+    """Always executes 1, and reports that; environment 0 fails in its second step, and is rebuilt."""
 
     executed = np.ones(2, np.int64)
 
@@ -110,7 +110,7 @@ def test_the_executed_action_is_recorded():
     environment = OverridingEnvironment((3, 5))
     Actor(environment, fakes.CountingPolicy(environment.specs), [rows.append]).run(3)
     np.testing.assert_array_equal([row.action for row in rows], np.ones((3, 2)))
-    np.testing.assert_array_equal(rows[0].policy_info, [0, 0])  # of the policy's own action
+    np.testing.assert_array_equal(rows[0].policy_info, [0, 0])  # that of the policy's action
 
 
 def test_rejects_an_executed_action_of_another_type():
@@ -127,7 +127,7 @@ def test_rebuilt_environment_starts_a_new_episode():
     actor.run(4)
     np.testing.assert_array_equal([row.step_type[0] for row in rows], [0, 1, 0, 1])
     np.testing.assert_array_equal([row.next_step_type[0] for row in rows], [1, 0, 1, 1])
-    # The policy's state, told as its info: environment 0's begins anew where its episode does.
+    # The policy's state in its info: that of environment 0 restarts with its episode.
     np.testing.assert_array_equal([row.policy_info for row in rows], [[0, 0], [1, 1], [0, 2], [1, 3]])
     assert actor.env_steps == 3 + 4
 
@@ -151,7 +151,7 @@ def test_actions_out_of_bounds_are_recorded_unclipped(algorithm):
     agent = algorithm.make_agent(environment.specs, create_train_step(), algorithm.EXPERIENCE)
     agent.initialize()
     (bias,) = (v for v in agent.collect_policy.variables() if 'means_projection' in v.name and 'bias' in v.name)
-    bias.assign([10.0])  # each mean at the upper bound, which is 1, so half of what is drawn lies beyond
+    bias.assign([10.0])  # each mean is the upper bound, 1, so half of the draws exceed it
     rows = []
     Actor(environment, agent.collect_policy, [rows.append]).run(3)
     greedy = agent.policy.action(tf.nest.map_structure(tf.constant, environment.reset())).action

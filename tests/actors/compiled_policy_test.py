@@ -20,7 +20,7 @@ def test_policy_state_restarts_with_each_episode():
         step = policy.step(time_step, state)
         infos.append(step.info)
         time_step, state = environment.step(step.action), step.state
-    # Environment 0 begins again after LAST (its third time step), environment 1 after its fourth.
+    # Environment 0 restarts after LAST (its third time step), environment 1 after its fourth.
     np.testing.assert_array_equal(infos, [[0, 0], [1, 1], [2, 2], [0, 3], [1, 0]])
 
 

@@ -56,11 +56,11 @@ def test_known_episodes():
 def test_interrupted_episode_is_dropped():
     metrics = EpisodeMetrics(2)
     metrics(_row([0, 0], [1, 1], [1, 1]))
-    metrics(_row([1, 1], [0, 1], [0, 1]))  # rebuilt: FIRST after what was not LAST
+    metrics(_row([1, 1], [0, 1], [0, 1]))  # rebuilt: FIRST after a step that is not LAST
     assert (metrics.env_steps, metrics.dropped_episodes) == (3, 1)
     metrics(_row([0, 1], [2, 2], [5, 1]))
     metrics(_row([2, 2], [0, 0], [0, 0]))
-    metrics(_row([0, 0], [0, 0], [0, 0]))  # a first step can break too
+    metrics(_row([0, 0], [0, 0], [0, 0]))  # a first step can fail too
     assert _returns(metrics) == [(5, 1), (3, 3)]
     assert (metrics.episodes, metrics.dropped_episodes, metrics.env_steps) == (2, 3, 5)
 
@@ -79,7 +79,7 @@ def test_info_metrics_of_environments():
     metrics(_row([1, 1], [1, 1], [0, 0]))
     info = {**info, 'speed': np.array([3, 9]), 'success': np.array([1, np.nan], np.float32)}
     info |= {'executed_action': np.zeros(2), 'fell': np.array([True, False])}
-    metrics(_row([1, 1], [2, 0], [0, 0]))  # one ends, one breaks off
+    metrics(_row([1, 1], [2, 0], [0, 0]))  # one ends, one is interrupted
     (episode,) = metrics.drain()
     told = {name: value for name, value in episode.items() if name.startswith('info')}
     assert told == {
@@ -91,7 +91,7 @@ def test_info_metrics_of_environments():
         'info_end/fell': 1,
     }
     info = {name: np.zeros_like(value) for name, value in info.items()}
-    metrics(_row([2, 0], [0, 2], [0, 0]))  # nothing is left of what was told before
+    metrics(_row([2, 0], [0, 2], [0, 0]))  # nothing is left of earlier values
     assert metrics.drain()[0]['info_end/speed'] == 0
     assert metrics.means()['mean_info_end/speed'] == 1.5
 

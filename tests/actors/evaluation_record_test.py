@@ -1,4 +1,4 @@
-"""The record has whole lines only, and knows one training from the next."""
+"""The record has only complete lines, and distinguishes repeated training."""
 
 import json
 

@@ -29,7 +29,7 @@ class AlwaysOne:
 
 
 def test_each_environment_plays_its_quota():
-    # Taking the first four episodes that end would take three of the short ones.
+    # The first four episodes that end would include three of the short ones.
     environment = fakes.CheckedEnvironment(lengths=(1, 6))
     policy = AlwaysOne()
     statistics = Evaluator(environment, num_episodes=4).run(policy)

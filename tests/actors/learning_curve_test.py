@@ -1,4 +1,4 @@
-"""The picture is whole, is of the right size, and shows what the last life of a run has."""
+"""The plot is complete, has the right size, and shows a run's current evaluations."""
 
 import struct
 import subprocess

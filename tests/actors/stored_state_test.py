@@ -10,7 +10,7 @@ from tflearn.actors.actor import Actor
 
 
 class RecurrentPolicy(tf_policy.TFPolicy):
-    """Counts its steps in an episode, from 7 on, and tells nobody."""
+    """Counts its steps in an episode, from 7 on, in its state only."""
 
     def __init__(self, environment_specs):
         count = tf.TensorSpec((), tf.int64, 'count')

@@ -1,4 +1,4 @@
-"""What APPO has besides IMPALA; impala_test.py tests both."""
+"""The features that APPO has in addition to IMPALA's; impala_test.py tests both."""
 
 import numpy as np
 import pytest

@@ -55,7 +55,7 @@ def _q(network, index):
         ([1.0, 1.0], [2.0, 9.0], 2.0, 0.5),
         ([0.0, 1.0], [2.0, 9.0], 2.0, 0.0),
         ([1.0, 1.0, 1.0, 1.0], [1.0, 2.0, 4.0, 9.0], 1.0 + 0.5 * 2 + 0.25 * 4, 0.125),
-        # Termination inside of the window, then the repeated boundary row as the replay writer fills it up.
+        # Termination within the window, then the boundary row, which the replay writer repeats.
         ([1.0, 0.0, 1.0, 1.0], [1.0, 2.0, 0.0, 0.0], 1.0 + 0.5 * 2, 0.0),
     ],
 )
@@ -66,7 +66,7 @@ def test_the_target_is_the_n_step_return(discounts, rewards, expected_reward, bo
     last = len(discounts) - 1
     target = expected_reward + bootstrap * _q(agent._target_q_network, last).max()
     expected = (target - _q(agent._q_network, 0)[0]) ** 2
-    # Not agent.loss(): TF-Agents' leaves gamma out there.
+    # Not agent.loss(), in which TF-Agents ignores gamma.
     assert float(agent.train(_sequence(discounts, rewards)).loss) == pytest.approx(expected, rel=1e-4)
 
 
@@ -74,7 +74,7 @@ def test_double_chooses_with_the_online_network():
     agent = _agent(2, double=True)
     assert isinstance(agent, dqn_agent.DdqnAgent)
     agent.initialize()
-    # The online network prefers one action, the target network values the other.
+    # The online network prefers one action, the target network the other.
     for network, bias in ((agent._q_network, [1.0, 0.0]), (agent._target_q_network, [0.0, 7.0])):
         for variable in network.variables:
             variable.assign(tf.zeros_like(variable))
@@ -92,7 +92,7 @@ def test_epsilon_follows_the_train_step():
     greedy = agent.policy.action(zeros).action.numpy()
     assert (agent.collect_policy.action(zeros).action.numpy() == greedy).all()
     train_step.assign(50)
-    # Half are random, and half of those are the other action.
+    # Half of the actions are random, and half of those are the other action.
     different = (agent.collect_policy.action(zeros).action.numpy() != greedy).mean()
     assert different == pytest.approx(0.25, abs=0.05)
 
@@ -123,7 +123,7 @@ def test_weights_of_prioritized_items():
 
 
 def test_gradient_is_clipped_by_its_global_norm():
-    """A step of RMSProp that forgets everything: its slots are the squares of the clipped gradient."""
+    """A step of RMSProp without memory: its slots are the squares of the clipped gradient."""
     make_optimizer = functools.partial(optimizers.make, kind='rmsprop', options={'rho': 0.0})
     agent = _agent(2, gradient_clipping=0.1, make_optimizer=make_optimizer)
     agent.initialize()

@@ -1,4 +1,4 @@
-"""Each kind of observation enters the networks as its encoder says, in every agent."""
+"""Each kind of observation is encoded for the networks, in every agent."""
 
 import numpy as np
 import pytest
@@ -48,7 +48,7 @@ def test_bytes_are_scaled_to_1():
 
 
 def test_categories_become_one_hot_vectors():
-    """Those outside their bounds become zeros."""
+    """Categories out of bounds become zeros."""
     layer = encoder.make_layer(bounded((), tf.int64, 5, 7))
     np.testing.assert_array_equal(layer(tf.constant([5, 7, 8, 4])), [[1, 0, 0], [0, 0, 1], [0, 0, 0], [0, 0, 0]])
     several = encoder.make_layer(bounded((2,), tf.int32, [0, 0], [1, 2]))
@@ -111,7 +111,7 @@ def _networks(value):
 def test_gradients_of_a_table_train_it():
     agent = dqn.make_agent(EnvironmentSpecs(LARGE, DISCRETE), create_train_step(), dqn.EXPERIENCE, fc_layer_params=(8,))
     agent.initialize()
-    data = example_data.sequences(agent, 8, 2)  # of the categories 0 and 1
+    data = example_data.sequences(agent, 8, 2)  # categories 0 and 1
     before = agent.policy.variables()[0].numpy()
     agent.train(data)
     changed = (agent.policy.variables()[0].numpy() != before).any(axis=1)
@@ -156,7 +156,7 @@ def test_categories_in_bfloat16_are_near(spec):
 
 
 def test_a_discrete_environment_is_solved():
-    """Which of two actions is right has nothing to do with how large the state's number is."""
+    """The right one of two actions does not depend on the size of the state's number."""
     environment = gymnasium_env.make('tflearn_tests/Switches-v0', num_environments=32, seed=1)
     random, steps = np.random.default_rng(1), []
     tf.random.set_seed(1)

@@ -1,4 +1,4 @@
-"""Batches for agents: what their collect policies would have written, drawn from seeds."""
+"""Random batches for agents, of the spec of their collect policies' data."""
 
 import numpy as np
 import tensorflow as tf
@@ -15,7 +15,7 @@ DISCRETE = EnvironmentSpecs(CONTINUOUS.observation, tensor_spec.BoundedTensorSpe
 
 
 def sequences(agent, size, length, seed=0):
-    """Returns trajectories [size, length] of an agent's collect data, inside of an episode; rewards in [-1, 1]."""
+    """Returns trajectories [size, length] of an agent's collect data, within an episode; rewards in [-1, 1]."""
     spec = agent.collect_data_spec
     generator = np.random.default_rng(seed)
 
@@ -29,7 +29,7 @@ def sequences(agent, size, length, seed=0):
     data = data._replace(step_type=middle, next_step_type=middle, discount=tf.ones((size, length)))
     if 'dist_params' not in data.policy_info:
         return data
-    # A positive scale, else what the parameters are.
+    # Scales are positive; other parameters do not change.
     parameters = dict(data.policy_info['dist_params'])
     parameters |= {name: tf.exp(value) for name, value in parameters.items() if 'scale' in name}
     return data._replace(policy_info={'dist_params': parameters})

@@ -101,7 +101,7 @@ def test_on_its_own_data_all_ratios_are_one(make, specs):
 
 @pytest.mark.parametrize('zeros_after', [False, True])
 def test_padding_changes_nothing(make, zeros_after):
-    """A sequence that ends early and is filled up with its last row, or with zeros, trains as one without."""
+    """A sequence that ends early, padded with its last row or with zeros, trains as one without padding."""
     agent = make(specs=example_data.CONTINUOUS)
     kept = example_data.sequences(agent, 1, 6)
     losses, gradients = [], []
@@ -187,7 +187,7 @@ def test_rewards_are_clipped():
 
 @pytest.mark.parametrize('shared', [False, True])
 def test_memory_continues_from_the_stored_state(shared):
-    """The second half of an episode, from the state stored before it, is as in the whole episode."""
+    """The second half of an episode, from the state stored before it, equals that of the full episode."""
     experience = dataclasses.replace(impala.EXPERIENCE, store_policy_state=True)
     agent = _impala(network=dataclasses.replace(RECURRENT, shared=shared), experience=experience)
     data = example_data.sequences(agent, 2, 12)
@@ -209,7 +209,7 @@ def test_memory_continues_from_the_stored_state(shared):
 
 
 def _bandit(agent, specs, size=64):
-    """One episode of one step after the other: the reward is the action's first number."""
+    """Episodes of one step, whose reward is the action's first number."""
     train, act = tf.function(agent.train), tf.function(agent.collect_policy.action)
     for _ in range(100):
         step = act(zeros(specs.time_step, (size,)))

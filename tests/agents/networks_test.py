@@ -92,7 +92,7 @@ def _operations(net, inputs):
 
 @pytest.mark.parametrize('kind', TF_AGENTS)
 def test_in_float32_they_are_tf_agents(kind, tmp_path):
-    """First weights, values, graph, and what a checkpoint holds."""
+    """Initial weights, values, graph, and checkpoint content."""
     make, inputs = NETWORKS[kind]
     ours, theirs = _made(make), _made(TF_AGENTS[kind])
     assert len(ours.variables) == len(theirs.variables)
@@ -175,11 +175,11 @@ def test_agents_train_in_bfloat16_nearly_as_in_float32(kind):
         assert {value.dtype for value in tf.nest.flatten(infos)} == {tf.float32}
         losses.append([float(info.loss) for info in infos])
     expected, got = np.transpose(losses)
-    # SAC draws its actions, others each time.
+    # SAC's actions are random.
     np.testing.assert_allclose(got, expected, rtol=0.1, atol=0.5 if kind == 'sac' else 0.05)
     assert (expected != got).any()
     assert {variable.dtype for variable in rough.variables if variable.dtype.is_floating} == {tf.float32}
-    # What a collector in float32 gets, and what it makes of it.
+    # The weights that a collector in float32 receives, and its actions with them.
     ours, theirs = (agent.collect_policy.variables() for agent in (exact, rough))
     assert contract.signature(ours) == contract.signature(theirs)
     for variable, value in zip(ours, theirs, strict=True):
@@ -191,7 +191,7 @@ def test_agents_train_in_bfloat16_nearly_as_in_float32(kind):
 
 
 def _parameters(distribution):
-    """What tells two distributions of an action apart; DQN's are all at one place."""
+    """Returns parameters that distinguish two distributions of an action; DQN's have all mass at one action."""
     return distribution.logits if hasattr(distribution, 'logits') else distribution.mode()
 
 

@@ -14,7 +14,7 @@ def _values(generator, size):
 
 
 def test_updates_in_parts_equal_one_update():
-    """Mean and variance of all that counted, also far from 0; what does not count or is not finite changes nothing."""
+    """Mean and variance of all valid values, also far from 0; invalid ones and those not finite change nothing."""
     normalizer, generator = Normalizer(SPEC, clipping=3.0), np.random.default_rng(1)
     kept = {name: [] for name in SPEC}
     for size in (1, 7, 200):

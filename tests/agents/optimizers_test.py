@@ -9,7 +9,7 @@ from tflearn.agents import optimizers, schedules
 from tflearn.distribute import strategies
 from tflearn.train_step import create_train_step
 
-# Of eight items each: their mean is the gradient of a batch.
+# Gradients of eight items each: their mean is the gradient of a batch.
 ITEMS = np.random.default_rng(0).normal(1.0, 2.0, (8, 3)).astype(np.float32)
 STRATEGIES = ['default', 'mirrored:2', 'mirrored:4']
 
@@ -105,7 +105,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(strategy, bad):
     poisoned[-1, 0] = bad  # on the last replica only
     for a, b in zip(before, problem.step(poisoned), strict=True):
         np.testing.assert_array_equal(a, b)
-    # All but the count of steps, by which the learning rate goes.
+    # Everything except the number of steps, on which the learning rate depends.
     for a, b in zip(slots, problem.slots(), strict=True):
         assert (a == b).all() or a.dtype == np.int64
     assert problem.optimizer.num_skipped.numpy() == 1
@@ -196,7 +196,7 @@ def test_without_summaries_no_statistics_are_computed(tmp_path, recorded):
 
 
 def test_the_noise_scale_is_the_papers():
-    """On drawn gradients of known mean and variance it comes out as their ratio."""
+    """For random gradients of known mean and variance it is their ratio."""
     size, replicas, mean, deviation = 16, 2, np.array([0.6, 0.8, 0.0]), np.array([1.0, 2.0, 3.0])
     strategy = strategies.make(f'mirrored:{replicas}')
     generator = np.random.default_rng(1)

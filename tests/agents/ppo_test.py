@@ -30,7 +30,7 @@ def _flat(nest):
 
 
 def _with_episodes(data, next_types, discounts=None):
-    """Sequences whose rows end episodes as said, [T] for all of them."""
+    """Returns the sequences with other next step types, [T] for all of them."""
     size, types = data.reward.shape[0], np.array(next_types, np.int32)
     starts = np.concatenate([[ts.StepType.MID], types[:-1]])
     tile = lambda row: tf.constant(np.tile(row, (size, 1)))  # noqa: E731
@@ -46,13 +46,13 @@ MID, LAST, FIRST = (int(kind) for kind in (ts.StepType.MID, ts.StepType.LAST, ts
     [
         ([1, 1, 1, 1, 1], [MID, MID, MID, MID, MID]),
         ([1, 0, 1, 1, 1], [MID, LAST, FIRST, MID, MID]),  # a termination
-        ([1, 1, 1, 1, 1], [MID, LAST, FIRST, MID, MID]),  # a time limit: its last observation's value counts
-        ([1, 1, 1, 1, 1], [MID, FIRST, MID, MID, MID]),  # an environment that broke
+        ([1, 1, 1, 1, 1], [MID, LAST, FIRST, MID, MID]),  # a time limit: the last observation's value is used
+        ([1, 1, 1, 1, 1], [MID, FIRST, MID, MID, MID]),  # a failed environment
         ([1, 1, 1, 0, 1], [MID, MID, MID, LAST, FIRST]),
     ],
 )
 def test_advantages(discounts, next_types):
-    """The definition, one step after the other: sums of errors until the episode ends."""
+    """The definition, step by step: sums of errors until the episode ends."""
     rewards, values = np.array([1.0, -2.0, 3.0, 0.5, 0.7]), np.array([0.3, -0.4, 0.5, 0.7, -1.1, 0.2])
     expected, following = np.zeros(5), 0.0
     for t in reversed(range(5)):
@@ -83,7 +83,7 @@ def test_loss_equals_the_papers():
     np.testing.assert_allclose(samples.target, raw + before[:, :-1], rtol=1e-5)
     advantages = (raw - raw.mean()) / raw.std()
     np.testing.assert_allclose(samples.advantage, advantages, rtol=1e-4, atol=1e-5)
-    for variable in agent._network.trainable_variables:  # what an epoch before this one may have done
+    for variable in agent._network.trainable_variables:  # as an earlier epoch may have changed them
         variable.assign_add(0.05 * tf.random.stateless_normal(variable.shape, (1, 2)))
     (distribution, values), _ = agent._network(samples.observation)
     logits = tf.nn.log_softmax(distribution.logits).numpy()
@@ -112,7 +112,7 @@ def test_loss_equals_the_papers():
 
 
 def test_rows_between_two_episodes_count_nothing():
-    """What they are rewarded with, be it not finite, changes neither loss nor gradients nor normalizers."""
+    """Their rewards, even if not finite, change neither loss nor gradients nor normalizers."""
     agent = _agent()
     types = [MID, MID, LAST, FIRST, MID, MID, MID]
     losses, gradients = [], []
@@ -133,7 +133,7 @@ def test_rows_between_two_episodes_count_nothing():
 
 
 def _agent_like(agent):
-    """An agent with the same weights, and normalizers that saw nothing."""
+    """An agent with the same weights, and normalizers without data."""
     other = _agent()
     for ours, theirs in zip(other._network.variables, agent._network.variables, strict=True):
         ours.assign(theirs)
@@ -141,7 +141,7 @@ def _agent_like(agent):
 
 
 def test_advantages_stop_at_the_end_of_an_episode():
-    """Two episodes in one sequence have the advantages that each has alone."""
+    """Two episodes in one sequence have the advantages of separate sequences."""
     agent = _agent(**PLAIN)
     whole = _with_episodes(example_data.sequences(agent, 2, 8), [MID, MID, LAST, FIRST, MID, MID, MID, MID])
     samples, _ = agent.prepare(whole)
@@ -156,7 +156,7 @@ def test_prepare_normalizes_as_the_policy_did_and_updates_once():
     first, second = (example_data.sequences(agent, 4, 9, seed) for seed in (0, 1))
     first = _with_episodes(first, [MID, LAST, FIRST, MID, MID, MID, MID, MID, MID])
     samples, counts = agent.prepare(first)
-    np.testing.assert_array_equal(samples.observation, first.observation[:, :-1])  # at first not at all
+    np.testing.assert_array_equal(samples.observation, first.observation[:, :-1])  # not normalized at first
     for _ in range(3):
         agent.train(_flat(samples), _flat(counts))
     taken = first.observation.numpy()[:, :-1][counts.numpy() > 0]
@@ -175,7 +175,7 @@ def test_prepare_normalizes_as_the_policy_did_and_updates_once():
 
 
 def test_trains_on_sequences_without_prepare():
-    """`train` prepares them by itself; the loss takes nothing in."""
+    """`train` prepares them itself; `loss` does not update normalizers."""
     agent = _agent()
     data = example_data.sequences(agent, 4, 9)
     loss = agent.loss(data)
@@ -223,7 +223,7 @@ def test_the_clip_and_the_penalty_follow_their_schedules():
 
 
 def _bandit(specs, size=64):
-    """One episode of one step after the other: the reward is the action."""
+    """Episodes of one step, whose reward is the action."""
     tf.keras.utils.set_random_seed(1)
     agent = _agent(specs, learning_rate=1e-2, **PLAIN)
     train, act = tf.function(agent.train), tf.function(agent.collect_policy.action)

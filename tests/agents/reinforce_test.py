@@ -54,7 +54,7 @@ def test_padding_and_incomplete_episodes_change_nothing(normalize_returns):
     unfinished = padded._replace(
         step_type=tf.ones_like(padded.step_type), next_step_type=tf.ones_like(padded.step_type)
     )
-    # Of an episode that is longer than a sequence, the last item holds the end, but not the beginning.
+    # The last item of an episode that is longer than a sequence has its end, but not its start.
     tail = padded._replace(step_type=tf.where(padded.is_first(), int(ts.StepType.MID), padded.step_type))
     more = tf.nest.map_structure(lambda *leaves: tf.concat(leaves, axis=0), padded, unfinished, tail)
     infos = [agent.loss(data) for data in (plain, padded, more)]
@@ -63,11 +63,11 @@ def test_padding_and_incomplete_episodes_change_nothing(normalize_returns):
     assert losses[1:] == pytest.approx([losses[0]] * 2, rel=1e-3)
     for nothing in (unfinished, tail):
         assert float(agent.loss(nothing).loss) == 0
-        agent.train(nothing)  # no whole episode: nothing to learn from
+        agent.train(nothing)  # no complete episode: nothing to learn from
 
 
 def test_it_learns():
-    """The reward is the action: one episode of three steps after the other."""
+    """Episodes of three steps, whose reward is the action."""
     tf.keras.utils.set_random_seed(1)
     agent = _agent(learning_rate=2e-2)
     train, act = tf.function(agent.train), tf.function(agent.collect_policy.action)

@@ -51,7 +51,7 @@ def test_each_optimizer_clips_on_its_own():
 
 
 def test_the_critics_slots_are_in_the_critics_order():
-    """A checkpoint holds them by their places; TF-Agents' train step would make them in a set's order."""
+    """A checkpoint stores them by index; TF-Agents' train step would make them in a set's order."""
     agent = _agent(critic_fc_layer_params=(16, 15, 14, 13))
     agent.train(example_data.sequences(agent, 8, 2))
     variables = [*agent._critic_network_1.trainable_weights, *agent._critic_network_2.trainable_weights]
@@ -60,7 +60,7 @@ def test_the_critics_slots_are_in_the_critics_order():
 
 
 def test_train_steps_equal_tf_agents_bit_for_bit():
-    """Run eagerly, both draw the same noise."""
+    """In eager mode, both draw the same noise."""
     ours = _agent()
     step = create_train_step()
     theirs = sac_agent.SacAgent(
@@ -115,7 +115,7 @@ def test_target_networks_are_updated():
 
 
 def test_it_learns_a_bandit():
-    """The reward is minus the distance of the first action from 1; episodes of one step."""
+    """Episodes of one step, whose reward is minus the distance of the first action from 1."""
     agent = _agent(
         actor_learning_rate=1e-2, critic_learning_rate=1e-2, alpha_learning_rate=1e-2, gamma=0.9, target_update_tau=0.1
     )

@@ -18,7 +18,7 @@ BOUNDS = [
 
 
 def _oracle(data, rho_bar=1.0, c_bar=1.0, pg_rho_bar=1.0, lambda_=1.0):
-    """The paper's equation 1, a sum of products for each step. Steps that do not count end it."""
+    """The paper's equation 1, a sum of products for each step, which ends at an invalid step."""
     log_ratios, rewards, discounts, values, valid = (np.asarray(part, np.float64) for part in data)
     clip = lambda bound: np.exp(log_ratios) if bound is None else np.minimum(np.exp(log_ratios), bound)  # noqa: E731
     rho, c = valid * clip(rho_bar), valid * lambda_ * clip(c_bar)
@@ -41,9 +41,9 @@ def _data(size=5, length=12, seed=0, log_ratio=1.5):
     discounts = np.full((size, length), 0.95)
     valid = np.ones((size, length), bool)
     if length > 4:
-        discounts[0, 3] = 0.0  # termination, and the frame between the episodes after it
+        discounts[0, 3] = 0.0  # termination, and the row between the episodes after it
         valid[0, 4] = False
-        valid[1, length // 2] = False  # truncation: discount 1, bootstrapped from the frame between
+        valid[1, length // 2] = False  # truncation: discount 1, bootstrapped from the row between the episodes
         valid[2, length - 3 :] = False  # padding
         discounts[3, [0, length - 1]] = 0.0
     parts = [part.astype(np.float32) for part in (log_ratios, rewards, discounts, values)]
@@ -93,7 +93,7 @@ def test_equals_the_definition(run, bounds, length):
 
 
 def test_extreme_ratios_stay_finite(run):
-    """As far from 1 as policies get within some updates, where exp overflows, too."""
+    """Ratios as far from 1 as after some updates, and where exp overflows."""
     data = _data(log_ratio=2.5)
     _close(run(data), _oracle(data))
     far = (np.where(data[0] > 0, 120.0, -120.0).astype(np.float32), *data[1:])
@@ -137,11 +137,11 @@ def test_invalid_steps_change_nothing(run):
 
 
 def test_padding_is_as_if_it_were_not_there(run):
-    """A sequence that ends before the window does, with and without its filling."""
+    """A sequence that ends before the window does, with and without padding."""
     log_ratios, rewards, discounts, values, _ = _data(length=9)
     short = (log_ratios[:, :5], rewards[:, :5], discounts[:, :5], values[:, :6], np.ones((5, 5), bool))
     valid = np.broadcast_to(np.arange(9) < 5, (5, 9))
-    # Between the episodes lies a frame with the last observation.
+    # Between the episodes is a row with the last observation.
     for long, alone in zip(run((log_ratios, rewards, discounts, values, valid)), run(short), strict=True):
         np.testing.assert_allclose(long[:, :5], alone, rtol=1e-6)
 

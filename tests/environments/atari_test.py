@@ -41,7 +41,7 @@ def test_game_i_is_seeded_with_seed_plus_i():
         games.reset()
         rng = np.random.default_rng(0)
         screens = []
-        for _ in range(60):  # the same actions everywhere; what is repeated differs
+        for _ in range(60):  # the same actions in all games; the repeated ones differ
             screens.append(games.step(np.full(num_environments, rng.integers(4))).observation[..., -1])
         games.close()
         return np.stack(screens)
@@ -68,7 +68,7 @@ def test_a_lost_life_ends_an_episode_only_on_request():
     for end_with_life in (True, False):
         games = atari.make('breakout', 1, seed=0, end_with_life=end_with_life)
         games.reset()
-        for _ in range(60):  # fire, and then let the ball pass
+        for _ in range(60):  # fire, then let the ball pass
             time_step = games.step(np.ones(1, np.int64))
             if time_step.step_type == conformance.LAST:
                 break
@@ -80,7 +80,7 @@ def test_a_lost_life_ends_an_episode_only_on_request():
 def test_the_game_goes_on_after_a_lost_life():
     games = atari.make('breakout', 2, seed=0, end_with_life=True)
     games.reset()
-    left = {0: [], 1: []}  # the lives that are left where an episode begins, of each game
+    left = {0: [], 1: []}  # the lives that are left at the start of each episode, by game
     for _ in range(600):
         time_step = games.step(np.ones(2, np.int64))
         for i in np.flatnonzero(time_step.step_type == conformance.FIRST):

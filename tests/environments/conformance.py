@@ -1,4 +1,4 @@
-"""What every environment factory has to fulfil: call `check` from its test."""
+"""The requirements of every environment factory: call `check` from its test."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -33,7 +33,7 @@ def check(factory: EnvironmentFactory, num_steps: int = 300, seeded: bool = True
         environment.close()
     if any(np.isfinite(leaf.maximum).any() for leaf in float_leaves(environment)):
         check_clipping(factory)
-    # The ignored actions are other ones in the second rollout.
+    # The ignored actions differ in the second rollout.
     assert_equal(time_steps, rollout(factory, seed=7, num_steps=num_steps, ignored_seed=1))
     if seeded:
         check_seeds(factory, time_steps, own_seeds)
@@ -66,7 +66,7 @@ def check_time_steps(environment: BatchedEnvironment, time_steps: list[ts.TimeSt
 
 
 def check_wrong_actions(environment: BatchedEnvironment) -> None:
-    """Checks that wrong actions are refused, in an episode's first step and in later ones."""
+    """Checks that wrong actions are rejected, in an episode's first step and in later ones."""
     drawn = actions(environment, np.random.default_rng(0))
     for i, spec in enumerate(tf.nest.flatten(environment.specs.action)):
         action = next(drawn)
@@ -74,13 +74,13 @@ def check_wrong_actions(environment: BatchedEnvironment) -> None:
         for wrong in wrong_leaves(leaves[i], spec):
             wrong_action = tf.nest.pack_sequence_as(action, [*leaves[:i], wrong, *leaves[i + 1 :]])
             environment.reset()
-            check_refused(environment, wrong_action)
+            check_rejected(environment, wrong_action)
             environment.step(action)
-            check_refused(environment, wrong_action)
+            check_rejected(environment, wrong_action)
 
 
 def wrong_leaves(leaf: np.ndarray, spec: Any) -> Iterator[np.ndarray]:
-    """Yields arrays that are no batch of the action `spec`; `leaf` is one."""
+    """Yields arrays that do not match the action `spec`; `leaf` is one that does."""
     yield leaf[:-1]
     yield leaf.astype(np.float16)
     if spec.dtype.is_floating:
@@ -95,7 +95,7 @@ def wrong_leaves(leaf: np.ndarray, spec: Any) -> Iterator[np.ndarray]:
         yield wrong
 
 
-def check_refused(environment: BatchedEnvironment, action: Any) -> None:
+def check_rejected(environment: BatchedEnvironment, action: Any) -> None:
     try:
         environment.step(action)
     except ValueError as error:
@@ -105,7 +105,7 @@ def check_refused(environment: BatchedEnvironment, action: Any) -> None:
 
 
 def check_clipping(factory: EnvironmentFactory) -> None:
-    """Checks that floats beyond their bounds do what the bounds do."""
+    """Checks that floats out of bounds have the effect of the bounds."""
     at_bounds, beyond = (rollout(factory, seed=7, num_steps=20, excess=excess) for excess in (0.0, 7.5))
     assert_equal(at_bounds, beyond)
 

@@ -2,12 +2,12 @@ import os
 
 import pytest
 
-os.environ.setdefault('MUJOCO_GL', 'disable')  # there may be no display, and nothing is drawn
+os.environ.setdefault('MUJOCO_GL', 'disable')  # there may be no display, and nothing is rendered
 pytest.importorskip('dm_control', reason='needs dm_control; pip install ".[dm-control]"')
 
 from tflearn.environments import dm_control_env
 
-pytestmark = pytest.mark.filterwarnings('ignore::UserWarning')  # of the missing display
+pytestmark = pytest.mark.filterwarnings('ignore::UserWarning')  # about the missing display
 
 
 def test_observations_are_one_vector_or_a_dict():

@@ -1,4 +1,4 @@
-"""gymnasium environments of known behaviour. Free of TensorFlow, since worker processes import them."""
+"""gymnasium environments with known behaviour. They import no TensorFlow, since worker processes import them."""
 
 import multiprocessing
 import os
@@ -24,7 +24,7 @@ gymnasium.register(
 
 
 class TwoStates(gymnasium.Env):
-    """States 0 and 1; action 1 changes the state and earns 1. Step `length` terminates in state 1, else truncates."""
+    """States 0 and 1; action 1 changes the state, with reward 1. Step `length` terminates in state 1, else truncates."""
 
     observation_space = spaces.Discrete(2)
     action_space = spaces.Discrete(2)
@@ -46,7 +46,7 @@ class TwoStates(gymnasium.Env):
 
 
 class Switches(gymnasium.Env):
-    """One of 32 states at random each step; the right one of two actions earns 1. It never ends by itself."""
+    """A random one of 32 states each step; the right one of two actions has reward 1. Episodes do not end."""
 
     NUM_STATES = 32
     observation_space = spaces.Discrete(NUM_STATES)
@@ -54,7 +54,7 @@ class Switches(gymnasium.Env):
 
     @staticmethod
     def right(state: int) -> int:
-        """Returns the action that earns 1."""
+        """Returns the action with reward 1."""
         return 0xB2D3_4A96 >> state & 1
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict]:
@@ -110,11 +110,11 @@ class Rover(gymnasium.Env):
 
 
 class Troubled(TwoStates):
-    """In state 1 it has its trouble: 'raise', 'exit' or 'hang'; 'make' has it at once."""
+    """Fails in state 1: 'raise', 'exit' or 'hang'; 'make' fails at construction."""
 
     def __init__(self, trouble: str):
         super().__init__(length=1000)
-        # Making one in the parent works: it is asked for its spaces there.
+        # Construction works in the parent, which reads the spaces.
         if trouble == 'make' and multiprocessing.parent_process():
             raise OSError('no licence for a second simulator')
         self._trouble = trouble
@@ -127,13 +127,13 @@ class Troubled(TwoStates):
             os._exit(7)
         if self._state == 1 and self._trouble == 'hang':
             until = time.monotonic() + 120.0
-            while time.monotonic() < until:  # as good as an infinite loop, but for the machine it may be left on
+            while time.monotonic() < until:  # nearly an infinite loop, but it ends if the test leaves it behind
                 pass
         return result
 
 
 class Unresettable(TwoStates):
-    """Fails at every call while there is a file at `path`."""
+    """Fails at every call while the file `path` exists."""
 
     def __init__(self, path: pathlib.Path):
         super().__init__(length=1000)
@@ -149,7 +149,7 @@ class Unresettable(TwoStates):
 
 
 class Talkative(TwoStates):
-    """Its infos hold numbers and other things; what it does is always action 0. Its first words come with a step."""
+    """Its infos have numbers and other values; it always executes action 0. The first info comes with a step."""
 
     def step(self, action: int) -> tuple[int, float, bool, bool, dict]:
         observation, reward, terminated, truncated, _ = super().step(0)
@@ -158,7 +158,7 @@ class Talkative(TwoStates):
 
 
 class Forward(gymnasium.Env):
-    """Never moves backwards: it takes 0 for a negative number. Its infos hold what it did."""
+    """Executes 0 instead of a negative action. Its infos have the executed action."""
 
     observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
     action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)

@@ -1,4 +1,4 @@
-"""Every environment factory conforms, or says in one line what to install."""
+"""Every environment factory conforms, or names in one line the packages to install."""
 
 import functools
 import importlib.util
@@ -9,11 +9,11 @@ import pytest
 from tests.environments import conformance
 from tflearn.environments import atari, dm_control_env, envpool_env, gymnasium_env, pacing, partial_view
 
-os.environ.setdefault('MUJOCO_GL', 'disable')  # there may be no display, and nothing is drawn
+os.environ.setdefault('MUJOCO_GL', 'disable')  # there may be no display, and nothing is rendered
 CARTPOLE = functools.partial(gymnasium_env.make, 'CartPole-v1', max_episode_steps=50)
 CONTROL = functools.partial(dm_control_env.make, 'ball_in_cup', 'catch')
 
-# Package (None: always there), extra, factory, arguments of the check.
+# Package (None: always installed), extra, factory, arguments of the check.
 FACTORIES = {
     'gymnasium in process': (None, '', CARTPOLE, {'num_steps': 120}),
     'gymnasium native': (None, '', functools.partial(CARTPOLE, vectorization='native'), {'own_seeds': False}),
@@ -32,7 +32,7 @@ FACTORIES = {
         'ale_py',
         'atari',
         functools.partial(atari.make, 'breakout', max_episode_steps=60),
-        {'num_steps': 150, 'seeded': False},  # games begin with the same screen; see atari_test
+        {'num_steps': 150, 'seeded': False},  # games start with the same screen; see atari_test
     ),
     'atari by life': (
         'ale_py',
@@ -58,8 +58,8 @@ FACTORIES = {
 EXTRAS = {name: parts for name, parts in FACTORIES.items() if parts[0]}
 
 
-@pytest.mark.filterwarnings('ignore::UserWarning')  # of bounds in float32, and of the missing display
-@pytest.mark.filterwarnings('ignore::DeprecationWarning')  # of Box2D's own and of what it imports
+@pytest.mark.filterwarnings('ignore::UserWarning')  # about bounds in float32, and the missing display
+@pytest.mark.filterwarnings('ignore::DeprecationWarning')  # by Box2D and its dependencies
 @pytest.mark.parametrize('name', FACTORIES)
 def test_conforms(name):
     package, extra, factory, arguments = FACTORIES[name]

@@ -42,9 +42,9 @@ def test_native_and_single_environments_are_the_same_task():
         for vectorization in ('native', 'in_process')
     )
     observation = native.reset().observation
-    np.testing.assert_array_equal(observation, plain.reset().observation)  # one environment: the very same seed
+    np.testing.assert_array_equal(observation, plain.reset().observation)  # one environment has the same seed in both
     rng = np.random.default_rng(0)
-    for _ in range(60):  # some pushes until the pole falls, or balanced until the time is up
+    for _ in range(60):  # some pushes until the pole falls, or balanced until the time limit
         action = np.array([rng.integers(2)]) if rng.random() < 0.3 else (observation[:, 2:].sum(1) > 0).astype(np.int64)
         some, others = native.step(action), plain.step(action)
         for name in ('step_type', 'reward', 'discount'):

@@ -22,7 +22,7 @@ def test_steps_are_an_interval_apart():
     for _ in range(10):
         environment.step(np.zeros(2, np.int64))
         times.append(time.monotonic() - start)
-    # What the machine takes for itself only adds to the intervals.
+    # Delays of the machine only add to the intervals.
     assert all(elapsed >= 0.02 * (i + 1) for i, elapsed in enumerate(times))
 
 
@@ -31,7 +31,7 @@ def test_overruns_are_counted_and_not_compensated(caplog):
     environment.reset()
     assert environment.num_overruns == 0
     start = time.monotonic()
-    while time.monotonic() < start + 0.12:  # a policy that takes long
+    while time.monotonic() < start + 0.12:  # a slow policy
         pass
     environment.step(np.zeros(2, np.int64))
     late = time.monotonic()

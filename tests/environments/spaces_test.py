@@ -39,7 +39,7 @@ def test_equal_bounds_are_one_number():
 
 
 def test_both_bounds_of_several_categories_have_one_shape():
-    """TF-Agents adds no dimension to a spec otherwise."""
+    """Otherwise TF-Agents cannot add a dimension to a spec."""
     spec = spaces.to_spec(gym_spaces.MultiDiscrete([2, 5]), 'observation')
     assert tensor_spec.add_outer_dim(spec, 3).shape == (3, 2)
 

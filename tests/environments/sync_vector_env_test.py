@@ -93,7 +93,7 @@ def test_infos():
         assert environment.info['count'].tolist() == [count, count]
         assert environment.info['executed_action'].tolist() == [0, 0]
         assert environment.info['executed_action'].dtype == np.int64
-    environment.step(np.array([1, 1]))  # starts new episodes; nothing is said
+    environment.step(np.array([1, 1]))  # starts new episodes, without info
     assert environment.info['count'].tolist() == [0, 0]
     assert np.isnan(environment.info['speed']).all()
     assert environment.info['executed_action'].tolist() == [1, 1]

@@ -37,7 +37,7 @@ def test_two_states_conform(vectorize):
 @BOTH
 def test_known_termination_and_truncation(vectorize):
     environment = vectorize(TwoStates, 2, seed=0)
-    # Environment 0 ends in state 1 and terminates; environment 1 ends in state 0: its time is up.
+    # Environment 0 ends in state 1 and terminates; environment 1 ends in state 0 at the time limit.
     actions = [[1, 1], [0, 1], [0, 0], [1, 1], [0, 0]]
     time_steps = [environment.reset()] + [environment.step(np.array(action)) for action in actions]
     environment.close()

@@ -44,7 +44,7 @@ if __name__ == '__main__':
 
 @pytest.fixture
 def start_program(tmp_path):
-    """Starts the program above in a session of its own; returns its process and its workers' pids."""
+    """Starts the program above in its own session; returns its process and its workers' pids."""
     path = tmp_path / 'program.py'
     path.write_text(_PROGRAM)
     processes = []
@@ -69,16 +69,16 @@ def start_program(tmp_path):
         process.communicate(timeout=30)
 
 
-def _gone(pid):
+def _has_ended(pid):
     try:
         state = pathlib.Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return True
-    return state == 'Z'  # ended, though nobody has asked yet how
+    return state == 'Z'  # ended, but its exit status was not read yet
 
 
-def _wait_until_gone(pids):
-    wait_until(lambda: all(map(_gone, pids)), f'the end of the workers {pids}', timeout_secs=20)
+def _wait_until_ended(pids):
+    wait_until(lambda: all(map(_has_ended, pids)), f'the end of the workers {pids}', timeout_secs=20)
 
 
 def test_workers_ignore_signals(start_program):
@@ -89,20 +89,20 @@ def test_workers_ignore_signals(start_program):
     os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
     assert process.communicate(timeout=30)[0] == 'closed\n'
     assert process.returncode == 0
-    _wait_until_gone(pids)
+    _wait_until_ended(pids)
 
 
 def test_workers_end_with_a_parent_that_forgets_to_close(start_program):
     process, pids = start_program('end')
     process.communicate(timeout=30)
     assert process.returncode == 0
-    _wait_until_gone(pids)
+    _wait_until_ended(pids)
 
 
 def test_workers_end_with_a_parent_that_is_killed(start_program):
     process, pids = start_program('hang')
     process.kill()
-    _wait_until_gone(pids)
+    _wait_until_ended(pids)
 
 
 def _troubled(trouble, **kwargs):
@@ -113,12 +113,12 @@ def _troubled(trouble, **kwargs):
 
 
 def _pids():
-    """Of the workers by their environments' indices."""
+    """Returns the workers' pids by their environments' indices."""
     return {int(child.name.rpartition('_')[2]): child.pid for child in multiprocessing.active_children()}
 
 
 def _check_rebuilt(environment, caplog, cause):
-    """Environment 1 of two fails in the next step; it and its neighbour go on."""
+    """Environment 1 of two fails in the next step; then both continue."""
     before = _pids()
     time_step = environment.step(np.array([0, 1]))
     assert time_step.step_type.tolist() == [conformance.MID, conformance.FIRST]

@@ -11,7 +11,7 @@ FIRST, MID, LAST = conformance.FIRST, conformance.MID, conformance.LAST
 
 
 class Game(gymnasium.Env):
-    """Three lives; action 1 loses one, and each step earns 1. The observation counts the steps of the game."""
+    """Three lives; action 1 loses one, and each reward is 1. The observation counts the steps of the game."""
 
     observation_space = spaces.Box(0.0, np.inf, (), np.float32)
     action_space = spaces.Discrete(2)
@@ -50,7 +50,7 @@ def test_episodic_life_conforms():
 
 
 def test_the_game_goes_on_after_a_lost_life():
-    # Environment 1 never loses a life. What is given where an episode begins is replaced by action 0.
+    # Environment 1 never loses a life. An action at the start of an episode is replaced by action 0.
     actions = [[0, 0], [1, 0], [1, 0], [1, 0], [0, 0], [1, 0], [1, 0], [0, 0], [1, 0]]
     assert _rows(_make(2, seed=0), actions) == [
         (FIRST, 0, 1, 0),
@@ -81,7 +81,7 @@ def test_a_game_that_ends_where_an_episode_begins():
         (FIRST, 0, 1, 0),
         (MID, 1, 1, 1),
         (LAST, 1, 0, 2),
-        (FIRST, 0, 1, 3),  # breaks off
+        (FIRST, 0, 1, 3),  # interrupted
         (FIRST, 0, 1, 0),
         (MID, 1, 1, 1),
     ]

@@ -1,4 +1,4 @@
-"""Exported policies act as the live ones do, for people who have neither tflearn nor TF-Agents."""
+"""Exported policies act as the live ones do, in programs that have neither tflearn nor TF-Agents."""
 
 import json
 import os
@@ -37,7 +37,7 @@ DETERMINISTIC = ['greedy', 'recurrent', 'greedy_actor', 'normalized', 'nested']
 
 @pytest.fixture(scope='module')
 def standalone_results(tmp_path_factory):
-    """Exports every deterministic policy and has a process without us act with them. Returns kind -> (live, its)."""
+    """Exports every deterministic policy and runs them in a standalone program. Returns kind -> (live, its) actions."""
     directory = tmp_path_factory.mktemp('standalone')
     live = {}
     for kind in DETERMINISTIC:
@@ -103,7 +103,7 @@ def test_every_kind_of_policy_exports_and_acts_within_its_spec(kind, tmp_path):
 
 @pytest.mark.parametrize('kind', ['recurrent', 'greedy_actor', 'nested', 'with_info'])
 def test_tf_agents_loads_an_export(kind, tmp_path):
-    """Its own loader, with the specs that it reads there; actions are the live ones."""
+    """TF-Agents' loader reads the specs, and returns the live policy's actions."""
     policy = getattr(example_policies, kind)()
     opened = policy_loader.load(str(PolicyExporter(policy, tmp_path).export(3, {})))
     for name in ('time_step_spec', 'action_spec', 'info_spec'):
@@ -113,7 +113,7 @@ def test_tf_agents_loads_an_export(kind, tmp_path):
         batch = example_policies.time_step(policy, 1, seed)
         step = opened.action(tf.nest.map_structure(lambda leaf: leaf[0], batch), state)
         live = policy.action(tf.nest.map_structure(tf.constant, batch), live_state)
-        if kind != 'with_info':  # which draws
+        if kind != 'with_info':  # which is stochastic
             np.testing.assert_allclose(step.action, live.action[0], atol=1e-6)
         tf.nest.map_structure(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), step.state, live.state)
         assert _shapes(step.info) == _shapes(tf.nest.map_structure(lambda leaf: leaf[0], live.info))
@@ -127,7 +127,7 @@ def _shapes(nest):
 
 
 def test_rejects_categories_out_of_bounds(tmp_path):
-    """By each signature and function, wherever the policy is loaded; not by TFLite, which has no assertions."""
+    """Each signature and function does so in each loader, except TFLite, which has no assertions."""
     observation = tensor_spec.BoundedTensorSpec((), tf.int64, 0, 499, 'observation')
     layers = [tf.keras.layers.Lambda(lambda states: tf.one_hot(states, 500)), tf.keras.layers.Dense(2)]
     network = sequential.Sequential(layers, input_spec=observation)

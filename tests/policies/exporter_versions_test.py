@@ -158,7 +158,7 @@ def test_only_the_last_versions_are_kept(tmp_path):
         PolicyExporter(example_policies.greedy(), tmp_path, keep_last=0)
 
 
-# Exports as fast as it can, for ever.
+# Exports as fast as it can until it is killed.
 EXPORTER = """
 import pathlib, sys
 from tests.testing import example_policies
@@ -166,7 +166,7 @@ from tflearn.policies.exporter import PolicyExporter
 
 directory = pathlib.Path(sys.argv[1])
 policy = example_policies.greedy()
-exporter = PolicyExporter(policy, directory, keep_last=100)  # so that a slow reader finds one that stays
+exporter = PolicyExporter(policy, directory, keep_last=100)  # so that a slow reader finds a version that is kept
 train_step = 0
 while True:
     train_step += 1

@@ -65,7 +65,7 @@ def test_a_version_keeps_its_weights_while_others_come_and_go(tmp_path):
 @pytest.mark.filterwarnings('ignore:Encoding a StructuredValue with type tfp:UserWarning')
 def test_policies_that_tf_agents_saved_share_functions(tmp_path):
     policy = example_policies.with_info()
-    for step in range(2):  # as in two runs: each saver traces the policy
+    for step in range(2):  # each saver traces the policy, as in two runs
         saver = policy_saver.PolicySaver(policy, batch_size=None)
         example_policies.reweigh(policy, step)
         saver.save(str(tmp_path / str(step)))
@@ -78,7 +78,7 @@ def test_policies_that_tf_agents_saved_share_functions(tmp_path):
     ones = np.ones(50, np.float32)
     inputs = {'0/step_type': ones.astype(np.int32), '0/reward': ones, '0/discount': ones, '0/observation': OBSERVATION}
     for step, signature in enumerate(served):
-        # The actions are drawn, the parameters of their distribution follow from the weights.
+        # The actions are random; the parameters of their distribution depend only on the weights.
         wanted = expected(tmp_path / str(step), 'action', **inputs)
         got = signature.run(inputs)
         assert set(got) == set(wanted)
@@ -94,7 +94,7 @@ def save(path, module, function):
 
 
 def save_table(path, values):
-    """Saves a model that looks values up in a table, which is no part of a checkpoint."""
+    """Saves a model with a lookup table, which is not part of a checkpoint."""
     module = tf.Module()
     module.weight = tf.Variable(1)
     content = tf.lookup.KeyValueTensorInitializer(tf.constant(['a', 'b']), tf.constant(values))
@@ -103,7 +103,7 @@ def save_table(path, values):
 
 
 def save_vocabulary(path, keys):
-    """Saves a model that finds the index of a key in a file of its own."""
+    """Saves a model that looks up the index of a key in an asset file."""
     module = tf.Module()
     file = path.with_suffix('.txt')
     file.write_text('\n'.join(keys))

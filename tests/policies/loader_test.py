@@ -1,4 +1,4 @@
-"""The loader finds the newest whole version, whatever the exporter does meanwhile."""
+"""The loader finds the newest complete version, whatever the exporter does meanwhile."""
 
 import threading
 
@@ -89,7 +89,7 @@ def test_an_unknown_dimension_fits_any(tmp_path):
 
 
 def test_exports_of_version_0_1_are_loaded(tmp_path):
-    """Their `action` takes the fields of a time step only."""
+    """Their `action` takes only the fields of a time step."""
     policy = example_policies.recurrent()
     module = signatures.traced(policy)
     module.action = module.action_of_fields

@@ -1,4 +1,4 @@
-"""Plain nests go there and back, and their leaves have names that one can read."""
+"""Nests survive the conversion to plain nests and back, and their leaves have readable names."""
 
 import collections
 

@@ -1,4 +1,4 @@
-"""TensorFlow's own tool shows what an exported policy takes and answers."""
+"""TensorFlow's tool shows the inputs and outputs of an exported policy."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""Acts with exported policies, as somebody who has TensorFlow only: `standalone_program.py DIRECTORY...`.
+"""Acts with exported policies in a program that has only TensorFlow: `standalone_program.py DIRECTORY...`.
 
 Each directory has policy/2, and inputs.npz: observations [T, B, ...] by the names of the serving signature. The actions
 [T, B] by the full function and by the serving signature go to outputs.npz.
@@ -8,7 +8,7 @@ import sys
 
 
 class Blocked:
-    """Lets nobody import what a stranger does not have."""
+    """Rejects imports of tflearn and TF-Agents."""
 
     def find_spec(self, name, path=None, target=None):
         if name.partition('.')[0] in ('tflearn', 'tf_agents', 'tensorflow_probability'):

@@ -1,4 +1,4 @@
-"""Updates are small, and become the versions that would have been exported instead."""
+"""Updates are small, and materialise to the versions that a full export would write."""
 
 import json
 import shutil
@@ -43,7 +43,7 @@ def test_an_update_becomes_the_full_model_of_its_step(tmp_path):
         assert (loaded.train_step, loaded.metadata['env_steps']) == (train_step, 2 * train_step)
         opened = policy_loader.load(str(path))
         assert opened.action(tf.nest.map_structure(lambda leaf: leaf[7], time_step)).action == live[train_step][7]
-    # Another graph, of another process, has a model of its own; what was materialised stays.
+    # Another graph, of another process, has its own model; the materialised version stays.
     other = PolicyExporter(example_policies.epsilon_greedy(), directory, keep_last=1, keep_updates=3)
     other.export_update(40, {})
     assert updates.steps(directory) == [20, 30], 'an update before a full export was compared'
@@ -54,7 +54,7 @@ def test_an_update_becomes_the_full_model_of_its_step(tmp_path):
     assert len(list((directory / 'updates').glob('model-*'))) == 2
     assert exporter.drop_newer_than(30) == [50]
     assert updates.steps(directory) == [20, 30]
-    # A graph goes with the last update that names it; one that was moved aside counts.
+    # A graph is removed with the last update that belongs to it, including updates that were moved aside.
     for train_step in (60, 70):
         exporter.export_update(train_step, {})
     assert len(list((directory / 'updates').glob('model-*'))) == 2

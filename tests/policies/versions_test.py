@@ -1,4 +1,4 @@
-"""Versions are whole or not there, whoever is killed, and whoever prunes."""
+"""Versions are atomic, even if a process is killed or prunes at the same time."""
 
 import os
 import subprocess
@@ -147,7 +147,7 @@ def test_only_leftovers_are_removed(tmp_path):
 
 def test_leftovers_of_another_machine_are_kept_for_a_day(tmp_path):
     ended = subprocess.Popen(['true'])
-    ended.wait(30)  # its number says nothing about another machine's processes
+    ended.wait(30)  # its number does not identify a process of another machine
     make_version(tmp_path, 5)
     for machine in ('0123456789ab', 'ba9876543210'):
         for pid in (ended.pid, os.getpid()):

@@ -1,4 +1,4 @@
-"""What is served follows what is exported, and is never nothing once it was something."""
+"""The served versions follow the exported ones, and a model that was served stays served."""
 
 import pathlib
 

@@ -1,4 +1,4 @@
-"""A served policy acts as the exported one, with its state going to and fro; it waits for its server."""
+"""A remote policy acts as the exported one, sends and receives its state, and waits for its server."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Requests that wait together are computed together, each gets its own rows, and none harms another."""
+"""Requests that wait at the same time share a call, each gets its own rows, and none fails another."""
 
 import asyncio
 import threading
@@ -23,7 +23,7 @@ BATCHING = BatchOptions(max_batch_size=8, max_enqueued_batches=3)
 
 @pytest.fixture(scope='module')
 def path(tmp_path_factory):
-    """A policy that looks the action up: 1 for odd observations from 0 to 9, an error for all others."""
+    """A policy with a table of actions: 1 for odd observations from 0 to 9, an error for all others."""
     spec = tensor_spec.BoundedTensorSpec((), tf.int32, 0, 9, 'observation')
     table = tf.keras.layers.Embedding(10, 2, tf.constant_initializer([[i % 2 == 0, i % 2] for i in range(10)]))
     network = sequential.Sequential([table], input_spec=spec)
@@ -34,7 +34,7 @@ def path(tmp_path_factory):
 
 
 def ask(path, observations, batching=BATCHING, cancelled=()):
-    """Sends all observations at once; returns the answers, or what was raised, and the rows of each call."""
+    """Sends all observations at once; returns the responses or errors, and the rows of each call."""
     signature = ServedVersion(path, batching).signature('serving_default')
     program, rows = signature._program, []
 
@@ -127,7 +127,7 @@ def test_cancelled_requests_do_not_count_as_waiting(path):
 
 
 def test_requests_whose_outputs_have_no_rows_are_answered_too(path):
-    """As a SavedModel of somebody else may have them."""
+    """SavedModels of other programs may have such outputs."""
     signature = ServedVersion(path, BATCHING).signature('serving_default')
     signature._program = lambda inputs: [tf.constant(1)]
 

@@ -1,4 +1,4 @@
-"""A served version computes what the exported one does, and says what is wrong with a request."""
+"""A served version computes what the exported one does, and rejects invalid requests with a reason."""
 
 import gc
 
@@ -51,7 +51,7 @@ def test_two_loads_of_a_version_share_no_batches(tmp_path):
 def test_a_version_that_is_loaded_again_starts_no_threads(tmp_path):
     _, path = export('greedy', tmp_path)
 
-    made = []  # what the number of the next new queue is: each has threads for ever
+    made = []  # the number of the next new queue; the threads of a queue never end
     for _ in range(4):
         ServedVersion(path, batching.BatchOptions(max_batch_size=3))
         gc.collect()

@@ -1,4 +1,4 @@
-"""Many requests at a time: none is lost while versions change; malformed ones do no harm."""
+"""Many requests at the same time: none is lost while versions change; malformed ones do no harm."""
 
 import functools
 import pathlib
@@ -21,7 +21,7 @@ from tflearn.waiting import wait_until
 DEADLINE_SECS = 60.0
 OBSERVATION = np.array([[1, 0, 0, 0], [-1, 0, 0, 0]], np.float32)
 METHODS = ('PredictionService/Predict', 'PredictionService/GetModelMetadata', 'ModelService/GetModelStatus')
-# What may be said of a request that somebody made up.
+# The status codes of random requests.
 ALLOWED = {'OK', 'INVALID_ARGUMENT', 'NOT_FOUND', 'RESOURCE_EXHAUSTED'}
 MAX_GROWTH_MB = 30
 
@@ -49,7 +49,7 @@ def test_rejects_requests_beyond_the_limit(root):
         stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
         first = stub.Predict.future(good_request(), DEADLINE_SECS)
         assert started.wait(DEADLINE_SECS)
-        for _ in range(4):  # gRPC's own limit lets one more in after each refusal
+        for _ in range(4):  # gRPC's own limit accepts one more after each rejection
             assert stub.Predict.future(good_request(), DEADLINE_SECS).code().name == 'RESOURCE_EXHAUSTED'
         resume.set()
         assert first.code().name == 'OK'
@@ -75,7 +75,7 @@ def test_overloaded_server_rejects_before_parsing_values(root):
 
 
 class Clients:
-    """Threads that ask until `num_requests` are answered, by four versions; each answer is checked against its own."""
+    """Threads that send requests until `num_requests` are answered by four versions, and check each response."""
 
     def __init__(self, address, num_requests):
         self.num_requests, self.answered, self.failures, self.seen = num_requests, 0, [], set()
@@ -109,7 +109,7 @@ class Clients:
 
 @pytest.mark.parametrize('num_requests', [1000, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_reload_under_load_drops_no_request(tmp_path, num_requests):
-    """Each answer is by exactly one version: all its rows agree with the one that it names."""
+    """Each response comes from exactly one version: all its rows agree with the version that it names."""
     publisher = served_policies.Publisher(tmp_path)
     publisher.publish(1)
     with served_policies.serving(tmp_path, BatchOptions()) as (server, models):
@@ -127,7 +127,7 @@ def test_reload_under_load_drops_no_request(tmp_path, num_requests):
 
 
 def random_request(rng):
-    """Makes a request up: noise, a good one with broken bytes, or a message with wrong fields."""
+    """Makes a random request: noise, a valid one with changed bytes, or a message with wrong fields."""
     kind = rng.randrange(3)
     if kind == 0:
         return rng.randbytes(rng.randrange(200))
@@ -155,7 +155,7 @@ def random_request(rng):
 
 
 def fuzz(channel, count, seed):
-    """Sends made up requests; returns how often each status came."""
+    """Sends random requests; returns the number of responses by status."""
     rng, codes = random.Random(seed), {}
     calls = {method: channel.unary_unary(f'/tensorflow.serving.{method}') for method in METHODS}
     for _ in range(count):
@@ -173,7 +173,7 @@ def fuzz(channel, count, seed):
 
 
 def check_shape(data, answer):
-    """Checks that an answer to a made up request has an action for each row of it."""
+    """Checks that a response to a random request has an action for each of its rows."""
     request = predict_pb2.PredictRequest.FromString(data)
     response = predict_pb2.PredictResponse.FromString(answer)
     rows = next(iter(request.inputs.values())).tensor_shape.dim[0].size
@@ -182,7 +182,7 @@ def check_shape(data, answer):
 
 
 def resident_mb():
-    """Returns the memory that this process has now."""
+    """Returns the memory of this process."""
     (line,) = (line for line in pathlib.Path('/proc/self/status').read_text().splitlines() if line.startswith('VmRSS:'))
     return int(line.split()[1]) / 1024
 

@@ -1,4 +1,4 @@
-"""A real server on a free port, talked to as TensorFlow Serving is."""
+"""A real server on a free port answers clients of TensorFlow Serving."""
 
 import json
 import os
@@ -130,7 +130,7 @@ def test_invalid_requests_get_a_status_and_a_reason(channel, code, spec, message
 
 
 def raw(channel, method, data):
-    """Sends bytes that need not be a message; returns the code and what it says."""
+    """Sends bytes that may be malformed; returns the status code and the details."""
     with pytest.raises(grpc.RpcError) as raised:
         channel.unary_unary(f'/tensorflow.serving.{method}')(data, DEADLINE_SECS)
     return raised.value.code().name, raised.value.details()
@@ -198,7 +198,7 @@ def test_health_and_metrics_follow_the_versions(tmp_path):
 
 def test_health_watcher_that_does_not_read_blocks_nobody(tmp_path):
     publisher = served_policies.Publisher(tmp_path)
-    options = [('grpc.http2.lookahead_bytes', 5), ('grpc.http2.bdp_probe', 0)]  # an answer is longer
+    options = [('grpc.http2.lookahead_bytes', 5), ('grpc.http2.bdp_probe', 0)]  # a response is longer
     with served_policies.serving(tmp_path) as (server, models):
         address = f'localhost:{server.port}'
         with grpc.insecure_channel(address, options) as deaf, grpc.insecure_channel(address) as channel:

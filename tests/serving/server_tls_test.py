@@ -1,4 +1,4 @@
-"""Encryption, and clients that have to show a certificate."""
+"""Encryption, and servers that require a client certificate."""
 
 import numpy as np
 import pytest

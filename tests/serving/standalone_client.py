@@ -1,4 +1,4 @@
-"""Asks a server for actions, as somebody who has tensorflow-serving-api only: `standalone_client.py ADDRESS`.
+"""Requests actions in a program that has only tensorflow-serving-api: `standalone_client.py ADDRESS`.
 
 Prints what the server answered as JSON.
 """
@@ -8,7 +8,7 @@ import sys
 
 
 class Blocked:
-    """Lets nobody import what a stranger does not have."""
+    """Rejects imports of tflearn and TF-Agents."""
 
     def find_spec(self, name, path=None, target=None):
         if name.partition('.')[0] in ('tflearn', 'tf_agents', 'tensorflow_probability', 'tests'):

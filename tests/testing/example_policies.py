@@ -1,4 +1,4 @@
-"""Real TF-Agents policies of every kind that is exported."""
+"""TF-Agents policies of every kind that is exported."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -34,7 +34,7 @@ def greedy(dtype: tf.DType = tf.int64) -> Any:
 
 
 def epsilon_greedy() -> Any:
-    """Epsilon is a function of a variable that the policy does not list among its own."""
+    """Epsilon is a function of a variable that is not in the policy's `variables()`."""
     step = tf.Variable(1.0, name='epsilon_step')
     return epsilon_greedy_policy.EpsilonGreedyPolicy(q_learning(), epsilon=lambda: 0.5 * step)
 
@@ -45,13 +45,13 @@ def recurrent() -> Any:
 
 
 def stochastic_actor() -> Any:
-    """Continuous actions, drawn."""
+    """A stochastic policy of continuous actions."""
     time_step = ts.time_step_spec(OBSERVATION)
     return actor_policy.ActorPolicy(time_step, CONTINUOUS, actor_network=_actor_network())
 
 
 def with_info() -> Any:
-    """Tells the parameters of its distribution with each action, as PPO wants them for training."""
+    """Its info has the parameters of its distribution, which PPO needs for training."""
     value = _built(value_network.ValueNetwork(OBSERVATION, fc_layer_params=(16,)))
     time_step = ts.time_step_spec(OBSERVATION)
     return ppo_policy.PPOPolicy(time_step, CONTINUOUS, _actor_network(), value, collect=True)
@@ -66,7 +66,7 @@ def greedy_actor() -> Any:
 
 
 def normalized() -> Any:
-    """Normalizes observations inside, by what it has seen: means of 1, 2, 3 and 4."""
+    """Normalizes observations by earlier ones: means of 1, 2, 3 and 4."""
     time_step = ts.time_step_spec(OBSERVATION)
     normalizer = tensor_normalizer.StreamingTensorNormalizer(OBSERVATION)
     normalizer.update(tf.random.stateless_normal([1000, 4], [0, 0]) * 3.0 + [1.0, 2.0, 3.0, 4.0])
@@ -114,7 +114,7 @@ def _built(network: Any) -> Any:
 
 
 class Linear:
-    """The greedy policy of a linear Q function of two actions, with weights to be set.
+    """The greedy policy of a linear Q function of two actions, with given weights.
 
     Attributes:
       policy: acts 1 where weights * observation + bias > 0, else 0.
@@ -144,8 +144,8 @@ def time_step(policy: Any, batch_size: int, seed: int = 0) -> ts.TimeStep:
 
 
 def reweigh(policy: Any, seed: int = 0) -> None:
-    """Gives the policy other weights, as training would."""
+    """Changes the policy's weights, as training would."""
     rng = np.random.default_rng(seed)
     for variable in policy.variables():
-        if variable.trainable:  # not what a normalizer has counted
+        if variable.trainable:  # not a normalizer's statistics
             variable.assign(rng.normal(size=variable.shape, scale=0.3))

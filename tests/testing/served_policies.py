@@ -1,4 +1,4 @@
-"""Served policies for tests: whole versions of a linear policy, whose answers tell which version gave them."""
+"""Served policies for tests: complete versions of a linear policy, whose actions depend on the version."""
 
 import contextlib
 import threading
@@ -17,8 +17,8 @@ NEEDS = 'needs tensorflow-serving-api; pip install ".[serving]"'
 
 
 class Publisher:
-    """Publishes versions of a policy whose action is 1 for observations above 0 when its step is odd, else for those
-    below; so an action tells the parity of the version that chose it."""
+    """Publishes versions of a policy whose action is 1 for observations above 0 if its step is odd, else for those
+    below 0, so that an action has the parity of its version."""
 
     def __init__(self, root, name='greedy_policy'):
         self.directory = root / name
@@ -33,14 +33,14 @@ class Publisher:
 
 
 def agrees(observation, action, step):
-    """Says whether `action` is that of version `step`."""
+    """Returns whether `action` is that of version `step`."""
     sign = 1.0 if step % 2 else -1.0
     return np.array_equal(action, (np.asarray(observation)[:, 0] * sign > 0).astype(np.int64))
 
 
 @contextlib.contextmanager
 def held(models):
-    """Holds the computation of 'serving_default'. Yields two events: one has begun; let it go on."""
+    """Holds the computation of 'serving_default'. Yields two events: a computation has started; let it resume."""
     signature = models.get('greedy_policy').get().signature('serving_default')
     program, started, resume = signature._program, threading.Event(), threading.Event()
 
@@ -58,7 +58,7 @@ def held(models):
 
 @contextlib.contextmanager
 def serving(root, batching=None, pinned=(), names=(), **options):
-    """A server of what is below `root`, on a free port. Yields it and its models."""
+    """A server of the policies in `root`, on a free port. Yields it and its models."""
     models = Models(root, lambda path: ServedVersion(path, batching), names, pinned)
     models.refresh()
     server = PolicyServer(models, ServerOptions(port=0, **options))
