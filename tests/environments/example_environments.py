@@ -24,7 +24,7 @@ gymnasium.register(
 
 
 class TwoStates(gymnasium.Env):
-    """States 0 and 1; action 1 changes the state, with reward 1. Step `length` terminates in state 1, else truncates."""
+    """States 0 and 1; action 1 changes the state for reward 1. Step `length` terminates in state 1, else truncates."""
 
     observation_space = spaces.Discrete(2)
     action_space = spaces.Discrete(2)

@@ -16,7 +16,6 @@ from tflearn.policies import loader, signatures, versions
 from tflearn.policies.exporter import PolicyExporter
 from tflearn.run_dir import write_json
 from tflearn.types import EnvironmentSpecs
-from tflearn.waiting import Stopped
 
 
 @pytest.fixture(scope='module')
@@ -123,26 +122,3 @@ def test_loads_the_next_version_if_one_is_pruned_while_loading(tmp_path):
         steps.append(loader.load_newest(tmp_path).train_step)
     assert loader.load_newest(tmp_path).train_step == 59
     assert steps == sorted(steps)
-
-
-def test_waiting_ends_with_another_version_even_a_lower_one(tmp_path):
-    exporter = PolicyExporter(example_policies.greedy(), tmp_path)
-    for train_step in (0, 5, 9):
-        exporter.export(train_step, {})
-    assert loader.wait_for_newer(tmp_path, None, timeout_secs=0) == 9
-    assert loader.wait_for_newer(tmp_path, 5, timeout_secs=0) == 9
-    exporter.drop_newer_than(0)
-    assert loader.wait_for_newer(tmp_path, 9, timeout_secs=0) == 0
-
-
-def test_waiting_ends_at_a_timeout_a_stop_or_a_condition(exported, tmp_path):
-    with pytest.raises(TimeoutError, match=f'a policy other than that of step 4 in {exported}'):
-        loader.wait_for_newer(exported, 4, timeout_secs=0.1)
-    with pytest.raises(TimeoutError, match=f'a policy in {tmp_path}/none'):
-        loader.wait_for_newer(tmp_path / 'none', None, timeout_secs=0.1)
-    stop = threading.Event()
-    stop.set()
-    with pytest.raises(Stopped):
-        loader.wait_for_newer(exported, 4, timeout_secs=10, stop=stop)
-    assert loader.wait_for_newer(exported, 4, timeout_secs=10, unless=lambda: True) == 4
-    assert loader.wait_for_newer(tmp_path / 'none', None, timeout_secs=10, unless=lambda: True) is None

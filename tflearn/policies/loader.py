@@ -1,8 +1,6 @@
 """Finds, loads and runs exported policies. Incomplete versions are ignored."""
 
 import pathlib
-import threading
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -13,7 +11,6 @@ from tflearn.policies import loaded_model, plain_nests, versions
 from tflearn.policies.loaded_model import LoadedModel
 from tflearn.run_dir import read_json
 from tflearn.types import EnvironmentSpecs
-from tflearn.waiting import wait_until
 
 newest_version = versions.newest_version
 
@@ -138,38 +135,3 @@ def load_newest(directory: pathlib.Path) -> LoadedPolicy | None:
         except FileNotFoundError:
             continue
     return None
-
-
-def wait_for_newer(
-    directory: pathlib.Path,
-    than: int | None,
-    timeout_secs: float,
-    stop: threading.Event | None = None,
-    unless: Callable[[], bool] = lambda: False,
-) -> int | None:
-    """Waits until the newest version is not `than`.
-
-    It may be lower: training that resumes from an older checkpoint moves newer versions aside.
-
-    Args:
-      directory: the directory of the versions, which need not exist yet.
-      than: the train step of the newest version so far; None for none.
-      timeout_secs: how long to wait.
-      stop: ends the wait when set.
-      unless: ends the wait when it returns True, since no more versions will come.
-
-    Returns:
-      The train step of the newest version; it may still be `than` if `unless` ended the wait.
-
-    Raises:
-      TimeoutError: naming the directory, after `timeout_secs`.
-      waiting.Stopped: when `stop` was set.
-    """
-
-    def newer() -> tuple[int | None] | None:
-        ended = unless()
-        newest = newest_version(directory)
-        return (newest,) if ended or (newest is not None and newest != than) else None
-
-    which = 'a policy' if than is None else f'a policy other than that of step {than}'
-    return wait_until(newer, f'{which} in {directory}', timeout_secs, stop)[0]
