@@ -165,7 +165,7 @@ def test_an_environment_that_fails_at_each_reset_is_an_error(tmp_path):
     with pytest.raises(RuntimeError, match='got 6 failures in a row of environment [01]; .*OSError: no licence left'):
         environment.step(np.array([0, 0]))
     assert not multiprocessing.active_children()
-    with pytest.raises(RuntimeError, match='need other environments'):
+    with pytest.raises(RuntimeError, match='need open environments'):
         environment.step(np.array([0, 0]))
     environment.close()
 

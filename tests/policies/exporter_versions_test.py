@@ -55,7 +55,7 @@ def test_policy_that_acts_differently_is_not_published(tmp_path, monkeypatch):
     weights = exporter._read_all()
     example_policies.reweigh(policy)
     monkeypatch.setattr(exporter, '_read_all', lambda: weights)
-    with pytest.raises(RuntimeError, match='need .* the live one gives'):
+    with pytest.raises(RuntimeError, match='need .* as from the live policy'):
         exporter.export(1, {})
     assert list(tmp_path.iterdir()) == []
 
@@ -74,7 +74,7 @@ def test_later_version_that_differs_from_its_snapshot_is_not_published(tmp_path,
     snapshot = exporter._read_all()
     example_policies.reweigh(policy)
     monkeypatch.setattr(exporter, '_read_all', lambda: snapshot)
-    with pytest.raises(RuntimeError, match='got .* from the exported policy; need .* the live one gives'):
+    with pytest.raises(RuntimeError, match='got .* from the exported policy; need .* as from the live policy'):
         exporter.export(3, {})
     assert names(tmp_path) == ['1', 'latest']
     monkeypatch.undo()
