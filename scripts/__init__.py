@@ -1,16 +1,32 @@
 """The programs: flags, configuration, one call. Installed as `tflearn_scripts`: `python -m tflearn_scripts.train`."""
 
+import importlib.util
 import os
+import pathlib
 import sys
 
-from tflearn.errors import UserImportError
 
-from . import preflight
+def _end(error: object) -> None:
+    program = os.path.basename(sys.argv[0])
+    print(f'{program if program.startswith("tflearn") else "tflearn"}: error: {error}', file=sys.stderr)
+    sys.exit(2)
+
+
+# Before the first import of the package: another project's has the same name.
+_spec = importlib.util.find_spec('tflearn')
+_found = pathlib.Path((_spec and _spec.origin) or '(nothing)')
+if not (_found.is_file() and 'tflearn-agents' in _found.read_text(encoding='utf-8')):
+    _end(
+        f'got {_found} as the package tflearn; need that of the distribution tflearn-agents; run '
+        '`pip uninstall tflearn`, then install tflearn-agents again'
+    )
+
+from tflearn.errors import UserImportError  # noqa: E402
+
+from . import preflight  # noqa: E402
 
 # Here, because a program's own imports are the first to fail on a wrong Python.
 try:
     preflight.check()
 except UserImportError as error:
-    program = os.path.basename(sys.argv[0])
-    print(f'{program if program.startswith("tflearn") else "tflearn"}: error: {error}', file=sys.stderr)
-    sys.exit(2)
+    _end(error)

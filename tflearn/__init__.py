@@ -87,11 +87,12 @@ def _warn_of_namesake() -> None:
         other = metadata.distribution('tflearn')
     except metadata.PackageNotFoundError:
         return
+    here, there = pathlib.Path(__file__).parent, pathlib.Path(str(other.locate_file(''))).resolve()
     warnings.warn(
-        f'got two distributions that are imported as tflearn: tflearn-agents, which was imported (from '
-        f'{pathlib.Path(__file__).parent}), and tflearn {other.version} (in {other.locate_file("")}); need only one; '
-        'run `pip uninstall tflearn`, then install tflearn-agents again',
-        stacklevel=2,
+        f'got two distributions that are imported as tflearn: tflearn-agents, which was imported (from {here}), and '
+        f'tflearn {other.version} (in {there}); need only one; run `pip uninstall tflearn`, then install '
+        'tflearn-agents again',
+        stacklevel=3,  # where it is imported
     )
 
 

@@ -1,0 +1,45 @@
+"""Another project's distribution is called `tflearn` and imported as `tflearn`: that is noticed."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+CHECKOUT = pathlib.Path(__file__).parents[2]
+
+
+def run(*arguments, first):
+    """Runs Python where `first` comes before the checkout on the module path."""
+    environment = {**os.environ, 'PYTHONPATH': f'{first}{os.pathsep}{CHECKOUT}'}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=first, env=environment, text=True, capture_output=True, timeout=200, check=False)
+
+
+def test_a_warning_if_the_other_distribution_is_installed_too(tmp_path):
+    metadata = tmp_path / 'tflearn-0.5.0.dist-info' / 'METADATA'
+    metadata.parent.mkdir()
+    metadata.write_text('Metadata-Version: 2.1\nName: tflearn\nVersion: 0.5.0\n')
+    done = run('-c', 'import tflearn; import tflearn.errors', first=tmp_path)
+    assert done.returncode == 0
+    assert done.stderr.count('got two distributions') == 1
+    for text in (str(CHECKOUT / 'tflearn'), f'tflearn 0.5.0 (in {tmp_path}', '`pip uninstall tflearn`'):
+        assert text in done.stderr
+
+
+def test_no_warning_otherwise(tmp_path):
+    assert run('-W', 'error', '-c', 'import tflearn', first=tmp_path).stderr == ''
+
+
+@pytest.mark.parametrize('text', ["raise RuntimeError('theirs')\n", None])
+def test_programs_refuse_another_package_of_that_name(tmp_path, text):
+    (tmp_path / 'tflearn').mkdir()
+    if text:
+        (tmp_path / 'tflearn' / '__init__.py').write_text(text)
+        done = run('-m', 'scripts.launch', '--help', first=tmp_path)
+        assert done.returncode == 2
+        assert done.stderr.startswith(f'tflearn: error: got {tmp_path / "tflearn" / "__init__.py"} as the package')
+        assert done.stderr.count('\n') == 1
+    else:  # a folder without __init__.py hides nothing
+        assert run('-m', 'scripts.launch', '--help', first=tmp_path).returncode == 0
