@@ -126,6 +126,23 @@ def defines(file: source_tree.SourceFile, name: str) -> bool:
     return name in exported or any(getattr(node, 'name', None) == name for node in file.syntax.body)
 
 
+@pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)
+def test_commands_in_documents_have_flags_that_are_there(page):
+    text = page.read_text(encoding='utf-8').replace('\\\n', ' ')
+    commands = re.findall(r'\btflearn-([\w-]+)((?:[ \t]+(?:-{2}\w+(?:=(?:\'[^\']*\'|[^\s`]+))?))*)', text)
+    defined = {
+        node.args[0].value
+        for file in FILES
+        if file.parts[0] == 'scripts'
+        for node in ast.walk(file.syntax)
+        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith('flags.DEFINE')
+        if isinstance(node.args[0], ast.Constant)
+    } | {'collector_name', 'nobatching', 'verbosity'}
+    for program, flags in commands:
+        assert program == 'agents' or (ROOT / 'scripts' / f'{program.replace("-", "_")}.py').exists(), program
+        assert set(re.findall(r'--(\w+)', re.sub(r"'[^']*'", '', flags))) <= defined, (program, flags)
+
+
 def test_the_glossary_is_short():
     words = re.findall(r'^\| \*\*(.+?)\*\* \|', (DOCS / 'glossary.md').read_text(encoding='utf-8'), re.MULTILINE)
     assert 10 < len(words) <= 20
