@@ -56,6 +56,11 @@ class Checkpointer:
         return Manager(str(self._files.directory), [self._files.path(step) for step in self._files.steps()])
 
     @property
+    def checkpoint_exists(self) -> bool:
+        """Whether there is a checkpoint in the directory now."""
+        return bool(self.manager.checkpoints)
+
+    @property
     def saved_step(self) -> int | None:
         """Train step of the last checkpoint restored or saved."""
         return self._checkpoints.saved_step
