@@ -199,7 +199,7 @@ def bounded(shape, dtype, low, high):
     return tensor_spec.BoundedTensorSpec(shape, dtype, low, high, 'leaf')
 
 
-AGENTS = {'dqn': dqn, 'sac': sac, 'ppo': ppo, 'impala': impala, 'appo': appo, 'reinforce': reinforce}
+MODULES = {'dqn': dqn, 'sac': sac, 'ppo': ppo, 'impala': impala, 'appo': appo, 'reinforce': reinforce}
 UNEQUAL = bounded((2,), tf.int64, [0, 0], [1, 2])
 FROM_1 = bounded((), tf.int64, 1, 3)
 UNBOUNDED = bounded((2,), tf.float32, -np.inf, np.inf)
@@ -208,7 +208,7 @@ POLICY_GRADIENT = ('ppo', 'impala', 'appo', 'reinforce')
 
 
 def make_agent(name, observation, action, **changes):
-    module = AGENTS[name]
+    module = MODULES[name]
     return module.make_agent(EnvironmentSpecs(observation, action), create_train_step(), module.EXPERIENCE, **changes)
 
 
