@@ -168,4 +168,4 @@ def _progress_shown() -> Iterator[None]:
 def _is_progress(record: standard_logging.LogRecord) -> bool:
     """Returns whether a record is for the user: a warning, or a report of this package but for its waits."""
     own = record.pathname.startswith(_PACKAGE) and record.pathname != waiting.__file__
-    return own or record.levelno > standard_logging.INFO
+    return own or (record.levelno > standard_logging.INFO and record.name != 'tensorflow')  # it prints its own
