@@ -137,4 +137,4 @@ def test_says_what_the_launcher_restarts():
 
 def test_says_what_helps_against_environments_that_hang():
     assert "die or hang only with `gymnasium_env.make.vectorization = 'worker_processes'`" in PAGE
-    assert 'against environments that hang or die' in ' '.join(str(gymnasium_env.make.__doc__).split())
+    assert 'replace environments that hang or die' in ' '.join(str(gymnasium_env.make.__doc__).split())
