@@ -112,7 +112,7 @@ def test_the_settings_that_the_documentation_shows(configure):
     assert bound['record_video'] is not None
     environment = bound['make_environment'](num_environments=1, seed=0)
     environment.reset()
-    longest = max(leaf.spec.max_episode_steps for leaf in environment._copies._environments)
+    longest = max(leaf.spec.max_episode_steps for leaf in environment._vector_env._environments)
     environment.close()
     assert longest == 1000, 'of evaluation; training has the registered 500'
 

@@ -127,10 +127,11 @@ def test_it_learns_a_bandit():
         reward=-4 * tf.abs(2 * data.action[..., 0] - 1.0),
         observation=tf.zeros_like(data.observation),
     )
-    for _ in range(250):
+    for _ in range(500):
         train(data)
-    assert agent.policy.action(zeros(SPECS.time_step, (1,))).action.numpy()[0, 0] == pytest.approx(1.0, abs=0.3)
-    assert int(agent.train_step_counter) == 250
+    action = agent.policy.distribution(zeros(SPECS.time_step, (1,))).action.mode()  # what is drawn has a spread
+    assert action.numpy()[0, 0] == pytest.approx(1.0, abs=0.3)
+    assert int(agent.train_step_counter) == 500
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_loss_of_a_batch_has_no_other_effect(tmp_path, make_agent, make_dataset_
     learner = Learner(agent, make_dataset_fn(), RunDir(tmp_path), strategy=strategy, options=options)
     called.clear()
     before = _values(agent)
-    element = next(learner._source)
+    element = learner._batches.next()
     first, again = learner.loss(element), learner.loss(element)
     assert first.loss == again.loss
     assert np.isfinite([first.loss, *first.extra.values()]).all()

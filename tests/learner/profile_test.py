@@ -10,8 +10,8 @@ def _traces(directory):
 
 def test_boundaries_are_where_the_trace_begins_and_ends(tmp_path):
     profile = Profile(tmp_path, (11, 20))
-    assert [profile.border(before) for before in (0, 9, 10, 19, 20, 100)] == [10, 10, 20, 20, None, None]
-    assert Profile(tmp_path, (1, 1)).border(0) == 1
+    assert [profile.boundary(before) for before in (0, 9, 10, 19, 20, 100)] == [10, 10, 20, 20, None, None]
+    assert Profile(tmp_path, (1, 1)).boundary(0) == 1
 
 
 @pytest.mark.parametrize('start', [10, 15])

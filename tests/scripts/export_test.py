@@ -20,7 +20,7 @@ def run(*arguments):
 def test_help():
     ended = run('--help')
     assert (ended.returncode, ended.stderr) == (0, '')
-    assert ended.stdout.startswith('tflearn-export: Makes, of what a run exported, a full model')
+    assert ended.stdout.startswith('tflearn-export: Makes a full model of one train step')
     for name in ('root_dir', 'policy', 'train_step', 'output', 'batch_size', 'tflite', 'observations'):
         assert f'  --{name}\n' in ended.stdout
 

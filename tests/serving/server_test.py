@@ -138,7 +138,7 @@ def raw(channel, method, data):
 
 def test_rejects_bytes_that_are_not_a_message(channel):
     code, details = raw(channel, 'PredictionService/Predict', b'\xff\xff\xff')
-    assert (code, details.partition('(')[0]) == ('INVALID_ARGUMENT', 'got 3 bytes that are no PredictRequest ')
+    assert (code, details.partition('(')[0]) == ('INVALID_ARGUMENT', 'got 3 bytes; need a PredictRequest ')
     assert raw(channel, 'ModelService/GetModelStatus', b'\x07')[0] == 'INVALID_ARGUMENT'
     assert raw(channel, 'PredictionService/Classify', b'')[0] == 'UNIMPLEMENTED'
 
