@@ -26,6 +26,7 @@ def launch() -> int:
         replay_address=None if values['replay_address'].using_default_value else values.replay_address,
         connect_timeout_secs=values.connect_timeout_secs,
         stop_timeout_secs=values.stop_timeout_secs,
+        warm_start=values.warm_start,
     )
 
 
@@ -33,6 +34,9 @@ def main() -> None:
     """Runs the program."""
     job_flags.define()
     flags.DEFINE_integer('num_collectors', 1, 'How many collect jobs to start.', lower_bound=1)
+    flags.DEFINE_bool(
+        'warm_start', True, "Load the jobs' libraries once and fork the jobs; --nowarm_start: each job loads its own."
+    )
     try:
         preflight.check()
         preflight.import_from_here()

@@ -34,14 +34,15 @@ RUNNING, WAIT = 'status={"state": "running"}', 'wait=30'
 RUN = [RUNNING, WAIT]
 
 
-def topology(run_dir: RunDir, **steps: list[str]) -> Topology:
+def topology(run_dir: RunDir, warm_parent: tuple[str, ...] | None = None, **steps: list[str]) -> Topology:
     """A topology of fake jobs: their names, which begin with their kind, and their steps (see fake_job.py)."""
     jobs = []
     for name, its_steps in steps.items():
         kind = next(kind for kind in ROLES if name.startswith(kind))
-        command = (sys.executable, str(_PROGRAM), str(run_dir.root), name, *its_steps)
+        program = ('-m', 'tests.launch.fake_job') if warm_parent else (str(_PROGRAM),)
+        command = (sys.executable, *program, str(run_dir.root), name, *its_steps)
         jobs.append(Job(name, command, kind, **ROLES[kind]))
-    return Topology(tuple(jobs))
+    return Topology(tuple(jobs), warm_parent)
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ def run(
     replay_address: str | None = None,
     connect_timeout_secs: float = 300.0,
     stop_timeout_secs: float = 30.0,
+    warm_start: bool = True,
 ) -> int:
     """Checks the run's configuration, then runs its jobs until the run has ended.
 
@@ -38,6 +39,7 @@ def run(
       replay_address: 'host:port' of the replay server; None: a free port of this machine.
       connect_timeout_secs: how long a job waits for another one.
       stop_timeout_secs: how long a job may take to end.
+      warm_start: load the jobs' libraries once, in a process that forks the jobs; else each job loads them itself.
 
     Returns:
       An exit code; see `local.run`.
@@ -50,7 +52,7 @@ def run(
     flags += [f'--gin_bindings={binding}' for binding in gin_bindings]
     flags += [f'--replay_address={replay_address or local.free_address()}']
     flags += [f'--connect_timeout_secs={connect_timeout_secs:g}', f'--stop_timeout_secs={stop_timeout_secs:g}']
-    topology = local_topology(package=package, flags=flags, num_collectors=num_collectors)
+    topology = local_topology(package=package, flags=flags, num_collectors=num_collectors, warm_start=warm_start)
     from tflearn.config import preview  # Half a second that a wrong flag need not wait for.
     from tflearn.jobs import environment_check
 

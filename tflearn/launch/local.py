@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 from tflearn.errors import UserValueError
@@ -19,6 +19,7 @@ from tflearn.launch.plain_view import PlainView
 from tflearn.launch.processes import OrphanReaper
 from tflearn.launch.supervisor import Failure, Supervisor, View
 from tflearn.launch.topology import Topology
+from tflearn.launch.warm_parent import WarmParent
 from tflearn.run_dir import RunDir, Status, read_json
 
 STOP_TIMEOUT_SECS = 60.0
@@ -106,8 +107,12 @@ def run(
             run_summary.write_commands(run_dir, topology)
             _print(out, f'Run in {run_summary.shown(run_dir.root)}; logs in {run_summary.shown(run_dir.logs)}.')
             view = _make_view(out, run_dir, line_interval_secs)
-            with contextlib.closing(OrphanReaper(stop_timeout_secs, log.fileno())) as reaper:
-                failure = _work(Supervisor(topology, run_dir, reaper, view, log), view, signals, stop_timeout_secs)
+            with (
+                _warm_parent(topology, log, stop=lambda: len(signals.received) > 0) as warm_parent,
+                contextlib.closing(OrphanReaper(stop_timeout_secs, log.fileno())) as reaper,
+            ):
+                supervisor = Supervisor(topology, run_dir, reaper, warm_parent, view, log)
+                failure = _work(supervisor, view, signals, stop_timeout_secs)
             code = _conclude(run_dir, out, log, failure, signals.received)
             state = {0: 'finished', 1: 'failed', 2: 'failed'}.get(code, 'stopped')
         finally:
@@ -115,12 +120,24 @@ def run(
         return code
 
 
+@contextlib.contextmanager
+def _warm_parent(topology: Topology, log: TextIO, stop: Callable[[], bool]) -> Iterator[WarmParent | None]:
+    """Starts the topology's warm parent, if it has one, and waits until it is ready."""
+    if topology.warm_parent is None:
+        yield None
+        return
+    with contextlib.closing(WarmParent(topology.warm_parent, log)) as warm_parent:
+        warm_parent.wait_until_ready(stop)
+        yield warm_parent
+
+
 def _work(supervisor: Supervisor, view: View, signals: '_StopSignals', stop_timeout_secs: float) -> Failure | None:
     """Starts the jobs, watches them and stops them. Returns why the run failed, if it did."""
     failure = None
     try:
         view.open()
-        supervisor.start()
+        if not signals.received:
+            supervisor.start()
         failure = supervisor.watch(stop=lambda: len(signals.received) > 0)
     finally:
         user_error = supervisor.stop(stop_timeout_secs, kill=lambda: len(signals.received) > 1)

@@ -13,6 +13,7 @@ import time
 from tflearn.launch import orphan_reaper
 from tflearn.launch.reports import JobReport
 from tflearn.launch.topology import Job
+from tflearn.launch.warm_parent import Process, WarmParent, unbuffered_environment
 from tflearn.run_dir import RunDir, read_json
 
 _TAIL_BYTES = 64 * 1024
@@ -74,15 +75,16 @@ class JobProcess:
       has_run: whether a report found it running, in this process or an earlier one.
     """
 
-    def __init__(self, job: Job, run_dir: RunDir, reaper: OrphanReaper):
+    def __init__(self, job: Job, run_dir: RunDir, reaper: OrphanReaper, warm_parent: WarmParent | None):
         self.job = job
         self.log: pathlib.Path = run_dir.log(job.name)
         self.exit_code: int | None = None
         self.restarts = 0
         self.has_run = False
         self._status = run_dir.status(job.name)
-        self._guard = reaper
-        self._process: subprocess.Popen[bytes] | None = None
+        self._reaper = reaper
+        self._warm_parent = warm_parent
+        self._process: Process | None = None
         self._started_at = 0.0
         self._log_start = 0
         self._stopping = False
@@ -91,22 +93,22 @@ class JobProcess:
         """Starts the job, or starts it again."""
         if self._process is not None:
             self.restarts += 1
-        environment = {**os.environ, 'PYTHONUNBUFFERED': '1'}  # Its output is in its log at once.
         self._started_at = time.time()
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with open(self.log, 'ab') as log:
             log.write(f'===== {time.strftime("%F %T")} $ {shlex.join(self.job.command)}\n'.encode())
             log.flush()
             self._log_start = log.tell()
-            self._process = subprocess.Popen(
+            warm = self._warm_parent and self._warm_parent.start(self.job.command, log.fileno())
+            self._process = warm or subprocess.Popen(
                 self.job.command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=environment,
+                env=unbuffered_environment(),
                 start_new_session=True,
             )
-        self._guard.add(self._process.pid)
+        self._reaper.add(self._process.pid)
         self.exit_code = None
 
     @property
@@ -120,7 +122,7 @@ class JobProcess:
             return False
         self.exit_code = self._process.returncode
         self._signal_group(signal.SIGKILL)  # Its own children, such as environment workers.
-        self._guard.remove(self._process.pid)
+        self._reaper.remove(self._process.pid)
         return True
 
     def terminate(self) -> None:

@@ -11,6 +11,7 @@ from tflearn.launch.processes import JobProcess, OrphanReaper
 from tflearn.launch.reports import RunReport
 from tflearn.launch.run_summary import shown
 from tflearn.launch.topology import Topology
+from tflearn.launch.warm_parent import WarmParent
 from tflearn.run_dir import RunDir
 
 POLL_SECS = 0.05
@@ -49,8 +50,16 @@ class Failure:
 class Supervisor:
     """The processes of one run."""
 
-    def __init__(self, topology: Topology, run_dir: RunDir, reaper: OrphanReaper, view: View, log: TextIO):
-        self._processes = [JobProcess(job, run_dir, reaper) for job in topology.jobs]
+    def __init__(
+        self,
+        topology: Topology,
+        run_dir: RunDir,
+        reaper: OrphanReaper,
+        warm_parent: WarmParent | None,
+        view: View,
+        log: TextIO,
+    ):
+        self._processes = [JobProcess(job, run_dir, reaper, warm_parent) for job in topology.jobs]
         self._view = view
         self._log = log
         self._started_at = time.monotonic()

@@ -34,9 +34,15 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """The jobs of a run, in the order in which they are started."""
+    """The jobs of a run.
+
+    Attributes:
+      jobs: in the order in which they are started.
+      warm_parent: the program that loads their libraries and forks them, see `WarmParent`; None: each loads its own.
+    """
 
     jobs: tuple[Job, ...]
+    warm_parent: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         names = [job.name for job in self.jobs]
@@ -47,7 +53,7 @@ class Topology:
                 raise UserValueError(f'got job {job.name} that serves {job.serves!r}; need one of {", ".join(names)}')
 
 
-def local_topology(*, package: str, flags: Sequence[str], num_collectors: int) -> Topology:
+def local_topology(*, package: str, flags: Sequence[str], num_collectors: int, warm_start: bool = True) -> Topology:
     """Returns the topology of a run on one machine: replay_server, train, evaluate and collect_0, collect_1, ...
 
     Train stops first, so that its last checkpoint is the newest there is; the replay server last, so that it saves
@@ -57,6 +63,7 @@ def local_topology(*, package: str, flags: Sequence[str], num_collectors: int) -
       package: the Python package that holds the jobs' programs.
       flags: the run's flags, the same for every job.
       num_collectors: collect jobs; at least 1.
+      warm_start: load the jobs' libraries once instead of in each of them.
 
     Raises:
       ValueError: if there is no collector.
@@ -83,4 +90,5 @@ def local_topology(*, package: str, flags: Sequence[str], num_collectors: int) -
         )
         for name in (f'collect_{i}' for i in range(num_collectors))
     ]
-    return Topology((replay_server, train, evaluate, *collectors))
+    warm_parent = (sys.executable, '-m', f'{package}.warm_parent') if warm_start else None
+    return Topology((replay_server, train, evaluate, *collectors), warm_parent)

@@ -1,0 +1,29 @@
+"""Loads the libraries of all jobs, then forks jobs for tflearn-launch, which starts it; see launch/warm_parent.py."""
+
+import pathlib
+import runpy
+import socket
+import sys
+
+from tflearn.launch import warm_parent
+
+from . import preflight
+
+_MODULES = ('tensorflow', 'gym', *(f'tflearn.jobs.{job}' for job in ('replay_server', 'train', 'collect', 'evaluate')))
+
+
+def main() -> None:
+    """Runs the program; its argument is the descriptor of its socket. In a fork, runs the job's program."""
+    preflight.import_from_here()
+    preflight.import_quietly(*_MODULES)
+    module, *arguments = warm_parent.serve(socket.socket(fileno=int(sys.argv[1])))
+    import numpy as np
+
+    np.random.seed()  # The only generator that is loaded with a state, which all jobs would share.
+    pathlib.Path('/proc/self/comm').write_text(module.rpartition('.')[2], encoding='utf-8')
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name='__main__', alter_sys=True)
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,184 @@
+"""A process that loads the jobs' libraries once and forks the jobs: each of them starts within a second.
+
+`WarmParent` is the launcher's end; `serve` is the process's, whose program (scripts/warm_parent.py) loads the libraries
+first. None of them may start TensorFlow's runtime or a thread that works, since neither survives a fork.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol, TextIO
+
+_READY_TIMEOUT_SECS = 120.0
+_REPLY_TIMEOUT_SECS = 10.0
+_POLL_SECS = 0.05
+_MAX_BYTES = 1 << 20
+_UNKNOWN_EXIT_CODE = 1
+
+
+def unbuffered_environment() -> dict[str, str]:
+    """Returns the environment for jobs, whose output is to be in their logs at once."""
+    return {**os.environ, 'PYTHONUNBUFFERED': '1'}
+
+
+class Process(Protocol):
+    """What a supervisor needs of a process; `subprocess.Popen` has it too."""
+
+    pid: int
+    returncode: int | None
+
+    def poll(self) -> int | None:
+        """Returns the exit code, None while the process lives."""
+
+    def terminate(self) -> None:
+        """Sends SIGTERM."""
+
+
+class WarmParent:
+    """Starts jobs as forks of a process that has loaded their libraries."""
+
+    def __init__(self, command: Sequence[str], log: TextIO):
+        """Starts the process.
+
+        Args:
+          command: the program that calls `serve`; a descriptor is added to it.
+          log: the file for its output.
+        """
+        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [*command, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=unbuffered_environment(),
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C is for the launcher.
+            )
+        self._exit_codes: dict[int, int] = {}
+        self._ready = False
+
+    def wait_until_ready(self, stop: Callable[[], bool]) -> None:
+        """Waits until the libraries are loaded, the process has ended, or `stop` returns True; two minutes at most."""
+        deadline = time.monotonic() + _READY_TIMEOUT_SECS
+        while not stop() and time.monotonic() < deadline:
+            if self._readable(_POLL_SECS):
+                self._ready = self._receive() is not None
+                return
+
+    def start(self, command: Sequence[str], log: int) -> Process | None:
+        """Starts a job in a process group of its own.
+
+        Args:
+          command: [sys.executable, '-m', module, arguments...]
+          log: the descriptor of the file for its output.
+
+        Returns:
+          The process; None if this cannot start it, since the libraries were not loaded or the process has ended.
+        """
+        if not self._ready or list(command[:2]) != [sys.executable, '-m']:
+            return None
+        with contextlib.suppress(OSError):
+            socket.send_fds(self._connection, [json.dumps(list(command[2:])).encode()], [log])
+            while self._readable(_REPLY_TIMEOUT_SECS) and (message := self._receive()):
+                if 'started' in message:
+                    return _Fork(message['started'], self)
+        self._ready = False
+        return None
+
+    def exit_code(self, pid: int) -> int | None:
+        """Returns the exit code of a job that this started; None while it lives."""
+        while self._ready and self._readable(0.0):
+            self._ready = self._receive() is not None
+        if pid not in self._exit_codes and not self._ready and not _lives(pid):
+            self._exit_codes[pid] = _UNKNOWN_EXIT_CODE  # Only its parent, which has ended, could know.
+        return self._exit_codes.get(pid)
+
+    def close(self) -> None:
+        """Ends the process. Jobs that it started go on."""
+        self._connection.close()
+        self._process.kill()
+        self._process.wait()
+
+    def _readable(self, timeout_secs: float) -> bool:
+        return bool(select.select([self._connection], [], [], timeout_secs)[0])
+
+    def _receive(self) -> dict[str, int] | None:
+        """Returns the next message, None if the process has ended. Notes the ends of jobs."""
+        with contextlib.suppress(ConnectionError):
+            if text := self._connection.recv(_MAX_BYTES):
+                message: dict[str, int] = json.loads(text)
+                if 'ended' in message:
+                    self._exit_codes[message['ended']] = message['exit_code']
+                return message
+        return None
+
+
+class _Fork:
+    """A job that a warm parent started, as `subprocess.Popen` shows its own."""
+
+    def __init__(self, pid: int, parent: WarmParent):
+        self.pid = pid
+        self.returncode: int | None = None
+        self._parent = parent
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            self.returncode = self._parent.exit_code(self.pid)
+        return self.returncode
+
+    def terminate(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGTERM)
+
+
+def serve(connection: socket.socket) -> list[str]:
+    """Forks jobs on request until the launcher has ended, which ends this process too.
+
+    Args:
+      connection: the socket to the launcher.
+
+    Returns:
+      In a forked process only, whose output goes to its log: the job's module, then its arguments.
+    """
+    connection.send(json.dumps({'ready': os.getpid()}).encode())
+    jobs: set[int] = set()
+    while True:
+        if select.select([connection], [], [], _POLL_SECS)[0]:
+            text, logs, *_ = socket.recv_fds(connection, _MAX_BYTES, 1)
+            if not text:
+                os._exit(0)
+            pid = os.fork()
+            if pid == 0:
+                connection.close()
+                os.setsid()
+                os.dup2(logs[0], 1)
+                os.dup2(logs[0], 2)
+            for log in logs:
+                os.close(log)
+            if pid == 0:
+                return list(json.loads(text))
+            jobs.add(pid)
+            connection.send(json.dumps({'started': pid}).encode())
+        for pid in list(jobs):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                jobs.remove(pid)
+                exit_code = os.waitstatus_to_exitcode(status)
+                connection.send(json.dumps({'ended': pid, 'exit_code': exit_code}).encode())
+
+
+def _lives(pid: int) -> bool:
+    """Returns whether a process exists and is no zombie, which it may stay where no init process collects it."""
+    try:
+        return pathlib.Path(f'/proc/{pid}/stat').read_text(encoding='utf-8').rpartition(')')[2].split()[0] != 'Z'
+    except OSError:
+        return False
