@@ -106,8 +106,8 @@ def _measure(
         num_steps = intervals_a_round * interval
         rates: dict[Trainer, list[float]] = {plain: [], exporting: []}
         for number in range(rounds + 1):  # the first warms up
-            turns = (plain, exporting) if number % 2 else (exporting, plain)
-            for trainer in turns:
+            order = (plain, exporting) if number % 2 else (exporting, plain)
+            for trainer in order:
                 rates[trainer].append(trainer.steps_per_sec(num_steps, steps_per_call))
             if not number:
                 exporting.stalls.clear()

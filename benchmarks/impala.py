@@ -1,4 +1,4 @@
-"""How many environment steps a second does the whole of IMPALA collect, move and train on, beside RLlib's?
+"""How many environment steps a second does IMPALA collect, move and train on, beside RLlib's?
 
     python benchmarks/impala.py --rllib_python=rllib_environment/bin/python
 

@@ -80,7 +80,7 @@ def main() -> int:
 
 
 def _run(root: pathlib.Path, gin_file: str, gin_bindings: Sequence[str], seed: int) -> Outcome:
-    """One whole run, or what is missing of it if `root` holds a part."""
+    """One complete run, or what is missing of it if `root` holds a part."""
     seeded = [*gin_bindings, *(f'{job}.seed={seed}' for job in ('train', 'collect', 'evaluate'))]
     bindings = [f'--gin_bindings={binding}' for binding in seeded]
     command = [
@@ -102,7 +102,7 @@ def _run(root: pathlib.Path, gin_file: str, gin_bindings: Sequence[str], seed: i
 
 def _table(outcomes: Sequence[Outcome]) -> str:
     lines = [
-        '| seed | greedy mean return | environment steps | training, s | whole command, s |',
+        '| seed | greedy mean return | environment steps | training, s | command, s |',
         '|---|---|---|---|---|',
     ]
     row = '| {} | {:.1f} | {:,.0f} | {:.0f} | {:.0f} |'

@@ -46,7 +46,7 @@ def read(path: str | os.PathLike[str]) -> tuple[float | None, list[tuple[float, 
 
 
 def append(path: str | os.PathLike[str], **entry: Any) -> None:
-    """Appends a line, whole also if several processes write."""
+    """Appends a line atomically, also if several processes write."""
     with open(path, 'a', encoding='utf-8') as lines:
         lines.write(json.dumps(entry) + '\n')
 

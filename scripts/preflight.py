@@ -65,7 +65,7 @@ def import_from_here() -> None:
 def import_quietly(*modules: str) -> None:
     """Imports `modules` without the lines that TensorFlow and gym always print; all other output is kept.
 
-    The output is held back during the import. With TF_CPP_MIN_LOG_LEVEL set, all of it is shown at once.
+    The output is buffered during the import. With TF_CPP_MIN_LOG_LEVEL set, all of it is shown at once.
 
     Args:
       modules: the modules' names; those that are not installed are skipped.

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # Sourced by scripts/quickstart and scripts/test. Offers make_venv, after which $venv holds what requirements/lock.txt
-# says and the checkout itself.
+# lists and the checkout itself.
 
 checkout=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=${TFLEARN_VENV:-$checkout/.venv}
@@ -40,7 +40,7 @@ wanted_stamp() {
 
 venv_is_ready() { [[ -f "$stamp" && "$(<"$stamp")" == "$(wanted_stamp)" ]]; }
 
-# pip in the environment: says now and then how far it is; the log has it all.
+# pip in the environment: reports its progress now and then; the log has it all.
 pip_install() {
   local log=$venv/install.log total fetched=0 line
   total=$(grep -c '==' "$lock")
@@ -73,7 +73,7 @@ install_venv() {
   say 'installed'
 }
 
-# Makes $venv, or makes it anew when it does not fit. An interrupted call leaves no stamp that fits; of two calls at
+# Makes $venv, or replaces it when it does not fit. An interrupted call leaves no stamp that fits; of two calls at
 # once the second waits for the first.
 make_venv() {
   if venv_is_ready; then return; fi
@@ -81,10 +81,10 @@ make_venv() {
   [[ -w "$venv" ]] || fail "got $venv, which cannot be written to; need a place for the environment; set TFLEARN_VENV=DIR"
   [[ -f "$stamp" || -z "$(ls -A "$venv")" ]] ||
     fail "got $venv, which holds something else; need a place for the environment; remove it or set TFLEARN_VENV=DIR"
-  exec 8<"$venv" # The lock is the directory itself, which stays when it is made anew.
+  exec 8<"$venv" # The lock is the directory itself, which stays when the environment is replaced.
   if ! flock -n 8; then
     say "waiting for another command that installs into $venv"
-    flock -w 1800 8 || fail 'waited half an hour in vain for another command that installs'
+    flock -w 1800 8 || fail 'waited half an hour for another command that installs'
   fi
   venv_is_ready || install_venv
   exec 8<&-

@@ -1,4 +1,4 @@
-"""The house keeps its order: layers, doors, sizes, names, BUILD files. Each rule is shown to be able to fail."""
+"""The architecture rules hold: layers, doors, sizes, names, BUILD files. Each rule is shown to be able to fail."""
 
 import difflib
 import pathlib
@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 FILES = source_tree.read(ROOT)
 WRITE_BUILD = 'run `python -m tests.architecture.build_files` in the checkout and read what it changed'
 
-# Every rule with files that break it, and what it then says.
+# Every rule with files that break it, and what it then reports.
 RULES = {
     layers.layers: [
         (

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-# oneDNN compiles its kernels anew in each process, which is a tenth of the time of all tests.
+# oneDNN compiles its kernels again in each process, which is a tenth of the time of all tests.
 os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '0')
 
 import tensorflow as tf

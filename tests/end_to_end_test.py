@@ -145,7 +145,7 @@ def test_the_same_command_goes_on_to_the_end_and_then_says_so(orphaned, start, t
 
 
 def check_finished(run_dir: RunDir, output: str, folder: pathlib.Path) -> None:
-    """Checks what launch said at the end, and what is in the run directory then."""
+    """Checks the run summary that launch prints, and the files of the run directory."""
     done = read_json(run_dir.done)
     assert done['reason'] == f'num_train_steps {NUM_TRAIN_STEPS} reached'
     assert done['train_step'] == done['evaluation']['train_step'] == NUM_TRAIN_STEPS

@@ -81,8 +81,8 @@ def test_info_metrics_of_environments():
     info |= {'executed_action': np.zeros(2), 'fell': np.array([True, False])}
     metrics(_row([1, 1], [2, 0], [0, 0]))  # one ends, one is interrupted
     (episode,) = metrics.drain()
-    told = {name: value for name, value in episode.items() if name.startswith('info')}
-    assert told == {
+    infos = {name: value for name, value in episode.items() if name.startswith('info')}
+    assert infos == {
         'info/speed': 2,
         'info_end/speed': 3,
         'info/success': 1,

@@ -143,10 +143,10 @@ def _agent_like(agent):
 def test_advantages_stop_at_the_end_of_an_episode():
     """Two episodes in one sequence have the advantages of separate sequences."""
     agent = _agent(**PLAIN)
-    whole = _with_episodes(example_data.sequences(agent, 2, 8), [MID, MID, LAST, FIRST, MID, MID, MID, MID])
-    samples, _ = agent.prepare(whole)
+    sequences = _with_episodes(example_data.sequences(agent, 2, 8), [MID, MID, LAST, FIRST, MID, MID, MID, MID])
+    samples, _ = agent.prepare(sequences)
     for begin, end in ((0, 4), (4, 8)):
-        part = tf.nest.map_structure(lambda leaf, b=begin, e=end: leaf[:, b:e], whole)
+        part = tf.nest.map_structure(lambda leaf, b=begin, e=end: leaf[:, b:e], sequences)
         own, _ = agent.prepare(part)
         np.testing.assert_allclose(own.target, samples.target[:, begin : end - 1], rtol=1e-5)
 

@@ -13,7 +13,7 @@ MAX_FUNCTION_LINES = 60
 MAX_FUNCTION_LINES_AT_90_PERCENT = 40
 MAX_CONSTRUCTOR_ARGUMENTS = 8
 MAX_BINARY_LINES = 40
-# Drop-ins: another library says what their constructors take.
+# Drop-ins: another library defines their constructors' arguments.
 GIVEN_CONSTRUCTORS = ('tflearn/tf_agents_compat/plain_learner.py', 'tflearn/tf_agents_compat/ppo_learner.py')
 MAX_PACKAGE_FILES = 16
 # Package -> how many files it may have instead, and why.
@@ -71,7 +71,7 @@ def function_lines(files: Sequence[SourceFile]) -> list[str]:
 
 
 def constructor_arguments(files: Sequence[SourceFile]) -> list[str]:
-    """Checks that a class is not told too much. (A dataclass has no constructor of its own to count.)"""
+    """Checks that no constructor takes too many arguments. (A dataclass writes none, so it has none to count.)"""
     return [
         f'{file.at(node.lineno)}: got {count} arguments of a constructor; need at most {MAX_CONSTRUCTOR_ARGUMENTS}; '
         'put those that belong together into a frozen dataclass, or make two classes'

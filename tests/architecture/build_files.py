@@ -1,6 +1,6 @@
 """The BUILD files, made from what the files really import. `python -m tests.architecture.build_files` writes them.
 
-One target per room, per program, per test and per benchmark; the vocabulary is one, what programs share is one.
+One target per package, per program, per test and per benchmark; the vocabulary is one, what programs share is one.
 """
 
 import collections
@@ -118,7 +118,7 @@ def _target_of(file: SourceFile) -> Target:
 
 
 def _gin_target(root: pathlib.Path, homes: dict[str, Target]) -> Target:
-    """Returns the gin files' target: they import the rooms whose factories they bind."""
+    """Returns the gin files' target: they import the packages whose factories they bind."""
     texts = [path.read_text(encoding='utf-8') for path in (root / 'gin').rglob('*.gin')]
     imports = [match.groups() for text in texts for match in re.finditer(r'^(?:from (\S+) )?import (\S+)', text, re.M)]
     labels = {_label_of('.'.join(filter(None, names)), homes) for names in imports}

@@ -42,7 +42,7 @@ PACKAGES = {
 }
 # File -> what it may import besides, and why the rule does not fit.
 EXCEPTIONS = {
-    'tflearn/learner/tf_agents_learner.py': ('tflearn.tf_agents_compat',),  # the name that version 0.1 told its users
+    'tflearn/learner/tf_agents_learner.py': ('tflearn.tf_agents_compat',),  # its documented name in version 0.1
 }
 JOBS = ('replay_server', 'collect', 'train', 'synchronous', 'train_offline', 'evaluate', 'serve', 'export')
 VOCABULARY_LIBRARIES = (
@@ -84,7 +84,7 @@ DOORS = {
 }
 
 # Names in the run directory that another library uses as well: where, and which.
-OTHERS_PATHS = {('tflearn/replay/checkpoint_directory.py', 'DONE')}  # Reverb marks a whole checkpoint so.
+OTHERS_PATHS = {('tflearn/replay/checkpoint_directory.py', 'DONE')}  # Reverb marks a complete checkpoint so.
 
 
 def layers(files: Sequence[SourceFile]) -> list[str]:
@@ -164,7 +164,7 @@ def doors(files: Sequence[SourceFile]) -> list[str]:
 
 
 def gin_folder(files: Sequence[SourceFile]) -> list[str]:
-    """Checks that gin/ holds no Python, which would shadow the gin library for whoever stands in the checkout."""
+    """Checks that gin/ holds no Python, which would shadow the gin library for programs that run in the checkout."""
     return [
         f'{file.path}: got Python under gin/; need gin files only; move it' for file in files if file.parts[0] == 'gin'
     ]

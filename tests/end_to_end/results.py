@@ -20,7 +20,7 @@ from tflearn.run_dir import RunDir
 from tflearn.train_step import create_train_step
 from tflearn.types import specs_of
 
-# Where each attempt at a run tells of itself. (TensorBoard's files are one per attempt.)
+# What each attempt at a run logs. (TensorBoard's files are one per attempt.)
 _TOLD = ('logs', 'status', 'summaries', 'commands.txt')
 
 

@@ -1,4 +1,4 @@
-"""Whole runs of small real processes: how they end, and what is said and left then."""
+"""Complete runs of small real processes: how they end, and what they print and leave behind."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""What is said at the end of a run."""
+"""The summary that is printed at the end of a run."""
 
 import sys
 

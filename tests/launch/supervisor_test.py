@@ -1,4 +1,4 @@
-"""Jobs that die: which death ends the run, which job is started again, and what is said of it."""
+"""Jobs that die: which death ends the run, which job is started again, and what is reported."""
 
 import os
 import signal

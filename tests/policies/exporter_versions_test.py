@@ -1,4 +1,4 @@
-"""An exporter publishes whole versions, each once, and keeps the last."""
+"""An exporter publishes complete versions, each once, and keeps the last."""
 
 import json
 import os

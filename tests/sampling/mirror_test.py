@@ -207,7 +207,7 @@ def test_writers_continue_when_the_learner_reads(serve, open_source):
     thread = threading.Thread(target=write_steps, args=(writer, fakes.CheckedEnvironment((50,) * 8), 200), daemon=True)
     thread.start()
     thread.join(3.0)
-    assert thread.is_alive(), 'held back'
+    assert thread.is_alive(), 'blocked'
     source = open_source(served)
     for _ in range(100):
         draw(source)

@@ -57,7 +57,7 @@ def test_chunks_in_parts_take_no_more_room_than_complete_ones():
 
 
 def test_late_part_of_a_chunk_drops_no_other_chunks():
-    """When its old room is needed, only older chunks are dropped."""
+    """When its memory is needed, only older chunks are dropped."""
     storage = Storage(experience('learner', max_size=4000, chunk_steps=16, sequence_length=2), DATA_SPEC)
     ring = RingBuffer(storage)
     (complete,) = chunks_of(storage, 0, 1)
