@@ -55,6 +55,17 @@ setuptools.setup(
             'tensorflow-serving-api>=2.15,<2.16',
         ],
         'video': ['moviepy>=2.1,<3', 'pillow<12'],
-        'dev': ['mypy>=1.10', 'pytest>=9', 'pytest-xdist>=3.8', 'ruff>=0.9', 'wheel'],
+        'gpu': ['tensorflow[and-cuda]>=2.15,<2.16'],
+        'dev': [
+            'ipykernel>=6.29,<8',
+            'mkdocs>=1.6,<2',
+            'mkdocs-material>=9.5,<10',
+            'mypy>=1.10',
+            'nbclient>=0.10,<1',
+            'pytest>=9',
+            'pytest-xdist>=3.8',
+            'ruff>=0.9',
+            'wheel',
+        ],
     },
 )
