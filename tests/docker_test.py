@@ -1,0 +1,93 @@
+"""The image and the development container: what their files name is there. The image itself is not built here."""
+
+import fnmatch
+import json
+import pathlib
+import re
+import subprocess
+
+import pytest
+from packaging.specifiers import SpecifierSet
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+TEXT = (ROOT / 'docker' / 'Dockerfile').read_text(encoding='utf-8')
+SETUP = (ROOT / 'setup.py').read_text(encoding='utf-8')
+CONTAINER = json.loads((ROOT / '.devcontainer' / 'devcontainer.json').read_text(encoding='utf-8'))
+EXTRAS = set(re.findall(r"^        '([\w-]+)': \[", SETUP, re.MULTILINE))
+# An instruction and its arguments, of Docker's reference; none of the others is needed here.
+INSTRUCTIONS = [
+    tuple(line.split(maxsplit=1))
+    for line in re.sub(r'\\\n\s*|^#.*\n', '', TEXT, flags=re.MULTILINE).splitlines()
+    if line
+]
+ARGUMENTS = dict(text.split('=') for name, text in INSTRUCTIONS if name == 'ARG')
+
+
+def _of(name: str) -> list[str]:
+    return [text for instruction, text in INSTRUCTIONS if instruction == name]
+
+
+def _copied() -> list[str]:
+    """What is copied from the checkout."""
+    return [source for text in _of('COPY') if '--from' not in text for source in text.split()[:-1]]
+
+
+def test_the_instructions_are_known_and_in_order():
+    known = {'ARG', 'FROM', 'ENV', 'RUN', 'WORKDIR', 'COPY', 'USER', 'VOLUME', 'EXPOSE', 'CMD'}
+    assert {name for name, _ in INSTRUCTIONS} <= known
+    names = [name for name, _ in INSTRUCTIONS]
+    assert names.index('FROM') == 1 and names[-1] == 'CMD'
+    assert names.index('USER') > max(i for i, name in enumerate(names) if name == 'RUN')
+    assert _of('USER') == ['tflearn'] and f'useradd --create-home --uid 1000 {_of("USER")[0]}' in TEXT
+
+
+@pytest.mark.parametrize('command', _of('RUN'))
+def test_shell_can_read_the_commands(command):
+    assert subprocess.run(['bash', '-n', '-c', command], check=False, timeout=60).returncode == 0
+
+
+def test_what_is_copied_is_there_and_not_ignored():
+    lines = (ROOT / '.dockerignore').read_text(encoding='utf-8').splitlines()
+    rules = [line for line in lines if line and not line.startswith('#')]
+    for source in (item.rstrip('/') for item in _copied()):
+        assert (ROOT / source).exists(), source
+        ignored = False
+        for rule in rules:
+            if fnmatch.fnmatch(source, rule.removeprefix('!')):
+                ignored = not rule.startswith('!')
+        assert not ignored, source
+    assert rules[0] == '*', 'nothing else goes to the daemon: no .git, no runs'
+    packaged = set(re.findall(r"'(tflearn|scripts|gin)'", SETUP))
+    assert packaged <= {source.rstrip('/') for source in _copied()}
+
+
+def test_the_versions_are_those_of_setup_py():
+    needed = SpecifierSet(re.search(r"python_requires='(.*)'", SETUP)[1])
+    assert needed.contains(f'{ARGUMENTS["PYTHON"]}.0') and needed.contains(f'{CONTAINER["build"]["args"]["PYTHON"]}.0')
+    assert _of('FROM') and all(text.startswith('python:${PYTHON}-slim') for text in _of('FROM'))
+    constraints = re.findall(r'--constraint (\S+)', TEXT)
+    assert constraints == ['requirements/lock.txt', 'requirements/gpu.txt']
+    assert all((ROOT / path).exists() for path in constraints)
+    named = [*re.findall(r'EXTRAS=([\w,-]+)', TEXT), CONTAINER['build']['args']['EXTRAS']]
+    assert {extra for text in named for extra in text.split(',')} <= EXTRAS
+    assert any('gpu' in text for text in named)
+
+
+def test_the_command_is_one_of_ours():
+    program, *flags = json.loads(_of('CMD')[0])
+    assert (ROOT / 'scripts' / f'{program.removeprefix("tflearn-")}.py').exists()
+    defined = (ROOT / 'scripts' / 'job_flags.py').read_text(encoding='utf-8')
+    assert all(f"'{re.match('--([a-z_]+)=', flag)[1]}'" in defined for flag in flags)
+    assert dict(flag.split('=') for flag in flags)['--root_dir'].startswith('runs/')
+    assert _of('VOLUME') == [f'{_of("WORKDIR")[-1]}/runs']
+
+
+def test_the_development_container_is_made_of_the_image():
+    build = CONTAINER['build']
+    folder = ROOT / '.devcontainer'
+    assert (folder / build['dockerfile']).resolve() == ROOT / 'docker' / 'Dockerfile'
+    assert (folder / build['context']).resolve() == ROOT
+    assert set(build['args']) <= set(ARGUMENTS)
+    assert CONTAINER['remoteUser'] == _of('USER')[0]
+    python = CONTAINER['customizations']['vscode']['settings']['python.defaultInterpreterPath']
+    assert f'python -m venv {python.removesuffix("/bin/python")}' in TEXT
