@@ -23,7 +23,7 @@ LONGEST = (
     'jobs/train_test.py',
     'jobs/multi_worker_train_test.py',
     'jobs/synchronous_test.py',
-    'readme_test.py',
+    'docs_code_test.py',
     'tf_agents_compat/plain_learner_test.py',
     'learner/summarized_loop_test.py',
     'policies/exporter_test.py',

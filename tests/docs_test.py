@@ -20,8 +20,7 @@ EXTERNAL = ('http://', 'https://', 'mailto:')
 
 def prose(page: pathlib.Path) -> str:
     """A page without its code."""
-    text = re.sub(r'^```.*?^```', '', page.read_text(encoding='utf-8'), flags=re.MULTILINE | re.DOTALL)
-    return re.sub(r'^    .*$', '', text, flags=re.MULTILINE)
+    return re.sub(r'^```.*?^```', '', page.read_text(encoding='utf-8'), flags=re.MULTILINE | re.DOTALL)
 
 
 def code(page: pathlib.Path, language: str) -> list[str]:
@@ -141,6 +140,18 @@ def test_commands_in_documents_have_flags_that_are_there(page):
     for program, flags in commands:
         assert program == 'agents' or (ROOT / 'scripts' / f'{program.replace("-", "_")}.py').exists(), program
         assert set(re.findall(r'--(\w+)', re.sub(r"'[^']*'", '', flags))) <= defined, (program, flags)
+
+
+def test_the_readme_begins_with_two_commands_and_is_short():
+    text = (ROOT / 'README.md').read_text(encoding='utf-8')
+    assert [block.strip() for block in code(ROOT / 'README.md', 'bash')] == ['./scripts/quickstart', './scripts/test']
+    assert len(text.splitlines()) <= 120
+
+
+def test_each_package_is_in_the_architecture():
+    packages = {path.name for path in (ROOT / 'tflearn').iterdir() if (path / '__init__.py').exists()}
+    architecture = (DOCS / 'architecture.md').read_text(encoding='utf-8')
+    assert packages <= set(re.findall(r'^  (\w+)/ ', architecture, re.MULTILINE))
 
 
 def test_the_glossary_is_short():

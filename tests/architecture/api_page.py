@@ -62,7 +62,7 @@ def _lines(name: str, definition: Definition, fields: str | None) -> Iterator[st
     yield from ('', f'## {name}', '', f'`{definition.name}`')
     if functions:
         skip = 0 if isinstance(node, ast.FunctionDef) else 1
-        yield from ('', '```', _signature(name, functions[0], skip), '```')
+        yield from ('', '```text', _signature(name, functions[0], skip), '```')
     yield from ('', (ast.get_docstring(node) or '').split('\n\n')[0].replace('\n', ' '))
     entries = {item: text for function in [node, *functions] for item, text in descriptions(function).items()}
     if fields:
