@@ -67,7 +67,7 @@ def test_the_site_has_every_page_once():
 def test_the_site_can_be_built(tmp_path):
     """A broken link is an error. Nothing is fetched: no fonts, no analytics."""
     command = [sys.executable, '-m', 'mkdocs', 'build', '--strict', '--site-dir', str(tmp_path)]
-    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
     assert built.returncode == 0, built.stderr
     html = (tmp_path / 'settings' / 'index.html').read_text(encoding='utf-8')
     assert not re.search(r'(?:src|href)="https?://[^"]+\.(?:css|js|woff2?)"', html)
