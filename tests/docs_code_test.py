@@ -252,7 +252,10 @@ def test_gin(block, tmp_path):
 # Parses each command by its program, which then shows its help; in a fork of one small process.
 PARSE = """
 import importlib, io, json, os, sys
-for program, arguments in json.load(sys.stdin):
+commands = json.load(sys.stdin)
+for name in {'job_flags', 'job_process', *(program for program, _ in commands)}:
+    importlib.import_module(f'scripts.{name}')
+for program, arguments in commands:
     if os.fork() == 0:
         status, sys.argv, sys.stderr = 0, [program, *arguments, '--help'], io.StringIO()
         try:
@@ -271,7 +274,7 @@ def parsed() -> dict[str, tuple[int, str]]:
     """Exit status and error output by page and line."""
     commands = json.dumps([[program, words[1:]] for _, program, words in OURS])
     done = subprocess.run(
-        [sys.executable, '-c', PARSE], input=commands, cwd=ROOT, text=True, capture_output=True, timeout=120, check=True
+        [sys.executable, '-c', PARSE], input=commands, cwd=ROOT, text=True, capture_output=True, timeout=250, check=True
     )
     results = [json.loads(line) for line in done.stdout.splitlines()]
     return {place: result for (place, _, _), result in zip(OURS, results, strict=True)}
