@@ -1,4 +1,4 @@
-"""RLlib's env runner, steered by lines on its standard input. Runs in its own environment: requirements_rllib.txt.
+"""RLlib's env runner, controlled by lines on its standard input. Runs in its own environment: requirements_rllib.txt.
 
     sample SECS   samples CartPole-v1 in fragments of PPO's default length and answers with a JSON object: steps, secs
 

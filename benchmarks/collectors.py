@@ -1,4 +1,4 @@
-"""Whole runs with 1, 2, 4 collect jobs: does everybody get on, does the ratio hold, and what if collectors are killed?
+"""Runs with 1, 2, 4 collect jobs: does every collector proceed, is the ratio kept, and what if collectors are killed?
 
     python benchmarks/collectors.py --gin_file=dqn_cartpole --collectors=1,2,4 --num_train_steps=15000
     python benchmarks/collectors.py --gin_file=dqn_cartpole --collectors=2 --kill_every_secs=5 --num_train_steps=60000

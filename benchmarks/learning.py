@@ -1,4 +1,4 @@
-"""Does a run learn, and how long does it take? Whole runs, one after the other, one for each seed.
+"""Does a run learn, and how long does it take? Complete runs, one after the other, one for each seed.
 
     python benchmarks/learning.py --gin_file=dqn_cartpole --seeds=5 --picture=docs/images/dqn_cartpole.png
 

@@ -1,4 +1,4 @@
-"""A process with replay servers and writers, steered by lines on its standard input.
+"""A process with replay servers and writers, controlled by lines on its standard input.
 
 Each server holds the same case's steps for another reader. `write NAME` lets that server's writer insert steps at the
 given rate, `write nothing` stops all; the end of the input ends the process.

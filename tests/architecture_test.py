@@ -125,13 +125,13 @@ def test_the_checkout_keeps(rule):
 
 
 @pytest.mark.parametrize(('rule', 'tree', 'message'), BAD_TREES, ids=lambda value: getattr(value, '__name__', ''))
-def test_a_bad_tree_is_told(tmp_path, rule, tree, message):
+def test_a_bad_tree_is_reported(tmp_path, rule, tree, message):
     write(tmp_path, tree)
     problems = rule(source_tree.read(tmp_path))
     assert any(message in problem for problem in problems), problems
 
 
-def test_a_good_tree_is_not_told(tmp_path):
+def test_a_good_tree_is_not_reported(tmp_path):
     write(
         tmp_path,
         {

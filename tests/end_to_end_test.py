@@ -1,4 +1,4 @@
-"""Whole runs of the real programs, as users start them: to the end, stopped, killed, resumed, by hand, misused.
+"""Complete runs of the real programs, as users start them: to the end, stopped, killed, resumed, by hand, misused.
 
 Everything is small but the waits: with their deadlines the tests stand a machine that has other work to do.
 """
@@ -114,7 +114,7 @@ def test_ctrl_c_stops_a_run_and_keeps_what_it_learned(interrupted):
     assert not run_dir.done.exists()
 
 
-def test_a_run_goes_on_until_its_train_job_dies_which_is_told(interrupted, orphaned):
+def test_a_run_continues_until_its_train_job_dies_which_is_reported(interrupted, orphaned):
     run_dir = orphaned.run_dir
     assert 'restored the replay from' in run_dir.log('replay_server').read_text()
     before, now = (metric(attempt.run_dir, 'replay_server', 'inserts') for attempt in (interrupted, orphaned))
@@ -127,7 +127,7 @@ def test_a_run_goes_on_until_its_train_job_dies_which_is_told(interrupted, orpha
     assert not run_dir.done.exists()
 
 
-def test_the_same_command_goes_on_to_the_end_and_then_says_so(orphaned, start, tmp_path):
+def test_the_same_command_continues_to_the_end_and_then_reports_it(orphaned, start, tmp_path):
     run_dir = orphaned.copy(tmp_path)
     launch = start('launch', *TINY)
     assert launch.end() == 0, launch.output
@@ -240,7 +240,7 @@ MISTAKES = {
 }
 
 
-def test_mistakes_take_one_line_and_leave_alone_what_is_saved(interrupted, start, tmp_path):
+def test_mistakes_take_one_line_and_keep_what_is_saved(interrupted, start, tmp_path):
     run_dir = interrupted.copy(tmp_path)
     before, used = saved(run_dir), processor_secs()
     programs = {

@@ -117,7 +117,7 @@ def test_what_is_named_is_there(owner):
 
 
 @pytest.mark.filterwarnings('ignore:Conversion of an array:DeprecationWarning')  # tf_agents'
-def test_says_what_becomes_of_nested_observations():
+def test_describes_nested_observations():
     assert 'PPO, IMPALA and APPO take it as an observation' in PAGE
     with contextlib.closing(gymnasium_env.make('CartPole-v1', 1, seed=0)) as environment:
         spec = tensor_spec.BoundedTensorSpec([2], tf.float32, -1.0, 1.0)
@@ -129,12 +129,12 @@ def test_says_what_becomes_of_nested_observations():
             module.make_agent(nested, create_train_step(), module.EXPERIENCE)
 
 
-def test_says_what_the_launcher_restarts():
+def test_describes_what_the_launcher_restarts():
     assert 'up to three times each' in PAGE and 'does not restart train or the replay server' in PAGE
     jobs = topology.local_topology(package='scripts', flags=[], num_collectors=1).jobs
     assert {job.kind: job.max_restarts for job in jobs if job.max_restarts} == {'collect': 3}
 
 
-def test_says_what_helps_against_environments_that_hang():
+def test_describes_environments_that_hang():
     assert "die or hang only with `gymnasium_env.make.vectorization = 'worker_processes'`" in PAGE
     assert 'replace environments that hang or die' in ' '.join(str(gymnasium_env.make.__doc__).split())

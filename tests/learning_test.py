@@ -1,4 +1,4 @@
-"""Whole runs that learn, as users start them, to the return that their task is solved at."""
+"""Complete runs that learn, as users start them, to the return that their task is solved at."""
 
 import pytest
 

@@ -20,7 +20,7 @@ BINDINGS = (
 
 
 @pytest.mark.slow
-def test_iterations_go_on_whatever_becomes_of_one_collector(tmp_path):
+def test_iterations_continue_without_one_collector(tmp_path):
     run_dir = RunDir(tmp_path / 'run')
     flags = ['--root_dir=run', '--gin_file=ppo_cartpole', f'--replay_address={free_address()}']
     flags += [f'--gin_bindings={binding}' for binding in BINDINGS]

@@ -78,7 +78,7 @@ def test_the_wheel_holds_the_package_the_programs_and_the_gin_files(wheel):
     assert 'tflearn_gin/algorithms/dqn.gin' in names
 
 
-def test_the_wheel_says_what_it_is(wheel):
+def test_the_wheel_has_its_metadata(wheel):
     fields = metadata(wheel)
     version = re.search(r"__version__ = '(.+)'", (ROOT / 'tflearn' / '__init__.py').read_text(encoding='utf-8'))
     assert (fields['Name'], fields['Version']) == ('tflearn-agents', version.group(1))
@@ -182,7 +182,7 @@ def test_no_file_names_a_registry():
     assert not [str(path) for path in texts if REGISTRY.search(path.read_text(encoding='utf-8', errors='replace'))]
 
 
-def test_a_wrong_python_is_told_in_one_line():
+def test_a_wrong_python_is_reported_in_one_line():
     # The interpreter's own number, replaced before setup.py looks at it.
     program = 'import runpy, sys; sys.version_info = (3, 12, 1, "final", 0); runpy.run_path("setup.py")'
     result = run(sys.executable, '-c', program, cwd=ROOT)
@@ -191,7 +191,7 @@ def test_a_wrong_python_is_told_in_one_line():
 
 
 @pytest.mark.parametrize('job', JOBS)
-def test_a_wrong_python_is_told_before_a_program_imports_anything(job):
+def test_a_wrong_python_is_reported_before_a_program_imports_anything(job):
     program = f'import sys; sys.version_info = (3, 12, 1, "final", 0); import scripts.{job}'
     result = run(sys.executable, '-c', program, cwd=ROOT)
     assert result.returncode == 2
@@ -210,7 +210,7 @@ def test_help(command, tmp_path):
 
 
 @pytest.mark.parametrize('command', ['quickstart', 'test'])
-def test_no_fitting_python_is_told_in_one_line(command, tmp_path):
+def test_no_fitting_python_is_reported_in_one_line(command, tmp_path):
     environment = {**os.environ, 'TFLEARN_PYTHON': '/bin/false', 'TFLEARN_VENV': str(tmp_path / 'venv')}
     result = run(ROOT / 'scripts' / command, cwd=tmp_path, env=environment)
     assert result.returncode == 2

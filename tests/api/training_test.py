@@ -1,4 +1,4 @@
-"""Whole runs as one call from Python."""
+"""Complete runs as one call from Python."""
 
 import concurrent.futures
 import dataclasses

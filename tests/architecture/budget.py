@@ -1,4 +1,4 @@
-"""How large things may be, and how they may not be called. A rule takes the files and returns what breaks it."""
+"""Size limits and forbidden names. A rule takes the files and returns the violations."""
 
 import ast
 import collections

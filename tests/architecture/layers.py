@@ -1,4 +1,4 @@
-"""Who may know whom: docs/architecture.md as code. A rule takes the files and returns a line for each breach."""
+"""Which package may import which: docs/architecture.md as code. A rule takes the files and returns the violations."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""A run that version 0.1 began, before its modules were moved and renamed: it goes on."""
+"""A run that version 0.1 began, before its modules were moved and renamed, resumes."""
 
 import functools
 import pathlib

@@ -1,4 +1,4 @@
-"""How the metrics of a run read."""
+"""How the metrics of a run are shown."""
 
 import time
 

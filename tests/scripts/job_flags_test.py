@@ -1,4 +1,4 @@
-"""The command line of the job programs: help, checks, and that neither takes TensorFlow's seconds."""
+"""The command line of the job programs: help, checks, and that neither loads TensorFlow."""
 
 import pathlib
 import subprocess
