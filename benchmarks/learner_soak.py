@@ -1,4 +1,4 @@
-"""Do speed and memory stay the same over a long training? Many train steps of the DQN case with all triggers on, from a live replay.
+"""Do speed and memory stay constant? Many train steps of the DQN case with all triggers on, from a live replay.
 
     python benchmarks/learner_soak.py --num_steps=200000
 
