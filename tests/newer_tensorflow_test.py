@@ -35,6 +35,7 @@ LEARNER_NEEDS = (
     'gym==0.23.0',
     'pillow',
     'six',
+    'tensorboard',
     'tensorflow-probability',
     'tf-keras',
 )
