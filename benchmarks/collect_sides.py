@@ -18,7 +18,7 @@ from tflearn.actors.actor import Actor
 from tflearn.actors.episode_metrics import EpisodeMetrics
 from tflearn.agents import dqn
 from tflearn.environments import gymnasium_env
-from tflearn.experience import Experience
+from tflearn.experience import Experience, Uniform
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.replay.writers import ReplayWriter
 from tflearn.train_step import create_train_step
@@ -41,7 +41,7 @@ def storage() -> Storage:
     environment = gymnasium_env.make(ENVIRONMENT, 1, seed=0)
     agent = make_agent(environment.specs)
     environment.close()
-    return Storage(Experience(sampling='server', max_size=200_000), agent.collect_data_spec)
+    return Storage(Experience(replay=Uniform(sampling='server', max_size=200_000)), agent.collect_data_spec)
 
 
 class OurSide:

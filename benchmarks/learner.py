@@ -96,7 +96,7 @@ def _measure_case(
     known: dict[str, dict[str, Any]] = {
         'mirror': {'sampling': 'learner'},
         'server': {'sampling': 'server'},
-        'prioritized': {'order': 'prioritized'},
+        'prioritized': {'prioritized': True},
     }
     experiences = {side: {**known[side], 'max_size': room, 'min_size': min_size} for side in chosen if side in known}
     prioritized = 'prioritized' in chosen
@@ -198,10 +198,10 @@ def _limit(case: learner_cases.Case, jit_compile: bool) -> Callable[[int], objec
     return lambda num_steps: loop(tf.constant(num_steps)).numpy()
 
 
-def source(case: learner_cases.Case, changes: dict[str, Any], port: int) -> BatchSource:
+def source(case: learner_cases.Case, replay: dict[str, Any], port: int) -> BatchSource:
     agent = case.make_agent(case.specs, create_train_step(), case.experience())
-    storage = Storage(case.experience(**changes), agent.collect_data_spec)
-    make = PrioritizedSampler if storage.experience.prioritization else ReplaySampler
+    storage = Storage(case.experience(**replay), agent.collect_data_spec)
+    make = PrioritizedSampler if replay.get('prioritized') else ReplaySampler
     if storage.mirrored:
         make = ReplayMirror
     return make(f'localhost:{port}', storage, case.batch_size, TIMEOUT_SECS)

@@ -11,7 +11,7 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import trajectory
 
 from tflearn.agents import dqn, sac
-from tflearn.experience import Experience
+from tflearn.experience import BatchItems, Experience, Prioritized, Uniform
 from tflearn.types import Agent, EnvironmentSpecs
 
 EPISODE_STEPS = 200
@@ -38,9 +38,10 @@ class Case:
     num_steps: int
     pixels: bool = False
 
-    def experience(self, **changes: Any) -> Experience:
-        """Returns an experience whose both sides run free."""
-        return Experience(per_replica_batch_size=self.batch_size, **changes)
+    def experience(self, prioritized: bool = False, **settings: Any) -> Experience:
+        """Returns an experience whose both sides run free; `settings` are those of its replay."""
+        replay = Prioritized(**settings) if prioritized else Uniform(**settings)
+        return Experience(replay=replay, batch=BatchItems(self.batch_size))
 
 
 def _dqn(specs: EnvironmentSpecs, train_step: tf.Variable, experience: Experience) -> Agent:

@@ -29,7 +29,7 @@ SMALL = [
     'train.train.num_train_steps = 60',
     'train.train.export_interval_steps = 30',
     'dqn.make_agent.fc_layer_params = (8,)',
-    'experience.Experience.min_size = 100',
+    'experience.Uniform.min_size = 100',
     'evaluate.evaluate.target_return = None',
     'evaluate.evaluate.num_episodes = 2',
 ]

@@ -44,9 +44,9 @@ TINY = [
             'train.checkpoint_interval_steps=100',
             'train.summary_interval_steps=100',
             # Few samples for each step of the environment, whose steps take time: training takes seconds, not one.
-            'Experience.samples_per_insert=4.0',
-            'Experience.per_replica_batch_size=16',
-            'Experience.min_size=100',
+            'Uniform.samples_per_insert=4.0',
+            'BatchItems.per_replica=16',
+            'Uniform.min_size=100',
             'evaluate.num_episodes=2',
             'evaluate.target_return=None',
         )

@@ -1,81 +1,127 @@
 import dataclasses
+import inspect
+import pickle
 
 import pytest
 
 from tflearn import experience, types
-from tflearn.experience import Experience, Prioritization, Reuse
+from tflearn.experience import (
+    BatchItems,
+    BatchSteps,
+    Experience,
+    Iteration,
+    Prioritization,
+    Prioritized,
+    Queue,
+    Reuse,
+    Slicing,
+    Uniform,
+)
 
 
 def test_defaults_are_valid():
-    assert Experience().sequence_length == 2
+    assert Experience().slicing.sequence_length == 2
 
 
 @pytest.mark.parametrize(
-    ('change', 'message'),
+    ('part', 'change', 'message'),
     [
-        ({'sequence_length': 1}, 'sequence_length=1; need at least 2'),
-        ({'stride': 0}, 'stride=0'),
-        ({'stride': 2}, 'need stride < sequence_length'),
-        ({'per_replica_batch_size': 0}, 'per_replica_batch_size=0'),
-        ({'stride': 0, 'per_replica_batch_steps': 4}, 'stride=0'),
-        ({'per_replica_batch_steps': 0}, 'per_replica_batch_steps=0; need at least 1'),
-        ({'min_size': 200_000}, 'min_size=200000 > max_size=100000'),
-        ({'samples_per_insert': 0.0}, 'samples_per_insert=0.0; need a number above 0'),
-        ({'order': 'random'}, "order='random'; need one of uniform, prioritized, queue"),
-        ({'order': 'queue', 'samples_per_insert': 1.0}, 'returns each item once'),
-        ({'order': 'queue', 'max_times_sampled': 1}, 'returns each item once'),
-        ({'max_policy_lag': 2}, "max_policy_lag, versions_ahead, reuse or iteration with order='uniform'; need order="),
-        ({'reuse': Reuse()}, "max_policy_lag, versions_ahead, reuse or iteration with order='uniform'; need order="),
-        ({'versions_ahead': 0}, "max_policy_lag, versions_ahead, reuse or iteration with order='uniform'; need order="),
-        ({'order': 'queue', 'versions_ahead': -1}, 'got Experience.versions_ahead=-1; need at least 0'),
-        ({'order': 'queue', 'max_policy_lag': -1}, 'got Experience.max_policy_lag=-1; need at least 0'),
+        (Slicing, {'sequence_length': 1}, 'sequence_length=1; need at least 2'),
+        (Slicing, {'stride': 0}, 'stride=0'),
+        (Slicing, {'stride': 2}, 'need stride < sequence_length'),
+        (Slicing, {'cross_episodes': True, 'pad_episodes': True}, 'got Slicing.cross_episodes with pad_episodes'),
+        (BatchItems, {'per_replica': 0}, 'BatchItems.per_replica=0; need at least 1'),
+        (BatchSteps, {'per_replica': 0}, 'BatchSteps.per_replica=0; need at least 1'),
+        (Uniform, {'min_size': 200_000}, 'got Uniform.min_size=200000 > max_size=100000'),
+        (Prioritized, {'min_size': 200_000}, 'got Prioritized.min_size=200000 > max_size=100000'),
+        (Uniform, {'samples_per_insert': 0.0}, 'samples_per_insert=0.0; need a number above 0'),
+        (Uniform, {'sampling': 'random'}, "sampling='random'; need one of auto, learner, server"),
+        (Uniform, {'sampling': 'learner', 'max_times_sampled': 1}, "need 'server' or 'auto'"),
+        (Queue, {'max_size': 0}, 'got Queue.max_size=0; need at least 1'),
+        (Queue, {'versions_ahead': -1}, 'got Queue.versions_ahead=-1; need at least 0'),
+        (Queue, {'max_policy_lag': -1}, 'got Queue.max_policy_lag=-1; need at least 0'),
         (
-            {'sequence_length': 51, 'stride': 50, 'per_replica_batch_steps': 520},
-            'got Experience.per_replica_batch_steps=520 with stride=50; need a multiple of it',
+            Experience,
+            {'slicing': Slicing(51, 50), 'batch': BatchSteps(520)},
+            'got BatchSteps.per_replica=520 with Slicing.stride=50; need a multiple of it',
         ),
     ],
 )
-def test_rejects_invalid_values(change, message):
+def test_rejects_invalid_values(part, change, message):
     with pytest.raises(ValueError, match=message):
-        Experience(**change)
+        part(**change)
 
 
 @pytest.mark.parametrize('value', [2.5, True, '2'])
 def test_rejects_counts_that_are_not_integers(value):
     with pytest.raises(TypeError, match='need an integer'):
-        Experience(sequence_length=value)
+        Slicing(sequence_length=value)
+
+
+@pytest.mark.parametrize(
+    ('change', 'message'),
+    [
+        ({'slicing': 3}, 'got Experience.slicing=3; need Slicing of tflearn.experience'),
+        ({'replay': Prioritization()}, 'need Uniform or Prioritized or Queue of tflearn.experience'),
+        ({'batch': 64}, 'got Experience.batch=64; need BatchItems or BatchSteps of tflearn.experience'),
+    ],
+)
+def test_rejects_other_parts(change, message):
+    with pytest.raises(TypeError, match=message):
+        Experience(**change)
+
+
+@pytest.mark.parametrize(
+    ('change', 'part'),
+    [
+        ({'order': 'queue'}, r'order is now replay=Uniform\(...\), Prioritized\(...\) or Queue\(...\)'),
+        ({'sequence_length': 5, 'stride': 4}, r'sequence_length is now Slicing.sequence_length'),
+        ({'min_size': 5}, 'min_size of Uniform or Prioritized'),
+        ({'iteration': Iteration()}, 'iteration is now Queue.training'),
+        ({'per_replica_batch_steps': 500}, r'per_replica_batch_steps is now batch=BatchSteps\(...\)'),
+    ],
+)
+def test_names_the_part_of_an_old_argument(change, part):
+    with pytest.raises(TypeError, match=part) as raised:
+        Experience(**change)
+    assert 'version 0.1' in str(raised.value) and '\n' not in str(raised.value)
+
+
+def test_every_old_argument_is_explained():
+    old = {'order', 'per_replica_batch_size', 'per_replica_batch_steps', 'iteration', 'reuse'}
+    parts = (Slicing, Uniform, Prioritized, Queue)
+    assert {field.name for part in parts for field in dataclasses.fields(part)} | old == experience._MOVED.keys() | {
+        'training'
+    }
+    with pytest.raises(TypeError, match='unexpected keyword argument'):
+        Experience(sise=3)
+    assert list(inspect.signature(Experience).parameters) == ['slicing', 'replay', 'batch', 'chunk_steps']
 
 
 def test_is_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        Experience().max_size = 1
+        Experience().chunk_steps = 1
 
 
-def test_prioritized_order_has_default_settings():
-    assert Experience(order='prioritized').prioritization == Prioritization()
-    assert Experience().prioritization is None
-    with pytest.raises(ValueError, match="got Experience.prioritization with order='uniform'"):
-        Experience(prioritization=Prioritization())
+def test_can_be_pickled():
+    queue = Experience(replay=Queue(training=Reuse(times=2)))
+    assert pickle.loads(pickle.dumps(queue)) == queue
+
+
+def test_prioritized_replay_has_default_settings():
+    assert Prioritized().prioritization == Prioritization()
 
 
 def test_batch_size_can_be_given_in_steps():
-    experience = Experience(sequence_length=51, stride=50, per_replica_batch_steps=500)
-    assert experience == Experience(sequence_length=51, stride=50, per_replica_batch_size=10)
-    assert Experience(per_replica_batch_size=None, per_replica_batch_steps=500).per_replica_batch_size == 500
-    assert dataclasses.replace(experience, stride=10).per_replica_batch_size == 50
-    assert dataclasses.replace(experience, per_replica_batch_steps=None).per_replica_batch_size == 64
-    given = dataclasses.replace(experience, per_replica_batch_size=7, per_replica_batch_steps=None)
-    assert dataclasses.replace(given, stride=10).per_replica_batch_size == 7
+    settings = Experience(Slicing(sequence_length=51, stride=50), batch=BatchSteps(500))
+    assert settings.per_replica_batch_size == 10
+    assert dataclasses.replace(settings, slicing=Slicing(51, 10)).per_replica_batch_size == 50
+    assert dataclasses.replace(settings, batch=BatchItems(7)).per_replica_batch_size == 7
 
 
-def test_rejects_batch_size_together_with_batch_steps():
-    for values in ((8, 640), (64, 640)):
-        with pytest.raises(
-            ValueError, match=r'per_replica_batch_size=\d+ and per_replica_batch_steps=640; need one of'
-        ):
-            Experience(per_replica_batch_size=values[0], per_replica_batch_steps=values[1])
-    with pytest.raises(ValueError, match='got Experience.per_replica_batch_size=7 and per_replica_batch_steps=500'):
-        dataclasses.replace(Experience(per_replica_batch_steps=500), per_replica_batch_size=7)
+def test_only_a_queue_limits_versions():
+    assert Experience(replay=Queue(versions_ahead=1)).versions_ahead == 1
+    assert Experience().versions_ahead is None
 
 
 def test_protocols_keep_their_old_names():

@@ -13,9 +13,9 @@ from tflearn.run_dir import RunDir
 MAX_LAG = 2
 BINDINGS = (
     'actor_value.NetworkOptions.fc_layer_params=(16,)',
-    f'Experience.max_policy_lag={MAX_LAG}',
-    'Experience.max_size=64',  # eight batches, of which most are too old once the learner is back
-    'Experience.per_replica_batch_size=8',
+    f'Queue.max_policy_lag={MAX_LAG}',
+    'Queue.max_size=64',  # eight batches, of which most are too old once the learner is back
+    'BatchItems.per_replica=8',
     'train.num_train_steps=1_000_000',
     'train.checkpoint_interval_steps=20',
     'train.export_interval_steps=1_000_000',

@@ -30,7 +30,7 @@ def test_it_runs(tmp_path, monkeypatch):
     parameters.source = SMALL
     (training,) = [cell for cell in notebook.cells if cell.source.startswith('import tflearn')]
     training.source = training.source.replace(
-        'gin_bindings=[', "gin_bindings=['experience.Experience.min_size = 100', 'evaluate.evaluate.num_episodes = 2',"
+        'gin_bindings=[', "gin_bindings=['experience.Uniform.min_size = 100', 'evaluate.evaluate.num_episodes = 2',"
     )
     client = NotebookClient(notebook, timeout=240, kernel_name='python3', resources={'metadata': {'path': tmp_path}})
     client.execute()

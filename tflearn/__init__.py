@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tflearn.api.training import TrainedRun, train
     from tflearn.distribute.strategies import make as make_strategy
-    from tflearn.experience import Experience
+    from tflearn.experience import (
+        BatchItems,
+        BatchSteps,
+        Experience,
+        Iteration,
+        Prioritization,
+        Prioritized,
+        Queue,
+        Reuse,
+        Slicing,
+        Uniform,
+    )
     from tflearn.learner.learner import Learner, LearnerOptions
     from tflearn.learner.stop_conditions import StopConditions
     from tflearn.learner.summaries import SummaryOptions
@@ -26,16 +37,24 @@ if TYPE_CHECKING:
 
 __version__ = '0.1.0'
 __all__ = [
+    'BatchItems',
     'BatchSource',
+    'BatchSteps',
     'EndTrigger',
     'EnvironmentSpecs',
     'Experience',
     'IntervalTrigger',
+    'Iteration',
     'Learner',
     'LearnerOptions',
     'LoopOptions',
     'PolicyFunction',
+    'Prioritization',
+    'Prioritized',
+    'Queue',
+    'Reuse',
     'RunDir',
+    'Slicing',
     'StepsTrigger',
     'StopConditions',
     'SummaryOptions',
@@ -43,6 +62,7 @@ __all__ = [
     'TotalTrigger',
     'TrainResult',
     'TrainedRun',
+    'Uniform',
     'create_train_step',
     'load_policy',
     'make_strategy',
@@ -52,7 +72,18 @@ __all__ = [
 # Module -> the public names that it defines, once more: those above are for type checkers only.
 _NAMES = {
     'api.training': ('TrainedRun', 'train'),
-    'experience': ('Experience',),
+    'experience': (
+        'BatchItems',
+        'BatchSteps',
+        'Experience',
+        'Iteration',
+        'Prioritization',
+        'Prioritized',
+        'Queue',
+        'Reuse',
+        'Slicing',
+        'Uniform',
+    ),
     'learner.learner': ('Learner', 'LearnerOptions'),
     'learner.stop_conditions': ('StopConditions',),
     'learner.summaries': ('SummaryOptions',),

@@ -1,18 +1,38 @@
 """Experience: the data that a learner consumes. Tables, writers, rate limiters and batches are derived from it."""
 
 import dataclasses
+import functools
 import importlib
+import inspect
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import tensorflow as tf
 
-from tflearn.defaults import DefaultInt
 from tflearn.errors import UserTypeError, UserValueError
 
-Order = Literal['uniform', 'prioritized', 'queue']
 Sampling = Literal['auto', 'learner', 'server']
 Scheduled = float | Callable[[tf.Tensor], tf.Tensor]  # a number, or a function of the train step (agents/schedules)
+
+
+def _check_integers(kind: str, settings: Any, least: dict[str, int]) -> None:
+    for name, bound in least.items():
+        value = getattr(settings, name)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise UserTypeError(f'got {kind}.{name}={value!r}; need an integer')
+        if value < bound:
+            raise UserValueError(f'got {kind}.{name}={value}; need at least {bound}')
+
+
+def _check_table(kind: str, settings: Any) -> None:
+    _check_integers(kind, settings, {'max_size': 1, 'min_size': 1, 'max_times_sampled': 0})
+    if settings.min_size > settings.max_size:
+        raise UserValueError(
+            f'got {kind}.min_size={settings.min_size} > max_size={settings.max_size}, so that nothing would ever be '
+            'drawn; need min_size <= max_size'
+        )
+    if settings.samples_per_insert is not None and settings.samples_per_insert <= 0:
+        raise UserValueError(f'got {kind}.samples_per_insert={settings.samples_per_insert}; need a number above 0')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,9 +80,9 @@ class Prioritization:
 class Iteration:
     """How a learner trains in iterations: on a batch of new items for several epochs, then never again on them.
 
-    An iteration takes `per_replica_batch_size` items for each replica. Each epoch shuffles their steps and divides them
-    into the fewest minibatches (train steps) of equal size that hold at most `minibatch_steps`; each step is in exactly
-    one. (Unused slots of a minibatch have the weight 0, like padding and rows between two episodes.)
+    An iteration takes a batch of items for each replica. Each epoch shuffles their steps and divides them into the
+    fewest minibatches (train steps) of equal size that hold at most `minibatch_steps`; each step is in exactly one.
+    (Unused slots of a minibatch have the weight 0, like padding and rows between two episodes.)
 
     Attributes:
       num_epochs: passes over the iteration's steps.
@@ -112,10 +132,8 @@ class Reuse:
 
 
 @dataclasses.dataclass(frozen=True)
-class Experience:
-    """How steps become items, and how items are kept and drawn.
-
-    A row is one environment step with all its columns; an item is `sequence_length` consecutive rows.
+class Slicing:
+    """How steps become items: a row is one environment step with all its columns, an item is consecutive rows.
 
     Attributes:
       sequence_length: rows of an item [steps]. 2 is one transition; an n-step method needs n + 1.
@@ -126,34 +144,6 @@ class Experience:
       cross_episodes: let items continue from one episode into the next, so that every `stride` steps of an environment
         end an item, wherever its episodes end. For agents that use step types: between two episodes there is a row
         (LAST -> FIRST) with the last observation, in which no action was taken.
-      order: 'uniform' and 'prioritized' draw from all stored items; 'queue' returns each item once, oldest first.
-      max_size: the maximum number of stored items; the oldest is removed first. For a queue: items that wait before
-        writers are blocked; the learner holds about as many more, so 1 gives the newest data.
-      min_size: items needed before the first draw.
-      samples_per_insert: how often an item is drawn on average; the side that is ahead waits. None limits neither side.
-        1 with one item per step trains one batch per `global batch` environment steps.
-      max_times_sampled: an item that was drawn this often is removed; 0 is no limit.
-      per_replica_batch_size: items of a train step on each replica.
-      per_replica_batch_steps: the same in steps, of which an item has `stride` [steps]; must be a multiple of it. Only
-        one of the two can be given; the other one may be None. A new stride gives a new batch size.
-      sampling: where uniform draws are made. 'learner': in a mirror of the table in the learner's memory, by far the
-        fastest; 'server': by the replay server. 'auto' is the learner if its mirror takes at most `max_mirror_gb`.
-      max_mirror_gb: the maximum memory of a mirror that 'auto' chooses [GB].
-      chunk_steps: steps of an environment that a collector gathers before it sends them [steps]; large rows make
-        smaller chunks. A mirror gets them after two seconds at the latest. Where the server draws, they wait until the
-        chunk is full: use 1 for environments that take many seconds for a step.
-      prioritization: settings of the order 'prioritized'; None takes the default ones there.
-      iteration: how agents that take several steps on the same items (PPO) train on new items; for the order 'queue'.
-        None trains on each batch once.
-      max_policy_lag: for a queue: items with a row whose policy is more versions (publications) older than this are
-        dropped and counted, never trained on; None keeps all.
-      versions_ahead: for a queue: publications of the weights that collectors need not wait for. All collectors
-        together make the items that the learner takes between two publications, and no more: the learner divides these
-        among the collectors that report, as credits (`control.Credits`), and gives the credits of a collector that no
-        longer reports to the others. With 1 they make the items that the learner takes next while it trains on the
-        ones before; with 0 all items are made with the newest weights. None: no credits, as many items as fit into the
-        queue.
-      reuse: for a queue: how a learner trains more than once on a batch; None trains once.
       store_policy_state: rows hold the recurrent policy's state before their step, as policy_info['policy_state'].
     """
 
@@ -161,109 +151,213 @@ class Experience:
     stride: int = 1
     pad_episodes: bool = False
     cross_episodes: bool = False
-    order: Order = 'uniform'
+    store_policy_state: bool = False
+
+    def __post_init__(self) -> None:
+        _check_integers('Slicing', self, {'sequence_length': 2, 'stride': 1})
+        if self.stride >= self.sequence_length:
+            raise UserValueError(
+                f'got Slicing.stride={self.stride} with sequence_length={self.sequence_length}, so that transitions '
+                'would be left out; need stride < sequence_length'
+            )
+        if self.cross_episodes and self.pad_episodes:
+            raise UserValueError('got Slicing.cross_episodes with pad_episodes; need one of them, or none')
+
+
+@dataclasses.dataclass(frozen=True)
+class Uniform:
+    """All stored items are equally likely to be drawn.
+
+    Attributes:
+      max_size: the maximum number of stored items; the oldest is removed first.
+      min_size: items needed before the first draw.
+      samples_per_insert: how often an item is drawn on average; the side that is ahead waits. None limits neither side.
+        1 with one item per step trains one batch per `global batch` environment steps.
+      max_times_sampled: an item that was drawn this often is removed; 0 is no limit.
+      sampling: where draws are made. 'learner': in a mirror of the table in the learner's memory, by far the fastest;
+        'server': by the replay server. 'auto' is the learner if its mirror takes at most `max_mirror_gb`.
+      max_mirror_gb: the maximum memory of a mirror that 'auto' chooses [GB].
+    """
+
     max_size: int = 100_000
     min_size: int = 1_000
     samples_per_insert: float | None = None
     max_times_sampled: int = 0
-    per_replica_batch_size: int = DefaultInt(64)
-    per_replica_batch_steps: int | None = dataclasses.field(default=None, compare=False)
     sampling: Sampling = 'auto'
     max_mirror_gb: float = 4.0
-    chunk_steps: int = 16
-    prioritization: Prioritization | None = None
-    iteration: Iteration | None = None
-    max_policy_lag: int | None = None
-    versions_ahead: int | None = None
-    reuse: Reuse | None = None
-    store_policy_state: bool = False
 
     def __post_init__(self) -> None:
-        least = {'sequence_length': 2, 'stride': 1, 'max_size': 1, 'min_size': 1, 'max_times_sampled': 0}
-        _check_integers('Experience', self, least | {'chunk_steps': 1})
-        self._derive_batch_size()
-        _check_integers('Experience', self, {'per_replica_batch_size': 1})
-        if self.stride >= self.sequence_length:
+        _check_table('Uniform', self)
+        if self.sampling not in get_args(Sampling):
+            raise UserValueError(f'got Uniform.sampling={self.sampling!r}; need one of {", ".join(get_args(Sampling))}')
+        if self.sampling == 'learner' and self.max_times_sampled:
             raise UserValueError(
-                f'got Experience.stride={self.stride} with sequence_length={self.sequence_length}, so that transitions '
-                'would be left out; need stride < sequence_length'
+                f"got Uniform.sampling='learner' with max_times_sampled={self.max_times_sampled}; the learner's mirror "
+                "draws without a limit; need 'server' or 'auto'"
             )
-        for name, values in {'order': get_args(Order), 'sampling': get_args(Sampling)}.items():
-            if getattr(self, name) not in values:
-                raise UserValueError(f'got Experience.{name}={getattr(self, name)!r}; need one of {", ".join(values)}')
-        if self.sampling == 'learner' and (self.order != 'uniform' or self.max_times_sampled):
-            raise UserValueError(
-                f"got Experience.sampling='learner' with order={self.order!r}, max_times_sampled="
-                f"{self.max_times_sampled}; the learner's mirror draws uniformly, without a limit; need 'server' or "
-                "'auto'"
-            )
-        if self.order == 'prioritized' and self.prioritization is None:
-            object.__setattr__(self, 'prioritization', Prioritization())
-        if self.order != 'prioritized' and self.prioritization is not None:
-            raise UserValueError(
-                f"got Experience.prioritization with order={self.order!r}; need order='prioritized', or "
-                'prioritization=None'
-            )
-        if self.min_size > self.max_size:
-            raise UserValueError(
-                f'got Experience.min_size={self.min_size} > max_size={self.max_size}, so that nothing would ever be '
-                'drawn; need min_size <= max_size'
-            )
-        if self.samples_per_insert is not None and self.samples_per_insert <= 0:
-            raise UserValueError(f'got Experience.samples_per_insert={self.samples_per_insert}; need a number above 0')
-        if self.cross_episodes and self.pad_episodes:
-            raise UserValueError('got Experience.cross_episodes with pad_episodes; need one of them, or none')
-        if self.order == 'queue' and (self.samples_per_insert is not None or self.max_times_sampled):
-            raise UserValueError(
-                "got Experience.order='queue' with samples_per_insert or max_times_sampled; a queue returns each item "
-                'once; remove them'
-            )
-        self._check_use()
-
-    def _check_use(self) -> None:
-        """Checks the settings that only a queue has."""
-        given = (self.max_policy_lag, self.versions_ahead, self.reuse, self.iteration)
-        if self.order != 'queue' and any(value is not None for value in given):
-            raise UserValueError(
-                f'got Experience.max_policy_lag, versions_ahead, reuse or iteration with order={self.order!r}; need '
-                "order='queue', or None for all of them"
-            )
-        if self.versions_ahead is not None:
-            _check_integers('Experience', self, {'versions_ahead': 0})
-        if self.reuse is not None and self.iteration is not None:
-            raise UserValueError('got Experience.reuse with iteration; need one of them, or none')
-        if self.max_policy_lag is not None and self.max_policy_lag < 0:
-            raise UserValueError(f'got Experience.max_policy_lag={self.max_policy_lag}; need at least 0, or None')
-
-    def _derive_batch_size(self) -> None:
-        """Sets `per_replica_batch_size` if it is not given."""
-        size, steps = self.per_replica_batch_size, self.per_replica_batch_steps
-        given = size is not None and not isinstance(size, DefaultInt)
-        if steps is None:
-            if isinstance(size, DefaultInt):  # `dataclasses.replace` may have copied a derived value
-                object.__setattr__(self, 'per_replica_batch_size', Experience.per_replica_batch_size)
-            return
-        if given:
-            raise UserValueError(
-                f'got Experience.per_replica_batch_size={size} and per_replica_batch_steps={steps}; need one of them; '
-                'set the other one to None'
-            )
-        _check_integers('Experience', self, {'per_replica_batch_steps': 1})
-        if steps % self.stride:
-            raise UserValueError(
-                f'got Experience.per_replica_batch_steps={steps} with stride={self.stride}; need a multiple of it, '
-                'since a batch consists of complete items'
-            )
-        object.__setattr__(self, 'per_replica_batch_size', DefaultInt(steps // self.stride))
 
 
-def _check_integers(kind: str, settings: Any, least: dict[str, int]) -> None:
-    for name, bound in least.items():
-        value = getattr(settings, name)
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise UserTypeError(f'got {kind}.{name}={value!r}; need an integer')
-        if value < bound:
-            raise UserValueError(f'got {kind}.{name}={value}; need at least {bound}')
+@dataclasses.dataclass(frozen=True)
+class Prioritized:
+    """Stored items are drawn by their priorities, which the learner updates.
+
+    Attributes:
+      max_size: the maximum number of stored items; the oldest is removed first.
+      min_size: items needed before the first draw.
+      samples_per_insert: see `Uniform`.
+      max_times_sampled: an item that was drawn this often is removed; 0 is no limit.
+      prioritization: how errors become priorities, and priorities weights.
+    """
+
+    max_size: int = 100_000
+    min_size: int = 1_000
+    samples_per_insert: float | None = None
+    max_times_sampled: int = 0
+    prioritization: Prioritization = Prioritization()
+
+    def __post_init__(self) -> None:
+        _check_table('Prioritized', self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Queue:
+    """The learner gets each item once, oldest first.
+
+    Attributes:
+      max_size: items that wait before writers are blocked; the learner holds about as many more, so 1 gives the newest
+        data.
+      max_policy_lag: items with a row whose policy is more versions (publications) older than this are dropped and
+        counted, never trained on; None keeps all.
+      versions_ahead: publications of the weights that collectors need not wait for. All collectors together make the
+        items that the learner takes between two publications, and no more: the learner divides these among the
+        collectors that report, as credits (`control.Credits`), and gives the credits of a collector that no longer
+        reports to the others. With 1 they make the items that the learner takes next while it trains on the ones
+        before; with 0 all items are made with the newest weights. None: no credits, as many items as fit into the
+        queue.
+      training: how a learner takes several train steps with the same items: in iterations (PPO), or with recent batches
+        again; None trains on each batch once.
+    """
+
+    min_size: ClassVar[int] = 1
+    samples_per_insert: ClassVar[None] = None
+
+    max_size: int = 100_000
+    max_policy_lag: int | None = None
+    versions_ahead: int | None = None
+    training: Iteration | Reuse | None = None
+
+    def __post_init__(self) -> None:
+        optional = {name: 0 for name in ('max_policy_lag', 'versions_ahead') if getattr(self, name) is not None}
+        _check_integers('Queue', self, {'max_size': 1, **optional})
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchItems:
+    """The size of a batch in items.
+
+    Attributes:
+      per_replica: items of a train step on each replica.
+    """
+
+    per_replica: int = 64
+
+    def __post_init__(self) -> None:
+        _check_integers('BatchItems', self, {'per_replica': 1})
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchSteps:
+    """The size of a batch in steps, of which an item has as many as the stride; a new stride changes the items.
+
+    Attributes:
+      per_replica: steps of a train step's items on each replica [steps]; a multiple of the stride.
+    """
+
+    per_replica: int
+
+    def __post_init__(self) -> None:
+        _check_integers('BatchSteps', self, {'per_replica': 1})
+
+
+@dataclasses.dataclass(frozen=True)
+class Experience:
+    """How steps become items, how items are kept and drawn, and how many of them make a batch.
+
+    Attributes:
+      slicing: how steps become items.
+      replay: how items are kept and drawn.
+      batch: the size of a batch.
+      chunk_steps: steps of an environment that a collector gathers before it sends them [steps]; large rows make
+        smaller chunks. A mirror gets them after two seconds at the latest. Where the server draws, they wait until the
+        chunk is full: use 1 for environments that take many seconds for a step.
+    """
+
+    slicing: Slicing = Slicing()
+    replay: Uniform | Prioritized | Queue = Uniform()
+    batch: BatchItems | BatchSteps = BatchItems()
+    chunk_steps: int = 16
+
+    def __post_init__(self) -> None:
+        _check_integers('Experience', self, {'chunk_steps': 1})
+        parts = {'slicing': Slicing, 'replay': Uniform | Prioritized | Queue, 'batch': BatchItems | BatchSteps}
+        for name, kinds in parts.items():
+            if not isinstance(value := getattr(self, name), kinds):
+                raise UserTypeError(f'got Experience.{name}={value!r}; need {_names(kinds)} of tflearn.experience')
+        if isinstance(self.batch, BatchSteps) and self.batch.per_replica % self.slicing.stride:
+            raise UserValueError(
+                f'got BatchSteps.per_replica={self.batch.per_replica} with Slicing.stride={self.slicing.stride}; need '
+                'a multiple of it, since a batch consists of complete items'
+            )
+
+    @property
+    def per_replica_batch_size(self) -> int:
+        """Items of a train step on each replica."""
+        if isinstance(self.batch, BatchSteps):
+            return self.batch.per_replica // self.slicing.stride
+        return self.batch.per_replica
+
+    @property
+    def versions_ahead(self) -> int | None:
+        """See `Queue`; None for another replay."""
+        return self.replay.versions_ahead if isinstance(self.replay, Queue) else None
+
+
+# Arguments of version 0.1 -> the parts that have them now.
+_MOVED = {
+    **{field.name: f'Slicing.{field.name}' for field in dataclasses.fields(Slicing)},
+    **{name: f'Uniform.{name}' for name in ('sampling', 'max_mirror_gb')},
+    **{name: f'{name} of Uniform or Prioritized' for name in ('min_size', 'samples_per_insert', 'max_times_sampled')},
+    **{name: f'Queue.{name}' for name in ('max_policy_lag', 'versions_ahead')},
+    **dict.fromkeys(('iteration', 'reuse'), 'Queue.training'),
+    'max_size': 'max_size of Uniform, Prioritized or Queue',
+    'prioritization': 'Prioritized.prioritization',
+    'order': 'replay=Uniform(...), Prioritized(...) or Queue(...)',
+    'per_replica_batch_size': 'batch=BatchItems(...)',
+    'per_replica_batch_steps': 'batch=BatchSteps(...)',
+}
+
+
+def _explained(init: Callable[..., None]) -> Callable[..., None]:
+    """Returns the constructor with an error that names the part for an argument of version 0.1."""
+
+    @functools.wraps(init)
+    def explaining(self: Experience, *args: Any, **kwargs: Any) -> None:
+        if old := [name for name in kwargs if name in _MOVED]:
+            raise UserTypeError(
+                f'got Experience({old[0]}=...), an argument of version 0.1; need its parts: {old[0]} is now '
+                f'{_MOVED[old[0]]} of tflearn.experience'
+            )
+        init(self, *args, **kwargs)
+
+    explaining.__signature__ = inspect.signature(init)  # type: ignore[attr-defined]  # which gin reads
+    return explaining
+
+
+Experience.__init__ = _explained(Experience.__init__)  # type: ignore[method-assign]
+
+
+def _names(kinds: Any) -> str:
+    return ' or '.join(kind.__name__ for kind in getattr(kinds, '__args__', (kinds,)))
 
 
 def __getattr__(name: str) -> Any:

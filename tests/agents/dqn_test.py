@@ -12,7 +12,7 @@ from tf_agents.utils import common
 
 from tests.agents import example_data
 from tflearn.agents import dqn, optimizers, schedules
-from tflearn.experience import Experience
+from tflearn.experience import Experience, Prioritized, Queue, Slicing
 from tflearn.train_step import create_train_step
 from tflearn.types import EnvironmentSpecs
 
@@ -42,7 +42,9 @@ def _sequence(discounts, rewards):
 
 def _agent(sequence_length, **changes):
     changes = {'fc_layer_params': (5,), 'gamma': 0.5, 'huber': False} | changes
-    return dqn.make_agent(SPECS, create_train_step(), Experience(sequence_length=sequence_length), **changes)
+    return dqn.make_agent(
+        SPECS, create_train_step(), Experience(slicing=Slicing(sequence_length=sequence_length)), **changes
+    )
 
 
 def _q(network, index):
@@ -109,7 +111,7 @@ def test_it_learns_a_bandit():
 
 def test_weights_of_prioritized_items():
     agent = dqn.make_agent(
-        SPECS, create_train_step(), Experience(order='prioritized'), fc_layer_params=(5,), gamma=0.5, huber=False
+        SPECS, create_train_step(), Experience(replay=Prioritized()), fc_layer_params=(5,), gamma=0.5, huber=False
     )
     agent.initialize()
     batch = tf.nest.map_structure(
@@ -137,7 +139,7 @@ def test_gradient_is_clipped_by_its_global_norm():
     [
         (tensor_spec.BoundedTensorSpec((3,), tf.float32, -1.0, 1.0), Experience(), 'needs one discrete action'),
         (tensor_spec.BoundedTensorSpec((2,), tf.int64, 0, 1), Experience(), 'needs one discrete action'),
-        (SPECS.action, Experience(order='queue'), "needs 'uniform' or 'prioritized'"),
+        (SPECS.action, Experience(replay=Queue()), "needs 'uniform' or 'prioritized'"),
     ],
 )
 def test_rejects_what_it_cannot_learn(action, experience, message):

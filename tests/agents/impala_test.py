@@ -8,10 +8,11 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
 from tests.agents import example_data
+from tests.testing import experiences
 from tflearn.agents import appo, impala, optimizers, schedules, vtrace
 from tflearn.agents.actor_value import NetworkOptions
 from tflearn.agents.impala_loss import LossOptions
-from tflearn.experience import Experience
+from tflearn.experience import Experience, Prioritized
 from tflearn.train_step import create_train_step
 from tflearn.types import EnvironmentSpecs, zeros
 
@@ -188,7 +189,7 @@ def test_rewards_are_clipped():
 @pytest.mark.parametrize('shared', [False, True])
 def test_memory_continues_from_the_stored_state(shared):
     """The second half of an episode, from the state stored before it, equals that of the full episode."""
-    experience = dataclasses.replace(impala.EXPERIENCE, store_policy_state=True)
+    experience = experiences.changed(impala.EXPERIENCE, store_policy_state=True)
     agent = _impala(network=dataclasses.replace(RECURRENT, shared=shared), experience=experience)
     data = example_data.sequences(agent, 2, 12)
     states, state = [], agent.collect_policy.get_initial_state(2)
@@ -240,7 +241,7 @@ def test_it_learns(make, specs, least):
 @pytest.mark.parametrize(
     ('changes', 'message'),
     [
-        ({'experience': Experience(order='prioritized')}, "need 'queue' or 'uniform'"),
+        ({'experience': Experience(replay=Prioritized())}, "need 'queue' or 'uniform'"),
         ({'value_learning_rate': 1e-3, 'network': dataclasses.replace(SMALL, shared=True)}, 'need shared=False'),
         ({'network': dataclasses.replace(SMALL, conv_layer_params=((8, 3, 2),))}, 'need images'),
     ],

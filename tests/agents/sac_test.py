@@ -6,7 +6,7 @@ from tf_agents.specs import tensor_spec
 
 from tests.agents import example_data
 from tflearn.agents import networks, optimizers, sac
-from tflearn.experience import Experience
+from tflearn.experience import Experience, Prioritized, Slicing
 from tflearn.train_step import create_train_step
 from tflearn.types import EnvironmentSpecs, zeros
 
@@ -139,8 +139,8 @@ def test_it_learns_a_bandit():
     [
         (example_data.DISCRETE.action, Experience(), 'SAC needs one vector of continuous actions'),
         ((SPECS.action, SPECS.action), Experience(), 'SAC needs one vector of continuous actions'),
-        (SPECS.action, Experience(order='prioritized'), "SAC needs 'uniform' and 2"),
-        (SPECS.action, Experience(sequence_length=3), "SAC needs 'uniform' and 2"),
+        (SPECS.action, Experience(replay=Prioritized()), "SAC needs 'uniform' and 2"),
+        (SPECS.action, Experience(slicing=Slicing(sequence_length=3)), "SAC needs 'uniform' and 2"),
         (
             tensor_spec.BoundedTensorSpec((1,), tf.float32, -np.inf, np.inf),
             Experience(),

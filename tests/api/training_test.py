@@ -72,7 +72,7 @@ def test_a_target_return_ends_it(tmp_path):
         ({'max_sec': 3}, TypeError, r'got max_sec=...; did you mean max_secs\? need one of make_environment, '),
         ({'on_restored': print}, TypeError, 'got on_restored=...; '),
         ({'exports': ExportOptions(('raw_policy',))}, ValueError, "need 'greedy_policy' among its policies"),
-        ({'experience': tflearn.Experience(order='prioritized')}, ValueError, "need order='uniform'"),
+        ({'experience': tflearn.Experience(replay=tflearn.Prioritized())}, ValueError, r'need Uniform\('),
         ({'root_dir': 'gs://bucket/run'}, ValueError, 'which is a URL'),
     ],
 )
@@ -107,7 +107,7 @@ BINDINGS = [
     'train.train.num_train_steps = 60',
     'train.train.export_interval_steps = 30',
     'dqn.make_agent.fc_layer_params = (8,)',
-    'experience.Experience.min_size = 100',
+    'experience.Uniform.min_size = 100',
     'evaluate.evaluate.target_return = None',
     'evaluate.evaluate.num_episodes = 2',
 ]

@@ -39,7 +39,7 @@ def train() -> np.ndarray[Any, Any]:
     run = tflearn.train(
         make_environment=functools.partial(gymnasium_env.make, 'CartPole-v1'),
         make_agent=make_agent,
-        experience=tflearn.Experience(samples_per_insert=8.0),
+        experience=tflearn.Experience(replay=tflearn.Uniform(samples_per_insert=8.0)),
         num_train_steps=1_000,
         root_dir='runs/cartpole',
         target_return=195.0,

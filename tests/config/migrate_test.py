@@ -13,8 +13,6 @@ from tflearn.config import files, migrate, moved, outline, preview, reader
 FOLDER = pathlib.Path(__file__).with_name('version_0_1')  # gin/ of that version, without comments
 CHECKOUT = pathlib.Path(__file__).parents[2]
 RUNS = sorted(path.stem for path in FOLDER.glob('*_*.gin'))
-# These held each collector back by itself.
-REFUSED = {'a2c_cartpole', 'impala_reuse_cartpole', 'ppo_cartpole', 'ppo_pendulum'}
 JOBS = [f'tflearn.jobs.{job}' for job in ('replay_server', 'train', 'evaluate', 'collect')]
 
 
@@ -33,26 +31,73 @@ def run(*arguments, cwd):
     return ended.returncode, ended.stdout, ended.stderr
 
 
+def effective(path):
+    """The last value of each setting of a run, by scope and full name."""
+    statements = reader.read(path)
+    settings = zip(statements.bindings, moved.settings(statements), strict=True)
+    return {(binding.scope, setting.name): repr(setting.value) for binding, setting in settings}
+
+
+@pytest.mark.parametrize('last_first', [False, True])
 @pytest.mark.parametrize('name', RUNS)
-def test_old_run_loads_or_is_refused_until_migrated(old, name):
+def test_old_run_is_refused_until_migrated(old, name, last_first):
     path = old / f'{name}.gin'
-    if name in REFUSED:
-        with pytest.raises(ValueError, match='run tflearn-migrate') as raised:
-            preview.check(path, [], JOBS)
-        assert 'a name of version 0.1; need tflearn.experience.Experience.versions_ahead, which' in str(raised.value)
-        assert '\n' not in str(raised.value)
-        for other in [pathlib.Path(other) for other in migrate.others_to_migrate(path)]:
-            other.write_text(migrate.migrate(other)[0])
-        path.write_text(migrate.migrate(path)[0])
+    with pytest.raises(ValueError, match='run tflearn-migrate') as raised:
+        preview.check(path, [], JOBS)
+    assert 'a name of version 0.1; need tflearn.' in str(raised.value)
+    assert '\n' not in str(raised.value)
+    files_in_order = [*map(pathlib.Path, migrate.others_to_migrate(path)), path]
+    for file in reversed(files_in_order) if last_first else files_in_order:
+        file.write_text(migrate.migrate(file)[0])
     preview.check(path, [], JOBS)
+    # The packaged run of this name has the same values to this day.
+    assert effective(path) == effective(files.folder() / f'{name}.gin')
+
+
+def test_another_kind_of_replay_keeps_the_settings_of_the_table(old):
+    path = old / 'own.gin'
+    path.write_text(
+        'from tflearn import experience\n'
+        f"include '{files.folder()}/dqn_lunar_lander.gin'\n"
+        "experience.Experience.order = 'prioritized'  # of errors\n"
+    )
+    assert migrate.migrate(path)[0].splitlines()[2:] == [
+        'experience.Experience.replay = @experience.Prioritized()  # of errors',
+        'experience.Prioritized.max_size = 100000',
+        'experience.Prioritized.min_size = 1000',
+        'experience.Prioritized.samples_per_insert = 64.0',
+    ]
+
+
+def test_leaves_out_what_the_kind_of_replay_has_no_use_for(old):
+    path = old / 'own.gin'
+    lines = ("order = 'queue'", 'min_size = 1', 'reuse = None', 'per_replica_batch_size = None', 'max_mirror_gb = 1.0')
+    path.write_text(
+        'from tflearn import experience as data\nfrom tflearn.learner import train_loop\n'
+        + ''.join(f'data.Experience.{line}\n' for line in (*lines, 'per_replica_batch_steps = 640', 'stride = 2'))
+        + 'train_loop.LoopOptions.normalize_weights = True\n'
+    )
+    assert migrate.migrate(path)[0].splitlines()[2:] == [
+        'data.Experience.replay = @data.Queue()',
+        'data.Experience.batch = @data.BatchSteps()',
+        'data.BatchSteps.per_replica = 640',
+        'data.Experience.slicing = @data.Slicing()',
+        'data.Slicing.stride = 2',
+    ]
+
+
+def test_names_why_an_option_is_gone(old):
+    path = old / 'own.gin'
+    path.write_text('from tflearn.learner import train_loop\ntrain_loop.LoopOptions.normalize_weights = True\n')
+    with pytest.raises(ValueError, match='need no such binding, since a batch source with `prioritization`'):
+        preview.check(path, [], JOBS)
 
 
 def test_replaces_the_limits_of_each_collector(old):
     text, changes = migrate.migrate(old / 'algorithms' / 'ppo.gin')
     assert 'CollectOptions' not in text
-    assert 'experience.Experience.versions_ahead = 1\n' in text
-    assert len(changes) == 3
-    assert changes[0].endswith('max_sequences_per_version = 8 -> removed')
+    assert 'experience.Queue.versions_ahead = 1\n' in text
+    assert any(change.endswith('max_sequences_per_version = 8 -> removed') for change in changes)
 
 
 OWN = """# My run.
@@ -117,7 +162,7 @@ def test_limit_without_versions_ahead_gets_its_default(old):
     path = old / 'own.gin'
     imports = 'from tflearn import experience\nfrom tflearn.jobs import collect_settings\n'
     path.write_text(f'{imports}collect_settings.CollectOptions.max_sequences_per_version = 8\n')
-    assert migrate.migrate(path)[0] == f'{imports}experience.Experience.versions_ahead = 0\n'
+    assert migrate.migrate(path)[0] == f'{imports}experience.Queue.versions_ahead = 0\n'
 
 
 def test_rejects_a_block_that_cannot_be_rewritten(old):
@@ -135,7 +180,9 @@ def test_rejects_a_block_that_cannot_be_rewritten(old):
         ('from tflearn import variables', 'tflearn.weights'),
         ('from tflearn.replay import reader', 'tflearn.sampling.reader'),
         ('from tflearn.jobs import in_step', 'tflearn.jobs.synchronous'),
-        ('tflearn.jobs.in_step.in_step.seed=1', 'tflearn.jobs.synchronous.synchronous.seed'),
+        ('tflearn.jobs.in_step.in_step.num_environments=1', 'tflearn.jobs.synchronous.synchronous.num_environments'),
+        ('Experience.max_size=1', 'tflearn.experience.Uniform.max_size'),
+        ("experience.Experience.order='queue'", 'tflearn.experience.Experience.replay'),
     ],
 )
 def test_rejects_old_names_on_the_command_line(statement, new):
@@ -161,9 +208,9 @@ def test_program_writes_beside_the_file_or_in_place(old):
     assert output.endswith(f'wrote {path}.new\n') and ' -> removed\n' in output
     assert run('a2c_cartpole.gin', '--in_place', cwd=old)[1].count('run tflearn-migrate algorithms/ppo.gin') == 1
     assert (old / 'a2c_cartpole.gin.orig').read_text() == (FOLDER / 'a2c_cartpole.gin').read_text()
-    assert 'Experience.versions_ahead = 0' in (old / 'a2c_cartpole.gin').read_text()
-    assert run('dqn_cartpole.gin', cwd=old)[1] == 'dqn_cartpole.gin: nothing to change\n'
-    assert not (old / 'dqn_cartpole.gin.new').exists()
+    assert 'Queue.versions_ahead = 0' in (old / 'a2c_cartpole.gin').read_text()
+    assert run('environments/cartpole.gin', cwd=old)[1] == 'environments/cartpole.gin: nothing to change\n'
+    assert not (old / 'environments' / 'cartpole.gin.new').exists()
 
 
 @pytest.mark.parametrize(('arguments', 'error'), [([], 'got no file; need'), (['x.gin'], 'got the gin file x.gin')])

@@ -18,9 +18,11 @@ from tf_agents.networks import actor_distribution_network
 from tf_agents.specs import distribution_spec
 
 from tests.agents import example_data
+from tests.testing import experiences
 from tflearn.agents import appo, dqn, impala, optimizers, ppo, ppo_loss, sac
 from tflearn.agents.actor_value import NetworkOptions
 from tflearn.distribute import strategies
+from tflearn.experience import BatchItems
 from tflearn.learner.learner import Learner
 from tflearn.run_dir import RunDir
 from tflearn.train_step import create_train_step
@@ -121,9 +123,9 @@ def _make_appo(experience, **settings):
 AGENTS = {
     'dqn': (_make_dqn, dqn.EXPERIENCE),
     'sac': (_make_sac, sac.EXPERIENCE),
-    'ppo': (_make_ppo, dataclasses.replace(ppo.EXPERIENCE, sequence_length=5, stride=4)),
-    'impala': (_make_impala, dataclasses.replace(impala.EXPERIENCE, sequence_length=5, stride=4)),
-    'appo': (_make_appo, dataclasses.replace(appo.EXPERIENCE, sequence_length=5, stride=4)),
+    'ppo': (_make_ppo, experiences.changed(ppo.EXPERIENCE, sequence_length=5, stride=4)),
+    'impala': (_make_impala, experiences.changed(impala.EXPERIENCE, sequence_length=5, stride=4)),
+    'appo': (_make_appo, experiences.changed(appo.EXPERIENCE, sequence_length=5, stride=4)),
 }
 
 
@@ -168,14 +170,14 @@ def _dataset_fn(agent, length, context):
 @functools.cache
 def _run(name, replicas, directory):
     make, experience = AGENTS[name]
-    experience = dataclasses.replace(experience, per_replica_batch_size=BATCH_SIZE // replicas)
+    experience = dataclasses.replace(experience, batch=BatchItems(BATCH_SIZE // replicas))
     strategy = strategies.make('default' if replicas == 1 else f'mirrored:{replicas}')
     made = []
     with strategy.scope():
         recorder = functools.partial(_recorder, made)
         agent = make(experience, make_optimizer=recorder, gradient_clipping=CLIPPING)
         _set_weights(agent)
-    dataset_fn = functools.partial(_dataset_fn, agent, experience.sequence_length)
+    dataset_fn = functools.partial(_dataset_fn, agent, experience.slicing.sequence_length)
     learner = Learner(agent, dataset_fn, RunDir(directory / f'{name}_{replicas}'), strategy=strategy)
     result = learner.run(NUM_STEPS)
     assert (result.num_steps, learner.step) == (NUM_STEPS, NUM_STEPS)

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tflearn.actors.exploration import EpsilonLadder
 from tflearn.agents import sac
 from tflearn.environments import gymnasium_env
-from tflearn.experience import Experience
+from tflearn.experience import Experience, Slicing, Uniform
 from tflearn.jobs.collect import collect
 from tflearn.jobs.collect_settings import CollectOptions
 from tflearn.replay import connection, reports
@@ -18,7 +18,7 @@ from tflearn.train_step import create_train_step
 from tflearn.waiting import wait_until
 from tflearn.weights.publisher import Publisher
 
-FREE = Experience(min_size=1, max_size=10_000, chunk_steps=4, sampling='server')
+FREE = Experience(replay=Uniform(min_size=1, max_size=10_000, sampling='server'), chunk_steps=4)
 
 
 class Learner:
@@ -139,7 +139,7 @@ def test_rejects_unsupported_exploration_before_waiting(small_run):
         ValueError, match='an epsilon ladder for the collect policy ActorPolicy; need an epsilon-greedy'
     ):
         small_run.start(collect, **given, options=options).join()
-    experience = Experience(store_policy_state=True)
+    experience = Experience(slicing=Slicing(store_policy_state=True))
     with pytest.raises(ValueError, match='got a policy without a state to be stored'):
         small_run.start(collect, experience=experience).join()
 

@@ -51,5 +51,5 @@ def test_assigns_collectors_to_servers():
 
 
 def test_only_a_queue_can_have_several_servers(small_run):
-    with pytest.raises(ValueError, match="data_addresses with Experience.order='uniform'; need a queue"):
+    with pytest.raises(ValueError, match=r'data_addresses with Experience.replay=Uniform\(.*; need a Queue'):
         small_run.start(train, num_train_steps=1, data_addresses=['localhost:1']).join()

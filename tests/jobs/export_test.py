@@ -16,7 +16,7 @@ from tf_agents.trajectories.trajectory import Trajectory
 
 import scripts
 from tests.testing import example_policies
-from tflearn.experience import Experience
+from tflearn.experience import BatchItems, Experience, Queue
 from tflearn.jobs import export as export_job
 from tflearn.jobs.collect import collect
 from tflearn.jobs.export import export
@@ -125,7 +125,7 @@ def test_named_tuple_fields_keep_their_names(tmp_path):
     policy = random_tf_policy.RandomTFPolicy(time_step, action)
     run_dir = RunDir(tmp_path)
     version = PolicyExporter(policy, run_dir.greedy_policy).export(1, {})
-    experience = Experience(order='queue', min_size=1, max_size=100, per_replica_batch_size=1)
+    experience = Experience(replay=Queue(max_size=100), batch=BatchItems(1))
     storage = Storage(experience, policy.trajectory_spec)
     server = ReplayServer(storage.make_tables(), 0, run_dir.replay_checkpoints)
     try:

@@ -1,6 +1,5 @@
 """The jobs of a run with PPO, each in a thread of this process: the learner gets all items, and only new ones."""
 
-import dataclasses
 import functools
 
 import numpy as np
@@ -8,10 +7,11 @@ import pytest
 import reverb
 import tensorflow as tf
 
+from tests.testing import experiences
 from tflearn.agents import impala, ppo
 from tflearn.agents.actor_value import NetworkOptions
 from tflearn.environments import gymnasium_env
-from tflearn.experience import Experience, Iteration
+from tflearn.experience import BatchItems, Experience, Iteration, Queue, Slicing
 from tflearn.jobs.collect import collect
 from tflearn.jobs.train import train
 from tflearn.learner.learner import LearnerOptions
@@ -23,21 +23,14 @@ from tflearn.waiting import wait_until
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
 EXPERIENCE = Experience(
-    sequence_length=9,
-    stride=8,
-    cross_episodes=True,
-    order='queue',
-    max_size=8,
-    min_size=1,
-    per_replica_batch_size=4,
-    max_policy_lag=2,
-    versions_ahead=1,
-    iteration=Iteration(num_epochs=2, minibatch_steps=12),  # 32 steps: 3 minibatches of 11, twice
+    slicing=Slicing(sequence_length=9, stride=8, cross_episodes=True),
+    replay=Queue(max_size=8, max_policy_lag=2, versions_ahead=1, training=Iteration(num_epochs=2, minibatch_steps=12)),
+    batch=BatchItems(4),
 )
 
 
 # So that no item is too old, however slow the machine is.
-WITHOUT_DROPS = dataclasses.replace(EXPERIENCE, max_policy_lag=None)
+WITHOUT_DROPS = experiences.changed(EXPERIENCE, max_policy_lag=None)
 
 
 @pytest.fixture
@@ -75,7 +68,7 @@ def test_runs_to_the_end_and_can_be_continued(on_policy_run):
         assert status['policy_version'] == num_train_steps // 6, 'after each iteration'
         # With what collectors have ahead one version, and one since this iteration; one row of each of the four
         # sequences is older by one, and the metric is that of a minibatch. What an end left in the queue comes on top.
-        lag = 2 + 4 / 11 if num_train_steps == 60 else EXPERIENCE.max_policy_lag + 1
+        lag = 2 + 4 / 11 if num_train_steps == 60 else EXPERIENCE.replay.max_policy_lag + 1
         assert status['policy_lag'] <= lag + 1e-6, 'it is summed in float32'
         counts.append(_normalizer_count(run))
         seen.append(reverb.Client(run.address).server_info()[REPLAY])
@@ -86,7 +79,7 @@ def test_runs_to_the_end_and_can_be_continued(on_policy_run):
     # The items that the learner wanted when it ended, and those that collectors had made ahead.
     assert 40 <= samples[0] <= 40 + 2 * 4 + 4
     # What the end left in the queue made the rest too old; so much of it was dropped.
-    assert int(np.diff(samples)[0]) <= 40 + 3 * 4 + EXPERIENCE.max_size
+    assert int(np.diff(samples)[0]) <= 40 + 3 * 4 + EXPERIENCE.replay.max_size
 
 
 def _inserts(run):

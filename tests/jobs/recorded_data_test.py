@@ -15,7 +15,7 @@ from tflearn.actors.actor import Actor
 from tflearn.actors.exploration import uniform
 from tflearn.agents import dqn, ppo, sac
 from tflearn.environments import gymnasium_env
-from tflearn.experience import Experience
+from tflearn.experience import Experience, Queue, Slicing
 from tflearn.jobs import initial_agent
 from tflearn.replay.server import ReplayServer
 from tflearn.replay.storage import REPLAY, Storage
@@ -23,7 +23,7 @@ from tflearn.replay.writers import ReplayWriter
 from tflearn.train_step import create_train_step
 from tflearn.types import EnvironmentSpecs
 
-QUEUE = Experience(sequence_length=5, stride=4, order='queue', max_size=100, min_size=1)
+QUEUE = Experience(slicing=Slicing(sequence_length=5, stride=4), replay=Queue(max_size=100))
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_recurrent_agent_trains_on_stored_policy_states(read_back):
     agent = dqn_agent.DqnAgent(own.time_step, own.action, q_network=network, optimizer=optimizer, epsilon_greedy=0.1)
     agent.initialize()
     experience = Experience(
-        sequence_length=5, stride=4, order='queue', max_size=100, min_size=1, store_policy_state=True
+        slicing=Slicing(sequence_length=5, stride=4, store_policy_state=True), replay=Queue(max_size=100)
     )
     spec = initial_agent.data_spec(agent, experience)
     assert [leaf.shape.as_list() for leaf in spec.policy_info['policy_state']] == [[3], [3]]
@@ -131,7 +131,7 @@ def test_policy_state_is_stored_only_on_request():
     agent = dqn.make_agent(own, create_train_step(), Experience())
     assert initial_agent.data_spec(agent, Experience()) is agent.collect_data_spec
     with pytest.raises(ValueError, match='got a policy without a state to be stored'):
-        initial_agent.data_spec(agent, Experience(store_policy_state=True))
+        initial_agent.data_spec(agent, Experience(slicing=Slicing(store_policy_state=True)))
 
 
 class _Long(fakes.CheckedEnvironment):

@@ -1,6 +1,5 @@
 """The synchronous job collects and trains alternately: in an exact ratio, with bit-equal results."""
 
-import dataclasses
 import threading
 
 import numpy as np
@@ -8,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.testing import jobs, written_summaries
+from tflearn.experience import Experience, Prioritized, Queue
 from tflearn.jobs.collect_settings import CollectOptions
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.synchronous import synchronous
@@ -189,9 +189,8 @@ def test_rejects_unsupported_arguments(tmp_path, arguments, message):
     assert list(RunDir(tmp_path).root.iterdir()) == []
 
 
-@pytest.mark.parametrize('changes', [{'order': 'queue', 'samples_per_insert': None}, {'order': 'prioritized'}])
-def test_rejects_other_orders_before_any_work(tmp_path, changes):
-    experience = dataclasses.replace(jobs.SmallRun.experience, **changes)
-    with pytest.raises(ValueError, match="need order='uniform'"):
-        run_synchronously(tmp_path, num_train_steps=1, experience=experience)
+@pytest.mark.parametrize('replay', [Queue(), Prioritized()])
+def test_rejects_other_replays_before_any_work(tmp_path, replay):
+    with pytest.raises(ValueError, match=r'need Uniform\('):
+        run_synchronously(tmp_path, num_train_steps=1, experience=Experience(replay=replay))
     assert list(tmp_path.iterdir()) == []

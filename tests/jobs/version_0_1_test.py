@@ -7,7 +7,7 @@ import threading
 
 from tflearn.agents import dqn
 from tflearn.environments import gymnasium_env
-from tflearn.experience import Experience
+from tflearn.experience import BatchItems, Experience, Uniform
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.synchronous import synchronous
 from tflearn.run_dir import RunDir, read_json
@@ -22,7 +22,7 @@ def test_a_run_of_version_0_1_resumes_from_its_checkpoint(tmp_path, caplog):
         run_dir=run_dir,
         make_environment=functools.partial(gymnasium_env.make, 'CartPole-v1'),
         make_agent=functools.partial(dqn.make_agent, fc_layer_params=(4,), epsilon=0.2),
-        experience=Experience(min_size=8, samples_per_insert=8.0, per_replica_batch_size=8, max_size=200),
+        experience=Experience(replay=Uniform(min_size=8, samples_per_insert=8.0, max_size=200), batch=BatchItems(8)),
         num_train_steps=30,
         num_environments=1,
         seed=3,

@@ -1,7 +1,6 @@
 """Each new step is trained on once in each epoch, also where sizes do not divide, and prepared once."""
 
 import collections
-import dataclasses
 import json
 
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.agents import example_data
+from tests.testing import experiences
 from tflearn.agents import ppo
 from tflearn.agents.actor_value import NetworkOptions
 from tflearn.distribute import strategies
@@ -141,7 +141,7 @@ def _learner(directory, agent, source, epochs, strategy=None):
 
 
 def _agent(strategy=None):
-    experience = dataclasses.replace(ppo.EXPERIENCE, sequence_length=LENGTH, stride=LENGTH - 1)
+    experience = experiences.changed(ppo.EXPERIENCE, sequence_length=LENGTH, stride=LENGTH - 1)
     network = NetworkOptions(fc_layer_params=(8,))
     with (strategy or strategies.make('default')).scope():
         agent = ppo.make_agent(example_data.CONTINUOUS, create_train_step(), experience, network=network)

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tests.agents import example_data
-from tests.testing import written_summaries
+from tests.testing import experiences, written_summaries
 from tflearn.agents import dqn, ppo, sac
 from tflearn.learner.summaries import StepSummaries, Summaries, SummaryOptions
 from tflearn.train_step import create_train_step
@@ -14,7 +14,7 @@ from tflearn.train_step import create_train_step
 AGENTS = {
     'dqn': (dqn, example_data.DISCRETE, dqn.EXPERIENCE, 1.0),
     'sac': (sac, example_data.CONTINUOUS, sac.EXPERIENCE, 2.0),
-    'ppo': (ppo, example_data.CONTINUOUS, dataclasses.replace(ppo.EXPERIENCE, sequence_length=5, stride=4), 2.0),
+    'ppo': (ppo, example_data.CONTINUOUS, experiences.changed(ppo.EXPERIENCE, sequence_length=5, stride=4), 2.0),
 }
 
 
@@ -33,10 +33,10 @@ def _write(directory, agent, data, info, options):
 def test_writes_histograms_of_actions(tmp_path, name):
     module, specs, experience, bound = AGENTS[name]
     agent = module.make_agent(specs, create_train_step(), experience)
-    data = example_data.sequences(agent, 6, experience.sequence_length)
+    data = example_data.sequences(agent, 6, experience.slicing.sequence_length)
     found = _write(tmp_path, agent, data, {}, SummaryOptions())
     size = specs.action.shape.num_elements() or 1
-    counts = {'actions/batch': 6 * experience.sequence_length * size, 'actions/policy': 6 * size}
+    counts = {'actions/batch': 6 * experience.slicing.sequence_length * size, 'actions/policy': 6 * size}
     assert {tag: values[0][2] for tag, values in found.items()} == counts
     for least, greatest, _ in (values[0] for values in found.values()):
         assert -bound <= least <= greatest <= bound

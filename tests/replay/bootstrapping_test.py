@@ -16,7 +16,7 @@ from tf_agents.trajectories import trajectory
 
 from tests.testing.replay import DATA_SPEC
 from tflearn.agents import dqn
-from tflearn.experience import Experience
+from tflearn.experience import BatchItems, Experience, Uniform
 from tflearn.replay.writers import ReplayWriter
 from tflearn.sampling.sampler import ReplaySampler
 from tflearn.train_step import create_train_step
@@ -53,7 +53,7 @@ def _write(writer, truncated):
 @pytest.mark.parametrize('truncated', [True, False])
 def test_learns_the_value_of_two_states(serve, truncated):
     tf.random.set_seed(1)
-    experience = Experience(min_size=1, sampling='server', per_replica_batch_size=32)
+    experience = Experience(replay=Uniform(min_size=1, sampling='server'), batch=BatchItems(32))
     served = serve(experience)
     _write(ReplayWriter(served.address, served.storage, 1, threading.Event()), truncated)
     action = DATA_SPEC.action

@@ -3,7 +3,7 @@ import collections
 import numpy as np
 import pytest
 
-from tflearn.experience import Experience
+from tflearn.experience import Experience, Slicing
 from tflearn.replay.chunks import NEW, REPEATED, ChunkBuilder, chunk_id, chunk_rows
 
 FIRST, MID, LAST = 0, 1, 2
@@ -70,7 +70,7 @@ def _episode(steps, last, terminated, length, stride, pad):
 @pytest.mark.parametrize(('length', 'stride'), [(2, 1), (4, 1), (5, 2), (6, 5)])
 def test_chunks_hold_all_sequences_of_all_episodes_and_no_others(length, stride, num_starts, pad):
     rows = Rows(7, 200, seed=length)
-    experience = Experience(sequence_length=length, stride=stride, pad_episodes=pad)
+    experience = Experience(slicing=Slicing(sequence_length=length, stride=stride, pad_episodes=pad))
     builder = ChunkBuilder(experience, num_starts, 7, 4)
     found = collections.Counter()
     for chunk in rows.write(builder):
@@ -92,13 +92,13 @@ def _steps(builder, *steps):
 
 
 def test_row_of_a_failed_environment_only_ends_a_sequence():
-    builder = ChunkBuilder(Experience(sequence_length=2), 1, 1, 2)
+    builder = ChunkBuilder(Experience(slicing=Slicing(sequence_length=2)), 1, 1, 2)
     broken = [(FIRST, MID), (MID, FIRST), (FIRST, MID), (MID, LAST), (LAST, FIRST)]
     assert _steps(builder, *broken) == [[0, 1], [2, 3], [3, 4]]
 
 
 def test_padding_makes_a_short_episode_one_item_unless_its_environment_failed():
-    experience = Experience(sequence_length=5, stride=4, pad_episodes=True)
+    experience = Experience(slicing=Slicing(sequence_length=5, stride=4, pad_episodes=True))
     short = [(FIRST, MID), (MID, LAST), (LAST, FIRST)]
     assert _steps(ChunkBuilder(experience, 1, 1, 2), *short) == [[0, 1, 2, 2, 2]]
     assert _steps(ChunkBuilder(experience, 1, 1, 2), (FIRST, MID), (MID, FIRST)) == []
@@ -106,7 +106,7 @@ def test_padding_makes_a_short_episode_one_item_unless_its_environment_failed():
 
 @pytest.mark.parametrize('num_starts', [1, 3])
 def test_sequences_that_cross_episodes_hold_consecutive_rows(num_starts):
-    experience = Experience(sequence_length=6, stride=5, cross_episodes=True)
+    experience = Experience(slicing=Slicing(sequence_length=6, stride=5, cross_episodes=True))
     builder, found = ChunkBuilder(experience, num_starts, 7, 4), collections.defaultdict(list)
     for chunk in Rows(7, 206, seed=3).write(builder):
         for start in np.flatnonzero(chunk[:, 0]):
@@ -118,7 +118,10 @@ def test_sequences_that_cross_episodes_hold_consecutive_rows(num_starts):
 
 
 def test_sequences_that_cross_episodes_can_begin_with_the_next_row():
-    builder, found = ChunkBuilder(Experience(sequence_length=4, stride=3, cross_episodes=True), 1, 1, 2), []
+    builder, found = (
+        ChunkBuilder(Experience(slicing=Slicing(sequence_length=4, stride=3, cross_episodes=True)), 1, 1, 2),
+        [],
+    )
     for step in range(20):
         if step in (7, 12):  # after the second complete sequence, and within one
             builder.begin_with_next()
@@ -136,7 +139,7 @@ def test_sequences_that_cross_episodes_can_begin_with_the_next_row():
 
 def test_parts_of_an_unfinished_chunk_flag_new_sequences():
     now = [0.0]
-    builder = ChunkBuilder(Experience(sequence_length=2), 3, 1, 2, clock=lambda: now[0])
+    builder = ChunkBuilder(Experience(slicing=Slicing(sequence_length=2)), 3, 1, 2, clock=lambda: now[0])
     row, first, mid, discount = np.full((1, 2), 9, np.uint8), np.array([FIRST]), np.array([MID]), np.ones(1)
     row[:, 0] = 0
     builder.append(row, first, mid, discount)
@@ -162,7 +165,7 @@ def test_parts_of_an_unfinished_chunk_flag_new_sequences():
 def test_chunks_have_unique_ids():
     chunks = []
     for _ in range(2):
-        builder = ChunkBuilder(Experience(sequence_length=2), 2, 2, 2)
+        builder = ChunkBuilder(Experience(slicing=Slicing(sequence_length=2)), 2, 2, 2)
         for step in range(18):
             chunks += builder.append(
                 np.zeros((2, 2), np.uint8), np.full(2, MID if step else FIRST), np.full(2, MID), np.ones(2)

@@ -109,5 +109,5 @@ def test_restarted_server_gets_the_next_message(start):
 
 
 def test_rejects_server_without_the_table(serve):
-    with pytest.raises(ValueError, match="need 'credits' for Experience.versions_ahead"):
+    with pytest.raises(ValueError, match="need 'credits' for Queue.versions_ahead"):
         credits.CreditReader(serve(Experience()).address)

@@ -7,11 +7,11 @@ import pathlib
 import sys
 
 from tests.testing.replay import DATA_SPEC
-from tflearn.experience import Experience
+from tflearn.experience import Experience, Uniform
 from tflearn.replay.server import ReplayServer
 from tflearn.replay.storage import Storage
 
-EXPERIENCE = Experience(min_size=1, sampling='server', chunk_steps=4)
+EXPERIENCE = Experience(replay=Uniform(min_size=1, sampling='server'), chunk_steps=4)
 
 
 def main() -> None:

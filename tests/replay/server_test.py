@@ -9,17 +9,20 @@ import pytest
 import tensorflow as tf
 
 from tests import fakes
+from tests.testing import experiences
 from tests.testing.replay import DATA_SPEC, read_items, write_steps
-from tflearn.experience import Experience
+from tflearn.experience import BatchItems, Experience, Prioritized, Queue, Uniform
 from tflearn.replay import connection, credits, rate_limits, stored_rows
 from tflearn.replay.server import ReplayServer
 from tflearn.replay.statistics import ReplayStatistics
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.replay.writers import ReplayWriter
 
-SMALL = Experience(min_size=10, samples_per_insert=4.0, per_replica_batch_size=500, sampling='server', chunk_steps=1)
+SMALL = Experience(
+    replay=Uniform(min_size=10, samples_per_insert=4.0, sampling='server'), batch=BatchItems(500), chunk_steps=1
+)
 
-UNLIMITED = Experience(min_size=1, sampling='server', chunk_steps=1)
+UNLIMITED = Experience(replay=Uniform(min_size=1, sampling='server'), chunk_steps=1)
 
 
 def _fill(served, experience):
@@ -46,7 +49,7 @@ def test_restart_restores_the_content(serve, capfd):
 
 
 def test_full_disk_loses_only_the_newest_checkpoint(serve, tmp_path):
-    experience = Experience(min_size=10, sampling='server', chunk_steps=1)
+    experience = Experience(replay=Uniform(min_size=10, sampling='server'), chunk_steps=1)
     served = serve(experience)
     complete = served.server.checkpoint()
     for _ in range(100):
@@ -174,7 +177,7 @@ def test_rejects_checkpoint_of_other_tables_and_keeps_it(serve, tmp_path, other,
 
 def test_checkpoint_may_lack_a_table_that_starts_empty(tmp_path):
     """A run of on-policy data continues with credits, although it began without them."""
-    storage, checkpoints = Storage(Experience(order='queue'), DATA_SPEC), tmp_path / 'replay' / 'checkpoints'
+    storage, checkpoints = Storage(Experience(replay=Queue()), DATA_SPEC), tmp_path / 'replay' / 'checkpoints'
     server = ReplayServer(storage.make_tables(), 0, checkpoints)
     server.checkpoint()
     server.close()
@@ -195,14 +198,14 @@ def test_rejects_checkpoint_of_an_older_format_that_can_still_be_read(serve, tmp
     checkpoints = tmp_path / 'replay' / 'checkpoints'
     before = {path: path.read_bytes() for path in checkpoints.rglob('*') if path.is_file()}
     with pytest.raises(ValueError, match=r'which an earlier version of tflearn wrote: .*; move the directory away'):
-        serve(Experience(min_size=1, chunk_steps=4))
+        serve(Experience(replay=Uniform(min_size=1), chunk_steps=4))
     columns = dict(stored_rows.read(checkpoints, 50))
     assert {path: path.read_bytes() for path in checkpoints.rglob('*') if path.is_file()} == before
     _check_rows(columns)
 
 
 def test_reads_rows_from_checkpoint_of_a_mirrored_replay(serve, tmp_path):
-    served = serve(Experience(min_size=1, chunk_steps=4))
+    served = serve(Experience(replay=Uniform(min_size=1), chunk_steps=4))
     write_steps(
         ReplayWriter(served.address, served.storage, 2, threading.Event()), fakes.CheckedEnvironment((3, 5)), 12
     )
@@ -249,16 +252,16 @@ def test_rejects_server_with_another_signature(serve):
 
 @pytest.mark.parametrize('ratio', [0.25, 1.0, 32.0, 500.0])
 def test_rate_limiter_cannot_deadlock(ratio):
-    experience = Experience(samples_per_insert=ratio, min_size=10)
+    experience = Experience(replay=Uniform(samples_per_insert=ratio, min_size=10))
     assert rate_limits.error_buffer(experience) >= max(1.0, ratio)
     rate_limits.make(experience)  # Reverb checks its own rules
 
 
 def test_memory_of_a_full_table():
-    plain = Storage(Experience(max_size=1000, order='prioritized'), ())
+    plain = Storage(Experience(replay=Prioritized(max_size=1000)), ())
     assert plain.layout.num_bytes == 1 + 8
     assert plain.num_bytes == 1000 * 2 * 9
-    chunked = Storage(Experience(max_size=1600), ())
+    chunked = Storage(Experience(replay=Uniform(max_size=1600)), ())
     assert chunked.num_bytes == 100 * (8 + 17 * 9)
 
 
@@ -270,20 +273,20 @@ def test_memory_of_a_full_table():
         ({'sampling': 'server'}, False, 16),
         ({'max_mirror_gb': 1e-6}, False, 16),
         ({'max_mirror_gb': 1e-6, 'sampling': 'learner'}, True, 16),
-        ({'order': 'prioritized'}, False, 1),
-        ({'order': 'queue'}, False, 1),
+        ({'kind': Prioritized}, False, 1),
+        ({'kind': Queue}, False, 1),
         ({'max_times_sampled': 2}, False, 1),
         ({'sequence_length': 20, 'stride': 10}, False, 1),
         ({'sequence_length': 20, 'stride': 10, 'sampling': 'learner'}, True, 1),
     ],
 )
 def test_mirror_and_chunk_size_follow_the_settings(changes, mirrored, num_starts):
-    storage = Storage(Experience(**changes), tf.TensorSpec((3,), tf.float32, 'x'))
+    storage = Storage(experiences.experience(**changes), tf.TensorSpec((3,), tf.float32, 'x'))
     assert (storage.mirrored, storage.num_starts) == (mirrored, num_starts)
     assert len(storage.make_tables()) == 1 + mirrored
 
 
 def test_large_rows_make_small_chunks():
     frame = tf.TensorSpec((84, 84, 4), tf.uint8, 'frame')
-    assert Storage(Experience(sampling='server'), frame).num_starts == 4
+    assert Storage(Experience(replay=Uniform(sampling='server')), frame).num_starts == 4
     assert Storage(Experience(chunk_steps=100), frame).num_starts == 18, 'a mirror takes complete chunks'

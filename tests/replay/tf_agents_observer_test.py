@@ -12,7 +12,7 @@ from tf_agents.specs import tensor_spec
 
 from tests import fakes
 from tests.testing.replay import DATA_SPEC, read_items, write_steps
-from tflearn.experience import Experience
+from tflearn.experience import Experience, Slicing, Uniform
 from tflearn.replay.writers import ReplayWriter
 
 LENGTHS = (6, 9)
@@ -22,7 +22,13 @@ LENGTHS = (6, 9)
 @pytest.mark.parametrize('truncated', [True, False])
 @pytest.mark.parametrize('length', [2, 4])
 def test_makes_the_same_sequences_as_tf_agents(serve, length, truncated, chunk_steps):
-    served = serve(Experience(sequence_length=length, min_size=1, sampling='server', chunk_steps=chunk_steps))
+    served = serve(
+        Experience(
+            slicing=Slicing(sequence_length=length),
+            replay=Uniform(min_size=1, sampling='server'),
+            chunk_steps=chunk_steps,
+        )
+    )
     writer = ReplayWriter(served.address, served.storage, len(LENGTHS), threading.Event())
     steps = []
 

@@ -7,13 +7,16 @@ import tensorflow as tf
 from tf_agents.trajectories import time_step as ts
 
 from tests import fakes
+from tests.testing import experiences
 from tests.testing.replay import NoFlush, read_items, write_steps
-from tflearn.experience import Experience
+from tflearn.experience import BatchItems, Experience, Queue, Uniform
 from tflearn.replay.statistics import ReplayStatistics
 from tflearn.replay.writers import ReplayWriter
 from tflearn.waiting import Stopped
 
-HELD_BACK = Experience(min_size=10, samples_per_insert=1.0, per_replica_batch_size=4, sampling='server', chunk_steps=1)
+HELD_BACK = Experience(
+    replay=Uniform(min_size=10, samples_per_insert=1.0, sampling='server'), batch=BatchItems(4), chunk_steps=1
+)
 
 
 def _writer(served, num_environments=1, stop=None, **changes):
@@ -21,7 +24,7 @@ def _writer(served, num_environments=1, stop=None, **changes):
 
 
 def _experience(chunk_steps, **changes):
-    return Experience(**{'min_size': 1, 'sampling': 'server', 'chunk_steps': chunk_steps, **changes})
+    return experiences.experience(chunk_steps=chunk_steps, **{'min_size': 1, 'sampling': 'server', **changes})
 
 
 @pytest.mark.parametrize('chunk_steps', [1, 4, 16])
@@ -99,7 +102,7 @@ def test_flush_to_learner_keeps_chunks_of_a_mirrored_table_unfinished(serve, sam
 
 
 def test_single_sequence_item_is_sent_with_its_last_step(serve):
-    served = serve(_experience(1, order='queue', max_size=10))
+    served = serve(experiences.experience(Queue, chunk_steps=1, max_size=10))
     writer = _writer(served)
     write_steps(NoFlush(writer), fakes.CheckedEnvironment((1000,)), 4)
     assert writer.num_sequences == 3

@@ -13,7 +13,7 @@ from tf_agents.agents import tf_agent
 from tests import fakes
 from tests.testing.replay import draw, write_steps
 from tflearn.distribute import strategies
-from tflearn.experience import Experience, Prioritization
+from tflearn.experience import BatchItems, Experience, Prioritization, Prioritized, Uniform
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.train_loop import LoopOptions
 from tflearn.replay.storage import REPLAY
@@ -42,12 +42,8 @@ def open_sampler():
         yield start
 
 
-def experience(prioritization=None, **changes):
-    return Experience(
-        order='prioritized',
-        prioritization=prioritization,
-        **{'min_size': 1, 'per_replica_batch_size': BATCH, 'sequence_length': 2, **changes},
-    )
+def experience(*prioritization, batch_size=BATCH):
+    return Experience(replay=Prioritized(100_000, 1, None, 0, *prioritization), batch=BatchItems(batch_size))
 
 
 def fill(served, num_steps=24):
@@ -154,7 +150,7 @@ def test_errors_become_the_priorities_of_their_own_items(
     tmp_path, serve, open_sampler, replicas, batch_size, num_steps
 ):
     prioritization = Prioritization(alpha=0.5, epsilon=0.0)
-    served = serve(experience(prioritization, per_replica_batch_size=batch_size))
+    served = serve(experience(prioritization, batch_size=batch_size))
     fill(served)
     sampler = open_sampler(served)
     assert (sampler.max_draw_steps == 1) == (batch_size == LARGE_BATCH)
@@ -261,7 +257,7 @@ def test_continues_after_a_restart_of_server_and_learner(tmp_path, serve, open_s
     assert {priority for priority, *_ in read_items(served).values()} == {0.5}
 
 
-def test_rejects_uniform_order(serve):
-    served = serve(Experience(sampling='server'))
-    with pytest.raises(ValueError, match="got Experience.order='uniform'; need 'prioritized'"):
+def test_rejects_uniform_replay(serve):
+    served = serve(Experience(replay=Uniform(sampling='server')))
+    with pytest.raises(TypeError, match=r'got Experience.replay=Uniform\(.*; need Prioritized'):
         PrioritizedSampler(served.address, served.storage, BATCH, 60.0)

@@ -8,8 +8,9 @@ import pytest
 import tensorflow as tf
 
 from tests import fakes
+from tests.testing.experiences import experience
 from tests.testing.replay import draw, fill, write_steps
-from tflearn.experience import Experience, Reuse
+from tflearn.experience import Queue, Reuse
 from tflearn.replay.writers import ReplayWriter
 from tflearn.sampling.queue_source import QueueSource
 from tflearn.types import BatchSource
@@ -22,8 +23,7 @@ def start(serve):
     with contextlib.ExitStack() as stack:
 
         def make(**changes):
-            fields = {'order': 'queue', 'min_size': 1, 'max_size': 1000, 'per_replica_batch_size': 5}
-            served = serve(Experience(**(fields | changes)))
+            served = serve(experience(Queue, **({'max_size': 1000, 'batch_size': 5} | changes)))
             source = QueueSource(
                 [served.address], served.storage, served.storage.experience.per_replica_batch_size, 60.0, seed=0
             )
@@ -64,14 +64,14 @@ def test_shapes_are_static(start):
 
 
 def test_reuses_batches(start):
-    served, source = start(reuse=Reuse(times=2, recent_batches=2))
+    served, source = start(training=Reuse(times=2, recent_batches=2))
     fill(served, 24, (5,)).join(30)
     trajectory, _ = draw(source, 8)
     assert firsts(trajectory) == [EPISODES[i] for i in (0, 1, 0, 1, 2, 3, 2, 3)]
 
 
 def test_replays_earlier_batches(start):
-    served, source = start(reuse=Reuse(replay_proportion=1.0, replay_batches=2))
+    served, source = start(training=Reuse(replay_proportion=1.0, replay_batches=2))
     fill(served, 24, (5,)).join(30)
     trajectory, _ = draw(source, 8)
     drawn = [EPISODES.index(batch) for batch in firsts(trajectory)]
@@ -80,7 +80,7 @@ def test_replays_earlier_batches(start):
 
 
 def test_drops_items_that_are_too_old(start):
-    served, source = start(max_policy_lag=2, reuse=Reuse(times=3), per_replica_batch_size=2)
+    served, source = start(max_policy_lag=2, training=Reuse(times=3), batch_size=2)
     writer = ReplayWriter(served.address, served.storage, 1, served.stop)
     environment = fakes.CheckedEnvironment((1000,))
 
@@ -102,7 +102,7 @@ def test_drops_items_that_are_too_old(start):
 
 def test_short_queue_blocks_the_writer(start):
     """The queue, the learner's batches and one item of the writer: then the writer waits for the learner."""
-    served, source = start(max_size=1, per_replica_batch_size=8)
+    served, source = start(max_size=1, batch_size=8)
     writer = ReplayWriter(served.address, served.storage, 1, served.stop)
     environment = fakes.CheckedEnvironment((1000,))
 
@@ -123,8 +123,8 @@ def test_short_queue_blocks_the_writer(start):
 
 
 def test_takes_items_from_several_servers(serve, tmp_path):
-    experience = Experience(order='queue', min_size=1, max_size=1000, per_replica_batch_size=10)
-    served = [serve(experience, checkpoints=tmp_path / str(i)) for i in range(2)]
+    settings = experience(Queue, max_size=1000, batch_size=10)
+    served = [serve(settings, checkpoints=tmp_path / str(i)) for i in range(2)]
     source = QueueSource([one.address for one in served], served[0].storage, 10, 60.0)
     for one in served:
         fill(one, 12, (5,)).join(30)
@@ -138,8 +138,8 @@ def test_takes_items_from_several_servers(serve, tmp_path):
 
 def test_takes_items_evenly_from_full_servers(serve, tmp_path):
     """Within a batch and from batch to batch; a third server has no items, and is not waited for."""
-    experience = Experience(order='queue', min_size=1, max_size=100, per_replica_batch_size=3)
-    served = [serve(experience, checkpoints=tmp_path / str(i)) for i in range(3)]
+    settings = experience(Queue, max_size=100, batch_size=3)
+    served = [serve(settings, checkpoints=tmp_path / str(i)) for i in range(3)]
     source = QueueSource([one.address for one in served], served[0].storage, 3, 60.0)
     for one, version in zip(served[:2], (1, 2), strict=True):
         writer = ReplayWriter(one.address, one.storage, 1, one.stop)

@@ -77,7 +77,7 @@ def _numbers(ring, storage):
     """The numbers of all rows of all sequences [n, T]."""
     oldest, size = ring.window.numpy()
     starts = ring.starts.numpy()[(oldest + np.arange(size)) % ring.starts.shape[0]]
-    rows = starts[:, None] + np.arange(storage.experience.sequence_length)
+    rows = starts[:, None] + np.arange(storage.experience.slicing.sequence_length)
     return ring.columns.batch(ring.columns.draw(rows[None]), 0)['policy_version'].numpy()
 
 
@@ -97,7 +97,7 @@ def _parts(storage, first, count, num_starts):
     parts = chunks_of(storage, first, count)
     rows = chunk_rows(parts, storage.layout.num_bytes)
     rows[:, num_starts:, 0] = 0
-    rows[:, num_starts + storage.experience.sequence_length - 1 :] = 0
+    rows[:, num_starts + storage.experience.slicing.sequence_length - 1 :] = 0
     rows[:, : num_starts - 1, 0] *= REPEATED
     return parts
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tests import fakes
 from tests.testing.replay import BATCH, draw, experience, fill, write_steps
+from tflearn.experience import BatchItems, Experience, Prioritized, Slicing, Uniform
 from tflearn.replay.writers import ReplayWriter
 from tflearn.sampling import reader
 from tflearn.sampling.prioritized import PrioritizedSampler
@@ -39,8 +40,8 @@ def test_batches_hold_the_written_steps(serve, open_source, sampling):
 @pytest.mark.parametrize('prioritized', [False, True])
 def test_large_batches_are_drawn_one_by_one(monkeypatch, serve, prioritized):
     monkeypatch.setattr('tflearn.sampling.sampler._MAX_AHEAD_BYTES', 1)
-    order = {'order': 'prioritized', 'sampling': 'server'} if prioritized else {'sampling': 'server'}
-    served = serve(experience(sequence_length=3, **order))
+    replay = Prioritized(min_size=1) if prioritized else Uniform(min_size=1, sampling='server')
+    served = serve(Experience(Slicing(3), replay, BatchItems(BATCH)))
     make = PrioritizedSampler if prioritized else ReplaySampler
     with contextlib.closing(make(served.address, served.storage, BATCH, 60.0)) as source:
         writer = fill(served)
@@ -166,7 +167,7 @@ def test_checkpoint_restores_empty_counts(serve, open_source):
 def test_batch_waits_for_slow_data(serve, open_source, monkeypatch):
     """Data arrive more slowly than the stream's timeout: earlier items stay in the batch."""
     monkeypatch.setattr(reader, '_CHECK_CLOSED_MS', 20)
-    served = serve(experience('server', chunk_steps=1, samples_per_insert=1.0, per_replica_batch_size=4))
+    served = serve(experience('server', chunk_steps=1, samples_per_insert=1.0, batch_size=4))
     source = open_source(served)
     writer = ReplayWriter(served.address, served.storage, 1, threading.Event())
     ended = threading.Event()

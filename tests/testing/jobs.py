@@ -9,7 +9,7 @@ import pytest
 from tests import streams
 from tflearn.agents import dqn
 from tflearn.environments import gymnasium_env
-from tflearn.experience import Experience
+from tflearn.experience import BatchItems, Experience, Queue, Slicing, Uniform
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.replay_server import replay_server
 from tflearn.jobs.train import train
@@ -20,14 +20,9 @@ from tflearn.waiting import wait_until
 
 # One item in the queue.
 QUEUE = Experience(
-    sequence_length=9,
-    stride=8,
-    pad_episodes=True,
-    order='queue',
-    max_size=1,
-    min_size=1,
-    per_replica_batch_size=8,
-    max_policy_lag=2,
+    slicing=Slicing(sequence_length=9, stride=8, pad_episodes=True),
+    replay=Queue(max_size=1, max_policy_lag=2),
+    batch=BatchItems(8),
 )
 
 
@@ -60,7 +55,7 @@ class Job:
 class SmallRun:
     """Starts jobs with the arguments that the jobs of one run share."""
 
-    experience = Experience(min_size=50, samples_per_insert=8.0, per_replica_batch_size=8, max_size=2000)
+    experience = Experience(replay=Uniform(min_size=50, samples_per_insert=8.0, max_size=2000), batch=BatchItems(8))
 
     def __init__(self, root):
         self.dir = RunDir(root)

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tf_agents.trajectories import trajectory
 
 from tests import fakes, streams
-from tflearn.experience import Experience
+from tests.testing import experiences
 from tflearn.replay import reports
 from tflearn.replay.chunks import ID_BYTES, chunk_rows
 from tflearn.replay.server import ReplayServer
@@ -83,7 +83,7 @@ def open_source():
 
 
 def experience(sampling, **changes):
-    return Experience(sampling=sampling, **{'min_size': 1, 'per_replica_batch_size': BATCH, **changes})
+    return experiences.experience(sampling=sampling, **{'min_size': 1, 'batch_size': BATCH, **changes})
 
 
 def write_steps(writer, environment, num_steps, version=7):
@@ -146,7 +146,7 @@ def read_items(served):
         if len(found) == size:
             break
     assert len(found) == size
-    length = served.storage.experience.sequence_length
+    length = served.storage.experience.slicing.sequence_length
     items = []
     for chunk in found.values():
         for start in np.flatnonzero(chunk[: served.storage.num_starts, 0]):

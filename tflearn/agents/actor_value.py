@@ -31,7 +31,7 @@ class NetworkOptions:
       fc_layer_params: units of the fully connected layers.
       activation: the activation function of all these layers.
       lstm_size: units of the LSTM layers after them; None is a network without memory. With memory, set
-        `Experience.store_policy_state`; otherwise each sequence starts with a state of zeros.
+        `Slicing.store_policy_state`; otherwise each sequence starts with a state of zeros.
       shared: whether both heads share these layers; otherwise the value has its own.
     """
 

@@ -15,10 +15,10 @@ from tf_agents.utils import common
 
 from tflearn.agents import networks, optimizers, schedules
 from tflearn.errors import UserValueError
-from tflearn.experience import Experience
+from tflearn.experience import Experience, Queue, Uniform
 from tflearn.types import Agent, EnvironmentSpecs
 
-EXPERIENCE = Experience(samples_per_insert=32.0)
+EXPERIENCE = Experience(replay=Uniform(samples_per_insert=32.0))
 
 
 def make_agent(
@@ -38,7 +38,7 @@ def make_agent(
     gradient_clipping: float | None = None,
     make_optimizer: optimizers.OptimizerFactory = optimizers.make,
 ) -> Agent:
-    """Makes a DQN agent for one discrete action, with n-step returns, n = `experience.sequence_length` - 1.
+    """Makes a DQN agent for one discrete action, with n-step returns, n = `experience.slicing.sequence_length` - 1.
 
     Args:
       specs: the environment's specs; see `encoder` for observations.
@@ -70,9 +70,9 @@ def make_agent(
             'wrap the environment so that it has one'
         )
     networks.check_observation(specs.observation, 'DQN', conv_layer_params)
-    if experience.order == 'queue':
+    if isinstance(experience.replay, Queue):
         raise UserValueError(
-            "got Experience.order='queue'; DQN needs 'uniform' or 'prioritized': it learns from old items"
+            'got a Queue as Experience.replay; DQN needs Uniform or Prioritized: it learns from old items'
         )
     agent_class = _DdqnAgent if double else _DqnAgent
     return agent_class(
@@ -87,7 +87,7 @@ def make_agent(
             name='dqn',
         ),
         epsilon_greedy=(lambda: epsilon(train_step)) if callable(epsilon) else epsilon,
-        n_step_update=experience.sequence_length - 1,
+        n_step_update=experience.slicing.sequence_length - 1,
         target_update_period=target_update_period,
         target_update_tau=target_update_tau,
         td_errors_loss_fn=common.element_wise_huber_loss if huber else common.element_wise_squared_loss,

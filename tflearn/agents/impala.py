@@ -18,12 +18,12 @@ from tflearn.agents import networks, optimizers, schedules, vtrace
 from tflearn.agents.actor_value import ActorValueNetwork, ActorValuePolicy, NetworkOptions
 from tflearn.agents.impala_loss import LossOptions
 from tflearn.errors import UserValueError
-from tflearn.experience import Experience
+from tflearn.experience import BatchItems, Experience, Prioritized, Queue, Slicing
 from tflearn.types import Agent, EnvironmentSpecs
 
 # 50 transitions and the observation after them, with which the next sequence of the episode starts.
 EXPERIENCE = Experience(
-    sequence_length=51, stride=50, pad_episodes=True, order='queue', max_size=32, min_size=1, per_replica_batch_size=10
+    slicing=Slicing(sequence_length=51, stride=50, pad_episodes=True), replay=Queue(max_size=32), batch=BatchItems(10)
 )
 
 
@@ -138,9 +138,9 @@ def make_optimizers(
     Raises:
       ValueError: see `make_agent`.
     """
-    if experience.order == 'prioritized':
+    if isinstance(experience.replay, Prioritized):
         raise UserValueError(
-            "got Experience.order='prioritized'; need 'queue' or 'uniform': it returns no errors of items"
+            'got Experience.replay=Prioritized(...); need Queue or Uniform: it returns no errors of items'
         )
     if network.shared and all(rate is not None for rate in rates.values()):
         raise UserValueError(
@@ -182,12 +182,12 @@ class ImpalaAgent(tf_agent.TFAgent):
             specs.action,
             policy=greedy_policy.GreedyPolicy(ActorValuePolicy(specs, network, records_distribution=False)),
             collect_policy=ActorValuePolicy(specs, network, records_distribution=True, name='collect_policy'),
-            train_sequence_length=experience.sequence_length,
+            train_sequence_length=experience.slicing.sequence_length,
             train_step_counter=train_step,
         )
         self._network, self._options = network, loss
         self._optimizer, self._value_optimizer = made
-        self._stored_state = experience.store_policy_state
+        self._stored_state = experience.slicing.store_policy_state
 
     def _train(self, experience: Any, weights: tf.Tensor | None) -> tf_agent.LossInfo:
         variables = self._network.trainable_variables

@@ -22,19 +22,14 @@ from tflearn.agents.actor_value import ActorValueNetwork, NetworkOptions
 from tflearn.agents.normalizer import Normalizer, Normalizers, NormalizingPolicy
 from tflearn.agents.ppo_loss import LossOptions
 from tflearn.errors import UserValueError
-from tflearn.experience import Experience, Iteration
+from tflearn.experience import BatchItems, Experience, Iteration, Queue, Reuse, Slicing
 from tflearn.types import Agent, EnvironmentSpecs
 
 # Sequences of 128 transitions and the observation after them, with which the next sequence starts.
 EXPERIENCE = Experience(
-    sequence_length=129,
-    stride=128,
-    cross_episodes=True,
-    order='queue',
-    max_size=16,
-    min_size=1,
-    per_replica_batch_size=8,
-    iteration=Iteration(num_epochs=4, minibatch_steps=256),
+    slicing=Slicing(sequence_length=129, stride=128, cross_episodes=True),
+    replay=Queue(max_size=16, training=Iteration(num_epochs=4, minibatch_steps=256)),
+    batch=BatchItems(8),
 )
 
 _REWARD_CLIPPING, _OBSERVATION_CLIPPING = 10.0, 5.0
@@ -99,15 +94,16 @@ def make_agent(
     """
     networks.check_observation(specs.observation, 'PPO', network.conv_layer_params, nested=True)
     networks.check_policy_gradient_action(specs.action, 'PPO', nests=(dict,))
-    if experience.order != 'queue' or experience.reuse is not None:
+    replay = experience.replay
+    if not isinstance(replay, Queue) or isinstance(replay.training, Reuse):
         raise UserValueError(
-            f"got Experience.order={experience.order!r}, reuse={experience.reuse}; PPO needs 'queue' and None, since "
-            'it learns only from new items; set Experience.iteration for several steps on them'
+            f'got Experience.replay={replay!r}; PPO needs a Queue without Reuse, since it learns only from new items; '
+            'set Queue.training=Iteration(...) for several steps on them'
         )
-    if loss.kl_coefficient and loss.kl_target is not None and experience.iteration is None:
+    if loss.kl_coefficient and loss.kl_target is not None and replay.training is None:
         raise UserValueError(
-            f'got kl_target={loss.kl_target} without Experience.iteration, after which the coefficient adapts to it; '
-            'need an iteration, or kl_target=None'
+            f'got kl_target={loss.kl_target} without Queue.training=Iteration(...), after which the coefficient adapts '
+            'to it; need an iteration, or kl_target=None'
         )
     if network.lstm_size is not None:
         raise UserValueError(
@@ -161,7 +157,7 @@ class PPOAgent(tf_agent.TFAgent):
             specs.action,
             policy=greedy_policy.GreedyPolicy(NormalizingPolicy(specs, network, normalizer, False, 'policy')),
             collect_policy=NormalizingPolicy(specs, network, normalizer, True, 'collect_policy'),
-            train_sequence_length=experience.sequence_length,
+            train_sequence_length=experience.slicing.sequence_length,
             train_step_counter=train_step,
         )
         self._network, self._options, self._optimizer = network, loss, optimizer

@@ -17,12 +17,12 @@ from tf_agents.utils import common, value_ops
 
 from tflearn.agents import networks, optimizers, schedules
 from tflearn.errors import UserValueError
-from tflearn.experience import Experience
+from tflearn.experience import BatchItems, Experience, Iteration, Queue, Slicing
 from tflearn.types import Agent, EnvironmentSpecs
 
 # Episodes of up to 200 steps, and the row at their end.
 EXPERIENCE = Experience(
-    sequence_length=201, stride=200, pad_episodes=True, order='queue', max_size=16, min_size=1, per_replica_batch_size=8
+    slicing=Slicing(sequence_length=201, stride=200, pad_episodes=True), replay=Queue(max_size=16), batch=BatchItems(8)
 )
 
 
@@ -65,10 +65,11 @@ def make_agent(
     """
     networks.check_observation(specs.observation, 'REINFORCE')
     networks.check_policy_gradient_action(specs.action, 'REINFORCE')
-    if experience.order != 'queue' or not experience.pad_episodes or experience.iteration is not None:
+    replay, padded = experience.replay, experience.slicing.pad_episodes
+    if not isinstance(replay, Queue) or not padded or isinstance(replay.training, Iteration):
         raise UserValueError(
-            f'got Experience.order={experience.order!r}, pad_episodes={experience.pad_episodes}, iteration='
-            f"{experience.iteration}; need 'queue', True and None: REINFORCE learns once from complete episodes"
+            f'got Experience.replay={replay!r}, pad_episodes={padded}; need a Queue without Iteration, and True: '
+            'REINFORCE learns once from complete episodes'
         )
     if (replicas := tf.distribute.get_strategy().num_replicas_in_sync) > 1:
         raise UserValueError(f'got {replicas} replicas; need one for REINFORCE; choose IMPALA or PPO for several')

@@ -16,10 +16,12 @@ from tf_agents.typing import types
 
 from tflearn.agents import networks, optimizers, schedules
 from tflearn.errors import UserValueError
-from tflearn.experience import Experience
+from tflearn.experience import BatchItems, Experience, Uniform
 from tflearn.types import Agent, EnvironmentSpecs
 
-EXPERIENCE = Experience(max_size=1_000_000, min_size=10_000, samples_per_insert=256.0, per_replica_batch_size=256)
+EXPERIENCE = Experience(
+    replay=Uniform(max_size=1_000_000, min_size=10_000, samples_per_insert=256.0), batch=BatchItems(256)
+)
 
 
 def make_agent(
@@ -111,10 +113,11 @@ def _checked_action(specs: EnvironmentSpecs, experience: Experience) -> types.Bo
     action = actions[0]
     networks.check_bounded(action, 'SAC')
     networks.check_observation(specs.observation, 'SAC')
-    if experience.order != 'uniform' or experience.sequence_length != 2:
+    replay, length = experience.replay, experience.slicing.sequence_length
+    if not isinstance(replay, Uniform) or length != 2:
         raise UserValueError(
-            f'got Experience.order={experience.order!r}, sequence_length={experience.sequence_length}; SAC needs '
-            "'uniform' and 2: it learns from single transitions, and returns no errors of items"
+            f'got Experience.replay of the type {type(replay).__name__}, sequence_length={length}; SAC needs Uniform '
+            'and 2: it learns from single transitions, and returns no errors of items'
         )
     return action
 

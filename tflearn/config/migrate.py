@@ -3,9 +3,11 @@
 import pathlib
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from tflearn.config import moved, outline, reader
-from tflearn.config.reader import Binding, Import, Statements
+from tflearn.config.moved_settings import Replacement, Setting
+from tflearn.config.reader import Binding, Import, Reference, Statements, join_scope
 from tflearn.errors import UserValueError
 
 # A string or a comment; or a name with a dot.
@@ -24,6 +26,7 @@ def migrate(path: pathlib.Path) -> tuple[str, list[str]]:
     for binding, new in moved.replaced_bindings(statements):
         if _line(path, binding.place):
             file.replace(binding, new, statements)
+    file.add_needed(moved.settings(statements))
     file.rewrite_names()
     return ''.join(file.lines), file.changes()
 
@@ -43,6 +46,7 @@ class _File:
         self.lines = list(self._old)
         # By module, what it is called in the new file: `import a.b` brings no other part of `a`.
         self._names = {item.module: item.name if item.symbol == item.module else item.module for item in imports}
+        self._needed: dict[str, tuple[int, Setting]] = {}  # by name: the first line that needs it
 
     def changes(self) -> list[str]:
         """Returns a line for each line that changed."""
@@ -71,13 +75,14 @@ class _File:
             if not re.match(r'(from|import|include)\b', line):
                 self.lines[index] = _NAME.sub(self._rewritten, line)
 
-    def replace(self, binding: Binding, new: str, statements: Statements) -> None:
-        """Rewrites the name of an argument; `Experience.versions_ahead` replaced three settings of each collector.
+    def replace(self, binding: Binding, replacement: Replacement, statements: Statements) -> None:
+        """Rewrites a binding; `Queue.versions_ahead` replaced three settings of each collector.
 
         Raises:
           ValueError: if it is in a block of another function.
         """
         index = (_line(self._path, binding.place) or 0) - 1
+        new = replacement.settings[0].name if replacement.settings else ''
         if binding.written not in self.lines[index]:
             function = moved.full_name(binding.selector, self._imports)
             if new.rpartition('.')[0] != (moved.new_name(function) or function):
@@ -86,7 +91,8 @@ class _File:
                     f'{binding.value!r}, which can be rewritten; take it out of the block'
                 )
             self.lines[index] = self.lines[index].replace(binding.parameter, new.rpartition('.')[2], 1)
-        if new != moved.VERSIONS_AHEAD:
+        if new != moved.VERSIONS_AHEAD or 'CollectOptions' not in binding.selector:
+            self._write(index, binding, replacement)
             return
         has_value = any(item.parameter == 'versions_ahead' for item in statements.bindings)
         if binding.parameter == 'versions_ahead':
@@ -95,6 +101,31 @@ class _File:
             self.lines[index] = f'{self._short(moved.VERSIONS_AHEAD)} = 0\n'
         else:
             self.lines[index] = ''
+
+    def _write(self, index: int, binding: Binding, replacement: Replacement) -> None:
+        """Replaces a line by the new bindings."""
+        line = self.lines[index]
+        if not replacement.settings:
+            self.lines[index] = ''
+            return
+        first, *others = replacement.settings
+        if first.value != binding.value:
+            line = re.sub(r"""=\s*(['"]).*?\1""", f'= {self._short_value(first.value)}', line, count=1)
+        self.lines[index] = line.replace(binding.written, join_scope(binding.scope, self._short(first.name)), 1)
+        self.lines[index] += ''.join(f'{self._short(item.name)} = {self._short_value(item.value)}\n' for item in others)
+        for needed in replacement.needed:
+            self._needed[needed.name] = (min(index, self._needed.get(needed.name, (index,))[0]), needed)
+
+    def add_needed(self, run: Sequence[Setting]) -> None:
+        """Adds the bindings that others need, before them, unless the run has the same ones."""
+        bound = {item.name: repr(item.value).rpartition('.')[2] for item in run}
+        for index, setting in reversed(self._needed.values()):
+            if bound.get(setting.name) != repr(setting.value).rpartition('.')[2]:
+                line = f'{self._short(setting.name)} = {self._short_value(setting.value)}\n'
+                self.lines[index] = line + self.lines[index]
+
+    def _short_value(self, value: Any) -> str:
+        return f'@{self._short(value.selector)}()' if isinstance(value, Reference) else repr(value)
 
     def _rewritten(self, match: re.Match[str]) -> str:
         new = None if match[1] else moved.new_name(moved.full_name(match[0], self._imports))

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable, Iterator
 
-from tflearn.config.reader import Binding, Import, Reference, Statements, leaves
+from tflearn.config import moved_settings
+from tflearn.config.moved_settings import Replacement, Setting
+from tflearn.config.reader import FLAG, Binding, Import, Reference, Statements, leaves
 from tflearn.errors import UserValueError
 
 _COLLECT_OPTIONS = 'tflearn.jobs.collect_settings.CollectOptions'
-VERSIONS_AHEAD = 'tflearn.experience.Experience.versions_ahead'
+VERSIONS_AHEAD = 'tflearn.experience.Queue.versions_ahead'
 
 # By package: modules, and where they are now in tflearn.
 _MODULES = {
@@ -100,27 +102,46 @@ def full_name(selector: str, imports: Iterable[Import]) -> str:
     return f'{symbols[-1]}.{rest}' if symbols and rest else selector
 
 
-def replaced_bindings(statements: Statements) -> Iterator[tuple[Binding, str]]:
-    """Yields the bindings of arguments that moved or were replaced, each with the full name that took its place."""
-    names = [full_name(f'{item.selector}.{item.parameter}', item.imports) for item in statements.bindings]
+def _full_name(binding: Binding) -> str:
+    """Returns the full name of a binding's argument. On the command line a function's name may be enough."""
+    modules = {item.module for item in binding.imports} if binding.place == FLAG else ()
+    for owner in moved_settings.OWNERS:
+        if owner.rpartition('.')[0] in modules and f'.{owner}'.endswith(f'.{binding.selector}'):
+            return f'{owner}.{binding.parameter}'
+    return full_name(f'{binding.selector}.{binding.parameter}', binding.imports)
+
+
+def settings(statements: Statements) -> list[Setting]:
+    """Returns the statements' bindings by full names; those of modules that moved by their new names."""
+    names = map(_full_name, statements.bindings)
+    return [Setting(new_name(name) or name, item.value) for item, name in zip(statements.bindings, names, strict=True)]
+
+
+def replaced_bindings(statements: Statements) -> Iterator[tuple[Binding, Replacement]]:
+    """Yields the bindings of arguments that moved or were replaced, each with what took its place."""
+    names = list(map(_full_name, statements.bindings))
     by_sequences = not any(name == f'{_COLLECT_OPTIONS}.max_episodes_per_version' for name in names)
-    for binding, name in zip(statements.bindings, names, strict=True):
+    run = settings(statements)
+    for binding, name, setting in zip(statements.bindings, names, run, strict=True):
         new = new_name(name) or (_WITH_SEQUENCES.get(name) if by_sequences else None)
-        if new and binding.parameter:
-            yield binding, new
+        replacement = moved_settings.replacement(setting, run)
+        if new and not replacement:
+            replacement = Replacement([Setting(new, binding.value)])
+        if replacement and binding.parameter:
+            yield binding, replacement
 
 
 def old_names(statements: Statements) -> Iterator[tuple[str, str, str]]:
-    """Yields the names of version 0.1 as they are written, each with its place and the full name that replaced it."""
+    """Yields the names of version 0.1 as they are written, each with its place and what to write instead."""
     for item in statements.imports:
         if new := new_name(item.module):
-            yield f'the import of {item.module}', item.place, new
+            yield f'the import of {item.module}', item.place, f'{new}, which replaced it'
     for binding in statements.bindings:
         for leaf in leaves(binding.value):
             if isinstance(leaf, Reference) and (new := new_name(full_name(leaf.selector, binding.imports))):
-                yield repr(leaf), binding.place, new
+                yield repr(leaf), binding.place, f'{new}, which replaced it'
     for binding, new in replaced_bindings(statements):
-        yield binding.written, binding.place, new
+        yield binding.written, binding.place, new.text
 
 
 def check(statements: Statements) -> None:
@@ -131,6 +152,6 @@ def check(statements: Statements) -> None:
     """
     for written, place, new in old_names(statements):
         raise UserValueError(
-            f'got {written} in {place}, a name of version 0.1; need {new}, which replaced it; run tflearn-migrate '
+            f'got {written} in {place}, a name of version 0.1; need {new}; run tflearn-migrate '
             f'{place.rpartition(":")[0] or "FILE.gin"}'
         )

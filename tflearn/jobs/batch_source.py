@@ -8,7 +8,7 @@ from absl import logging
 
 from tflearn.distribute import strategies
 from tflearn.errors import UserValueError
-from tflearn.experience import Experience
+from tflearn.experience import Experience, Iteration, Prioritized, Queue, Reuse, Uniform
 from tflearn.learner.minibatches import MinibatchSource
 from tflearn.replay.storage import Storage
 from tflearn.sampling.mirror import ReplayMirror
@@ -39,7 +39,7 @@ def make(
       seed: the run's seed; each worker draws differently.
 
     Raises:
-      ValueError: if the experience has an `iteration`, and the agent cannot prepare one.
+      ValueError: if the experience has an `Iteration`, and the agent cannot prepare one.
     """
     layout, experience = strategies.layout(placement), storage.experience
     seed += layout.worker
@@ -47,19 +47,20 @@ def make(
     batch_size = experience.per_replica_batch_size * layout.replicas // layout.workers
     if storage.mirrored:
         return ReplayMirror(addresses[0], storage, batch_size, timeout_secs, seed)
-    if experience.prioritization:
+    if isinstance(experience.replay, Prioritized):
         return PrioritizedSampler(addresses[0], storage, batch_size, timeout_secs)
-    if experience.order != 'queue':
+    if isinstance(experience.replay, Uniform):
         return ReplaySampler(addresses[0], storage, batch_size, timeout_secs)
     queue = QueueSource(addresses, storage, batch_size, timeout_secs, seed)
-    if experience.iteration is None:
+    iteration = experience.replay.training
+    if not isinstance(iteration, Iteration):
         return queue
     if not hasattr(agent, 'prepare'):
         raise UserValueError(
-            f'got Experience.iteration with a {type(agent).__name__}; need an agent that prepares sequences for '
-            'several epochs, such as PPO; or iteration=None'
+            f'got Queue.training=Iteration(...) with a {type(agent).__name__}; need an agent that prepares sequences '
+            'for several epochs, such as PPO; or training=None'
         )
-    return MinibatchSource(queue, agent.prepare, experience.iteration, placement, seed)
+    return MinibatchSource(queue, agent.prepare, iteration, placement, seed)
 
 
 def steps_per_call(source: Source, num_steps: int) -> int:
@@ -82,11 +83,12 @@ def items_per_version(source: Source, experience: Experience, num_replicas: int,
       num_replicas: the number of replicas of all workers.
       publish_interval_steps: train steps between two publications.
     """
-    reuse = experience.reuse
+    training = experience.replay.training if isinstance(experience.replay, Queue) else None
+    steps_per_batch = 1.0
     if isinstance(source, MinibatchSource):
-        steps_per_batch: float = source.max_draw_steps
-    else:
-        steps_per_batch = reuse.times * (1 + reuse.replay_proportion) if reuse else 1
+        steps_per_batch = source.max_draw_steps
+    elif isinstance(training, Reuse):
+        steps_per_batch = training.times * (1 + training.replay_proportion)
     return math.ceil(publish_interval_steps / steps_per_batch) * experience.per_replica_batch_size * num_replicas
 
 

@@ -12,7 +12,7 @@ from absl import logging
 
 from tflearn.control import HeldLease
 from tflearn.errors import UserValueError
-from tflearn.experience import Experience
+from tflearn.experience import Experience, Queue
 from tflearn.jobs import initial_agent
 from tflearn.jobs.collect_settings import REPORT_SECS, CollectOptions, check_counts, own_address
 from tflearn.jobs.collection import Collection, CreditLimit, VersionLimit
@@ -86,7 +86,7 @@ def collect(
             agent = make_agent(environment.specs, train_step, experience)
             storage = Storage(experience, initial_agent.data_spec(agent, experience))
             served = _served(agent, options, connect_timeout_secs, stop, ending)
-            stores = experience.store_policy_state
+            stores = experience.slicing.store_policy_state
             collection = Collection(environment, agent.collect_policy, options, name, stores, served)
             data_address = own_address(data_addresses, name) or replay_address
             for address in (data_address, replay_address):
@@ -102,7 +102,9 @@ def collect(
             reporter = _Reporter(sender, collection, weights, writer, status, options.reports_metrics(name))
             ending.callback(reporter.close)
             limit = _limit(options, experience, replay_address, sender.held, ending)
-            _run(collection, weights, writer, reporter, limit, stop, max_env_steps, experience.order == 'queue')
+            _run(
+                collection, weights, writer, reporter, limit, stop, max_env_steps, isinstance(experience.replay, Queue)
+            )
         status.update('stopped' if stop.is_set() else 'finished')
     except Stopped as stopped:
         logging.info('%s', stopped)

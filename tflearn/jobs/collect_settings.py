@@ -25,12 +25,12 @@ class CollectOptions:
       max_episodes_per_version: episodes that this collector finishes with the weights of one publication; then it waits
         for newer weights. Episodes that end in the same batched step all count, so there may be up to B - 1 more.
         Unfinished episodes continue with the newer weights. None is no limit.
-      max_sequences_per_version: refused; replaced by `Experience.versions_ahead`.
+      max_sequences_per_version: refused; replaced by `Queue.versions_ahead`.
       versions_ahead: publications that a collector need not wait for: with 1 it finishes the episodes that the learner
         takes next while the learner trains on the ones before.
       collect_at_least_every_secs: a collector that has waited this long for newer weights finishes one more episode, so
         that a learner that lacks data gets some. None waits without a limit.
-      lease_secs: if the learner grants credits (`Experience.versions_ahead`), the credits of a collector that has not
+      lease_secs: if the learner grants credits (`Queue.versions_ahead`), the credits of a collector that has not
         reported for this long go to the others [seconds]. Must be longer than the environment's slowest step.
       served_at: 'host:port' of a server of the run's 'collect_policy' (`tflearn-serve`), which then acts instead of the
         policy that is compiled here. The data's policy version is then that of the newest published weights, which
@@ -66,7 +66,7 @@ class CollectOptions:
         if self.max_sequences_per_version is not None:
             raise UserValueError(
                 f'got CollectOptions.max_sequences_per_version={self.max_sequences_per_version!r}, which applied to '
-                'each collector; need Experience.versions_ahead=1 (or 0, what CollectOptions.versions_ahead was): all '
+                'each collector; need Queue.versions_ahead=1 (or 0, what CollectOptions.versions_ahead was): all '
                 'collectors together make what the learner takes; remove it, with CollectOptions.versions_ahead and '
                 'collect_at_least_every_secs'
             )

@@ -38,7 +38,7 @@ class Collection:
           policy: the agent's collect policy.
           options: the job's options.
           name: the collector's name.
-          stores_policy_state: see `Experience.store_policy_state`.
+          stores_policy_state: see `Slicing.store_policy_state`.
           acting_policy: a policy that acts instead of the agent's collect policy, with the same specs.
 
         Raises:

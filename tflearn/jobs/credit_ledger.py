@@ -29,7 +29,7 @@ class CreditLedger:
         Args:
           lease: the learner's lease.
           items_per_version: items that the learner takes between two publications, over all workers.
-          versions_ahead: see `Experience.versions_ahead`.
+          versions_ahead: see `Queue.versions_ahead`.
           clock: returns the time [seconds].
         """
         self._ahead = (1 + versions_ahead) * items_per_version

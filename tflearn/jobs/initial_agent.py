@@ -71,6 +71,6 @@ def data_spec(agent: Agent, experience: Experience) -> types.NestedTensorSpec:
       ValueError: if the policy state should be stored, but there is none or the policy info cannot hold it.
     """
     spec: Any = agent.collect_data_spec
-    if not experience.store_policy_state:
+    if not experience.slicing.store_policy_state:
         return spec
     return spec.replace(policy_info=stored_state.add(spec.policy_info, agent.collect_policy.policy_state_spec))

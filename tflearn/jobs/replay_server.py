@@ -100,9 +100,9 @@ def _metrics(replay: ReplayStatistics, storage: Storage) -> dict[str, Any]:
         'replay_size': replay.size,
         'max_size': replay.max_size,
         'inserts': replay.inserts,
-        'samples_per_insert_target': storage.experience.samples_per_insert,
+        'samples_per_insert_target': storage.experience.replay.samples_per_insert,
     }
     if storage.mirrored:  # the learner draws from its mirror, and reports the samples
         return metrics
-    ratio = replay.ratio_since_filled(storage.experience.min_size)
+    ratio = replay.ratio_since_filled(storage.experience.replay.min_size)
     return {**metrics, 'samples': replay.samples, 'samples_per_insert': ratio}

@@ -67,9 +67,9 @@ def synchronous(
 ) -> None:
     """Collects and trains alternately until a stop condition is reached, a stop is requested, or it is stopped.
 
-    After each batched environment step it takes the train steps that `experience.samples_per_insert` allows by then; if
-    that is less than one, it continues to collect. So at any time it is less than one train step behind, and never
-    ahead. If there is no ratio, it takes one train step after each batched step.
+    After each batched environment step it takes the train steps that `samples_per_insert` allows by then; if that is
+    less than one, it continues to collect. So at any time it is less than one train step behind, and never ahead. If
+    there is no ratio, it takes one train step after each batched step.
 
     On the same machine the same seed gives bit-equal weights, losses and returns in every process, if the environment
     is deterministic too. This excludes everything that depends on the clock (`max_secs`, rates), and resumed runs: they
@@ -132,7 +132,10 @@ def synchronous(
             storage = Storage(experience, initial_agent.data_spec(agent, experience))
             replay = local.LocalReplay(storage, num_environments, experience.per_replica_batch_size, seed)
             acting = collection.Collection(
-                environment, agent.collect_policy, collect_options, stores_policy_state=experience.store_policy_state
+                environment,
+                agent.collect_policy,
+                collect_options,
+                stores_policy_state=experience.slicing.store_policy_state,
             )
             session = SynchronousSession(run_dir, acting, replay, agent, settings, stop_conditions)
             on_restored()

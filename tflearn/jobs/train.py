@@ -13,7 +13,7 @@ from tflearn import waiting
 from tflearn.distribute import strategies, workers
 from tflearn.distribute.watchdog import Watchdog
 from tflearn.errors import UserValueError
-from tflearn.experience import Experience
+from tflearn.experience import Experience, Queue
 from tflearn.jobs import batch_source, initial_agent, run_outputs
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.train_session import TrainSession
@@ -161,8 +161,8 @@ def _seed(seed: int | None, placement: tf.distribute.Strategy) -> int:
 def _check(steps_per_call: int, data_addresses: Sequence[str], experience: Experience) -> None:
     if steps_per_call < 1:
         raise UserValueError(f'got steps_per_call={steps_per_call}; need at least 1')
-    if data_addresses and experience.order != 'queue':
-        raise UserValueError(f'got data_addresses with Experience.order={experience.order!r}; need a queue, or none')
+    if data_addresses and not isinstance(experience.replay, Queue):
+        raise UserValueError(f'got data_addresses with Experience.replay={experience.replay!r}; need a Queue, or none')
 
 
 def _wait_for_replay(

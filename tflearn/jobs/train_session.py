@@ -339,7 +339,7 @@ class TrainSession:
             **self._metrics,
             **self._reports.metrics(),
             'replay_size': replay.size,
-            'samples_per_insert': replay.ratio_since_filled(self._storage.experience.min_size),
+            'samples_per_insert': replay.ratio_since_filled(self._storage.experience.replay.min_size),
             **self._source.metrics(),
         }
 

@@ -62,8 +62,12 @@ class ChunkBuilder:
           num_bytes: the size of a row, its flag included [bytes].
           clock: returns the time [seconds].
         """
-        self._length, self._stride, self._pad = experience.sequence_length, experience.stride, experience.pad_episodes
-        self._cross = experience.cross_episodes
+        self._length, self._stride, self._pad = (
+            experience.slicing.sequence_length,
+            experience.slicing.stride,
+            experience.slicing.pad_episodes,
+        )
+        self._cross = experience.slicing.cross_episodes
         self._chunk_rows = num_starts + self._length - 1
         self._row_bytes = num_bytes
         # Twice a chunk's size, so that rows are moved to the front once per chunk, not once per row.

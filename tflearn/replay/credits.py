@@ -50,7 +50,7 @@ def _check(address: str, info: Mapping[str, Any] | None) -> None:
     if info is not None and CREDITS not in info:
         raise UserValueError(
             f'got a replay server at {address} with tables {sorted(info)}; need {CREDITS!r} for '
-            'Experience.versions_ahead; start all jobs with the same gin file'
+            'Queue.versions_ahead; start all jobs with the same gin file'
         )
 
 

@@ -19,9 +19,9 @@ def error_buffer(experience: Experience, sequences_per_chunk: float = 1.0) -> fl
       experience: the run's experience settings.
       sequences_per_chunk: sequences that are inserted at once.
     """
-    ratio = experience.samples_per_insert or 0.0
+    ratio = experience.replay.samples_per_insert or 0.0
     batches = float(_SPARE_BATCHES * experience.per_replica_batch_size)
-    return max(0.1 * ratio * experience.min_size, batches, 2.0 * ratio * sequences_per_chunk, 1.0)
+    return max(0.1 * ratio * experience.replay.min_size, batches, 2.0 * ratio * sequences_per_chunk, 1.0)
 
 
 def make(
@@ -34,11 +34,11 @@ def make(
       sequences_per_chunk: sequences that begin in an item.
       sequences_per_draw: sequences that one draw of the item gives.
     """
-    min_chunks = max(1, round(experience.min_size / sequences_per_chunk))
-    if experience.samples_per_insert is None:
+    min_chunks = max(1, round(experience.replay.min_size / sequences_per_chunk))
+    if experience.replay.samples_per_insert is None:
         return reverb.rate_limiters.MinSize(min_chunks)
     return reverb.rate_limiters.SampleToInsertRatio(
-        samples_per_insert=experience.samples_per_insert * sequences_per_chunk / sequences_per_draw,
+        samples_per_insert=experience.replay.samples_per_insert * sequences_per_chunk / sequences_per_draw,
         min_size_to_sample=min_chunks,
         error_buffer=max(1.0, error_buffer(experience, sequences_per_chunk) / sequences_per_draw),
     )

@@ -10,7 +10,7 @@ import reverb
 import tensorflow as tf
 from tf_agents.typing import types
 
-from tflearn.experience import Experience
+from tflearn.experience import Experience, Prioritized, Queue, Uniform
 from tflearn.replay import rate_limits, rows
 from tflearn.replay.chunks import ID_BYTES
 
@@ -81,14 +81,13 @@ class Storage:
     @property
     def _draws_are_alike(self) -> bool:
         """Whether draws are independent of each other and sequences are short, so that they can share a chunk."""
-        experience = self.experience
-        short = experience.sequence_length <= _MAX_CHUNKED_LENGTH
-        return experience.order == 'uniform' and not experience.max_times_sampled and short
+        replay, length = self.experience.replay, self.experience.slicing.sequence_length
+        return isinstance(replay, Uniform) and not replay.max_times_sampled and length <= _MAX_CHUNKED_LENGTH
 
     @property
     def chunk_shape(self) -> tuple[int, int]:
         """The number of rows of a chunk, and of bytes of a row."""
-        return self.num_starts + self.experience.sequence_length - 1, self.layout.num_bytes
+        return self.num_starts + self.experience.slicing.sequence_length - 1, self.layout.num_bytes
 
     @property
     def item_shape(self) -> tuple[int, ...]:
@@ -98,17 +97,17 @@ class Storage:
     @property
     def sequences_per_chunk(self) -> float:
         """The number of sequences that begin in a chunk, if no episode ends in it."""
-        return max(1.0, self.num_starts / self.experience.stride)
+        return max(1.0, self.num_starts / self.experience.slicing.stride)
 
     @property
     def draws_per_chunk(self) -> int:
         """The number of rows that may begin a sequence and that are tried when the server draws a chunk."""
-        return min(self.num_starts, _DRAWS_PER_CHUNK * self.experience.stride)
+        return min(self.num_starts, _DRAWS_PER_CHUNK * self.experience.slicing.stride)
 
     @property
     def sequences_per_draw(self) -> float:
         """The number of sequences that the server draws with a chunk."""
-        return max(1.0, self.draws_per_chunk / self.experience.stride)
+        return max(1.0, self.draws_per_chunk / self.experience.slicing.stride)
 
     @property
     def signature(self) -> dict[str, tf.TensorSpec]:
@@ -119,7 +118,7 @@ class Storage:
     @property
     def max_chunks(self) -> int:
         """The number of items that the replay table keeps."""
-        return math.ceil(self.experience.max_size / self.sequences_per_chunk)
+        return math.ceil(self.experience.replay.max_size / self.sequences_per_chunk)
 
     @property
     def num_bytes(self) -> int:
@@ -130,23 +129,23 @@ class Storage:
     def mirror_rows(self) -> int:
         """The number of rows that a mirror of the table holds."""
         num_starts = self._num_starts(mirrored=True)
-        num_chunks = math.ceil(self.experience.max_size / max(1.0, num_starts / self.experience.stride))
+        num_chunks = math.ceil(self.experience.replay.max_size / max(1.0, num_starts / self.experience.slicing.stride))
         num_chunks = max(math.ceil(_MIRROR_SPARE * num_chunks), num_chunks + 2 * MIRROR_SPARE_CHUNKS)
-        return num_chunks * (num_starts + self.experience.sequence_length - 1)
+        return num_chunks * (num_starts + self.experience.slicing.sequence_length - 1)
 
     @property
     def mirror_bytes(self) -> int:
         """The memory of a mirror: its rows, and the offsets of the sequences [bytes]."""
-        return self.mirror_rows * self.layout.num_bytes + 8 * self.experience.max_size
+        return self.mirror_rows * self.layout.num_bytes + 8 * self.experience.replay.max_size
 
     @property
     def mirrored(self) -> bool:
         """Whether the learner draws from its own mirror of the table."""
-        experience = self.experience
-        if experience.sampling == 'learner':
-            return True
-        small = self.mirror_bytes <= 1e9 * experience.max_mirror_gb
-        return experience.sampling == 'auto' and self._draws_are_alike and small
+        replay = self.experience.replay
+        if not isinstance(replay, Uniform) or replay.sampling == 'server':
+            return False
+        small = self.mirror_bytes <= 1e9 * replay.max_mirror_gb
+        return replay.sampling == 'learner' or (self._draws_are_alike and small)
 
     @property
     def stream_chunks(self) -> int:
@@ -154,7 +153,7 @@ class Storage:
 
         These items are ahead of the samples per insert, so there are no more than the rate limiter allows.
         """
-        ratio = self.experience.samples_per_insert
+        ratio = self.experience.replay.samples_per_insert
         most = min(_MAX_STREAM_CHUNKS, max(_MIN_STREAM_CHUNKS, _MAX_STREAM_BYTES // math.prod(self.chunk_shape)))
         if ratio is None:
             return most
@@ -168,17 +167,18 @@ class Storage:
 
     def make_tables(self) -> list[reverb.Table]:
         """Makes the tables: the replay and, if the learner mirrors it, the stream of new items."""
-        if self.experience.order == 'queue':
-            return [reverb.Table.queue(REPLAY, self.experience.max_size, signature=self.signature)]
+        settings = self.experience.replay
+        if isinstance(settings, Queue):
+            return [reverb.Table.queue(REPLAY, settings.max_size, signature=self.signature)]
         # The learner computes the priorities, so that their exponent may follow a schedule. A mirrored table is read
         # only to fill the mirror, each item once: then a priority of 0 means that the item was read (`table_scan`).
-        prioritized = self.mirrored or self.experience.order == 'prioritized'
+        prioritized = self.mirrored or isinstance(settings, Prioritized)
         replay = reverb.Table(
             REPLAY,
             sampler=reverb.selectors.Prioritized(1.0) if prioritized else reverb.selectors.Uniform(),
             remover=reverb.selectors.Fifo(),
             max_size=self.max_chunks,
-            max_times_sampled=self.experience.max_times_sampled,
+            max_times_sampled=settings.max_times_sampled,
             rate_limiter=self._rate_limiter(),
             signature=self.signature,
         )

@@ -11,6 +11,7 @@ import numpy as np
 import reverb
 from absl import logging
 
+from tflearn.experience import Prioritized, Queue
 from tflearn.replay import connection
 from tflearn.replay.chunks import ChunkBuilder, chunk_rows
 from tflearn.replay.storage import REPLAY, STREAM, Storage
@@ -66,16 +67,16 @@ class ReplayWriter:
         self._server_timeout_secs = server_timeout_secs
         # At least a chunk of each environment, so that they act while the server receives their last steps.
         self._max_pending = max(num_environments, _MAX_PENDING_STEPS // storage.num_starts)
-        if storage.experience.order == 'queue':  # pending items count as items of the queue
-            self._max_pending = min(self._max_pending, storage.experience.max_size - 1)
+        replay = storage.experience.replay
+        if isinstance(replay, Queue):  # pending items count as items of the queue
+            self._max_pending = min(self._max_pending, replay.max_size - 1)
         self._pending: collections.deque[_Sent] = collections.deque()  # the oldest first
         self._confirmed_at = time.monotonic()
         self.num_sequences = 0
         self.lost_steps = 0
         self._chunks = ChunkBuilder(storage.experience, storage.num_starts, num_environments, storage.layout.num_bytes)
         self._no_flags = np.zeros(num_environments, np.uint8)
-        prioritization = storage.experience.prioritization
-        self._priority = prioritization.initial_priority if prioritization else 1.0
+        self._priority = replay.prioritization.initial_priority if isinstance(replay, Prioritized) else 1.0
         self._open()
 
     def __call__(self, trajectory: Any, policy_version: int) -> None:
@@ -196,7 +197,7 @@ class ReplayWriter:
         except BaseException:
             lost = [*self._pending, *(_Sent(chunk) for chunk in self._chunks.take_all())]
             if not is_over:
-                self.lost_steps += self._num_sequences(lost) * self._storage.experience.stride
+                self.lost_steps += self._num_sequences(lost) * self._storage.experience.slicing.stride
             self._pending.clear()
             raise
         while len(self._pending) > but:

@@ -9,7 +9,7 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn.errors import UserValueError
-from tflearn.experience import Experience
+from tflearn.experience import Experience, Uniform
 from tflearn.replay.chunks import ChunkBuilder
 from tflearn.replay.storage import Storage
 from tflearn.sampling.ring_buffer import RingBuffer
@@ -21,11 +21,11 @@ def check(experience: Experience) -> None:
     Raises:
       ValueError: if the experience is not drawn uniformly without a limit.
     """
-    if experience.order != 'uniform' or experience.max_times_sampled:
+    replay = experience.replay
+    if not isinstance(replay, Uniform) or replay.max_times_sampled:
         raise UserValueError(
-            f'got Experience.order={experience.order!r}, max_times_sampled={experience.max_times_sampled} for a replay '
-            "within one process, which draws uniformly, without a limit; need order='uniform', max_times_sampled=0, or "
-            'a replay server'
+            f'got Experience.replay={replay!r} for a replay within one process, which draws uniformly, without a '
+            'limit; need Uniform(...) with max_times_sampled=0, or a replay server'
         )
 
 
@@ -50,9 +50,9 @@ class LocalReplay:
         experience = storage.experience
         # Each sequence is its own chunk, so that none waits for others.
         self._storage = dataclasses.replace(storage, experience=dataclasses.replace(experience, chunk_steps=1))
-        ratio = experience.samples_per_insert
+        ratio = experience.replay.samples_per_insert
         self._ratio = None if ratio is None else fractions.Fraction(str(ratio))  # in floats 100 * 0.29 < 29
-        self._min_size, self._batch_size, self._seed = experience.min_size, batch_size, seed
+        self._min_size, self._batch_size, self._seed = experience.replay.min_size, batch_size, seed
         layout = self._storage.layout
         self._chunks = ChunkBuilder(
             self._storage.experience, self._storage.num_starts, num_environments, layout.num_bytes

@@ -56,7 +56,7 @@ class ReplayMirror(tf.train.experimental.PythonState):
         logging.info(
             'the mirror of the replay takes %.1f MB for %d sequences',
             storage.mirror_bytes / 1e6,
-            storage.experience.max_size,
+            storage.experience.replay.max_size,
         )
 
     @property
@@ -79,7 +79,7 @@ class ReplayMirror(tf.train.experimental.PythonState):
 
     def metrics(self) -> dict[str, Any]:
         """Returns `replay_size` and `samples_per_insert` (since the first draw was allowed; None before)."""
-        inserts = self._inserts - self._storage.experience.min_size
+        inserts = self._inserts - self._storage.experience.replay.min_size
         ratio = self._samples / inserts if inserts > 0 else None
         return {'replay_size': self._ring.size, 'samples_per_insert': ratio}
 
@@ -157,23 +157,23 @@ class ReplayMirror(tf.train.experimental.PythonState):
             self._reader.sleep(_POLL_SECS)  # until the next call of the compiled loop makes room
 
     def _wanted_chunks(self) -> int:
-        experience = self._storage.experience
+        replay = self._storage.experience.replay
         # No limit before the first draw, nor after the server has lost items that were counted.
-        if experience.samples_per_insert is None or not self._is_filled():
+        if replay.samples_per_insert is None or not self._is_filled():
             return _MAX_CHUNKS_AT_ONCE
-        inserts_in_balance = (self._samples + self._error_buffer) / experience.samples_per_insert + experience.min_size
+        inserts_in_balance = (self._samples + self._error_buffer) / replay.samples_per_insert + replay.min_size
         inserts = self._inserts_before + self._ring.num_written
         return max(0, math.ceil((inserts_in_balance - inserts) / self._storage.sequences_per_chunk))
 
     def _allowed_steps(self, num_steps: int) -> int:
-        experience = self._storage.experience
+        replay = self._storage.experience.replay
         if not self._is_filled():
             return 0
-        if experience.samples_per_insert is None:
+        if replay.samples_per_insert is None:
             return num_steps
-        samples_in_balance = experience.samples_per_insert * (self._inserts - experience.min_size)
+        samples_in_balance = replay.samples_per_insert * (self._inserts - replay.min_size)
         ahead = self._samples - samples_in_balance
         return max(0, min(num_steps, int((self._error_buffer - ahead) // self._batch_size)))
 
     def _is_filled(self) -> bool:
-        return self._ring.size >= self._storage.experience.min_size or self._ring.has_dropped
+        return self._ring.size >= self._storage.experience.replay.min_size or self._ring.has_dropped

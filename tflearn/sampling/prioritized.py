@@ -10,8 +10,8 @@ import numpy as np
 import reverb
 import tensorflow as tf
 
-from tflearn.errors import UserValueError
-from tflearn.experience import Prioritization
+from tflearn.errors import UserTypeError
+from tflearn.experience import Prioritized
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.sampling.priorities import PriorityUpdater, importance_weights
 from tflearn.sampling.sampler import ReplaySampler
@@ -29,16 +29,17 @@ class PrioritizedSampler(ReplaySampler):
 
         Args:
           address: the replay server's address, 'host:port'.
-          storage: the replay tables' layout; the experience's order is 'prioritized'.
+          storage: the replay tables' layout; the experience's replay is `Prioritized`.
           batch_size: items in a train step, over all replicas of this process.
           timeout_secs: how long to wait for data before `grant` returns 0 with `error` set.
 
         Raises:
-          ValueError: if the experience has another order.
+          TypeError: if the experience has another replay.
         """
-        if storage.experience.prioritization is None:
-            raise UserValueError(f"got Experience.order={storage.experience.order!r}; need 'prioritized'")
-        self.prioritization: Prioritization = storage.experience.prioritization
+        replay = storage.experience.replay
+        if not isinstance(replay, Prioritized):
+            raise UserTypeError(f'got Experience.replay={replay!r}; need Prioritized(...)')
+        self.prioritization = replay.prioritization
         more = (tf.TensorSpec((batch_size,), tf.uint64, 'key'), tf.TensorSpec((batch_size,), tf.float32, 'expected'))
         super().__init__(address, storage, batch_size, timeout_secs, _MAX_AHEAD_STEPS, more)
         self._updater = PriorityUpdater(address, REPLAY, self.prioritization)

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tflearn.errors import UserTypeError
+from tflearn.experience import Queue, Reuse
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.sampling.reader import TableReader
 from tflearn.sampling.reuse_plan import ReusePlan
@@ -44,20 +46,25 @@ class QueueSource:
         Args:
           addresses: the replay servers' addresses, 'host:port'. Items are taken alternately from all servers that have
             some, so that none of them waits for another.
-          storage: the replay tables' layout; the experience's order is 'queue'.
+          storage: the replay tables' layout; the experience's replay is a `Queue`.
           batch_size: items in a train step, over all replicas of this process.
           timeout_secs: how long to wait for data before `grant` returns 0 with `error` set.
           seed: the seed for drawing replayed batches.
         """
         experience = storage.experience
+        replay = experience.replay
+        if not isinstance(replay, Queue):
+            raise UserTypeError(f'got Experience.replay={replay!r}; need Queue(...)')
         self._storage, self._batch_size = storage, batch_size
-        self._item_shape = (experience.sequence_length, storage.layout.num_bytes)
-        self._ahead = max(1, min(experience.max_size, _MAX_AHEAD_BYTES // int(np.prod(self._item_shape))))
+        self._item_shape = (experience.slicing.sequence_length, storage.layout.num_bytes)
+        self._ahead = max(1, min(replay.max_size, _MAX_AHEAD_BYTES // int(np.prod(self._item_shape))))
         spec = tf.TensorSpec(self._item_shape, tf.uint8)
         self._readers = [
             TableReader(address, storage, REPLAY, [spec], self._ahead, timeout_secs) for address in addresses
         ]
-        self._plan = ReusePlan(experience.reuse, max(1, min(_MAX_DRAW_STEPS, self._ahead // batch_size)), seed)
+        self._max_policy_lag = replay.max_policy_lag
+        reuse = replay.training if isinstance(replay.training, Reuse) else None
+        self._plan = ReusePlan(reuse, max(1, min(_MAX_DRAW_STEPS, self._ahead // batch_size)), seed)
         self.max_draw_steps = _MAX_DRAW_STEPS
         self._next_reader = 0  # index of the reader to take the next item from, if it has one
         self._pool = np.empty((0, *self._item_shape), np.uint8)
@@ -181,7 +188,7 @@ class QueueSource:
         return self._storage.layout.column(rows[:, 0], 'policy_version')
 
     def _is_stale(self, version: Any) -> Any:
-        bound = self._storage.experience.max_policy_lag
+        bound = self._max_policy_lag
         return bound is not None and self.newest_version - version > bound
 
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn.errors import UserTimeoutError
+from tflearn.experience import Queue
 from tflearn.replay import connection, statistics
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.waiting import LOG_EVERY_SECS
@@ -132,7 +133,7 @@ class TableReader:
             num_workers_per_iterator=1,
             # After a silence it checks whether it is closed. If several items are in flight, one that arrives just then
             # is lost. That must not happen with a queue.
-            rate_limiter_timeout_ms=-1 if self._storage.experience.order == 'queue' else _CHECK_CLOSED_MS,
+            rate_limiter_timeout_ms=-1 if isinstance(self._storage.experience.replay, Queue) else _CHECK_CLOSED_MS,
         )
         # A batch that is half full at a timeout waits for its other half.
         elements = prepare(tf.data.Dataset.counter().take_while(self._is_open).flat_map(lambda _: samples))

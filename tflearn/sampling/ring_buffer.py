@@ -65,9 +65,9 @@ class RingBuffer:
         Args:
           storage: the replay tables' layout.
         """
-        self._length = storage.experience.sequence_length
+        self._length = storage.experience.slicing.sequence_length
         self._num_starts, self._row_bytes = storage.num_starts, storage.layout.num_bytes
-        self._max_size = storage.experience.max_size
+        self._max_size = storage.experience.replay.max_size
         self._max_rows = storage.mirror_rows
         self._spare_rows = MIRROR_SPARE_CHUNKS * storage.chunk_shape[0]
         self.columns = RingColumns(storage.layout, storage.mirror_rows)

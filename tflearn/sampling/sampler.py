@@ -43,7 +43,7 @@ class ReplaySampler:
           more: the specs of a batch's further tensors, besides its rows.
         """
         self._storage, self._batch_size = storage, batch_size
-        length = storage.experience.sequence_length
+        length = storage.experience.slicing.sequence_length
         step_bytes = batch_size * length * storage.layout.num_bytes
         ahead = max(1, min(max_ahead_steps, _MAX_AHEAD_BYTES // step_bytes))
         # Draws for several batches at once are needed only if a chunk's sequences are spread over several batches.
@@ -111,7 +111,12 @@ class ReplaySampler:
         if self._storage.num_starts > 1:
             sequences = sequences.rebatch(self._steps_ahead * self._batch_size, drop_remainder=True)
         steps = [] if self._steps_ahead == 1 else [self._steps_ahead]
-        shape = [*steps, self._batch_size, self._storage.experience.sequence_length, self._storage.layout.num_bytes]
+        shape = [
+            *steps,
+            self._batch_size,
+            self._storage.experience.slicing.sequence_length,
+            self._storage.layout.num_bytes,
+        ]
         return sequences.map(lambda rows: tf.reshape(rows, shape))
 
     def _sequences(self, sample: reverb.ReplaySample) -> tf.Tensor:
@@ -126,5 +131,5 @@ class ReplaySampler:
         starts = tf.random.shuffle(tf.boolean_mask(starts + num_rows * tf.range(num_chunks)[:, None], begins))
         # The only copy of the rows.
         return tf.gather(
-            tf.reshape(chunks, [-1, num_bytes]), starts[:, None] + tf.range(storage.experience.sequence_length)
+            tf.reshape(chunks, [-1, num_bytes]), starts[:, None] + tf.range(storage.experience.slicing.sequence_length)
         )
