@@ -125,7 +125,10 @@ def main() -> int:
     if options.quick:
         options.collectors, options.num_train_steps = '1', 3_000
     bindings = [
-        *(f'train.num_train_steps={options.num_train_steps}', f'train.publish_interval_steps={PUBLISH_INTERVAL_STEPS}'),
+        *(
+            f'train.StopConditions.num_train_steps={options.num_train_steps}',
+            f'train.Intervals.publish_interval_steps={PUBLISH_INTERVAL_STEPS}',
+        ),
         'evaluate.target_return=None',
         *options.gin_bindings,
     ]

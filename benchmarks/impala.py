@@ -42,10 +42,10 @@ OURS = (
     'NetworkOptions.shared=True',
     f'BatchItems.per_replica={BATCH}',
     f'Queue.max_size={2 * BATCH}',
-    'train.num_train_steps=1_000_000_000',
-    'train.publish_interval_steps=2',
-    'train.export_interval_steps=1_000_000',
-    'train.inter_op_threads=1',
+    'train.StopConditions.num_train_steps=1_000_000_000',
+    'train.Intervals.publish_interval_steps=2',
+    'train.Intervals.export_interval_steps=1_000_000',
+    'train.Device.inter_op_threads=1',
 )
 RLLIB = ('--num_env_runners=1', '--num_environments=128', '--batch_steps=8000', '--broadcast_interval=2')
 WARM_UP_SECS = 8.0

@@ -21,7 +21,7 @@ from tflearn.actors import learning_curve
 from tflearn.actors.evaluation_record import EvaluationRecord
 from tflearn.run_dir import RunDir, read_json
 
-QUICK_BINDINGS = ('train.num_train_steps=1000', 'Uniform.min_size=200', 'evaluate.num_episodes=5')
+QUICK_BINDINGS = ('train.StopConditions.num_train_steps=1000', 'Uniform.min_size=200', 'evaluate.num_episodes=5')
 
 
 @dataclasses.dataclass(frozen=True)

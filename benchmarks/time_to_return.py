@@ -111,7 +111,7 @@ def _run_ours(side: str, path: pathlib.Path, seed: int, options: argparse.Namesp
         'make_environment=@recorded_environment.make',
         'recorded_environment.make.make_environment=@gymnasium_env.make',
         f'recorded_environment.make.path="{path.resolve()}"',
-        f'train.train.seed={seed}',
+        f'train.Initial.seed={seed}',
         f'collect.collect.seed={seed}',
         *options.gin_bindings,
     ]

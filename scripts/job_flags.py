@@ -19,9 +19,9 @@ _REPEATED = re.compile(r';\s*repeat this option to specify a list of values$')
 
 _GIN_BINDINGS_HELP = """\
 A gin statement on top of the gin file, which it overrides; may be given many times, each in quotes:
-  'train.train.num_train_steps=1000'             names as in the gin files: module.function.argument
-  'train.num_train_steps=1000'                   without the module, where one function of the run has that name
-  'tflearn.jobs.train.train.num_train_steps=1000'  or with the full path
+  'train.StopConditions.num_train_steps=1000'    names as in the gin files: module.function.argument
+  'StopConditions.num_train_steps=1000'          without the module, where one function of the run has that name
+  'tflearn.jobs.train.StopConditions.num_train_steps=1000'  or with the full path
   'gymnasium_env.make.name="CartPole-v1"'        text has quotes of its own
   'make_agent=@dqn.make_agent'                   a macro
   'from tflearn.agents import schedules'         for names of modules that no gin file of the run imports"""

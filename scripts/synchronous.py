@@ -17,8 +17,7 @@ def run(setup: job_setup.Setup) -> None:
     configured: job_config.ConfiguredJob = setup.configure(
         synchronous.synchronous,
         takes=synchronous_run.taken(),
-        on_restored=lambda: saved.save(setup.run_dir, configured.text),
-        describe=lambda: setup.describe(configured),
+        hooks=synchronous.Hooks(lambda: saved.save(setup.run_dir, configured.text), lambda: setup.describe(configured)),
         run_dir=setup.run_dir,
         stop=setup.stop,
     )

@@ -3,6 +3,8 @@
 Checkpoints and policies are written to --root_dir; the same command continues from the newest checkpoint.
 """
 
+import dataclasses
+
 from tflearn.config import job_config, saved
 
 from . import job_setup
@@ -15,7 +17,7 @@ def define_flags() -> None:
     flags.DEFINE_string(
         'strategy',
         None,
-        "Where train steps run; overrides train.train.strategy of the gin file. 'default': the first device; 'cpu', "
+        "Where train steps run; overrides train.Device.strategy of the gin file. 'default': the first device; 'cpu', "
         "'gpu': that one; 'mirrored', 'mirrored:N': all GPUs of this machine, the first N devices; 'multi_worker': the "
         "machines in TF_CONFIG; 'tpu:local', 'tpu:ADDRESS', 'tpu': the TPU of this machine, the one at HOST:PORT or "
         'with that name, the one in TPU_NAME.',
@@ -28,16 +30,17 @@ def run(setup: job_setup.Setup) -> None:
 
     from tflearn.jobs import train  # After the flags are parsed: it loads TensorFlow.
 
-    strategy = flags.FLAGS.strategy
+    if strategy := flags.FLAGS.strategy:
+        lines = ('train.device = @tflearn.jobs.train.Device()', f'Device.strategy = {strategy!r}')
+        bindings = [*setup.gin_bindings, *(f'tflearn.jobs.train.{line}' for line in lines)]
+        setup = dataclasses.replace(setup, gin_bindings=bindings)
     configured: job_config.ConfiguredJob = setup.configure(
         train.train,
-        on_restored=lambda: saved.save(setup.run_dir, configured.text),
-        describe=lambda: setup.describe(configured),
+        hooks=train.Hooks(lambda: saved.save(setup.run_dir, configured.text), lambda: setup.describe(configured)),
         run_dir=setup.run_dir,
         replay_address=setup.replay_address,
         connect_timeout_secs=setup.connect_timeout_secs,
         stop=setup.stop,
-        **({'strategy': strategy} if strategy else {}),
     )
     setup.run(configured)
 

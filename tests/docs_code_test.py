@@ -26,8 +26,8 @@ DOCS = ROOT / 'docs'
 LANGUAGES = {'bash', 'gin', 'mermaid', 'python', 'text'}
 JOBS = [f'tflearn.jobs.{job}' for job in ('replay_server', 'collect', 'train', 'evaluate')]
 SMALL = [
-    'train.train.num_train_steps = 60',
-    'train.train.export_interval_steps = 30',
+    'train.StopConditions.num_train_steps = 60',
+    'train.Intervals.export_interval_steps = 30',
     'dqn.make_agent.fc_layer_params = (8,)',
     'experience.Uniform.min_size = 100',
     'evaluate.evaluate.target_return = None',
@@ -64,7 +64,7 @@ assert (action, actions.tolist()) == (1, [1, 1])
     'serving.md': 'assert tf.make_ndarray(answer.outputs["action"]) in (0, 1)',
     'your-algorithm.md': """
 import tflearn
-run = tflearn.train('own_task.gin', mode='synchronous', gin_bindings=['train.train.num_train_steps = 100'])
+run = tflearn.train('own_task.gin', mode='synchronous', gin_bindings=['train.StopConditions.num_train_steps = 100'])
 assert run.train_step == 100
 """,
 }

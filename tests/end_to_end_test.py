@@ -37,12 +37,12 @@ TINY = [
         f'--gin_bindings={binding}'
         for binding in (
             f'dqn.make_agent.fc_layer_params={LAYERS}',
-            f'train.num_train_steps={NUM_TRAIN_STEPS}',
-            'train.steps_per_call=50',
-            'train.publish_interval_steps=50',
-            'train.export_interval_steps=100',
-            'train.checkpoint_interval_steps=100',
-            'train.summary_interval_steps=100',
+            f'train.StopConditions.num_train_steps={NUM_TRAIN_STEPS}',
+            'train.Intervals.steps_per_call=50',
+            'train.Intervals.publish_interval_steps=50',
+            'train.Intervals.export_interval_steps=100',
+            'train.LearnerOptions.checkpoint_interval_steps=100',
+            'train.SummaryOptions.interval_steps=100',
             # Few samples for each step of the environment, whose steps take time: training takes seconds, not one.
             'Uniform.samples_per_insert=4.0',
             'BatchItems.per_replica=16',
@@ -172,7 +172,7 @@ def check_finished(run_dir: RunDir, output: str, folder: pathlib.Path) -> None:
 
     configured = job_config.configure(train.train, dict.fromkeys(GIVEN_BY_PROGRAMS), run_dir.config)
     assert configured.text == run_dir.config.read_text()
-    assert gin.query_parameter('train.num_train_steps') == NUM_TRAIN_STEPS
+    assert gin.query_parameter('train.StopConditions.num_train_steps') == NUM_TRAIN_STEPS
     check_policy(run_dir, folder)
 
 
@@ -188,8 +188,13 @@ def check_policy(run_dir: RunDir, folder: pathlib.Path) -> None:
 
 def test_jobs_by_hand_in_any_order_while_collectors_come_and_go(start, tmp_path):
     run_dir = RunDir(tmp_path / 'run')
-    endless = '--gin_bindings=train.num_train_steps=1_000_000'
-    flags = [*TINY, endless, '--gin_bindings=train.export_interval_steps=1_000', f'--replay_address={free_address()}']
+    endless = '--gin_bindings=train.StopConditions.num_train_steps=1_000_000'
+    flags = [
+        *TINY,
+        endless,
+        '--gin_bindings=train.Intervals.export_interval_steps=1_000',
+        f'--replay_address={free_address()}',
+    ]
     order = ['replay_server', 'collect', 'train', 'evaluate']
     seed = random.randrange(2**32)
     random.Random(seed).shuffle(order)

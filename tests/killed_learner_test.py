@@ -16,10 +16,10 @@ BINDINGS = (
     f'Queue.max_policy_lag={MAX_LAG}',
     'Queue.max_size=64',  # eight batches, of which most are too old once the learner is back
     'BatchItems.per_replica=8',
-    'train.num_train_steps=1_000_000',
-    'train.checkpoint_interval_steps=20',
-    'train.export_interval_steps=1_000_000',
-    'train.summary_interval_steps=5',
+    'train.StopConditions.num_train_steps=1_000_000',
+    'train.LearnerOptions.checkpoint_interval_steps=20',
+    'train.Intervals.export_interval_steps=1_000_000',
+    'train.SummaryOptions.interval_steps=5',
 )
 
 

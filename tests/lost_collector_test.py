@@ -12,10 +12,10 @@ from tflearn.run_dir import RunDir
 BINDINGS = (
     'actor_value.NetworkOptions.fc_layer_params=(16,)',
     'collect.num_environments=4',  # of the 8 items of an iteration: both have a share in each
-    'train.num_train_steps=1_000_000',
-    'train.export_interval_steps=1_000_000',
-    'train.checkpoint_interval_steps=1_000_000',
-    'train.summary_interval_steps=1_000_000',
+    'train.StopConditions.num_train_steps=1_000_000',
+    'train.Intervals.export_interval_steps=1_000_000',
+    'train.LearnerOptions.checkpoint_interval_steps=1_000_000',
+    'train.SummaryOptions.interval_steps=1_000_000',
 )
 
 

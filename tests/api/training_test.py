@@ -25,7 +25,7 @@ SMALL = {
     'num_episodes': 3,
     'export_interval_steps': 30,
     'exports': ExportOptions(('greedy_policy',)),
-    'summary_interval_steps': None,
+    'learner_options': tflearn.LearnerOptions(summaries=tflearn.SummaryOptions(None)),
 }
 
 
@@ -104,8 +104,8 @@ def test_an_error_in_an_evaluation_ends_the_run(tmp_path):
 
 
 BINDINGS = [
-    'train.train.num_train_steps = 60',
-    'train.train.export_interval_steps = 30',
+    'train.StopConditions.num_train_steps = 60',
+    'train.Intervals.export_interval_steps = 30',
     'dqn.make_agent.fc_layer_params = (8,)',
     'experience.Uniform.min_size = 100',
     'evaluate.evaluate.target_return = None',
@@ -162,7 +162,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 run = tflearn.train(
     make_environment=functools.partial(gymnasium_env.make, 'CartPole-v1'),
     make_agent=functools.partial(dqn.make_agent, fc_layer_params=(8,)),
-    experience=tflearn.Experience(min_size=50, samples_per_insert=8.0, per_replica_batch_size=8),
+    experience=tflearn.Experience(
+        replay=tflearn.Uniform(min_size=50, samples_per_insert=8.0), batch=tflearn.BatchItems(8)
+    ),
     num_train_steps=int(sys.argv[1]),
     export_interval_steps=50,
     root_dir='run',

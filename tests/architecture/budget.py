@@ -12,6 +12,8 @@ MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 MAX_FUNCTION_LINES_AT_90_PERCENT = 40
 MAX_CONSTRUCTOR_ARGUMENTS = 8
+MAX_JOB_ARGUMENTS = 15
+MAX_OPTIONS_FIELDS = 10
 MAX_BINARY_LINES = 40
 # Drop-ins: another library defines their constructors' arguments.
 GIVEN_CONSTRUCTORS = ('tflearn/tf_agents_compat/plain_learner.py', 'tflearn/tf_agents_compat/ppo_learner.py')
@@ -80,6 +82,35 @@ def constructor_arguments(files: Sequence[SourceFile]) -> list[str]:
         for node in functions(file)
         if node.name == '__init__' and (count := len(_arguments(node)) - 1) > MAX_CONSTRUCTOR_ARGUMENTS
     ]
+
+
+def job_arguments(files: Sequence[SourceFile]) -> list[str]:
+    """Checks that the function of a job, which has its module's name, does not take too many arguments."""
+    return [
+        f'{file.at(node.lineno)}: got {count} arguments of the job {node.name}; need at most {MAX_JOB_ARGUMENTS}; put '
+        'those that belong together into a frozen dataclass'
+        for file in files
+        if file.parts[:2] == ('tflearn', 'jobs')
+        for node in functions(file)
+        if node.name == file.parts[-1] and (count := len(_arguments(node))) > MAX_JOB_ARGUMENTS
+    ]
+
+
+def options_fields(files: Sequence[SourceFile]) -> list[str]:
+    """Checks that a frozen dataclass of the library, which settings are in, does not have too many fields."""
+    return [
+        f'{file.at(node.lineno)}: got {count} fields of {node.name}; need at most {MAX_OPTIONS_FIELDS}; make a '
+        'dataclass of those that belong together'
+        for file in files
+        if file.parts[0] == 'tflearn'
+        for node in ast.walk(file.syntax)
+        if isinstance(node, ast.ClassDef) and any('frozen=True' in ast.unparse(item) for item in node.decorator_list)
+        if (count := sum(_is_field(item) for item in node.body)) > MAX_OPTIONS_FIELDS
+    ]
+
+
+def _is_field(node: ast.AST) -> bool:
+    return isinstance(node, ast.AnnAssign) and 'ClassVar' not in ast.unparse(node.annotation)
 
 
 def hints(files: Sequence[SourceFile]) -> list[str]:

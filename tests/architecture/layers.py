@@ -9,7 +9,6 @@ from tests.architecture.source_tree import SourceFile, dotted_name, is_within
 
 VOCABULARY = (
     'errors',
-    'defaults',
     'train_step',
     'waiting',
     'background',

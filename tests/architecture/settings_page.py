@@ -152,8 +152,7 @@ def _default(definition: Definition, node: ast.expr | None, known_values: dict[s
     first, _, rest = source_tree.dotted_name(node).partition('.')
     full = '.'.join(filter(None, [full_names(definition.file).get(first, ''), rest]))
     text = known_values.get(full) or ast.get_source_segment(definition.file.text, node)
-    plain = re.sub(r'^DefaultInt\((.*)\)$', r'\1', text)
-    return f'`{plain}`'
+    return f'`{text}`'
 
 
 def _values(files: Sequence[SourceFile]) -> dict[str, str]:

@@ -40,7 +40,7 @@ def effective(path):
 
 @pytest.mark.parametrize('last_first', [False, True])
 @pytest.mark.parametrize('name', RUNS)
-def test_old_run_is_refused_until_migrated(old, name, last_first):
+def test_old_run_is_refused_until_migrated(old, name, last_first, monkeypatch):
     path = old / f'{name}.gin'
     with pytest.raises(ValueError, match='run tflearn-migrate') as raised:
         preview.check(path, [], JOBS)
@@ -51,7 +51,10 @@ def test_old_run_is_refused_until_migrated(old, name, last_first):
         file.write_text(migrate.migrate(file)[0])
     preview.check(path, [], JOBS)
     # The packaged run of this name has the same values to this day.
-    assert effective(path) == effective(files.folder() / f'{name}.gin')
+    migrated = effective(path)
+    monkeypatch.chdir(files.folder())  # whose jobs.gin it includes
+    packaged = effective(files.folder() / f'{name}.gin')
+    assert {key: packaged.get(key) for key in migrated} == migrated
 
 
 def test_another_kind_of_replay_keeps_the_settings_of_the_table(old):
@@ -86,6 +89,30 @@ def test_leaves_out_what_the_kind_of_replay_has_no_use_for(old):
     ]
 
 
+def test_puts_settings_of_the_jobs_into_groups(old):
+    path = old / 'own.gin'
+    path.write_text(
+        'from tflearn.jobs import collect\nfrom tflearn.jobs import in_step\nfrom tflearn.jobs import train\n'
+        'train.train.num_train_steps = 9\ntrain.train.max_secs = 1.0  # s\ntrain.train.summary_interval_steps = None\n'
+        'a/in_step.in_step.initial_checkpoint = "/runs/before"\ncollect.collect.max_env_steps = 3\n'
+    )
+    assert migrate.migrate(path)[0].splitlines()[1:] == [
+        'from tflearn.jobs import synchronous',
+        'from tflearn.jobs import train',
+        'from tflearn.jobs import collect_settings',
+        'train.train.stop_conditions = @train.StopConditions()',
+        'train.StopConditions.num_train_steps = 9',
+        'train.StopConditions.max_secs = 1.0  # s',
+        'train.train.options = @train.LearnerOptions()',
+        'train.LearnerOptions.summaries = @train.SummaryOptions()',
+        'train.SummaryOptions.interval_steps = None',
+        'synchronous.synchronous.initial = @train.Initial()',
+        'a/train.Initial.checkpoint = "/runs/before"',
+        'collect.collect.options = @collect_settings.CollectOptions()',
+        'collect_settings.CollectOptions.max_env_steps = 3',
+    ]
+
+
 def test_names_why_an_option_is_gone(old):
     path = old / 'own.gin'
     path.write_text('from tflearn.learner import train_loop\ntrain_loop.LoopOptions.normalize_weights = True\n')
@@ -112,10 +139,9 @@ import tflearn.steps
 include 'dqn_cartpole.gin'
 in_step.in_step.num_environments = 4  # as in_step.in_step says
 a/in_step.in_step:
-  seed = 3
+  collect_seed = 3
 summaries.SummaryOptions.figures = True
-summaries.SummaryOptions:
-  figures = ("loss",)  # figures
+a/summaries.SummaryOptions.figures = ("loss",)  # figures
 x = {"in_step.in_step": [@checkpoints.Checkpoints, @b/networks.Pixels()],
   1: [@tflearn.steps.crossed, @ends.Limits()]}
 """
@@ -132,10 +158,10 @@ from tflearn.agents import encoder
 include 'dqn_cartpole.gin'
 synchronous.synchronous.num_environments = 4  # as in_step.in_step says
 a/synchronous.synchronous:
-  seed = 3
-summaries.SummaryOptions.metrics = True
-summaries.SummaryOptions:
-  metrics = ("loss",)  # figures
+  collect_seed = 3
+summaries.SummaryOptions.sources = @summaries.SummarySources()
+summaries.SummarySources.metrics = True
+a/summaries.SummarySources.metrics = ("loss",)  # figures
 x = {"in_step.in_step": [@checkpoints.Checkpoints, @b/encoder.Pixels()],
   1: [@tflearn.train_step.crossed, @ends.StopConditions()]}
 """
@@ -182,6 +208,8 @@ def test_rejects_a_block_that_cannot_be_rewritten(old):
         ('from tflearn.jobs import in_step', 'tflearn.jobs.synchronous'),
         ('tflearn.jobs.in_step.in_step.num_environments=1', 'tflearn.jobs.synchronous.synchronous.num_environments'),
         ('Experience.max_size=1', 'tflearn.experience.Uniform.max_size'),
+        ('train.seed=1', 'tflearn.jobs.train.Initial.seed'),
+        ('collect.max_env_steps=1', 'tflearn.jobs.collect_settings.CollectOptions.max_env_steps'),
         ("experience.Experience.order='queue'", 'tflearn.experience.Experience.replay'),
     ],
 )

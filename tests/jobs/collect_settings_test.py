@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from tflearn.jobs.collect_settings import CollectOptions
+from tflearn.jobs.collect_settings import CollectOptions, EpisodeLimit
 
 
 @pytest.mark.parametrize(
@@ -10,15 +10,9 @@ from tflearn.jobs.collect_settings import CollectOptions
     [
         ({'initial_random_steps': -1}, r'got CollectOptions\.initial_random_steps=-1; need an integer of at least 0'),
         ({'initial_random_steps': 0.5}, r'got CollectOptions\.initial_random_steps=0\.5; need an integer'),
-        ({'max_episodes_per_version': 0}, r'max_episodes_per_version=0; need an integer of at least 1'),
+        ({'max_env_steps': 0}, r'max_env_steps=0; need an integer of at least 1'),
         ({'metrics_buffer_size': 0}, r'metrics_buffer_size=0; need an integer of at least 1'),
         ({'metrics_gamma': 1.1}, r'metrics_gamma=1\.1; need a number in \[0, 1\]'),
-        (
-            {'collect_at_least_every_secs': math.inf, 'max_episodes_per_version': 1},
-            'collect_at_least_every_secs=inf; need seconds above 0, or None',
-        ),
-        ({'collect_at_least_every_secs': 1.0}, 'without max_episodes_per_version'),
-        ({'max_sequences_per_version': 8}, r'need Experience\.versions_ahead=1'),
         ({'lease_secs': 1.0}, r'lease_secs=1\.0; need at least 2\.0 seconds'),
         ({'report_metrics': 'collect_0'}, r"report_metrics='collect_0'; need True, False or a list of names"),
     ],
@@ -26,6 +20,19 @@ from tflearn.jobs.collect_settings import CollectOptions
 def test_rejects_invalid_options(argument, message):
     with pytest.raises(ValueError, match=message):
         CollectOptions(**argument)
+
+
+@pytest.mark.parametrize(
+    ('argument', 'message'),
+    [
+        ({'max_episodes_per_version': 0}, 'got EpisodeLimit.max_episodes_per_version=0; need an integer of at least 1'),
+        ({'versions_ahead': -1}, 'got EpisodeLimit.versions_ahead=-1; need an integer of at least 0'),
+        ({'collect_at_least_every_secs': math.inf}, 'collect_at_least_every_secs=inf; need seconds above 0, or None'),
+    ],
+)
+def test_rejects_invalid_episode_limits(argument, message):
+    with pytest.raises(ValueError, match=message):
+        EpisodeLimit(**{'max_episodes_per_version': 1, **argument})
 
 
 def test_chooses_the_collectors_that_report_metrics():

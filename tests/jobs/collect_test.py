@@ -12,7 +12,7 @@ from tflearn.agents import sac
 from tflearn.environments import gymnasium_env
 from tflearn.experience import Experience, Slicing, Uniform
 from tflearn.jobs.collect import collect
-from tflearn.jobs.collect_settings import CollectOptions
+from tflearn.jobs.collect_settings import CollectOptions, EpisodeLimit
 from tflearn.replay import connection, reports
 from tflearn.train_step import create_train_step
 from tflearn.waiting import wait_until
@@ -82,7 +82,7 @@ def test_only_chosen_collectors_report_episodes(small_run, learner):
 
 def test_waits_for_newer_weights_after_max_episodes(small_run, learner):
     learner.publish()
-    options = CollectOptions(max_episodes_per_version=3)
+    options = CollectOptions(episode_limit=EpisodeLimit(3))
     job = small_run.start(collect, num_environments=1, options=options)
     for version in (1, 2):
         wait_until(functools.partial(_waits, small_run, version, job), 'the limit', 60)
@@ -94,7 +94,7 @@ def test_waits_for_newer_weights_after_max_episodes(small_run, learner):
 
 def test_collects_at_intervals_while_it_waits(small_run, learner):
     learner.publish()
-    options = CollectOptions(max_episodes_per_version=1, collect_at_least_every_secs=0.2)
+    options = CollectOptions(episode_limit=EpisodeLimit(1, collect_at_least_every_secs=0.2))
     job = small_run.start(collect, num_environments=1, options=options)
     wait_until(lambda: small_run.status('collect_0').get('episodes', 0) >= 4 or job.ended, 'more episodes', 60)
     job.stop.set()

@@ -30,7 +30,7 @@ def test_each_collector_writes_to_one_server_and_the_learner_reads_all(small_run
     small_run.address = addresses[0]
     for name in ('collect_0', 'collect_1'):
         small_run.start(collect, name=name, num_environments=4, data_addresses=addresses, **given)
-    job = small_run.start(train, num_train_steps=10**6, data_addresses=addresses, **given)
+    job = small_run.start(train, num_train_steps=10**6, addresses=addresses, **given)
 
     def is_taken_from(address):
         info = connection.server_info(address)
@@ -51,5 +51,5 @@ def test_assigns_collectors_to_servers():
 
 
 def test_only_a_queue_can_have_several_servers(small_run):
-    with pytest.raises(ValueError, match=r'data_addresses with Experience.replay=Uniform\(.*; need a Queue'):
-        small_run.start(train, num_train_steps=1, data_addresses=['localhost:1']).join()
+    with pytest.raises(ValueError, match=r'Data.addresses with Experience.replay=Uniform\(.*; need a Queue'):
+        small_run.start(train, num_train_steps=1, addresses=['localhost:1']).join()

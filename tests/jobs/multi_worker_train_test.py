@@ -22,16 +22,16 @@ BINDINGS = (
     'Uniform.min_size=100',
     'Uniform.samples_per_insert=8.0',
     'BatchItems.per_replica=8',
-    'train.steps_per_call=20',
-    'train.checkpoint_interval_steps=50',
-    'train.publish_interval_steps=20',
-    'train.replica_check_interval_steps=50',
-    'train.seed=3',
+    'train.Intervals.steps_per_call=20',
+    'train.LearnerOptions.checkpoint_interval_steps=50',
+    'train.Intervals.publish_interval_steps=20',
+    'train.Intervals.replica_check_interval_steps=50',
+    'train.Initial.seed=3',
     'collect.num_environments=2',
 )
 
 
-ENDLESS = 'train.num_train_steps=1000000'
+ENDLESS = 'train.StopConditions.num_train_steps=1000000'
 
 
 class Processes:
@@ -128,7 +128,7 @@ def test_two_workers_stop_and_resume_together(processes):
 
 
 def test_stop_condition_of_one_worker_finishes_the_run_on_all(processes):
-    processes.start_training(ENDLESS, of_worker_1=('train.max_secs=3.0',))
+    processes.start_training(ENDLESS, of_worker_1=('train.StopConditions.max_secs=3.0',))
     for name in ('train_0', 'train_1'):
         assert processes.end(name) == 0, processes.log(name)[-3000:]
     result, last = read_json(processes.run_dir.train_result), _newest_step(processes.run_dir)

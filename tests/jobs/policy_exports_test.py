@@ -99,7 +99,7 @@ import numpy as np
 import tensorflow as tf
 from tflearn.agents import dqn
 from tflearn.environments import gymnasium_env
-from tflearn.experience import Experience
+from tflearn.experience import BatchItems, Experience
 from tflearn.jobs.policy_exports import ExportOptions, PolicyExports
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.triggers import IntervalTrigger
@@ -110,7 +110,7 @@ from tflearn.train_step import create_train_step
 
 run_dir = RunDir(sys.argv[1])
 make = functools.partial(gymnasium_env.make, 'CartPole-v1')
-experience = Experience(per_replica_batch_size=4)
+experience = Experience(batch=BatchItems(4))
 agent = dqn.make_agent(specs_of(make), create_train_step(), experience, fc_layer_params=(400, 300))
 batch = zeros(agent.collect_data_spec, (4, 2))
 exports = PolicyExports(agent, run_dir, ExportOptions(('greedy_policy',)), dict)

@@ -11,6 +11,7 @@ from tflearn.experience import Experience, Prioritized, Queue
 from tflearn.jobs.collect_settings import CollectOptions
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.synchronous import synchronous
+from tflearn.jobs.train_settings import Hooks
 from tflearn.policies import versions
 from tflearn.run_dir import RunDir, read_json, write_json
 
@@ -23,7 +24,7 @@ def run_synchronously(root, **arguments):
     """Runs the job; returns its directory."""
     run = jobs.SmallRun(root)
     given = {'run_dir': run.dir, 'stop': threading.Event(), **run.factories(), **FEW, 'summary_interval_steps': 20}
-    synchronous(**(given | arguments))
+    synchronous(**jobs.job_arguments(synchronous, given | arguments))
     return run.dir
 
 
@@ -56,7 +57,7 @@ def assert_same(one, other):
 
 def test_runs_to_the_end_and_can_be_continued(tmp_path):
     restored = []
-    given = {'on_restored': lambda: restored.append(1), 'describe': lambda: {'run/note': 'mine'}, 'seed': 3}
+    given = {'hooks': Hooks(lambda: restored.append(1), lambda: {'run/note': 'mine'}), 'seed': 3}
     run_dir = run_synchronously(tmp_path, num_train_steps=121, **given)
     result = read_json(run_dir.train_result)
     assert (result['reason'], result['train_step']) == ('num_train_steps 121 reached', 121)
@@ -110,7 +111,7 @@ def test_environments_can_have_another_seed(tmp_path):
     ('limits', 'env_steps'),
     [
         ({'max_env_steps': 80}, 80),
-        ({'max_env_steps': 80, 'max_collect_steps': 60}, 60),
+        ({'max_env_steps': 80, 'collect_options': CollectOptions(max_env_steps=60)}, 60),
         ({'max_collect_steps': 60}, 60),
     ],
 )

@@ -75,12 +75,12 @@ def test_starts_with_another_runs_weights(small_run, tmp_path):
         run.start_replay()
         run.start(collect, num_environments=2)
         still = functools.partial(dqn.make_agent, fc_layer_params=(8,), learning_rate=0.0)
-        given = {'initial_checkpoint': str(small_run.dir.root), 'make_agent': still}
+        given = {'checkpoint': str(small_run.dir.root), 'make_agent': still}
         run.start(train, num_train_steps=20, **FEW | given).join()
         for ours, theirs in zip(_weights(run), _weights(small_run), strict=True):
             np.testing.assert_array_equal(ours, theirs)
         # A run that has a checkpoint continues from it, even if the other run was deleted.
-        given['initial_checkpoint'] = str(tmp_path / 'deleted')
+        given['checkpoint'] = str(tmp_path / 'deleted')
         run.start(collect, num_environments=2)
         run.start(train, num_train_steps=40, **FEW | given).join()
         assert read_json(run.dir.train_result)['train_step'] == 40
@@ -93,9 +93,9 @@ def test_starts_with_another_runs_weights(small_run, tmp_path):
 @pytest.mark.parametrize(
     ('changes', 'message'),
     [
-        ({'initial_checkpoint': 'nowhere'}, 'which cannot be read'),
-        ({'initial_checkpoint': 'gs://bucket/run'}, 'which is a URL'),
-        ({'initial_prefixes': ('agent/_critic',)}, 'nothing is called agent/_critic here'),
+        ({'checkpoint': 'nowhere'}, 'which cannot be read'),
+        ({'checkpoint': 'gs://bucket/run'}, 'which is a URL'),
+        ({'prefixes': ('agent/_critic',)}, 'nothing is called agent/_critic here'),
     ],
 )
 def test_rejects_checkpoints_that_cannot_be_loaded(small_run, tmp_path, changes, message):
@@ -103,7 +103,7 @@ def test_rejects_checkpoints_that_cannot_be_loaded(small_run, tmp_path, changes,
     path = tf.train.Checkpoint(agent=agent, train_step=agent.train_step_counter).write(str(tmp_path / 'ckpt-1'))
     small_run.start_replay()
     with pytest.raises(ValueError, match=message):
-        small_run.start(train, num_train_steps=20, **{'initial_checkpoint': path} | changes, **FEW).join()
+        small_run.start(train, num_train_steps=20, **{'checkpoint': path} | changes, **FEW).join()
     assert not small_run.dir.checkpoints.exists()
 
 

@@ -15,10 +15,10 @@ from tflearn.jobs.collect import collect
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.train import train
 from tflearn.jobs.train_session import Progress
-from tflearn.jobs.train_settings import CHECKPOINT_INTERVAL_STEPS, SUMMARY_INTERVAL_STEPS, Settings, with_intervals
+from tflearn.jobs.train_settings import Device, Hooks, Initial, Intervals, grouped
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
-from tflearn.learner.summaries import SummaryOptions
+from tflearn.learner.summaries import SummaryOptions, SummarySources
 from tflearn.policies import updates, versions
 from tflearn.run_dir import read_json, write_json
 from tflearn.waiting import wait_until
@@ -38,7 +38,7 @@ def test_runs_to_the_end_and_can_be_continued(small_run, caplog):
     )
     collector = small_run.start(collect, num_environments=2, make_environment=slow)
     restored = []
-    given = {'on_restored': lambda: restored.append(1), 'describe': lambda: {'run/config_hash': 'mine'}}
+    given = {'hooks': Hooks(lambda: restored.append(1), lambda: {'run/config_hash': 'mine'})}
     given['exports'] = ExportOptions(update_interval_steps=30)
     small_run.start(train, num_train_steps=120, **FEW, **given, seed=3, summary_interval_steps=60).join()
     result = _result(small_run)
@@ -197,7 +197,7 @@ def test_learner_continues_with_restarted_replay_server_and_collector(small_run)
 def test_times_out_without_data_and_saves_a_checkpoint(small_run):
     small_run.start_replay()
     with pytest.raises(TimeoutError, match=r'waiting for data from the replay server .* 0 of 2000 sequences'):
-        small_run.start(train, num_train_steps=80, **FEW, data_timeout_secs=1.0).join()
+        small_run.start(train, num_train_steps=80, **FEW, timeout_secs=1.0).join()
     assert (small_run.dir.checkpoints / 'ckpt-0.index').exists()
 
 
@@ -263,49 +263,32 @@ def test_stop_conditions_are_named():
     ]
 
 
-def test_intervals_are_positive():
-    with pytest.raises(ValueError, match='got publish_interval_steps=0'):
-        Settings(0, 1)
-    with pytest.raises(ValueError, match='got summary_interval_steps=0'):
-        with_intervals('train', LearnerOptions(), 1, 0)
-
-
-def _intervals(options, checkpoint=CHECKPOINT_INTERVAL_STEPS, summary=SUMMARY_INTERVAL_STEPS):
-    options = with_intervals('train', options, checkpoint, summary)
-    return options.checkpoint_interval_steps, options.summaries and options.summaries.interval_steps
-
-
-def test_explicit_intervals_win_over_defaults():
-    assert _intervals(LearnerOptions()) == (5_000, 1_000)
-    assert _intervals(LearnerOptions(), 7, 8) == (7, 8)
-    assert _intervals(LearnerOptions(), None, None) == (None, None)
-    assert _intervals(LearnerOptions(7, SummaryOptions(8))) == (7, 8)
-    assert _intervals(LearnerOptions(10_000, SummaryOptions(1_000, total=3, num_train_steps=9))) == (10_000, 1_000)
-    assert _intervals(LearnerOptions(None, None)) == (None, None)
-    assert _intervals(LearnerOptions(7, SummaryOptions(None)), 7) == (7, None)
-
-
 @pytest.mark.parametrize(
-    ('options', 'message'),
-    [
-        (
-            LearnerOptions(10_000),
-            'checkpoint_interval_steps=7 and LearnerOptions.checkpoint_interval_steps=10000;',
-        ),
-        (
-            LearnerOptions(None),
-            'checkpoint_interval_steps=7 and LearnerOptions.checkpoint_interval_steps=None;',
-        ),
-        (LearnerOptions(summaries=None), 'got train.summary_interval_steps=8 and LearnerOptions.summaries=None; need'),
-        (LearnerOptions(summaries=SummaryOptions(9)), 'summary_interval_steps=8 and SummaryOptions.interval_steps=9;'),
-        (LearnerOptions(summaries=SummaryOptions(policy_version=int)), 'got SummaryOptions.policy_version; need None'),
-    ],
+    'name', ['publish_interval_steps', 'export_interval_steps', 'replica_check_interval_steps', 'steps_per_call']
 )
-def test_rejects_contradictory_intervals(small_run, options, message):
-    with pytest.raises(ValueError, match=message):
-        small_run.start(
-            train, num_train_steps=9, options=options, checkpoint_interval_steps=7, summary_interval_steps=8
-        ).join()
+def test_intervals_are_positive(name):
+    with pytest.raises(ValueError, match=f'got {name}=0; need at least 1 train step'):
+        Intervals(**{name: 0})
+
+
+def test_puts_single_settings_into_their_groups():
+    given = {'num_train_steps': 9, 'seed': 3, 'steps_per_call': 5, 'exports': None}
+    assert grouped(given) == {
+        'stop_conditions': StopConditions(9),
+        'initial': Initial(seed=3),
+        'intervals': Intervals(steps_per_call=5),
+        'exports': None,
+    }
+    assert grouped({'device': Device('cpu'), 'precision': 'bfloat16'}) == {
+        'device': Device('cpu'),
+        'precision': 'bfloat16',  # the job refuses it
+    }
+
+
+def test_rejects_a_policy_version_of_the_user(small_run):
+    options = LearnerOptions(summaries=SummaryOptions(sources=SummarySources(policy_version=int)))
+    with pytest.raises(ValueError, match='got SummarySources.policy_version; need None'):
+        small_run.start(train, num_train_steps=9, options=options).join()
     assert not small_run.dir.root.exists()
 
 

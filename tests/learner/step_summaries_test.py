@@ -8,7 +8,7 @@ import tensorflow as tf
 from tests.agents import example_data
 from tests.testing import experiences, written_summaries
 from tflearn.agents import dqn, ppo, sac
-from tflearn.learner.summaries import StepSummaries, Summaries, SummaryOptions
+from tflearn.learner.summaries import StepSummaries, Summaries, SummaryOptions, SummarySources
 from tflearn.train_step import create_train_step
 
 AGENTS = {
@@ -46,7 +46,7 @@ def test_writes_only_available_and_requested_histograms(tmp_path):
     agent = dqn.make_agent(example_data.DISCRETE, create_train_step(), dqn.EXPERIENCE)
     data = example_data.sequences(agent, 6, 2)
     info = {'policy_version': tf.constant([[3, 4], [5, 9]], tf.int64)}
-    versions = SummaryOptions(policy_version=lambda: 9)
+    versions = SummaryOptions(sources=SummarySources(policy_version=lambda: 9))
     assert _write(tmp_path / 'no_trajectory', agent, tuple(data), (), versions) == {}
     plain = _write(tmp_path / 'no_actions', agent, data, info, dataclasses.replace(versions, actions=False))
     assert plain == {'data/policy_lag': {0: (0.0, 6.0, 4.0)}}

@@ -2,7 +2,7 @@ import pytest
 import tensorflow as tf
 
 from tests.testing import written_summaries
-from tflearn.learner.summaries import Summaries, SummaryOptions
+from tflearn.learner.summaries import Summaries, SummaryOptions, SummarySources
 
 
 def _steps(options, last, start=0):
@@ -57,7 +57,7 @@ def test_seconds_make_the_next_step_due(tmp_path):
 
 def test_writes_scalars_and_texts(tmp_path):
     metrics = {'replay_size': 7, 'mean_return': None}
-    summaries = Summaries(tmp_path, SummaryOptions(metrics=lambda: metrics))
+    summaries = Summaries(tmp_path, SummaryOptions(sources=SummarySources(metrics=lambda: metrics)))
     assert not list(tmp_path.iterdir()), 'no file before there is something to write'
     summaries.write(3, {'loss': 0.5, 'rss_mb': None})
     summaries.write_values(4, {'mine': 2.0})

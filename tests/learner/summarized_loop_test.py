@@ -7,7 +7,7 @@ import tensorflow as tf
 from tests.testing import recording_agent, written_summaries
 from tflearn.distribute import strategies
 from tflearn.learner.learner import Learner, LearnerOptions
-from tflearn.learner.summaries import SummaryOptions
+from tflearn.learner.summaries import SummaryOptions, SummarySources
 from tflearn.run_dir import RunDir
 
 STRATEGIES = ['default', *(pytest.param(f'mirrored:{count}', marks=pytest.mark.slow) for count in (2, 4))]
@@ -114,7 +114,7 @@ def test_losses_are_means_over_the_interval_on_any_number_of_replicas(train, str
 
 @pytest.mark.parametrize('strategy', STRATEGIES[:2])
 def test_summary_has_gradients_actions_and_policy_lag(train, strategy):
-    _, _, directory = train([6], strategy, interval_steps=3, policy_version=lambda: 7)
+    _, _, directory = train([6], strategy, interval_steps=3, sources=SummarySources(policy_version=lambda: 7))
     scalars, histograms = (read(directory) for read in (written_summaries.scalars, written_summaries.histograms))
     assert list(scalars['gradients/dqn/norm']) == [3, 6]
     assert ('gradients/dqn/noise_scale' in scalars) == (strategy != 'default')
@@ -140,7 +140,9 @@ def test_agents_write_no_tags_of_the_learner(train):
 
 
 def test_learners_metrics(train):
-    _, _, directory = train([4, 4], interval_steps=4, metrics=lambda: {'replay_size': 7.0, 'mean_return': None})
+    _, _, directory = train(
+        [4, 4], interval_steps=4, sources=SummarySources(metrics=lambda: {'replay_size': 7.0, 'mean_return': None})
+    )
     scalars = written_summaries.scalars(directory)
     assert scalars['train/replay_size'] == {4: 7.0, 8: 7.0}
     assert 'train/mean_return' not in scalars
@@ -185,7 +187,7 @@ def test_writes_texts(tmp_path, make_agent, make_dataset_fn):
         asked.append(True)
         return {'run/seed': '7'}
 
-    options = LearnerOptions(None, SummaryOptions(texts=texts))
+    options = LearnerOptions(None, SummaryOptions(sources=SummarySources(texts=texts)))
     learner = Learner(make_agent(), make_dataset_fn(), run_dir, options=options)
     assert not asked
     learner.run(1)

@@ -52,9 +52,10 @@ def test_gin_syntax_error_takes_one_line(tmp_path):
     [
         (
             'train',
-            ['--gin_bindings=train.num_train_stpes=10'],
-            "got train.num_train_stpes in --gin_bindings, but train.train has no parameter 'num_train_stpes'; need a "
-            'valid name: the nearest is train.num_train_steps',
+            ['--gin_bindings=StopConditions.num_train_stpes=10'],
+            'got StopConditions.num_train_stpes in --gin_bindings, but train.StopConditions has no parameter '
+            "'num_train_stpes'; need a valid name: the nearest is "
+            'train.StopConditions.num_train_steps',
         ),
         (
             'train',
@@ -68,7 +69,7 @@ def test_gin_syntax_error_takes_one_line(tmp_path):
         ),
         (
             'train',
-            ['--strategy=mirrored:99', '--gin_bindings=train.train.strategy="cpu"'],
+            ['--strategy=mirrored:99', '--gin_bindings=train.Device.strategy="cpu"'],
             "got strategy='mirrored:99'; this machine has ",
         ),
         ('train', ['--strategy=gpus'], "got strategy='gpus'; need 'default', 'cpu', "),

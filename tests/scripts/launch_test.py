@@ -56,8 +56,8 @@ def test_a_run_through_the_program(installed, tmp_path):
     flags = [
         '--root_dir=run',
         '--gin_file=dqn_cartpole',
-        '--gin_bindings=train.strategy = "cpu"',
-        '--gin_bindings=train.max_secs = 60',
+        '--gin_bindings=train.Device.strategy = "cpu"',
+        '--gin_bindings=train.StopConditions.max_secs = 60',
     ]
     more = ['--num_collectors=2', '--connect_timeout_secs=7.5', '--replay_address=localhost:4321']
     ended = launch(*flags, *more, cwd=tmp_path, package='tflearn_scripts', path=installed)
@@ -69,8 +69,8 @@ def test_a_run_through_the_program(installed, tmp_path):
     shared = [
         f'--root_dir={run_dir.root}',
         f'--gin_file={installed / "tflearn_gin" / "dqn_cartpole.gin"}',
-        '--gin_bindings=train.strategy = "cpu"',
-        '--gin_bindings=train.max_secs = 60',
+        '--gin_bindings=train.Device.strategy = "cpu"',
+        '--gin_bindings=train.StopConditions.max_secs = 60',
         '--replay_address=localhost:4321',
         '--connect_timeout_secs=7.5',
         '--stop_timeout_secs=30',
@@ -106,15 +106,19 @@ def test_the_replay_server_gets_a_free_port_by_default(installed, tmp_path):
             "got gin_file='no_such_file'; need the path of a file, or the name of one of",
         ),
         (
-            ['--root_dir=run', '--gin_file=dqn_cartpole', '--gin_bindings=train.num_train_stpes=1'],
-            'train.num_train_steps',
+            ['--root_dir=run', '--gin_file=dqn_cartpole', '--gin_bindings=train.StopConditions.num_train_stpes=1'],
+            'train.StopConditions.num_train_steps',
         ),
         (
             ['--root_dir=run', '--gin_file=dqn_cartpole', '--gin_bindings=gymnasium_env.make.name="CartPol-v1"'],
             'CartPole-v1',
         ),
         (
-            ['--root_dir=run', '--gin_file=dqn_cartpole', '--gin_bindings=train.num_train_steps=%gin.REQUIRED'],
+            [
+                '--root_dir=run',
+                '--gin_file=dqn_cartpole',
+                '--gin_bindings=train.StopConditions.num_train_steps=%gin.REQUIRED',
+            ],
             'no value for',
         ),
         (['--root_dir=file/run', '--gin_file=dqn_cartpole'], 'which cannot be written to'),
@@ -176,7 +180,8 @@ jobs = [f'tflearn.jobs.{job}' for job in ('replay_server', 'train', 'evaluate', 
 for run in ('dqn_cartpole', 'ppo_pendulum', 'impala_cartpole_hidden'):
     preview.check(files.resolve(run), [], jobs, environment_check.check)
 own = ['import own.tasks', 'make_environment=@own.tasks.make']
-preview.check(files.resolve('algorithms/dqn'), [*own, 'train.num_train_steps=1'], jobs, environment_check.check)
+steps = 'StopConditions.num_train_steps=1'
+preview.check(files.resolve('algorithms/dqn'), [*own, steps], jobs, environment_check.check)
 registers = ['import own.tasks', 'gymnasium_env.make.name="RegisteredByOwnTasks-v0"']
 preview.check(files.resolve('dqn_cartpole'), registers, jobs, environment_check.check)
 assert not {'tensorflow', 'tf_agents', 'reverb', 'own.tasks', 'tflearn.jobs.train'} & set(sys.modules)

@@ -1,6 +1,7 @@
 """A small run: CartPole, a tiny DQN, a replay server in this process."""
 
 import contextlib
+import dataclasses
 import functools
 import threading
 
@@ -10,10 +11,16 @@ from tests import streams
 from tflearn.agents import dqn
 from tflearn.environments import gymnasium_env
 from tflearn.experience import BatchItems, Experience, Queue, Slicing, Uniform
+from tflearn.jobs.collect import collect
+from tflearn.jobs.collect_settings import CollectOptions
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.replay_server import replay_server
+from tflearn.jobs.synchronous import synchronous
 from tflearn.jobs.train import train
+from tflearn.jobs.train_settings import grouped
 from tflearn.launch.local import free_port
+from tflearn.learner.learner import LearnerOptions
+from tflearn.learner.summaries import SummaryOptions
 from tflearn.run_dir import RunDir, read_json
 from tflearn.sampling import reader
 from tflearn.waiting import wait_until
@@ -52,6 +59,24 @@ class Job:
         return not self._thread.is_alive()
 
 
+def job_arguments(job, settings):
+    """Returns a job's arguments; single settings are put into the groups that have them."""
+    settings = dict(settings)
+    if job is collect:
+        limit = {name: settings.pop(name) for name in ('max_env_steps',) if name in settings}
+        return {**settings, 'options': dataclasses.replace(settings.get('options', CollectOptions()), **limit)}
+    if job not in (train, synchronous):
+        return settings
+    intervals = {}
+    if 'checkpoint_interval_steps' in settings:
+        intervals['checkpoint_interval_steps'] = settings.pop('checkpoint_interval_steps')
+    if 'summary_interval_steps' in settings:
+        intervals['summaries'] = SummaryOptions(settings.pop('summary_interval_steps'))
+    argument = 'options' if job is train else 'learner_options'
+    options = dataclasses.replace(settings.get(argument, LearnerOptions()), **intervals)
+    return grouped({**settings, argument: options})
+
+
 class SmallRun:
     """Starts jobs with the arguments that the jobs of one run share."""
 
@@ -69,7 +94,8 @@ class SmallRun:
             given['connect_timeout_secs'] = 60.0
         if function is train:
             given['exports'] = ExportOptions(('greedy_policy',))  # fewer policies take less time to trace
-        job = Job(function, arguments.pop('stop', threading.Event()), **(given | arguments))
+        stop = arguments.pop('stop', threading.Event())
+        job = Job(function, stop, **job_arguments(function, given | arguments))
         self._jobs.append(job)
         if function is replay_server:
             self._servers.append(job)

@@ -20,6 +20,7 @@ from tflearn.jobs.evaluate import evaluate
 from tflearn.jobs.evaluate_settings import EvaluateOptions
 from tflearn.jobs.synchronous import synchronous
 from tflearn.jobs.train import train
+from tflearn.jobs.train_settings import Hooks, Initial, grouped
 from tflearn.launch.code_revision import code_revision
 from tflearn.run_dir import RunDir
 
@@ -34,19 +35,18 @@ def of_objects(run_dir: RunDir, arguments: Mapping[str, Any], target_return: flo
 
     Args:
       run_dir: the run's directory.
-      arguments: those of the synchronous job that this function does not give.
+      arguments: those of the synchronous job that this function does not give, or single settings of its groups.
       target_return: see the evaluate job.
       num_episodes: episodes of one evaluation.
 
     Raises:
       ValueError: if an argument cannot be used.
     """
-    seed = arguments.get('seed')
+    arguments = grouped(arguments)
+    seed = arguments.get('initial', Initial()).seed
     _run(
         run_dir,
-        lambda stop, on_restored: synchronous(
-            run_dir=run_dir, stop=stop, on_restored=on_restored, describe=_code, **arguments
-        ),
+        lambda stop, on_restored: synchronous(run_dir=run_dir, stop=stop, hooks=Hooks(on_restored, _code), **arguments),
         lambda stop: evaluate(
             run_dir=run_dir,
             stop=stop,
@@ -74,7 +74,7 @@ def of_gin_file(run_dir: RunDir, gin_file: str, gin_bindings: Sequence[str]) -> 
     """
     path = files.resolve(gin_file)
     preview.check(path, gin_bindings, ['tflearn.jobs.evaluate'], environment_check.check)
-    given = dict.fromkeys(('run_dir', 'stop', 'on_restored', 'describe'))
+    given = dict.fromkeys(('run_dir', 'stop', 'hooks'))
     training = job_config.configure(synchronous, given, path, gin_bindings, taken())
     evaluation = dataclasses.replace(training, job=names.Configurable(evaluate, evaluate.__module__, 'evaluate'))
 
@@ -83,8 +83,8 @@ def of_gin_file(run_dir: RunDir, gin_file: str, gin_bindings: Sequence[str]) -> 
             saved.save(run_dir, training.text)
             on_restored()
 
-        describe = lambda: {**training.texts(), **_code()}  # noqa: E731
-        arguments = {'run_dir': run_dir, 'stop': stop, 'on_restored': restored, 'describe': describe}
+        hooks = Hooks(restored, lambda: {**training.texts(), **_code()})
+        arguments = {'run_dir': run_dir, 'stop': stop, 'hooks': hooks}
         dataclasses.replace(training, arguments=arguments).run()
 
     def evaluate_job(stop: threading.Event) -> None:
@@ -101,7 +101,6 @@ def taken() -> job_config.Taken:
         **{name: (train, name) for name in both},
         'learner_options': (train, 'options'),
         'num_environments': (collect, 'num_environments'),
-        'max_collect_steps': (collect, 'max_env_steps'),
         'collect_seed': (collect, 'seed'),
         'collect_options': (collect, 'options'),
     }

@@ -17,6 +17,8 @@ from tflearn.errors import UserRuntimeError, UserTypeError, UserValueError
 from tflearn.experience import Experience
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.synchronous import synchronous
+from tflearn.jobs.train_settings import GROUPS
+from tflearn.learner.stop_conditions import StopConditions
 from tflearn.policies.policy_function import PolicyFunction, load_policy
 from tflearn.run_dir import RunDir, read_json
 from tflearn.types import AgentFactory, EnvironmentFactory
@@ -24,7 +26,7 @@ from tflearn.types import AgentFactory, EnvironmentFactory
 Mode = Literal['synchronous', 'processes']
 
 # Arguments of the synchronous job that `train` itself gives.
-_GIVEN = ('run_dir', 'stop', 'on_restored', 'describe')
+_GIVEN = ('run_dir', 'stop', 'hooks')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,8 +96,8 @@ def train(
       target_return: mean return at which training ends: of one evaluation, and of a second one to confirm it. None
         trains to the end.
       num_episodes: episodes of one evaluation; 20 by default. Each exported policy is evaluated.
-      **settings: more arguments of `tflearn.jobs.synchronous.synchronous`: num_environments, max_env_steps, max_secs,
-        seed, export_interval_steps, learner_options, ...
+      **settings: more arguments of `tflearn.jobs.synchronous.synchronous`: num_environments, learner_options, ...; and
+        fields of its groups: max_env_steps, max_secs, seed, export_interval_steps, ...
 
     Raises:
       TypeError: if arguments are missing, unknown, or cannot be combined.
@@ -135,7 +137,7 @@ def _check_gin(others: Mapping[str, Any], gin_file: str, gin_bindings: Sequence[
     if given := [name for name, value in others.items() if value is not None]:
         raise UserTypeError(
             f'got a gin file and {", ".join(given)}; need that bound in the gin file, or with '
-            "gin_bindings=['train.train.num_train_steps = 1000', ...]"
+            "gin_bindings=['train.StopConditions.num_train_steps = 1000', ...]"
         )
     if isinstance(gin_bindings, str):
         raise UserTypeError(f'got gin_bindings={gin_bindings!r}; need a list of gin statements')
@@ -164,7 +166,9 @@ def _check_settings(num_episodes: int | None, settings: Mapping[str, Any]) -> No
     """Checks what is given with the run's parts."""
     if num_episodes is not None and num_episodes < 1:
         raise UserValueError(f'got num_episodes={num_episodes}; need at least 1')
-    known = [name for name in inspect.signature(synchronous).parameters if name not in _GIVEN]
+    known = [name for name in inspect.signature(synchronous).parameters if name not in (*_GIVEN, 'stop_conditions')]
+    known += [field.name for name in known if name in GROUPS for field in dataclasses.fields(GROUPS[name])]
+    known += [field.name for field in dataclasses.fields(StopConditions)]
     for name in settings:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)

@@ -12,9 +12,7 @@ from tflearn.config.reader import FLAG, Binding, Macro, Reference, join_scope, l
 from tflearn.errors import UserValueError
 
 # Arguments of the jobs that their programs set; a binding of one would have no effect.
-GIVEN_BY_PROGRAMS = frozenset(
-    {'run_dir', 'replay_address', 'connect_timeout_secs', 'stop', 'name', 'on_restored', 'describe'}
-)
+GIVEN_BY_PROGRAMS = frozenset({'run_dir', 'replay_address', 'connect_timeout_secs', 'stop', 'name', 'hooks'})
 
 # gin's way to say in a file that a value must be bound elsewhere.
 _REQUIRED = Macro('gin.REQUIRED')
@@ -104,7 +102,7 @@ def covers(binding_scope: str, scope: str) -> bool:
 def check_required(
     job: Configurable, given: Collection[str], bindings: Sequence[Binding], gin_file: pathlib.Path
 ) -> None:
-    """Checks that every argument of `job` that has no default is bound, and that nothing is left at %gin.REQUIRED.
+    """Checks that every argument without a default, of `job` and of what it calls, is bound, and not to %gin.REQUIRED.
 
     Args:
       job: the job.
@@ -116,15 +114,27 @@ def check_required(
       ValueError: naming what is missing.
     """
     missing = [binding.written for binding in bindings if binding.value == _REQUIRED]
-    bound = {binding.parameter for binding in bindings if binding.target == job and not binding.scope}
-    for name, parameter in job.parameters.items():
-        needed = parameter.default is inspect.Parameter.empty and parameter.kind != parameter.VAR_KEYWORD
-        if needed and name not in {*given, *bound}:
-            missing.append(f'{job.name}.{name}')
+    used = reach(bindings, [job])
+    mine = [binding for binding in bindings if binding.owner in used]
+    evaluated = [leaf for binding in mine for leaf in leaves(binding.value) if isinstance(leaf, Reference)]
+    names = {leaf.target: leaf.selector for leaf in evaluated if leaf.evaluate}
+    for function, name in {job: job.name, **names}.items():
+        bound = {binding.parameter for binding in bindings if binding.target == function}
+        bound.update(given if function == job else ())
+        missing += [f'{name}.{parameter}' for parameter in _required(function) if parameter not in bound]
     if missing:
         raise UserValueError(
             f"got no value for {missing[0]} in {gin_file}; need one: bind it there or with {FLAG}='{missing[0]}=...'"
         )
+
+
+def _required(function: Configurable) -> list[str]:
+    """Returns the parameters that have no default."""
+    return [
+        name
+        for name, parameter in function.parameters.items()
+        if parameter.default is inspect.Parameter.empty and parameter.kind != parameter.VAR_KEYWORD
+    ]
 
 
 def _jobs(job: Configurable, imports: Iterable[reader.Import], load: names.Load) -> list[Configurable]:

@@ -125,7 +125,7 @@ def replaced_bindings(statements: Statements) -> Iterator[tuple[Binding, Replace
     for binding, name, setting in zip(statements.bindings, names, run, strict=True):
         new = new_name(name) or (_WITH_SEQUENCES.get(name) if by_sequences else None)
         replacement = moved_settings.replacement(setting, run)
-        if new and not replacement:
+        if new and (not replacement or new == VERSIONS_AHEAD):
             replacement = Replacement([Setting(new, binding.value)])
         if replacement and binding.parameter:
             yield binding, replacement

@@ -6,28 +6,34 @@ from typing import Any
 
 from tflearn.config.reader import Reference
 
-_EXPERIENCE = 'tflearn.experience'
+_EXPERIENCE, _TRAIN, _COLLECT = 'tflearn.experience', 'tflearn.jobs.train', 'tflearn.jobs.collect_settings'
+_SUMMARIES = 'tflearn.learner.summaries'
+
+
+def _same(*names: str) -> dict[str, str]:
+    return {name: name for name in names}
+
+
 _TABLE = ('max_size', 'min_size', 'samples_per_insert', 'max_times_sampled')
 _REPLAYS = {'uniform': 'Uniform', 'prioritized': 'Prioritized', 'queue': 'Queue'}
 # By part of `Experience.replay`: the arguments that `Experience` had -> its own.
 _REPLAY_ARGUMENTS = {
-    'Uniform': {name: name for name in (*_TABLE, 'sampling', 'max_mirror_gb')},
-    'Prioritized': {name: name for name in (*_TABLE, 'prioritization')},
-    'Queue': {
-        **{name: name for name in ('max_size', 'max_policy_lag', 'versions_ahead')},
-        'iteration': 'training',
-        'reuse': 'training',
-    },
+    'Uniform': _same(*_TABLE, 'sampling', 'max_mirror_gb'),
+    'Prioritized': _same(*_TABLE, 'prioritization'),
+    'Queue': _same('max_size', 'max_policy_lag', 'versions_ahead') | {'iteration': 'training', 'reuse': 'training'},
 }
-_OF_A_REPLAY = {name for names in _REPLAY_ARGUMENTS.values() for name in names}
-# The other arguments that `Experience` had -> the argument with the part, the part, the part's argument.
-_EXPERIENCE_ARGUMENTS = {
-    **{
-        name: ('slicing', 'Slicing', name)
-        for name in ('sequence_length', 'stride', 'pad_episodes', 'cross_episodes', 'store_policy_state')
-    },
-    'per_replica_batch_size': ('batch', 'BatchItems', 'per_replica'),
-    'per_replica_batch_steps': ('batch', 'BatchSteps', 'per_replica'),
+_SLICING = _same('sequence_length', 'stride', 'pad_episodes', 'cross_episodes', 'store_policy_state')
+_BATCHES = {'per_replica_batch_size': 'BatchItems', 'per_replica_batch_steps': 'BatchSteps'}
+_EPISODE_LIMIT = ('max_episodes_per_version', 'versions_ahead', 'collect_at_least_every_secs')
+_INTERVALS = ('publish_interval_steps', 'export_interval_steps', 'replica_check_interval_steps', 'steps_per_call')
+# By argument of the jobs train and synchronous: its group, and the arguments that the jobs had -> the group's own.
+_GROUPS = {
+    'stop_conditions': ('StopConditions', _same('num_train_steps', 'max_env_steps', 'max_secs')),
+    'intervals': ('Intervals', _same(*_INTERVALS)),
+    'device': ('Device', _same('strategy', 'precision', 'inter_op_threads')),
+    'initial': ('Initial', {'seed': 'seed', 'initial_checkpoint': 'checkpoint', 'initial_prefixes': 'prefixes'}),
+    'data': ('Data', {'data_timeout_secs': 'timeout_secs', 'data_addresses': 'addresses'}),
+    'options': ('LearnerOptions', _same('checkpoint_interval_steps')),
 }
 # What nothing replaced, and why it is not needed.
 _REMOVED = {
@@ -38,10 +44,13 @@ _REMOVED = {
         'train_loop.LoopOptions.normalize_weights',
     )
 }
-
-
+# These jobs, and what they call the learner's options.
+_JOBS = {
+    f'{_TRAIN}.train': 'options',
+    'tflearn.jobs.synchronous.synchronous': 'learner_options',
+}
 # Functions whose arguments are in parts now.
-OWNERS = (f'{_EXPERIENCE}.Experience',)
+OWNERS = (f'{_EXPERIENCE}.Experience', *_JOBS, 'tflearn.jobs.collect.collect', f'{_COLLECT}.CollectOptions')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,24 +91,54 @@ def replacement(setting: Setting, run: Sequence[Setting]) -> Replacement | None:
     if setting.name in _REMOVED:
         return Replacement(why=_REMOVED[setting.name])
     owner, _, name = setting.name.rpartition('.')
-    if owner != f'{_EXPERIENCE}.Experience':
-        return None
+    if owner in _JOBS:
+        return _of_job(owner, name, setting.value)
+    if setting.name == 'tflearn.jobs.collect.collect.max_env_steps':
+        options = Setting('tflearn.jobs.collect.collect.options', _call(f'{_COLLECT}.CollectOptions'))
+        return Replacement([Setting(f'{_COLLECT}.CollectOptions.max_env_steps', setting.value)], [options])
+    if owner == f'{_COLLECT}.CollectOptions' and name in _EPISODE_LIMIT:
+        limit = Setting(f'{_COLLECT}.CollectOptions.episode_limit', _call(f'{_COLLECT}.EpisodeLimit'))
+        return Replacement([Setting(f'{_COLLECT}.EpisodeLimit.{name}', setting.value)], [limit])
+    if owner == f'{_SUMMARIES}.SummaryOptions' and name in ('policy_version', 'metrics', 'texts'):
+        sources = Setting(f'{owner}.sources', _call(f'{_SUMMARIES}.SummarySources'))
+        return Replacement([Setting(f'{_SUMMARIES}.SummarySources.{name}', setting.value)], [sources])
+    return _of_experience(setting, run) if owner == f'{_EXPERIENCE}.Experience' else None
+
+
+def _of_job(owner: str, name: str, value: Any) -> Replacement | None:
+    """Returns what replaces an argument of the train job or of the synchronous one."""
+    if name == 'summary_interval_steps':
+        options = Setting(f'{owner}.{_JOBS[owner]}', _call(f'{_TRAIN}.LearnerOptions'))
+        summaries = Setting(f'{_TRAIN}.LearnerOptions.summaries', _call(f'{_TRAIN}.SummaryOptions'))
+        return Replacement([Setting(f'{_TRAIN}.SummaryOptions.interval_steps', value)], [options, summaries])
+    for argument, (group, names) in _GROUPS.items():
+        if name in names:
+            argument = _JOBS[owner] if argument == 'options' else argument
+            needed = Setting(f'{owner}.{argument}', _call(f'{_TRAIN}.{group}'))
+            return Replacement([Setting(f'{_TRAIN}.{group}.{names[name]}', value)], [needed])
+    return None
+
+
+def _of_experience(setting: Setting, run: Sequence[Setting]) -> Replacement | None:
+    """Returns what replaces an argument of `Experience`."""
+    name = setting.name.rpartition('.')[2]
     if name == 'order':
         part = _REPLAYS.get(setting.value, 'Uniform')
         return Replacement([_choice('replay', part), *_carried_over(part, run[: run.index(setting)])])
-    if name in _EXPERIENCE_ARGUMENTS:
-        argument, part, new = _EXPERIENCE_ARGUMENTS[name]
-        if setting.value is None:
-            return Replacement()
-        return Replacement([Setting(f'{_EXPERIENCE}.{part}.{new}', setting.value)], [_choice(argument, part)])
-    if name not in _OF_A_REPLAY:
+    if name in _SLICING:
+        return Replacement([Setting(f'{_EXPERIENCE}.Slicing.{name}', setting.value)], [_choice('slicing', 'Slicing')])
+    if part := _BATCHES.get(name):
+        size = Setting(f'{_EXPERIENCE}.{part}.per_replica', setting.value)
+        return Replacement() if setting.value is None else Replacement([size], [_choice('batch', part)])
+    if not any(name in names for names in _REPLAY_ARGUMENTS.values()):
         return None
-    part = replay_part(run)
-    if name not in _REPLAY_ARGUMENTS[part or 'Uniform'] or (setting.value is None and name in ('iteration', 'reuse')):
+    bound = replay_part(run)
+    kind = bound or 'Uniform'
+    new = _REPLAY_ARGUMENTS[kind].get(name)
+    if new is None or (setting.value is None and new == 'training'):
         return Replacement()
-    new = _REPLAY_ARGUMENTS[part or 'Uniform'][name]
-    needed = [] if part else [_choice('replay', 'Uniform')]
-    return Replacement([Setting(f'{_EXPERIENCE}.{part or "Uniform"}.{new}', setting.value)], needed)
+    needed = [] if bound else [_choice('replay', kind)]
+    return Replacement([Setting(f'{_EXPERIENCE}.{kind}.{new}', setting.value)], needed)
 
 
 def replay_part(run: Sequence[Setting]) -> str | None:
@@ -113,7 +152,11 @@ def replay_part(run: Sequence[Setting]) -> str | None:
 
 
 def _choice(argument: str, part: str) -> Setting:
-    return Setting(f'{_EXPERIENCE}.Experience.{argument}', Reference('', f'{_EXPERIENCE}.{part}', evaluate=True))
+    return Setting(f'{_EXPERIENCE}.Experience.{argument}', _call(f'{_EXPERIENCE}.{part}'))
+
+
+def _call(function: str) -> Reference:
+    return Reference('', function, evaluate=True)
 
 
 def _carried_over(part: str, before: Sequence[Setting]) -> list[Setting]:

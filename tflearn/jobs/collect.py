@@ -42,11 +42,10 @@ def collect(
     num_environments: int = 8,
     refresh_interval_secs: float = 0.5,
     seed: int | None = None,
-    max_env_steps: int | None = None,
     data_addresses: Sequence[str] = (),
-    options: CollectOptions = CollectOptions(),  # noqa: B008 - it is frozen
+    options: CollectOptions = CollectOptions(),
 ) -> None:
-    """Collects until training is over, the job is stopped, or it has taken `max_env_steps`.
+    """Collects until training is over, the job is stopped, or it has taken `options.max_env_steps`.
 
     Args:
       run_dir: the run's directory, for the job's status.
@@ -60,7 +59,6 @@ def collect(
       num_environments: the number of environments stepped together.
       refresh_interval_secs: seconds between two polls for newer weights.
       seed: the seed of the environments and of the policy's draws, mixed with the name; None draws one.
-      max_env_steps: the maximum number of environment steps of this collector; None is no limit.
       data_addresses: the addresses of the replay servers that share a queue: collector number i, which its name ends
         with, writes to server i modulo their number. None is `replay_address` alone.
       options: how the job explores, and how much it collects.
@@ -70,7 +68,7 @@ def collect(
       ValueError: if an argument is out of range, the agent cannot explore as the options say, or the server's tables
         are made for other data or networks.
     """
-    check_counts('', {'num_environments': (num_environments, 1), 'max_env_steps': (max_env_steps, 1)})
+    check_counts('', {'num_environments': (num_environments, 1)})
     if not 0 < refresh_interval_secs < math.inf:
         raise UserValueError(f'got refresh_interval_secs={refresh_interval_secs!r}; need seconds above 0')
     if line := run_dir.done_line():
@@ -102,9 +100,8 @@ def collect(
             reporter = _Reporter(sender, collection, weights, writer, status, options.reports_metrics(name))
             ending.callback(reporter.close)
             limit = _limit(options, experience, replay_address, sender.held, ending)
-            _run(
-                collection, weights, writer, reporter, limit, stop, max_env_steps, isinstance(experience.replay, Queue)
-            )
+            is_queue = isinstance(experience.replay, Queue)
+            _run(collection, weights, writer, reporter, limit, stop, options.max_env_steps, is_queue)
         status.update('stopped' if stop.is_set() else 'finished')
     except Stopped as stopped:
         logging.info('%s', stopped)
@@ -191,9 +188,11 @@ def _limit(
         reader = credits.CreditReader(address)
         ending.callback(reader.close)
         return CreditLimit(held, lambda: reader.newest)
-    if options.max_episodes_per_version is None:
+    if options.episode_limit is None:
         return None
-    return VersionLimit(options.max_episodes_per_version, options.collect_at_least_every_secs, options.versions_ahead)
+    episodes = options.episode_limit
+    secs = episodes.collect_at_least_every_secs
+    return VersionLimit(episodes.max_episodes_per_version, secs, episodes.versions_ahead)
 
 
 class _Reporter:

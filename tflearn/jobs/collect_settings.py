@@ -15,6 +15,38 @@ REPORT_SECS = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
+class EpisodeLimit:
+    """How many episodes a collector finishes with the weights of one publication, before it waits for newer ones.
+
+    Attributes:
+      max_episodes_per_version: episodes of this collector. Episodes that end in the same batched step all count, so
+        there may be up to B - 1 more. Unfinished episodes continue with the newer weights.
+      versions_ahead: publications that a collector need not wait for: with 1 it finishes the episodes that the learner
+        takes next while the learner trains on the ones before.
+      collect_at_least_every_secs: a collector that has waited this long for newer weights finishes one more episode, so
+        that a learner that lacks data gets some. None waits without a limit.
+    """
+
+    max_episodes_per_version: int
+    versions_ahead: int = 0
+    collect_at_least_every_secs: float | None = None
+
+    def __post_init__(self) -> None:
+        check_counts(
+            'EpisodeLimit.',
+            {
+                'max_episodes_per_version': (self.max_episodes_per_version, 1),
+                'versions_ahead': (self.versions_ahead, 0),
+            },
+        )
+        secs = self.collect_at_least_every_secs
+        if secs is not None and not 0 < secs < math.inf:
+            raise UserValueError(
+                f'got EpisodeLimit.collect_at_least_every_secs={secs!r}; need seconds above 0, or None'
+            )
+
+
+@dataclasses.dataclass(frozen=True)
 class CollectOptions:
     """Additional settings of the collect job. All collectors of a run can have the same ones.
 
@@ -22,14 +54,8 @@ class CollectOptions:
       initial_random_steps: environment steps with random actions, drawn uniformly within their bounds, at the beginning
         of the run: until this collector has taken that many, or knows that the run has.
       epsilon_ladder: an epsilon for each environment instead of the agent's; for epsilon-greedy agents (DQN).
-      max_episodes_per_version: episodes that this collector finishes with the weights of one publication; then it waits
-        for newer weights. Episodes that end in the same batched step all count, so there may be up to B - 1 more.
-        Unfinished episodes continue with the newer weights. None is no limit.
-      max_sequences_per_version: refused; replaced by `Queue.versions_ahead`.
-      versions_ahead: publications that a collector need not wait for: with 1 it finishes the episodes that the learner
-        takes next while the learner trains on the ones before.
-      collect_at_least_every_secs: a collector that has waited this long for newer weights finishes one more episode, so
-        that a learner that lacks data gets some. None waits without a limit.
+      episode_limit: how many episodes are finished with the weights of one publication; None is no limit.
+      max_env_steps: the maximum number of environment steps of this collector; None is no limit.
       lease_secs: if the learner grants credits (`Queue.versions_ahead`), the credits of a collector that has not
         reported for this long go to the others [seconds]. Must be longer than the environment's slowest step.
       served_at: 'host:port' of a server of the run's 'collect_policy' (`tflearn-serve`), which then acts instead of the
@@ -43,10 +69,8 @@ class CollectOptions:
 
     initial_random_steps: int = 0
     epsilon_ladder: exploration.EpsilonLadder | None = None
-    max_episodes_per_version: int | None = None
-    max_sequences_per_version: int | None = None
-    versions_ahead: int = 0
-    collect_at_least_every_secs: float | None = None
+    episode_limit: EpisodeLimit | None = None
+    max_env_steps: int | None = None
     lease_secs: float = LEASE_SECS
     served_at: str | None = None
     report_metrics: bool | Collection[str] = True
@@ -58,32 +82,14 @@ class CollectOptions:
             'CollectOptions.',
             {
                 'initial_random_steps': (self.initial_random_steps, 0),
-                'max_episodes_per_version': (self.max_episodes_per_version, 1),
-                'versions_ahead': (self.versions_ahead, 0),
+                'max_env_steps': (self.max_env_steps, 1),
                 'metrics_buffer_size': (self.metrics_buffer_size, 1),
             },
         )
-        if self.max_sequences_per_version is not None:
-            raise UserValueError(
-                f'got CollectOptions.max_sequences_per_version={self.max_sequences_per_version!r}, which applied to '
-                'each collector; need Queue.versions_ahead=1 (or 0, what CollectOptions.versions_ahead was): all '
-                'collectors together make what the learner takes; remove it, with CollectOptions.versions_ahead and '
-                'collect_at_least_every_secs'
-            )
         if not 2 * REPORT_SECS <= self.lease_secs < math.inf:
             raise UserValueError(
                 f'got CollectOptions.lease_secs={self.lease_secs!r}; need at least {2 * REPORT_SECS} seconds, since a '
                 f'collector reports every {REPORT_SECS}'
-            )
-        secs = self.collect_at_least_every_secs
-        if secs is not None and not 0 < secs < math.inf:
-            raise UserValueError(
-                f'got CollectOptions.collect_at_least_every_secs={secs!r}; need seconds above 0, or None'
-            )
-        if (secs is not None or self.versions_ahead) and self.max_episodes_per_version is None:
-            raise UserValueError(
-                f'got CollectOptions.collect_at_least_every_secs={secs!r}, versions_ahead={self.versions_ahead} '
-                'without max_episodes_per_version, so that the collector never waits; need that, or neither of these'
             )
         if self.served_at is not None and self.epsilon_ladder is not None:
             raise UserValueError(

@@ -44,7 +44,7 @@ def evaluate(
     target_return: float | None = None,
     idle_timeout_secs: float = 3600.0,
     seed: int | None = None,
-    options: EvaluateOptions = EvaluateOptions(),  # noqa: B008 - it is frozen
+    options: EvaluateOptions = EvaluateOptions(),
     record_video: VideoFactory | None = None,
     replay_address: str | None = None,
     make_agent: AgentFactory | None = None,

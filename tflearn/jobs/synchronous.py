@@ -1,11 +1,11 @@
 """The synchronous job: one process collects and trains alternately. For debugging, and for repeatable results."""
 
 import contextlib
+import dataclasses
 import json
 import random
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -19,12 +19,7 @@ from tflearn.jobs import collection, initial_agent, run_outputs
 from tflearn.jobs.collect_settings import CollectOptions, check_counts
 from tflearn.jobs.policy_exports import ExportOptions, PolicyExports
 from tflearn.jobs.run_outputs import CollectSummaries
-from tflearn.jobs.train_settings import (
-    CHECKPOINT_INTERVAL_STEPS,
-    SUMMARY_INTERVAL_STEPS,
-    Settings,
-    with_intervals,
-)
+from tflearn.jobs.train_settings import Device, Hooks, Initial, Intervals, Settings
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.triggers import IntervalTrigger
@@ -44,26 +39,16 @@ def synchronous(
     make_environment: EnvironmentFactory,
     make_agent: AgentFactory,
     experience: Experience,
-    num_train_steps: int,
+    stop_conditions: StopConditions,
     num_environments: int = 8,
-    max_env_steps: int | None = None,
-    max_secs: float | None = None,
-    strategy: str = 'default',
-    precision: str = 'float32',
-    inter_op_threads: int | None = None,
-    checkpoint_interval_steps: int | None = CHECKPOINT_INTERVAL_STEPS,
-    summary_interval_steps: int | None = SUMMARY_INTERVAL_STEPS,
-    export_interval_steps: int = 2_000,
-    exports: ExportOptions = ExportOptions(),  # noqa: B008 - it is frozen
-    learner_options: LearnerOptions = LearnerOptions(),  # noqa: B008 - it is frozen
-    collect_options: CollectOptions = CollectOptions(),  # noqa: B008 - it is frozen
-    max_collect_steps: int | None = None,
-    seed: int | None = None,
+    intervals: Intervals = Intervals(),
+    device: Device = Device(),
+    initial: Initial = Initial(),
+    exports: ExportOptions = ExportOptions(),
+    learner_options: LearnerOptions = LearnerOptions(),
+    collect_options: CollectOptions = CollectOptions(),
     collect_seed: int | None = None,
-    initial_checkpoint: str | None = None,
-    initial_prefixes: Collection[str] | Mapping[str, str] = ('agent',),
-    on_restored: Callable[[], None] = lambda: None,
-    describe: Callable[[], Mapping[str, str]] = dict,
+    hooks: Hooks = Hooks(),
 ) -> None:
     """Collects and trains alternately until a stop condition is reached, a stop is requested, or it is stopped.
 
@@ -76,7 +61,7 @@ def synchronous(
     begin new episodes and fill the replay again, since neither is in the checkpoint.
 
     Other settings of the train and the collect job have no meaning here: no weights are published, no job waits for
-    another one, and `collect_options.max_episodes_per_version` would wait forever.
+    another one, and `collect_options.version_limit` would wait forever.
 
     Args:
       run_dir: the run's directory, for the files that the train job writes.
@@ -84,51 +69,41 @@ def synchronous(
       make_environment: makes the run's environment.
       make_agent: makes the run's agent.
       experience: the run's experience settings; items are drawn uniformly.
-      num_train_steps: the run's number of train steps.
+      stop_conditions: when training ends; also at `collect_options.max_env_steps`.
       num_environments: the number of environments stepped together.
-      max_env_steps: the number of environment steps at which the run ends; None is no limit.
-      max_secs: the time, over all sessions, at which the run ends [seconds]; None is no limit. The first train steps of
-        each session do not count, since their time is spent on compiling.
-      strategy: 'default', the first device; the train job has others.
-      precision: 'float32', or 'bfloat16' for the networks' inner layers.
-      inter_op_threads: see the train job.
-      checkpoint_interval_steps: see the train job.
-      summary_interval_steps: see the train job.
-      export_interval_steps: train steps between two exports of the policies.
+      intervals: how often policies are exported; the others have no meaning here.
+      device: see the train job; the strategy is 'default'.
+      initial: see the train job.
       exports: see the train job.
       learner_options: the train job's `options`.
       collect_options: the collect job's `options`.
-      max_collect_steps: the collect job's `max_env_steps`; the run ends at the smaller one.
-      seed: the seed of all random numbers; None draws one and logs it.
-      collect_seed: the environments' seed; None is `seed`.
-      initial_checkpoint: see the train job.
-      initial_prefixes: see the train job.
-      on_restored: called when the checkpoint was restored, before anything is written to the run directory.
-      describe: called before the first train step; returns markdown texts by tag that TensorBoard shows.
+      collect_seed: the environments' seed; None is `initial.seed`.
+      hooks: what the program does during the job.
 
     Raises:
       ValueError: if an argument is out of range or not supported by this job, or the checkpoint is made for other
         networks.
     """
-    check_counts('', {'num_environments': (num_environments, 1), 'max_collect_steps': (max_collect_steps, 1)})
-    _check_strategy(strategy)
+    check_counts('', {'num_environments': (num_environments, 1)})
+    _check_strategy(device.strategy)
     local.check(experience)
-    learner_options = with_intervals('synchronous', learner_options, checkpoint_interval_steps, summary_interval_steps)
-    stop_conditions = StopConditions(num_train_steps, _least(max_env_steps, max_collect_steps), max_secs)
+    settings = Settings(intervals, learner_options, exports)
+    max_env_steps = _least(stop_conditions.max_env_steps, collect_options.max_env_steps)
+    stop_conditions = dataclasses.replace(stop_conditions, max_env_steps=max_env_steps)
     if run_outputs.is_done(run_dir):
         return
-    strategies.use_threads(inter_op_threads)  # before any other use of TensorFlow
-    seed = _set_seed(seed)
-    texts = lambda: {'run/seed': str(seed), **describe()}  # noqa: E731
-    settings = Settings(1, export_interval_steps, learner_options, exports, texts=texts)
+    strategies.use_threads(device.inter_op_threads)  # before any other use of TensorFlow
+    seed = _set_seed(initial.seed)
+    settings = dataclasses.replace(settings, texts=lambda: {'run/seed': str(seed), **hooks.describe()})
     with run_outputs.stopped_status(run_dir) as stopped, contextlib.ExitStack() as opened:
         with waiting.may_exit(stop, stopped):
             environment = make_environment(
                 num_environments=num_environments, seed=seed if collect_seed is None else collect_seed
             )
             opened.callback(environment.close)
-            agent = initial_agent.make(make_agent, environment.specs, experience, strategies.make(strategy), precision)
-            initial_agent.load(agent, initial_checkpoint, initial_prefixes, run_dir)
+            placement = strategies.make(device.strategy)
+            agent = initial_agent.make(make_agent, environment.specs, experience, placement, device.precision)
+            initial_agent.load(agent, initial.checkpoint, initial.prefixes, run_dir)
             storage = Storage(experience, initial_agent.data_spec(agent, experience))
             replay = local.LocalReplay(storage, num_environments, experience.per_replica_batch_size, seed)
             acting = collection.Collection(
@@ -138,7 +113,7 @@ def synchronous(
                 stores_policy_state=experience.slicing.store_policy_state,
             )
             session = SynchronousSession(run_dir, acting, replay, agent, settings, stop_conditions)
-            on_restored()
+            hooks.on_restored()
             session.begin()
         session.run(stop)
 
@@ -232,9 +207,9 @@ class SynchronousSession:
             replay,
             run_dir,
             triggers=[
-                IntervalTrigger(settings.export, self._export),
+                IntervalTrigger(settings.intervals.export_interval_steps, self._export),
                 *([IntervalTrigger(updates, lambda step: self._exports.export_update(step))] if updates else []),
-                *self._summary_triggers(settings.summary),
+                *self._summary_triggers(settings.summary_steps),
             ],
             options=settings.learner_options(lambda: int(train_step.numpy()), self._metrics),
             state={'in_step': self._counts},

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import random
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Sequence
 
 import tensorflow as tf
 from absl import logging
@@ -17,18 +17,28 @@ from tflearn.experience import Experience, Queue
 from tflearn.jobs import batch_source, initial_agent, run_outputs
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.train_session import TrainSession
-from tflearn.jobs.train_settings import (
-    CHECKPOINT_INTERVAL_STEPS,
-    SUMMARY_INTERVAL_STEPS,
-    Settings,
-    with_intervals,
-)
+from tflearn.jobs.train_settings import Data, Device, Hooks, Initial, Intervals, Settings
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
+from tflearn.learner.summaries import SummaryOptions
 from tflearn.replay import connection
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.run_dir import RunDir, Status
 from tflearn.types import AgentFactory, EnvironmentFactory, specs_of
+
+# Includes the types of the job's arguments, so that gin files bind them as train.StopConditions, ...
+__all__ = [
+    'Data',
+    'Device',
+    'ExportOptions',
+    'Hooks',
+    'Initial',
+    'Intervals',
+    'LearnerOptions',
+    'StopConditions',
+    'SummaryOptions',
+    'train',
+]
 
 _TRACE_SECS = 300.0
 _WRITE_SECS = 600.0  # checkpoints and exports time out after that
@@ -43,27 +53,14 @@ def train(
     make_environment: EnvironmentFactory,
     make_agent: AgentFactory,
     experience: Experience,
-    num_train_steps: int,
-    max_env_steps: int | None = None,
-    max_secs: float | None = None,
-    strategy: str = 'default',
-    precision: str = 'float32',
-    inter_op_threads: int | None = None,
-    steps_per_call: int = 200,
-    checkpoint_interval_steps: int | None = CHECKPOINT_INTERVAL_STEPS,
-    summary_interval_steps: int | None = SUMMARY_INTERVAL_STEPS,
-    publish_interval_steps: int = 200,
-    export_interval_steps: int = 2_000,
-    replica_check_interval_steps: int | None = None,
-    options: LearnerOptions = LearnerOptions(),  # noqa: B008 - it is frozen
-    exports: ExportOptions = ExportOptions(),  # noqa: B008 - it is frozen
-    data_timeout_secs: float = 600.0,
-    data_addresses: Sequence[str] = (),
-    seed: int | None = None,
-    initial_checkpoint: str | None = None,
-    initial_prefixes: Collection[str] | Mapping[str, str] = ('agent',),
-    on_restored: Callable[[], None] = lambda: None,
-    describe: Callable[[], Mapping[str, str]] = dict,
+    stop_conditions: StopConditions,
+    intervals: Intervals = Intervals(),
+    device: Device = Device(),
+    initial: Initial = Initial(),
+    data: Data = Data(),
+    exports: ExportOptions = ExportOptions(),
+    options: LearnerOptions = LearnerOptions(),
+    hooks: Hooks = Hooks(),
 ) -> None:
     """Trains until a stop condition is reached, a stop is requested in the run directory, or it is stopped.
 
@@ -75,35 +72,14 @@ def train(
       make_environment: makes the run's environment; called once, for its specs.
       make_agent: makes the run's agent.
       experience: the run's experience settings.
-      num_train_steps: the run's number of train steps.
-      max_env_steps: the number of environment steps at which the run ends; None is no limit.
-      max_secs: the training time, over all sessions, at which the run ends [seconds]; None is no limit. Waiting for
-        data counts; compiling, and everything else before the first train steps of a session, does not.
-      strategy: where train steps run, see `strategies.make`.
-      precision: 'float32', or 'bfloat16' for the networks' inner layers.
-      inter_op_threads: threads for TensorFlow's operations; None is one per core. Small networks are faster with 1.
-      steps_per_call: train steps in one call of the compiled program; at most `publish_interval_steps` are taken. If
-        the experience has an `iteration`, a call is an iteration, after which the weights are published if that is due.
-      checkpoint_interval_steps: train steps between two checkpoints; None saves only the last one. It can be given here
-        or in `options`.
-      summary_interval_steps: train steps between two summaries; None writes none at fixed intervals. It can be given
-        here or in `options`.
-      publish_interval_steps: train steps between two publications of the weights.
-      export_interval_steps: train steps between two exports of the policies.
-      replica_check_interval_steps: train steps between two comparisons of the replicas' variables; None makes none.
-      options: the learner's settings.
+      stop_conditions: when training ends.
+      intervals: how often weights are published, policies are exported, ...
+      device: where train steps run, and in which precision.
+      initial: the seed, and the values that the run begins with.
+      data: the replay servers, and how long to wait for their data.
       exports: which policies are exported, and which versions are kept.
-      data_timeout_secs: how long to wait for a batch.
-      data_addresses: the addresses of the replay servers that share a queue: items are taken from all of them. Weights
-        and reports go through `replay_address`. None is that one alone.
-      seed: the seed of the networks' first weights and of all draws; None draws one, logs it and adds it to the
-        summaries.
-      initial_checkpoint: the checkpoint of another run whose values this one begins with: the run's directory, its
-        checkpoints' directory, or a checkpoint's path prefix. Ignored if this run has a checkpoint.
-      initial_prefixes: the prefixes of the names of these values, or a mapping from prefixes here to prefixes there;
-        see `warm_start.load`. Optimizers are not loaded. Target networks begin as copies of the loaded networks.
-      on_restored: called when the checkpoint was restored, before anything is written to the run directory.
-      describe: called before the first train step; returns markdown texts by tag that TensorBoard shows.
+      options: the learner's settings, such as checkpoints and summaries.
+      hooks: what the program does during the job.
 
     Raises:
       TimeoutError: if the server is not found, or no data arrive in time.
@@ -111,38 +87,41 @@ def train(
       ValueError: if arguments contradict each other, if the server's tables or a checkpoint are made for other data or
         networks, or if no part of the agent computes in `precision`.
     """
-    _check(steps_per_call, data_addresses, experience)
-    conditions = StopConditions(num_train_steps, max_env_steps, max_secs)
-    options = with_intervals('train', options, checkpoint_interval_steps, summary_interval_steps)
-    settings = Settings(publish_interval_steps, export_interval_steps, options, exports, replica_check_interval_steps)
+    if data.addresses and not isinstance(experience.replay, Queue):
+        raise UserValueError(f'got Data.addresses with Experience.replay={experience.replay!r}; need a Queue, or none')
+    settings = Settings(intervals, options, exports)
     if run_outputs.is_done(run_dir):
         return
-    placement = _make_strategy(strategy, inter_op_threads)
+    placement = _make_strategy(device)
     with (
         workers.writable_run_dir(placement, run_dir) as run_dir,
-        contextlib.closing(Watchdog(max(data_timeout_secs, _WRITE_SECS) + _TRACE_SECS)) as watchdog,
+        contextlib.closing(Watchdog(max(data.timeout_secs, _WRITE_SECS) + _TRACE_SECS)) as watchdog,
         run_outputs.stopped_status(run_dir) as stopped,
     ):
         with waiting.may_exit(stop, stopped):
             with watchdog.guard('the construction of the agent'):
-                seed = _seed(seed, placement)
-                agent = initial_agent.make(make_agent, specs_of(make_environment), experience, placement, precision)
+                seed = _seed(initial.seed, placement)
+                specs = specs_of(make_environment)
+                agent = initial_agent.make(make_agent, specs, experience, placement, device.precision)
             storage = Storage(experience, initial_agent.data_spec(agent, experience))
-            _wait_for_replay(run_dir, [replay_address, *data_addresses], storage, connect_timeout_secs, stop)
+            _wait_for_replay(run_dir, [replay_address, *data.addresses], storage, connect_timeout_secs, stop)
             with watchdog.guard('the construction of the learner'):
-                initial_agent.load(agent, initial_checkpoint, initial_prefixes, run_dir)
-                servers = data_addresses or [replay_address]
-                source = batch_source.make(servers, storage, agent, placement, data_timeout_secs, seed)
-                texts = lambda: {'run/seed': str(seed), **describe()}  # noqa: E731
+                initial_agent.load(agent, initial.checkpoint, initial.prefixes, run_dir)
+                servers = data.addresses or [replay_address]
+                source = batch_source.make(servers, storage, agent, placement, data.timeout_secs, seed)
+                texts = lambda: {'run/seed': str(seed), **hooks.describe()}  # noqa: E731
                 settings = dataclasses.replace(settings, texts=texts, watchdog=watchdog)
-                session = TrainSession(run_dir, replay_address, agent, storage, source, placement, settings, conditions)
-                session.begin(on_restored)
-        session.run(stop, batch_source.steps_per_call(source, min(steps_per_call, publish_interval_steps)))
+                session = TrainSession(
+                    run_dir, replay_address, agent, storage, source, placement, settings, stop_conditions
+                )
+                session.begin(hooks.on_restored)
+        most = min(intervals.steps_per_call, intervals.publish_interval_steps)
+        session.run(stop, batch_source.steps_per_call(source, most))
 
 
-def _make_strategy(name: str, inter_op_threads: int | None) -> tf.distribute.Strategy:
-    strategies.use_threads(inter_op_threads)  # before any other use of TensorFlow
-    return strategies.make(name)
+def _make_strategy(device: Device) -> tf.distribute.Strategy:
+    strategies.use_threads(device.inter_op_threads)  # before any other use of TensorFlow
+    return strategies.make(device.strategy)
 
 
 def _seed(seed: int | None, placement: tf.distribute.Strategy) -> int:
@@ -156,13 +135,6 @@ def _seed(seed: int | None, placement: tf.distribute.Strategy) -> int:
         logging.info('got no seed; drew %d: the same seed gives the same draws', seed)
     tf.keras.utils.set_random_seed(seed + strategies.layout(placement).worker)
     return seed
-
-
-def _check(steps_per_call: int, data_addresses: Sequence[str], experience: Experience) -> None:
-    if steps_per_call < 1:
-        raise UserValueError(f'got steps_per_call={steps_per_call}; need at least 1')
-    if data_addresses and not isinstance(experience.replay, Queue):
-        raise UserValueError(f'got data_addresses with Experience.replay={experience.replay!r}; need a Queue, or none')
 
 
 def _wait_for_replay(

@@ -106,7 +106,9 @@ class TrainSession:
         self._chief, self._agreement = strategies.layout(strategy).is_chief, workers.Agreement(strategy)
         self._watchdog = settings.watchdog
         self._publisher = Publisher(address, agent.collect_policy.variables())
-        self._credits = CreditIssuer.make(address, source, storage.experience, settings.publish, strategy)
+        self._credits = CreditIssuer.make(
+            address, source, storage.experience, settings.intervals.publish_interval_steps, strategy
+        )
         self._reports = reports.ReportReader(address, self._credits.renew if self._credits else lambda report: None)
         self._collect_summaries = CollectSummaries(run_dir.summaries('collect'))
         self._progress = Progress()
@@ -128,17 +130,18 @@ class TrainSession:
 
     def _triggers(self, settings: Settings, agent: Agent, strategy: tf.distribute.Strategy) -> list[IntervalTrigger]:
         triggers = [
-            IntervalTrigger(settings.publish, self._publish),
-            IntervalTrigger(settings.export, self._export),
+            IntervalTrigger(settings.intervals.publish_interval_steps, self._publish),
+            IntervalTrigger(settings.intervals.export_interval_steps, self._export),
         ]
-        if settings.summary:
+        if settings.summary_steps:
             write = lambda step: self._collect_summaries.write(self._reports.metrics())  # noqa: E731
-            triggers.append(IntervalTrigger(settings.summary, write))
+            triggers.append(IntervalTrigger(settings.summary_steps, write))
         if settings.exports.update_interval_steps:
             triggers.append(IntervalTrigger(settings.exports.update_interval_steps, self._export_update))
-        if settings.replica_check and strategy.num_replicas_in_sync > 1:
+        check = settings.intervals.replica_check_interval_steps
+        if check and strategy.num_replicas_in_sync > 1:
             self._consistency = ReplicaConsistency(strategy, agent)
-            triggers.append(IntervalTrigger(settings.replica_check, self._check_replicas))
+            triggers.append(IntervalTrigger(check, self._check_replicas))
         return triggers
 
     def _check_replicas(self, step: int) -> None:

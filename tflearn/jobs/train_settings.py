@@ -1,47 +1,150 @@
-"""The settings of a training session."""
+"""The settings that the jobs train and synchronous share, in groups."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from tflearn.defaults import DefaultInt
 from tflearn.distribute.watchdog import Watchdog
 from tflearn.errors import UserValueError
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.learner.learner import LearnerOptions
+from tflearn.learner.stop_conditions import StopConditions
+from tflearn.learner.summaries import SummarySources
 
-# Defaults of the jobs train and synchronous, if neither their arguments nor the learner's options set the intervals.
-CHECKPOINT_INTERVAL_STEPS = DefaultInt(5_000)
-SUMMARY_INTERVAL_STEPS = DefaultInt(1_000)
+
+@dataclasses.dataclass(frozen=True)
+class Intervals:
+    """How often a job does what the learner alone does not do. (`LearnerOptions` has checkpoints and summaries.)
+
+    Attributes:
+      publish_interval_steps: train steps between two publications of the weights; not of the synchronous job.
+      export_interval_steps: train steps between two exports of the policies.
+      replica_check_interval_steps: train steps between two comparisons of the replicas' variables; None makes none.
+      steps_per_call: train steps in one call of the compiled program; at most `publish_interval_steps` are taken. If
+        the experience has an `Iteration`, a call is an iteration, after which the weights are published if that is due.
+    """
+
+    publish_interval_steps: int = 200
+    export_interval_steps: int = 2_000
+    replica_check_interval_steps: int | None = None
+    steps_per_call: int = 200
+
+    def __post_init__(self) -> None:
+        for name, value in dataclasses.asdict(self).items():
+            if value is not None and value < 1:
+                raise UserValueError(f'got {name}={value}; need at least 1 train step')
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """Where train steps run, and in which precision.
+
+    Attributes:
+      strategy: where train steps run, see `strategies.make`; the synchronous job needs 'default', the first device.
+      precision: 'float32', or 'bfloat16' for the networks' inner layers.
+      inter_op_threads: threads for TensorFlow's operations; None is one per core. Small networks are faster with 1.
+    """
+
+    strategy: str = 'default'
+    precision: str = 'float32'
+    inter_op_threads: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Initial:
+    """What a run begins with.
+
+    Attributes:
+      seed: the seed of the networks' first weights and of all draws; None draws one, logs it and adds it to the
+        summaries.
+      checkpoint: the checkpoint of another run whose values this one begins with: the run's directory, its checkpoints'
+        directory, or a checkpoint's path prefix. Ignored if this run has a checkpoint.
+      prefixes: the prefixes of the names of these values, or a mapping from prefixes here to prefixes there; see
+        `warm_start.load`. Optimizers are not loaded. Target networks begin as copies of the loaded networks.
+    """
+
+    seed: int | None = None
+    checkpoint: str | None = None
+    prefixes: Collection[str] | Mapping[str, str] = ('agent',)
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """Where the train job's batches come from.
+
+    Attributes:
+      timeout_secs: how long to wait for a batch.
+      addresses: the addresses of the replay servers that share a queue: items are taken from all of them. Weights and
+        reports go through the run's replay address. None is that one alone.
+    """
+
+    timeout_secs: float = 600.0
+    addresses: Sequence[str] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Hooks:
+    """What a program does during its job.
+
+    Attributes:
+      on_restored: called when the checkpoint was restored, before anything is written to the run directory.
+      describe: called before the first train step; returns markdown texts by tag that TensorBoard shows.
+    """
+
+    on_restored: Callable[[], None] = lambda: None
+    describe: Callable[[], Mapping[str, str]] = dict
+
+
+# By the argument of the jobs.
+GROUPS: Mapping[str, type[Any]] = {
+    'stop_conditions': StopConditions,
+    'intervals': Intervals,
+    'device': Device,
+    'initial': Initial,
+    'data': Data,
+}
+
+
+def grouped(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a job's arguments, with single settings put into their groups by name.
+
+    Args:
+      settings: arguments of the job, or fields of groups that are not given themselves.
+    """
+    arguments = dict(settings)
+    for argument, group in GROUPS.items():
+        names = [field.name for field in dataclasses.fields(group) if field.name in arguments]
+        if names and argument not in arguments:
+            arguments[argument] = group(**{name: arguments.pop(name) for name in names})
+    return arguments
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The settings of a session. Intervals are train steps, each at least 1.
+    """The settings of a session.
 
     Attributes:
-      publish: the interval of publications of the weights.
-      export: the interval of exports of the policies.
-      learner: the learner's settings; see `with_intervals`.
+      intervals: how often the session does something.
+      learner: the learner's settings.
       exports: which policies are exported.
-      replica_check: the interval of comparisons of the replicas' variables; None makes none.
       texts: returns texts about the run by tag: its configuration, the code's revision, ...
       watchdog: ends the process if a part of the session takes too long; None never does.
     """
 
-    publish: int
-    export: int
-    learner: LearnerOptions = dataclasses.field(default_factory=LearnerOptions)
-    exports: ExportOptions = dataclasses.field(default_factory=ExportOptions)
-    replica_check: int | None = None
+    intervals: Intervals
+    learner: LearnerOptions
+    exports: ExportOptions
     texts: Callable[[], Mapping[str, str]] = dict
     watchdog: Watchdog | None = None
 
     def __post_init__(self) -> None:
-        _check_intervals(publish=self.publish, export=self.export, replica_check=self.replica_check)
+        if self.learner.summaries and self.learner.summaries.sources.policy_version:
+            raise UserValueError(
+                'got SummarySources.policy_version; need None: the job itself knows the newest version'
+            )
 
     @property
-    def summary(self) -> int | None:
+    def summary_steps(self) -> int | None:
         """The interval of summaries [train steps]; None if there are none at fixed intervals."""
         return self.learner.summaries.interval_steps if self.learner.summaries else None
 
@@ -52,61 +155,11 @@ class Settings:
         summaries = self.learner.summaries
         if summaries is None:
             return self.learner
-        summaries = dataclasses.replace(
-            summaries,
-            policy_version=policy_version,
-            metrics=_joined(summaries.metrics, metrics),
-            texts=_joined(summaries.texts, self.texts),
+        sources = SummarySources(
+            policy_version, _joined(summaries.sources.metrics, metrics), _joined(summaries.sources.texts, self.texts)
         )
+        summaries = dataclasses.replace(summaries, sources=sources)
         return dataclasses.replace(self.learner, summaries=summaries)
-
-
-def with_intervals(job: str, options: LearnerOptions, checkpoint: int | None, summary: int | None) -> LearnerOptions:
-    """Returns the learner's options with the intervals that either they or the job's own arguments set.
-
-    Args:
-      job: the job's name, for the message.
-      options: the learner's options as given by the user.
-      checkpoint: the job's `checkpoint_interval_steps`.
-      summary: the job's `summary_interval_steps`.
-
-    Raises:
-      ValueError: if both set an interval to different values, or if an option is set that only the job can know.
-    """
-    _check_intervals(checkpoint=checkpoint, summary=summary)
-    summaries = options.summaries
-    if summaries is not None and summaries.policy_version is not None:
-        raise UserValueError('got SummaryOptions.policy_version; need None: the job itself knows the newest version')
-    checkpoint = _one_of(
-        f'{job}.checkpoint_interval_steps',
-        checkpoint,
-        'LearnerOptions.checkpoint_interval_steps',
-        options.checkpoint_interval_steps,
-    )
-    summary = _one_of(
-        f'{job}.summary_interval_steps',
-        summary,
-        'SummaryOptions.interval_steps' if summaries else 'LearnerOptions.summaries',
-        summaries.interval_steps if summaries else None,
-    )
-    if summaries is not None:
-        summaries = dataclasses.replace(summaries, interval_steps=summary)
-    return dataclasses.replace(options, checkpoint_interval_steps=checkpoint, summaries=summaries)
-
-
-def _one_of(name: str, value: int | None, option: str, option_value: int | None) -> int | None:
-    """Returns the value that was given; the job's default if none was."""
-    if isinstance(option_value, DefaultInt):
-        return value
-    if isinstance(value, DefaultInt) or value == option_value:
-        return option_value
-    raise UserValueError(f'got {name}={value} and {option}={option_value}; need one of them; leave the other one out')
-
-
-def _check_intervals(**intervals: int | None) -> None:
-    for name, value in intervals.items():
-        if value is not None and value < 1:
-            raise UserValueError(f'got {name}_interval_steps={value}; need at least 1 train step')
 
 
 def _joined(

@@ -11,7 +11,6 @@ from absl import logging
 
 from tflearn.checkpoints.checkpoints import Checkpoints
 from tflearn.checkpoints.random_state import RandomState
-from tflearn.defaults import DefaultInt
 from tflearn.distribute.workers import Agreement
 from tflearn.errors import UserRuntimeError, UserValueError
 from tflearn.learner import batches
@@ -42,7 +41,7 @@ class LearnerOptions:
       after_run: called on the host after every call of `run`, with its result, before the triggers.
     """
 
-    checkpoint_interval_steps: int | None = DefaultInt(10_000)
+    checkpoint_interval_steps: int | None = 5_000
     summaries: SummaryOptions | None = dataclasses.field(default_factory=SummaryOptions)
     max_checkpoints_to_keep: int = 3
     keep_checkpoint_every_steps: int | None = None

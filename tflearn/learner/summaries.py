@@ -12,10 +12,24 @@ from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories import trajectory
 
 from tflearn import histograms
-from tflearn.defaults import DefaultInt
 from tflearn.errors import UserValueError
 from tflearn.learner.batch_structure import flatten_with_names
 from tflearn.types import Agent
+
+
+@dataclasses.dataclass(frozen=True)
+class SummarySources:
+    """What summaries contain that the learner does not know.
+
+    Attributes:
+      policy_version: returns the newest version, for a histogram of how many versions the batch is behind.
+      metrics: returns more metrics by name, for every summary; None is left out.
+      texts: returns texts by tag, in markdown; they are written before the first train step.
+    """
+
+    policy_version: Callable[[], int] | None = None
+    metrics: Callable[[], Mapping[str, float | None]] | None = None
+    texts: Callable[[], Mapping[str, str]] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,13 +49,11 @@ class SummaryOptions:
       flush_secs: longest time until a summary is in the file, as long as more are written.
       max_queue: summaries that may wait to be written to the file.
       actions: write histograms of the batch's actions, and of those that the agent's policy takes there now.
-      policy_version: returns the newest version, for a histogram of how many versions the batch is behind.
-      metrics: returns more metrics by name, for every summary; None is left out.
-      texts: returns texts by tag, in markdown; they are written before the first train step.
+      sources: what else they contain.
       profile_steps: (first, last) train step of a trace for TensorBoard's profiler; None: no trace.
     """
 
-    interval_steps: int | None = DefaultInt(1_000)
+    interval_steps: int | None = 1_000
     interval_secs: float | None = None
     total: int | None = None
     num_train_steps: int | None = None
@@ -49,9 +61,7 @@ class SummaryOptions:
     flush_secs: float = 10.0
     max_queue: int = 100
     actions: bool = True
-    policy_version: Callable[[], int] | None = None
-    metrics: Callable[[], Mapping[str, float | None]] | None = None
-    texts: Callable[[], Mapping[str, str]] | None = None
+    sources: SummarySources = SummarySources()
     profile_steps: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
@@ -124,7 +134,7 @@ class Summaries:
     def write(self, step: int, values: Mapping[str, float | None]) -> None:
         """Writes the summary of a train step, with the metrics of `SummaryOptions.metrics`."""
         self._written_at = self._clock()
-        more = self._options.metrics() if self._options.metrics else {}
+        more = self._options.sources.metrics() if self._options.sources.metrics else {}
         self.write_values(step, {**values, **more})
 
     def write_values(self, step: int, values: Mapping[str, float | None]) -> None:
@@ -171,8 +181,8 @@ class StepSummaries:
 
     def prepare(self) -> None:
         """Updates the newest policy version; to be called before each step that is summarized."""
-        if self._options.policy_version:
-            self._newest.assign(self._options.policy_version())
+        if newest := self._options.sources.policy_version:
+            self._newest.assign(newest())
 
     def __call__(self, data: Any, info: Any) -> None:
         """Writes the histograms, in replica context.
@@ -184,7 +194,7 @@ class StepSummaries:
         step = self._agent.train_step_counter
         if self._options.actions and isinstance(data, trajectory.Trajectory):
             self._write_actions(data, step)
-        if self._options.policy_version and 'policy_version' in info:
+        if self._options.sources.policy_version and 'policy_version' in info:
             with tf.name_scope('data/'):
                 lag = self._newest.read_value() - tf.cast(info['policy_version'], tf.int64)
                 histograms.write('policy_lag', lag, step)

@@ -67,7 +67,7 @@ class SummarizedLoop:
             self._plain = self._loop.program(batches)
         self._summary: Program | None = None
         self.loss = self._loop.loss(batches)
-        self._texts = options.texts
+        self._texts = options.sources.texts
 
     @property
     def num_traces(self) -> int:
