@@ -110,22 +110,6 @@ def test_files_that_are_named_are_there(page):
 
 
 @pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)
-def test_python_in_documents_imports_what_is_there(page):
-    modules = {'.'.join(file.parts).removesuffix('.__init__'): file for file in FILES}
-    for block in code(page, 'python'):
-        for node in ast.walk(ast.parse(block)):
-            if isinstance(node, ast.ImportFrom) and node.module.partition('.')[0] == 'tflearn':
-                for alias in node.names:
-                    name = f'{node.module}.{alias.name}'
-                    assert name in modules or defines(modules[node.module], alias.name), name
-
-
-def defines(file: source_tree.SourceFile, name: str) -> bool:
-    exported = {item.value for item in ast.walk(file.syntax) if isinstance(item, ast.Constant)}
-    return name in exported or any(getattr(node, 'name', None) == name for node in file.syntax.body)
-
-
-@pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)
 def test_commands_in_documents_have_flags_that_are_there(page):
     text = page.read_text(encoding='utf-8').replace('\\\n', ' ')
     commands = re.findall(r'\btflearn-([\w-]+)((?:[ \t]+(?:-{2}\w+(?:=(?:\'[^\']*\'|[^\s`]+))?))*)', text)
