@@ -157,9 +157,11 @@ def test_rejects_missing_arguments_of_the_job(configure, gin_folder):
 
 
 def test_missing_arguments_of_a_factory_are_user_errors(configure):
-    job = configure('dqn.make_agent.epsilon=@schedules.linear()')
+    with pytest.raises(UserValueError, match=r'got no value for schedules.linear.start in .*; need one: bind it there'):
+        configure('dqn.make_agent.epsilon=@schedules.linear()')
+    job = configure('make_agent=@schedules.linear')  # called by the job, with the specs
     with pytest.raises(
-        UserValueError, match=r"^got linear\(\) missing 2 required positional arguments: 'start' and 'end'; need values"
+        UserValueError, match=r"^got linear\(\) missing 1 required positional argument: 'end'; need values"
     ):
         job.run()
 

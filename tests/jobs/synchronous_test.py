@@ -112,7 +112,7 @@ def test_environments_can_have_another_seed(tmp_path):
     [
         ({'max_env_steps': 80}, 80),
         ({'max_env_steps': 80, 'collect_options': CollectOptions(max_env_steps=60)}, 60),
-        ({'max_collect_steps': 60}, 60),
+        ({'collect_options': CollectOptions(max_env_steps=60)}, 60),
     ],
 )
 def test_max_env_steps_ends_a_run(tmp_path, limits, env_steps):
