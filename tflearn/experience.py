@@ -299,10 +299,15 @@ class Experience:
 
     def __post_init__(self) -> None:
         _check_integers('Experience', self, {'chunk_steps': 1})
-        parts = {'slicing': Slicing, 'replay': Uniform | Prioritized | Queue, 'batch': BatchItems | BatchSteps}
+        parts: dict[str, tuple[type, ...]] = {
+            'slicing': (Slicing,),
+            'replay': (Uniform, Prioritized, Queue),
+            'batch': (BatchItems, BatchSteps),
+        }
         for name, kinds in parts.items():
             if not isinstance(value := getattr(self, name), kinds):
-                raise UserTypeError(f'got Experience.{name}={value!r}; need {_names(kinds)} of tflearn.experience')
+                names = ' or '.join(kind.__name__ for kind in kinds)
+                raise UserTypeError(f'got Experience.{name}={value!r}; need {names} of tflearn.experience')
         if isinstance(self.batch, BatchSteps) and self.batch.per_replica % self.slicing.stride:
             raise UserValueError(
                 f'got BatchSteps.per_replica={self.batch.per_replica} with Slicing.stride={self.slicing.stride}; need '
@@ -354,10 +359,6 @@ def _explained(init: Callable[..., None]) -> Callable[..., None]:
 
 
 Experience.__init__ = _explained(Experience.__init__)  # type: ignore[method-assign]
-
-
-def _names(kinds: Any) -> str:
-    return ' or '.join(kind.__name__ for kind in getattr(kinds, '__args__', (kinds,)))
 
 
 def __getattr__(name: str) -> Any:

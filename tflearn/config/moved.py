@@ -140,8 +140,8 @@ def old_names(statements: Statements) -> Iterator[tuple[str, str, str]]:
         for leaf in leaves(binding.value):
             if isinstance(leaf, Reference) and (new := new_name(full_name(leaf.selector, binding.imports))):
                 yield repr(leaf), binding.place, f'{new}, which replaced it'
-    for binding, new in replaced_bindings(statements):
-        yield binding.written, binding.place, new.text
+    for binding, replacement in replaced_bindings(statements):
+        yield binding.written, binding.place, replacement.text
 
 
 def check(statements: Statements) -> None:

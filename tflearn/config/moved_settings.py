@@ -123,8 +123,8 @@ def _of_experience(setting: Setting, run: Sequence[Setting]) -> Replacement | No
     """Returns what replaces an argument of `Experience`."""
     name = setting.name.rpartition('.')[2]
     if name == 'order':
-        part = _REPLAYS.get(setting.value, 'Uniform')
-        return Replacement([_choice('replay', part), *_carried_over(part, run[: run.index(setting)])])
+        kind = _REPLAYS.get(setting.value, 'Uniform')
+        return Replacement([_choice('replay', kind), *_carried_over(kind, run[: run.index(setting)])])
     if name in _SLICING:
         return Replacement([Setting(f'{_EXPERIENCE}.Slicing.{name}', setting.value)], [_choice('slicing', 'Slicing')])
     if part := _BATCHES.get(name):
