@@ -350,7 +350,7 @@ def _explained(init: Callable[..., None]) -> Callable[..., None]:
         if old := [name for name in kwargs if name in _MOVED]:
             raise UserTypeError(
                 f'got Experience({old[0]}=...), an argument of version 0.1; need its parts: {old[0]} is now '
-                f'{_MOVED[old[0]]} of tflearn.experience'
+                f'{_MOVED[old[0]]}'
             )
         init(self, *args, **kwargs)
 

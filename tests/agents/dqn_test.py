@@ -139,7 +139,7 @@ def test_gradient_is_clipped_by_its_global_norm():
     [
         (tensor_spec.BoundedTensorSpec((3,), tf.float32, -1.0, 1.0), Experience(), 'needs one discrete action'),
         (tensor_spec.BoundedTensorSpec((2,), tf.int64, 0, 1), Experience(), 'needs one discrete action'),
-        (SPECS.action, Experience(replay=Queue()), "needs 'uniform' or 'prioritized'"),
+        (SPECS.action, Experience(replay=Queue()), 'needs Uniform or Prioritized'),
     ],
 )
 def test_rejects_what_it_cannot_learn(action, experience, message):

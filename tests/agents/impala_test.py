@@ -241,7 +241,7 @@ def test_it_learns(make, specs, least):
 @pytest.mark.parametrize(
     ('changes', 'message'),
     [
-        ({'experience': Experience(replay=Prioritized())}, "need 'queue' or 'uniform'"),
+        ({'experience': Experience(replay=Prioritized())}, 'need Queue or Uniform'),
         ({'value_learning_rate': 1e-3, 'network': dataclasses.replace(SMALL, shared=True)}, 'need shared=False'),
         ({'network': dataclasses.replace(SMALL, conv_layer_params=((8, 3, 2),))}, 'need images'),
     ],

@@ -255,7 +255,7 @@ def test_it_learns_continuous_actions():
 @pytest.mark.parametrize(
     ('changes', 'message'),
     [
-        ({'experience': Experience()}, "PPO needs 'queue'"),
+        ({'experience': Experience()}, 'PPO needs a Queue'),
         ({'network': NetworkOptions(lstm_size=(4,))}, r'got lstm_size=\(4,\); need None'),
         (
             {'specs': EnvironmentSpecs(tf.TensorSpec((4,), tf.uint8), example_data.DISCRETE.action)},

@@ -139,8 +139,8 @@ def test_it_learns_a_bandit():
     [
         (example_data.DISCRETE.action, Experience(), 'SAC needs one vector of continuous actions'),
         ((SPECS.action, SPECS.action), Experience(), 'SAC needs one vector of continuous actions'),
-        (SPECS.action, Experience(replay=Prioritized()), "SAC needs 'uniform' and 2"),
-        (SPECS.action, Experience(slicing=Slicing(sequence_length=3)), "SAC needs 'uniform' and 2"),
+        (SPECS.action, Experience(replay=Prioritized()), 'SAC needs Uniform and 2'),
+        (SPECS.action, Experience(slicing=Slicing(sequence_length=3)), 'SAC needs Uniform and 2'),
         (
             tensor_spec.BoundedTensorSpec((1,), tf.float32, -np.inf, np.inf),
             Experience(),

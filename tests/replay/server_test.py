@@ -1,4 +1,3 @@
-import dataclasses
 import pathlib
 import resource
 import shutil
@@ -158,11 +157,11 @@ def test_keeps_directories_that_are_not_checkpoints(serve, tmp_path):
     ('other', 'name'),
     [
         (
-            dataclasses.replace(SMALL, samples_per_insert=8.0),
+            experiences.changed(SMALL, samples_per_insert=8.0),
             'samples_per_insert is 4.0 in the checkpoint, 8.0',
         ),
-        (dataclasses.replace(SMALL, sequence_length=3), 'signature'),
-        (dataclasses.replace(SMALL, max_size=50), 'max_size is 100000 in the checkpoint, 50'),
+        (experiences.changed(SMALL, sequence_length=3), 'signature'),
+        (experiences.changed(SMALL, max_size=50), 'max_size is 100000 in the checkpoint, 50'),
     ],
 )
 def test_rejects_checkpoint_of_other_tables_and_keeps_it(serve, tmp_path, other, name):
@@ -242,7 +241,7 @@ def test_wait_for_a_missing_server_times_out():
 
 def test_rejects_server_with_another_signature(serve):
     served = serve(SMALL)
-    other = Storage(dataclasses.replace(SMALL, sequence_length=3), served.storage.data_spec).signature
+    other = Storage(experiences.changed(SMALL, sequence_length=3), served.storage.data_spec).signature
     with pytest.raises(ValueError, match='start both with the same gin file'):
         connection.wait_for_table(served.address, REPLAY, other, 10.0)
     with pytest.raises(ValueError, match="need the table 'elsewhere'"):

@@ -54,8 +54,7 @@ def test_gin_syntax_error_takes_one_line(tmp_path):
             'train',
             ['--gin_bindings=StopConditions.num_train_stpes=10'],
             'got StopConditions.num_train_stpes in --gin_bindings, but train.StopConditions has no parameter '
-            "'num_train_stpes'; need a valid name: the nearest is "
-            'train.StopConditions.num_train_steps',
+            "'num_train_stpes'; need a valid name: the nearest is StopConditions.num_train_steps",
         ),
         (
             'train',
