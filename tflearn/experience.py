@@ -327,30 +327,18 @@ class Experience:
         return self.replay.versions_ahead if isinstance(self.replay, Queue) else None
 
 
-# Arguments of version 0.1 -> the parts that have them now.
-_MOVED = {
-    **{field.name: f'Slicing.{field.name}' for field in dataclasses.fields(Slicing)},
-    **{name: f'Uniform.{name}' for name in ('sampling', 'max_mirror_gb')},
-    **{name: f'{name} of Uniform or Prioritized' for name in ('min_size', 'samples_per_insert', 'max_times_sampled')},
-    **{name: f'Queue.{name}' for name in ('max_policy_lag', 'versions_ahead')},
-    **dict.fromkeys(('iteration', 'reuse'), 'Queue.training'),
-    'max_size': 'max_size of Uniform, Prioritized or Queue',
-    'prioritization': 'Prioritized.prioritization',
-    'order': 'replay=Uniform(...), Prioritized(...) or Queue(...)',
-    'per_replica_batch_size': 'batch=BatchItems(...)',
-    'per_replica_batch_steps': 'batch=BatchSteps(...)',
-}
-
-
 def _explained(init: Callable[..., None]) -> Callable[..., None]:
-    """Returns the constructor with an error that names the part for an argument of version 0.1."""
+    """Returns the constructor with an error that names the parts for other arguments, such as those of version 0.1."""
 
     @functools.wraps(init)
     def explaining(self: Experience, *args: Any, **kwargs: Any) -> None:
-        if old := [name for name in kwargs if name in _MOVED]:
+        if other := kwargs.keys() - Experience.__dataclass_fields__.keys():
+            name, kinds = min(other), (Slicing, Uniform, Prioritized, Queue)
+            having = ' or '.join(f'{kind.__name__}.{name}' for kind in kinds if name in kind.__dataclass_fields__)
             raise UserTypeError(
-                f'got Experience({old[0]}=...), an argument of version 0.1; need its parts: {old[0]} is now '
-                f'{_MOVED[old[0]]}'
+                f'got Experience({name}=...); need {having or "its parts"}: slicing=Slicing(...), replay=Uniform(...), '
+                'Prioritized(...) or Queue(..., training=Iteration(...) or Reuse(...)), batch=BatchItems(...) or '
+                'BatchSteps(...)'
             )
         init(self, *args, **kwargs)
 

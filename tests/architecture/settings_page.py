@@ -35,8 +35,9 @@ UNITS = {'secs': 's', 'seconds': 's', 'gb': 'GB', 'bytes': 'bytes', 'items': 'it
 HEADER = """# Settings
 
 All settings that a gin file or `--gin_bindings` can bind, as `name = value`; import the module as shown. Bind what has
-no default. `python -m tests.architecture.settings_page` writes this page, and a test checks that it is current.
-`--help` shows the flags of a program.
+no default. The groups of the train job have its name too: `train.Intervals` is `train_settings.Intervals`.
+`python -m tests.architecture.settings_page` writes this page, and a test checks that it is current. `--help` shows the
+flags of a program.
 """
 
 Owner = ast.FunctionDef | ast.ClassDef

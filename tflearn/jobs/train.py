@@ -20,25 +20,11 @@ from tflearn.jobs.train_session import TrainSession
 from tflearn.jobs.train_settings import Data, Device, Hooks, Initial, Intervals, Settings
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
-from tflearn.learner.summaries import SummaryOptions
+from tflearn.learner.summaries import SummaryOptions as SummaryOptions  # for gin: train.SummaryOptions
 from tflearn.replay import connection
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.run_dir import RunDir, Status
 from tflearn.types import AgentFactory, EnvironmentFactory, specs_of
-
-# Includes the types of the job's arguments, so that gin files bind them as train.StopConditions, ...
-__all__ = [
-    'Data',
-    'Device',
-    'ExportOptions',
-    'Hooks',
-    'Initial',
-    'Intervals',
-    'LearnerOptions',
-    'StopConditions',
-    'SummaryOptions',
-    'train',
-]
 
 _TRACE_SECS = 300.0
 _WRITE_SECS = 600.0  # checkpoints and exports time out after that
