@@ -95,6 +95,7 @@ def test_puts_settings_of_the_jobs_into_groups(old):
         'from tflearn.jobs import collect\nfrom tflearn.jobs import in_step\nfrom tflearn.jobs import train\n'
         'train.train.num_train_steps = 9\ntrain.train.max_secs = 1.0  # s\ntrain.train.summary_interval_steps = None\n'
         'a/in_step.in_step.initial_checkpoint = "/runs/before"\ncollect.collect.max_env_steps = 3\n'
+        'train.train.data = @own()\ntrain.train.data_timeout_secs = 5.0\n'
     )
     assert migrate.migrate(path)[0].splitlines()[1:] == [
         'from tflearn.jobs import synchronous',
@@ -110,6 +111,8 @@ def test_puts_settings_of_the_jobs_into_groups(old):
         'a/train.Initial.checkpoint = "/runs/before"',
         'collect.collect.options = @collect_settings.CollectOptions()',
         'collect_settings.CollectOptions.max_env_steps = 3',
+        'train.train.data = @own()',
+        'train.Data.timeout_secs = 5.0',
     ]
 
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from tflearn.config import moved, outline, reader
+from tflearn.config import moved, moved_settings, outline, reader
 from tflearn.config.moved_settings import Replacement, Setting
 from tflearn.config.reader import Binding, Import, Reference, Statements, join_scope
 from tflearn.errors import UserValueError
@@ -117,10 +117,12 @@ class _File:
             self._needed[needed.name] = (min(index, self._needed.get(needed.name, (index,))[0]), needed)
 
     def add_needed(self, run: Sequence[Setting]) -> None:
-        """Adds the bindings that others need, before them, unless the run has the same ones."""
+        """Adds the bindings that others need, before them, unless the run has them and not another part instead."""
         bound = {item.name: repr(item.value).rpartition('.')[2] for item in run}
         for index, setting in reversed(self._needed.values()):
-            if bound.get(setting.name) != repr(setting.value).rpartition('.')[2]:
+            kind = repr(setting.value).rpartition('.')[2]
+            other = setting.name in moved_settings.CHOICES and bound.get(setting.name) != kind
+            if other or setting.name not in bound:
                 line = f'{self._short(setting.name)} = {self._short_value(setting.value)}\n'
                 self.lines[index] = line + self.lines[index]
 

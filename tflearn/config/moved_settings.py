@@ -35,6 +35,8 @@ _GROUPS = {
     'data': ('Data', {'data_timeout_secs': 'timeout_secs', 'data_addresses': 'addresses'}),
     'options': ('LearnerOptions', _same('checkpoint_interval_steps')),
 }
+# Arguments that hold one of several parts.
+CHOICES = (f'{_EXPERIENCE}.Experience.batch', f'{_EXPERIENCE}.Experience.replay')
 # What nothing replaced, and why it is not needed.
 _REMOVED = {
     f'tflearn.learner.{name}': 'a batch source with `prioritization` and `update` (types.PrioritizedSource) does it'
