@@ -27,11 +27,7 @@ def define() -> None:
 
 
 def check() -> None:
-    """Checks the paths, without TensorFlow.
-
-    Raises:
-      ValueError: if one is a URL.
-    """
+    """Checks the paths, without TensorFlow. Raises ValueError if one is a URL."""
     for flag in ('output', 'observations'):
         path: Any = flags.FLAGS[flag].value
         if path:

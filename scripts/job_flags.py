@@ -102,11 +102,7 @@ def parse_process(argv: Sequence[str]) -> None:
 
 
 def check_address(address: str) -> None:
-    """Checks that --replay_address is HOST:PORT.
-
-    Raises:
-      ValueError: if it is not.
-    """
+    """Checks that --replay_address is HOST:PORT. Raises ValueError if it is not."""
     match = re.fullmatch(r'([\w.-]+|\[[\da-fA-F:]+\]):(\d{1,5})', address, re.ASCII)
     if not match or not 1 <= int(match[2]) <= 65535:
         raise UserValueError(f'got --replay_address={address}; need HOST:PORT with a port from 1 to 65535')
@@ -116,9 +112,6 @@ def help_text(program: str, description: str, full: bool, example: str = '--gin_
     """Returns the text of --help.
 
     Args:
-      program: the program's name.
-      description: the docstring of the program's module.
-      full: whether to add the flags of the libraries.
       example: flags after --root_dir in the example.
     """
     modules = flags.FLAGS.flags_by_module_dict()

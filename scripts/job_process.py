@@ -50,9 +50,7 @@ def run(program: str, work: Callable[[threading.Event], None], stop_timeout_secs
     by one.
 
     Args:
-      program: the program's name, which begins the error line.
       work: the job; returns when it is done or soon after `stop` is set.
-      stop_timeout_secs: the time that a stopped job gets to end.
     """
     stopper = _Stopper(program, stop_timeout_secs)
     codes: list[int] = []

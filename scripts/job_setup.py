@@ -25,13 +25,8 @@ class Setup:
     """The settings of a job's program from its command line.
 
     Attributes:
-      name: the job's name in this run.
       run_dir: the run's directory, which exists and is writable.
-      gin_file: the run's gin file.
-      gin_bindings: gin statements that come after it.
       replay_address: 'host:port' of the replay server.
-      connect_timeout_secs: the time to wait for other jobs.
-      stop: set when the job is to end.
     """
 
     name: str
@@ -48,9 +43,7 @@ class Setup:
         """Binds the job's arguments that the program does not give from the run's gin file.
 
         Args:
-          job: the job's function.
           takes: see `job_config.configure`.
-          **arguments: the arguments that the program gives.
 
         Raises:
           ValueError: if the gin file or a binding is wrong.
@@ -94,7 +87,6 @@ def main(
       description: the first text of --help.
       run: configures the job and runs it until it is done, or until soon after `Setup.stop` is set.
       name_flag: the flag with the job's name; None if a run has only one such job.
-      define_flags: defines the flags of this job.
     """
     program = f'tflearn-{job.replace("_", "-")}'
     try:

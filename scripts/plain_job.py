@@ -22,10 +22,7 @@ def main(
     """Runs a job's program; does not return but for --help. `job_setup.main` is the same for jobs with a gin file.
 
     Args:
-      job: the job's name; its program is tflearn-<job>.
-      description: the first text of --help.
       run: runs the job with its flags, until it is done, or until soon after its argument is set.
-      define_flags: defines the flags of this job.
       example: a flag with a value, for --help.
       check_flags: raises ValueError for values that exclude each other.
     """

@@ -31,7 +31,6 @@ def check(
 
     Args:
       needed_versions: the beginning of each distribution's version, by name.
-      python_version: major and minor.
 
     Raises:
       ImportError: naming what to install.

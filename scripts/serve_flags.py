@@ -55,11 +55,7 @@ def define() -> None:
 
 
 def check() -> None:
-    """Checks what can be checked without TensorFlow.
-
-    Raises:
-      ValueError: with a message that names the flag.
-    """
+    """Checks what can be checked without TensorFlow. Raises ValueError with a message that names the flag."""
     values = flags.FLAGS
     if wrong := [version for version in values.versions if not re.fullmatch('[0-9]{1,18}', version)]:
         raise UserValueError(f'got --versions={wrong[0]}; need train steps, such as --versions=1000,2000')

@@ -16,10 +16,6 @@ class Background:
     """
 
     def __init__(self, name: str):
-        """
-        Args:
-          name: the thread's name.
-        """
         self._name = name
         self._lock = threading.Lock()
         self._next: Callable[[], object] | None = None

@@ -29,7 +29,6 @@ class Lease:
     """A claim that expires by itself unless it is renewed.
 
     Attributes:
-      name: the job's name, for logs.
       owner: the process that holds the lease: host, process id and a random number.
       epoch: counts the leases of one claim; messages of an older epoch are refused.
       ttl_secs: how long the lease is valid after the receipt of its newest message [seconds].
@@ -46,7 +45,6 @@ class Report:
     """A report of a collector (or of a worker of the learner); it renews the sender's lease.
 
     Attributes:
-      lease: the sender's lease.
       counts: counts since the sender's start, to be summed over senders: 'env_steps', and more.
       episodes: the episodes that ended since the last report, each as metrics by name: 'return', and more.
       served: items made under this lease that are in the replay.
@@ -65,8 +63,6 @@ class Share:
     """A collector's credits.
 
     Attributes:
-      owner: the owner of the collector's lease.
-      epoch: the epoch of that lease.
       items_at_once: items that the collector makes at a time.
       granted: items that the collector may make, counted since its lease began.
       turn: items granted so far in round-robin order; the collector with the smallest value is next.
@@ -91,12 +87,10 @@ class Credits:
     collectors compute the same shares without a message for each version (see `at`).
 
     Attributes:
-      lease: the learner's lease.
       number: counts the messages of the lease's epoch.
       policy_version: the version of the weights up to which the shares' `granted` counts.
       items_per_version: items that each later version adds, over all collectors.
       surplus: items granted beyond what was wanted; negative while there is no collector to make them.
-      shares: one share for each live collector.
     """
 
     lease: Lease
@@ -128,7 +122,6 @@ def allocate(shares: tuple[Share, ...], surplus: int) -> tuple[tuple[Share, ...]
     So over several versions no more items are granted than wanted, whatever the number of collectors and environments.
 
     Args:
-      shares: the live collectors' shares.
       surplus: items granted beyond what was wanted; if negative, this many items are wanted.
 
     Returns:
@@ -158,7 +151,6 @@ class HeldLease:
     """The holder's side: a lease, and the count of items since it began.
 
     Attributes:
-      lease: the lease to send with each message.
       began_at: the holder's count of items when this lease began.
     """
 
@@ -172,11 +164,7 @@ class HeldLease:
         return self._clock() - self._renewed_at > self.lease.ttl_secs
 
     def begin_if_expired(self, count: int) -> None:
-        """Takes the next epoch if the lease has expired, for example because the process was suspended.
-
-        Args:
-          count: the holder's current count of items.
-        """
+        """Takes the next epoch if the lease has expired, for example because the process was suspended."""
         if self.expired:
             self.lease = dataclasses.replace(self.lease, epoch=self.lease.epoch + 1)
             self.began_at = count

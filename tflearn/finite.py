@@ -21,7 +21,6 @@ class FiniteCheck:
         """Checks the values as they are now.
 
         Args:
-          values: as at the start.
           what: what the values are, for the message: 'the weights of train step 100'.
 
         Raises:

@@ -17,8 +17,6 @@ def write(name: str, values: tf.Tensor, step: tf.Tensor | tf.Variable) -> None:
 
     Args:
       name: the histogram's tag, within the current name scopes.
-      values: numbers or booleans, of any shape.
-      step: int64 scalar, the train step.
     """
     if not is_recording() or tf.config.list_logical_devices('TPU'):
         return

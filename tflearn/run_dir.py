@@ -25,7 +25,6 @@ def local_path(path: str | os.PathLike[str], name: str) -> pathlib.Path:
     """Returns the absolute path of a local file or directory; '~' is the home directory.
 
     Args:
-      path: the path as the user wrote it.
       name: the flag's or argument's name, for the error.
 
     Raises:

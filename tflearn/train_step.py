@@ -24,8 +24,6 @@ def crossed(interval: int, before: int, after: int) -> bool:
 
     Args:
       interval: steps between two events; at least 1.
-      before: the step at the previous call.
-      after: the current step; at least `before`.
 
     Returns:
       True if a multiple of `interval` was reached or passed.

@@ -35,12 +35,6 @@ def wait_until(
       condition: returns a true value when the wait is over. Its exceptions propagate.
       what: what is waited for, for the log and the error: 'the replay server at host:port'. A function is called
         each time, so it can report the current state.
-      timeout_secs: how long to wait.
-      stop: ends the wait when set.
-      poll_secs: seconds between two polls.
-
-    Returns:
-      The true value that `condition` returned.
 
     Raises:
       TimeoutError: after `timeout_secs`; it names `what`.

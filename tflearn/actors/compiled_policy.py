@@ -19,12 +19,7 @@ class CompiledPolicy:
     """
 
     def __init__(self, policy: tf_policy.TFPolicy, batch_size: int):
-        """Traces the policy.
-
-        Args:
-          policy: any TFPolicy.
-          batch_size: B, the batch size of every call.
-        """
+        """Traces the policy."""
         self.batch_size = batch_size
         self.time_step_spec = policy.time_step_spec
         self._policy = policy
@@ -69,7 +64,6 @@ class CompiledPolicy:
 
         Args:
           time_step: numpy arrays [B, ...] of the policy's time step spec. They are not checked here; see `check`.
-          policy_state: the state from `initial_state` or the previous step.
 
         Returns:
           PolicyStep: action and info are nests of numpy arrays [B, ...]; the state is a nest of tensors.

@@ -38,7 +38,6 @@ class EpisodeMetrics:
 
     Attributes:
       episodes: the number of finished episodes.
-      dropped_episodes: the number of interrupted episodes.
       env_steps: the number of environment steps, without boundary rows (LAST -> FIRST) and steps that interrupted an
         episode.
     """
@@ -56,9 +55,7 @@ class EpisodeMetrics:
         Args:
           num_environments: B.
           buffer_size: means are over the newest max(buffer_size, B) episodes, so that all environments contribute.
-          gamma: the discount factor of the discounted returns.
           read_info: returns the environments' info of the newest step, see `types.BatchedEnvironment.info`.
-          clock: returns the time in seconds.
         """
         self.episodes = self.dropped_episodes = self.env_steps = 0
         # Rows: return, start return, sum of the discounted returns from each step. The weights of a reward in them are

@@ -20,10 +20,8 @@ class EpsilonPolicy:
     ):
         """
         Args:
-          policy: the policy whose actions are taken otherwise.
           epsilon: the share of random actions, in [0, 1].
           action_spec: the action's spec, whose leaves have finite bounds.
-          seed: the seed of the random numbers; None draws one.
 
         Raises:
           ValueError: if epsilon is not in [0, 1], or an action has no bounds.

@@ -20,7 +20,6 @@ class EpisodeStatistics:
 
     Attributes:
       returns: the undiscounted return of each episode, grouped by environment, oldest first.
-      lengths: the number of steps of each episode.
       dropped_episodes: the number of episodes that a failure interrupted; others replaced them.
     """
 
@@ -77,7 +76,6 @@ class Evaluator:
         """Plays nothing yet.
 
         Args:
-          environment: the environments, which the caller closes.
           num_episodes: the number of episodes of an evaluation; best a multiple of the number of environments.
           max_steps_per_episode: the longest episode; a longer one is an error, so that an evaluation ends.
 
@@ -95,10 +93,6 @@ class Evaluator:
 
     def run(self, policy: EvaluationPolicy, stop: threading.Event | None = None) -> EpisodeStatistics:
         """Resets the environments and plays new episodes.
-
-        Args:
-          policy: the policy that acts; pass a greedy one to measure greedy returns.
-          stop: ends the evaluation when set.
 
         Raises:
           ValueError: if an episode does not end.

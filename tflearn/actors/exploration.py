@@ -42,7 +42,6 @@ class EpsilonLadder:
 
         Args:
           collector: the collector's number, counted from 0.
-          num_environments: B.
 
         Raises:
           ValueError: if the ladder has no such collector.
@@ -80,9 +79,6 @@ def uniform(policy: tf_policy.TFPolicy) -> tf_policy.TFPolicy:
 
     If `policy` records only the log-probability of its actions, so does this one. It does not change the policy state,
     so a recurrent policy that continues in the middle of an episode has no memory of the steps before.
-
-    Args:
-      policy: the policy to replace.
 
     Raises:
       ValueError: if an action has no bounds, or the policy records info that random actions do not have.

@@ -11,11 +11,7 @@ class InfoMetrics:
     """The mean and the last value of each number in every environment's current episode. NaN is a missing value."""
 
     def __init__(self, num_environments: int):
-        """Starts without numbers.
-
-        Args:
-          num_environments: B.
-        """
+        """Starts without numbers."""
         self._num_environments = num_environments
         self._seen: frozenset[str] = frozenset()
         self._keys: list[str] = []  # K

@@ -25,9 +25,7 @@ def draw(
     evaluation nothing is plotted.
 
     Args:
-      path: the PNG file's path.
       curves: label (a run, a seed) -> evaluations: train_step, env_steps (None if unknown), mean_return, returns.
-      title: the plot's title.
       target_return: a return that is plotted as a horizontal line; None plots none.
     """
     curves = {label: current(evaluations) for label, evaluations in curves.items() if evaluations}
@@ -64,9 +62,6 @@ def draw(
 
 def current(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
     """Removes evaluations of steps that were trained again after an older checkpoint was restored.
-
-    Args:
-      evaluations: evaluations in their order in time.
 
     Returns:
       Those that no evaluation of the same or an earlier train step follows, in ascending order of train steps.

@@ -75,15 +75,9 @@ class Checkpoints:
         return self._refusal
 
     def save(self, step: int) -> str:
-        """Saves all objects as `ckpt-<step>`, atomically.
+        """Saves all objects as `ckpt-<step>`, atomically; returns the path prefix.
 
         While one checkpoint is being written another one may wait; a third replaces the one that waits.
-
-        Args:
-          step: the train step.
-
-        Returns:
-          The path prefix.
 
         Raises:
           OSError: if it could not be written.
@@ -105,9 +99,6 @@ class Checkpoints:
     def wait(self, timeout_secs: float = _TIMEOUT_SECS) -> None:
         """Waits until everything is written and the background thread has ended.
 
-        Args:
-          timeout_secs: how long to wait.
-
         Raises:
           OSError, FloatingPointError: if the newest save failed.
           TimeoutError: if it takes longer.
@@ -117,12 +108,9 @@ class Checkpoints:
         self._background.raise_failure()
 
     def restore_newest(self) -> str | None:
-        """Restores the newest checkpoint that can be read; skips damaged ones, with a warning.
+        """Restores the newest checkpoint that can be read; returns its path prefix. Skips damaged ones, with a warning.
 
         The objects must have all their variables.
-
-        Returns:
-          Its path prefix, or None when there is none.
 
         Raises:
           ValueError: if a readable checkpoint does not fit the objects; names what differs. Then nothing is restored.

@@ -27,8 +27,6 @@ class CheckpointFiles:
     def __init__(self, directory: str | os.PathLike[str], max_to_keep: int, keep_every_steps: int | None):
         """
         Args:
-          directory: need not exist.
-          max_to_keep: number of newest checkpoints that are kept; at least 1.
           keep_every_steps: the first checkpoint at or after each multiple is never deleted; None: no such rule.
         """
         if max_to_keep < 1:
@@ -51,7 +49,6 @@ class CheckpointFiles:
         """Writes a checkpoint, then deletes those that are no longer kept.
 
         Args:
-          step: the train step.
           write: writes the checkpoint's files; its argument is their path prefix.
         """
         temporary = self.directory / '.writing'
@@ -99,11 +96,7 @@ class CheckpointFiles:
 
 
 def newest_checkpoint(directory: str | os.PathLike[str]) -> str:
-    """Returns the path prefix of the newest checkpoint in a directory.
-
-    Raises:
-      ValueError: if there is none.
-    """
+    """Returns the path prefix of the newest checkpoint in a directory. Raises ValueError if there is none."""
     steps = _steps(pathlib.Path(directory))
     if not steps:
         raise UserValueError(

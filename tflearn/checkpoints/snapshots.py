@@ -105,11 +105,7 @@ def name_of(key: str) -> str:
 
 
 def describe(reader: Any) -> dict[str, str]:
-    """Returns the dtype and shape of every value in a checkpoint, by name.
-
-    Args:
-      reader: the result of `tf.train.load_checkpoint`.
-    """
+    """Returns the dtype and shape of every value in a checkpoint, by name."""
     dtypes, shapes = reader.get_variable_to_dtype_map(), reader.get_variable_to_shape_map()
     return {name_of(key): f'{dtypes[key].name}{shape}' for key, shape in shapes.items() if key != _GRAPH}
 

@@ -27,11 +27,8 @@ def read_run(
     """Reads a run's configuration, looks up its names, and checks that all of them exist and are used.
 
     Args:
-      gin_file: the run's gin file.
-      flag_bindings: gin statements that come after it.
       job: a job of the run. The other jobs are the functions with their module's name in those modules of the same
         package that the files import.
-      load: imports a module, or makes its outline.
 
     Returns:
       The statements, with their names looked up, and the jobs.
@@ -105,10 +102,7 @@ def check_required(
     """Checks that every argument without a default, of `job` and of what it calls, is bound, and not to %gin.REQUIRED.
 
     Args:
-      job: the job.
       given: the arguments that the program sets.
-      bindings: the effective bindings.
-      gin_file: the run's gin file, for the message.
 
     Raises:
       ValueError: naming what is missing.

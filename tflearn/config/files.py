@@ -34,9 +34,6 @@ def resolve(name: str) -> pathlib.Path:
     Args:
       name: a path, or the name of a packaged file with or without '.gin'. A path that exists comes first.
 
-    Returns:
-      The file's absolute path.
-
     Raises:
       ValueError: if there is none; the message names similar ones.
     """

@@ -28,9 +28,6 @@ class ConfiguredJob:
     """A job with all its arguments.
 
     Attributes:
-      job: the job's function.
-      arguments: the arguments that its program sets.
-      bindings: the run's bindings.
       text: the effective bindings in gin's own order; as a gin file it configures the same run.
     """
 
@@ -84,10 +81,6 @@ def configure(
     """Binds a job's arguments from the run's gin file and the command line. Forgets what was configured before.
 
     Args:
-      job: the job's function.
-      arguments: the arguments that the job's program sets.
-      gin_file: the run's gin file.
-      flag_bindings: gin statements that come after the file.
       takes: the arguments of the job that get their values from bindings of other jobs.
 
     Raises:

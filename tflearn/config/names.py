@@ -91,11 +91,6 @@ def import_modules(imports: Iterable[Import], load: Load) -> None:
 def resolve(statements: Statements, jobs: Iterable[Configurable], load: Load) -> list[tuple[str, str, str]]:
     """Looks up every name in `statements` and sets the targets of bindings and references.
 
-    Args:
-      statements: the statements of the run's files and flags.
-      jobs: the functions that the programs call.
-      load: imports a module, or makes its outline.
-
     Returns:
       The names that do not exist: as they were written, with their place and a half-sentence that gives the reason.
     """

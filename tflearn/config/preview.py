@@ -23,8 +23,6 @@ def check(
     """Checks names, required values and required packages.
 
     Args:
-      gin_file: the run's gin file.
-      flag_bindings: gin statements that come after it.
       jobs: the modules of the run's jobs, each of which has a function of its name.
       check_factory: checks a function that the run uses, by its full name and the values bound to its arguments; a
         value is None if only gin can evaluate it, or if a module of the run may register more names.

@@ -91,7 +91,6 @@ def read(gin_file: pathlib.Path | None, flag_bindings: Sequence[str] = ()) -> St
     """Reads a gin file, all that it includes, and the bindings of the command line, which come last.
 
     Args:
-      gin_file: the run's file; None if there is none.
       flag_bindings: gin statements that may use the imports of any file.
 
     Raises:
@@ -162,11 +161,7 @@ def _read_text(
 
 
 def _parsed(text: str, path: pathlib.Path | None) -> Iterator[Any]:
-    """Yields gin's statements.
-
-    Raises:
-      ValueError: if `text` is not gin.
-    """
+    """Yields gin's statements. Raises ValueError if `text` is not gin."""
     try:
         parser = config_parser.ConfigParser(text, _Delegate())
         while statement := parser.parse_statement():

@@ -14,10 +14,6 @@ def save(run_dir: RunDir, text: str) -> None:
     """Writes config.gin. One that differs is kept as config-1.gin, config-2.gin, ..., and the difference is logged.
 
     A finished run keeps its configuration.
-
-    Args:
-      run_dir: the run's directory.
-      text: the run's configuration, as a gin file.
     """
     from absl import logging
 

@@ -41,10 +41,6 @@ def use(precision: str) -> Iterator[None]:
 def check_agent(agent: Any, precision: str) -> None:
     """Checks, once its networks are built, that an agent has the requested precision.
 
-    Args:
-      agent: a tf.Module, as TF-Agents' agents are.
-      precision: 'float32' or 'bfloat16'.
-
     Raises:
       ValueError: if a variable has less than float32, or bfloat16 is requested and no layer computes in it.
     """

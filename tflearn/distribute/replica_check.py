@@ -28,9 +28,7 @@ class ReplicaConsistency:
         """Finds the variables; those that are summed over replicas when they are read may differ and are left out.
 
         Args:
-          strategy: the strategy in whose scope the variables were made.
           root: the trackable object whose variables are compared: the agent. They must exist already.
-          tolerance: greatest `difference` that is accepted.
           strict: raise an error on a difference; otherwise only log it.
 
         Raises:
@@ -50,12 +48,6 @@ class ReplicaConsistency:
 
     def __call__(self, step: int) -> float:
         """Compares now. Every worker must call it at the same train step.
-
-        Args:
-          step: the train step, for the message.
-
-        Returns:
-          `difference`.
 
         Raises:
           RuntimeError: on every worker, if a variable differs by more than the tolerance; names the worst one.

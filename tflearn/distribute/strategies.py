@@ -59,12 +59,7 @@ def make(name: str, timeout_secs: float = _START_TIMEOUT_SECS) -> tf.distribute.
 
 
 def describe_devices(strategy: tf.distribute.Strategy, devices: pathlib.Path = pathlib.Path('/dev')) -> str:
-    """Describes in one line the devices of this process that train, and a GPU that TensorFlow cannot use, if any.
-
-    Args:
-      strategy: the training strategy.
-      devices: the directory in which the operating system lists devices.
-    """
+    """Describes in one line the devices of this process that train, and a GPU that TensorFlow cannot use, if any."""
     if tf.distribute.get_strategy() is strategy:  # the default strategy does not list its devices
         first = tf.config.list_logical_devices('GPU') or tf.config.list_logical_devices('CPU')
         names = [first[0].name]

@@ -29,9 +29,6 @@ def read(text: str | None) -> Task:
     Args:
       text: the environment variable's value; None if it is not set.
 
-    Returns:
-      The cluster's workers and the index of this process.
-
     Raises:
       ValueError: if MultiWorkerMirroredStrategy would not accept it; names the mistake.
     """

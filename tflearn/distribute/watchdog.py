@@ -33,10 +33,6 @@ def ending_after(timeout_secs: float, what: str) -> Iterator[None]:
 
     It is for TensorFlow's start-up, which holds Python's global interpreter lock while it waits, so that no thread of
     Python, and no `Watchdog`, can run. A process has only one such deadline.
-
-    Args:
-      timeout_secs: how long the block may take.
-      what: what the block waits for, for the log.
     """
     logging.info('waiting at most %.0f s for %s', timeout_secs, what)
     faulthandler.dump_traceback_later(timeout_secs, exit=True, file=sys.__stderr__ or 2)
@@ -58,9 +54,7 @@ class Watchdog:
         """Starts the thread that watches.
 
         Args:
-          timeout_secs: how long a piece of work may take, tracing included.
           end: called once on the watchdog's thread, with a message that names what took too long.
-          clock: returns seconds that never decrease.
 
         Raises:
           ValueError: if `timeout_secs` is not above 0.

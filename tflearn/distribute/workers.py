@@ -28,14 +28,7 @@ class Agreement:
         self._gather = tf.function(self._gathered, input_signature=[tf.TensorSpec((), tf.int64)])
 
     def on_any(self, flag: bool) -> bool:
-        """Returns whether `flag` is set on any worker: a request to stop, data that ended, a timeout.
-
-        Args:
-          flag: this worker's flag.
-
-        Returns:
-          The same value on every worker.
-        """
+        """Returns whether `flag` is set on any worker: a request to stop, data that ended, a timeout."""
         return flag if self._alone else bool(self.values(int(flag)).any())
 
     def least(self, value: int) -> int:
@@ -51,15 +44,7 @@ class Agreement:
         return value if self._alone else int(self.values(value)[0])
 
     def check_same(self, value: int, what: str) -> None:
-        """Checks that `value` is the same on every worker.
-
-        Args:
-          value: this worker's value, for example the train step that it restored.
-          what: the value's name, for the error.
-
-        Raises:
-          ValueError: on every worker, if any differs.
-        """
+        """Checks that `value` is the same on every worker. Raises ValueError on every worker, if any differs."""
         values = np.asarray([value]) if self._alone else self.values(value)
         if (values != value).any() or (values != values[0]).any():
             raise UserValueError(
@@ -83,7 +68,6 @@ def writable_run_dir(strategy: tf.distribute.Strategy, run_dir: RunDir) -> Itera
     Every worker must save, since saving a variable may need all of them, but only the chief's files are kept.
 
     Args:
-      strategy: the learner's strategy.
       run_dir: the run directory, on a file system that all workers share.
 
     Yields:

@@ -71,11 +71,7 @@ def load(domain: str, task: str, seed: int | None) -> dm_env.Environment:
 
 
 def to_space(spec: Any) -> spaces.Space:
-    """Returns the gymnasium space of a nest of dm_env specs.
-
-    Raises:
-      ValueError: for a spec that is not of numbers.
-    """
+    """Returns the gymnasium space of a nest of dm_env specs. Raises ValueError for a spec that is not of numbers."""
     if isinstance(spec, Mapping):
         return spaces.Dict({key: to_space(part) for key, part in spec.items()})
     if isinstance(spec, list | tuple):

@@ -13,19 +13,10 @@ MAX_IN_A_ROW = 5
 
 
 class Failures:
-    """Counts the failures of N environments.
-
-    Attributes:
-      num_rebuilt: the number of environments that were rebuilt.
-    """
+    """Counts the failures of N environments."""
 
     def __init__(self, num_environments: int, max_in_a_row: int = MAX_IN_A_ROW):
-        """Starts at 0.
-
-        Args:
-          num_environments: N.
-          max_in_a_row: the largest number of failures of one environment without a step between them.
-        """
+        """Starts at 0."""
         self.num_rebuilt = 0
         self._in_a_row = [0] * num_environments
         self._max_in_a_row = max_in_a_row
@@ -67,8 +58,6 @@ def seed_of(seed: int | None, index: int, num_rebuilt: int) -> int | None:
     """Returns the seed of environment `index`; a rebuilt one gets another, so that it does not fail in the same way.
 
     Args:
-      seed: the batch's seed; None lets the environment draw one.
-      index: the environment's index in the batch.
       num_rebuilt: the number of environments rebuilt so far; 0 gives seed + index.
     """
     if seed is None or not num_rebuilt:

@@ -32,7 +32,6 @@ class Columns:
         """Returns the numbers in the infos of the environments.
 
         Args:
-          infos: the infos of B environments.
           action: the array [B, ...] of actions, the executed action of environments that report no other.
 
         Returns:

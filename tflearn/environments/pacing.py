@@ -29,9 +29,6 @@ class PacedEnvironment(Wrapper):
 
     A late step is an overrun: it is counted and taken at once, and the next one is due an interval later. Later steps
     do not catch up.
-
-    Attributes:
-      num_overruns: the number of late steps.
     """
 
     def __init__(self, environment: BatchedEnvironment, unroll_step_interval_secs: float):

@@ -26,10 +26,6 @@ class PartialView(Wrapper):
     def __init__(self, environment: BatchedEnvironment, shown: Sequence[int]):
         """Takes over `environment`: it is closed with this.
 
-        Args:
-          environment: an environment whose observation is one vector.
-          shown: the indices of the elements to show.
-
         Raises:
           ValueError: if the observation is not a vector, or an index is out of range; `environment` is then closed.
         """

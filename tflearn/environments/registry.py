@@ -20,7 +20,6 @@ def find(name: str, register: Callable[[], object] | None = None) -> gymnasium.e
     """Returns the spec that is registered under a name.
 
     Args:
-      name: 'CartPole-v1', or 'module:Name-v0' to import `module` first.
       register: a function to call first if nothing is registered under that name.
 
     Raises:
@@ -75,10 +74,6 @@ def unknown(argument: str, name: str, known: Iterable[str], what: str) -> UserVa
 
 
 def check_num_environments(num_environments: int) -> None:
-    """Checks the size of a batch.
-
-    Raises:
-      ValueError: if it is below 1.
-    """
+    """Checks the size of a batch. Raises ValueError if it is below 1."""
     if num_environments < 1:
         raise UserValueError(f'got num_environments={num_environments}; need at least 1')

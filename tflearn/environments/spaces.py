@@ -23,7 +23,6 @@ def to_spec(space: spaces.Space, name: str) -> types.NestedTensorSpec:
     """Returns the spec of one element of `space`: bounded tensor specs in the space's nest.
 
     Args:
-      space: a Box, Discrete, MultiDiscrete or MultiBinary, or a Dict or Tuple of these.
       name: 'observation' or 'action', the name of the leaf, or the prefix of the leaves' names `name/key`.
 
     Raises:
@@ -80,11 +79,6 @@ def writer(space: spaces.Space, num_environments: int, name: str = 'action') -> 
     It clips floats to the space's bounds, which draws from a normal distribution exceed. It raises ValueError for
     another shape or dtype, for floats that are not finite, and for integers out of bounds. It does not change its
     argument.
-
-    Args:
-      space: the space of one action.
-      num_environments: B.
-      name: the action's name, for errors.
     """
     if isinstance(space, spaces.Dict):
         writers = {key: writer(part, num_environments, f'{name}/{key}') for key, part in space.items()}

@@ -27,7 +27,6 @@ class VectorEnvironment:
         """Takes over `environments`.
 
         Args:
-          environments: the environments, which `close` closes.
           seed: the first `reset` seeds the environments with seed, seed + 1, ...; None draws the seeds.
 
         Raises:
@@ -142,8 +141,6 @@ def in_worker_processes(
 
     Args:
       make_one: makes an environment; it is sent to the workers with cloudpickle, which import the modules it needs.
-      num_environments: the number of processes.
-      seed: see `VectorEnvironment`.
       step_timeout_secs: the longest step or reset; an environment that takes longer counts as hanging.
 
     Raises:
@@ -157,7 +154,6 @@ def native(make_all: Callable[[], VectorEnv], seed: int | None) -> VectorEnviron
 
     Args:
       make_all: makes the vector environment; its autoreset mode is NEXT_STEP.
-      seed: the batch's seed; the library decides how environment i gets its own.
 
     Raises:
       ValueError: for another autoreset mode.

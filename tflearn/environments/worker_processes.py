@@ -37,8 +37,6 @@ def run_worker(index: int, make_one: CloudpickleWrapper, pipe: connection.Connec
     """Serves one environment to the parent, until the parent closes it or dies.
 
     Args:
-      index: the environment's index.
-      make_one: makes the environment.
       pipe: the connection to the parent: it receives commands (name, argument) and sends replies (True, result); the
         last reply may be (False, cause).
       shared_memory: the memory of the observations, where the worker writes observation `index`.
@@ -135,8 +133,6 @@ class WorkerVectorEnv:
 
         Args:
           make_one: makes an environment; it is sent with cloudpickle, and called in this process too, for the spaces.
-          num_environments: the number of processes.
-          step_timeout_secs: the longest step or reset.
 
         Raises:
           RuntimeError: if a worker died or could not make its environment.

@@ -14,7 +14,6 @@ class Wrapper:
 
     Attributes:
       num_environments: B.
-      specs: the specs of observation, action and reward.
     """
 
     def __init__(self, environment: BatchedEnvironment):

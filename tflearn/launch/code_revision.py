@@ -10,10 +10,7 @@ _HERE = pathlib.Path(__file__)
 
 
 def code_revision(file: pathlib.Path = _HERE) -> str:
-    """Returns the git revision that `file` belongs to, or this package's version.
-
-    Args:
-      file: a file of the code.
+    """Returns the git revision that the source `file` belongs to, or this package's version.
 
     Returns:
       The revision's hash, followed by '-dirty' if a tracked file of the checkout differs from it; 'version ...' where

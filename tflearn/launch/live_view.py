@@ -57,8 +57,6 @@ def draw(title: str, report: RunReport, width: int) -> RenderableType:
     """Returns the view: the run's progress, its metrics, its jobs.
 
     Args:
-      title: the run's name.
-      report: the state of the run.
       width: the terminal's width [characters].
     """
     head = Text.assemble(('tflearn', 'bold cyan'), f'  {title}  ', (duration(report.secs), 'dim'))

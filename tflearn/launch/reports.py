@@ -14,11 +14,8 @@ class JobReport:
     """The state of one job.
 
     Attributes:
-      name: the job's name.
       kind: 'replay_server', 'train', 'evaluate' or 'collect'.
       state: the state that it reported, or what launch knows: 'starting', 'stopping', 'stopped', 'finished', 'died'.
-      alive: whether its process lives.
-      restarts: the number of restarts.
       metrics: the newest status of its current process; empty while there is none.
     """
 

@@ -15,7 +15,6 @@ class Job:
 
     Attributes:
       name: unique; its log and its status file are named after it.
-      command: program and arguments.
       kind: jobs of one kind stand in for each other; the run fails with the last of them.
       serves: the job it works for; it is stopped after that has ended. None: the run lasts until this one has ended.
       may_finish: whether it may end by itself, with exit code 0, before the job it serves.
@@ -60,9 +59,6 @@ def local_topology(*, package: str, flags: Sequence[str], num_collectors: int, w
     all that the collectors sent.
 
     Args:
-      package: the Python package that holds the jobs' programs.
-      flags: the run's flags, the same for every job.
-      num_collectors: collect jobs; at least 1.
       warm_start: load the jobs' libraries once instead of in each of them.
 
     Raises:

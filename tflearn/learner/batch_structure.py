@@ -39,7 +39,6 @@ def weights(info: Any, normalize: bool) -> tf.Tensor | None:
     """Returns the importance weights in info, or None. In replica context.
 
     Args:
-      info: the element's info.
       normalize: divide them by the greatest one of the global batch.
     """
     found = info.get(WEIGHTS) if isinstance(info, Mapping) else None

@@ -30,9 +30,7 @@ class Metrics:
     """The metrics of some train steps; those of several calls are added.
 
     Attributes:
-      num_steps: train steps taken.
       num_nonfinite: how many of them had a loss that was not finite; these are in no sum.
-      waited_secs: seconds spent waiting for data.
       sums: sums over the steps: 'loss', 'extra/<name>' of the agent and 'info/<name>' of the data.
     """
 
@@ -74,7 +72,6 @@ class StepMetrics:
           rules: by the name of an extra metric, how it is reduced. The default is 'mean'; but 'sum' for the losses in
             a named tuple, as TF-Agents' agents return them: each scalar whose name ends with 'loss' is a replica's
             share of the global batch's, like the loss itself.
-          num_replicas: the strategy's.
           with_info: whether the vector holds the data's own metrics.
           last_info: names of those that are not summed over the steps: their means over one batch follow the vector.
         """
@@ -143,7 +140,6 @@ class StepMetrics:
         Args:
           vector: the sum over the steps whose loss was finite, followed by the means of `last_info`.
           num_steps: train steps taken; None if each of them is in the sum.
-          waited_secs: seconds spent waiting for data.
         """
         count, sums, start = round(float(vector[COUNT])), {'loss': float(vector[LOSS])}, 2
         for name, size in self._sizes.items():

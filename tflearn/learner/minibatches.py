@@ -23,9 +23,7 @@ class MinibatchSource:
     interrupted by a summary.
 
     Attributes:
-      source: the source of the sequences.
       max_draw_steps: train steps of an iteration.
-      num_iterations: iterations begun so far.
     """
 
     def __init__(
@@ -42,9 +40,6 @@ class MinibatchSource:
           source: batch i of a draw is an iteration's sequences [B, T + 1, ...] with `policy_version` [B, T + 1].
           prepare: a replica's sequences -> their samples, a nest of [b, T, ...], and the samples' weights, float32
             [b, T]. In replica context.
-          iteration: how samples are used.
-          strategy: the strategy in whose scope the agent was made.
-          seed: the seed of the samples' order.
         """
         layout = strategies.layout(strategy)
         self.source, self._prepare, self._strategy = source, prepare, strategy
@@ -83,9 +78,6 @@ class MinibatchSource:
 
     def grant(self, num_steps: int) -> int:
         """Waits, at the beginning of an iteration, for its sequences.
-
-        Args:
-          num_steps: requested train steps.
 
         Returns:
           How many of them the iteration still has; 0 if there are no more sequences.

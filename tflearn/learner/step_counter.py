@@ -14,7 +14,6 @@ class StepCounter:
         """Starts at the variable's value.
 
         Args:
-          train_step: integer scalar.
           increment: what a call is expected to add to it; None if that is not known before the first call.
         """
         self._train_step, self._increment = train_step, increment
@@ -35,12 +34,7 @@ class StepCounter:
         return max(0, -(-missing // self._increment) - 1)
 
     def observe(self, before: int, num_calls: int) -> None:
-        """Records what a call adds.
-
-        Args:
-          before: the train step before the last calls.
-          num_calls: the number of these calls.
-        """
+        """Records what `num_calls` calls have added since the step `before`."""
         gained = self.step - before
         if num_calls and gained > 0:
             self._increment = max(1, gained // num_calls)

@@ -108,13 +108,7 @@ class Summaries:
         options: SummaryOptions = SummaryOptions(),
         clock: Callable[[], float] = time.monotonic,
     ):
-        """Writes nothing yet.
-
-        Args:
-          directory: the directory of the event files.
-          options: when summaries are due.
-          clock: returns seconds that never decrease.
-        """
+        """Writes nothing yet."""
         self._directory, self._options, self._clock = str(directory), options, clock
         self._written_at = clock()
         self._writer: tf.summary.SummaryWriter | None = None
@@ -189,7 +183,6 @@ class StepSummaries:
 
         Args:
           data: [B, T, ...]; only a Trajectory has actions.
-          info: the data's own metrics.
         """
         step = self._agent.train_step_counter
         if self._options.actions and isinstance(data, trajectory.Trajectory):

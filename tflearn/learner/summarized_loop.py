@@ -25,8 +25,6 @@ class SummarizedLoop:
     before, since agents count a step when it is done.
 
     Attributes:
-      metrics: the metrics since the last summary.
-      summaries: the writer of summaries.
       num_traces: traces of the train step so far: two for each program, or one if the optimizer has its slots.
     """
 
@@ -40,14 +38,6 @@ class SummarizedLoop:
         options: SummaryOptions,
     ):
         """Compiles the plain program, within the strategy's scope; this makes the optimizer's slots.
-
-        Args:
-          agent: the agent to train.
-          batches: the data.
-          strategy: the strategy in whose scope the agent was made.
-          directory: the directory of the event files.
-          loop: how steps are taken.
-          options: when and what is summarized.
 
         Raises:
           ValueError: for summaries by the clock on several workers, which would not compile the same programs.
@@ -75,9 +65,6 @@ class SummarizedLoop:
 
     def take(self, num_steps: int) -> Metrics:
         """Takes train steps, and writes the summaries of those that are due.
-
-        Args:
-          num_steps: train steps to take.
 
         Returns:
           Their metrics; fewer steps than requested if the data ended, or if a loss that is not finite stops training.

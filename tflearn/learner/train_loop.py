@@ -63,11 +63,6 @@ class TrainLoop:
     def __init__(self, agent: Agent, strategy: tf.distribute.Strategy, options: LoopOptions):
         """Compiles nothing yet. To be made, like everything else here, within the strategy's scope.
 
-        Args:
-          agent: the agent to train.
-          strategy: the strategy in whose scope the agent was made.
-          options: how steps are taken.
-
         Raises:
           ValueError: for XLA on more than one replica.
         """
@@ -87,12 +82,8 @@ class TrainLoop:
         """Compiles a program.
 
         Args:
-          batches: the data.
           summarize: makes it the summary program; called in each replica after the train step, while that is traced,
             with data and info.
-
-        Returns:
-          A function of the number of train steps.
         """
         # The data's metrics are in the vector, or follow it.
         layout = StepMetrics(*self._reductions, with_info=not batches.last_info, last_info=batches.last_info)

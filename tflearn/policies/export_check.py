@@ -30,7 +30,6 @@ class ExportCheck:
           live: a module with `action` and `get_initial_state`.
           policy: the TF-Agents policy, for its specs.
           signatures: the live policy's functions of named tensors, by the names of the exported signatures.
-          files: the files that all exported versions share.
         """
         self._live, self._signatures, self._files = live, signatures, files
         self._program = action_program(live)
@@ -72,8 +71,6 @@ class ExportCheck:
         """Compares a later version with the live policy as it was at the snapshot. Any thread may call it.
 
         Args:
-          path: the directory of the version, or of an update.
-          weights: the weights of the snapshot.
           actions: the return value of `actions` at the snapshot.
 
         Raises:

@@ -48,9 +48,7 @@ class PolicyExporter:
         Args:
           policy: a TF-Agents `TFPolicy` whose variables exist. A stochastic one draws different numbers in each
             process that loads it, whatever seed `tf.random.set_seed` has set here.
-          directory: the directory of the versions, for instance `RunDir.policy('greedy_policy')`.
           keep_last: the number of versions to keep, besides the best one.
-          keep_updates: the number of updates to keep.
 
         Raises:
           ValueError: if a number is below 1, the specs give two tensors the same name, or this is called in the scope
@@ -103,14 +101,10 @@ class PolicyExporter:
         self.snapshot(train_step, metadata, update=True)()
 
     def export_soon(self, train_step: int, metadata: Mapping[str, Any]) -> None:
-        """Takes the snapshot now and exports it on a background thread. It replaces one that has not started.
+        """Takes the snapshot now and exports it on a background thread; arguments as for `export`.
 
-        A failure is logged, and `wait` raises it unless a later export succeeds. The first version is exported before
-        the return, since its check needs the live policy.
-
-        Args:
-          train_step: as for `export`.
-          metadata: as for `export`.
+        It replaces one that has not started. A failure is logged, and `wait` raises it unless a later
+        export succeeds. The first version is exported before the return, since its check needs the live policy.
         """
         work = self.snapshot(train_step, metadata)
         if self.checked:
@@ -124,12 +118,7 @@ class PolicyExporter:
         return self._check.has_compared
 
     def snapshot(self, train_step: int, metadata: Mapping[str, Any], update: bool = False) -> Callable[[], None]:
-        """Takes a snapshot of the policy. Must not run during a train step.
-
-        Args:
-          train_step: as for `export`.
-          metadata: as for `export`.
-          update: whether to export only the weights.
+        """Takes a snapshot of the policy; arguments as for `export`. Must not run during a train step.
 
         Returns:
           A function that writes it. Call it in any thread if `checked` is true; otherwise in this thread, before the
@@ -155,12 +144,9 @@ class PolicyExporter:
         self._background.raise_failure()
 
     def drop_newer_than(self, train_step: int) -> list[int]:
-        """Moves versions and updates newer than `train_step` aside, after an older checkpoint was restored.
+        """Moves versions and updates newer than `train_step` aside, once an older checkpoint was restored.
 
-        Call it before the first export. Versions that an evaluation has marked as kept stay.
-
-        Returns:
-          The train steps of the versions that were moved.
+        Call it before the first export. Versions that an evaluation has marked as kept stay. Returns the others' steps.
         """
         updates.drop_newer_than(self._directory, train_step)
         return versions.drop_newer_than(self._directory, train_step)

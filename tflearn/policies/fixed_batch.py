@@ -13,8 +13,6 @@ def save(version: pathlib.Path, batch_size: int, output: pathlib.Path) -> None:
     """Saves only the signature 'serving_default' of an exported version, for one batch size.
 
     Args:
-      version: the version's path.
-      batch_size: the batch size of all inputs and outputs.
       output: the SavedModel's path; it is written atomically.
 
     Raises:

@@ -96,13 +96,10 @@ def load(path: pathlib.Path) -> LoadedPolicy:
 
 
 def load_model(path: pathlib.Path) -> tuple[LoadedModel, dict[str, Any]]:
-    """Loads the SavedModel of one version.
+    """Returns the SavedModel of one version, and its metadata.
 
     Args:
       path: `<directory>/<train step>`.
-
-    Returns:
-      The model and its metadata.
 
     Raises:
       FileNotFoundError: if the version does not exist (any more).
@@ -121,10 +118,7 @@ def load_model(path: pathlib.Path) -> tuple[LoadedModel, dict[str, Any]]:
 
 
 def load_newest(directory: pathlib.Path) -> LoadedPolicy | None:
-    """Loads the newest complete version; if it is pruned meanwhile, the next one.
-
-    Returns:
-      The policy, or None when there is no version.
+    """Loads the newest complete version; if it is pruned meanwhile, the next one. None if there is none.
 
     Raises:
       ValueError: if the newest version is damaged.

@@ -63,11 +63,7 @@ def flat(plain: Any, name: str = '') -> Iterator[tuple[str, Any]]:
 
 
 def flat_dict(plain: Any) -> dict[str, Any]:
-    """Returns the leaves by their names.
-
-    Raises:
-      ValueError: if two leaves have the same name.
-    """
+    """Returns the leaves by their names. Raises ValueError if two leaves have the same name."""
     leaves = list(flat(plain))
     names = [name for name, _ in leaves]
     if twice := {name for name in names if names.count(name) > 1}:

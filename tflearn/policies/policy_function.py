@@ -27,10 +27,6 @@ class PolicyFunction:
     """
 
     def __init__(self, policy: LoadedPolicy):
-        """
-        Args:
-          policy: the loaded version.
-        """
         self.path, self.metadata = policy.path, policy.metadata
         self.observation_spec = policy.time_step_spec.observation
         self._policy = policy
@@ -94,9 +90,6 @@ def load_policy(path: str | os.PathLike[str]) -> PolicyFunction:
         directory of versions ('policies/greedy_policy'), of which the newest is taken; or a run directory, of which the
         greedy policy is taken: the best version by evaluation, or the newest if none was evaluated.
 
-    Returns:
-      `policy(observation)` -> action; see `PolicyFunction`.
-
     Raises:
       FileNotFoundError: if there is no policy.
       ValueError: if it is damaged, or the path is a URL.
@@ -140,11 +133,7 @@ def _arrays(spec: Any, value: Any, name: str) -> Any:
 
 
 def _is_single(spec: Any, arrays: Any) -> bool:
-    """Returns whether the arrays are one observation; false if they are a batch.
-
-    Raises:
-      ValueError: if they are neither.
-    """
+    """Returns whether the arrays are one observation; false if they are a batch. Raises ValueError if neither."""
     leaves = list(zip(tf.nest.flatten(spec), tf.nest.flatten(arrays), strict=True))
     if all(leaf.shape[1:].is_compatible_with(array.shape) for leaf, array in leaves):
         return True

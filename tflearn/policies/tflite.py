@@ -32,12 +32,8 @@ def convert(version: pathlib.Path, calibration: Arrays | None = None) -> bytes:
     """Converts an exported version.
 
     Args:
-      version: the version's path.
       calibration: typical inputs [N, ...] by name, from which int8 quantisation takes its ranges. The dtypes of inputs
         and outputs do not change. None keeps floats.
-
-    Returns:
-      The model, with the signature 'serving_default'.
 
     Raises:
       ValueError: if TFLite lacks an operation of the policy.
@@ -61,8 +57,6 @@ def compare(model: bytes, version: pathlib.Path, given: Arrays, precision: str) 
     """Compares a converted model with its version.
 
     Args:
-      model: from `convert`.
-      version: the version's path.
       given: inputs [N, ...] by name.
       precision: 'float32' or 'int8'.
 

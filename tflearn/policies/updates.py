@@ -64,11 +64,9 @@ def drop_newer_than(directory: pathlib.Path, train_step: int) -> list[int]:
 
 
 def materialise(directory: pathlib.Path, train_step: int, output: pathlib.Path | None = None) -> pathlib.Path:
-    """Makes a full model of an update. As a check, it loads the model before it renames it to its path.
+    """Makes a full model of an update, loads it as a check, and only then renames it to its path.
 
     Args:
-      directory: the policy's directory.
-      train_step: the update's train step.
       output: the model's path; None puts it among the other versions, exempt from pruning.
 
     Returns:

@@ -43,12 +43,7 @@ def is_complete(version: pathlib.Path) -> bool:
 
 
 def versions(directory: pathlib.Path, complete: Callable[[pathlib.Path], bool] = is_complete) -> list[int]:
-    """Returns the train steps of the complete versions in ascending order.
-
-    Args:
-      directory: the directory of the versions, which need not exist.
-      complete: returns whether the version at a path is complete.
-    """
+    """Returns the train steps of the complete versions in ascending order."""
     while True:
         try:
             names = os.listdir(directory)
@@ -91,11 +86,7 @@ def point_latest(directory: pathlib.Path) -> None:
 
 
 def point_best(version: pathlib.Path) -> bool:
-    """Makes the link `best` point to a version, which `prune` does not remove from then on.
-
-    Returns:
-      False if the version does not exist any more; then the link does not change.
-    """
+    """Makes the link `best` point to a version, which `prune` then keeps. Returns False if there is none any more."""
     before = _link_target(version.parent, BEST)
     if not is_complete(version):
         return False
@@ -156,7 +147,6 @@ def keep(version: pathlib.Path, marker: str = KEPT) -> bool:
     """Exempts a version from `prune`, which may run in another process. Returns False if it does not exist any more.
 
     Args:
-      version: the version's path.
       marker: the file that marks it: `KEPT` permanently, `IN_USE` for a while.
     """
     try:
@@ -272,12 +262,7 @@ def drop_newer_than(
     They were exported by training that is lost. They are never deleted, since the lost training may have been better.
 
     Args:
-      directory: the directory of the versions.
       train_step: the train step from which training continues.
-      complete: returns whether the version at a path is complete.
-
-    Returns:
-      The train steps of the versions that were moved.
     """
     newer = [step for step in versions(directory, complete) if step > train_step]
     steps = [step for step in newer if not (directory / str(step) / KEPT).exists()]

@@ -20,10 +20,6 @@ class CheckpointDirectory:
     """The checkpoints of one replay server. A checkpoint is complete when it holds Reverb's file DONE."""
 
     def __init__(self, path: pathlib.Path):
-        """
-        Args:
-          path: the checkpoints' directory; it need not exist.
-        """
         self._path = path
 
     @property

@@ -56,11 +56,9 @@ class ChunkBuilder:
         """Allocates memory for the rows.
 
         Args:
-          experience: the run's experience settings.
           num_starts: C.
           num_environments: B.
           num_bytes: the size of a row, its flag included [bytes].
-          clock: returns the time [seconds].
         """
         self._length, self._stride, self._pad = (
             experience.slicing.sequence_length,

@@ -43,11 +43,7 @@ def wait_for_table(
     """Waits until the replay server answers, and checks its table's signature.
 
     Args:
-      address: the replay server's address, 'host:port'.
-      table: the table's name.
       signature: the signature that this job writes or reads.
-      timeout_secs: how long to wait.
-      stop: ends the wait when set.
 
     Raises:
       TimeoutError: if no server answers in time.

@@ -72,15 +72,7 @@ class CreditReader:
     """
 
     def __init__(self, address: str, interval_secs: float = 0.1):
-        """Starts to poll.
-
-        Args:
-          address: the replay server's address, 'host:port'.
-          interval_secs: seconds between two polls.
-
-        Raises:
-          ValueError: if the server has no table for credits.
-        """
+        """Starts to poll. Raises ValueError if the server has no table for credits."""
         _check(address, connection.server_info(address))
         self.newest: control.Credits | None = None
         self._address, self._interval_secs = address, interval_secs

@@ -16,7 +16,6 @@ def error_buffer(experience: Experience, sequences_per_chunk: float = 1.0) -> fl
     before the first draw.
 
     Args:
-      experience: the run's experience settings.
       sequences_per_chunk: sequences that are inserted at once.
     """
     ratio = experience.replay.samples_per_insert or 0.0
@@ -30,7 +29,6 @@ def make(
     """Returns the rate limiter of a table of chunks that the server draws from (a queue has its own: see `storage`).
 
     Args:
-      experience: the run's experience settings.
       sequences_per_chunk: sequences that begin in an item.
       sequences_per_draw: sequences that one draw of the item gives.
     """

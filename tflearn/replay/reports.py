@@ -52,10 +52,7 @@ class Reporter:
         """Sends nothing yet.
 
         Args:
-          address: the replay server's address, 'host:port'.
-          name: the job's name.
           items_at_once: see `control.Report`.
-          lease_secs: how long the lease is valid after a report [seconds].
         """
         self._address, self._items_at_once = address, items_at_once
         self._unsent: list[Episode] = []
@@ -83,7 +80,6 @@ class ReportReader(tf.train.experimental.PythonState):
     def __init__(self, address: str, on_report: Callable[[control.Report], None] = lambda report: None):
         """
         Args:
-          address: the replay server's address, 'host:port'.
           on_report: called with each report, on the thread that reads it.
         """
         self._address, self._on_report = address, on_report
@@ -126,11 +122,7 @@ class ReportReader(tf.train.experimental.PythonState):
         self._counts, self._episodes = saved['counts'], saved['episodes']
 
     def read(self, num_reports: int) -> None:
-        """Reads the available reports. May be called from any thread.
-
-        Args:
-          num_reports: the number of reports in the server's table.
-        """
+        """Reads the available reports. May be called from any thread."""
         with self._reading:
             for report in self._take(num_reports):
                 known = self._counts.get(report.lease.owner, {})

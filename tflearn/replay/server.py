@@ -103,7 +103,6 @@ class ReplayServer:
         """Starts the server, with the content of its newest complete checkpoint if there is one.
 
         Args:
-          tables: the run's tables.
           port: the TCP port; 0 picks a free one.
           checkpoints: the checkpoints' directory; only the newest is kept.
           fresh: names of tables that start empty whatever the checkpoint holds. It may lack them.

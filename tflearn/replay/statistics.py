@@ -12,12 +12,6 @@ class ReplayStatistics:
 
     If an item holds several sequences, the counts assume that each row that may begin a sequence does so. That is not
     true for the last rows of an episode, nor for all rows that a collector sends when it ends.
-
-    Attributes:
-      size: sequences currently in the table.
-      max_size: sequences that the table can hold.
-      inserts: sequences inserted.
-      samples: sequences drawn.
     """
 
     size: int

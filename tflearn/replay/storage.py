@@ -34,7 +34,6 @@ def is_older_format(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool
 
     Args:
       saved: the settings of the checkpoint's tables by name, each with the text of its 'signature'.
-      wanted: the settings of this run's tables.
     """
     is_mirrored = STREAM in saved and STREAM in wanted
     return is_mirrored and CHUNK_FORMAT not in saved[REPLAY]['signature']['chunk']
@@ -49,7 +48,6 @@ class Storage:
     sequence, which can have a priority or a position in a queue.
 
     Attributes:
-      experience: the run's experience settings.
       data_spec: the spec of a Trajectory without outer dimensions (`collect_data_spec`).
     """
 

@@ -54,13 +54,9 @@ class ReplayWriter:
         """Opens a stream; the server must be running (see `connection.wait_for_table`).
 
         Args:
-          address: the replay server's address, 'host:port'.
-          storage: the replay tables' layout.
           num_environments: B.
-          stop: when set, a blocked write raises `waiting.Stopped`.
           keep_waiting: called five times a second while a write is blocked; if it returns False, the write raises
             `waiting.Stopped`.
-          server_timeout_secs: how long to wait for a server that went down.
         """
         self._address, self._storage = address, storage
         self._stop, self._keep_waiting = stop, keep_waiting
@@ -84,7 +80,6 @@ class ReplayWriter:
 
         Args:
           trajectory: tf_agents Trajectory of numpy arrays [B, ...], boundary rows included.
-          policy_version: the version of the weights that acted.
 
         Raises:
           Stopped: if `stop` or `keep_waiting` ended a blocked write.
@@ -122,9 +117,6 @@ class ReplayWriter:
         """Sends everything gathered so far to the learner, and waits until it is in the tables; collecting may go on.
 
         A mirror gets parts of unfinished chunks from the stream, so that the table still gets only full chunks.
-
-        Raises:
-          As `flush`.
         """
         if STREAM in self._storage.table_names:
             self._insert(self._chunks.parts_older_than(-1.0), are_parts=True)

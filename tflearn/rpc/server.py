@@ -114,7 +114,6 @@ class Server:
 
         Args:
           methods: the methods by their full gRPC names, such as '/package.Service/Method'.
-          options: the address and the limits.
           status_of: the status of an exception that a request causes. Others are logged, and answered as INTERNAL.
           record: called after each request with the method's name, the status code's name and the seconds it took.
 

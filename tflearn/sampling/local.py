@@ -44,8 +44,6 @@ class LocalReplay:
         Args:
           storage: the replay tables' layout; its experience passes `check`.
           num_environments: B.
-          batch_size: sequences in a train step.
-          seed: the seed for draws.
         """
         experience = storage.experience
         # Each sequence is its own chunk, so that none waits for others.
@@ -69,7 +67,6 @@ class LocalReplay:
 
         Args:
           trajectory: tf_agents Trajectory of numpy arrays [B, ...], boundary rows included.
-          policy_version: the version of the weights that acted.
 
         Raises:
           ValueError: if the trajectory does not match the storage's spec.

@@ -34,11 +34,8 @@ class ReplayMirror(tf.train.experimental.PythonState):
         """Allocates the memory; nothing is read before the first `grant`.
 
         Args:
-          address: the replay server's address, 'host:port'.
-          storage: the replay tables' layout; the learner mirrors them.
           batch_size: sequences in a train step, over all replicas of this process.
           timeout_secs: how long to wait for data before `grant` returns 0 with `error` set.
-          seed: the seed for draws.
         """
         self._address, self._storage, self._batch_size = address, storage, batch_size
         self._timeout_secs, self._seed = timeout_secs, seed

@@ -31,7 +31,6 @@ def importance_weights(prioritization: Prioritization, expected: tf.Tensor, step
     """Returns (N P)^-beta, not normalized. For a graph.
 
     Args:
-      prioritization: the experience's prioritization.
       expected: float32 [...], N P: the number of items in the table times the item's probability.
       step: int64 scalar, the train step.
     """
@@ -42,9 +41,7 @@ def priorities(prioritization: Prioritization, errors: np.ndarray, step: int) ->
     """Returns (min(|error| + epsilon, max_error) / max_error)^alpha.
 
     Args:
-      prioritization: the experience's prioritization.
       errors: float [...], finite.
-      step: the train step.
 
     Returns:
       float64, of the shape of `errors`, in [0, 1].
@@ -75,9 +72,6 @@ class PriorityUpdater:
         """Starts the thread with the first update.
 
         Args:
-          address: the replay server's address, 'host:port'.
-          table: the name of the items' table.
-          prioritization: the experience's prioritization.
           max_waiting: calls of `update` that may wait for the server; the oldest are dropped.
         """
         priorities(prioritization, np.zeros(1), 0)  # a schedule that fails should do so here, not on the thread
@@ -97,7 +91,6 @@ class PriorityUpdater:
         """Schedules an update of items' priorities, and returns immediately.
 
         Args:
-          step: the train step, for schedules.
           keys: uint64 [...], the items' keys.
           errors: float [...], the items' errors. Items whose error is not finite keep their priority.
 

@@ -25,17 +25,7 @@ class PrioritizedSampler(ReplaySampler):
     """A `BatchSource` that the replay server draws by priority."""
 
     def __init__(self, address: str, storage: Storage, batch_size: int, timeout_secs: float):
-        """Draws nothing before the first `grant`.
-
-        Args:
-          address: the replay server's address, 'host:port'.
-          storage: the replay tables' layout; the experience's replay is `Prioritized`.
-          batch_size: items in a train step, over all replicas of this process.
-          timeout_secs: how long to wait for data before `grant` returns 0 with `error` set.
-
-        Raises:
-          TypeError: if the experience has another replay.
-        """
+        """Draws nothing before the first `grant`. Raises TypeError if the experience has another replay."""
         replay = storage.experience.replay
         if not isinstance(replay, Prioritized):
             raise UserTypeError(f'got Experience.replay={replay!r}; need Prioritized(...)')

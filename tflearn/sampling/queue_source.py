@@ -29,7 +29,6 @@ class QueueSource:
 
     Attributes:
       newest_version: the newest published policy version, from which policy lags are counted; the train job sets it.
-      addresses: the replay servers' addresses.
       num_used: items taken for train steps so far.
     """
 
@@ -46,10 +45,7 @@ class QueueSource:
         Args:
           addresses: the replay servers' addresses, 'host:port'. Items are taken alternately from all servers that have
             some, so that none of them waits for another.
-          storage: the replay tables' layout; the experience's replay is a `Queue`.
           batch_size: items in a train step, over all replicas of this process.
-          timeout_secs: how long to wait for data before `grant` returns 0 with `error` set.
-          seed: the seed for drawing replayed batches.
         """
         experience = storage.experience
         replay = experience.replay

@@ -40,10 +40,6 @@ class TableReader:
         """Makes the queue; reads nothing before `start`.
 
         Args:
-          address: the replay server's address, 'host:port'.
-          storage: the replay tables' layout.
-          table: the name of the table to read.
-          specs: the specs of the queue's elements.
           capacity: the queue's capacity [elements].
           timeout_secs: how long to wait for data before `error` is set.
         """

@@ -16,9 +16,7 @@ class ReusePlan:
         """Begins with empty slots.
 
         Args:
-          reuse: the experience's reuse settings.
           num_ahead: the number of round-robin slots if each batch is used once: as many batches can be planned ahead.
-          seed: the seed for drawing replayed batches.
         """
         self._reuse = reuse or Reuse()
         self._num_recent = self._reuse.recent_batches if self._reuse.times > 1 else num_ahead

@@ -24,7 +24,6 @@ class _Chunk:
     """A chunk in the ring.
 
     Attributes:
-      id: the chunk's id.
       num_rows: the rows that it takes in the ring.
       offset: the index in the ring of the chunk's row `first_row`.
       first_row: the index of its first row that is in the ring.
@@ -52,7 +51,6 @@ class RingBuffer:
     half overwritten.
 
     Attributes:
-      columns: the rows' columns.
       starts: int64 variable [max_size], the rows that begin a sequence, itself a ring.
       window: int64 variable [2], the index in `starts` of the oldest sequence, and the number of sequences.
       num_written: new sequences in all chunks ever written, including those that were in the ring already.
@@ -60,11 +58,7 @@ class RingBuffer:
     """
 
     def __init__(self, storage: Storage):
-        """Allocates the memory, on the host.
-
-        Args:
-          storage: the replay tables' layout.
-        """
+        """Allocates the memory, on the host."""
         self._length = storage.experience.slicing.sequence_length
         self._num_starts, self._row_bytes = storage.num_starts, storage.layout.num_bytes
         self._max_size = storage.experience.replay.max_size
@@ -103,7 +97,6 @@ class RingBuffer:
         Args:
           num_steps: integer scalar, the number of batches, at most `max_draw_steps`.
           batch_size: B.
-          seed: the run's seed.
           step: int64 scalar, the train step, which must differ between draws.
 
         Returns:
@@ -124,11 +117,7 @@ class RingBuffer:
             return columns['trajectory'], {'policy_version': columns['policy_version']}
 
     def add(self, chunks: np.ndarray | Sequence[np.ndarray]) -> int:
-        """Writes and publishes chunks, see `write`, for one thread that writes and draws alternately.
-
-        Returns:
-          The number of new sequences in them.
-        """
+        """Writes and publishes chunks (see `write`), on the thread that draws. Returns the number of new sequences."""
         published = self.num_published
         while len(chunks):
             chunks = chunks[self.write(chunks) :]
@@ -136,15 +125,12 @@ class RingBuffer:
         return self.num_published - published
 
     def write(self, chunks: np.ndarray | Sequence[np.ndarray]) -> int:
-        """Writes chunks (see `chunks`) or parts of chunks while there is room; `publish` makes more room.
+        """Writes chunks (see `chunks`) or parts of chunks while there is room (`publish` makes more). Returns how many.
 
         If the ring holds an earlier part of a chunk, only the missing rows are written.
 
         Args:
           chunks: each uint8 [ID_BYTES + bytes of its rows].
-
-        Returns:
-          How many of them were written.
         """
         starts, num_taken, num_sequences = [], 0, 0
         for chunk in chunks:

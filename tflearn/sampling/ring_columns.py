@@ -23,12 +23,7 @@ class RingColumns:
     """
 
     def __init__(self, layout: RowLayout, num_rows: int):
-        """Allocates the memory, on the host.
-
-        Args:
-          layout: the rows' layout.
-          num_rows: the ring buffer's rows.
-        """
+        """Allocates the memory, on the host."""
         self._spec = layout.spec
         leaves, slices = tf.nest.flatten(layout.spec), tf.nest.flatten(layout.slices)
         self._is_wide = [where.stop - where.start > _WIDE_BYTES for where in slices]

@@ -35,8 +35,6 @@ class ReplaySampler:
         """Draws nothing before the first `grant`.
 
         Args:
-          address: the replay server's address, 'host:port'.
-          storage: the replay tables' layout; the learner does not mirror them.
           batch_size: sequences in a train step, over all replicas of this process.
           timeout_secs: how long to wait for data before `grant` returns 0 with `error` set.
           max_ahead_steps: the number of batches to draw ahead; at most twice as many are drawn.

@@ -26,8 +26,6 @@ class SharedArray:
         """Allocates the memory immediately, filled with zeros.
 
         Args:
-          num_rows: the array's number of rows.
-          shape: a row's shape.
           dtype: the dtype, numbers or booleans.
         """
         numbers = np.dtype(dtype.as_numpy_dtype)

@@ -36,11 +36,7 @@ def read_chunks(
     """Returns the table's chunks in arbitrary order; each owns its memory.
 
     Args:
-      address: the replay server's address, 'host:port'.
-      storage: the replay tables' layout; the learner mirrors them.
-      table: the name of the table to read.
       timeout_secs: how long to wait for the server's first or next answer.
-      stop: ends the reading when set.
 
     Raises:
       TimeoutError: if the server did not answer in time.

@@ -51,9 +51,6 @@ def program(function: ModelFunction, options: BatchOptions | None) -> Callable[[
     Args:
       function: the function; for batches, all its inputs and outputs have a leading batch dimension.
       options: the options of batches; None computes each call separately.
-
-    Returns:
-      A function from inputs to outputs, as `ModelFunction.outputs`.
     """
     if options is None:
         return function.outputs

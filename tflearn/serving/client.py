@@ -27,9 +27,7 @@ class PolicyClient:
         """
         Args:
           address: the server's 'host:port'.
-          model: the policy's name.
           version: the version that answers; None is the newest.
-          timeout_secs: the deadline of each request.
           credentials: `grpc.ssl_channel_credentials(...)`; None is no encryption.
         """
         self._channel = channel.connect(address, credentials)
@@ -45,7 +43,6 @@ class PolicyClient:
 
         Args:
           inputs: arrays [B, ...] of the signature's dtypes, by name.
-          signature: the signature's name.
 
         Returns:
           The outputs by name, and the version that computed them.

@@ -14,10 +14,6 @@ class ServingMetrics:
     """Counts requests, and reports which versions are served."""
 
     def __init__(self, models: Models):
-        """
-        Args:
-          models: the models that are served.
-        """
         self.registry = prometheus_client.CollectorRegistry()
         self._models = models
         self._http: Any = None
@@ -42,13 +38,7 @@ class ServingMetrics:
         )
 
     def record_request(self, method: str, code: str, secs: float) -> None:
-        """Counts one request.
-
-        Args:
-          method: the gRPC method, such as 'Predict'.
-          code: the gRPC status code, such as 'OK'.
-          secs: how long the answer took.
-        """
+        """Counts one request."""
         self._requests.labels(method, code).inc()
         self._latency.labels(method).observe(secs)
 

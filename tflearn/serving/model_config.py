@@ -10,7 +10,6 @@ def models(root: pathlib.Path, names: Sequence[str], pinned: Sequence[int] = ())
 
     Args:
       root: the directory with a directory for each policy.
-      names: the policies' names.
       pinned: the versions to serve; none serves the newest one of each policy.
     """
     policy = ''.join(f' versions: {version}' for version in pinned)

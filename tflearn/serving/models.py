@@ -36,7 +36,6 @@ class ModelHolder:
         """
         Args:
           directory: the directory of the versions, which need not exist yet; its name is the model's.
-          load: loads the version at a path.
           pinned: the versions to serve; none serves the newest one.
         """
         self.name = directory.name
@@ -68,11 +67,7 @@ class ModelHolder:
         return changed
 
     def get(self, version: int | None = None) -> ServedVersion:
-        """Returns the version; without a number, the highest one.
-
-        Raises:
-          NotServed: if there is none.
-        """
+        """Returns the version; without a number, the highest one. Raises NotServed if there is none."""
         served = self._served  # read once: `refresh` may replace it at any time
         if version is None and served:
             return served[max(served)]
@@ -132,7 +127,6 @@ class Models:
         """
         Args:
           root: the directory with a directory for each policy.
-          load: loads the version at a path.
           names: the policies to serve; none serves all, including those that appear later.
           pinned: the versions to serve; none serves the newest one of each policy.
         """
@@ -149,11 +143,7 @@ class Models:
         return sum(holder.refresh() for holder in self._holders.values()) > 0
 
     def get(self, name: str) -> ModelHolder:
-        """Returns the policy.
-
-        Raises:
-          NotServed: if there is none of that name.
-        """
+        """Returns the policy. Raises NotServed if there is none of that name."""
         holder = self._holders.get(name)
         if holder is None:
             raise NotServed(f'got the model name {name!r}; need one of {sorted(self._holders)}')

@@ -29,8 +29,6 @@ class PredictionService:
     ):
         """
         Args:
-          models: the models that are served.
-          requests: the queue that computes the requests.
           record_rows: called with the model's name and the number of rows of each request that was computed.
         """
         self._models = models

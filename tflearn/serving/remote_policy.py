@@ -56,12 +56,9 @@ class RemotePolicy:
 
         Args:
           address: the server's 'host:port'.
-          model: the policy's name on the server.
           specs: an object with the specs of the exported TF-Agents policy: `time_step_spec`, `action_spec`,
             `policy_state_spec`, `info_spec`.
           version: the version that acts; None is the newest one at each step.
-          timeout_secs: how long to wait for a server.
-          stop: ends a wait when set.
         """
         self.time_step_spec = specs.time_step_spec
         self._what = f'the policy {model!r} served at {address}'
@@ -134,12 +131,7 @@ class RemoteModel:
     """The versions of a policy on a server."""
 
     def __init__(self, address: str, model: str):
-        """Does not connect yet.
-
-        Args:
-          address: the server's 'host:port'.
-          model: the policy's name on the server.
-        """
+        """Does not connect yet."""
         self._channel = channel.connect(address)
         self._model = model
 

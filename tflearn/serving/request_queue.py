@@ -61,10 +61,6 @@ class RequestQueue:
     """Computes requests in order of their arrival; those of one signature share calls."""
 
     def __init__(self, num_threads: int):
-        """
-        Args:
-          num_threads: the number of calls at the same time.
-        """
         self._pool = futures.ThreadPoolExecutor(num_threads, 'policy_server')
         self._idle = num_threads
         self._scheduled = False  # whether `_start` will run
@@ -99,11 +95,7 @@ class RequestQueue:
             queue.remove(request)
 
     def check_room(self, signature: Signature, rows: int) -> None:
-        """Checks that this number of further rows may wait.
-
-        Raises:
-          Overloaded: if not.
-        """
+        """Checks that this number of further rows may wait. Raises Overloaded if not."""
         waiting = self._waiting[signature].rows if signature in self._waiting else 0
         if waiting + rows > signature.max_waiting_rows:
             raise Overloaded(f'got {rows} rows, and {waiting} wait already; send less at a time, or try again later')

@@ -36,10 +36,7 @@ class Signature:
     def __init__(self, name: str, function: ModelFunction, options: BatchOptions | None, max_rows: int):
         """
         Args:
-          name: the signature's name.
-          function: the version's function.
           options: the options of batches; None computes each call separately.
-          max_rows: the largest number of rows of a request.
         """
         self.name = name
         self.max_rows = max_rows
@@ -58,11 +55,7 @@ class Signature:
         )
 
     def spec_of(self, name: str) -> tf.TensorSpec:
-        """Returns the spec of the input `name`.
-
-        Raises:
-          InvalidRequest: if there is no such input.
-        """
+        """Returns the spec of the input `name`. Raises InvalidRequest if there is no such input."""
         if name not in self.inputs:
             raise InvalidRequest(f'got the input {name!r}; need one of {sorted(self.inputs)}, as {self.name} takes')
         return self.inputs[name]
@@ -129,8 +122,6 @@ class ServedVersion:
 
         Args:
           path: `<directory>/<train step>`.
-          options: the options of batches; None computes each request separately.
-          max_rows: the largest number of rows of a request.
 
         Raises:
           FileNotFoundError: if the version does not exist (any more).
@@ -147,11 +138,7 @@ class ServedVersion:
             signature.warm_up()
 
     def signature(self, name: str) -> Signature:
-        """Returns the signature `name`.
-
-        Raises:
-          InvalidRequest: if there is none.
-        """
+        """Returns the signature `name`. Raises InvalidRequest if there is none."""
         if name not in self.signatures:
             raise InvalidRequest(f'got signature_name={name!r}; need one of {sorted(self.signatures)}')
         return self.signatures[name]

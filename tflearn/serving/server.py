@@ -45,7 +45,6 @@ class PolicyServer:
 
         Args:
           models: the models to serve. Call `reloaded` after they have changed.
-          options: the address and the limits.
           metrics: counts the requests; None counts none.
 
         Raises:

@@ -35,8 +35,6 @@ def shape_of(name: str, proto: Any, rank: int | None = None) -> tuple[int, ...]:
     """Returns the shape of a TensorProto.
 
     Args:
-      name: the tensor's name, for errors.
-      proto: a TensorProto.
       rank: the required number of dimensions, which is checked before they are read; None accepts any.
 
     Raises:
@@ -54,9 +52,7 @@ def to_array(name: str, proto: Any, dtype: tf.DType) -> np.ndarray:
     """Returns the values of a TensorProto whose shape was checked.
 
     Args:
-      name: the tensor's name, for errors.
       proto: a TensorProto with tensor_content or values; the last value is repeated for all that are missing.
-      dtype: the required dtype.
 
     Raises:
       InvalidRequest: if the dtype or the number of values is wrong.
@@ -89,8 +85,6 @@ def fill(proto: Any, array: np.ndarray, content: bool = False) -> None:
     """Writes an array into an empty TensorProto.
 
     Args:
-      proto: the TensorProto.
-      array: numbers.
       content: whether to write tensor_content, which is faster for many values; else values, as TensorFlow Serving
         does.
     """

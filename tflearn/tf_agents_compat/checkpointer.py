@@ -21,7 +21,6 @@ class Manager:
     """The checkpoints there are, like a `tf.train.CheckpointManager`.
 
     Attributes:
-      directory: the directory of the checkpoints.
       checkpoints: path prefixes, the oldest first.
     """
 
@@ -41,7 +40,6 @@ class Checkpointer:
         """Reads and writes nothing yet.
 
         Args:
-          run_dir: the run directory with the checkpoints.
           objects: trackable objects by the names that they have in the checkpoint.
           max_to_keep: number of newest checkpoints that are kept; None keeps all.
         """
@@ -66,22 +64,15 @@ class Checkpointer:
         return self._checkpoints.saved_step
 
     def save(self, global_step: Any) -> None:
-        """Saves a checkpoint atomically; returns when it is written.
-
-        Args:
-          global_step: the train step in its name.
-        """
+        """Saves a checkpoint atomically; returns when it is written."""
         self._checkpoints.save(int(tf.convert_to_tensor(global_step)))
 
     def restore(self, all_made: bool) -> bool:
-        """Restores the newest checkpoint, if there is one.
+        """Restores the newest checkpoint, if there is one; returns whether there was.
 
         Args:
           all_made: whether the objects have all their variables. If not, values wait for variables that are made later,
             and the checkpoint cannot be checked.
-
-        Returns:
-          Whether there was one.
 
         Raises:
           ValueError: if it does not fit.

@@ -48,7 +48,6 @@ class _CalledAgent:
     """The agent as `TrainLoop` calls it. Records the structure of its results.
 
     Attributes:
-      train_step_counter: the agent's train step.
       like: a LossInfo of zeros with the structure that the last traced method returned.
     """
 
@@ -91,9 +90,6 @@ class TFAgentsLoop:
         """Compiles nothing yet. To be made and used within the strategy's scope.
 
         Args:
-          agent: the agent to train.
-          strategy: the strategy in whose scope the agent was made.
-          samples: the format of the iterators' elements.
           options: options of `TrainLoop`; losses that are not finite are ignored.
         """
         self._agent: Any = _CalledAgent(agent, samples.keywords)
@@ -124,7 +120,6 @@ class TFAgentsLoop:
 
         Args:
           experience_spec: spec of the experience, with batch and time dimensions.
-          sample_info_spec: spec of the sample_info.
         """
         with tf.summary.record_if(False):
             self._steps[False].get_concrete_function((experience_spec, sample_info_spec))

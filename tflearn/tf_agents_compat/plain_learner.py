@@ -30,8 +30,6 @@ class Learner:
     """Trains an agent; saves and restores its checkpoints; writes summaries; calls triggers.
 
     Attributes:
-      train_step: the train step.
-      strategy: the strategy that runs train steps.
       train_summary_writer: the summary writer, also for the caller's own summaries.
       triggers: a list that belongs to this object; more may be added.
     """
@@ -157,11 +155,7 @@ class Learner:
         return self._iterator
 
     def new_iterator(self) -> Any:
-        """Returns another iterator over the dataset of `experience_dataset_fn`.
-
-        Raises:
-          ValueError: if there is none.
-        """
+        """Returns another iterator over the dataset of `experience_dataset_fn`. Raises ValueError if there is none."""
         if self._dataset is None:
             raise UserValueError(
                 'got neither an iterator nor experience_dataset_fn; need one of them; give run() an iterator'
@@ -195,12 +189,7 @@ class Learner:
         return taken.last
 
     def take(self, max_steps: int, iterator: Any = None) -> Steps:
-        """Takes train steps until the data end, then calls the triggers.
-
-        Args:
-          max_steps: the greatest number of train steps.
-          iterator: an iterator of the data; default: one over the dataset of `experience_dataset_fn`.
-        """
+        """Takes train steps until the data end, then calls the triggers."""
         start = self._counter.step
         iterator = self._experience_iterator if iterator is None else iterator
         num_steps, last = 0, None
@@ -260,9 +249,6 @@ class Learner:
           experience_and_sample_info: a batch; None takes the next one of the dataset.
           reduce_op: SUM or MEAN; both sum. Replicas return their shares of the global batch's mean loss, so only the
             sum of these is the mean.
-
-        Returns:
-          As from `run`.
         """
         if reduce_op not in (tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN):
             raise UserValueError(f'got reduce_op={reduce_op}; need SUM or MEAN')

@@ -19,7 +19,6 @@ class Minibatches:
 
     Attributes:
       num_sequences: elements of the sequences' dataset in an iteration.
-      num_epochs: passes over them.
       size: steps of a minibatch, from all passes together; None: the elements are the minibatches.
       shuffle_buffer_size: size of the shuffle buffer [steps].
     """
@@ -57,7 +56,6 @@ class PPOLearner:
     """Trains a PPO agent: `num_epochs` passes over `num_samples` fresh samples with each `run`.
 
     Attributes:
-      num_replicas: the strategy's number of replicas.
       num_frames_for_training: steps in the normalization data of the last `run`, int64 scalar.
     """
 
@@ -83,23 +81,13 @@ class PPOLearner:
         """Traces the train step and restores the newest checkpoint.
 
         Args:
-          root_dir: see `Learner`.
-          train_step: see `Learner`.
           agent: a `PPOAgent` with update_normalizers_in_train=False and, for minibatches,
             compute_value_and_advantage_in_train=False.
           experience_dataset_fn: returns a dataset of (Trajectory [B, T, ...], sample_info) to train on; each
             `run` makes an iterator over it, within `tf.data`.
-          normalization_dataset_fn: returns a dataset of the same samples, for the normalizers.
           num_samples: elements of these datasets that a `run` takes.
-          num_epochs: passes over them.
           minibatch_size: steps of a minibatch; None trains on the sequences as they are, as RNNs need.
           shuffle_buffer_size: size of the shuffle buffer [steps]; needed for minibatches.
-          after_train_strategy_step_fn: see `Learner`.
-          triggers: see `Learner`.
-          checkpoint_interval: see `Learner`.
-          summary_interval: see `Learner`.
-          use_kwargs_in_agent_train: see `Learner`.
-          strategy: see `Learner`.
           **learner_arguments: other arguments of `Learner`, which TF-Agents' PPOLearner does not have.
 
         Raises:
@@ -134,12 +122,6 @@ class PPOLearner:
 
     def run(self, parallel_iterations: int = 10) -> Any:
         """Updates the normalizers, trains on fresh samples until all are used, then calls the triggers.
-
-        Args:
-          parallel_iterations: see `Learner.run`.
-
-        Returns:
-          LossInfo of the last step.
 
         Raises:
           ValueError: if the samples are too few for one minibatch on each replica.

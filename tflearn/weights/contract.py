@@ -30,9 +30,6 @@ COUNTERS = {
 def signature(variables: Sequence[tf.Variable]) -> dict[str, tf.TensorSpec]:
     """Returns the signature of a publication of `variables`.
 
-    Args:
-      variables: the policy's variables, in its order.
-
     Raises:
       ValueError: if a variable has an unknown dimension.
     """
@@ -64,10 +61,6 @@ def column(index: int) -> str:
 
 def check_server(address: str, ours: dict[str, tf.TensorSpec]) -> None:
     """Checks that the server's table holds the variables that this job publishes or pulls.
-
-    Args:
-      address: the address of a running server, 'host:port'.
-      ours: the signature of this job's variables.
 
     Raises:
       ValueError: if variables differ; it names the first ones.
@@ -108,12 +101,7 @@ def counts(address: str) -> tuple[int, int] | None:
 
 
 def dataset(address: str, columns: dict[str, tf.TensorSpec]) -> tf.data.Dataset:
-    """Returns a dataset for `fetch`; it can be reused.
-
-    Args:
-      address: the replay server's address, 'host:port'.
-      columns: the table's signature.
-    """
+    """Returns a dataset for `fetch`; it can be reused."""
     return reverb.TrajectoryDataset(
         address,
         VARIABLES,
@@ -129,10 +117,6 @@ def fetch(address: str, publications: tf.data.Dataset) -> dict[str, tf.Tensor] |
     """Returns the newest publication; None if there is none yet or the server is down.
 
     If the server goes down during the call, the call waits for it without a deadline.
-
-    Args:
-      address: the replay server's address, 'host:port'.
-      publications: the result of `dataset` for this address.
     """
     if not is_listening(address):
         return None

@@ -26,7 +26,6 @@ class Publisher:
 
         Args:
           address: the replay server's address, 'host:port'. It must be running.
-          variables: the variables of the policy that the actors run.
 
         Raises:
           ValueError: if the server's table is made for other variables.
@@ -56,12 +55,6 @@ class Publisher:
 
         Weights that are not finite are not sent: it logs an error and sends the previous weights again with the new
         version, since collectors may wait for it.
-
-        Args:
-          train_step: the weights' train step.
-          policy_version: the weights' version.
-          env_steps: the run's environment steps so far.
-          finished: whether training is over.
 
         Raises:
           RuntimeError: if the thread that sends has failed.

@@ -18,10 +18,7 @@ class Publication:
     """The counters of a publication; before the first one all are zero.
 
     Attributes:
-      train_step: the weights' train step.
       policy_version: counts the run's publications.
-      env_steps: the run's environment steps at the publication.
-      finished: whether training is over.
       published_at: the time of the publication [microseconds since 1970].
     """
 
@@ -45,10 +42,8 @@ class Subscriber:
         """Checks the contract, and starts to poll.
 
         Args:
-          address: the replay server's address, 'host:port'. It must be running.
           variables: the acting policy's variables, in the publisher's order.
           train_step: the variable that is set to the published train step, for schedules.
-          interval_secs: seconds between two polls.
 
         Raises:
           ValueError: if the server's table is made for other variables.
@@ -66,11 +61,7 @@ class Subscriber:
         self._thread.start()
 
     def pull(self) -> bool:
-        """Assigns the newest publication, if it is a new one. Never waits.
-
-        Returns:
-          True if the variables changed.
-        """
+        """Assigns the newest publication, if it is a new one. Never waits."""
         self._news.clear()  # before the check: a publication found after it sets the event again
         if not self._found:
             return False
