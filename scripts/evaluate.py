@@ -7,23 +7,9 @@ weights are evaluated (EvaluateOptions.follow).
 from . import job_setup
 
 
-def run(setup: job_setup.Setup) -> None:
-    """Configures and runs the job."""
-    from tflearn.jobs import evaluate  # After the flags are parsed: it loads TensorFlow.
-
-    configured = setup.configure(
-        evaluate.evaluate,
-        run_dir=setup.run_dir,
-        replay_address=setup.replay_address,
-        connect_timeout_secs=setup.connect_timeout_secs,
-        stop=setup.stop,
-    )
-    setup.run(configured)
-
-
 def main() -> None:
     """Runs the program; see `job_setup.main`."""
-    job_setup.main('evaluate', __doc__, run)
+    job_setup.main('evaluate', __doc__)
 
 
 if __name__ == '__main__':

@@ -11,7 +11,7 @@ from absl import flags
 
 from tflearn.run_dir import RunDir, local_path
 
-from . import plain_job, preflight
+from . import job_setup, preflight
 
 
 def define() -> None:
@@ -46,8 +46,8 @@ def run(stop: threading.Event) -> None:
 
 
 def main() -> None:
-    """Runs the program; see `plain_job.main`."""
-    plain_job.main('export', __doc__, run, define, '--train_step=4000', check)
+    """Runs the program; see `job_setup.plain_main`."""
+    job_setup.plain_main('export', __doc__, run, define, '--train_step=4000', check)
 
 
 if __name__ == '__main__':

@@ -1,13 +1,14 @@
 """The flags that all jobs have: their definitions, their help and their checks."""
 
 import re
+import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable
 
 from absl import flags, logging
 
 from tflearn.config import files
-from tflearn.errors import UserValueError
+from tflearn.errors import UserError, UserValueError
 from tflearn.run_dir import local_path
 
 DEFAULT_REPLAY_ADDRESS = 'localhost:8008'
@@ -63,42 +64,50 @@ def define(name_flag: tuple[str, str] | None = None) -> None:
         )
 
 
-def parse(argv: Sequence[str]) -> None:
-    """Parses the command line and checks what can be checked without the gin file.
+def read(
+    program: str, description: str | None, check: Callable[[], None], example: str = '--gin_file=dqn_cartpole'
+) -> bool:
+    """Reads the command line of a program whose flags are defined; a wrong one ends the process with status 2.
 
-    Raises:
-      ValueError: with a message that names the flag.
+    Args:
+      program: the program's name, which begins the error line.
+      description: the docstring of the program's module, the first text of --help.
+      check: checks the values of flags without TensorFlow; raises a UserError that names the flag.
+      example: flags after --root_dir in the example of --help.
+
+    Returns:
+      False if the program need not run, since it has shown its help.
     """
-    parse_process(argv)
-    if flags.FLAGS.help or flags.FLAGS.helpfull:
-        return
+    try:
+        try:
+            rest = flags.FLAGS(sys.argv)[1:]
+        except flags.Error as error:
+            raise UserValueError(f'got a wrong flag: {" ".join(str(error).split())}; see --help') from error
+        if flags.FLAGS.help or flags.FLAGS.helpfull:
+            print(_help_text(program, description or '', flags.FLAGS.helpfull, example))
+            return False
+        if flags.FLAGS['verbosity'].using_default_value:
+            logging.set_verbosity(logging.INFO)
+        if rest:
+            raise UserValueError(f'got the argument {rest[0]!r}; need flags only, such as --root_dir=DIR')
+        if not flags.FLAGS.root_dir:
+            raise UserValueError(
+                'got no --root_dir; need a directory for the files of the run, such as --root_dir=/tmp/run'
+            )
+        local_path(flags.FLAGS.root_dir, '--root_dir')
+        check()
+    except UserError as error:
+        print(f'{program}: error: {error}', file=sys.stderr)
+        sys.exit(2)
+    return True
+
+
+def check() -> None:
+    """Checks the flags of `define`, as far as the gin file is not needed. Raises ValueError that names the flag."""
     if not flags.FLAGS.gin_file:
         runs = ', '.join(files.runs())
         raise UserValueError(f'got no --gin_file; need the path of one, or one of {runs}')
     check_address(flags.FLAGS.replay_address)
-
-
-def parse_process(argv: Sequence[str]) -> None:
-    """Parses the command line and checks the flags of `define_process`, unless help is asked for.
-
-    Raises:
-      ValueError: with a message that names the flag.
-    """
-    try:
-        rest = flags.FLAGS(list(argv))[1:]
-    except flags.Error as error:
-        raise UserValueError(f'got a wrong flag: {" ".join(str(error).split())}; see --help') from error
-    if flags.FLAGS.help or flags.FLAGS.helpfull:
-        return
-    if flags.FLAGS['verbosity'].using_default_value:
-        logging.set_verbosity(logging.INFO)
-    if rest:
-        raise UserValueError(f'got the argument {rest[0]!r}; need flags only, such as --root_dir=DIR')
-    if not flags.FLAGS.root_dir:
-        raise UserValueError(
-            'got no --root_dir; need a directory for the files of the run, such as --root_dir=/tmp/run'
-        )
-    local_path(flags.FLAGS.root_dir, '--root_dir')
 
 
 def check_address(address: str) -> None:
@@ -108,12 +117,8 @@ def check_address(address: str) -> None:
         raise UserValueError(f'got --replay_address={address}; need HOST:PORT with a port from 1 to 65535')
 
 
-def help_text(program: str, description: str, full: bool, example: str = '--gin_file=dqn_cartpole') -> str:
-    """Returns the text of --help.
-
-    Args:
-      example: flags after --root_dir in the example.
-    """
+def _help_text(program: str, description: str, full: bool, example: str) -> str:
+    """Returns the text of --help; if `full`, with the flags of the libraries."""
     modules = flags.FLAGS.flags_by_module_dict()
     ours = [flag for module, items in modules.items() if not module.startswith('absl') for flag in items]
     about = [textwrap.fill(paragraph, _WIDTH) for paragraph in f'{program}: {description.strip()}'.split('\n\n')]

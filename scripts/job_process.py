@@ -28,19 +28,7 @@ _JOIN_SECS = 0.5
 _STDERR = os.dup(2)
 
 
-def set_up_logging(job: str) -> None:
-    """Logs to stderr with time stamps and the job's name, and prints all stacks on a crash and on SIGUSR1."""
-    logging.use_absl_handler()
-    handler = logging.get_absl_handler()
-    handler.setFormatter(
-        standard_logging.Formatter(f'%(levelname).1s %(asctime)s {job} %(filename)s:%(lineno)d] %(message)s')
-    )
-    handler.addFilter(_is_for_the_user)
-    faulthandler.enable(_STDERR)
-    faulthandler.register(signal.SIGUSR1, _STDERR)
-
-
-def run(program: str, work: Callable[[threading.Event], None], stop_timeout_secs: float) -> NoReturn:
+def run(program: str, job: str, work: Callable[[threading.Event], None], stop_timeout_secs: float) -> NoReturn:
     """Runs `work(stop)` in a thread until it ends, then ends the process.
 
     The main thread only waits: Python's signal handlers run in it, and would have to wait for TensorFlow.
@@ -50,8 +38,12 @@ def run(program: str, work: Callable[[threading.Event], None], stop_timeout_secs
     by one.
 
     Args:
+      program: the program's name, which begins the error line.
+      job: the job's name, for the log.
       work: the job; returns when it is done or soon after `stop` is set.
+      stop_timeout_secs: how long it may take to end then [seconds].
     """
+    _set_up_logging(job)
     stopper = _Stopper(program, stop_timeout_secs)
     codes: list[int] = []
     worker = threading.Thread(
@@ -67,17 +59,16 @@ def run(program: str, work: Callable[[threading.Event], None], stop_timeout_secs
     _exit(128 + stopper.signal if stopper.signal and codes[0] in (0, TRY_AGAIN_EXIT_STATUS) else codes[0])
 
 
-def report(program: str, error: BaseException) -> int:
-    """Writes the error line, after a traceback unless it is a `UserError`. Returns the exit code."""
-    is_user_error = isinstance(error, UserError)
-    if not is_user_error:
-        logging.error('the job failed', exc_info=error)
-    text = job_config.plain_message(error)
-    logging.flush()
-    print(
-        f'{program}: error: {text if is_user_error else f"{type(error).__name__}: {text}"}', file=sys.stderr, flush=True
+def _set_up_logging(job: str) -> None:
+    """Logs to stderr with time stamps and the job's name, and prints all stacks on a crash and on SIGUSR1."""
+    logging.use_absl_handler()
+    handler = logging.get_absl_handler()
+    handler.setFormatter(
+        standard_logging.Formatter(f'%(levelname).1s %(asctime)s {job} %(filename)s:%(lineno)d] %(message)s')
     )
-    return 2 if is_user_error else 1
+    handler.addFilter(_is_for_the_user)
+    faulthandler.enable(_STDERR)
+    faulthandler.register(signal.SIGUSR1, _STDERR)
 
 
 def _is_for_the_user(record: standard_logging.LogRecord) -> bool:
@@ -88,17 +79,23 @@ def _is_for_the_user(record: standard_logging.LogRecord) -> bool:
 
 
 def _attempt(program: str, work: Callable[[threading.Event], None], stop: threading.Event) -> int:
-    """Returns the exit code of `work(stop)`."""
+    """Returns the exit code of `work(stop)`; writes its error line, after a traceback unless it is a `UserError`."""
     try:
         work(stop)
+        return 0
     except BaseException as error:
         if isinstance(error, Stopped) and stop.is_set():
             return 0
         if isinstance(error, PeerStopped):
             logging.error('%s', error)
             return TRY_AGAIN_EXIT_STATUS
-        return report(program, error)
-    return 0
+        text = job_config.plain_message(error)
+        if not isinstance(error, UserError):
+            logging.error('the job failed', exc_info=error)
+            text = f'{type(error).__name__}: {text}'
+        logging.flush()
+        print(f'{program}: error: {text}', file=sys.stderr, flush=True)
+        return 2 if isinstance(error, UserError) else 1
 
 
 def _forget_signals() -> None:

@@ -14,40 +14,33 @@ from tflearn.run_dir import RunDir
 from . import job_flags, preflight
 
 
-def launch() -> int:
-    """Runs the jobs with the flags of this program. Returns the exit code, see `process_run.run`."""
-    values = flags.FLAGS
-    return process_run.run(
-        RunDir(values.root_dir),
-        values.gin_file,
-        values.gin_bindings,
-        package=str(__package__),
-        num_collectors=values.num_collectors,
-        replay_address=None if values['replay_address'].using_default_value else values.replay_address,
-        connect_timeout_secs=values.connect_timeout_secs,
-        stop_timeout_secs=values.stop_timeout_secs,
-        warm_start=values.warm_start,
-    )
-
-
 def main() -> None:
-    """Runs the program."""
+    """Runs the jobs with the flags of this program. The exit code is that of `process_run.run`."""
     job_flags.define()
     flags.DEFINE_integer('num_collectors', 1, 'How many collect jobs to start.', lower_bound=1)
     flags.DEFINE_bool(
         'warm_start', True, "Load the jobs' libraries once and fork the jobs; --nowarm_start: each job loads its own."
     )
+    preflight.import_from_here()
+    if not job_flags.read('tflearn-launch', __doc__, job_flags.check):
+        return
+    values = flags.FLAGS
     try:
-        preflight.check()
-        preflight.import_from_here()
-        job_flags.parse(sys.argv)
-        if flags.FLAGS.help or flags.FLAGS.helpfull:
-            print(job_flags.help_text('tflearn-launch', __doc__ or '', full=flags.FLAGS.helpfull))
-            return
-        sys.exit(launch())
+        code = process_run.run(
+            RunDir(values.root_dir),
+            values.gin_file,
+            values.gin_bindings,
+            package=str(__package__),
+            num_collectors=values.num_collectors,
+            replay_address=None if values['replay_address'].using_default_value else values.replay_address,
+            connect_timeout_secs=values.connect_timeout_secs,
+            stop_timeout_secs=values.stop_timeout_secs,
+            warm_start=values.warm_start,
+        )
     except UserError as error:
         print(f'tflearn-launch: error: {error}', file=sys.stderr)
-        sys.exit(2)
+        code = 2
+    sys.exit(code)
 
 
 if __name__ == '__main__':

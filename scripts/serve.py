@@ -9,7 +9,7 @@ from absl import flags
 
 from tflearn.run_dir import RunDir
 
-from . import plain_job, preflight, serve_flags
+from . import job_setup, preflight, serve_flags
 
 
 def run(stop: threading.Event) -> None:
@@ -27,8 +27,8 @@ def run(stop: threading.Event) -> None:
 
 
 def main() -> None:
-    """Runs the program; see `plain_job.main`."""
-    plain_job.main('serve', __doc__, run, serve_flags.define, '--port=8500', serve_flags.check)
+    """Runs the program; see `job_setup.plain_main`."""
+    job_setup.plain_main('serve', __doc__, run, serve_flags.define, '--port=8500', serve_flags.check)
 
 
 if __name__ == '__main__':

@@ -4,29 +4,21 @@ Uses the gin file of the other jobs: what it binds for train and for collect. No
 --root_dir what train writes there, so evaluate works with it.
 """
 
-from tflearn.config import job_config, saved
+from tflearn.config import job_config
 
 from . import job_setup
 
 
-def run(setup: job_setup.Setup) -> None:
-    """Configures and runs the job; keeps its configuration with the results."""
-    from tflearn.api import synchronous_run
-    from tflearn.jobs import synchronous
+def taken() -> job_config.Taken:
+    """Returns which bindings of the jobs train and collect hold for this job."""
+    from tflearn.api import synchronous_run  # After the flags are parsed: it loads TensorFlow.
 
-    configured: job_config.ConfiguredJob = setup.configure(
-        synchronous.synchronous,
-        takes=synchronous_run.taken(),
-        hooks=synchronous.Hooks(lambda: saved.save(setup.run_dir, configured.text), lambda: setup.describe(configured)),
-        run_dir=setup.run_dir,
-        stop=setup.stop,
-    )
-    setup.run(configured)
+    return synchronous_run.taken()
 
 
 def main() -> None:
     """Runs the program; see `job_setup.main`."""
-    job_setup.main('synchronous', __doc__, run)
+    job_setup.main('synchronous', __doc__, takes=taken)
 
 
 if __name__ == '__main__':

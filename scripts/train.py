@@ -3,17 +3,15 @@
 Checkpoints and policies are written to --root_dir; the same command continues from the newest checkpoint.
 """
 
-import dataclasses
+from collections.abc import Sequence
 
-from tflearn.config import job_config, saved
+from absl import flags
 
 from . import job_setup
 
 
 def define_flags() -> None:
     """Defines the flags of this job."""
-    from absl import flags
-
     flags.DEFINE_string(
         'strategy',
         None,
@@ -24,30 +22,17 @@ def define_flags() -> None:
     )
 
 
-def run(setup: job_setup.Setup) -> None:
-    """Configures and runs the job; keeps its configuration with the results."""
-    from absl import flags
-
-    from tflearn.jobs import train  # After the flags are parsed: it loads TensorFlow.
-
-    if strategy := flags.FLAGS.strategy:
-        lines = ('train.device = @tflearn.jobs.train.Device()', f'Device.strategy = {strategy!r}')
-        bindings = [*setup.gin_bindings, *(f'tflearn.jobs.train.{line}' for line in lines)]
-        setup = dataclasses.replace(setup, gin_bindings=bindings)
-    configured: job_config.ConfiguredJob = setup.configure(
-        train.train,
-        hooks=train.Hooks(lambda: saved.save(setup.run_dir, configured.text), lambda: setup.describe(configured)),
-        run_dir=setup.run_dir,
-        replay_address=setup.replay_address,
-        connect_timeout_secs=setup.connect_timeout_secs,
-        stop=setup.stop,
-    )
-    setup.run(configured)
+def bindings() -> Sequence[str]:
+    """Returns the gin statements that --strategy stands for."""
+    if not flags.FLAGS.strategy:
+        return ()
+    lines = ('train.device = @tflearn.jobs.train.Device()', f'Device.strategy = {flags.FLAGS.strategy!r}')
+    return [f'tflearn.jobs.train.{line}' for line in lines]
 
 
 def main() -> None:
     """Runs the program; see `job_setup.main`."""
-    job_setup.main('train', __doc__, run, define_flags=define_flags)
+    job_setup.main('train', __doc__, define_flags=define_flags, bindings=bindings)
 
 
 if __name__ == '__main__':

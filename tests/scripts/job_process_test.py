@@ -23,8 +23,7 @@ def work(stop):
 
 flags.FLAGS(sys.argv[:1])
 logging.set_verbosity(logging.INFO)
-job_process.set_up_logging('toy')
-job_process.run('tflearn-toy', work, {stop_timeout_secs})
+job_process.run('tflearn-toy', 'toy', work, {stop_timeout_secs})
 """
 
 

@@ -1,13 +1,11 @@
 """The configuration in the run directory."""
 
-from __future__ import annotations
-
 import difflib
 import itertools
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from tflearn.run_dir import RunDir
+from absl import logging
+
+from tflearn.run_dir import RunDir, write_atomically
 
 
 def save(run_dir: RunDir, text: str) -> None:
@@ -15,10 +13,6 @@ def save(run_dir: RunDir, text: str) -> None:
 
     A finished run keeps its configuration.
     """
-    from absl import logging
-
-    from tflearn.run_dir import write_atomically
-
     path = run_dir.config
     old = path.read_text(encoding='utf-8') if path.exists() else None
     if old == text or run_dir.done.exists():
