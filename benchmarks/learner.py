@@ -41,8 +41,7 @@ from tflearn.learner.train_loop import LoopOptions  # noqa: E402
 from tflearn.replay.storage import Storage  # noqa: E402
 from tflearn.run_dir import RunDir  # noqa: E402
 from tflearn.sampling.mirror import ReplayMirror  # noqa: E402
-from tflearn.sampling.prioritized import PrioritizedSampler  # noqa: E402
-from tflearn.sampling.sampler import ReplaySampler  # noqa: E402
+from tflearn.sampling.sampler import PrioritizedSampler, ReplaySampler  # noqa: E402
 from tflearn.train_step import create_train_step  # noqa: E402
 from tflearn.types import BatchSource  # noqa: E402
 

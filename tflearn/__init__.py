@@ -25,10 +25,10 @@ if TYPE_CHECKING:
         Uniform,
     )
     from tflearn.learner.learner import Learner, LearnerOptions
+    from tflearn.learner.metrics import TrainResult
     from tflearn.learner.stop_conditions import StopConditions
     from tflearn.learner.summaries import SummaryOptions
     from tflearn.learner.train_loop import LoopOptions
-    from tflearn.learner.train_result import TrainResult
     from tflearn.learner.triggers import EndTrigger, IntervalTrigger, StepsTrigger, TimeTrigger, TotalTrigger
     from tflearn.policies.policy_function import PolicyFunction, load_policy
     from tflearn.run_dir import RunDir
@@ -88,7 +88,7 @@ _NAMES = {
     'learner.stop_conditions': ('StopConditions',),
     'learner.summaries': ('SummaryOptions',),
     'learner.train_loop': ('LoopOptions',),
-    'learner.train_result': ('TrainResult',),
+    'learner.metrics': ('TrainResult',),
     'learner.triggers': ('EndTrigger', 'IntervalTrigger', 'StepsTrigger', 'TimeTrigger', 'TotalTrigger'),
     'policies.policy_function': ('PolicyFunction', 'load_policy'),
     'run_dir': ('RunDir',),

@@ -4,7 +4,7 @@ import tensorflow as tf
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.actors.epsilon_policy import EpsilonPolicy
+from tflearn.actors.exploration import EpsilonPolicy
 
 SPEC = {
     'turn': tensor_spec.BoundedTensorSpec((), tf.int64, 0, 3, 'turn'),

@@ -83,7 +83,7 @@ DOORS = {
 }
 
 # Names in the run directory that another library uses as well: where, and which.
-OTHERS_PATHS = {('tflearn/replay/checkpoint_directory.py', 'DONE')}  # Reverb marks a complete checkpoint so.
+OTHERS_PATHS = {('tflearn/replay/server.py', 'DONE')}  # Reverb marks a complete checkpoint so.
 
 
 def layers(files: Sequence[SourceFile]) -> list[str]:

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tflearn.checkpoints.checkpoints import Checkpoints
-from tflearn.checkpoints.random_state import RandomState
+from tflearn.checkpoints.checkpoints import Checkpoints, RandomState
 
 
 @pytest.fixture(autouse=True)

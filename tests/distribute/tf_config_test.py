@@ -2,22 +2,24 @@ import json
 
 import pytest
 
-from tflearn.distribute import tf_config
+from tflearn.distribute import strategies
 
 CLUSTER = {'worker': ['a:1', 'b:2']}
 TASK = {'type': 'worker', 'index': 1}
 
 
 def test_reads_workers():
-    assert tf_config.read(json.dumps({'cluster': CLUSTER, 'task': TASK})) == tf_config.Task(('a:1', 'b:2'), 1)
+    assert strategies.read_tf_config(json.dumps({'cluster': CLUSTER, 'task': TASK})) == strategies.Task(
+        ('a:1', 'b:2'), 1
+    )
 
 
 def test_chief_comes_first():
     cluster = {'worker': ['a:1', 'b:2'], 'chief': ['c:3']}
     addresses = ('c:3', 'a:1', 'b:2')
-    read = lambda task: tf_config.read(json.dumps({'cluster': cluster, 'task': task}))  # noqa: E731
-    assert read({'type': 'chief', 'index': 0}) == tf_config.Task(addresses, 0)
-    assert read(TASK) == tf_config.Task(addresses, 2)
+    read = lambda task: strategies.read_tf_config(json.dumps({'cluster': cluster, 'task': task}))  # noqa: E731
+    assert read({'type': 'chief', 'index': 0}) == strategies.Task(addresses, 0)
+    assert read(TASK) == strategies.Task(addresses, 2)
 
 
 WRONG = {
@@ -43,4 +45,4 @@ WRONG = {
 def test_names_the_mistake(value, message):
     text = value if value is None or isinstance(value, str) else json.dumps(value)
     with pytest.raises(ValueError, match=f'{message}.*; need e.g. .*; set it on each worker'):
-        tf_config.read(text)
+        strategies.read_tf_config(text)

@@ -2,7 +2,7 @@ import logging
 
 import pytest
 
-from tflearn.environments.failures import Failures, cause_of, seed_of
+from tflearn.environments.sync_vector_env import Failures, cause_of, seed_of
 
 
 def test_failures_in_a_row_are_limited():

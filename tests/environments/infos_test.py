@@ -1,6 +1,6 @@
 import numpy as np
 
-from tflearn.environments.infos import Columns, numeric
+from tflearn.environments.sync_vector_env import InfoColumns, numeric_info
 
 
 def test_only_numbers_are_kept():
@@ -16,11 +16,11 @@ def test_only_numbers_are_kept():
         'i': np.array(['x']),
         'j': [1, 2],
     }
-    assert sorted(numeric(info)) == ['a', 'b', 'c', 'd', 'e']
+    assert sorted(numeric_info(info)) == ['a', 'b', 'c', 'd', 'e']
 
 
 def test_columns_of_single_infos():
-    columns = Columns(2)
+    columns = InfoColumns(2)
     assert columns.gather([{}, {}]) == {}
     first = columns.gather([{'x': 0.5, 'n': 3}, {'x': 1.5, 'ok': True}])
     assert {key: (value.dtype, value.tolist()[1]) for key, value in first.items()} == {
@@ -36,7 +36,7 @@ def test_columns_of_single_infos():
 
 
 def test_a_column_widens_but_keeps_its_shape():
-    columns = Columns(2)
+    columns = InfoColumns(2)
     columns.gather([{'x': 1}, {'x': 2}])
     assert columns.gather([{'x': 1}, {'x': 0.5}])['x'].tolist() == [1.0, 0.5]
     later = columns.gather([{'x': 1}, {'x': np.ones(3)}])['x']
@@ -45,7 +45,7 @@ def test_a_column_widens_but_keeps_its_shape():
 
 
 def test_columns_of_a_vector_environment():
-    columns = Columns(2)
+    columns = InfoColumns(2)
     info = {'x': np.array([0.5, 9.0]), '_x': np.array([True, False]), 'n': np.array([1, 2], np.int32)}
     first = columns.take({**info, 'name': np.array(['a', 'b'], object), 'other': np.arange(3)})
     assert sorted(first) == ['n', 'x']
@@ -55,7 +55,7 @@ def test_columns_of_a_vector_environment():
 
 
 def test_executed_action_defaults_to_the_given_action():
-    columns = Columns(3)
+    columns = InfoColumns(3)
     assert columns.gather([{}, {}, {}], np.array([4, 5, 6])) == {}
     info = columns.gather([{}, {'executed_action': 1}, {}], np.array([4, 5, 6]))
     assert info['executed_action'].tolist() == [4, 1, 6]
@@ -64,7 +64,7 @@ def test_executed_action_defaults_to_the_given_action():
 
 
 def test_columns_are_new_arrays():
-    columns = Columns(1)
+    columns = InfoColumns(1)
     first = columns.gather([{'x': 1.0}])['x']
     second = columns.gather([{}])['x']
     second[:] = 5.0

@@ -2,8 +2,7 @@ import math
 
 import pytest
 
-from tflearn.learner.metrics import IntervalMetrics, Metrics
-from tflearn.learner.train_result import TrainResult
+from tflearn.learner.metrics import IntervalMetrics, Metrics, TrainResult
 
 
 class Clock:

@@ -10,7 +10,7 @@ from tests import fakes
 from tests.testing import experiences
 from tests.testing.replay import NoFlush, read_items, write_steps
 from tflearn.experience import BatchItems, Experience, Queue, Uniform
-from tflearn.replay.statistics import ReplayStatistics
+from tflearn.replay.storage import ReplayStatistics
 from tflearn.replay.writers import ReplayWriter
 from tflearn.waiting import Stopped
 

@@ -19,7 +19,7 @@ from tflearn.learner.train_loop import LoopOptions
 from tflearn.replay.storage import REPLAY
 from tflearn.replay.writers import ReplayWriter
 from tflearn.run_dir import RunDir
-from tflearn.sampling.prioritized import PrioritizedSampler
+from tflearn.sampling.sampler import PrioritizedSampler
 from tflearn.train_step import create_train_step
 from tflearn.waiting import wait_until
 

@@ -14,8 +14,7 @@ from tests.testing.replay import BATCH, draw, experience, fill, write_steps
 from tflearn.experience import BatchItems, Experience, Prioritized, Slicing, Uniform
 from tflearn.replay.writers import ReplayWriter
 from tflearn.sampling import reader
-from tflearn.sampling.prioritized import PrioritizedSampler
-from tflearn.sampling.sampler import ReplaySampler
+from tflearn.sampling.sampler import PrioritizedSampler, ReplaySampler
 from tflearn.types import BatchSource
 
 SAMPLINGS = ['learner', 'server']

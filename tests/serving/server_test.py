@@ -20,7 +20,6 @@ from tests.testing import example_policies, served_policies
 from tflearn.launch.local import free_port
 from tflearn.policies.exporter import PolicyExporter
 from tflearn.rpc import server as rpc_server
-from tflearn.serving import model_config
 from tflearn.serving.batching import BatchOptions
 from tflearn.serving.client import PolicyClient
 from tflearn.serving.metrics import ServingMetrics
@@ -236,7 +235,8 @@ def test_config_files_make_tensorflow_serving_serve_the_same(root):
     config = pytest.importorskip('tensorflow_serving.config.model_server_config_pb2')
     from google.protobuf import text_format
 
-    parsed = text_format.Parse(model_config.models(root, ['greedy_policy'], [3, 4]), config.ModelServerConfig())
+    models = Models(root, ServedVersion, ['greedy_policy'], [3, 4])
+    parsed = text_format.Parse(models.serving_config(), config.ModelServerConfig())
     (model,) = parsed.model_config_list.config
     assert (model.name, model.base_path) == ('greedy_policy', str(root / 'greedy_policy'))
     assert list(model.model_version_policy.specific.versions) == [3, 4]

@@ -10,7 +10,7 @@ from tf_agents.trajectories import trajectory
 
 from tflearn.actors import stored_state
 from tflearn.actors.compiled_policy import CompiledPolicy
-from tflearn.actors.info_metrics import EXECUTED_ACTION
+from tflearn.actors.episode_metrics import EXECUTED_ACTION
 from tflearn.types import ActingPolicy, BatchedEnvironment, check_batch
 
 Observer = Callable[[trajectory.Trajectory], None]

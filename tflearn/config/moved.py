@@ -38,7 +38,7 @@ _MODULES = {
         'on_policy_data': 'tf_agents_compat.ppo_learner',
         'precision': 'distribute.precision',
         'process_figures': 'learner.metrics',
-        'random_state': 'checkpoints.random_state',
+        'random_state': 'checkpoints.checkpoints',
         'snapshots': 'checkpoints.snapshots',
         'step_figures': 'learner.metrics',
         'strategies': 'distribute.strategies',
@@ -46,7 +46,7 @@ _MODULES = {
         'tf_agents_loop': 'tf_agents_compat.loop',
         'tf_agents_plain_learner': 'tf_agents_compat.plain_learner',
         'tf_agents_ppo_learner': 'tf_agents_compat.ppo_learner',
-        'tf_config': 'distribute.tf_config',
+        'tf_config': 'distribute.strategies',
         'watchdog': 'distribute.watchdog',
         'workers': 'distribute.workers',
     },
@@ -58,17 +58,21 @@ _MODULES = {
         'model_holder': 'serving.models',
         'saved_policy': 'policies.exporter',
         'served_policy': 'serving.remote_policy',
-        'serving_config': 'serving.model_config',
+        'serving_config': 'serving.models',
         'serving_metrics': 'serving.metrics',
         'serving_protos': 'serving.protos',
         'tensor_protos': 'serving.tensor_protos',
     },
     'tflearn.replay': {
-        name: f'sampling.{name}'
-        for name in (
-            *('local', 'mirror', 'priorities', 'prioritized', 'queue_source', 'reader', 'reuse_plan', 'ring_buffer'),
-            *('ring_columns', 'sampler', 'shared_array'),
-        )
+        'prioritized': 'sampling.sampler',
+        'shared_array': 'sampling.ring_columns',
+        **{
+            name: f'sampling.{name}'
+            for name in (
+                *('local', 'mirror', 'priorities', 'queue_source', 'reader', 'reuse_plan', 'ring_buffer'),
+                *('ring_columns', 'sampler'),
+            )
+        },
     },
 }
 # By full name: modules, functions, arguments.

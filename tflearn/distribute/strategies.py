@@ -1,15 +1,19 @@
-"""Strategies: makes a tf.distribute strategy by its name; the layout of its replicas, workers and input pipelines."""
+"""Strategies: makes a tf.distribute strategy by its name; the layout of its replicas, workers and input pipelines.
+
+TF_CONFIG, which names several workers, is checked first: TensorFlow hangs on most mistakes in it.
+"""
 
 import collections
 import dataclasses
+import json
 import os
 import pathlib
 import signal
 import threading
+from typing import Any
 
 import tensorflow as tf
 
-from tflearn.distribute import tf_config
 from tflearn.distribute.watchdog import ending_after
 from tflearn.errors import UserValueError
 from tflearn.waiting import is_listening, wait_until
@@ -156,7 +160,7 @@ def _mirrored(name: str, count: int | None) -> tf.distribute.Strategy:
 
 
 def _multi_worker(timeout_secs: float) -> tf.distribute.Strategy:
-    task = tf_config.read(os.environ.get('TF_CONFIG'))
+    task = read_tf_config(os.environ.get('TF_CONFIG'))
     implementations = tf.distribute.experimental.CommunicationImplementation
     # Without GPUs there is only one; with GPUs TensorFlow chooses.
     gpus = tf.config.list_physical_devices('GPU')
@@ -202,3 +206,73 @@ def _tpu(name: str, target: str, timeout_secs: float) -> tf.distribute.Strategy:
             f'got strategy={name!r}, but no TPU starts at {target!r} ({reason}); need a TPU and a TensorFlow made for '
             "it; see docs/distributed.md, or use 'cpu' or 'gpu'"
         ) from error
+
+
+_EXAMPLE = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
+_JOBS = ('chief', 'worker')
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A process of a cluster.
+
+    Attributes:
+      addresses: 'host:port' of every worker, the chief first.
+      index: index of this process among them.
+    """
+
+    addresses: tuple[str, ...]
+    index: int
+
+
+def read_tf_config(text: str | None) -> Task:
+    """Reads TF_CONFIG.
+
+    Args:
+      text: the environment variable's value; None if it is not set.
+
+    Raises:
+      ValueError: if MultiWorkerMirroredStrategy would not accept it; names the mistake.
+    """
+    if not text:
+        raise _wrong('no TF_CONFIG in the environment')
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise _wrong(f'TF_CONFIG={text!r}, which is not JSON ({error})') from error
+    parts = value if isinstance(value, dict) else {}
+    cluster, task = parts.get('cluster'), parts.get('task')
+    if not isinstance(cluster, dict) or not cluster or not isinstance(task, dict):
+        raise _wrong(f"TF_CONFIG={text!r} without the objects 'cluster' and 'task'")
+    addresses = _addresses(cluster)
+    job, index = task.get('type'), task.get('index')
+    if job not in cluster:
+        raise _wrong(f'the task type {job!r} in TF_CONFIG; the cluster has {", ".join(cluster)}')
+    if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(cluster[job]):
+        raise _wrong(f'the task index {index!r} in TF_CONFIG; the cluster has {len(cluster[job])} of type {job!r}')
+    first = len(cluster.get('chief', ())) if job == 'worker' else 0
+    return Task(tuple(addresses), first + index)
+
+
+def _addresses(cluster: dict[str, Any]) -> list[str]:
+    if others := sorted(set(cluster) - set(_JOBS)):
+        raise _wrong(f'the job(s) {", ".join(others)} in the cluster of TF_CONFIG, which do not train')
+    found: list[str] = []
+    for job in _JOBS:
+        addresses = cluster.get(job, [])
+        if not isinstance(addresses, list) or (job in cluster and not addresses):
+            raise _wrong(f'{addresses!r} as the addresses of {job!r} in TF_CONFIG')
+        found += addresses
+    if len(cluster.get('chief', ())) > 1:
+        raise _wrong(f'{len(cluster["chief"])} chiefs in TF_CONFIG')
+    for address in found:
+        host, _, port = address.rpartition(':') if isinstance(address, str) else ('', '', '')
+        if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+            raise _wrong(f'the address {address!r} in TF_CONFIG, which is not host:port')
+    if len(set(found)) < len(found):
+        raise _wrong(f'the same address twice in TF_CONFIG: {", ".join(found)}')
+    return found
+
+
+def _wrong(what: str) -> UserValueError:
+    return UserValueError(f'got {what}; need e.g. {_EXAMPLE}; set it on each worker, with its own index')

@@ -1,21 +1,156 @@
 """N environments that are stepped together in this process: one after the other, or as one vector environment.
 
 Environments that raise an error are rebuilt. Those that may hang need their own processes (`worker_processes`).
+The workers import this file, so it must stay importable without TensorFlow.
 """
 
 import contextlib
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import gymnasium
 import numpy as np
+from absl import logging
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
-from tflearn.environments import infos
-from tflearn.environments.failures import Failures, cause_of, seed_of
 from tflearn.errors import UserValueError
+
+MAX_IN_A_ROW = 5
+
+
+class Failures:
+    """Counts the failures of N environments."""
+
+    def __init__(self, num_environments: int, max_in_a_row: int = MAX_IN_A_ROW):
+        """Starts at 0."""
+        self.num_rebuilt = 0
+        self._in_a_row = [0] * num_environments
+        self._max_in_a_row = max_in_a_row
+        self._any = False
+
+    def add(self, environments: Sequence[int], cause: str) -> None:
+        """Counts a failure of `environments`, which the caller then rebuilds.
+
+        Raises:
+          RuntimeError: with the cause, if they have failed too often in a row.
+        """
+        self._any = True
+        for i in environments:
+            self._in_a_row[i] += 1
+        in_a_row = max(self._in_a_row[i] for i in environments)
+        names = f'environment {", ".join(map(str, environments))}'
+        if in_a_row > self._max_in_a_row:
+            raise RuntimeError(
+                f'got {in_a_row} failures in a row of {names}; need one that can be made, reset and stepped; fix the '
+                f'cause: {cause}'
+            )
+        self.num_rebuilt += len(environments)
+        logging.warning('rebuilding %s (failure %d in a row): %s', names, in_a_row, cause)
+
+    def record_step(self, failed: Container[int] = ()) -> None:
+        """Records that all environments except `failed` made a step."""
+        if self._any:
+            self._in_a_row = [count if i in failed else 0 for i, count in enumerate(self._in_a_row)]
+            self._any = any(self._in_a_row)
+
+
+def cause_of(error: BaseException) -> str:
+    """Returns the error in one line, followed by its traceback."""
+    trace = ''.join(traceback.format_exception(error)).strip()
+    return f'{trace.splitlines()[-1]}\n{trace}'
+
+
+def seed_of(seed: int | None, index: int, num_rebuilt: int) -> int | None:
+    """Returns the seed of environment `index`; a rebuilt one gets another, so that it does not fail in the same way.
+
+    Args:
+      num_rebuilt: the number of environments rebuilt so far; 0 gives seed + index.
+    """
+    if seed is None or not num_rebuilt:
+        return None if seed is None else seed + index
+    return int(np.random.SeedSequence((seed + index, num_rebuilt)).generate_state(1)[0])
+
+
+EXECUTED_ACTION = 'executed_action'
+_NUMBERS = ('b', 'i', 'u', 'f')
+
+
+def numeric_info(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the entries of one environment's info that are numbers or arrays of numbers."""
+    return {
+        key: value
+        for key, value in info.items()
+        if isinstance(value, bool | int | float) or getattr(getattr(value, 'dtype', None), 'kind', None) in _NUMBERS
+    }
+
+
+class InfoColumns:
+    """Gathers the infos of a batch at each step. A key that has appeared stays, with its shape."""
+
+    def __init__(self, num_environments: int):
+        self._num_environments = num_environments
+        self._missing: dict[str, np.ndarray] = {}  # zeros or NaN [B, ...] for each key
+
+    def gather(self, infos: Sequence[Mapping[str, Any]], action: Any = None) -> dict[str, np.ndarray]:
+        """Returns the numbers in the infos of the environments.
+
+        Args:
+          action: the array [B, ...] of actions, the executed action of environments that report no other.
+
+        Returns:
+          Arrays [B, ...]: float32, or integers or booleans. Missing values are NaN or 0.
+        """
+        if not any(infos) and not self._missing:
+            return {}
+        batch: dict[str, np.ndarray] = {}
+        masks: dict[str, np.ndarray] = {}
+        for i, info in enumerate(infos):
+            for key, value in numeric_info(info).items():
+                if key not in batch:
+                    value = np.asarray(value)
+                    batch[key] = np.zeros((self._num_environments, *value.shape), value.dtype)
+                    masks[key] = np.zeros(self._num_environments, bool)
+                if np.shape(value) == batch[key].shape[1:]:
+                    if not np.can_cast(dtype := np.asarray(value).dtype, batch[key].dtype, 'same_kind'):
+                        batch[key] = batch[key].astype(np.promote_types(dtype, batch[key].dtype))
+                    batch[key][i] = value
+                    masks[key][i] = True
+        return self._complete(batch, masks, action)
+
+    def take(self, info: Mapping[str, Any], action: Any = None) -> dict[str, np.ndarray]:
+        """Returns the same for the info of a gymnasium vector environment: arrays [B, ...], with masks '_key'."""
+        if not info and not self._missing:
+            return {}
+        batch = {
+            key: np.asarray(value)
+            for key, value in numeric_info(info).items()
+            if not key.startswith('_') and np.shape(value)[:1] == (self._num_environments,)
+        }
+        everywhere = np.ones(self._num_environments, bool)
+        return self._complete(batch, {key: info.get(f'_{key}', everywhere) for key in batch}, action)
+
+    def _complete(self, batch: dict[str, np.ndarray], masks: dict[str, np.ndarray], action: Any) -> dict[str, Any]:
+        """Returns `batch` with all keys that have appeared, and fills in missing values."""
+        for key, values in batch.items():
+            self._add_key(key, values)
+        complete = {}
+        for key, nothing in self._missing.items():
+            given = key == EXECUTED_ACTION and np.shape(action) == nothing.shape
+            complete[key] = column = np.array(action if given else nothing, nothing.dtype)
+            if key in batch and batch[key].shape == nothing.shape:
+                column[masks[key]] = batch[key][masks[key]]
+        return complete
+
+    def _add_key(self, key: str, values: np.ndarray) -> None:
+        known = self._missing.get(key)
+        dtype = values.dtype if known is None else np.promote_types(values.dtype, known.dtype)
+        dtype = np.dtype(np.float32) if dtype.kind == 'f' else dtype
+        if known is None or known.dtype != dtype:
+            shape = values.shape if known is None else known.shape
+            self._missing[key] = np.full(shape, np.nan if dtype.kind == 'f' else 0, dtype)
 
 
 class Step(NamedTuple):
@@ -79,7 +214,7 @@ class SyncVectorEnv:
         self.single_action_space = self._environments[0].action_space
         self._action_space = batch_space(self.single_action_space, num_environments)
         self._batch = create_empty_array(self.single_observation_space, num_environments)
-        self._columns = infos.Columns(num_environments)
+        self._columns = InfoColumns(num_environments)
         self._ended = [False] * num_environments
         self._seed: int | None = None
 
@@ -165,7 +300,7 @@ class NativeVectorEnv:
         self.single_observation_space = self._vector_env.single_observation_space
         self.single_action_space = self._vector_env.single_action_space
         self.failures = Failures(self.num_envs)
-        self._columns = infos.Columns(self.num_envs)
+        self._columns = InfoColumns(self.num_envs)
         self._seed: int | None = None
 
     def reset(self, seed: int | None) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.environments import infos, spaces, sync_vector_env, worker_processes
+from tflearn.environments import spaces, sync_vector_env, worker_processes
 from tflearn.types import EnvironmentSpecs, check_batch
 
 # Some environments think for a while; one that hangs is to be noticed all the same.
@@ -92,8 +92,8 @@ class VectorEnvironment:
         observation, reward, terminated, truncated, info, rebuilt = self._vector_env.step(given)
         first = self._ended if rebuilt is None else self._ended | rebuilt
         self._ended = ended = terminated | truncated
-        if infos.EXECUTED_ACTION in info:
-            info[infos.EXECUTED_ACTION] = self._executed(info[infos.EXECUTED_ACTION], given, action)
+        if sync_vector_env.EXECUTED_ACTION in info:
+            info[sync_vector_env.EXECUTED_ACTION] = self._executed(info[sync_vector_env.EXECUTED_ACTION], given, action)
         self.info = info
         return ts.TimeStep(
             step_type=np.where(first, _FIRST, _MID + ended),  # LAST is MID + 1

@@ -25,8 +25,8 @@ from gymnasium.vector.utils import (
     write_to_shared_memory,
 )
 
-from tflearn.environments import infos, sync_vector_env
-from tflearn.environments.failures import Failures, cause_of, seed_of
+from tflearn.environments import sync_vector_env
+from tflearn.environments.sync_vector_env import Failures, cause_of, seed_of
 
 _START_TIMEOUT_SECS = 600.0  # some environments load for minutes
 _CLOSE_SECS = 5.0
@@ -61,11 +61,11 @@ def _serve(environment: gymnasium.Env, index: int, pipe: connection.Connection, 
         if command == 'step' and not ended:
             observation, reward, terminated, truncated, info = environment.step(argument)
             ended = bool(terminated or truncated)
-            result = (float(reward), bool(terminated), bool(truncated), infos.numeric(info))
+            result = (float(reward), bool(terminated), bool(truncated), sync_vector_env.numeric_info(info))
         else:
             observation, info = environment.reset(seed=argument if command == 'reset' else None)
             ended = False
-            result = (0.0, False, False, infos.numeric(info))
+            result = (0.0, False, False, sync_vector_env.numeric_info(info))
         write_to_shared_memory(environment.observation_space, index, observation, shared_memory)
         _reply(pipe, (True, result))
 
@@ -144,7 +144,7 @@ class WorkerVectorEnv:
         self.failures = Failures(num_environments)
         self._make_one = CloudpickleWrapper(make_one)
         self._timeout_secs = step_timeout_secs
-        self._columns = infos.Columns(num_environments)
+        self._columns = sync_vector_env.InfoColumns(num_environments)
         self._seed: int | None = None
         # 'fork' would copy TensorFlow's locks while its threads hold them. 'spawn' would work, but the fork server
         # imports gymnasium only once for all workers.

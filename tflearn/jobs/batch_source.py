@@ -12,9 +12,8 @@ from tflearn.experience import Experience, Iteration, Prioritized, Queue, Reuse,
 from tflearn.learner.minibatches import MinibatchSource
 from tflearn.replay.storage import Storage
 from tflearn.sampling.mirror import ReplayMirror
-from tflearn.sampling.prioritized import PrioritizedSampler
 from tflearn.sampling.queue_source import QueueSource
-from tflearn.sampling.sampler import ReplaySampler
+from tflearn.sampling.sampler import PrioritizedSampler, ReplaySampler
 from tflearn.types import Agent
 
 Source = ReplayMirror | ReplaySampler | QueueSource | MinibatchSource

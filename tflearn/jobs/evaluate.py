@@ -7,9 +7,9 @@ from typing import Any
 
 from absl import logging
 
-from tflearn.actors.epsilon_policy import EpsilonPolicy
 from tflearn.actors.evaluation_record import Evaluation
 from tflearn.actors.evaluator import Evaluator
+from tflearn.actors.exploration import EpsilonPolicy
 from tflearn.errors import UserValueError
 from tflearn.experience import Experience
 from tflearn.jobs import evaluated_policies

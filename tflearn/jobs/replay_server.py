@@ -10,8 +10,7 @@ from tflearn.experience import Experience
 from tflearn.jobs import initial_agent
 from tflearn.replay import credits, reports
 from tflearn.replay.server import ReplayServer
-from tflearn.replay.statistics import ReplayStatistics
-from tflearn.replay.storage import REPLAY, Storage
+from tflearn.replay.storage import REPLAY, ReplayStatistics, Storage
 from tflearn.run_dir import RunDir, Status
 from tflearn.train_step import create_train_step
 from tflearn.types import AgentFactory, EnvironmentFactory, specs_of

@@ -12,7 +12,6 @@ from absl import logging
 from tflearn.errors import UserTimeoutError, UserValueError
 from tflearn.rpc.server import TlsFiles
 from tflearn.run_dir import RunDir, Status, write_atomically
-from tflearn.serving import model_config
 from tflearn.serving.batching import BatchOptions
 from tflearn.serving.metrics import ServingMetrics
 from tflearn.serving.models import Models
@@ -118,9 +117,8 @@ def _follow(
 
 
 def _write_serving_config(run_dir: RunDir, models: Models, options: ServeOptions) -> None:
-    names = sorted(holder.name for holder in models.holders)
     try:
-        write_atomically(run_dir.serving_models, model_config.models(run_dir.policies, names, options.versions))
+        write_atomically(run_dir.serving_models, models.serving_config())
         write_atomically(run_dir.serving_batching, (options.batching or BatchOptions()).serving_config())
     except OSError as error:  # the run directory may be read-only for this job
         logging.warning('could not write %s: %s', run_dir.serving_models.parent, error)

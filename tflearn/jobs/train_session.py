@@ -20,12 +20,11 @@ from tflearn.jobs.policy_exports import PolicyExports
 from tflearn.jobs.run_outputs import CollectSummaries
 from tflearn.jobs.train_settings import Settings
 from tflearn.learner.learner import Learner
+from tflearn.learner.metrics import TrainResult
 from tflearn.learner.stop_conditions import StopConditions
-from tflearn.learner.train_result import TrainResult
 from tflearn.learner.triggers import IntervalTrigger
 from tflearn.replay import connection, reports
-from tflearn.replay.statistics import ReplayStatistics
-from tflearn.replay.storage import REPLAY, Storage
+from tflearn.replay.storage import REPLAY, ReplayStatistics, Storage
 from tflearn.run_dir import RunDir, Status
 from tflearn.types import Agent
 from tflearn.waiting import LOG_EVERY_SECS, PeerStopped

@@ -9,18 +9,16 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tflearn.checkpoints.checkpoints import Checkpoints
-from tflearn.checkpoints.random_state import RandomState
+from tflearn.checkpoints.checkpoints import Checkpoints, RandomState
 from tflearn.distribute.workers import Agreement
 from tflearn.errors import UserRuntimeError, UserValueError
 from tflearn.learner import batches
 from tflearn.learner.batches import DatasetBatches, DatasetFn
-from tflearn.learner.metrics import Metrics
+from tflearn.learner.metrics import Metrics, TrainResult
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions
 from tflearn.learner.summarized_loop import SummarizedLoop
 from tflearn.learner.train_loop import LoopOptions
-from tflearn.learner.train_result import TrainResult
 from tflearn.learner.triggers import IntervalTrigger
 from tflearn.run_dir import RunDir
 from tflearn.types import Agent, BatchSource

@@ -5,16 +5,99 @@ import time
 from collections.abc import Mapping
 
 import tensorflow as tf
+from absl import logging
 
 from tflearn.distribute import strategies
 from tflearn.errors import UserValueError
 from tflearn.learner.batches import Batches, SourceBatches
 from tflearn.learner.metrics import IntervalMetrics, Metrics, rss_mb
-from tflearn.learner.profile import Profile
-from tflearn.learner.step_counter import StepCounter
 from tflearn.learner.summaries import StepSummaries, Summaries, SummaryOptions
 from tflearn.learner.train_loop import LoopOptions, Program, TrainLoop
 from tflearn.types import Agent
+
+
+class Profile:
+    """Traces the train steps first..last once. A run that is resumed between them traces the rest."""
+
+    def __init__(self, directory: pathlib.Path, steps: tuple[int, int] | None):
+        """Traces nothing yet.
+
+        Args:
+          directory: the directory of the event files; the trace is written to its `plugins/profile`.
+          steps: first and last train step, both in the trace; None never traces.
+        """
+        self._directory, self._steps = str(directory), steps
+        self._running = False
+
+    def boundary(self, before: int) -> int | None:
+        """Returns the next train step at which the trace begins or ends; no program may run across it."""
+        if not self._steps:
+            return None
+        first, last = self._steps
+        return next((step for step in (first - 1, last) if step > before), None)
+
+    def at(self, step: int) -> None:
+        """Begins or ends the trace, if that is due when `step` train steps are done."""
+        if not self._steps:
+            return
+        first, last = self._steps
+        if self._running and step >= last:
+            self.stop()
+        elif not self._running and first <= step + 1 <= last:
+            self._start()
+
+    def stop(self) -> None:
+        """Ends the trace if it runs, and writes it."""
+        if self._running:
+            self._running = False
+            tf.profiler.experimental.stop()
+            logging.info('wrote the trace of train steps %s to %s', self._steps, self._directory)
+
+    def _start(self) -> None:
+        try:
+            tf.profiler.experimental.start(self._directory)
+        except tf.errors.OpError as error:  # training continues without a trace
+            logging.warning('could not trace train steps %s: %s', self._steps, error)
+            self._steps = None
+            return
+        self._running = True
+
+
+class StepCounter:
+    """Reads the variable, since a call of `agent.train` need not add 1.
+
+    TF-Agents' PPOAgent adds 1 for each of its epochs, and an optimizer adds 1 more where its `iterations` are the
+    agent's train step.
+    """
+
+    def __init__(self, train_step: tf.Variable, increment: int | None = 1):
+        """Starts at the variable's value.
+
+        Args:
+          increment: what a call is expected to add to it; None if that is not known before the first call.
+        """
+        self._train_step, self._increment = train_step, increment
+
+    @property
+    def step(self) -> int:
+        """The train step now."""
+        return int(self._train_step.numpy())
+
+    def calls_before(self, step: int) -> int:
+        """Returns how many calls there are before the one that reaches `step`; 0 if the next call does.
+
+        As long as it is not known what a call adds, the result is at most 1.
+        """
+        missing = step - self.step
+        if self._increment is None:
+            return int(missing > 1)
+        return max(0, -(-missing // self._increment) - 1)
+
+    def observe(self, before: int, num_calls: int) -> None:
+        """Records what `num_calls` calls have added since the step `before`."""
+        gained = self.step - before
+        if num_calls and gained > 0:
+            self._increment = max(1, gained // num_calls)
 
 
 class SummarizedLoop:

@@ -11,6 +11,7 @@ Arguments and results are dicts, lists and tuples of tensors with a leading batc
 """
 
 import pathlib
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,18 +19,22 @@ from typing import Any
 
 import tensorflow as tf
 from absl import logging
+from tf_agents.policies import policy_saver
+from tf_agents.specs import tensor_spec
 
 import tflearn
 from tflearn.background import Background
 from tflearn.errors import UserValueError
 from tflearn.finite import FiniteCheck
-from tflearn.policies import plain_nests, signatures, tf_agents_specs, updates, versions
+from tflearn.policies import plain_nests, signatures, updates, versions
 from tflearn.policies.export_check import ExportCheck
 from tflearn.policies.model_files import ModelFiles
 from tflearn.run_dir import write_json
 
 # A key of the metadata: the names of the observation's leaves, in the order of the replay's columns.
 OBSERVATION_NAMES = 'observation_names'
+# The file by which TF-Agents' loader knows the specs, as `PolicySaver` writes it.
+_SPECS = pathlib.Path(policy_saver.POLICY_SPECS_PBTXT)
 
 
 class PolicyExporter:
@@ -64,7 +69,7 @@ class PolicyExporter:
             versions.remove_leftovers(folder)
         self._live = signatures.traced(policy)
         named = signatures.named(policy, self._live)
-        specs_file = {tf_agents_specs.FILE: tf_agents_specs.content(policy)}
+        specs_file = {_SPECS: _specs(policy)}
         self._files = ModelFiles.of(self._live, named, directory, specs_file)
         self._check = ExportCheck(self._live, policy, named, self._files)
         self._constant_facts = _constant_facts(policy)
@@ -219,6 +224,17 @@ def _constant_facts(policy: Any) -> dict[str, Any]:
         'tflearn_version': tflearn.__version__,
         'tensorflow_version': tf.__version__,
     }
+
+
+def _specs(policy: Any) -> bytes:
+    """Returns the content of the file `_SPECS`."""
+    # The policy state as `get_initial_state` of the export returns it.
+    policy_state_spec = plain_nests.to_plain(policy.policy_state_spec)
+    specs = {'collect_data_spec': policy.collect_data_spec, 'policy_state_spec': policy_state_spec}
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, _SPECS)
+        tensor_spec.to_pbtxt_file(str(path), specs)
+        return path.read_bytes()
 
 
 def _on_host(variable: tf.Variable) -> tf.Tensor:

@@ -1,4 +1,7 @@
-"""Storage: how a run's experience is stored in the replay server. All jobs derive it in the same way, so they agree."""
+"""Storage: how a run's experience is stored in the replay server. All jobs derive it in the same way, so they agree.
+
+Rate limiters: when collectors and learner wait for each other, without a deadlock. ReplayStatistics: a table's counts.
+"""
 
 import dataclasses
 import functools
@@ -11,8 +14,46 @@ import tensorflow as tf
 from tf_agents.typing import types
 
 from tflearn.experience import Experience, Prioritized, Queue, Uniform
-from tflearn.replay import rate_limits, rows
+from tflearn.replay import rows
 from tflearn.replay.chunks import ID_BYTES
+
+# So that neither side waits for the other at every batch.
+_SPARE_BATCHES = 4
+
+
+def error_buffer(experience: Experience, sequences_per_chunk: float = 1.0) -> float:
+    """Returns how far samples may be ahead of inserts times the ratio, or behind [samples].
+
+    The side that is further ahead is blocked. If the buffer were smaller than the change of one insert or one batch,
+    both sides could be blocked forever. So it is at least two inserts and some batches, or a tenth of the items needed
+    before the first draw.
+
+    Args:
+      sequences_per_chunk: sequences that are inserted at once.
+    """
+    ratio = experience.replay.samples_per_insert or 0.0
+    batches = float(_SPARE_BATCHES * experience.per_replica_batch_size)
+    return max(0.1 * ratio * experience.replay.min_size, batches, 2.0 * ratio * sequences_per_chunk, 1.0)
+
+
+def rate_limiter(
+    experience: Experience, sequences_per_chunk: float = 1.0, sequences_per_draw: float = 1.0
+) -> reverb.rate_limiters.RateLimiter:
+    """Returns the rate limiter of a table of chunks that the server draws from (a queue has its own: see `storage`).
+
+    Args:
+      sequences_per_chunk: sequences that begin in an item.
+      sequences_per_draw: sequences that one draw of the item gives.
+    """
+    min_chunks = max(1, round(experience.replay.min_size / sequences_per_chunk))
+    if experience.replay.samples_per_insert is None:
+        return reverb.rate_limiters.MinSize(min_chunks)
+    return reverb.rate_limiters.SampleToInsertRatio(
+        samples_per_insert=experience.replay.samples_per_insert * sequences_per_chunk / sequences_per_draw,
+        min_size_to_sample=min_chunks,
+        error_buffer=max(1.0, error_buffer(experience, sequences_per_chunk) / sequences_per_draw),
+    )
+
 
 REPLAY = 'replay'
 STREAM = 'stream'
@@ -155,7 +196,7 @@ class Storage:
         most = min(_MAX_STREAM_CHUNKS, max(_MIN_STREAM_CHUNKS, _MAX_STREAM_BYTES // math.prod(self.chunk_shape)))
         if ratio is None:
             return most
-        ahead = rate_limits.error_buffer(self.experience, self.sequences_per_chunk) / ratio / self.sequences_per_chunk
+        ahead = error_buffer(self.experience, self.sequences_per_chunk) / ratio / self.sequences_per_chunk
         return min(most, max(_MIN_STREAM_CHUNKS, math.ceil(ahead)))
 
     @property
@@ -187,4 +228,45 @@ class Storage:
     def _rate_limiter(self) -> reverb.rate_limiters.RateLimiter:
         if self.mirrored:  # the learner limits the ratio itself
             return reverb.rate_limiters.MinSize(1)
-        return rate_limits.make(self.experience, self.sequences_per_chunk, self.sequences_per_draw)
+        return rate_limiter(self.experience, self.sequences_per_chunk, self.sequences_per_draw)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayStatistics:
+    """Counts of sequences since the table was made; they survive a restart of the server from its checkpoint.
+
+    If an item holds several sequences, the counts assume that each row that may begin a sequence does so. That is not
+    true for the last rows of an episode, nor for all rows that a collector sends when it ends.
+    """
+
+    size: int
+    max_size: int
+    inserts: int
+    samples: int
+
+    @classmethod
+    def of(cls, info: Any, storage: Storage) -> 'ReplayStatistics':
+        """Returns the statistics of the replay table's `reverb.TableInfo`."""
+        limiter = info.rate_limiter_info
+        per_item = storage.sequences_per_chunk
+        return cls(
+            round(info.current_size * per_item),
+            round(info.max_size * per_item),
+            round(limiter.insert_stats.completed * per_item),
+            round(limiter.sample_stats.completed * storage.sequences_per_draw),
+        )
+
+    @property
+    def samples_per_insert(self) -> float:
+        return self.samples / self.inserts if self.inserts else 0.0
+
+    def ratio_since_filled(self, min_size: int) -> float | None:
+        """Returns the samples per insert beyond `min_size`, which the rate limiter limits; None before that."""
+        beyond = self.inserts - min_size
+        return self.samples / beyond if beyond > 0 else None
+
+    def __str__(self) -> str:
+        return (
+            f'{self.size} of {self.max_size} sequences, {self.inserts} inserts, {self.samples} samples '
+            f'({self.samples_per_insert:.2f} samples per insert)'
+        )

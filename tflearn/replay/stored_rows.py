@@ -8,9 +8,8 @@ import numpy as np
 import reverb
 
 from tflearn.errors import UserValueError
-from tflearn.replay.checkpoint_directory import CheckpointDirectory
 from tflearn.replay.chunks import ID_BYTES
-from tflearn.replay.server import quiet_reading
+from tflearn.replay.server import CheckpointDirectory, quiet_reading
 from tflearn.replay.storage import CHUNK_FORMAT, REPLAY
 from tflearn.run_dir import read_json
 

@@ -1,4 +1,4 @@
-"""A gRPC server: its address, TLS, limits and health. What it serves is a mapping of methods."""
+"""A gRPC server, of a mapping of methods: its address, TLS, limits and health; and channels to servers."""
 
 import asyncio
 import dataclasses
@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent import futures
 from typing import Any
 
+import grpc
 from absl import logging
 
 from tflearn import extras
@@ -239,3 +240,19 @@ def _stop(loop: asyncio.AbstractEventLoop) -> None:
 def _log_failure(ended: futures.Future[Any]) -> None:
     if not ended.cancelled() and (error := ended.exception()):
         logging.warning('could not update the health of the server: %s: %s', type(error).__name__, error)
+
+
+# A client finds a restarted server within a second; gRPC's own delay grows with each attempt, up to two minutes.
+_OPTIONS = (('grpc.max_reconnect_backoff_ms', 1000),)
+
+
+def connect(address: str, credentials: Any = None) -> Any:
+    """Returns a channel, which connects when it is first used.
+
+    Args:
+      address: the server's 'host:port'.
+      credentials: `grpc.ssl_channel_credentials(...)`; None is no encryption.
+    """
+    if credentials is None:
+        return grpc.insecure_channel(address, _OPTIONS)
+    return grpc.secure_channel(address, credentials, _OPTIONS)

@@ -14,9 +14,9 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tflearn.replay import connection, rate_limits
+from tflearn.replay import connection
 from tflearn.replay.chunks import chunk_id, chunk_rows
-from tflearn.replay.storage import REPLAY, STREAM, Storage
+from tflearn.replay.storage import REPLAY, STREAM, Storage, error_buffer
 from tflearn.sampling import table_scan
 from tflearn.sampling.reader import TableReader
 from tflearn.sampling.ring_buffer import RingBuffer
@@ -47,7 +47,7 @@ class ReplayMirror(tf.train.experimental.PythonState):
         self._started = False
         self._closing = threading.Event()
         self._error: Exception | None = None
-        self._error_buffer = rate_limits.error_buffer(storage.experience, storage.sequences_per_chunk)
+        self._error_buffer = error_buffer(storage.experience, storage.sequences_per_chunk)
         self._error_buffer = max(self._error_buffer, float(batch_size))
         self.max_draw_steps = self._ring.max_draw_steps(batch_size)
         logging.info(

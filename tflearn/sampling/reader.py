@@ -14,7 +14,7 @@ from absl import logging
 
 from tflearn.errors import UserTimeoutError
 from tflearn.experience import Queue
-from tflearn.replay import connection, statistics
+from tflearn.replay import connection, storage
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.waiting import LOG_EVERY_SECS
 
@@ -180,7 +180,5 @@ class TableReader:
 
     def _server_state(self) -> str:
         info = connection.server_info(self._address)
-        table = (
-            f'with {statistics.ReplayStatistics.of(info[REPLAY], self._storage)}' if info else 'which does not answer'
-        )
+        table = f'with {storage.ReplayStatistics.of(info[REPLAY], self._storage)}' if info else 'which does not answer'
         return f'the replay server at {self._address}, {table}'

@@ -1,6 +1,7 @@
 """The models that are served: each policy's newest version, or pinned ones, updated while requests are answered."""
 
 import dataclasses
+import json
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
@@ -130,7 +131,7 @@ class Models:
           names: the policies to serve; none serves all, including those that appear later.
           pinned: the versions to serve; none serves the newest one of each policy.
         """
-        self._root = root
+        self._root, self._pinned = root, tuple(pinned)
         self._names = tuple(names)
         self._make = lambda name: ModelHolder(root / name, load, pinned)
         self._holders: dict[str, ModelHolder] = {name: self._make(name) for name in self._names}
@@ -160,6 +161,17 @@ class Models:
     @property
     def holders(self) -> list[ModelHolder]:
         return list(self._holders.values())
+
+    def serving_config(self) -> str:
+        """Returns the --model_config_file with which TensorFlow Serving serves the same versions."""
+        policy = ''.join(f' versions: {version}' for version in self._pinned)
+        which = f'    model_version_policy {{ specific {{{policy} }} }}\n' if self._pinned else ''
+        configs = [
+            f'  config {{\n    name: {json.dumps(name)}\n    base_path: {json.dumps(str(self._root / name))}\n'
+            f'    model_platform: "tensorflow"\n{which}  }}\n'
+            for name in sorted(self._holders)
+        ]
+        return f'model_config_list {{\n{"".join(configs)}}}\n'
 
 
 def _directories(root: pathlib.Path) -> list[pathlib.Path]:

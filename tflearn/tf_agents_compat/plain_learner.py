@@ -14,7 +14,7 @@ from absl import logging
 from tf_agents.specs import tensor_spec
 
 from tflearn.errors import UserValueError
-from tflearn.learner.step_counter import StepCounter
+from tflearn.learner.summarized_loop import StepCounter
 from tflearn.learner.train_loop import LoopOptions, Reduction
 from tflearn.learner.triggers import IntervalTrigger, StepTrigger, TimeTrigger
 from tflearn.run_dir import RunDir
