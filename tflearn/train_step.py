@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tflearn.errors import UserValueError
+from tflearn.errors import UserValueError, check_at_least
 
 
 def create_train_step() -> tf.Variable:
@@ -31,8 +31,7 @@ def crossed(interval: int, before: int, after: int) -> bool:
     Raises:
       ValueError: if `interval` is not positive or the steps decrease.
     """
-    if interval < 1:
-        raise UserValueError(f'got interval={interval}; need at least 1')
+    check_at_least(1, interval=interval)
     if after < before:
         raise UserValueError(f'got before={before}, after={after}; need steps that do not decrease')
     return after // interval > before // interval

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.errors import UserValueError
+from tflearn.errors import UserValueError, check_at_least
 from tflearn.types import BatchedEnvironment, EvaluationPolicy
 from tflearn.waiting import Stopped
 
@@ -82,9 +82,7 @@ class Evaluator:
         Raises:
           ValueError: if a number is below 1.
         """
-        for name, value in (('num_episodes', num_episodes), ('max_steps_per_episode', max_steps_per_episode)):
-            if value < 1:
-                raise UserValueError(f'got {name}={value}; need at least 1')
+        check_at_least(1, num_episodes=num_episodes, max_steps_per_episode=max_steps_per_episode)
         self._environment = environment
         self._max_steps_per_episode = max_steps_per_episode
         share, rest = divmod(num_episodes, environment.num_environments)

@@ -34,6 +34,7 @@ def draw(
     # Imported here, since it takes a second. pyplot has global state and needs a display.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import StrMethodFormatter
 
     figure = Figure(figsize=(8, 5), dpi=120, layout='constrained')
     axes = figure.add_subplot()
@@ -45,7 +46,7 @@ def draw(
     axes.spines[['right']].set_visible(False)
     axes.legend(loc='best', frameon=False)
     axes.locator_params(axis='x', nbins=6, steps=[1, 2, 5, 10])
-    _thousands(axes.xaxis)
+    axes.xaxis.set_major_formatter(StrMethodFormatter('{x:,.0f}'))
     if len(curves) == 1:
         _add_train_steps(axes, next(iter(curves.values())))
     axes.set_title(title)
@@ -104,9 +105,3 @@ def _add_train_steps(axes: Any, curve: Sequence[Evaluation]) -> None:
     above.set_xticks(np.interp(ticks, train_steps, env_steps), [f'{tick:,.0f}' for tick in ticks])
     above.set_xlabel('train steps')
     above.spines[['right']].set_visible(False)
-
-
-def _thousands(axis: Any) -> None:
-    from matplotlib.ticker import StrMethodFormatter
-
-    axis.set_major_formatter(StrMethodFormatter('{x:,.0f}'))

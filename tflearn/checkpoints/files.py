@@ -10,7 +10,7 @@ import re
 import shutil
 from collections.abc import Callable
 
-from tflearn.errors import UserValueError
+from tflearn.errors import UserValueError, check_at_least
 from tflearn.run_dir import write_atomically
 
 _INDEX = re.compile(r'ckpt-(\d+)\.index')
@@ -29,8 +29,7 @@ class CheckpointFiles:
         Args:
           keep_every_steps: the first checkpoint at or after each multiple is never deleted; None: no such rule.
         """
-        if max_to_keep < 1:
-            raise UserValueError(f'got max_to_keep={max_to_keep}; need at least 1')
+        check_at_least(1, max_to_keep=max_to_keep)
         if keep_every_steps is not None and keep_every_steps < 1:
             raise UserValueError(f'got keep_every_steps={keep_every_steps}; need at least 1 train step, or None')
         self.directory = pathlib.Path(directory)

@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from tflearn.environments import registry, vector_env, wrappers
-from tflearn.errors import UserValueError
+from tflearn.errors import UserValueError, check_at_least
 from tflearn.types import BatchedEnvironment
 
 FRAMES_PER_STEP = 4
@@ -60,9 +60,7 @@ def make(
         from ale_py.vector_env import AtariVectorEnv
     except ImportError as error:
         raise registry.missing(game, error) from error
-    registry.check_num_environments(num_environments)
-    if max_episode_steps < 1:
-        raise UserValueError(f'got max_episode_steps={max_episode_steps}; need at least 1')
+    check_at_least(1, num_environments=num_environments, max_episode_steps=max_episode_steps)
     if not 0 <= repeat_action_probability < 1:
         raise UserValueError(f'got repeat_action_probability={repeat_action_probability}; need 0 or more and below 1')
     if game not in (known := roms.get_all_rom_ids()):

@@ -4,7 +4,7 @@ import functools
 from typing import TYPE_CHECKING, Literal, get_args
 
 from tflearn.environments import registry, vector_env
-from tflearn.errors import UserValueError
+from tflearn.errors import UserValueError, check_at_least
 from tflearn.types import BatchedEnvironment
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def from_dm_env(
         from tflearn.environments.dm_env_adapter import adapt
     except ImportError as error:
         raise registry.missing(str(make_one), error) from error
-    registry.check_num_environments(num_environments)
+    check_at_least(1, num_environments=num_environments)
     if vectorization not in get_args(Vectorization):
         raise UserValueError(f'got vectorization={vectorization!r}; need one of {", ".join(get_args(Vectorization))}')
     make_env = functools.partial(adapt, make_one, flatten_observations)

@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from tflearn.environments import registry, vector_env
+from tflearn.errors import check_at_least
 from tflearn.types import BatchedEnvironment
 
 
@@ -41,7 +42,7 @@ def make(
         import envpool
     except ImportError as error:
         raise registry.missing(name, error) from error
-    registry.check_num_environments(num_environments)
+    check_at_least(1, num_environments=num_environments)
     if name not in (known := envpool.list_all_envs()):
         raise registry.unknown('name', name, known, 'an environment of EnvPool')
     arguments = {'num_envs': num_environments, 'num_threads': num_threads, **(kwargs or {})}

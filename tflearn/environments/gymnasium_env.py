@@ -10,7 +10,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.wrappers import RecordVideo
 
 from tflearn.environments import registry, vector_env
-from tflearn.errors import UserValueError
+from tflearn.errors import UserValueError, check_at_least
 from tflearn.types import BatchedEnvironment
 
 Vectorization = Literal['auto', 'native', 'in_process', 'worker_processes']
@@ -127,13 +127,11 @@ def _check(
     max_episode_steps: int | None,
     step_timeout_secs: float,
 ) -> None:
-    registry.check_num_environments(num_environments)
+    check_at_least(1, num_environments=num_environments, max_episode_steps=max_episode_steps)
     if seed is not None and seed < 0:
         raise UserValueError(f'got seed={seed}; need 0 or more, or None')
     if vectorization not in get_args(Vectorization):
         raise UserValueError(f'got vectorization={vectorization!r}; need one of {", ".join(get_args(Vectorization))}')
-    if max_episode_steps is not None and max_episode_steps < 1:
-        raise UserValueError(f'got max_episode_steps={max_episode_steps}; need at least 1, or None')
     if step_timeout_secs <= 0:
         raise UserValueError(f'got step_timeout_secs={step_timeout_secs}; need more than 0')
 

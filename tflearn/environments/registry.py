@@ -71,9 +71,3 @@ def unknown(argument: str, name: str, known: Iterable[str], what: str) -> UserVa
     near = difflib.get_close_matches(name.rpartition(':')[2].lower(), by_lower_case, n=3, cutoff=0.5)
     nearest = ', '.join(by_lower_case[other] for other in near)
     return UserValueError(f'got {argument}={name!r}; need {what}; nearest: {nearest or "none"}')
-
-
-def check_num_environments(num_environments: int) -> None:
-    """Checks the size of a batch. Raises ValueError if it is below 1."""
-    if num_environments < 1:
-        raise UserValueError(f'got num_environments={num_environments}; need at least 1')

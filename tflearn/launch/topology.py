@@ -4,7 +4,7 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 
-from tflearn.errors import UserValueError
+from tflearn.errors import UserValueError, check_at_least
 
 MAX_COLLECTOR_RESTARTS = 3
 
@@ -64,8 +64,7 @@ def local_topology(*, package: str, flags: Sequence[str], num_collectors: int, w
     Raises:
       ValueError: if there is no collector.
     """
-    if num_collectors < 1:
-        raise UserValueError(f'got num_collectors={num_collectors}; need at least 1')
+    check_at_least(1, num_collectors=num_collectors)
 
     def command(program: str, *more: str) -> tuple[str, ...]:
         return (sys.executable, '-m', f'{package}.{program}', *flags, *more)

@@ -11,7 +11,7 @@ from absl import logging
 
 from tflearn.checkpoints.checkpoints import Checkpoints, RandomState
 from tflearn.distribute.workers import Agreement
-from tflearn.errors import UserRuntimeError, UserValueError
+from tflearn.errors import UserRuntimeError, UserValueError, check_at_least
 from tflearn.learner import batches
 from tflearn.learner.batches import DatasetBatches, DatasetFn
 from tflearn.learner.metrics import Metrics, TrainResult
@@ -112,7 +112,8 @@ class Learner:
         logging.info('learner: %d replica(s), train step %d, %s', replicas, self.step, source)
 
     def _checkpoints(self, run_dir: RunDir, state: Mapping[str, Any]) -> Checkpoints:
-        phases = {f'trigger_{i}': trigger for i, trigger in enumerate(self._triggers) if _has_state(trigger)}
+        kind = tf.train.experimental.PythonState
+        phases = {f'trigger_{i}': each for i, each in enumerate(self._triggers) if isinstance(each, kind)}
         more = {'random': RandomState(), **phases, **state}
         return Checkpoints(
             run_dir.checkpoints,
@@ -173,8 +174,7 @@ class Learner:
         if self.checkpoints.refusal and self._options.loop.on_nonfinite != 'ignore':
             self._healthy = False  # `close` need not try again
             raise self.checkpoints.refusal
-        if num_steps < 1:
-            raise UserValueError(f'got num_steps={num_steps}; need at least 1')
+        check_at_least(1, num_steps=num_steps)
         if self._data_ended:
             raise self._no_more_data()
         before, start = self.step, time.perf_counter()
@@ -221,8 +221,7 @@ class Learner:
         Returns:
           Why training ended.
         """
-        if steps_per_call < 1:
-            raise UserValueError(f'got steps_per_call={steps_per_call}; need at least 1')
+        check_at_least(1, steps_per_call=steps_per_call)
         start: float | None = None
         try:
             while True:
@@ -343,7 +342,3 @@ class Learner:
             f'continue from {self.checkpoints.newest or "the beginning"} with a smaller learning rate or with clipped '
             "gradients, or set on_nonfinite to 'skip' with optimizers.make(skip_nonfinite=True)"
         )
-
-
-def _has_state(trigger: Trigger) -> bool:
-    return isinstance(trigger, tf.train.experimental.PythonState)

@@ -2,7 +2,6 @@
 
 import pathlib
 import time
-from collections.abc import Mapping
 
 import tensorflow as tf
 from absl import logging
@@ -153,7 +152,8 @@ class SummarizedLoop:
           Their metrics; fewer steps than requested if the data ended, or if a loss that is not finite stops training.
         """
         if self._texts:
-            self._write_texts(self._counter.step, self._texts())
+            for name, text in self._texts().items():
+                self.summaries.write_text(self._counter.step, name, text)
             self._texts = None
         self.metrics.begin()
         total = Metrics()
@@ -209,10 +209,6 @@ class SummarizedLoop:
                 self._summary = self._loop.program(self._batches, self._step_summaries)
                 self.metrics.leave_out(time.perf_counter() - start)
             return self._summary(num_steps)
-
-    def _write_texts(self, step: int, texts: Mapping[str, str]) -> None:
-        for name, text in texts.items():
-            self.summaries.write_text(step, name, text)
 
     def _write(self, step: int) -> None:
         own = {'num_traces': self.num_traces, 'rss_mb': rss_mb()}

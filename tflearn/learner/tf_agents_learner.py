@@ -1,7 +1,7 @@
 """Drop-in for `tf_agents.train.learner` and `tf_agents.train.ppo_learner`: a program of theirs changes its imports."""
 
-from tflearn.tf_agents_compat.plain_learner import Learner
-from tflearn.tf_agents_compat.ppo_learner import PPOLearner
+from tflearn.tf_agents_compat.plain_learner import Learner as Learner
+from tflearn.tf_agents_compat.ppo_learner import PPOLearner as PPOLearner
 
 TRAIN_DIR = 'train'
 POLICY_SAVED_MODEL_DIR = 'policies'
@@ -10,15 +10,3 @@ GREEDY_POLICY_SAVED_MODEL_DIR = 'greedy_policy'
 RAW_POLICY_SAVED_MODEL_DIR = 'policy'
 POLICY_CHECKPOINT_DIR = 'checkpoints'
 REPLAY_BUFFER_CHECKPOINT_DIR = 'replay_buffer_checkpoints'
-
-__all__ = [
-    'COLLECT_POLICY_SAVED_MODEL_DIR',
-    'GREEDY_POLICY_SAVED_MODEL_DIR',
-    'POLICY_CHECKPOINT_DIR',
-    'POLICY_SAVED_MODEL_DIR',
-    'RAW_POLICY_SAVED_MODEL_DIR',
-    'REPLAY_BUFFER_CHECKPOINT_DIR',
-    'TRAIN_DIR',
-    'Learner',
-    'PPOLearner',
-]

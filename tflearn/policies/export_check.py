@@ -97,10 +97,10 @@ def _call(program: Any, leaves: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 def _inputs(live: Any, policy: Any) -> dict[str, Any]:
     rng = np.random.default_rng(0)
-    time_step = policy.time_step_spec
+    specs = {name: getattr(policy.time_step_spec, name) for name in ('reward', 'discount', 'observation')}
     return {
         'step_type': rng.integers(0, 3, [_BATCH_SIZE], np.int32),
-        **{name: _draw_nest(getattr(time_step, name), rng) for name in ('reward', 'discount', 'observation')},
+        **tf.nest.map_structure(lambda leaf: _draw(leaf, rng), plain_nests.to_plain(specs)),
         'policy_state': live.get_initial_state(tf.constant(_BATCH_SIZE)),
     }
 
@@ -125,10 +125,6 @@ def _check_leaf(where: str, expected: tf.Tensor, got: tf.Tensor, exact: bool) ->
 def _text(tensor: tf.Tensor) -> str:
     with np.printoptions(threshold=4, edgeitems=2):
         return ' '.join(repr(tensor.numpy()).split())
-
-
-def _draw_nest(spec: Any, rng: np.random.Generator) -> Any:
-    return tf.nest.map_structure(lambda leaf: _draw(leaf, rng), plain_nests.to_plain(spec))
 
 
 def _draw(spec: Any, rng: np.random.Generator) -> np.ndarray:

@@ -24,7 +24,7 @@ from tf_agents.specs import tensor_spec
 
 import tflearn
 from tflearn.background import Background
-from tflearn.errors import UserValueError
+from tflearn.errors import UserValueError, check_at_least
 from tflearn.finite import FiniteCheck
 from tflearn.policies import plain_nests, signatures, updates, versions
 from tflearn.policies.export_check import ExportCheck
@@ -59,9 +59,7 @@ class PolicyExporter:
           ValueError: if a number is below 1, the specs give two tensors the same name, or this is called in the scope
             of a distribution strategy (which would distribute loaded variables; the policy's own may be distributed).
         """
-        for name, value in (('keep_last', keep_last), ('keep_updates', keep_updates)):
-            if value < 1:
-                raise UserValueError(f'got {name}={value}; need at least 1')
+        check_at_least(1, keep_last=keep_last, keep_updates=keep_updates)
         _check_outside_scope()
         self._directory = directory
         self._keep_last, self._keep_updates = keep_last, keep_updates

@@ -25,8 +25,7 @@ from tflearn.run_dir import read_json, write_json
 
 _UNFINISHED = '.unfinished'
 _FILES = ('tables.tfrecord', 'items.tfrecord', 'chunks.tfrecord')
-_NUMBER = re.compile(r'\d+')
-_REVERB_NAME = re.compile(r'\d+-\d\d-\d\dT\d\d:\d\d:.*')  # version 0.1 did not rename checkpoints
+_NAME = re.compile(r'\d+(-\d\d-\d\dT\d\d:\d\d:.*)?')  # a number; version 0.1 kept Reverb's name, a time
 
 
 class CheckpointDirectory:
@@ -66,8 +65,8 @@ class CheckpointDirectory:
             shutil.rmtree(self.reverb_root)
 
     def _replace_others(self, saved: pathlib.Path) -> None:
-        others = [path for path in self._path.iterdir() if path.is_dir() and _is_ours(path.name)]
-        numbers = [int(path.name) for path in others if _NUMBER.fullmatch(path.name)]
+        others = [path for path in self._path.iterdir() if path.is_dir() and _NAME.fullmatch(path.name)]
+        numbers = [int(path.name) for path in others if path.name.isdigit()]
         saved.rename(self._path / f'{max(numbers, default=0) + 1:08d}')
         for path in others:
             shutil.rmtree(path, ignore_errors=True)
@@ -77,7 +76,7 @@ class CheckpointDirectory:
         written_at = (checkpoint / 'DONE').stat().st_mtime_ns
         if checkpoint.parent == self.reverb_root:
             return 2, 0, written_at
-        if _NUMBER.fullmatch(checkpoint.name):
+        if checkpoint.name.isdigit():
             return 1, int(checkpoint.name), written_at
         return 0, 0, written_at
 
@@ -89,10 +88,6 @@ def missing_files(checkpoint: pathlib.Path) -> list[str]:
 
 def _complete(directory: pathlib.Path) -> Iterator[pathlib.Path]:
     return (path.parent for path in directory.glob('*/DONE'))
-
-
-def _is_ours(name: str) -> bool:
-    return bool(_NUMBER.fullmatch(name) or _REVERB_NAME.fullmatch(name))
 
 
 # Reverb's log of a checkpoint that it reads: a line for every hundred chunks.

@@ -14,7 +14,7 @@ import grpc
 from absl import logging
 
 from tflearn import extras
-from tflearn.errors import UserValueError
+from tflearn.errors import UserValueError, check_at_least
 
 try:
     import grpc
@@ -92,9 +92,9 @@ class ServerOptions:
     tls: TlsFiles | None = None
 
     def __post_init__(self) -> None:
-        for name in ('max_concurrent_requests', 'max_request_bytes'):
-            if getattr(self, name) < 1:
-                raise UserValueError(f'got {name}={getattr(self, name)}; need at least 1')
+        check_at_least(
+            1, max_concurrent_requests=self.max_concurrent_requests, max_request_bytes=self.max_request_bytes
+        )
 
 
 class Server:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tflearn.errors import UserValueError
+from tflearn.errors import check_at_least
 from tflearn.policies.loaded_model import ModelFunction
 
 
@@ -30,10 +30,9 @@ class BatchOptions:
     max_enqueued_batches: int = 100
 
     def __post_init__(self) -> None:
-        for name, value in dataclasses.asdict(self).items():
-            least = 0 if name == 'batch_timeout_micros' else 1
-            if value < least:
-                raise UserValueError(f'got {name}={value}; need at least {least}')
+        others = dataclasses.asdict(self)
+        check_at_least(0, batch_timeout_micros=others.pop('batch_timeout_micros'))
+        check_at_least(1, **others)
 
     def serving_config(self) -> str:
         """Returns these settings as TensorFlow Serving's --batching_parameters_file."""

@@ -3,22 +3,11 @@
 from tflearn import extras
 
 try:
-    import prometheus_client
-    from tensorflow_serving.apis import (
-        get_model_metadata_pb2,
-        get_model_status_pb2,
-        model_service_pb2_grpc,
-        predict_pb2,
-        prediction_service_pb2_grpc,
-    )
+    import prometheus_client as prometheus_client
+    from tensorflow_serving.apis import get_model_metadata_pb2 as get_model_metadata_pb2
+    from tensorflow_serving.apis import get_model_status_pb2 as get_model_status_pb2
+    from tensorflow_serving.apis import model_service_pb2_grpc as model_service_pb2_grpc
+    from tensorflow_serving.apis import predict_pb2 as predict_pb2
+    from tensorflow_serving.apis import prediction_service_pb2_grpc as prediction_service_pb2_grpc
 except ImportError as error:
     raise extras.import_error(error, 'serving') from error
-
-__all__ = [
-    'get_model_metadata_pb2',
-    'get_model_status_pb2',
-    'model_service_pb2_grpc',
-    'predict_pb2',
-    'prediction_service_pb2_grpc',
-    'prometheus_client',
-]

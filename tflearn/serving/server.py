@@ -6,7 +6,7 @@ from typing import Any
 import grpc
 import tensorflow as tf
 
-from tflearn.errors import UserValueError
+from tflearn.errors import check_at_least
 from tflearn.rpc import server as rpc_server
 from tflearn.serving.metrics import ServingMetrics
 from tflearn.serving.models import Models, NotServed
@@ -29,8 +29,7 @@ class ServerOptions(rpc_server.ServerOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.num_threads < 1:
-            raise UserValueError(f'got num_threads={self.num_threads}; need at least 1')
+        check_at_least(1, num_threads=self.num_threads)
 
 
 class PolicyServer:
