@@ -51,11 +51,7 @@ class Background:
             raise UserTimeoutError(f'timed out after {timeout_secs:.0f} s waiting for the thread {self._name}')
 
     def raise_failure(self, but: tuple[type[Exception], ...] = ()) -> None:
-        """Raises the newest work's error, once.
-
-        Args:
-          but: error classes that are left for a later call.
-        """
+        """Raises the newest work's error, once; errors of the classes in `but` are left for a later call."""
         error = self._error
         if error is not None and not isinstance(error, but):
             self._error = None

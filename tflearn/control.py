@@ -148,11 +148,7 @@ def new_lease(name: str, ttl_secs: float = LEASE_SECS, epoch: int = 1) -> Lease:
 
 
 class HeldLease:
-    """The holder's side: a lease, and the count of items since it began.
-
-    Attributes:
-      began_at: the holder's count of items when this lease began.
-    """
+    """The holder's side: a lease, and the holder's count of items when it began."""
 
     def __init__(self, lease: Lease, clock: Callable[[], float] = time.monotonic):
         self.lease, self.began_at = lease, 0

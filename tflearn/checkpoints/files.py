@@ -45,11 +45,7 @@ class CheckpointFiles:
         return str(self.directory / f'ckpt-{step}')
 
     def write(self, step: int, write: Callable[[str], object]) -> None:
-        """Writes a checkpoint, then deletes those that are no longer kept.
-
-        Args:
-          write: writes the checkpoint's files; its argument is their path prefix.
-        """
+        """Writes a checkpoint by `write(path prefix)`, then deletes those that are no longer kept."""
         temporary = self.directory / '.writing'
         shutil.rmtree(temporary, ignore_errors=True)  # from a process that was killed
         temporary.mkdir(parents=True)

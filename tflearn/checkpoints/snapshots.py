@@ -52,11 +52,7 @@ class Layout:
     """
 
     def __init__(self, checkpoint: tf.train.Checkpoint):
-        """Writes the template into a temporary directory and reads it.
-
-        Args:
-          checkpoint: its objects must have all their variables; `stale` detects variables that are made later.
-        """
+        """Writes the template into a temporary directory and reads it; the objects must have all their variables."""
         with tempfile.TemporaryDirectory() as directory:
             reader = tf.train.load_checkpoint(checkpoint.write(os.path.join(directory, 'template')))
             self._graph_string = reader.get_tensor(_GRAPH)

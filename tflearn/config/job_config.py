@@ -25,11 +25,7 @@ Taken = Mapping[str, tuple[Callable[..., None], str]]
 
 @dataclasses.dataclass(frozen=True)
 class ConfiguredJob:
-    """A job with all its arguments.
-
-    Attributes:
-      text: the effective bindings in gin's own order; as a gin file it configures the same run.
-    """
+    """A job with all its arguments. `text`, the effective bindings, configures the same run as a gin file."""
 
     job: Configurable
     arguments: Mapping[str, Any]

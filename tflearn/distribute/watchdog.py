@@ -69,11 +69,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def guard(self, what: str) -> Iterator[None]:
-        """Watches the work of a `with` block.
-
-        Args:
-          what: the work, for the message: '200 train steps from train step 1000'.
-        """
+        """Watches the work of a `with` block; the message names it as `what`: '200 train steps from step 1000'."""
         self._since = self._clock()
         self._work = what
         try:

@@ -64,10 +64,9 @@ def cause_of(error: BaseException) -> str:
 
 
 def seed_of(seed: int | None, index: int, num_rebuilt: int) -> int | None:
-    """Returns the seed of environment `index`; a rebuilt one gets another, so that it does not fail in the same way.
+    """Returns the seed of environment `index`: seed + index, or another one that depends on `num_rebuilt`.
 
-    Args:
-      num_rebuilt: the number of environments rebuilt so far; 0 gives seed + index.
+    A rebuilt environment gets another seed, so that it does not fail in the same way.
     """
     if seed is None or not num_rebuilt:
         return None if seed is None else seed + index

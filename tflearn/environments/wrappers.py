@@ -10,11 +10,7 @@ from tflearn.types import BatchedEnvironment
 
 
 class Wrapper:
-    """A `BatchedEnvironment` that passes everything to another one; subclasses override what differs.
-
-    Attributes:
-      num_environments: B.
-    """
+    """A `BatchedEnvironment` that passes everything to another one; subclasses override what differs."""
 
     def __init__(self, environment: BatchedEnvironment):
         """Takes over `environment`: it is closed with this."""

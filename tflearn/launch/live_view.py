@@ -54,11 +54,7 @@ class LiveView:
 
 
 def draw(title: str, report: RunReport, width: int) -> RenderableType:
-    """Returns the view: the run's progress, its metrics, its jobs.
-
-    Args:
-      width: the terminal's width [characters].
-    """
+    """Returns the view, `width` characters wide: the run's progress, its metrics, its jobs."""
     head = Text.assemble(('tflearn', 'bold cyan'), f'  {title}  ', (duration(report.secs), 'dim'))
     parts = [part for part in (head, _progress(report), _metrics(report, width), _jobs(report)) if part is not None]
     return Group(*itertools.chain.from_iterable(('', part) for part in parts))

@@ -36,11 +36,7 @@ def own_part(element: Any, num_parts: int) -> Any:
 
 
 def weights(info: Any, normalize: bool) -> tf.Tensor | None:
-    """Returns the importance weights in info, or None. In replica context.
-
-    Args:
-      normalize: divide them by the greatest one of the global batch.
-    """
+    """Returns the importance weights in info, or None; `normalize` divides by the global batch's greatest."""
     found = info.get(WEIGHTS) if isinstance(info, Mapping) else None
     if found is None or not normalize:
         return found

@@ -179,11 +179,7 @@ class StepSummaries:
             self._newest.assign(newest())
 
     def __call__(self, data: Any, info: Any) -> None:
-        """Writes the histograms, in replica context.
-
-        Args:
-          data: [B, T, ...]; only a Trajectory has actions.
-        """
+        """Writes the histograms of data [B, T, ...], in replica context; only a Trajectory has actions."""
         step = self._agent.train_step_counter
         if self._options.actions and isinstance(data, trajectory.Trajectory):
             self._write_actions(data, step)

@@ -70,11 +70,7 @@ class StepCounter:
     """
 
     def __init__(self, train_step: tf.Variable, increment: int | None = 1):
-        """Starts at the variable's value.
-
-        Args:
-          increment: what a call is expected to add to it; None if that is not known before the first call.
-        """
+        """Starts at the variable's value; `increment` is what a call adds, None before the first has shown it."""
         self._train_step, self._increment = train_step, increment
 
     @property

@@ -146,8 +146,7 @@ def _sync(path: pathlib.Path) -> None:
 def keep(version: pathlib.Path, marker: str = KEPT) -> bool:
     """Exempts a version from `prune`, which may run in another process. Returns False if it does not exist any more.
 
-    Args:
-      marker: the file that marks it: `KEPT` permanently, `IN_USE` for a while.
+    `marker` is the file that marks it: `KEPT` permanently, `IN_USE` for a while.
     """
     try:
         (version / marker).touch()

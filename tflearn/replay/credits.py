@@ -65,11 +65,7 @@ def _fetch(address: str) -> control.Credits | None:
 
 
 class CreditReader:
-    """The collector's side: polls for new credits on its own thread.
-
-    Attributes:
-      newest: the newest credits; None before the first ones.
-    """
+    """The collector's side: polls for new credits on its own thread. `newest` is None before the first ones."""
 
     def __init__(self, address: str, interval_secs: float = 0.1):
         """Starts to poll. Raises ValueError if the server has no table for credits."""

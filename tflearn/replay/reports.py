@@ -40,20 +40,12 @@ def table() -> reverb.Table:
 
 
 class Reporter:
-    """The collector's side. Each report renews its lease.
-
-    Attributes:
-      held: the collector's lease.
-    """
+    """The collector's side. Each report renews its lease, `held`."""
 
     def __init__(
         self, address: str, name: str = 'collector', items_at_once: int = 0, lease_secs: float = control.LEASE_SECS
     ):
-        """Sends nothing yet.
-
-        Args:
-          items_at_once: see `control.Report`.
-        """
+        """Sends nothing yet. For `items_at_once` see `control.Report`."""
         self._address, self._items_at_once = address, items_at_once
         self._unsent: list[Episode] = []
         self.held = control.HeldLease(control.new_lease(name, lease_secs))

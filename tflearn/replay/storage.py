@@ -71,11 +71,7 @@ _MIRROR_SPARE = 1.25
 
 
 def is_older_format(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Returns whether a checkpoint's tables are of a mirrored replay whose chunks have no ids yet.
-
-    Args:
-      saved: the settings of the checkpoint's tables by name, each with the text of its 'signature'.
-    """
+    """Returns whether saved settings of tables, by name, are of a mirrored replay whose chunks have no ids yet."""
     is_mirrored = STREAM in saved and STREAM in wanted
     return is_mirrored and CHUNK_FORMAT not in saved[REPLAY]['signature']['chunk']
 

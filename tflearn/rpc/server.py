@@ -98,11 +98,7 @@ class ServerOptions:
 
 
 class Server:
-    """Answers requests from its construction until `close`, on one event loop in its own thread.
-
-    Attributes:
-      port: the port that it listens at.
-    """
+    """Answers requests at `port` from its construction until `close`, on one event loop in its own thread."""
 
     def __init__(
         self,

@@ -69,11 +69,7 @@ class PriorityUpdater:
     """
 
     def __init__(self, address: str, table: str, prioritization: Prioritization, max_waiting: int = _MAX_WAITING):
-        """Starts the thread with the first update.
-
-        Args:
-          max_waiting: calls of `update` that may wait for the server; the oldest are dropped.
-        """
+        """Starts the thread with the first update; if more than `max_waiting` wait, the oldest are dropped."""
         priorities(prioritization, np.zeros(1), 0)  # a schedule that fails should do so here, not on the thread
         self._address, self._table, self._prioritization = address, table, prioritization
         self._max_waiting = max_waiting

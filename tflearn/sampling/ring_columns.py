@@ -26,11 +26,7 @@ class SharedArray:
     """
 
     def __init__(self, num_rows: int, shape: Sequence[int], dtype: tf.DType):
-        """Allocates the memory immediately, filled with zeros.
-
-        Args:
-          dtype: the dtype, numbers or booleans.
-        """
+        """Allocates the memory immediately, filled with zeros, for numbers or booleans."""
         numbers = np.dtype(dtype.as_numpy_dtype)
         row_bytes, num_allocated = math.prod(shape) * numbers.itemsize, max(num_rows, _MIN_ROWS)
         memory = mmap.mmap(-1, max(1, num_allocated * row_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -33,11 +33,7 @@ class ServerOptions(rpc_server.ServerOptions):
 
 
 class PolicyServer:
-    """Answers requests from its construction until `close`.
-
-    Attributes:
-      port: the port that it listens at.
-    """
+    """Answers requests at `port` from its construction until `close`."""
 
     def __init__(self, models: Models, options: ServerOptions, metrics: ServingMetrics | None = None):
         """Starts to listen.

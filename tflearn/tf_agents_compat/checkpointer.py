@@ -18,11 +18,7 @@ from tflearn.run_dir import RunDir
 
 @dataclasses.dataclass(frozen=True)
 class Manager:
-    """The checkpoints there are, like a `tf.train.CheckpointManager`.
-
-    Attributes:
-      checkpoints: path prefixes, the oldest first.
-    """
+    """The checkpoints there are, path prefixes from the oldest, like a `tf.train.CheckpointManager`."""
 
     directory: str
     checkpoints: list[str]

@@ -45,11 +45,7 @@ class SampleFormat:
 
 
 class _CalledAgent:
-    """The agent as `TrainLoop` calls it. Records the structure of its results.
-
-    Attributes:
-      like: a LossInfo of zeros with the structure that the last traced method returned.
-    """
+    """The agent as `TrainLoop` calls it; `like` is a LossInfo of zeros, structured as the last traced method's."""
 
     def __init__(self, agent: Any, keywords: bool):
         self.train_step_counter = agent.train_step_counter
@@ -87,11 +83,7 @@ class TFAgentsLoop:
     """Takes train steps with the batches of the iterator that each call gets."""
 
     def __init__(self, agent: Any, strategy: tf.distribute.Strategy, samples: SampleFormat, options: LoopOptions):
-        """Compiles nothing yet. To be made and used within the strategy's scope.
-
-        Args:
-          options: options of `TrainLoop`; losses that are not finite are ignored.
-        """
+        """Compiles nothing yet, and ignores losses that are not finite. For use within the strategy's scope."""
         self._agent: Any = _CalledAgent(agent, samples.keywords)
         self._strategy, self._samples = strategy, samples
         loop = TrainLoop(self._agent, strategy, options)

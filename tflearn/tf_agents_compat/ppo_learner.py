@@ -55,8 +55,7 @@ class Minibatches:
 class PPOLearner:
     """Trains a PPO agent: `num_epochs` passes over `num_samples` fresh samples with each `run`.
 
-    Attributes:
-      num_frames_for_training: steps in the normalization data of the last `run`, int64 scalar.
+    `num_frames_for_training`, int64 scalar, is the number of steps in the normalization data of the last `run`.
     """
 
     def __init__(
