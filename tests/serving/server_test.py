@@ -40,14 +40,6 @@ OBSERVATION = np.array([[1, 0, 0, 0], [-1, 0, 0, 0]], np.float32)
 
 
 @pytest.fixture(scope='module')
-def root(tmp_path_factory):
-    """Version 7 of a policy."""
-    root = tmp_path_factory.mktemp('policies')
-    served_policies.Publisher(root).publish(7)
-    return root
-
-
-@pytest.fixture(scope='module')
 def address(root):
     with served_policies.serving(root, BatchOptions(), max_request_bytes=100_000) as (server, _):
         yield f'localhost:{server.port}'

@@ -1,6 +1,5 @@
 """Encryption, and servers that require a client certificate."""
 
-import numpy as np
 import pytest
 
 pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
@@ -9,17 +8,6 @@ import grpc
 from tests.testing import certificates, served_policies
 from tflearn.rpc.server import TlsFiles
 from tflearn.serving.client import PolicyClient
-
-DEADLINE_SECS = 60.0
-OBSERVATION = np.array([[1, 0, 0, 0], [-1, 0, 0, 0]], np.float32)
-
-
-@pytest.fixture(scope='module')
-def root(tmp_path_factory):
-    """Version 7 of a policy."""
-    root = tmp_path_factory.mktemp('policies')
-    served_policies.Publisher(root).publish(7)
-    return root
 
 
 @pytest.mark.parametrize('mutual', [False, True])
@@ -37,7 +25,7 @@ def test_tls_and_mutual_tls(root, tmp_path, mutual):
         for name, pair in pairs.items():
             client = PolicyClient(f'localhost:{server.port}', credentials=grpc.ssl_channel_credentials(ca, *pair))
             try:
-                assert client.predict({'observation': OBSERVATION})[1] == 7
+                assert client.predict({'observation': served_policies.OBSERVATION})[1] == 7
                 answered[name] = 'OK'
             except grpc.RpcError as error:
                 answered[name] = error.code().name

@@ -52,7 +52,7 @@ class EvaluationRecord:
         self.evaluations.append(evaluation)
 
     def find(self, policy: Mapping[str, Any]) -> Evaluation | None:
-        """Returns the last evaluation of a policy by its metadata; `exported_at` differs if a step was trained again."""
+        """Returns the last evaluation of a policy by its metadata: its train_step and exported_at."""
         for evaluation in reversed(self.evaluations):
             if all(evaluation.get(key) == policy.get(key) for key in ('train_step', 'exported_at')):
                 return evaluation

@@ -1,7 +1,6 @@
 """Finding the replay server, which may not have started yet or may belong to another run."""
 
 import threading
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -75,22 +74,33 @@ def send(address: str, table: str, name: str, text: str) -> bool:
     return True
 
 
-def receive(
-    address: str, table: str, signature: Mapping[str, tf.TensorSpec], max_samples: int, timeout_ms: int
-) -> list[dict[str, Any]]:
-    """Returns at most `max_samples` items of a table, strings as bytes; none if the server is shutting down."""
+def text_table(table: str, name: str, max_size: int, max_times_sampled: int) -> reverb.Table:
+    """Returns a table of texts, in the column `name`: the oldest is read, and removed if there are more than fit."""
+    return reverb.Table(
+        table,
+        sampler=reverb.selectors.Fifo(),
+        remover=reverb.selectors.Fifo(),
+        max_size=max_size,
+        max_times_sampled=max_times_sampled,
+        rate_limiter=reverb.rate_limiters.MinSize(1),
+        signature={name: tf.TensorSpec((), tf.string, name)},
+    )
+
+
+def receive(address: str, table: str, name: str, max_texts: int, timeout_ms: int) -> list[bytes]:
+    """Returns at most `max_texts` texts of a table, from the column `name`; none if the server is shutting down."""
     dataset = reverb.TrajectoryDataset(
         address,
         table,
-        dtypes={key: spec.dtype for key, spec in signature.items()},
-        shapes={key: spec.shape for key, spec in signature.items()},
+        dtypes={name: tf.string},
+        shapes={name: tf.TensorShape(())},
         max_in_flight_samples_per_worker=1,
         num_workers_per_iterator=1,
-        max_samples=max_samples,
+        max_samples=max_texts,
         rate_limiter_timeout_ms=timeout_ms,
     )
     try:
-        return [sample.data for sample in dataset.as_numpy_iterator()]
+        return [sample.data[name] for sample in dataset.as_numpy_iterator()]
     except tf.errors.OpError:
         return []
 

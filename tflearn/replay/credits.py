@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import reverb
-import tensorflow as tf
 from absl import logging
 
 from tflearn import control
@@ -14,20 +13,11 @@ from tflearn.replay import connection
 
 CREDITS = 'credits'
 _CLOSE_SECS = 2.0
-_SIGNATURE = {'credits': tf.TensorSpec((), tf.string, 'credits')}
 
 
 def table() -> reverb.Table:
     """Returns the table that holds the newest credits."""
-    return reverb.Table(
-        CREDITS,
-        sampler=reverb.selectors.Fifo(),
-        remover=reverb.selectors.Fifo(),
-        max_size=1,
-        max_times_sampled=0,
-        rate_limiter=reverb.rate_limiters.MinSize(1),
-        signature=_SIGNATURE,
-    )
+    return connection.text_table(CREDITS, 'credits', max_size=1, max_times_sampled=0)
 
 
 def send(address: str, message: control.Credits) -> bool:
@@ -55,9 +45,8 @@ def _check(address: str, info: Mapping[str, Any] | None) -> None:
 
 
 def _fetch(address: str) -> control.Credits | None:
-    samples = connection.receive(address, CREDITS, _SIGNATURE, max_samples=1, timeout_ms=200)
     try:
-        messages = [control.decode(sample['credits']) for sample in samples]
+        messages = [control.decode(text) for text in connection.receive(address, CREDITS, 'credits', 1, timeout_ms=200)]
     except ValueError as error:
         logging.error('%s', error)
         return None

@@ -22,21 +22,11 @@ REPORTS = 'reports'
 MAX_EPISODES = 64
 _NEWEST_EPISODES = 100
 
-# An encoded `control.Report`. Which metrics an episode has depends on the environment.
-_SIGNATURE = {'report': tf.TensorSpec((), tf.string, 'report')}
-
 
 def table() -> reverb.Table:
     """Returns the table of reports: each is read once; the oldest are dropped if nothing reads them."""
-    return reverb.Table(
-        REPORTS,
-        sampler=reverb.selectors.Fifo(),
-        remover=reverb.selectors.Fifo(),
-        max_size=1000,
-        max_times_sampled=1,
-        rate_limiter=reverb.rate_limiters.MinSize(1),
-        signature=_SIGNATURE,
-    )
+    # An encoded `control.Report` each. Which metrics an episode has depends on the environment.
+    return connection.text_table(REPORTS, 'report', max_size=1000, max_times_sampled=1)
 
 
 class Reporter:
@@ -126,8 +116,8 @@ class ReportReader(tf.train.experimental.PythonState):
     def _take(self, num_reports: int) -> list[control.Report]:
         if not num_reports:
             return []
-        samples = connection.receive(self._address, REPORTS, _SIGNATURE, num_reports, timeout_ms=100)
-        reports = (_decoded(sample['report']) for sample in samples)
+        texts = connection.receive(self._address, REPORTS, 'report', num_reports, timeout_ms=100)
+        reports = map(_decoded, texts)
         return [report for report in reports if report is not None]
 
 
