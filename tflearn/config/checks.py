@@ -4,7 +4,8 @@ import inspect
 import pathlib
 import types
 import typing
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
 
 from tflearn.config import moved, names, reader
 from tflearn.config.names import Configurable, nearest
@@ -80,15 +81,21 @@ def reach(bindings: Sequence[Binding], jobs: Iterable[Configurable]) -> Usage:
         if scope in usage.setdefault(item, set()):
             continue
         usage[item].add(scope)
-        reached = [binding for binding in bindings if binding.owner == item and covers(binding.scope, scope)]
-        for leaf in (leaf for binding in reached for leaf in leaves(binding.value)):
-            if isinstance(leaf, Macro):
-                todo.append((leaf.name, leaf.name))  # gin evaluates a macro in a scope of its own name.
-            elif leaf.target:
-                todo.append((leaf.target, leaf.scope or scope))
-                if not leaf.scope and not leaf.evaluate:
-                    todo.append((leaf.target, ''))  # It is called later, in any scope.
+        for binding in bindings:
+            if binding.owner == item and covers(binding.scope, scope):
+                todo += _used_by(binding.value, scope)
     return usage
+
+
+def _used_by(value: Any, scope: str) -> Iterator[tuple[Configurable | str, str]]:
+    """Yields the functions and macros that a value uses in a scope, each with the scope of its own bindings."""
+    for leaf in leaves(value):
+        if isinstance(leaf, Macro):
+            yield leaf.name, leaf.name  # gin evaluates a macro in a scope of its own name.
+        elif leaf.target:
+            yield leaf.target, leaf.scope or scope
+            if not leaf.scope and not leaf.evaluate:
+                yield leaf.target, ''  # It is called later, in any scope.
 
 
 def covers(binding_scope: str, scope: str) -> bool:

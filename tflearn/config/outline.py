@@ -152,21 +152,22 @@ def _bound_names(body: list[ast.stmt]) -> Iterator[str]:
 
 def _signature(node: ast.FunctionDef | ast.ClassDef, has_types: bool) -> inspect.Signature:
     """Returns the signature of a function, a class with an `__init__`, or a dataclass; else one that takes anything."""
-    decorators = [ast.unparse(decorator).partition('(')[0].rpartition('.')[2] for decorator in node.decorator_list]
+    decorators = {ast.unparse(decorator).partition('(')[0].rpartition('.')[2] for decorator in node.decorator_list}
     if isinstance(node, ast.FunctionDef):
         return _ANYTHING if decorators else _of_arguments(node.args, has_types)
-    if node.bases or node.keywords or decorators not in ([], ['dataclass']):
+    if node.bases or node.keywords or decorators - {'dataclass'}:
         return _ANYTHING
     for statement in node.body:
-        if isinstance(statement, ast.FunctionDef) and statement.name == '__init__' and not statement.decorator_list:
-            signature = _of_arguments(statement.args, has_types)
-            return signature.replace(parameters=list(signature.parameters.values())[1:])
-    fields = [item for item in node.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)]
-    fields = [field for field in fields if 'ClassVar' not in ast.unparse(field.annotation)]
+        if isinstance(statement, ast.FunctionDef) and statement.name == '__init__':
+            del statement.args.args[:1]  # self
+            return _of_arguments(statement.args, has_types)
+    if not decorators:
+        return _ANYTHING
+    fields = [item for item in node.body if isinstance(item, ast.AnnAssign) and 'ClassVar' not in ast.unparse(item)]
     names = [ast.arg(ast.unparse(field.target), field.annotation) for field in fields]
     defaults = [field.value for field in fields]
     arguments = ast.arguments(posonlyargs=[], args=[], kwonlyargs=names, kw_defaults=defaults, defaults=[])
-    return _of_arguments(arguments, has_types) if decorators else _ANYTHING
+    return _of_arguments(arguments, has_types)
 
 
 def _of_arguments(arguments: ast.arguments, has_types: bool) -> inspect.Signature:

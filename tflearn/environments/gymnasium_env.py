@@ -59,15 +59,15 @@ def make(
         raise UserValueError(f"got vectorization='native' of name={name!r}, which has none registered; choose 'auto'")
     try:
         # gymnasium's checker costs more than a step itself; our conformance test replaces it.
+        more = kwargs or {}
         make_one = functools.partial(
-            gymnasium.make, spec, max_episode_steps=max_episode_steps, disable_env_checker=True, **(kwargs or {})
+            gymnasium.make, spec, max_episode_steps=max_episode_steps, disable_env_checker=True, **more
         )
-        limit = {} if max_episode_steps is None else {'max_episode_steps': max_episode_steps}
-        make_all = functools.partial(
-            gymnasium.make_vec, spec, vectorization_mode='vector_entry_point', **limit, **(kwargs or {})
-        )
+        if max_episode_steps is not None:
+            more = {**more, 'max_episode_steps': max_episode_steps}
+        make_all = functools.partial(gymnasium.make_vec, spec, vectorization_mode='vector_entry_point', **more)
         if vectorization == 'auto':
-            plain = max_episode_steps is None and not kwargs and spec.vector_entry_point is not None
+            plain = not more and spec.vector_entry_point is not None
             vectorization = 'native' if plain and _are_same_task(make_one, make_all) else 'in_process'
         if vectorization == 'native':
             return vector_env.native(functools.partial(make_all, num_envs=num_environments), seed)

@@ -124,7 +124,10 @@ def _arrays(spec: Any, value: Any, name: str) -> Any:
             raise UserTypeError(f'got {_kind(value)} as {name}; need a tuple of {len(spec)}')
         parts = [_arrays(part, value[i], f'{name}[{i}]') for i, part in enumerate(spec)]
         return parts if isinstance(spec, list) else tuple(parts)
-    array, dtype = np.asarray(value), np.dtype(spec.dtype.as_numpy_dtype)
+    return _array(np.asarray(value), np.dtype(spec.dtype.as_numpy_dtype), name)
+
+
+def _array(array: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
     to_float = dtype.kind == 'f'
     converted = array.astype(dtype) if array.dtype.kind in ('biuf' if to_float else 'biu') else None
     if converted is None or not (to_float or np.array_equal(converted, array)):
