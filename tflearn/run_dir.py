@@ -101,46 +101,51 @@ class Status:
 
 
 class RunDir:
-    """The files of one run. Properties are paths; directories are created only when something is written."""
+    """The files of one run. Directories are created only when something is written.
+
+    Attributes:
+      root: the absolute path.
+      checkpoints: the learner's checkpoints (`tf.train.CheckpointManager`'s layout).
+      replay_checkpoints: the replay server's checkpoints: `<number>/`, each with Reverb's files.
+      policies: the directory that holds a directory for each exported policy.
+      greedy_policy: the directory of the exported versions of the policy that is evaluated.
+      serving_models: TensorFlow Serving's --model_config_file for this run.
+      serving_batching: TensorFlow Serving's --batching_parameters_file for this run.
+      commands: the commands that start the run's jobs by hand.
+      config: the run's gin configuration.
+      evaluations: one JSON object per evaluation.
+      learning_curve: the learning curve as an image.
+      evaluation_image: another name of the learning curve's image.
+      videos: videos of evaluations.
+      logs: the directory of the jobs' logs.
+      done: written once, when the run has ended.
+      train_result: written by the train job when it has reached a stop condition and exported the last policy.
+      stop_request: written to ask the train job to finish; holds the reason.
+    """
 
     def __init__(self, root: str | os.PathLike[str]):
-        """
-        Args:
-          root: a path of a local or mounted file system.
-
-        Raises:
-          ValueError: if `root` is a URL.
-        """
-        self.root = local_path(root, 'root_dir')
-
-    @property
-    def checkpoints(self) -> pathlib.Path:
-        """The learner's checkpoints (`tf.train.CheckpointManager`'s layout)."""
-        return self.root / 'train' / 'checkpoints'
-
-    @property
-    def replay_checkpoints(self) -> pathlib.Path:
-        """The replay server's checkpoints: `<number>/`, each with Reverb's files."""
-        return self.root / 'replay' / 'checkpoints'
+        """`root` is a path of a local or mounted file system. Raises ValueError if it is a URL."""
+        self.root = path = local_path(root, 'root_dir')
+        self.checkpoints = path / 'train' / 'checkpoints'
+        self.replay_checkpoints = path / 'replay' / 'checkpoints'
+        self.policies = path / 'policies'
+        self.greedy_policy = self.policies / 'greedy_policy'
+        self.serving_models = path / 'serving' / 'models.config'
+        self.serving_batching = path / 'serving' / 'batching.config'
+        self.commands = path / 'commands.txt'
+        self.config = path / 'config.gin'
+        self.evaluations = path / 'evaluations.jsonl'
+        self.learning_curve = path / 'learning_curve.png'
+        self.evaluation_image = path / 'evaluation.png'
+        self.videos = path / 'videos'
+        self.logs = path / 'logs'
+        self.done = path / 'DONE'
+        self.train_result = path / 'train' / 'result.json'
+        self.stop_request = path / 'train' / 'stop_request.json'
 
     def summaries(self, job: str) -> pathlib.Path:
         """TensorBoard events of `job`."""
         return self.root / 'summaries' / job
-
-    @property
-    def policies(self) -> pathlib.Path:
-        """The directory that holds a directory for each exported policy."""
-        return self.root / 'policies'
-
-    @property
-    def serving_models(self) -> pathlib.Path:
-        """TensorFlow Serving's --model_config_file for this run."""
-        return self.root / 'serving' / 'models.config'
-
-    @property
-    def serving_batching(self) -> pathlib.Path:
-        """TensorFlow Serving's --batching_parameters_file for this run."""
-        return self.root / 'serving' / 'batching.config'
 
     def policy(self, name: str) -> pathlib.Path:
         """The directory of policy `name`'s exported versions: `<train step>/saved_model.pb` below it."""
@@ -150,61 +155,8 @@ class RunDir:
         """The TFLite model of a version of policy `name`."""
         return self.root / 'tflite' / name / f'{train_step}_{precision}.tflite'
 
-    @property
-    def greedy_policy(self) -> pathlib.Path:
-        """The directory of the exported versions of the policy that is evaluated."""
-        return self.policy('greedy_policy')
-
-    @property
-    def commands(self) -> pathlib.Path:
-        """The commands that start the run's jobs by hand."""
-        return self.root / 'commands.txt'
-
-    @property
-    def config(self) -> pathlib.Path:
-        """The run's gin configuration."""
-        return self.root / 'config.gin'
-
-    @property
-    def evaluations(self) -> pathlib.Path:
-        """One JSON object per evaluation."""
-        return self.root / 'evaluations.jsonl'
-
-    @property
-    def learning_curve(self) -> pathlib.Path:
-        """The learning curve as an image."""
-        return self.root / 'learning_curve.png'
-
-    @property
-    def evaluation_image(self) -> pathlib.Path:
-        """Another name of the learning curve's image."""
-        return self.root / 'evaluation.png'
-
-    @property
-    def videos(self) -> pathlib.Path:
-        """Videos of evaluations."""
-        return self.root / 'videos'
-
-    @property
-    def done(self) -> pathlib.Path:
-        """Written once, when the run has ended."""
-        return self.root / 'DONE'
-
-    @property
-    def train_result(self) -> pathlib.Path:
-        """Written by the train job when it has reached a stop condition and exported the last policy."""
-        return self.root / 'train' / 'result.json'
-
-    @property
-    def stop_request(self) -> pathlib.Path:
-        """Written to ask the train job to finish; holds the reason."""
-        return self.root / 'train' / 'stop_request.json'
-
-    @property
-    def logs(self) -> pathlib.Path:
-        return self.root / 'logs'
-
     def log(self, job: str) -> pathlib.Path:
+        """The job's log."""
         return self.logs / f'{job}.log'
 
     def status(self, job: str) -> pathlib.Path:
