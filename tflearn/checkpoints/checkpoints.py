@@ -57,7 +57,7 @@ class Checkpoints:
         self._files = CheckpointFiles(directory, max_to_keep, keep_every_steps)
         self._background = Background('checkpoint_writer')
         self._layout: Layout | None = None
-        self._refusal: FloatingPointError | None = None
+        self.refusal: FloatingPointError | None = None  # why the newest save refused its values
         self._step: int | None = None
         self.directory = self._files.directory
 
@@ -71,11 +71,6 @@ class Checkpoints:
     def saved_step(self) -> int | None:
         """Train step of the last checkpoint restored, saved or being saved; None after a save that failed."""
         return None if self._background.failed else self._step
-
-    @property
-    def refusal(self) -> FloatingPointError | None:
-        """Why the newest save refused its values; None if it did not."""
-        return self._refusal
 
     def save(self, step: int) -> str:
         """Saves all objects as `ckpt-<step>`, atomically; returns the path prefix.
@@ -158,13 +153,13 @@ class Checkpoints:
             ) from error
 
     def _refuse_not_finite(self, step: int, snapshot: Snapshot) -> None:
-        self._refusal = None
+        self.refusal = None
         try:
             self._check_finite(snapshot.of(self._finite), f'variables at train step {step}')
         except FloatingPointError as error:
             newest = self.newest or 'none'
-            self._refusal = FloatingPointError(f'{error}; they were not saved: the newest checkpoint is {newest}')
-            raise self._refusal from error
+            self.refusal = FloatingPointError(f'{error}; they were not saved: the newest checkpoint is {newest}')
+            raise self.refusal from error
 
     def _restore(self, path: str) -> None:
         absent = self._refuse_differences(path, describe(tf.train.load_checkpoint(path)))

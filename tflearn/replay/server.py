@@ -38,11 +38,7 @@ class CheckpointDirectory:
 
     def __init__(self, path: pathlib.Path):
         self._path = path
-
-    @property
-    def reverb_root(self) -> pathlib.Path:
-        """The directory that Reverb saves to. It exists only while something is saved."""
-        return self._path / _UNFINISHED
+        self.reverb_root = path / _UNFINISHED  # exists only while Reverb saves to it
 
     def newest(self) -> pathlib.Path | None:
         """Returns the newest complete checkpoint; None if there is none."""

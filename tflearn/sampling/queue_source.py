@@ -30,6 +30,7 @@ class QueueSource:
     Attributes:
       newest_version: the newest published policy version, from which policy lags are counted; the train job sets it.
       num_used: items taken for train steps so far.
+      num_stale: items dropped as too old so far.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class QueueSource:
         self._oldest = [0] * self._plan.num_slots  # the oldest policy version in each slot
         self.newest_version = 0
         self.addresses, self.num_used = tuple(addresses), 0
-        self._num_stale = self._greatest_lag = 0
+        self.num_stale = self._greatest_lag = 0
         self._started = False
         with tf.device('CPU:0'):
             empty = tf.zeros((self._plan.num_slots, batch_size, *self._item_shape), tf.uint8)
@@ -80,14 +81,9 @@ class QueueSource:
         """Why there are no more batches; None if there are, or if the source was closed."""
         return next((reader.error for reader in self._readers if reader.error), None)
 
-    @property
-    def num_stale(self) -> int:
-        """The number of items dropped as too old so far."""
-        return self._num_stale
-
     def metrics(self) -> dict[str, Any]:
         """Returns `stale_sequences`, dropped so far, and `greatest_policy_lag` that was trained on [versions]."""
-        return {'stale_sequences': self._num_stale, 'greatest_policy_lag': self._greatest_lag}
+        return {'stale_sequences': self.num_stale, 'greatest_policy_lag': self._greatest_lag}
 
     def close(self) -> None:
         """See `BatchSource`."""
@@ -160,7 +156,7 @@ class QueueSource:
                 self._resume()  # data arrive, even if not enough for a batch
         stale = self._is_stale(self._versions(self._pool))
         if np.any(stale):
-            self._num_stale += int(np.sum(stale))
+            self.num_stale += int(np.sum(stale))
             self._pool = self._pool[~stale]
         return len(self._pool) == self._batch_size
 
