@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from absl import flags, logging
 
-from tflearn.config import files, job_config, reader, saved
+from tflearn.config import files, job_config, reader
 from tflearn.launch.code_revision import code_revision
 from tflearn.run_dir import RunDir
 
@@ -54,7 +54,7 @@ def main(
             'connect_timeout_secs': flags.FLAGS.connect_timeout_secs,
             'stop': stop,
             'name': name,
-            'hooks': Hooks(lambda: saved.save(run_dir, configured.text), lambda: _texts(configured)),
+            'hooks': Hooks(lambda: job_config.save(run_dir, configured.text), lambda: _texts(configured)),
         }
         arguments = {key: given[key] for key in inspect.signature(function).parameters if key in given}
         statements = [*flags.FLAGS.gin_bindings, *bindings()]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tflearn.config import saved
+from tflearn.config import job_config
 from tflearn.run_dir import RunDir
 
 
@@ -16,15 +16,15 @@ def files(run_dir):
 
 
 def test_writes_the_first_configuration(run_dir):
-    saved.save(run_dir, 'a = 1\n')
-    saved.save(run_dir, 'a = 1\n')
+    job_config.save(run_dir, 'a = 1\n')
+    job_config.save(run_dir, 'a = 1\n')
     assert files(run_dir) == {'config.gin': 'a = 1\n'}
 
 
 def test_logs_a_change_and_keeps_older_configurations(run_dir, caplog):
     caplog.set_level('INFO')
     for text in ('a = 1\nb = 1\n', 'a = 2\nb = 1\n', 'a = 3\nb = 1\n'):
-        saved.save(run_dir, text)
+        job_config.save(run_dir, text)
     assert files(run_dir) == {
         'config-1.gin': 'a = 1\nb = 1\n',
         'config-2.gin': 'a = 2\nb = 1\n',
@@ -35,7 +35,7 @@ def test_logs_a_change_and_keeps_older_configurations(run_dir, caplog):
 
 
 def test_finished_run_keeps_its_configuration(run_dir):
-    saved.save(run_dir, 'a = 1\n')
+    job_config.save(run_dir, 'a = 1\n')
     run_dir.done.touch()
-    saved.save(run_dir, 'a = 2\n')
+    job_config.save(run_dir, 'a = 2\n')
     assert files(run_dir) == {'config.gin': 'a = 1\n', 'DONE': ''}

@@ -13,7 +13,7 @@ from typing import Any
 from absl import logging
 
 from tflearn import waiting
-from tflearn.config import files, job_config, names, preview, saved
+from tflearn.config import files, job_config, names, preview
 from tflearn.jobs import environment_check
 from tflearn.jobs.collect import collect
 from tflearn.jobs.evaluate import evaluate
@@ -80,7 +80,7 @@ def of_gin_file(run_dir: RunDir, gin_file: str, gin_bindings: Sequence[str]) -> 
 
     def train_job(stop: threading.Event, on_restored: Callable[[], None]) -> None:
         def restored() -> None:
-            saved.save(run_dir, training.text)
+            job_config.save(run_dir, training.text)
             on_restored()
 
         hooks = Hooks(restored, lambda: {**training.texts(), **_code()})

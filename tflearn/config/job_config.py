@@ -6,18 +6,23 @@ run uses nor, on the command line, what the files import.
 
 import contextlib
 import dataclasses
+import difflib
 import importlib
+import itertools
 import pathlib
 import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from absl import logging
+
 import gin
 from tflearn.config import checks, names, reader
 from tflearn.config.names import Configurable
 from tflearn.config.reader import Binding, Reference, join_scope
 from tflearn.errors import UserValueError
+from tflearn.run_dir import RunDir, write_atomically
 
 # By a job's argument: another job, and the name of its argument.
 Taken = Mapping[str, tuple[Callable[..., None], str]]
@@ -156,3 +161,22 @@ def _gin_text(bindings: Sequence[Binding]) -> str:
         start = f'from {package} import {last}' if package else f'import {last}'
         imports.append(start if name == last else f'{start} as {name}')
     return '\n'.join([*imports, *statements])
+
+
+def save(run_dir: RunDir, text: str) -> None:
+    """Writes config.gin. One that differs is kept as config-1.gin, config-2.gin, ..., and the difference is logged.
+
+    A finished run keeps its configuration.
+    """
+    path = run_dir.config
+    old = path.read_text(encoding='utf-8') if path.exists() else None
+    if old == text or run_dir.done.exists():
+        return
+    if old is not None:
+        kept = next(
+            older for n in itertools.count(1) if not (older := path.with_name(f'{path.stem}-{n}{path.suffix}')).exists()
+        )
+        write_atomically(kept, old)
+        lines = difflib.unified_diff(old.splitlines(), text.splitlines(), kept.name, path.name, lineterm='', n=0)
+        logging.info('continues with another configuration than before:\n%s', '\n'.join(lines))
+    write_atomically(path, text)
