@@ -12,7 +12,7 @@ from google.protobuf import wrappers_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.testing import certificates
-from tflearn.rpc.server import Overloaded, Server, ServerOptions, TlsFiles
+from tflearn.rpc.server import Overloaded, Server, ServerOptions, TlsFiles, connect
 from tflearn.waiting import wait_until
 
 DEADLINE_SECS = 60.0
@@ -51,7 +51,7 @@ def serve():
 def test_requests_get_a_response_or_a_status_and_are_recorded(serve):
     recorded = []
     server = serve({'/test.Echo/Echo': echo}, status_of, lambda *args: recorded.append(args))
-    with server.connect(f'localhost:{server.port}') as connected:
+    with connect(f'localhost:{server.port}') as connected:
         call = connected.unary_unary('/test.Echo/Echo')
         assert wrappers_pb2.BytesValue.FromString(call(b'four', DEADLINE_SECS)).value == b'four'
         for data, (_, code, details) in ERRORS.items():
@@ -73,7 +73,7 @@ def test_rejects_requests_beyond_the_limit_and_cancels_at_the_close(serve):
         await asyncio.Event().wait()
 
     server = serve({'/test.Wait/Wait': never}, max_concurrent_requests=1)
-    with server.connect(f'localhost:{server.port}') as connected:
+    with connect(f'localhost:{server.port}') as connected:
         call = connected.unary_unary('/test.Wait/Wait')
         waiting = call.future(b'', DEADLINE_SECS)
         assert started.wait(DEADLINE_SECS)
@@ -85,7 +85,7 @@ def test_rejects_requests_beyond_the_limit_and_cancels_at_the_close(serve):
 def test_health_is_that_of_each_service(serve):
     server = serve({})
     server.set_health({'': True, 'broken': False})
-    with server.connect(f'localhost:{server.port}') as connected:
+    with connect(f'localhost:{server.port}') as connected:
 
         def health(service):
             request = health_pb2.HealthCheckRequest(service=service)

@@ -14,8 +14,8 @@ from absl import logging
 
 from tflearn.errors import UserTimeoutError
 from tflearn.experience import Queue
-from tflearn.replay import connection, storage
-from tflearn.replay.storage import REPLAY, Storage
+from tflearn.replay import connection
+from tflearn.replay.storage import REPLAY, ReplayStatistics, Storage
 from tflearn.waiting import LOG_EVERY_SECS
 
 _POLL_SECS = 0.25
@@ -180,5 +180,5 @@ class TableReader:
 
     def _server_state(self) -> str:
         info = connection.server_info(self._address)
-        table = f'with {storage.ReplayStatistics.of(info[REPLAY], self._storage)}' if info else 'which does not answer'
+        table = f'with {ReplayStatistics.of(info[REPLAY], self._storage)}' if info else 'which does not answer'
         return f'the replay server at {self._address}, {table}'

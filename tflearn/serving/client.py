@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tflearn.policies import plain_nests, signatures
-from tflearn.rpc import server
+from tflearn.rpc.server import connect
 from tflearn.serving import tensor_protos
 from tflearn.serving.protos import predict_pb2, prediction_service_pb2_grpc
 
@@ -30,7 +30,7 @@ class PolicyClient:
           version: the version that answers; None is the newest.
           credentials: `grpc.ssl_channel_credentials(...)`; None is no encryption.
         """
-        self._channel = server.connect(address, credentials)
+        self._channel = connect(address, credentials)
         self._stub = prediction_service_pb2_grpc.PredictionServiceStub(self._channel)
         self._model = model
         self._version = version

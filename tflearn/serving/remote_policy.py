@@ -12,7 +12,7 @@ from tf_agents.trajectories import time_step as ts
 
 from tflearn.policies import plain_nests, signatures
 from tflearn.policies.loader import VersionGone
-from tflearn.rpc import server
+from tflearn.rpc.server import connect
 from tflearn.serving.client import PolicyClient
 from tflearn.serving.protos import (
     get_model_metadata_pb2,
@@ -132,7 +132,7 @@ class RemoteModel:
 
     def __init__(self, address: str, model: str):
         """Does not connect yet."""
-        self._channel = server.connect(address)
+        self._channel = connect(address)
         self._model = model
 
     def newest_version(self) -> int | None:
