@@ -14,7 +14,6 @@ from tflearn.serving.server import PolicyServer, ServerOptions
 
 DEADLINE_SECS = 60.0
 OBSERVATION = np.array([[1, 0, 0, 0], [-1, 0, 0, 0]], np.float32)
-NEEDS = 'needs tensorflow-serving-api; pip install ".[serving]"'
 
 
 class Publisher:
