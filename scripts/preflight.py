@@ -8,10 +8,10 @@ import importlib.metadata
 import os
 import re
 import sys
-import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
+from tflearn import stderr
 from tflearn.errors import UserImportError
 
 # Reverb's operations are compiled against exactly this TensorFlow, which is compiled for NumPy 1.
@@ -73,25 +73,7 @@ def import_quietly(*modules: str) -> None:
     warnings.filterwarnings('ignore', '"is( not)?" with a literal', SyntaxWarning)
     wants_all = 'TF_CPP_MIN_LOG_LEVEL' in os.environ
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
-    with contextlib.nullcontext() if wants_all else _held_back_stderr():
+    with contextlib.nullcontext() if wants_all else stderr.without(_IMPORT_NOISE):
         for module in modules:
             with contextlib.suppress(ModuleNotFoundError):
                 importlib.import_module(module)
-
-
-@contextlib.contextmanager
-def _held_back_stderr() -> Iterator[None]:
-    """Collects what Python and C++ write to stderr, and writes it at the end without the known lines."""
-    sys.stderr.flush()
-    stderr = os.dup(2)
-    with tempfile.TemporaryFile('w+', buffering=1, encoding='utf-8', errors='replace') as held:
-        os.dup2(held.fileno(), 2)
-        try:
-            with contextlib.redirect_stderr(held):
-                yield
-        finally:
-            os.dup2(stderr, 2)
-            os.close(stderr)
-            held.seek(0)
-            sys.stderr.writelines(line for line in held if not _IMPORT_NOISE.search(line))
-            sys.stderr.flush()

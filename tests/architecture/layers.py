@@ -12,6 +12,7 @@ VOCABULARY = (
     'train_step',
     'waiting',
     'background',
+    'stderr',
     'histograms',
     'finite',
     'run_dir',

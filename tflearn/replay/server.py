@@ -4,21 +4,18 @@ Reverb silently takes a table's settings and signature from its checkpoint. Here
 the run's is refused, and left unchanged; the error names the differences.
 """
 
-import contextlib
 import json
-import os
 import pathlib
 import re
 import shutil
 import socket
-import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import reverb
 from absl import logging
 
+from tflearn import stderr
 from tflearn.errors import UserTimeoutError, UserValueError
 from tflearn.replay.storage import is_older_format
 from tflearn.run_dir import read_json, write_json
@@ -86,8 +83,8 @@ def _complete(directory: pathlib.Path) -> Iterator[pathlib.Path]:
     return (path.parent for path in directory.glob('*/DONE'))
 
 
-# Reverb's log of a checkpoint that it reads: a line for every hundred chunks.
-_READING = re.compile(r'tfrecord_checkpointer\.cc:\d+\] +(Initializ|Load|Metadata|Success|Still read|Complet|Table )')
+# Reverb's log of a checkpoint that it reads, a line for every hundred chunks. (Reverb has no log level.)
+READING = re.compile(r'tfrecord_checkpointer\.cc:\d+\] +(Initializ|Load|Metadata|Success|Still read|Complet|Table )')
 
 
 def _describe(table: Any) -> dict[str, Any]:
@@ -133,22 +130,6 @@ def _check_port(port: int) -> None:
                 f'got port {port}, on which no replay server can listen ({error.strerror}); need a free port; '
                 'stop what uses it, or choose another --replay_address'
             ) from error
-
-
-@contextlib.contextmanager
-def quiet_reading() -> Iterator[None]:
-    """Buffers stderr, and writes it at the end without Reverb's lines about reading. (Reverb has no log level.)"""
-    sys.stderr.flush()
-    stderr = os.dup(2)
-    with tempfile.TemporaryFile('w+', encoding='utf-8', errors='replace') as held:
-        os.dup2(held.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(stderr, 2)
-            os.close(stderr)
-            held.seek(0)
-            sys.stderr.writelines(line for line in held if not _READING.search(line))
 
 
 def _damaged(checkpoint: pathlib.Path, reason: str) -> UserValueError:
@@ -208,7 +189,7 @@ class ReplayServer:
 
     def _start(self, tables: Sequence[reverb.Table], port: int, restored: pathlib.Path | None) -> reverb.Server:
         try:
-            with quiet_reading():
+            with stderr.without(READING):
                 checkpointer = reverb.checkpointers.DefaultCheckpointer(
                     str(self._checkpoints.reverb_root), fallback_checkpoint_path=str(restored) if restored else None
                 )

@@ -7,9 +7,10 @@ import tempfile
 import numpy as np
 import reverb
 
+from tflearn import stderr
 from tflearn.errors import UserValueError
 from tflearn.replay.chunks import ID_BYTES
-from tflearn.replay.server import CheckpointDirectory, quiet_reading
+from tflearn.replay.server import READING, CheckpointDirectory
 from tflearn.replay.storage import CHUNK_FORMAT, REPLAY
 from tflearn.run_dir import read_json
 
@@ -56,7 +57,7 @@ def _draw(checkpoint: pathlib.Path, names: list[str], num_items: int) -> list[np
     """Returns items, uint8 arrays, which a temporary server draws."""
     # Reverb takes the tables' settings from the checkpoint; only the names must match.
     tables = [reverb.Table.queue(name, 1) for name in names]
-    with tempfile.TemporaryDirectory() as scratch, quiet_reading():
+    with tempfile.TemporaryDirectory() as scratch, stderr.without(READING):
         checkpointer = reverb.checkpointers.DefaultCheckpointer(scratch, fallback_checkpoint_path=str(checkpoint))
         server = reverb.Server(tables, checkpointer=checkpointer)
         try:

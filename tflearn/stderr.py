@@ -1,0 +1,26 @@
+"""Keeps known lines of libraries from stderr. Needs only the standard library."""
+
+import contextlib
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def without(noise: re.Pattern[str]) -> Iterator[None]:
+    """Holds back what Python and C++ write to stderr, and writes it at the end without the lines that `noise` finds."""
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    with tempfile.TemporaryFile('w+', buffering=1, encoding='utf-8', errors='replace') as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            with contextlib.redirect_stderr(held):
+                yield
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            held.seek(0)
+            sys.stderr.writelines(line for line in held if not noise.search(line))
+            sys.stderr.flush()
