@@ -3,7 +3,7 @@ import collections
 import pytest
 
 from tflearn.experience import Reuse
-from tflearn.sampling.reuse_plan import ReusePlan
+from tflearn.sampling.queue_source import ReusePlan
 
 
 def run(plan, num_steps):

@@ -65,11 +65,12 @@ _MODULES = {
     },
     'tflearn.replay': {
         'prioritized': 'sampling.sampler',
+        'reuse_plan': 'sampling.queue_source',
         'shared_array': 'sampling.ring_columns',
         **{
             name: f'sampling.{name}'
             for name in (
-                *('local', 'mirror', 'priorities', 'queue_source', 'reader', 'reuse_plan', 'ring_buffer'),
+                *('local', 'mirror', 'priorities', 'queue_source', 'reader', 'ring_buffer'),
                 *('ring_columns', 'sampler'),
             )
         },
