@@ -14,7 +14,7 @@ from tflearn.jobs.evaluate import evaluate
 from tflearn.jobs.evaluate_settings import EvaluateOptions
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.train import train
-from tflearn.policies import loader
+from tflearn.policies import loader, versions
 from tflearn.run_dir import RunDir, read_json
 from tflearn.waiting import wait_until
 
@@ -38,7 +38,7 @@ def test_evaluate_follows_the_published_weights_and_collect_acts_by_a_served_pol
     job = small_run.start(train, num_train_steps=10**6, max_env_steps=200, exports=options, **FEW)
     elsewhere = RunDir(tmp_path / 'elsewhere')
     by_weights = start_evaluate(small_run, elsewhere, options=EvaluateOptions(follow='weights'))
-    wait_until(lambda: loader.newest_version(small_run.dir.policy('collect_policy')) is not None, 'an export', 60)
+    wait_until(lambda: versions.newest_version(small_run.dir.policy('collect_policy')) is not None, 'an export', 60)
     with served_policies.serving(small_run.dir.policies) as (server, models):
         address = f'localhost:{server.port}'
         over = threading.Event()

@@ -183,7 +183,7 @@ def test_readers_see_only_complete_versions_when_the_exporter_is_killed(tmp_path
     process = subprocess.Popen(command, cwd=root, env={**os.environ, 'PYTHONPATH': str(root)})
     try:
         for _ in range(8):
-            wait_until(lambda: loader.newest_version(directory) != seen[-1], 'another version', timeout_secs=120)
+            wait_until(lambda: versions.newest_version(directory) != seen[-1], 'another version', timeout_secs=120)
             policy = loader.load_newest(directory)
             policy.action(time_step)
             seen.append(policy.train_step)

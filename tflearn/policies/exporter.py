@@ -151,7 +151,7 @@ class PolicyExporter:
 
         Call it before the first export. Versions that an evaluation has marked as kept stay. Returns the others' steps.
         """
-        updates.drop_newer_than(self._directory, train_step)
+        versions.drop_newer_than(updates.folder(self._directory), train_step, updates.is_complete)
         return versions.drop_newer_than(self._directory, train_step)
 
     def _write_version(

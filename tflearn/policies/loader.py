@@ -12,8 +12,6 @@ from tflearn.policies.loaded_model import LoadedModel
 from tflearn.run_dir import read_json
 from tflearn.types import EnvironmentSpecs
 
-newest_version = versions.newest_version
-
 
 class VersionGone(LookupError):
     """A server does not serve the requested version any more."""
@@ -123,7 +121,7 @@ def load_newest(directory: pathlib.Path) -> LoadedPolicy | None:
     Raises:
       ValueError: if the newest version is damaged.
     """
-    while (train_step := newest_version(directory)) is not None:
+    while (train_step := versions.newest_version(directory)) is not None:
         try:
             return load(directory / str(train_step))
         except FileNotFoundError:

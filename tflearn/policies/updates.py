@@ -29,7 +29,7 @@ def folder(directory: pathlib.Path) -> pathlib.Path:
 
 def steps(directory: pathlib.Path) -> list[int]:
     """Returns the train steps of the complete updates in ascending order."""
-    return versions.versions(folder(directory), _is_complete)
+    return versions.versions(folder(directory), is_complete)
 
 
 def write_model(directory: pathlib.Path, files: ModelFiles) -> None:
@@ -48,7 +48,7 @@ def write_model(directory: pathlib.Path, files: ModelFiles) -> None:
 
 def prune(directory: pathlib.Path, keep_last: int) -> None:
     """Removes all updates except the `keep_last` newest, and graphs to which no update belongs, moved aside or not."""
-    versions.prune(folder(directory), keep_last, complete=_is_complete)
+    versions.prune(folder(directory), keep_last, complete=is_complete)
     models = list(folder(directory).glob(f'{_MODEL}*'))
     if len(models) > 1:
         found = [read_json(metadata) or {} for metadata in folder(directory).glob(f'*/{versions.METADATA}')]
@@ -56,11 +56,6 @@ def prune(directory: pathlib.Path, keep_last: int) -> None:
         for model in models:
             if model.name not in named:
                 versions.remove(model)
-
-
-def drop_newer_than(directory: pathlib.Path, train_step: int) -> list[int]:
-    """Moves updates newer than `train_step` aside; see `versions.drop_newer_than`."""
-    return versions.drop_newer_than(folder(directory), train_step, _is_complete)
 
 
 def materialise(directory: pathlib.Path, train_step: int, output: pathlib.Path | None = None) -> pathlib.Path:
@@ -82,7 +77,7 @@ def materialise(directory: pathlib.Path, train_step: int, output: pathlib.Path |
     if version.exists():
         raise UserValueError(f'got output={version}, which exists; need a new path; choose another')
     update = folder(directory) / str(train_step)
-    if not _is_complete(update):
+    if not is_complete(update):
         raise UserValueError(
             f'got no update of step {train_step} of the policy {directory}; need one of: {_list(directory)}'
         )
@@ -107,5 +102,6 @@ def _list(directory: pathlib.Path) -> str:
     return ', '.join(map(str, steps(directory))) or 'none; set update_interval_steps, so that the train job writes them'
 
 
-def _is_complete(update: pathlib.Path) -> bool:
+def is_complete(update: pathlib.Path) -> bool:
+    """Returns whether an update was written completely."""
     return (update / versions.METADATA).is_file()

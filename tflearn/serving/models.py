@@ -1,6 +1,5 @@
 """The models that are served: each policy's newest version, or pinned ones, updated while requests are answered."""
 
-import dataclasses
 import json
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -14,14 +13,6 @@ from tflearn.serving.served_version import ServedVersion
 
 class NotServed(LookupError):
     """The requested model or version is not served; the client gets NOT_FOUND and this message."""
-
-
-@dataclasses.dataclass(frozen=True)
-class VersionStatus:
-    """The status of one version: `error` is the reason why it could not be loaded; None if it is served."""
-
-    version: int
-    error: str | None = None
 
 
 class ModelHolder:
@@ -83,11 +74,10 @@ class ModelHolder:
         """Whether a version is served."""
         return bool(self._served)
 
-    def statuses(self) -> list[VersionStatus]:
-        """Returns the versions that are served or could not be loaded, newest first."""
-        failed = {version: VersionStatus(version, error) for version, (_, error) in self._failed.copy().items()}
-        served = {version: VersionStatus(version) for version in self._served}
-        return sorted({**failed, **served}.values(), key=lambda status: -status.version)
+    def statuses(self) -> dict[int, str | None]:
+        """Returns the newest version first, why each could not be loaded; None for those that are served."""
+        found = {version: error for version, (_, error) in self._failed.copy().items()} | dict.fromkeys(self._served)
+        return dict(sorted(found.items(), reverse=True))
 
     def _take(self, version: int, identity: tuple[int, int]) -> bool:
         try:

@@ -108,13 +108,13 @@ class PredictionService:
         holder, wanted = self._holder(request.model_spec)
         states = get_model_status_pb2.ModelVersionStatus
         response = get_model_status_pb2.GetModelStatusResponse()
-        for known in holder.statuses():
-            if wanted not in (None, known.version):
+        for version, error in holder.statuses().items():
+            if wanted not in (None, version):
                 continue
-            status = response.model_version_status.add(version=known.version)
-            status.state = states.AVAILABLE if known.error is None else states.END
-            if known.error is not None:
-                status.status.error_code, status.status.error_message = 3, known.error  # INVALID_ARGUMENT
+            status = response.model_version_status.add(version=version)
+            status.state = states.AVAILABLE if error is None else states.END
+            if error is not None:
+                status.status.error_code, status.status.error_message = 3, error  # INVALID_ARGUMENT
         if not response.model_version_status:
             holder.get(wanted)
         return response
