@@ -22,6 +22,9 @@ _NAMES = "'default', 'cpu', 'gpu', 'mirrored', 'mirrored:N' with N from 1, 'mult
 _START_TIMEOUT_SECS = 600.0
 _CONNECT_TIMEOUT_SECS = 5.0
 
+_EXAMPLE = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
+_JOBS = ('chief', 'worker')
+
 
 def make(name: str, timeout_secs: float = _START_TIMEOUT_SECS) -> tf.distribute.Strategy:
     """Makes a strategy.
@@ -206,10 +209,6 @@ def _tpu(name: str, target: str, timeout_secs: float) -> tf.distribute.Strategy:
             f'got strategy={name!r}, but no TPU starts at {target!r} ({reason}); need a TPU and a TensorFlow made for '
             "it; see docs/distributed.md, or use 'cpu' or 'gpu'"
         ) from error
-
-
-_EXAMPLE = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
-_JOBS = ('chief', 'worker')
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,6 +20,9 @@ from tflearn.errors import UserValueError
 
 MAX_IN_A_ROW = 5
 
+EXECUTED_ACTION = 'executed_action'
+_NUMBERS = ('b', 'i', 'u', 'f')
+
 
 class Failures:
     """Counts the failures of N environments."""
@@ -71,10 +74,6 @@ def seed_of(seed: int | None, index: int, num_rebuilt: int) -> int | None:
     if seed is None or not num_rebuilt:
         return None if seed is None else seed + index
     return int(np.random.SeedSequence((seed + index, num_rebuilt)).generate_state(1)[0])
-
-
-EXECUTED_ACTION = 'executed_action'
-_NUMBERS = ('b', 'i', 'u', 'f')
 
 
 def numeric_info(info: Mapping[str, Any]) -> dict[str, Any]:

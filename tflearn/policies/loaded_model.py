@@ -25,6 +25,8 @@ from tflearn.errors import UserValueError
 _GRADIENT = '_gradient_op_type'
 _ARGUMENT = '_user_specified_name'
 
+_VARIABLES = pathlib.Path(tf.saved_model.VARIABLES_DIRECTORY, tf.saved_model.VARIABLES_FILENAME)
+
 
 def graph_digest(meta_graph: Any) -> str:
     """Returns a digest of a SavedModel's MetaGraphDef that does not depend on the numbers in its functions' names.
@@ -86,9 +88,6 @@ def _rename_calls(nodes: Any, name_of: Any) -> None:
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-_VARIABLES = pathlib.Path(tf.saved_model.VARIABLES_DIRECTORY, tf.saved_model.VARIABLES_FILENAME)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -24,6 +24,9 @@ _UNFINISHED = '.unfinished'
 _FILES = ('tables.tfrecord', 'items.tfrecord', 'chunks.tfrecord')
 _NAME = re.compile(r'\d+(-\d\d-\d\dT\d\d:\d\d:.*)?')  # a number; version 0.1 kept Reverb's name, a time
 
+# Reverb's log of a checkpoint that it reads, a line for every hundred chunks. (Reverb has no log level.)
+READING = re.compile(r'tfrecord_checkpointer\.cc:\d+\] +(Initializ|Load|Metadata|Success|Still read|Complet|Table )')
+
 
 class CheckpointDirectory:
     """The checkpoints of one replay server. A checkpoint is complete when it holds Reverb's file DONE.
@@ -81,10 +84,6 @@ def missing_files(checkpoint: pathlib.Path) -> list[str]:
 
 def _complete(directory: pathlib.Path) -> Iterator[pathlib.Path]:
     return (path.parent for path in directory.glob('*/DONE'))
-
-
-# Reverb's log of a checkpoint that it reads, a line for every hundred chunks. (Reverb has no log level.)
-READING = re.compile(r'tfrecord_checkpointer\.cc:\d+\] +(Initializ|Load|Metadata|Success|Still read|Complet|Table )')
 
 
 def _describe(table: Any) -> dict[str, Any]:

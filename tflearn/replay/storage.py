@@ -20,6 +20,19 @@ from tflearn.replay.chunks import ID_BYTES
 # So that neither side waits for the other at every batch.
 _SPARE_BATCHES = 4
 
+REPLAY = 'replay'
+STREAM = 'stream'
+CHUNK_FORMAT = 'format=2'  # of mirrored tables; before, chunks had no id
+MIRROR_SPARE_CHUNKS = 64  # chunks that a mirror has room for besides those that are drawn from
+_MAX_CHUNK_BYTES = 512 * 1024
+_MAX_DRAWN_CHUNK_BYTES = 128 * 1024  # the server draws a chunk for a few of its sequences
+_MAX_CHUNKED_LENGTH = 8
+_DRAWS_PER_CHUNK = 4
+_MAX_STREAM_CHUNKS = 256
+_MAX_STREAM_BYTES = 64 * 1024 * 1024
+_MIN_STREAM_CHUNKS = 16
+_MIRROR_SPARE = 1.25
+
 
 def error_buffer(experience: Experience, sequences_per_chunk: float = 1.0) -> float:
     """Returns how far samples may be ahead of inserts times the ratio, or behind [samples].
@@ -39,7 +52,7 @@ def error_buffer(experience: Experience, sequences_per_chunk: float = 1.0) -> fl
 def rate_limiter(
     experience: Experience, sequences_per_chunk: float = 1.0, sequences_per_draw: float = 1.0
 ) -> reverb.rate_limiters.RateLimiter:
-    """Returns the rate limiter of a table of chunks that the server draws from (a queue has its own: see `storage`).
+    """Returns the rate limiter of a table of chunks that the server draws from (a queue has its own).
 
     Args:
       sequences_per_chunk: sequences that begin in an item.
@@ -53,21 +66,6 @@ def rate_limiter(
         min_size_to_sample=min_chunks,
         error_buffer=max(1.0, error_buffer(experience, sequences_per_chunk) / sequences_per_draw),
     )
-
-
-REPLAY = 'replay'
-STREAM = 'stream'
-CHUNK_FORMAT = 'format=2'  # of mirrored tables; before, chunks had no id
-MIRROR_SPARE_CHUNKS = 64  # chunks that a mirror has room for besides those that are drawn from
-
-_MAX_CHUNK_BYTES = 512 * 1024
-_MAX_DRAWN_CHUNK_BYTES = 128 * 1024  # the server draws a chunk for a few of its sequences
-_MAX_CHUNKED_LENGTH = 8
-_DRAWS_PER_CHUNK = 4
-_MAX_STREAM_CHUNKS = 256
-_MAX_STREAM_BYTES = 64 * 1024 * 1024
-_MIN_STREAM_CHUNKS = 16
-_MIRROR_SPARE = 1.25
 
 
 def is_older_format(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:

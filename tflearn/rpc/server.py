@@ -32,6 +32,9 @@ _MAX_DETAILS = 1000
 # The work on the event loop takes milliseconds.
 _LOOP_SECS = 10.0
 
+# A client finds a restarted server within a second; gRPC's own delay grows with each attempt, up to two minutes.
+_OPTIONS = (('grpc.max_reconnect_backoff_ms', 1000),)
+
 
 class Overloaded(RuntimeError):
     """Too many requests wait; the client gets RESOURCE_EXHAUSTED and this message."""
@@ -236,10 +239,6 @@ def _stop(loop: asyncio.AbstractEventLoop) -> None:
 def _log_failure(ended: futures.Future[Any]) -> None:
     if not ended.cancelled() and (error := ended.exception()):
         logging.warning('could not update the health of the server: %s: %s', type(error).__name__, error)
-
-
-# A client finds a restarted server within a second; gRPC's own delay grows with each attempt, up to two minutes.
-_OPTIONS = (('grpc.max_reconnect_backoff_ms', 1000),)
 
 
 def connect(address: str, credentials: Any = None) -> Any:

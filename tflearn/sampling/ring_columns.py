@@ -14,6 +14,8 @@ from tflearn.replay.rows import RowLayout
 _NUMPY_KINDS = 'iuf'  # the kinds that DLPack supports
 _MIN_ROWS = 129  # a tensor of at most 128 elements would become a constant of the programs that read it
 
+_WIDE_BYTES = 256
+
 
 class SharedArray:
     """Rows on the host that are both a numpy array and a tensor.
@@ -46,9 +48,6 @@ class SharedArray:
         if gathered.dtype == self._dtype:
             return gathered
         return tf.cast(gathered, tf.bool) if self._dtype == tf.bool else tf.bitcast(gathered, self._dtype)
-
-
-_WIDE_BYTES = 256
 
 
 class RingColumns:

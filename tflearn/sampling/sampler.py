@@ -20,6 +20,9 @@ _MAX_AHEAD_STEPS = 32
 _POLL_SECS = 0.001
 _MAX_GATHER_POLLS = 20
 
+# Batches that are drawn ahead were drawn by older priorities.
+_MAX_PRIORITIZED_AHEAD_STEPS = 8
+
 
 class ReplaySampler:
     """A `BatchSource` that the replay server draws uniformly.
@@ -136,10 +139,6 @@ class ReplaySampler:
         return tf.gather(
             tf.reshape(chunks, [-1, num_bytes]), starts[:, None] + tf.range(storage.experience.slicing.sequence_length)
         )
-
-
-# Batches that are drawn ahead were drawn by older priorities.
-_MAX_PRIORITIZED_AHEAD_STEPS = 8
 
 
 class PrioritizedSampler(ReplaySampler):
