@@ -62,6 +62,14 @@ assert run.reason == 'num_train_steps 1000 reached' and run.best_return == 16.5,
 assert (action, actions.tolist()) == (1, [1, 1])
 """,
     'serving.md': 'assert tf.make_ndarray(answer.outputs["action"]) in (0, 1)',
+    'your-network.md': """
+from tf_agents.specs import tensor_spec
+from tflearn import train_step, types
+observation = {'size': tf.TensorSpec((), tf.float32), 'robot': {'arm': tf.TensorSpec((3,), tf.float32)}}
+specs = types.EnvironmentSpecs(observation, tensor_spec.BoundedTensorSpec((), tf.int64, 0, 1))
+agent = make_agent(specs, train_step.create_train_step(), dqn.EXPERIENCE)
+assert [32 + 16, 100] in [variable.shape.as_list() for variable in agent.policy.variables()]
+""",
     'your-algorithm.md': """
 import tflearn
 run = tflearn.train('own_task.gin', mode='synchronous', gin_bindings=['train.StopConditions.num_train_steps = 100'])
@@ -203,7 +211,9 @@ def test_from_python(user):
     assert len(lines) < 30
 
 
-@pytest.mark.parametrize('page', ['distributed', 'exporting', 'from-tf-agents', 'index', 'library', 'your-algorithm'])
+@pytest.mark.parametrize(
+    'page', ['distributed', 'exporting', 'from-tf-agents', 'index', 'library', 'your-algorithm', 'your-network']
+)
 def test_python(user, page):
     _execute(f'{page}.md')
 

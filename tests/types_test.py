@@ -1,9 +1,11 @@
+import collections
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests import fakes
-from tflearn.types import EnvironmentSpecs, check_batch, specs_of, zeros
+from tflearn.types import EnvironmentSpecs, check_batch, leaf_paths, specs_of, zeros
 
 SPEC = {'a': tf.TensorSpec((2,), tf.float32, 'a'), 'b': tf.TensorSpec((), tf.int64, 'b')}
 
@@ -29,6 +31,15 @@ def test_check_batch_accepts_what_fits():
 def test_check_batch_names_what_differs(value):
     with pytest.raises(ValueError, match='got a? ?value'):
         check_batch(value, SPEC, 3, 'value')
+
+
+def test_leaf_paths_are_in_the_order_of_the_leaves():
+    pair = collections.namedtuple('pair', 'z a')
+    nest = {'robot': {'tools': (1, [2]), 'arm': 0}, 'pair': pair(-2, -1)}
+    paths = leaf_paths(nest)
+    assert paths == ['pair.z', 'pair.a', 'robot.arm', 'robot.tools.0', 'robot.tools.1.0']
+    assert tf.nest.flatten(nest) == [-2, -1, 0, 1, 2]
+    assert leaf_paths(0) == ['observation']
 
 
 def test_zeros():

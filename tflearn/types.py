@@ -1,7 +1,7 @@
 """The interfaces that packages share: environments, policies, agents, batch sources, and their factories."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -249,6 +249,22 @@ def integer_bounds(spec: types.TensorSpec) -> tuple[np.ndarray, np.ndarray] | No
     minimum, maximum = (np.broadcast_to(bound, spec.shape).astype(np.int64) for bound in (spec.minimum, spec.maximum))
     unbounded = np.any(maximum == spec.dtype.max) or (spec.dtype.min < 0 and np.any(minimum == spec.dtype.min))
     return None if unbounded else (minimum, maximum)
+
+
+def leaf_paths(nest: Any, prefix: str = '') -> list[str]:
+    """Returns the paths of the leaves of a nest, such as 'arm.position' or '0', in the order of `tf.nest.flatten`.
+
+    The path of a single leaf is 'observation'.
+    """
+    if hasattr(nest, '_fields'):
+        children: Iterable[tuple[Any, Any]] = zip(nest._fields, nest, strict=True)
+    elif isinstance(nest, Mapping):
+        children = ((key, nest[key]) for key in sorted(nest))
+    elif isinstance(nest, list | tuple):
+        children = enumerate(nest)
+    else:
+        return [prefix or 'observation']
+    return [path for key, child in children for path in leaf_paths(child, f'{prefix}.{key}' if prefix else str(key))]
 
 
 def zeros(spec: types.NestedTensorSpec, outer_dims: tuple[int, ...]) -> Any:

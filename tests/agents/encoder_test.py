@@ -1,5 +1,7 @@
 """Each kind of observation is encoded for the networks, in every agent."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -129,15 +131,58 @@ def test_ppo_normalizes_no_categories():
     assert np.isfinite(agent.train(example_data.sequences(agent, 4, 9)).loss.numpy())
 
 
-@pytest.mark.parametrize('module', [ppo, impala, appo])
-def test_nested_observations_are_joined(module):
+@pytest.mark.parametrize('name', AGENTS)
+def test_nested_observations_are_joined(name):
+    module, action, changes, _ = AGENTS[name]
     for nest in ({'a': NUMBERS['floats'], 'b': LARGE}, (NUMBERS['floats'], bounded((2, 2), tf.uint8, 0, 255))):
-        changes = {'normalize_observations': False} if module is ppo else {}
-        agent = module.make_agent(
-            EnvironmentSpecs(nest, DISCRETE), create_train_step(), module.EXPERIENCE, network=FEW, **changes
-        )
+        agent = module.make_agent(EnvironmentSpecs(nest, action), create_train_step(), module.EXPERIENCE, **changes)
+        agent.initialize()
         size = 3 + (encoder.EMBEDDING_SIZE if isinstance(nest, dict) else 4)
         assert [size, 8] in [variable.shape.as_list() for variable in agent.policy.variables()]
+
+
+def test_nest_encoder_joins_each_kind():
+    nest = {'camera': bounded((4, 4, 1), tf.uint8, 0, 255), 'kind': bounded((), tf.int64, 0, 2), 'v': NUMBERS['floats']}
+    values = {
+        'camera': tf.fill((2, 4, 4, 1), tf.constant(51, tf.uint8)),
+        'kind': tf.constant([1, 2], tf.int64),
+        'v': tf.constant([[1.0, 2, 3], [4, 5, 6]]),
+    }
+    joined = encoder.NestEncoder(nest, conv_layer_params=())(values)
+    np.testing.assert_allclose(joined[0], [*[0.2] * 16, 0, 1, 0, 1, 2, 3])
+    assert encoder.NestEncoder(nest)(values).shape == (2, 32 + 3 + 3), (
+        'convolutions with strides 2 and 2, of 32 filters'
+    )
+    assert encoder.NestEncoder(nest, ((5, 2, 1),))(values).shape == (2, 3 * 3 * 5 + 3 + 3)
+
+
+@pytest.mark.parametrize('name', AGENTS)
+def test_a_layer_of_ones_own_by_path(name):
+    """PPO does not normalize what it takes."""
+    module, action, changes, length = AGENTS[name]
+    nest = {'arm': {'speed': NUMBERS['floats']}, 'kind': TAXI}
+    layers = {
+        'arm.speed': tf.keras.Sequential([tf.keras.layers.Discretization([0.0, 0.5]), tf.keras.layers.Embedding(3, 7)])
+    }
+    if 'network' in changes:
+        changes = {'network': dataclasses.replace(changes['network'], preprocessing_layers=layers)}
+    else:
+        changes = changes | {'preprocessing_layers': layers}
+    agent = module.make_agent(EnvironmentSpecs(nest, action), create_train_step(), module.EXPERIENCE, **changes)
+    agent.initialize()
+    shapes = [variable.shape.as_list() for variable in agent.policy.variables()]
+    assert [3, 7] in shapes and [3 * 7 + 500, 8] in shapes and [3] not in shapes
+    assert np.isfinite(agent.train(example_data.sequences(agent, 4, length)).loss.numpy())
+
+
+def test_a_layer_that_does_not_fit_is_named():
+    nest = {'camera': bounded((4, 4, 1), tf.uint8, 0, 255), 'v': NUMBERS['floats']}
+    layers = {'v': tf.keras.layers.Conv2D(4, 3, name='wide')}
+    message = r"^got the observation 'v' of shape \(3,\), float32 for the layer 'wide', which does not take it; need .*"
+    with pytest.raises(ValueError, match=message):
+        dqn.make_agent(
+            EnvironmentSpecs(nest, DISCRETE), create_train_step(), dqn.EXPERIENCE, preprocessing_layers=layers
+        )
 
 
 @pytest.mark.parametrize('spec', [TAXI, LARGE])

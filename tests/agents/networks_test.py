@@ -226,13 +226,7 @@ def make_agent(name, observation, action, **changes):
         (('sac',), bounded((2, 2), tf.float32, -1, 1), 'SAC needs one vector of continuous actions; '),
         (('sac', *POLICY_GRADIENT), UNBOUNDED, 'needs bounded actions; rescale them'),
         (('sac', *POLICY_GRADIENT), TOO_WIDE, 'needs bounded actions; rescale them'),
-        (POLICY_GRADIENT, UNEQUAL, 'with 2, 3 choices; .* needs equally many in each dimension; wrap the environment'),
         (POLICY_GRADIENT, FROM_1, 'needs discrete actions counted from 0; wrap the environment'),
-        (
-            ('ppo', 'impala', 'appo'),
-            (DISCRETE, DISCRETE),
-            'a tuple; .* needs one tensor or a dict; wrap the environment',
-        ),
     ],
 )
 def test_rejects_actions(names, action, need):
@@ -242,21 +236,38 @@ def test_rejects_actions(names, action, need):
         assert '\n' not in str(error.value).strip().partition('  In call to configurable')[0].strip()
 
 
-@pytest.mark.parametrize('observation', [{'a': OBSERVATION}, (OBSERVATION, OBSERVATION)])
-@pytest.mark.parametrize('name', ['dqn', 'sac', 'reinforce'])
-def test_rejects_nested_observations(name, observation):
-    with pytest.raises(ValueError, match='^got the nested observation .* needs one tensor; join its parts .*Flatten'):
-        make_agent(name, observation, CONTINUOUS if name == 'sac' else DISCRETE)
+@pytest.mark.parametrize('name', MODULES)
+def test_rejects_text_and_unknown_paths(name):
+    action = CONTINUOUS if name == 'sac' else DISCRETE
+    text = {'robot': {'command': tf.TensorSpec((), tf.string)}, 'state': OBSERVATION}
+    with pytest.raises(ValueError, match="^got the observation 'robot.command' of text; .* needs numbers; let"):
+        make_agent(name, text, action)
+    layers = {'robot.leg': tf.keras.layers.Flatten()}
+    changes = {'network': NetworkOptions(preprocessing_layers=layers)}
+    if name not in ('ppo', 'impala', 'appo'):
+        changes = {'preprocessing_layers': layers}
+    with pytest.raises(ValueError, match="^got preprocessing_layers for 'robot.leg'; need one of: robot.arm, state$"):
+        make_agent(name, {'robot': {'arm': OBSERVATION}, 'state': OBSERVATION}, action, **changes)
 
 
-@pytest.mark.parametrize(
-    'observation', [OBSERVATION, {'a': bounded((8, 8, 1), tf.uint8, 0, 255)}, bounded((8, 8, 1), tf.int64, 0, 9)]
-)
+def test_actions_of_unequal_numbers_of_choices():
+    """Impossible choices have probability 0, and count neither for the entropy nor for the divergence."""
+    head = networks.categorical(UNEQUAL)
+    distribution, _ = head(tf.random.stateless_uniform((64, 4), (1, 2)), 1)
+    np.testing.assert_array_equal(distribution.probs_parameter()[:, 0, 2], np.zeros(64))
+    samples = distribution.sample(100).numpy()
+    assert samples[..., 0].max() == 1 and samples[..., 1].max() == 2
+    other, _ = head(tf.random.stateless_uniform((64, 4), (3, 4)), 1)
+    two, three = (np.asarray(distribution.probs_parameter()[:, i, : i + 2]) for i in range(2))
+    entropies = np.stack([-(p * np.log(p)).sum(axis=-1) for p in (two, three)], axis=1)
+    np.testing.assert_allclose(distribution.entropy(), entropies, rtol=1e-5)
+    assert np.isfinite(distribution.kl_divergence(other)).all()
+
+
+@pytest.mark.parametrize('observation', [OBSERVATION, {'a': OBSERVATION}, bounded((8, 8, 1), tf.int64, 0, 9)])
 @pytest.mark.parametrize('name', ['dqn', 'ppo', 'impala', 'appo'])
 def test_rejects_convolutions_of_other_observations_than_images(name, observation):
     if name == 'dqn':
-        if isinstance(observation, dict):
-            return
         changes = {'conv_layer_params': ((4, 3, 1),)}
     else:
         changes = {'network': NetworkOptions(conv_layer_params=((4, 3, 1),))}

@@ -54,8 +54,8 @@ def serve(tmp_path, monkeypatch):
     monkeypatch.setattr(reader, '_CHECK_CLOSED_MS', 300)  # so that streams end soon after they are closed
     with contextlib.ExitStack() as stack:
 
-        def start(experience, port=0, checkpoints=tmp_path / 'replay' / 'checkpoints'):
-            storage = Storage(experience, DATA_SPEC)
+        def start(experience, port=0, checkpoints=tmp_path / 'replay' / 'checkpoints', data_spec=DATA_SPEC):
+            storage = Storage(experience, data_spec)
             server = ReplayServer([*storage.make_tables(), reports.table()], port, checkpoints)
             stack.callback(server.close)
             stack.callback(streams.wait_until_ended)

@@ -27,12 +27,13 @@ class NetworkOptions:
 
     Attributes:
       conv_layer_params: (filters, kernel size, stride) of convolutions, for images [height, width, channels]; None
-        has none.
+        has none for a single image, and those of `encoder.CONVOLUTIONS` for images in a nest.
       fc_layer_params: units of the fully connected layers.
       activation: the activation function of all these layers.
       lstm_size: units of the LSTM layers after them; None is a network without memory. With memory, set
         `Slicing.store_policy_state`; otherwise each sequence starts with a state of zeros.
       shared: whether both heads share these layers; otherwise the value has its own.
+      preprocessing_layers: Keras layers of one's own for leaves of the observation, by path, such as 'arm.position'.
     """
 
     conv_layer_params: networks.ConvLayerParams | None = None
@@ -40,16 +41,21 @@ class NetworkOptions:
     activation: Literal['relu', 'tanh'] = 'tanh'
     lstm_size: Sequence[int] | None = None
     shared: bool = False
+    preprocessing_layers: encoder.Layers | None = None
 
     def __post_init__(self) -> None:
         if self.activation not in _ACTIVATIONS:
             raise UserValueError(f'got activation={self.activation!r}; need one of {", ".join(_ACTIVATIONS)}')
 
+    def check(self, specs: EnvironmentSpecs, algorithm: str) -> None:
+        """Raises ValueError for specs that an algorithm with these networks cannot learn from."""
+        networks.check_observation(specs.observation, algorithm, self.conv_layer_params, self.preprocessing_layers)
+        networks.check_policy_gradient_action(specs.action, algorithm)
+
     def make_encoder(self, observation_spec: types.NestedTensorSpec, name: str) -> network.Network:
         """Makes a network from the observation, which `encoder` encodes, to features."""
         arguments = {
-            **encoder.network_arguments(observation_spec),
-            'conv_layer_params': self.conv_layer_params,
+            **encoder.network_arguments(observation_spec, self.conv_layer_params, self.preprocessing_layers),
             'activation_fn': _ACTIVATIONS[self.activation],
             'name': name,
         }
@@ -84,7 +90,10 @@ class ActorValueNetwork(network.Network):
             state_spec = {'actor': actor.state_spec, 'value': value.state_spec}
         super().__init__(input_tensor_spec=specs.observation, state_spec=state_spec, name=name)
         self._shared, self._actor, self._value = options.shared, actor, value
-        self._projections = networks.projections(specs.action)
+        self._projections = heads = networks.projections(specs.action)
+        # Not attributes, since Keras would wrap their nests.
+        self._heads = lambda: tf.nest.flatten(heads)
+        self._as_action = lambda leaves: tf.nest.pack_sequence_as(specs.action, leaves)
         self._value_head = tf.keras.layers.Dense(1, kernel_initializer='glorot_uniform', dtype='float32', name='head')
         self.create_variables(specs.observation)
 
@@ -101,20 +110,18 @@ class ActorValueNetwork(network.Network):
             state = {'actor': state, 'value': value_state} if separate else state
         value = tf.squeeze(self._value_head(tf.cast(value_features, tf.float32)), axis=-1)
         outer_rank = features.shape.rank - 1
-        distribution = tf.nest.map_structure(
-            lambda projection: projection(features, outer_rank, training=training)[0], self._projections
-        )
-        return (distribution, value), state
+        distributions = [head(features, outer_rank, training=training)[0] for head in self._heads()]
+        return (self._as_action(distributions), value), state
 
     # These two are not attributes, since Keras would wrap their dictionaries.
     @property
     def info_spec(self) -> dict[str, Any]:
         """The spec of the policy info with the distribution's parameters."""
-        return {DIST_PARAMS: tf.nest.map_structure(lambda spec: spec.input_params_spec, self._distribution_specs)}
+        return {DIST_PARAMS: self._as_action([spec.input_params_spec for spec in self._distribution_specs])}
 
     @property
-    def _distribution_specs(self) -> Any:
-        return tf.nest.map_structure(lambda projection: projection.output_spec, self._projections)
+    def _distribution_specs(self) -> list[Any]:
+        return [head.output_spec for head in self._heads()]
 
     @property
     def value_variables(self) -> list[tf.Variable]:
@@ -129,7 +136,7 @@ class ActorValueNetwork(network.Network):
     def distribution(self, info: Any) -> Any:
         """Returns the distribution of a policy info that `parameters` returned."""
         return ppo_utils.distribution_from_spec(
-            self._distribution_specs, info[DIST_PARAMS], legacy_distribution_network=True
+            self._as_action(self._distribution_specs), info[DIST_PARAMS], legacy_distribution_network=True
         )
 
 

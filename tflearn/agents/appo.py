@@ -19,7 +19,7 @@ from tf_agents.agents import tf_agent
 from tf_agents.agents.ppo import ppo_utils
 from tf_agents.utils import common
 
-from tflearn.agents import impala, networks, optimizers, schedules, vtrace
+from tflearn.agents import impala, optimizers, schedules, vtrace
 from tflearn.agents.actor_value import ActorValueNetwork, NetworkOptions
 from tflearn.agents.impala_loss import LossOptions
 from tflearn.errors import UserValueError
@@ -98,8 +98,7 @@ def make_agent(
     Raises:
       ValueError: see `impala.make_agent`.
     """
-    networks.check_observation(specs.observation, 'APPO', network.conv_layer_params, nested=True)
-    networks.check_policy_gradient_action(specs.action, 'APPO', nests=(dict,))
+    network.check(specs, 'APPO')
     made = impala.make_optimizers(
         train_step,
         experience,

@@ -13,7 +13,7 @@ from tf_agents.agents import tf_agent
 from tf_agents.agents.dqn import dqn_agent
 from tf_agents.utils import common
 
-from tflearn.agents import networks, optimizers, schedules
+from tflearn.agents import encoder, networks, optimizers, schedules
 from tflearn.errors import UserValueError
 from tflearn.experience import Experience, Queue, Uniform
 from tflearn.types import Agent, EnvironmentSpecs
@@ -28,6 +28,7 @@ def make_agent(
     *,
     conv_layer_params: networks.ConvLayerParams | None = None,
     fc_layer_params: Sequence[int] = (100, 50),
+    preprocessing_layers: encoder.Layers | None = None,
     learning_rate: float | schedules.Schedule = 1e-3,
     gamma: float = 0.99,
     double: bool = True,
@@ -46,8 +47,10 @@ def make_agent(
       experience: the experience, of uniform or prioritized order. With the latter, `train` takes the items' weights
         [B], and the extra `td_error` [B] becomes their priorities.
       conv_layer_params: (filters, kernel size, stride) of convolutions, for images [height, width, channels]; None
-        has none. Mnih et al. used ((32, 8, 4), (64, 4, 2), (64, 3, 1)).
+        has none for a single image, and `encoder.CONVOLUTIONS` for images in a nest. Mnih et al. used ((32, 8, 4),
+        (64, 4, 2), (64, 3, 1)).
       fc_layer_params: units of the fully connected layers.
+      preprocessing_layers: Keras layers of one's own for leaves of the observation, by path, such as 'arm.position'.
       learning_rate: a number, or a schedule of the train step.
       gamma: discount per environment step, in [0, 1].
       double: whether the online network chooses the next action (van Hasselt et al. 2016, equation 4).
@@ -60,8 +63,8 @@ def make_agent(
       make_optimizer: makes the optimizer; Adam by default.
 
     Raises:
-      ValueError: if the action is not one discrete number, the observation is nested, the experience is a queue, or
-        there are convolutions and the observation is not an image.
+      ValueError: if the action is not one discrete number, the experience is a queue, or there are convolutions and
+        the observation has no image.
     """
     action = specs.action
     if tf.nest.is_nested(action) or not action.dtype.is_integer or action.shape.rank != 0 or action.minimum != 0:
@@ -69,7 +72,7 @@ def make_agent(
             f'got the action {action}; DQN needs one discrete action, counted from 0; choose another algorithm, or '
             'wrap the environment so that it has one'
         )
-    networks.check_observation(specs.observation, 'DQN', conv_layer_params)
+    networks.check_observation(specs.observation, 'DQN', conv_layer_params, preprocessing_layers)
     if isinstance(experience.replay, Queue):
         raise UserValueError(
             'got a Queue as Experience.replay; DQN needs Uniform or Prioritized: it learns from old items'
@@ -78,7 +81,9 @@ def make_agent(
     return agent_class(
         specs.time_step,
         specs.action,
-        q_network=networks.QNetwork(specs.observation, specs.action, conv_layer_params, fc_layer_params),
+        q_network=networks.QNetwork(
+            specs.observation, specs.action, conv_layer_params, fc_layer_params, preprocessing_layers
+        ),
         optimizer=make_optimizer(
             train_step,
             learning_rate,

@@ -9,10 +9,13 @@
 Bounds that are those of the dtype do not count as bounds. A category out of its bounds is encoded as zeros, but
 environments and exported policies reject it before.
 
-The leaves of a nested observation are encoded one by one and then concatenated. Convolutions take only one image.
+The leaves of a nested observation are encoded one by one and then concatenated to one vector (`NestEncoder`). There,
+images, bytes or floats [height, width, channels], also pass through convolutions.
+
+Any leaf can have a Keras layer of one's own instead, by its path (see `types.leaf_paths`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,11 +23,16 @@ import tensorflow as tf
 from tf_agents.typing import types
 
 from tflearn.errors import UserValueError
-from tflearn.types import integer_bounds
+from tflearn.types import integer_bounds, leaf_paths
 
 ONE_HOT_SIZE = 1_000
 EMBEDDING_SIZE = 64
 MAX_CATEGORIES = 100_000
+# (filters, kernel size, stride) for an image in a nest, with zeros around it, so that any size fits.
+CONVOLUTIONS = ((16, 3, 2), (32, 3, 2))
+
+ConvLayerParams = Sequence[tuple[int, int, int]]
+Layers = Mapping[str, tf.keras.layers.Layer]  # layers of one's own, by the path of the leaf
 
 
 class Pixels(tf.keras.layers.Layer):
@@ -118,26 +126,97 @@ def make_layer(spec: types.TensorSpec) -> tf.keras.layers.Layer | None:
     return layer([int(number) for number in minimum.flat], sizes)
 
 
-def network_arguments(observation_spec: types.NestedTensorSpec) -> dict[str, Any]:
+def is_image(spec: types.TensorSpec) -> bool:
+    """Returns whether a leaf of the observation is an image [height, width, channels] of bytes or floats."""
+    return bool(spec.shape.rank == 3 and (spec.dtype == tf.uint8 or spec.dtype.is_floating))
+
+
+def network_arguments(
+    observation_spec: types.NestedTensorSpec,
+    conv_layer_params: ConvLayerParams | None = None,
+    layers: Layers | None = None,
+) -> dict[str, Any]:
     """Returns the arguments with which a TF-Agents network encodes an observation.
+
+    Args:
+      observation_spec: the observation's spec.
+      conv_layer_params: convolutions of images; None has none for a single image, and `CONVOLUTIONS` in a nest.
+      layers: layers of one's own, by the path of the leaf.
 
     Raises:
       ValueError: for more than MAX_CATEGORIES categories.
     """
-    layers = [make_layer(leaf) for leaf in tf.nest.flatten(observation_spec)]
     if tf.nest.is_nested(observation_spec):
-        flat = [layer or tf.keras.layers.Flatten() for layer in layers]
-        return {
-            'preprocessing_layers': tf.nest.pack_sequence_as(observation_spec, flat),
-            'preprocessing_combiner': _Joined() if len(flat) > 1 else None,
-        }
-    return {'preprocessing_layers': layers[0], 'preprocessing_combiner': None}
+        joined = NestEncoder(observation_spec, conv_layer_params, layers)
+        return {'preprocessing_layers': None, 'preprocessing_combiner': joined, 'conv_layer_params': None}
+    layer = (layers or {}).get('observation') or make_layer(observation_spec)
+    return {'preprocessing_layers': layer, 'preprocessing_combiner': None, 'conv_layer_params': conv_layer_params}
 
 
-class _Joined(tf.keras.layers.Layer):
-    """Concatenates features of several leaves, [B, ...] each, to one vector [B, num_features]."""
+class NestEncoder(tf.keras.layers.Layer):
+    """Encodes each leaf of an observation by its kind or by a layer of one's own; joins them to [B, num_features]."""
 
-    def call(self, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
+    def __init__(
+        self,
+        spec: types.NestedTensorSpec,
+        conv_layer_params: ConvLayerParams | None = None,
+        layers: Layers | None = None,
+        **kwargs: Any,
+    ):
+        """Copies `layers`, since each network has weights of its own; see `network_arguments` for the arguments."""
+        super().__init__(**kwargs)
+        if conv_layer_params is None and not tf.nest.is_nested(spec):
+            conv_layer_params = ()
+        # Not attributes, since Keras would wrap them and track the layers that were given.
+        arguments = {'spec': spec, 'conv_layer_params': conv_layer_params, 'layers': layers}
+        self._arguments = lambda: arguments
+        self._encoders = [
+            _copy(layers[path]) if layers and path in layers else self._encoder(leaf, conv_layer_params)
+            for path, leaf in zip(leaf_paths(spec), tf.nest.flatten(spec), strict=True)
+        ]
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments, since TF-Agents' networks copy their layers."""
+        return {**super().get_config(), **self._arguments()}
+
+    def _encoder(self, spec: types.TensorSpec, conv_layer_params: ConvLayerParams | None) -> tf.keras.layers.Layer:
+        layer = make_layer(spec)
+        if not is_image(spec):
+            return layer or tf.keras.layers.Flatten()
+        padding = 'same' if conv_layer_params is None else 'valid'
+        convolutions = [
+            tf.keras.layers.Conv2D(filters, size, stride, padding, activation='relu', kernel_initializer='he_normal')
+            for filters, size, stride in (CONVOLUTIONS if conv_layer_params is None else conv_layer_params)
+        ]
+        return tf.keras.Sequential([*([layer] if layer else []), *convolutions, tf.keras.layers.Flatten()])
+
+    def call(self, inputs: Any) -> tf.Tensor:
         """See the class."""
-        flat = [tf.reshape(leaf, [tf.shape(leaf)[0], np.prod(leaf.shape[1:], dtype=int)]) for leaf in inputs]
+        encoded = [encoder(leaf) for encoder, leaf in zip(self._encoders, tf.nest.flatten(inputs), strict=True)]
+        flat = [tf.reshape(leaf, [tf.shape(leaf)[0], np.prod(leaf.shape[1:], dtype=int)]) for leaf in encoded]
         return tf.concat([tf.cast(leaf, self.compute_dtype) for leaf in flat], axis=1)
+
+
+def check_layers(observation_spec: types.NestedTensorSpec, layers: Layers) -> None:
+    """Checks that layers of one's own exist for leaves of the observation, and take them.
+
+    Raises:
+      ValueError: for a path that no leaf has; or naming the leaf and the layer that does not take it.
+    """
+    leaves = dict(zip(leaf_paths(observation_spec), tf.nest.flatten(observation_spec), strict=True))
+    for path, layer in layers.items():
+        if path not in leaves:
+            raise UserValueError(f"got preprocessing_layers for '{path}'; need one of: {', '.join(leaves)}")
+        leaf = leaves[path]
+        try:
+            _copy(layer)(tf.zeros([1, *leaf.shape], leaf.dtype))
+        except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
+            reason = str(error).partition('Call arguments received')[0].strip().splitlines()[-1]
+            raise UserValueError(
+                f"got the observation '{path}' of shape {leaf.shape}, {leaf.dtype.name} for the layer '{layer.name}', "
+                f'which does not take it; need a layer that does: {reason}'
+            ) from error
+
+
+def _copy(layer: tf.keras.layers.Layer) -> tf.keras.layers.Layer:
+    return type(layer).from_config(layer.get_config())

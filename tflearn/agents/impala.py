@@ -14,7 +14,7 @@ from tf_agents.agents.ppo import ppo_utils
 from tf_agents.policies import greedy_policy
 from tf_agents.utils import common
 
-from tflearn.agents import networks, optimizers, schedules, vtrace
+from tflearn.agents import optimizers, schedules, vtrace
 from tflearn.agents.actor_value import ActorValueNetwork, ActorValuePolicy, NetworkOptions
 from tflearn.agents.impala_loss import LossOptions
 from tflearn.errors import UserValueError
@@ -92,8 +92,7 @@ def make_agent(
     Raises:
       ValueError: if the experience is prioritized, or a value has its own optimizer and no network of its own.
     """
-    networks.check_observation(specs.observation, 'IMPALA', network.conv_layer_params, nested=True)
-    networks.check_policy_gradient_action(specs.action, 'IMPALA', nests=(dict,))
+    network.check(specs, 'IMPALA')
     made = make_optimizers(
         train_step,
         experience,

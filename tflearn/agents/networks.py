@@ -4,7 +4,7 @@ Encoders compute in that precision (TF-Agents' default is float32). The last lay
 distributions, and all variables are float32. Under the float32 policy these are TF-Agents' networks.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,8 +24,11 @@ from tf_agents.typing import types
 
 from tflearn.agents import encoder
 from tflearn.errors import UserValueError
+from tflearn.types import leaf_paths
 
-ConvLayerParams = Sequence[tuple[int, int, int]]
+ConvLayerParams = encoder.ConvLayerParams
+_IMPOSSIBLE = -1e9  # a logit with a probability of 0, and finite products with it
+
 MakeProjection = Callable[[types.BoundedTensorSpec], network.Network]
 
 
@@ -40,6 +43,7 @@ class QNetwork(q_network.QNetwork):
         action_spec: types.BoundedTensorSpec,
         conv_layer_params: ConvLayerParams | None = None,
         fc_layer_params: Sequence[int] = (),
+        preprocessing_layers: encoder.Layers | None = None,
         name: str = 'QNetwork',
     ):
         """Makes no variables yet.
@@ -47,15 +51,15 @@ class QNetwork(q_network.QNetwork):
         Args:
           input_tensor_spec: the observation's spec; `encoder` encodes observations.
           action_spec: the spec of one discrete action.
-          conv_layer_params: (filters, kernel size, stride) of convolutions of an image [height, width, channels].
+          conv_layer_params: (filters, kernel size, stride) of convolutions of images [height, width, channels].
           fc_layer_params: units of the fully connected layers.
+          preprocessing_layers: layers of one's own for leaves of the observation, by path.
           name: the network's name.
         """
         super().__init__(
             input_tensor_spec,
             action_spec,
-            **encoder.network_arguments(input_tensor_spec),
-            conv_layer_params=conv_layer_params,
+            **encoder.network_arguments(input_tensor_spec, conv_layer_params, preprocessing_layers),
             fc_layer_params=tuple(fc_layer_params),
             dtype=tf.keras.mixed_precision.global_policy(),
             name=name,
@@ -69,18 +73,25 @@ class ValueNetwork(value_network.ValueNetwork):
     _postprocessing_layers: tf.keras.layers.Dense
 
     def __init__(
-        self, input_tensor_spec: types.NestedTensorSpec, fc_layer_params: Sequence[int], name: str = 'ValueNetwork'
+        self,
+        input_tensor_spec: types.NestedTensorSpec,
+        fc_layer_params: Sequence[int],
+        conv_layer_params: ConvLayerParams | None = None,
+        preprocessing_layers: encoder.Layers | None = None,
+        name: str = 'ValueNetwork',
     ):
         """Makes no variables yet.
 
         Args:
           input_tensor_spec: the observation's spec; `encoder` encodes observations.
           fc_layer_params: units of the fully connected layers, with tanh.
+          conv_layer_params: convolutions of images; see `QNetwork`.
+          preprocessing_layers: layers of one's own for leaves of the observation, by path.
           name: the network's name.
         """
         super().__init__(
             input_tensor_spec,
-            **encoder.network_arguments(input_tensor_spec),
+            **encoder.network_arguments(input_tensor_spec, conv_layer_params, preprocessing_layers),
             fc_layer_params=tuple(fc_layer_params),
             activation_fn=tf.keras.activations.tanh,
             dtype=tf.keras.mixed_precision.global_policy(),
@@ -94,26 +105,39 @@ class CriticNetwork(critic_network.CriticNetwork):
 
     def __init__(
         self,
-        input_tensor_spec: tuple[types.TensorSpec, types.TensorSpec],
+        input_tensor_spec: tuple[types.NestedTensorSpec, types.TensorSpec],
         fc_layer_params: Sequence[int],
+        conv_layer_params: ConvLayerParams | None = None,
+        preprocessing_layers: encoder.Layers | None = None,
         name: str = 'CriticNetwork',
     ):
         """Makes no variables yet.
 
         Args:
-          input_tensor_spec: the specs of the observation, one tensor, which `encoder` encodes, and of the action.
+          input_tensor_spec: the specs of the observation, which `encoder` encodes, and of the action.
           fc_layer_params: units of the fully connected layers, after the concatenation of both.
+          conv_layer_params: convolutions of images; see `QNetwork`.
+          preprocessing_layers: layers of one's own for leaves of the observation, by path.
           name: the network's name.
         """
+        observation_spec, action_spec = input_tensor_spec
+        leaves = tf.nest.flatten(observation_spec)
+        is_vector = not tf.nest.is_nested(observation_spec) and leaves[0].shape.rank < 2 and not preprocessing_layers
         last_layer = tf.keras.layers.Dense(1, kernel_initializer='glorot_uniform', name='value', dtype='float32')
         super().__init__(
-            input_tensor_spec,
+            # TF-Agents' network takes one tensor: here the features of a nest.
+            (leaves[0], action_spec),
             joint_fc_layer_params=tuple(fc_layer_params),
             kernel_initializer='glorot_uniform',
             last_layer=last_layer,
             name=name,
         )
-        self._observation_layer = encoder.make_layer(tf.nest.flatten(input_tensor_spec[0])[0])
+        self._input_tensor_spec = input_tensor_spec
+        self._observation_layer = (
+            encoder.make_layer(leaves[0])
+            if is_vector
+            else encoder.NestEncoder(observation_spec, conv_layer_params, preprocessing_layers)
+        )
 
     def call(
         self, inputs: tuple[tf.Tensor, tf.Tensor], step_type: Any, network_state: Any = (), training: bool = False
@@ -121,7 +145,7 @@ class CriticNetwork(critic_network.CriticNetwork):
         """See `network.Network.call`. Takes (observation, action)."""
         observation, action = inputs
         if self._observation_layer is not None:
-            observation = self._observation_layer(tf.nest.flatten(observation)[0])
+            observation = self._observation_layer(observation)
         return super().call((observation, action), step_type, network_state, training=training)
 
 
@@ -151,11 +175,39 @@ def tanh_normal(action_spec: types.BoundedTensorSpec) -> network.Network:
     return _TanhNormal(action_spec, std_transform=sac_agent.std_clip_transform, name='TanhNormalProjectionNetwork')
 
 
+class _MultiCategorical(categorical_projection_network.CategoricalProjectionNetwork):
+    """Categorical distributions of several numbers of choices: each has the logits of the largest, some impossible."""
+
+    def __init__(self, sample_spec: types.BoundedTensorSpec, name: str = 'MultiCategoricalProjectionNetwork'):
+        """Takes the spec of integers counted from 0."""
+        sizes = np.broadcast_to(np.asarray(sample_spec.maximum) + 1, sample_spec.shape)
+        largest = tensor_spec.BoundedTensorSpec(
+            sample_spec.shape, sample_spec.dtype, 0, sizes.max() - 1, sample_spec.name
+        )
+        super().__init__(largest, name=name)
+        self._choices = np.arange(sizes.max()) < sizes[..., np.newaxis]  # bool [*shape, largest]
+
+    def call(self, inputs: tf.Tensor, outer_rank: int, training: bool = False, mask: tf.Tensor | None = None) -> Any:
+        """See `DistributionNetwork.call`."""
+        distribution, state = super().call(inputs, outer_rank, training)
+        logits = tf.where(self._choices, distribution.logits, _IMPOSSIBLE)
+        return self.output_spec.build_distribution(logits=logits), state
+
+
+def categorical(action_spec: types.BoundedTensorSpec) -> network.Network:
+    """Makes a categorical distribution of each integer of an action, all counted from 0."""
+    if np.unique(action_spec.maximum).size > 1:
+        return _MultiCategorical(action_spec)
+    return categorical_projection_network.CategoricalProjectionNetwork(action_spec)
+
+
 def actor(
     observation_spec: types.NestedTensorSpec,
     action_spec: types.NestedTensorSpec,
     fc_layer_params: Sequence[int],
     *,
+    conv_layer_params: ConvLayerParams | None = None,
+    preprocessing_layers: encoder.Layers | None = None,
     activation: Callable[[tf.Tensor], tf.Tensor] = tf.keras.activations.relu,
     continuous: MakeProjection = normal,
 ) -> network.Network:
@@ -165,17 +217,19 @@ def actor(
       observation_spec: the observation's spec; `encoder` encodes observations.
       action_spec: the action's spec.
       fc_layer_params: units of the fully connected layers.
+      conv_layer_params: convolutions of images; see `QNetwork`.
+      preprocessing_layers: layers of one's own for leaves of the observation, by path.
       activation: the activation function of these layers.
       continuous: makes the last layer for a tensor of floats: `normal` or `tanh_normal`.
     """
     return actor_distribution_network.ActorDistributionNetwork(
         observation_spec,
         action_spec,
-        **encoder.network_arguments(observation_spec),
+        **encoder.network_arguments(observation_spec, conv_layer_params, preprocessing_layers),
         fc_layer_params=tuple(fc_layer_params),
         activation_fn=activation,
         dtype=tf.keras.mixed_precision.global_policy(),
-        discrete_projection_net=_made_in_float32(categorical_projection_network.CategoricalProjectionNetwork),
+        discrete_projection_net=_made_in_float32(categorical),
         continuous_projection_net=_made_in_float32(continuous),
     )
 
@@ -187,9 +241,8 @@ def projections(action_spec: types.NestedTensorSpec, continuous: MakeProjection 
       action_spec: the action's spec.
       continuous: makes the networks for floats; those for integers are categorical.
     """
-    discrete = categorical_projection_network.CategoricalProjectionNetwork
     return tf.nest.map_structure(
-        lambda spec: _made_in_float32(discrete if tensor_spec.is_discrete(spec) else continuous)(spec), action_spec
+        lambda spec: _made_in_float32(categorical if tensor_spec.is_discrete(spec) else continuous)(spec), action_spec
     )
 
 
@@ -222,7 +275,10 @@ def _made_in_float32(make: MakeProjection) -> MakeProjection:
 
 
 def check_observation(
-    spec: types.NestedTensorSpec, algorithm: str, conv_layer_params: Any = None, nested: bool = False
+    spec: types.NestedTensorSpec,
+    algorithm: str,
+    conv_layer_params: Any = None,
+    preprocessing_layers: encoder.Layers | None = None,
 ) -> None:
     """Checks the observation's spec.
 
@@ -230,52 +286,42 @@ def check_observation(
       spec: the observation's spec.
       algorithm: the algorithm's name, for the message.
       conv_layer_params: the network's convolutions; None has none.
-      nested: whether the algorithm's networks take nested observations.
+      preprocessing_layers: layers of one's own for leaves of the observation, by path.
 
     Raises:
-      ValueError: for an observation that the algorithm cannot learn from.
+      ValueError: for an observation that the algorithm cannot learn from, or a path that no leaf has.
     """
-    if not nested and tf.nest.is_nested(spec):
-        raise UserValueError(
-            f'got the nested observation {spec}; {algorithm} needs one tensor; join its parts in the environment, for '
-            'instance with gymnasium.wrappers.FlattenObservation, or choose PPO, IMPALA or APPO'
-        )
-    if conv_layer_params and (tf.nest.is_nested(spec) or not _is_image(spec)):
+    leaves = dict(zip(leaf_paths(spec), tf.nest.flatten(spec), strict=True))
+    if not leaves:
+        raise UserValueError(f'got the observation {spec} without tensors; {algorithm} needs at least one')
+    for path, leaf in leaves.items():
+        if leaf.dtype == tf.string:
+            raise UserValueError(
+                f"got the observation '{path}' of text; {algorithm} needs numbers; let the environment return the "
+                'index of each text in a list, as a Discrete space'
+            )
+    encoder.check_layers(spec, preprocessing_layers or {})
+    if conv_layer_params and not any(map(encoder.is_image, leaves.values())):
         raise UserValueError(
             f'got conv_layer_params for the observation {spec}; need images [height, width, channels] of uint8 or '
             'floats, or conv_layer_params=None'
         )
 
 
-def check_policy_gradient_action(
-    spec: types.NestedTensorSpec, algorithm: str, nests: Collection[type] = (dict, tuple, list)
-) -> None:
+def check_policy_gradient_action(spec: types.NestedTensorSpec, algorithm: str) -> None:
     """Checks the action's spec for an algorithm that learns a distribution of the action, discrete or continuous.
 
     Args:
       spec: the action's spec.
       algorithm: the algorithm's name, for the message.
-      nests: the types of nests that the algorithm supports.
 
     Raises:
       ValueError: for an action that it cannot learn.
     """
-    if tf.nest.is_nested(spec) and not isinstance(spec, tuple(nests)):
-        raise UserValueError(
-            f'got the action {spec}, a {type(spec).__name__}; {algorithm} needs one tensor or a dict; wrap the '
-            'environment so that it has one'
-        )
     for leaf in tf.nest.flatten(spec):
         if leaf.dtype.is_floating:
             check_bounded(leaf, algorithm)
-            continue
-        numbers = np.unique(np.asarray(leaf.maximum) - leaf.minimum + 1)
-        if len(numbers) > 1:
-            raise UserValueError(
-                f'got the action {leaf} with {", ".join(map(str, numbers))} choices; {algorithm} needs equally many in '
-                'each dimension; wrap the environment so that it has one Discrete action, or equal ones'
-            )
-        if np.any(leaf.minimum):
+        elif np.any(leaf.minimum):
             raise UserValueError(
                 f'got the action {leaf}; {algorithm} needs discrete actions counted from 0; wrap the environment so '
                 'that it has them'
@@ -294,7 +340,3 @@ def check_bounded(spec: types.BoundedTensorSpec, algorithm: str) -> None:
         raise UserValueError(
             f'got the action {spec}; {algorithm} needs bounded actions; rescale them in the environment'
         )
-
-
-def _is_image(spec: types.TensorSpec) -> bool:
-    return bool(spec.shape.rank == 3 and (spec.dtype == tf.uint8 or spec.dtype.is_floating))

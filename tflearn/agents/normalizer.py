@@ -3,6 +3,7 @@
 The result does not depend on the number of replicas.
 """
 
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -10,7 +11,7 @@ from tf_agents.trajectories import time_step as ts
 from tf_agents.typing import types
 
 from tflearn.agents.actor_value import ActorValueNetwork, ActorValuePolicy
-from tflearn.types import EnvironmentSpecs
+from tflearn.types import EnvironmentSpecs, leaf_paths
 
 
 class Normalizer(tf.Module):
@@ -21,7 +22,14 @@ class Normalizer(tf.Module):
     Chan et al. 1979, "Updating formulae and a pairwise algorithm for computing sample variances".
     """
 
-    def __init__(self, spec: types.NestedTensorSpec, clipping: float, center: bool = True, name: str = 'normalizer'):
+    def __init__(
+        self,
+        spec: types.NestedTensorSpec,
+        clipping: float,
+        center: bool = True,
+        name: str = 'normalizer',
+        skipped: Collection[str] = (),
+    ):
         """Makes the variables, in the strategy's scope.
 
         Args:
@@ -29,9 +37,12 @@ class Normalizer(tf.Module):
           clipping: the largest absolute value of the result.
           center: whether to subtract the mean and divide by the deviation; else only divide by the root mean square.
           name: the module's name.
+          skipped: the paths of tensors that do not change either.
         """
         super().__init__(name)
-        self._spec, self._clipping, self._center = spec, clipping, center
+        self._clipping, self._center = clipping, center
+        named = enumerate(zip(leaf_paths(spec), tf.nest.flatten(spec), strict=True))
+        self._floating = frozenset(i for i, (path, leaf) in named if leaf.dtype.is_floating and path not in skipped)
         leaves = self._floats(spec)
         self.count = _variable(tf.zeros(()), 'count')
         self.means = [_variable(tf.zeros(leaf.shape), 'mean') for leaf in leaves]
@@ -42,9 +53,8 @@ class Normalizer(tf.Module):
         """The variables: the number of values, their means and their variances."""
         return [self.count, *self.means, *self.variances]
 
-    @staticmethod
-    def _floats(nest: Any) -> list[Any]:
-        return [leaf for leaf in tf.nest.flatten(nest) if leaf.dtype.is_floating]
+    def _floats(self, nest: Any) -> list[Any]:
+        return [leaf for i, leaf in enumerate(tf.nest.flatten(nest)) if i in self._floating]
 
     def __call__(self, values: Any) -> Any:
         """Returns the normalized values [..., *spec]."""
@@ -56,9 +66,8 @@ class Normalizer(tf.Module):
             for leaf, mean, variance in zip(leaves, self.means, self.variances, strict=True)
         ]
         clipped = iter([tf.clip_by_value(leaf, -self._clipping, self._clipping) for leaf in normal])
-        return tf.nest.map_structure(
-            lambda spec, leaf: next(clipped) if spec.dtype.is_floating else leaf, self._spec, values
-        )
+        changed = [next(clipped) if i in self._floating else leaf for i, leaf in enumerate(tf.nest.flatten(values))]
+        return tf.nest.pack_sequence_as(values, changed)
 
     def update(self, values: Any, counts: tf.Tensor) -> None:
         """Adds the values of the global batch, in replica context.

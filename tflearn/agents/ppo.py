@@ -17,7 +17,7 @@ from tf_agents.policies import greedy_policy
 from tf_agents.trajectories import time_step as ts
 from tf_agents.utils import common
 
-from tflearn.agents import encoder, networks, optimizers, ppo_loss, schedules
+from tflearn.agents import encoder, optimizers, ppo_loss, schedules
 from tflearn.agents.actor_value import ActorValueNetwork, NetworkOptions
 from tflearn.agents.normalizer import Normalizer, Normalizers, NormalizingPolicy
 from tflearn.agents.ppo_loss import LossOptions
@@ -81,8 +81,9 @@ def make_agent(
       network: the layers of policy and value, without memory.
       loss: the loss's coefficients and bounds.
       learning_rate: a number, or a schedule of the train step.
-      normalize_observations: whether to normalize observations, except categories, by the mean and variance of all
-        observations so far, within +-5.
+      normalize_observations: whether to normalize observations by the mean and variance of all observations so far,
+        within +-5. Categories stay as they are, and so do, in a nest, images of bytes, other integers, and what has a
+        layer of one's own.
       normalize_rewards: whether to normalize rewards by the root mean square of all rewards so far, within +-10.
       gradient_clipping: the bound of the global batch's gradient, by default of its norm (see `optimizers.make`); None
         does not clip.
@@ -92,8 +93,7 @@ def make_agent(
       ValueError: if the experience is not a queue of new items, the network has memory, the KL coefficient adapts
         without iterations, or observations to normalize are not floats.
     """
-    networks.check_observation(specs.observation, 'PPO', network.conv_layer_params, nested=True)
-    networks.check_policy_gradient_action(specs.action, 'PPO', nests=(dict,))
+    network.check(specs, 'PPO')
     replay = experience.replay
     if not isinstance(replay, Queue) or isinstance(replay.training, Reuse):
         raise UserValueError(
@@ -109,9 +109,12 @@ def make_agent(
         raise UserValueError(
             f'got lstm_size={network.lstm_size!r}; need None, since minibatches are of shuffled steps; choose IMPALA'
         )
-    measured = [leaf for leaf in tf.nest.flatten(specs.observation) if not encoder.is_categorical(leaf)]
-    if normalize_observations and not all(leaf.dtype.is_floating for leaf in measured):
+    quantities = not tf.nest.is_nested(specs.observation) and not encoder.is_categorical(specs.observation)
+    if normalize_observations and quantities and not specs.observation.dtype.is_floating:
         raise UserValueError(f'got observations {specs.observation}; need floats, or normalize_observations=False')
+    observation_normalizer = Normalizer(
+        specs.observation, _OBSERVATION_CLIPPING, name='observations', skipped=network.preprocessing_layers or ()
+    )
     optimizer = make_optimizer(
         train_step,
         learning_rate,
@@ -120,9 +123,7 @@ def make_agent(
         name='ppo',
     )
     normalizers = Normalizers(
-        Normalizer(specs.observation, _OBSERVATION_CLIPPING, name='observations')
-        if normalize_observations and measured
-        else None,
+        observation_normalizer if normalize_observations and observation_normalizer.means else None,
         Normalizer(specs.reward, _REWARD_CLIPPING, center=False, name='rewards') if normalize_rewards else None,
     )
     return PPOAgent(specs, train_step, experience, ActorValueNetwork(specs, network), loss, optimizer, normalizers)

@@ -15,7 +15,7 @@ from tf_agents.policies import actor_policy, greedy_policy
 from tf_agents.trajectories import time_step as ts
 from tf_agents.utils import common, value_ops
 
-from tflearn.agents import networks, optimizers, schedules
+from tflearn.agents import encoder, networks, optimizers, schedules
 from tflearn.errors import UserValueError
 from tflearn.experience import BatchItems, Experience, Iteration, Queue, Slicing
 from tflearn.types import Agent, EnvironmentSpecs
@@ -33,6 +33,8 @@ def make_agent(
     *,
     actor_fc_layer_params: Sequence[int] = (64, 64),
     value_fc_layer_params: Sequence[int] | None = (64, 64),
+    conv_layer_params: networks.ConvLayerParams | None = None,
+    preprocessing_layers: encoder.Layers | None = None,
     learning_rate: float | schedules.Schedule = 1e-3,
     gamma: float = 0.99,
     entropy_coefficient: float = 0.0,
@@ -50,6 +52,9 @@ def make_agent(
         longer episodes are ignored.
       actor_fc_layer_params: units of the policy's fully connected layers, with tanh.
       value_fc_layer_params: units of the baseline's fully connected layers; None has no baseline.
+      conv_layer_params: (filters, kernel size, stride) of convolutions, for images [height, width, channels]; None has
+        none for a single image, and `encoder.CONVOLUTIONS` for images in a nest.
+      preprocessing_layers: Keras layers of one's own for leaves of the observation, by path, such as 'arm.position'.
       learning_rate: a number, or a schedule of the train step.
       gamma: the discount per environment step, in [0, 1].
       entropy_coefficient: the coefficient of the policy's entropy.
@@ -60,10 +65,11 @@ def make_agent(
       make_optimizer: makes the optimizer; Adam by default.
 
     Raises:
-      ValueError: if the observation is nested, the action is not supported (see `networks`), the experience is not a
+      ValueError: if the action is not supported (see `networks`), the experience is not a
         queue of padded items, or there are several replicas, each of which would divide by its own number of episodes.
     """
-    networks.check_observation(specs.observation, 'REINFORCE')
+    networks.check_observation(specs.observation, 'REINFORCE', conv_layer_params, preprocessing_layers)
+    encoding: Any = {'conv_layer_params': conv_layer_params, 'preprocessing_layers': preprocessing_layers}
     networks.check_policy_gradient_action(specs.action, 'REINFORCE')
     replay, padded = experience.replay, experience.slicing.pad_episodes
     if not isinstance(replay, Queue) or not padded or isinstance(replay.training, Iteration):
@@ -84,12 +90,12 @@ def make_agent(
         specs.time_step,
         specs.action,
         actor_network=networks.actor(
-            specs.observation, specs.action, actor_fc_layer_params, activation=tf.keras.activations.tanh
+            specs.observation, specs.action, actor_fc_layer_params, activation=tf.keras.activations.tanh, **encoding
         ),
         optimizer=optimizer,
         value_network=None
         if value_fc_layer_params is None
-        else networks.ValueNetwork(specs.observation, value_fc_layer_params),
+        else networks.ValueNetwork(specs.observation, value_fc_layer_params, **encoding),
         value_coefficient=value_coefficient,
         entropy_coefficient=entropy_coefficient,
         gamma=gamma,

@@ -14,7 +14,7 @@ from tf_agents.networks import network
 from tf_agents.policies import greedy_policy, tf_policy
 from tf_agents.typing import types
 
-from tflearn.agents import networks, optimizers, schedules
+from tflearn.agents import encoder, networks, optimizers, schedules
 from tflearn.errors import UserValueError
 from tflearn.experience import BatchItems, Experience, Uniform
 from tflearn.types import Agent, EnvironmentSpecs
@@ -31,6 +31,8 @@ def make_agent(
     *,
     actor_fc_layer_params: Sequence[int] = (256, 256),
     critic_fc_layer_params: Sequence[int] = (256, 256),
+    conv_layer_params: networks.ConvLayerParams | None = None,
+    preprocessing_layers: encoder.Layers | None = None,
     actor_learning_rate: float | schedules.Schedule = 3e-4,
     critic_learning_rate: float | schedules.Schedule = 3e-4,
     alpha_learning_rate: float | schedules.Schedule = 3e-4,
@@ -54,6 +56,9 @@ def make_agent(
       actor_fc_layer_params: units of the actor's fully connected layers.
       critic_fc_layer_params: units of each critic's fully connected layers, after the concatenation of observation and
         action.
+      conv_layer_params: (filters, kernel size, stride) of convolutions, for images [height, width, channels]; None has
+        none for a single image, and `encoder.CONVOLUTIONS` for images in a nest.
+      preprocessing_layers: Keras layers of one's own for leaves of the observation, by path, such as 'arm.position'.
       actor_learning_rate: the actor's learning rate, a number or a schedule of the train step.
       critic_learning_rate: the critics' learning rate, a number or a schedule of the train step.
       alpha_learning_rate: the temperature's learning rate, a number or a schedule of the train step.
@@ -69,10 +74,12 @@ def make_agent(
       actor_network: observation -> distribution of the action; None makes a tanh-squashed normal one.
 
     Raises:
-      ValueError: if the action is not one vector of floats with bounds, the observation is nested, or the experience
-        has another order or sequence length.
+      ValueError: if the action is not one vector of floats with bounds, or the experience has another order or
+        sequence length.
     """
     action = _checked_action(specs, experience)
+    networks.check_observation(specs.observation, 'SAC', conv_layer_params, preprocessing_layers)
+    encoding: Any = {'conv_layer_params': conv_layer_params, 'preprocessing_layers': preprocessing_layers}
     rates = {'actor': actor_learning_rate, 'critic': critic_learning_rate, 'alpha': alpha_learning_rate}
     made = {
         f'{name}_optimizer': make_optimizer(
@@ -87,9 +94,11 @@ def make_agent(
     return _SacAgent(
         specs.time_step,
         specs.action,
-        critic_network=networks.CriticNetwork((specs.observation, specs.action), critic_fc_layer_params),
+        critic_network=networks.CriticNetwork((specs.observation, specs.action), critic_fc_layer_params, **encoding),
         actor_network=actor_network
-        or networks.actor(specs.observation, specs.action, actor_fc_layer_params, continuous=networks.tanh_normal),
+        or networks.actor(
+            specs.observation, specs.action, actor_fc_layer_params, continuous=networks.tanh_normal, **encoding
+        ),
         **made,
         target_update_tau=target_update_tau,
         target_update_period=target_update_period,
@@ -112,7 +121,6 @@ def _checked_action(specs: EnvironmentSpecs, experience: Experience) -> types.Bo
         )
     action = actions[0]
     networks.check_bounded(action, 'SAC')
-    networks.check_observation(specs.observation, 'SAC')
     replay, length = experience.replay, experience.slicing.sequence_length
     if not isinstance(replay, Uniform) or length != 2:
         raise UserValueError(
