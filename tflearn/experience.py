@@ -333,7 +333,8 @@ def _explained(init: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(init)
     def explaining(self: Experience, *args: Any, **kwargs: Any) -> None:
         if other := kwargs.keys() - Experience.__dataclass_fields__.keys():
-            name, kinds = min(other), (Slicing, Uniform, Prioritized, Queue)
+            name = min(other)
+            kinds: tuple[Any, ...] = (Slicing, Uniform, Prioritized, Queue)
             having = ' or '.join(f'{kind.__name__}.{name}' for kind in kinds if name in kind.__dataclass_fields__)
             raise UserTypeError(
                 f'got Experience({name}=...); need {having or "its parts"}: slicing=Slicing(...), replay=Uniform(...), '
