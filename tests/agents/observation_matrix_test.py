@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from gymnasium import spaces
-from tflearn.sampling.prioritized import PrioritizedSampler
 
 from tests import streams
 from tests.testing import replay
@@ -32,7 +31,7 @@ from tflearn.replay.writers import ReplayWriter
 from tflearn.sampling.local import LocalReplay
 from tflearn.sampling.mirror import ReplayMirror
 from tflearn.sampling.queue_source import QueueSource
-from tflearn.sampling.sampler import ReplaySampler
+from tflearn.sampling.sampler import PrioritizedSampler, ReplaySampler
 from tflearn.train_step import create_train_step
 from tflearn.waiting import Stopped
 
