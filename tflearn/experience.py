@@ -329,21 +329,21 @@ class Experience:
 
 def _explained(init: Callable[..., None]) -> Callable[..., None]:
     """Returns the constructor with an error that names the parts for other arguments, such as those of version 0.1."""
+    signature = inspect.signature(init)
 
     @functools.wraps(init)
     def explaining(self: Experience, *args: Any, **kwargs: Any) -> None:
-        if other := kwargs.keys() - Experience.__dataclass_fields__.keys():
-            name = min(other)
-            kinds: tuple[Any, ...] = (Slicing, Uniform, Prioritized, Queue)
-            having = ' or '.join(f'{kind.__name__}.{name}' for kind in kinds if name in kind.__dataclass_fields__)
+        if other := kwargs.keys() - signature.parameters.keys():
+            name, kinds = min(other), (Slicing, Uniform, Prioritized, Queue)
+            having = [f'{kind.__name__}.{name}' for kind in kinds if name in inspect.signature(kind).parameters]
             raise UserTypeError(
-                f'got Experience({name}=...); need {having or "its parts"}: slicing=Slicing(...), replay=Uniform(...), '
-                'Prioritized(...) or Queue(..., training=Iteration(...) or Reuse(...)), batch=BatchItems(...) or '
-                'BatchSteps(...)'
+                f'got Experience({name}=...); need {" or ".join(having) or "its parts"}: slicing=Slicing(...), '
+                'replay=Uniform(...), Prioritized(...) or Queue(..., training=Iteration(...) or Reuse(...)), '
+                'batch=BatchItems(...) or BatchSteps(...)'
             )
         init(self, *args, **kwargs)
 
-    explaining.__signature__ = inspect.signature(init)  # type: ignore[attr-defined]  # which gin reads
+    explaining.__signature__ = signature  # type: ignore[attr-defined]  # which gin reads
     return explaining
 
 
