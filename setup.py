@@ -58,6 +58,8 @@ setuptools.setup(
         'gpu': ['tensorflow[and-cuda]>=2.15,<2.16'],
         'dev': [
             'ipykernel>=6.29,<8',
+            # From 8.23 on it uses what typing-extensions 4.5.0, which TF-Agents needs, does not have.
+            'ipython<8.23',
             'mkdocs>=1.6,<2',
             'mkdocs-material>=9.5,<10',
             'mypy>=1.10',

@@ -315,7 +315,7 @@ def test_commands_of_others(place, words):
         text = (ROOT / words[1]).read_text(encoding='utf-8')
         assert [word for word in words[2:] if f"'{word.partition('=')[0]}'" not in text] == []
     elif program == 'saved_model_cli':
-        text = pathlib.Path(tf.__path__[-1], 'python', 'tools', 'saved_model_cli.py').read_text(encoding='utf-8')
+        text = (pathlib.Path(tf.__spec__.origin).parent / 'python' / 'tools' / 'saved_model_cli.py').read_text('utf-8')
         named = [word.removeprefix('--') for i, word in enumerate(words) if i == 1 or word.startswith('--')]
         assert [name for name in named if f"'{name}'" not in text and f"'--{name}'" not in text] == []
     elif program == 'pip':

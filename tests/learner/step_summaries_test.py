@@ -42,6 +42,13 @@ def test_writes_histograms_of_actions(tmp_path, name):
         assert -bound <= least <= greatest <= bound
 
 
+def test_writes_histograms_of_data_without_a_time_dimension(tmp_path):
+    agent = dqn.make_agent(example_data.DISCRETE, create_train_step(), dqn.EXPERIENCE)
+    data = tf.nest.map_structure(lambda column: column[:, 0], example_data.sequences(agent, 6, 2))
+    found = _write(tmp_path, agent, data, {}, SummaryOptions())
+    assert {tag: values[0][2] for tag, values in found.items()} == {'actions/batch': 6, 'actions/policy': 6}
+
+
 def test_writes_only_available_and_requested_histograms(tmp_path):
     agent = dqn.make_agent(example_data.DISCRETE, create_train_step(), dqn.EXPERIENCE)
     data = example_data.sequences(agent, 6, 2)

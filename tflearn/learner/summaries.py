@@ -179,7 +179,7 @@ class StepSummaries:
             self._newest.assign(newest())
 
     def __call__(self, data: Any, info: Any) -> None:
-        """Writes the histograms of data [B, T, ...], in replica context; only a Trajectory has actions."""
+        """Writes the histograms of data [B, T, ...] or [B, ...], in replica context; only a Trajectory has actions."""
         step = self._agent.train_step_counter
         if self._options.actions and isinstance(data, trajectory.Trajectory):
             self._write_actions(data, step)
@@ -189,7 +189,8 @@ class StepSummaries:
                 histograms.write('policy_lag', lag, step)
 
     def _write_actions(self, data: trajectory.Trajectory, step: tf.Variable) -> None:
-        first = tf.nest.map_structure(lambda column: column[:, 0], data)
+        is_sequence = data.step_type.shape.rank > 1
+        first = tf.nest.map_structure(lambda column: column[:, 0], data) if is_sequence else data
         time_step = ts.TimeStep(first.step_type, first.reward, first.discount, first.observation)
         policy = self._agent.policy
         state = policy.get_initial_state(tf.shape(first.step_type)[0])
