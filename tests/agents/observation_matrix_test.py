@@ -11,19 +11,19 @@ import functools
 import itertools
 import threading
 
-import gymnasium
 import numpy as np
 import pytest
 import tensorflow as tf
-from gymnasium import spaces
 
 from tests import streams
 from tests.testing import replay
 from tests.testing.replay import serve  # noqa: F401 - a fixture
+from tests.testing.structured import TASKS, make_environment
+from tflearn.action_mask import mask_of
 from tflearn.actors.actor import Actor
+from tflearn.actors.evaluator import Evaluator
 from tflearn.agents import appo, dqn, impala, ppo, reinforce, sac
 from tflearn.agents.actor_value import NetworkOptions
-from tflearn.environments import vector_env
 from tflearn.experience import BatchItems, Experience, Prioritized, Queue, Uniform
 from tflearn.policies import exporter, loader, plain_nests
 from tflearn.replay.storage import Storage
@@ -37,49 +37,6 @@ from tflearn.waiting import Stopped
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
-
-VECTOR = spaces.Box(-1.0, 1.0, (3,), np.float32)
-MATRIX = spaces.Box(-np.inf, np.inf, (2, 2), np.float64)
-IMAGE = spaces.Box(0, 255, (8, 8, 1), np.uint8)
-FLOAT_IMAGE = spaces.Box(0.0, 1.0, (5, 4, 2), np.float32)
-CATEGORY, CATEGORIES = spaces.Discrete(5, start=2), spaces.MultiDiscrete([2, 3])
-CHOICE, CONTINUOUS = spaces.Discrete(3), spaces.Box(-1.0, 1.0, (2,), np.float32)
-
-# Observation, and action where that is not one choice or one vector.
-TASKS = {
-    'dict of vectors': (spaces.Dict(a=VECTOR, b=MATRIX), None),
-    'picture and vector': (spaces.Dict(camera=IMAGE, depth=FLOAT_IMAGE, joints=VECTOR), None),
-    'categories': (spaces.Dict(kind=CATEGORY, parts=CATEGORIES, flags=spaces.MultiBinary(4)), None),
-    'tuple': (spaces.Tuple((VECTOR, CATEGORY)), None),
-    'nested dict': (spaces.Dict(robot=spaces.Dict(arm=VECTOR, tools=spaces.Tuple((CATEGORY, IMAGE)))), None),
-    'multi-discrete': (spaces.Dict(a=VECTOR), CATEGORIES),
-    'nested action': (VECTOR, spaces.Tuple((CHOICE, spaces.Dict(move=CONTINUOUS, kinds=CATEGORIES)))),
-}
-
-
-class Random(gymnasium.Env):
-    """Episodes of four random observations, and a reward of 1 for a legal action; any other is an error."""
-
-    def __init__(self, observation_space, action_space):
-        self.observation_space, self.action_space = observation_space, action_space
-
-    def reset(self, seed=None, options=None):
-        super().reset(seed=seed)
-        if seed is not None:
-            self.observation_space.seed(seed)
-        self._steps = 0
-        return self.observation_space.sample(), {}
-
-    def step(self, action):
-        assert self.action_space.contains(action), action
-        self._steps += 1
-        return self.observation_space.sample(), 1.0, self._steps == 4, False, {}
-
-
-def environment(task, agent):
-    observation, action = TASKS[task]
-    action = action or (CONTINUOUS if agent == 'sac' else CHOICE)
-    return vector_env.in_process(lambda: Random(observation, action), 2, seed=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,11 +53,13 @@ FEW = {'network': NetworkOptions(fc_layer_params=(8,))}
 SEQUENCES = {'sequence_length': 5, 'stride': 4}
 UNIFORM = ('synchronous', 'mirror', 'server')
 AGENTS = {
-    'dqn': Kind(dqn, {'fc_layer_params': (8,)}, ('multi-discrete', 'nested action'), ('queue',)),
+    'dqn': Kind(
+        dqn, {'fc_layer_params': (8,)}, ('multi-discrete', 'masked multi-discrete', 'nested action'), ('queue',)
+    ),
     'sac': Kind(
         sac,
         {'actor_fc_layer_params': (8,), 'critic_fc_layer_params': (8,)},
-        ('multi-discrete', 'nested action'),
+        ('multi-discrete', 'masked discrete', 'masked multi-discrete', 'nested action'),
         ('queue', 'prioritized'),
     ),
     'ppo': Kind(ppo, FEW, (), (*UNIFORM, 'prioritized')),
@@ -151,7 +110,8 @@ def make_agent(agent, task, path, specs):
     if agent not in ('dqn', 'sac'):
         slicing = dataclasses.replace(slicing, **SEQUENCES)
     experience = Experience(slicing, kept, BatchItems(2))
-    made = kind.module.make_agent(specs, create_train_step(), experience, **kind.arguments)
+    masked = {'action_mask': 'mask'} if task.startswith('masked') and agent != 'sac' else {}
+    made = kind.module.make_agent(specs, create_train_step(), experience, **kind.arguments, **masked)
     made.initialize()
     return made, Storage(experience, made.collect_data_spec)
 
@@ -200,6 +160,9 @@ def check_export(agent, environments, folder):
         )
     )
     loaded = loader.load(path)
+    mask = mask_of(agent.policy)
+    assert loaded.metadata.get(exporter.ACTION_MASK) == (mask and mask.path)
+    assert Evaluator(environments, 4).run(loaded).mean_return == 4
     tf.nest.map_structure(assert_close, live, loaded.action(time_step, loaded.initial_state(2))[0])
     plain = tf.saved_model.load(str(path))
     named = dict(plain_nests.flat(plain_nests.to_plain(time_step.observation), 'observation'))
@@ -210,7 +173,7 @@ def check_export(agent, environments, folder):
 
 
 def run(agent, task, path, folder, serve, exports):  # noqa: F811
-    with contextlib.closing(environment(task, agent)) as environments:
+    with contextlib.closing(make_environment(task, continuous=agent == 'sac')) as environments:
         made, storage = make_agent(agent, task, path, environments.specs)
         batch = collected(made, storage, path, environments, serve)
         tf.nest.assert_same_structure(batch, made.collect_data_spec)
@@ -219,6 +182,7 @@ def run(agent, task, path, folder, serve, exports):  # noqa: F811
         assert all(np.isfinite(variable).all() for variable in made.policy.variables())
         if exports:
             check_export(made, environments, folder)
+        assert environments.num_rebuilt == 0, 'one was given an illegal action'
 
 
 @pytest.mark.parametrize('cell', COVER, ids=' - '.join)
@@ -236,7 +200,10 @@ def test_impossible_cells_are_refused_in_one_line():
     for agent, task, path in CELLS:
         if possible(agent, task, path):
             continue
-        with contextlib.closing(environment(task, agent)) as environments, pytest.raises(ValueError) as error:
+        with (
+            contextlib.closing(make_environment(task, continuous=agent == 'sac')) as environments,
+            pytest.raises(ValueError) as error,
+        ):
             make_agent(agent, task, path, environments.specs)
         message = str(error.value)
         assert message.startswith('got ') and '\n' not in message and '; ' in message, message

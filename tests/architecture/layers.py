@@ -19,6 +19,7 @@ VOCABULARY = (
     'extras',
     'experience',
     'types',
+    'action_mask',
     'control',
 )
 # Package -> the packages that it may import. An annex is a part of a large subject and knows the package it belongs to;

@@ -1,3 +1,4 @@
+import contextlib
 import functools
 import importlib.util
 
@@ -196,3 +197,24 @@ def test_rejects_invalid_arguments(arguments, message, vectorization):
 def test_rejects_unknown_vectorization():
     with pytest.raises(ValueError, match="got vectorization='threads'; need one of auto, native, in_process"):
         gymnasium_env.make('CartPole-v1', 1, seed=0, vectorization='threads')
+
+
+@pytest.mark.parametrize('vectorization', ['auto', 'worker_processes'])
+def test_a_mask_in_info_becomes_a_part_of_the_observation(vectorization):
+    """Taxi's: which moves no wall stops, and whether a passenger may enter or leave."""
+    with contextlib.closing(
+        gymnasium_env.make('Taxi-v4', 2, seed=1, vectorization=vectorization, mask_in_info='action_mask')
+    ) as environment:
+        spec = environment.specs.observation
+        assert spec['action_mask'].shape == (6,) and spec['observation'].maximum == 499
+        masks = [environment.reset().observation['action_mask']]
+        masks += [environment.step(np.array([i % 4, 0])).observation['action_mask'] for i in range(8)]
+        assert {mask.dtype for mask in masks} == {np.dtype(np.int64)}
+        assert 0 < np.mean(masks) < 1
+
+
+def test_rejects_a_mask_that_is_not_in_info():
+    with pytest.raises(ValueError, match="got mask_in_info='legal' for the actions Box.*; need Discrete or Multi"):
+        gymnasium_env.make('Pendulum-v1', 1, seed=1, mask_in_info='legal')
+    with pytest.raises(ValueError, match="vectorization='native' with mask_in_info='legal'; choose"):
+        gymnasium_env.make('CartPole-v1', 1, seed=1, vectorization='native', mask_in_info='legal')

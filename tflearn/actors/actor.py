@@ -8,6 +8,7 @@ from tf_agents.policies import tf_policy
 from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories import trajectory
 
+from tflearn.action_mask import mask_of
 from tflearn.actors import stored_state
 from tflearn.actors.compiled_policy import CompiledPolicy
 from tflearn.actors.episode_metrics import EXECUTED_ACTION
@@ -52,10 +53,13 @@ class Actor:
         self._time_step: ts.TimeStep | None = None
         self._policy_state: Any = ()
         self._initial_state: Any = ()
+        self._num_steps = 0
+        self._action_mask = mask_of(policy)
         self._policy = self._compiled(policy)
 
     def set_policy(self, policy: tf_policy.TFPolicy | ActingPolicy) -> None:
         """Replaces the policy by one of the same specs, which continues with the policy state."""
+        self._action_mask = mask_of(policy) or self._action_mask
         self._policy = self._compiled(policy)
 
     def _compiled(self, policy: tf_policy.TFPolicy | ActingPolicy) -> ActingPolicy:
@@ -70,7 +74,7 @@ class Actor:
 
         Raises:
           ValueError: if the environment's time steps do not have the policy's spec, or an executed action does not have
-            the action's spec.
+            the action's spec, or an environment's mask has no legal action.
         """
         if self._time_step is None:
             time_step = self._environment.reset()
@@ -83,6 +87,9 @@ class Actor:
                 observer(row)
 
     def _step(self, time_step: ts.TimeStep) -> trajectory.Trajectory:
+        if self._action_mask is not None:
+            self._action_mask.check(time_step, self._num_steps)
+        self._num_steps += 1
         state = self._policy_state
         action, self._policy_state, info = self._policy.step(time_step, state)
         self._time_step = next_time_step = self._environment.step(action)

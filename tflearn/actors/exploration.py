@@ -12,6 +12,7 @@ from tf_agents.trajectories import policy_step
 from tf_agents.trajectories import time_step as ts
 from tf_agents.typing import types
 
+from tflearn.action_mask import ActionMask
 from tflearn.errors import UserValueError
 from tflearn.types import EvaluationPolicy
 
@@ -92,12 +93,19 @@ def uniform(policy: tf_policy.TFPolicy) -> tf_policy.TFPolicy:
         if not isinstance(spec, tensor_spec.BoundedTensorSpec) or not _bounded(spec):
             raise UserValueError(f'got random actions for the action spec {spec}; need finite bounds to draw within')
     _check_info(policy)
+    mask = policy.observation_and_action_constraint_splitter
+    if mask is not None and policy.action_spec.shape.rank:
+        raise UserValueError(
+            f'got random actions for a mask of the action {policy.action_spec}; need one Discrete action; set '
+            'initial_random_steps=0'
+        )
     return random_tf_policy.RandomTFPolicy(
         policy.time_step_spec,
         policy.action_spec,
         policy_state_spec=policy.policy_state_spec,
         info_spec=policy.info_spec,
         emit_log_probability=policy.emit_log_probability,
+        observation_and_action_constraint_splitter=mask,
     )
 
 
@@ -121,10 +129,18 @@ def _bounded(spec: tensor_spec.BoundedTensorSpec) -> bool:
 
 
 class EpsilonPolicy:
-    """Takes another policy's actions, but in each row, with probability epsilon, a uniform one within the bounds."""
+    """Takes another policy's actions, but in each row, with probability epsilon, a uniform one within the bounds.
+
+    With a mask of legal actions, it draws only these, and refuses a step in which nothing is legal.
+    """
 
     def __init__(
-        self, policy: EvaluationPolicy, epsilon: float, action_spec: types.NestedTensorSpec, seed: int | None = None
+        self,
+        policy: EvaluationPolicy,
+        epsilon: float,
+        action_spec: types.NestedTensorSpec,
+        seed: int | None = None,
+        action_mask: ActionMask | None = None,
     ):
         """
         Args:
@@ -144,6 +160,7 @@ class EpsilonPolicy:
                 )
         self._policy, self._epsilon, self._action_spec = policy, epsilon, action_spec
         self._random = np.random.default_rng(seed)
+        self._action_mask, self._num_steps = action_mask, 0
 
     def initial_state(self, batch_size: int) -> Any:
         """See `EvaluationPolicy`."""
@@ -151,8 +168,14 @@ class EpsilonPolicy:
 
     def action(self, time_step: ts.TimeStep, policy_state: Any) -> tuple[Any, Any]:
         """See `EvaluationPolicy`."""
+        if self._action_mask is not None:
+            self._action_mask.check(time_step, self._num_steps)
+        self._num_steps += 1
         action, policy_state = self._policy.action(time_step, policy_state)
         explores = self._random.random(len(time_step.step_type)) < self._epsilon
+        if self._action_mask is not None:
+            drawn = self._action_mask.sample(time_step.observation, self._random)
+            return np.where(explores.reshape(-1, *[1] * (drawn.ndim - 1)), drawn, action), policy_state
         return tf.nest.map_structure(
             lambda spec, leaf: self._mixed(spec, leaf, explores), self._action_spec, action
         ), policy_state

@@ -12,6 +12,7 @@ from tf_agents.trajectories import policy_step
 from tf_agents.trajectories import time_step as ts
 from tf_agents.typing import types
 
+from tflearn.action_mask import ActionMask
 from tflearn.agents import encoder, networks
 from tflearn.errors import UserValueError
 from tflearn.types import EnvironmentSpecs
@@ -75,22 +76,31 @@ class NetworkOptions:
 class ActorValueNetwork(network.Network):
     """Observation -> (distribution of the action, value float32), of observations [B, ...] or [B, T, ...]."""
 
-    def __init__(self, specs: EnvironmentSpecs, options: NetworkOptions, name: str = 'ActorValueNetwork'):
+    def __init__(
+        self,
+        specs: EnvironmentSpecs,
+        options: NetworkOptions,
+        action_mask: ActionMask | None = None,
+        name: str = 'ActorValueNetwork',
+    ):
         """Makes the variables, in the strategy's scope.
 
         Args:
           specs: the environment's specs.
           options: the layers.
+          action_mask: divides observations into the mask of legal actions and the rest; None takes them as they are.
           name: the network's name.
         """
-        actor = options.make_encoder(specs.observation, 'actor' if not options.shared else 'encoder')
-        value = actor if options.shared else options.make_encoder(specs.observation, 'value')
+        observation_spec = action_mask(specs.observation)[0] if action_mask else specs.observation
+        actor = options.make_encoder(observation_spec, 'actor' if not options.shared else 'encoder')
+        value = actor if options.shared else options.make_encoder(observation_spec, 'value')
         state_spec = actor.state_spec
         if state_spec and not options.shared:
             state_spec = {'actor': actor.state_spec, 'value': value.state_spec}
         super().__init__(input_tensor_spec=specs.observation, state_spec=state_spec, name=name)
         self._shared, self._actor, self._value = options.shared, actor, value
-        self._projections = heads = networks.projections(specs.action)
+        self.action_mask = action_mask
+        self._projections = heads = networks.projections(specs.action, masked=action_mask is not None)
         # Not attributes, since Keras would wrap their nests.
         self._heads = lambda: tf.nest.flatten(heads)
         self._as_action = lambda leaves: tf.nest.pack_sequence_as(specs.action, leaves)
@@ -101,6 +111,9 @@ class ActorValueNetwork(network.Network):
         self, observation: types.NestedTensor, step_type: Any = None, network_state: Any = (), training: bool = False
     ) -> tuple[tuple[Any, tf.Tensor], Any]:
         """See `network.Network.call`. Returns ((distribution, value), state)."""
+        mask = None
+        if self.action_mask is not None:
+            observation, mask = self.action_mask(observation)
         separate = bool(self.state_spec) and not self._shared
         own = network_state or {'actor': (), 'value': ()} if separate else {'actor': network_state, 'value': ()}
         features, state = self._actor(observation, step_type, own['actor'], training=training)
@@ -110,7 +123,7 @@ class ActorValueNetwork(network.Network):
             state = {'actor': state, 'value': value_state} if separate else state
         value = tf.squeeze(self._value_head(tf.cast(value_features, tf.float32)), axis=-1)
         outer_rank = features.shape.rank - 1
-        distributions = [head(features, outer_rank, training=training)[0] for head in self._heads()]
+        distributions = [head(features, outer_rank, training=training, mask=mask)[0] for head in self._heads()]
         return (self._as_action(distributions), value), state
 
     # These two are not attributes, since Keras would wrap their dictionaries.
@@ -160,6 +173,7 @@ class ActorValuePolicy(tf_policy.TFPolicy):
             policy_state_spec=actor_value.state_spec,
             info_spec=actor_value.info_spec if records_distribution else (),
             clip=False,
+            observation_and_action_constraint_splitter=actor_value.action_mask,
             name=name,
         )
         self._network, self._records_distribution = actor_value, records_distribution

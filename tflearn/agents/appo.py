@@ -19,6 +19,7 @@ from tf_agents.agents import tf_agent
 from tf_agents.agents.ppo import ppo_utils
 from tf_agents.utils import common
 
+from tflearn.action_mask import make_mask
 from tflearn.agents import impala, optimizers, schedules, vtrace
 from tflearn.agents.actor_value import ActorValueNetwork, NetworkOptions
 from tflearn.agents.impala_loss import LossOptions
@@ -78,6 +79,7 @@ def make_agent(
     loss: LossOptions = LossOptions(),  # noqa: B008 - it is frozen
     learning_rate: float | schedules.Schedule = 5e-4,
     value_learning_rate: float | schedules.Schedule | None = None,
+    action_mask: str | None = None,
     gradient_clipping: float | None = 40.0,
     make_optimizer: optimizers.OptimizerFactory = optimizers.make,
 ) -> Agent:
@@ -92,6 +94,8 @@ def make_agent(
       loss: the other terms of the loss.
       learning_rate: a number, or a schedule of the train step.
       value_learning_rate: the learning rate of a separate optimizer for the value; None has one optimizer for both.
+      action_mask: the path of the observation's part that marks legal actions, such as 'action_mask'; see `ActionMask`.
+        None has none.
       gradient_clipping: the bound of the global batch's gradient; None does not clip.
       make_optimizer: makes the optimizers.
 
@@ -107,7 +111,9 @@ def make_agent(
         gradient_clipping,
         make_optimizer,
     )
-    trained, target = ActorValueNetwork(specs, network), ActorValueNetwork(specs, network, name='TargetNetwork')
+    mask, _ = make_mask(specs, action_mask)
+    trained = ActorValueNetwork(specs, network, mask)
+    target = ActorValueNetwork(specs, network, mask, name='TargetNetwork')
     return AppoAgent(specs, train_step, experience, trained, loss, made, target, surrogate)
 
 

@@ -13,6 +13,7 @@ from tf_agents.agents import tf_agent
 from tf_agents.agents.dqn import dqn_agent
 from tf_agents.utils import common
 
+from tflearn.action_mask import make_mask
 from tflearn.agents import encoder, networks, optimizers, schedules
 from tflearn.errors import UserValueError
 from tflearn.experience import Experience, Queue, Uniform
@@ -29,6 +30,7 @@ def make_agent(
     conv_layer_params: networks.ConvLayerParams | None = None,
     fc_layer_params: Sequence[int] = (100, 50),
     preprocessing_layers: encoder.Layers | None = None,
+    action_mask: str | None = None,
     learning_rate: float | schedules.Schedule = 1e-3,
     gamma: float = 0.99,
     double: bool = True,
@@ -51,6 +53,8 @@ def make_agent(
         (64, 4, 2), (64, 3, 1)).
       fc_layer_params: units of the fully connected layers.
       preprocessing_layers: Keras layers of one's own for leaves of the observation, by path, such as 'arm.position'.
+      action_mask: the path of the observation's part that marks legal actions, such as 'action_mask'; see `ActionMask`.
+        None has none.
       learning_rate: a number, or a schedule of the train step.
       gamma: discount per environment step, in [0, 1].
       double: whether the online network chooses the next action (van Hasselt et al. 2016, equation 4).
@@ -77,12 +81,13 @@ def make_agent(
         raise UserValueError(
             'got a Queue as Experience.replay; DQN needs Uniform or Prioritized: it learns from old items'
         )
+    mask, observation_spec = make_mask(specs, action_mask)
     agent_class = _DdqnAgent if double else _DqnAgent
     return agent_class(
         specs.time_step,
         specs.action,
         q_network=networks.QNetwork(
-            specs.observation, specs.action, conv_layer_params, fc_layer_params, preprocessing_layers
+            observation_spec, specs.action, conv_layer_params, fc_layer_params, preprocessing_layers
         ),
         optimizer=make_optimizer(
             train_step,
@@ -91,6 +96,7 @@ def make_agent(
             per_replica_batch_size=experience.per_replica_batch_size,
             name='dqn',
         ),
+        observation_and_action_constraint_splitter=mask,
         epsilon_greedy=(lambda: epsilon(train_step)) if callable(epsilon) else epsilon,
         n_step_update=experience.slicing.sequence_length - 1,
         target_update_period=target_update_period,

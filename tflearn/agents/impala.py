@@ -14,6 +14,7 @@ from tf_agents.agents.ppo import ppo_utils
 from tf_agents.policies import greedy_policy
 from tf_agents.utils import common
 
+from tflearn.action_mask import make_mask
 from tflearn.agents import optimizers, schedules, vtrace
 from tflearn.agents.actor_value import ActorValueNetwork, ActorValuePolicy, NetworkOptions
 from tflearn.agents.impala_loss import LossOptions
@@ -70,6 +71,7 @@ def make_agent(
     loss: LossOptions = LossOptions(),  # noqa: B008 - it is frozen
     learning_rate: float | schedules.Schedule = 5e-4,
     value_learning_rate: float | schedules.Schedule | None = None,
+    action_mask: str | None = None,
     gradient_clipping: float | None = 40.0,
     make_optimizer: optimizers.OptimizerFactory = optimizers.make,
 ) -> Agent:
@@ -85,6 +87,8 @@ def make_agent(
       learning_rate: a number, or a schedule of the train step.
       value_learning_rate: the learning rate of a separate optimizer for the value, which then needs its own network;
         None has one optimizer for both.
+      action_mask: the path of the observation's part that marks legal actions, such as 'action_mask'; see `ActionMask`.
+        None has none.
       gradient_clipping: the bound of the global batch's gradient, by default of its norm (see `optimizers.make`); None
         does not clip.
       make_optimizer: makes the optimizers; Adam by default.
@@ -101,7 +105,8 @@ def make_agent(
         gradient_clipping,
         make_optimizer,
     )
-    return ImpalaAgent(specs, train_step, experience, ActorValueNetwork(specs, network), loss, made)
+    mask, _ = make_mask(specs, action_mask)
+    return ImpalaAgent(specs, train_step, experience, ActorValueNetwork(specs, network, mask), loss, made)
 
 
 class Optimizers(NamedTuple):

@@ -4,6 +4,7 @@ Encoders compute in that precision (TF-Agents' default is float32). The last lay
 distributions, and all variables are float32. Under the float32 policy these are TF-Agents' networks.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -185,18 +186,24 @@ class _MultiCategorical(categorical_projection_network.CategoricalProjectionNetw
             sample_spec.shape, sample_spec.dtype, 0, sizes.max() - 1, sample_spec.name
         )
         super().__init__(largest, name=name)
-        self._choices = np.arange(sizes.max()) < sizes[..., np.newaxis]  # bool [*shape, largest]
+        choices = np.arange(sizes.max()) < sizes[..., np.newaxis]  # bool [*shape, largest]
+        # The place of each choice in a mask, which has the possible ones only; the impossible ones follow it.
+        self._num_choices = int(sizes.sum())
+        self._places = np.where(choices, np.cumsum(choices).reshape(choices.shape) - 1, self._num_choices)
 
     def call(self, inputs: tf.Tensor, outer_rank: int, training: bool = False, mask: tf.Tensor | None = None) -> Any:
-        """See `DistributionNetwork.call`."""
+        """See `DistributionNetwork.call`. Takes a mask bool [..., number of choices], as of `ActionMask`."""
         distribution, state = super().call(inputs, outer_rank, training)
-        logits = tf.where(self._choices, distribution.logits, _IMPOSSIBLE)
+        if mask is None:
+            mask = tf.ones([self._num_choices], tf.bool)
+        mask = tf.concat([mask, tf.zeros_like(mask[..., :1])], axis=-1)
+        logits = tf.where(tf.gather(mask, self._places, axis=-1), distribution.logits, _IMPOSSIBLE)
         return self.output_spec.build_distribution(logits=logits), state
 
 
-def categorical(action_spec: types.BoundedTensorSpec) -> network.Network:
-    """Makes a categorical distribution of each integer of an action, all counted from 0."""
-    if np.unique(action_spec.maximum).size > 1:
+def categorical(action_spec: types.BoundedTensorSpec, masked: bool = False) -> network.Network:
+    """Makes a categorical distribution of each integer of an action, all counted from 0; `masked` takes a mask."""
+    if masked or np.unique(action_spec.maximum).size > 1:
         return _MultiCategorical(action_spec)
     return categorical_projection_network.CategoricalProjectionNetwork(action_spec)
 
@@ -210,6 +217,7 @@ def actor(
     preprocessing_layers: encoder.Layers | None = None,
     activation: Callable[[tf.Tensor], tf.Tensor] = tf.keras.activations.relu,
     continuous: MakeProjection = normal,
+    masked: bool = False,
 ) -> network.Network:
     """Makes a network: observation -> distribution of the action, float32.
 
@@ -221,6 +229,7 @@ def actor(
       preprocessing_layers: layers of one's own for leaves of the observation, by path.
       activation: the activation function of these layers.
       continuous: makes the last layer for a tensor of floats: `normal` or `tanh_normal`.
+      masked: whether the network takes a mask of legal actions.
     """
     return actor_distribution_network.ActorDistributionNetwork(
         observation_spec,
@@ -229,21 +238,23 @@ def actor(
         fc_layer_params=tuple(fc_layer_params),
         activation_fn=activation,
         dtype=tf.keras.mixed_precision.global_policy(),
-        discrete_projection_net=_made_in_float32(categorical),
+        discrete_projection_net=_made_in_float32(functools.partial(categorical, masked=masked)),
         continuous_projection_net=_made_in_float32(continuous),
     )
 
 
-def projections(action_spec: types.NestedTensorSpec, continuous: MakeProjection = normal) -> Any:
+def projections(action_spec: types.NestedTensorSpec, masked: bool = False) -> Any:
     """Makes a network for each tensor of the action: features -> distribution of the tensor, float32.
 
     Args:
       action_spec: the action's spec.
-      continuous: makes the networks for floats; those for integers are categorical.
+      masked: whether the network, for integers, takes a mask of legal actions.
     """
-    return tf.nest.map_structure(
-        lambda spec: _made_in_float32(categorical if tensor_spec.is_discrete(spec) else continuous)(spec), action_spec
-    )
+
+    def projection(spec: types.BoundedTensorSpec) -> network.Network:
+        return categorical(spec, masked) if tensor_spec.is_discrete(spec) else normal(spec)
+
+    return tf.nest.map_structure(_made_in_float32(projection), action_spec)
 
 
 def _in_float32(layer: tf.keras.layers.Dense) -> tf.keras.layers.Dense:

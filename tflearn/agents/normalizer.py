@@ -28,7 +28,7 @@ class Normalizer(tf.Module):
         clipping: float,
         center: bool = True,
         name: str = 'normalizer',
-        skipped: Collection[str] = (),
+        skipped: Collection[str | None] = (),
     ):
         """Makes the variables, in the strategy's scope.
 

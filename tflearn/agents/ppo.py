@@ -17,6 +17,7 @@ from tf_agents.policies import greedy_policy
 from tf_agents.trajectories import time_step as ts
 from tf_agents.utils import common
 
+from tflearn.action_mask import make_mask
 from tflearn.agents import encoder, optimizers, ppo_loss, schedules
 from tflearn.agents.actor_value import ActorValueNetwork, NetworkOptions
 from tflearn.agents.normalizer import Normalizer, Normalizers, NormalizingPolicy
@@ -67,6 +68,7 @@ def make_agent(
     learning_rate: float | schedules.Schedule = 3e-4,
     normalize_observations: bool = True,
     normalize_rewards: bool = True,
+    action_mask: str | None = None,
     gradient_clipping: float | None = 0.5,
     make_optimizer: optimizers.OptimizerFactory = optimizers.make,
 ) -> Agent:
@@ -85,6 +87,8 @@ def make_agent(
         within +-5. Categories stay as they are, and so do, in a nest, images of bytes, other integers, and what has a
         layer of one's own.
       normalize_rewards: whether to normalize rewards by the root mean square of all rewards so far, within +-10.
+      action_mask: the path of the observation's part that marks legal actions, such as 'action_mask'; see `ActionMask`.
+        None has none.
       gradient_clipping: the bound of the global batch's gradient, by default of its norm (see `optimizers.make`); None
         does not clip.
       make_optimizer: makes the optimizer; Adam by default.
@@ -113,7 +117,10 @@ def make_agent(
     if normalize_observations and quantities and not specs.observation.dtype.is_floating:
         raise UserValueError(f'got observations {specs.observation}; need floats, or normalize_observations=False')
     observation_normalizer = Normalizer(
-        specs.observation, _OBSERVATION_CLIPPING, name='observations', skipped=network.preprocessing_layers or ()
+        specs.observation,
+        _OBSERVATION_CLIPPING,
+        name='observations',
+        skipped={*(network.preprocessing_layers or ()), action_mask},
     )
     optimizer = make_optimizer(
         train_step,
@@ -126,7 +133,9 @@ def make_agent(
         observation_normalizer if normalize_observations and observation_normalizer.means else None,
         Normalizer(specs.reward, _REWARD_CLIPPING, center=False, name='rewards') if normalize_rewards else None,
     )
-    return PPOAgent(specs, train_step, experience, ActorValueNetwork(specs, network), loss, optimizer, normalizers)
+    mask, _ = make_mask(specs, action_mask)
+    actor_value = ActorValueNetwork(specs, network, mask)
+    return PPOAgent(specs, train_step, experience, actor_value, loss, optimizer, normalizers)
 
 
 class PPOAgent(tf_agent.TFAgent):

@@ -15,6 +15,7 @@ from tf_agents.policies import actor_policy, greedy_policy
 from tf_agents.trajectories import time_step as ts
 from tf_agents.utils import common, value_ops
 
+from tflearn.action_mask import ActionMask, make_mask
 from tflearn.agents import encoder, networks, optimizers, schedules
 from tflearn.errors import UserValueError
 from tflearn.experience import BatchItems, Experience, Iteration, Queue, Slicing
@@ -35,6 +36,7 @@ def make_agent(
     value_fc_layer_params: Sequence[int] | None = (64, 64),
     conv_layer_params: networks.ConvLayerParams | None = None,
     preprocessing_layers: encoder.Layers | None = None,
+    action_mask: str | None = None,
     learning_rate: float | schedules.Schedule = 1e-3,
     gamma: float = 0.99,
     entropy_coefficient: float = 0.0,
@@ -55,6 +57,8 @@ def make_agent(
       conv_layer_params: (filters, kernel size, stride) of convolutions, for images [height, width, channels]; None has
         none for a single image, and `encoder.CONVOLUTIONS` for images in a nest.
       preprocessing_layers: Keras layers of one's own for leaves of the observation, by path, such as 'arm.position'.
+      action_mask: the path of the observation's part that marks legal actions, such as 'action_mask'; see `ActionMask`.
+        None has none.
       learning_rate: a number, or a schedule of the train step.
       gamma: the discount per environment step, in [0, 1].
       entropy_coefficient: the coefficient of the policy's entropy.
@@ -69,16 +73,9 @@ def make_agent(
         queue of padded items, or there are several replicas, each of which would divide by its own number of episodes.
     """
     networks.check_observation(specs.observation, 'REINFORCE', conv_layer_params, preprocessing_layers)
+    _check(specs, experience)
     encoding: Any = {'conv_layer_params': conv_layer_params, 'preprocessing_layers': preprocessing_layers}
-    networks.check_policy_gradient_action(specs.action, 'REINFORCE')
-    replay, padded = experience.replay, experience.slicing.pad_episodes
-    if not isinstance(replay, Queue) or not padded or isinstance(replay.training, Iteration):
-        raise UserValueError(
-            f'got Experience.replay={replay!r}, pad_episodes={padded}; need a Queue without Iteration, and True: '
-            'REINFORCE learns once from complete episodes'
-        )
-    if (replicas := tf.distribute.get_strategy().num_replicas_in_sync) > 1:
-        raise UserValueError(f'got {replicas} replicas; need one for REINFORCE; choose IMPALA or PPO for several')
+    mask, observation_spec = make_mask(specs, action_mask)
     optimizer = make_optimizer(
         train_step,
         learning_rate,
@@ -90,18 +87,36 @@ def make_agent(
         specs.time_step,
         specs.action,
         actor_network=networks.actor(
-            specs.observation, specs.action, actor_fc_layer_params, activation=tf.keras.activations.tanh, **encoding
+            observation_spec,
+            specs.action,
+            actor_fc_layer_params,
+            activation=tf.keras.activations.tanh,
+            masked=mask is not None,
+            **encoding,
         ),
         optimizer=optimizer,
         value_network=None
         if value_fc_layer_params is None
-        else networks.ValueNetwork(specs.observation, value_fc_layer_params, **encoding),
+        else networks.ValueNetwork(observation_spec, value_fc_layer_params, **encoding),
         value_coefficient=value_coefficient,
         entropy_coefficient=entropy_coefficient,
         gamma=gamma,
         normalize_returns=normalize_returns,
+        action_mask=mask,
         train_step_counter=train_step,
     )
+
+
+def _check(specs: EnvironmentSpecs, experience: Experience) -> None:
+    networks.check_policy_gradient_action(specs.action, 'REINFORCE')
+    replay, padded = experience.replay, experience.slicing.pad_episodes
+    if not isinstance(replay, Queue) or not padded or isinstance(replay.training, Iteration):
+        raise UserValueError(
+            f'got Experience.replay={replay!r}, pad_episodes={padded}; need a Queue without Iteration, and True: '
+            'REINFORCE learns once from complete episodes'
+        )
+    if (replicas := tf.distribute.get_strategy().num_replicas_in_sync) > 1:
+        raise UserValueError(f'got {replicas} replicas; need one for REINFORCE; choose IMPALA or PPO for several')
 
 
 class ReinforceAgent(reinforce_agent.ReinforceAgent):
@@ -111,11 +126,25 @@ class ReinforceAgent(reinforce_agent.ReinforceAgent):
     `entropy` [nats]; and `num_episodes`.
     """
 
-    def __init__(self, *args: Any, value_coefficient: float, entropy_coefficient: float, **kwargs: Any):
-        """Takes the coefficients of the loss, and the arguments of TF-Agents' agent."""
+    def __init__(
+        self,
+        *args: Any,
+        value_coefficient: float,
+        entropy_coefficient: float,
+        action_mask: ActionMask | None = None,
+        **kwargs: Any,
+    ):
+        """Takes the coefficients of the loss, the mask of legal actions, and the arguments of TF-Agents' agent."""
         super().__init__(*args, **kwargs)
         # TF-Agents' collect policy clips actions, which would change their log-probabilities.
-        unclipped = actor_policy.ActorPolicy(self.time_step_spec, self.action_spec, self._actor_network, clip=False)
+        unclipped = actor_policy.ActorPolicy(
+            self.time_step_spec,
+            self.action_spec,
+            self._actor_network,
+            clip=False,
+            observation_and_action_constraint_splitter=action_mask,
+        )
+        self._action_mask = action_mask
         self._collect_policy, self._policy = unclipped, greedy_policy.GreedyPolicy(unclipped)
         self._value_coefficient, self._entropy_coefficient = value_coefficient, entropy_coefficient
 
@@ -151,7 +180,8 @@ class ReinforceAgent(reinforce_agent.ReinforceAgent):
         distribution = self.collect_policy.distribution(step).action
         advantages, errors = returns, tf.zeros_like(returns)
         if self._value_network is not None:
-            values, _ = self._value_network(step.observation, step.step_type, training=training)
+            observation = self._action_mask(step.observation)[0] if self._action_mask else step.observation
+            values, _ = self._value_network(observation, step.step_type, training=training)
             advantages, errors = returns - tf.stop_gradient(values), tf.math.squared_difference(returns, values)
         if self._normalize_returns:
             advantages = _normalized(advantages, counts)

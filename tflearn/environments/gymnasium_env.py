@@ -9,7 +9,7 @@ import gymnasium
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.wrappers import RecordVideo
 
-from tflearn.environments import registry, vector_env
+from tflearn.environments import registry, sync_vector_env, vector_env
 from tflearn.errors import UserValueError, check_at_least
 from tflearn.types import BatchedEnvironment
 
@@ -25,6 +25,7 @@ def make(
     kwargs: dict[str, Any] | None = None,
     step_timeout_secs: float = vector_env.STEP_TIMEOUT_SECS,
     register: Callable[[], object] | None = None,
+    mask_in_info: str | None = None,
 ) -> BatchedEnvironment:
     """Makes a batch of a gymnasium environment.
 
@@ -45,6 +46,8 @@ def make(
       step_timeout_secs: the longest step or reset; a worker process that takes longer is replaced.
       register: a function that registers environments, for packages that do not do so when they are imported; it is
         called unless `name` is registered already.
+      mask_in_info: the key of the environment's `info` with a mask of legal actions. The observation then has the parts
+        'observation' and 'action_mask', for `make_agent.action_mask`; None leaves it as it is.
 
     Returns:
       The batch; see `BatchedEnvironment`. Close it when done.
@@ -55,6 +58,8 @@ def make(
     """
     _check(num_environments, seed, vectorization, max_episode_steps, step_timeout_secs)
     spec = registry.find(name, register)
+    if vectorization == 'native' and mask_in_info is not None:
+        raise UserValueError(f"got vectorization='native' with mask_in_info={mask_in_info!r}; choose 'in_process'")
     if vectorization == 'native' and spec.vector_entry_point is None:
         raise UserValueError(f"got vectorization='native' of name={name!r}, which has none registered; choose 'auto'")
     try:
@@ -63,11 +68,13 @@ def make(
         make_one = functools.partial(
             gymnasium.make, spec, max_episode_steps=max_episode_steps, disable_env_checker=True, **more
         )
+        if mask_in_info is not None:
+            make_one = functools.partial(sync_vector_env.MaskFromInfo, make_one, mask_in_info)
         if max_episode_steps is not None:
             more = {**more, 'max_episode_steps': max_episode_steps}
         make_all = functools.partial(gymnasium.make_vec, spec, vectorization_mode='vector_entry_point', **more)
         if vectorization == 'auto':
-            plain = not more and spec.vector_entry_point is not None
+            plain = not more and mask_in_info is None and spec.vector_entry_point is not None
             vectorization = 'native' if plain and _are_same_task(make_one, make_all) else 'in_process'
         if vectorization == 'native':
             return vector_env.native(functools.partial(make_all, num_envs=num_environments), seed)

@@ -24,6 +24,40 @@ EXECUTED_ACTION = 'executed_action'
 _NUMBERS = ('b', 'i', 'u', 'f')
 
 
+class MaskFromInfo(gymnasium.Wrapper):
+    """Another environment whose observation has the parts 'observation' and 'action_mask', which is in its `info`."""
+
+    def __init__(self, make_one: Callable[[], gymnasium.Env], key: str):
+        """Makes the environment, of a Discrete or MultiDiscrete action; `key` is the mask's in its `info`."""
+        environment = make_one()
+        super().__init__(environment)
+        self._key = key
+        space = environment.action_space
+        sizes: Any = getattr(space, 'n', None) or getattr(space, 'nvec', 0)
+        size = int(np.sum(sizes))
+        if not size:
+            raise UserValueError(
+                f'got mask_in_info={key!r} for the actions {space}; need Discrete or MultiDiscrete ones'
+            )
+        mask = spaces.MultiBinary(size)
+        self.observation_space = spaces.Dict(observation=environment.observation_space, action_mask=mask)
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        """See `gymnasium.Env`."""
+        observation, info = self.env.reset(**kwargs)
+        return self._with_mask(observation, info), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """See `gymnasium.Env`."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return self._with_mask(observation, info), reward, terminated, truncated, info
+
+    def _with_mask(self, observation: Any, info: dict[str, Any]) -> dict[str, Any]:
+        if self._key not in info:
+            raise UserValueError(f'got mask_in_info={self._key!r} and an info with {sorted(info)}; need the mask there')
+        return {'observation': observation, 'action_mask': np.asarray(info[self._key], np.int8)}
+
+
 class Failures:
     """Counts the failures of N environments."""
 

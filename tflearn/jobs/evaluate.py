@@ -7,6 +7,7 @@ from typing import Any
 
 from absl import logging
 
+from tflearn.action_mask import ActionMask
 from tflearn.actors.evaluation_record import Evaluation
 from tflearn.actors.evaluator import Evaluator
 from tflearn.actors.exploration import EpsilonPolicy
@@ -17,6 +18,7 @@ from tflearn.jobs.evaluate_settings import EvaluateOptions
 from tflearn.jobs.evaluated_policies import Candidate, ExportedPolicies
 from tflearn.jobs.evaluation_report import EvaluationReport
 from tflearn.policies import versions
+from tflearn.policies.exporter import ACTION_MASK
 from tflearn.policies.loader import VersionGone
 from tflearn.run_dir import RunDir, read_json, write_json
 from tflearn.types import (
@@ -145,7 +147,7 @@ class _EpisodeRunner:
 
     def run(self, candidate: Candidate) -> Any:
         """Returns the statistics of a policy's episodes."""
-        policy = self._acting(candidate.policy)
+        policy = self._acting(candidate.policy, candidate.metadata.get(ACTION_MASK))
         statistics = self._evaluator.run(policy, self._stop)
         if self._record_video and self._num_runs % self._options.video_interval == 0:
             folder = str(self._run_dir.videos / f'train_step_{candidate.train_step}')
@@ -156,11 +158,14 @@ class _EpisodeRunner:
         self._num_runs += 1
         return statistics
 
-    def _acting(self, policy: Any) -> EvaluationPolicy:
-        if not self._options.epsilon:
+    def _acting(self, policy: Any, mask: str | None = None) -> EvaluationPolicy:
+        """Returns a policy that acts with `options.epsilon` and the part `mask` of the observation."""
+        if not self._options.epsilon and mask is None:
             return policy
+        specs = self._environment.specs
         seed = None if self._seed is None else self._seed + self._num_runs
-        return EpsilonPolicy(policy, self._options.epsilon, self._environment.specs.action, seed)
+        action_mask = None if mask is None else ActionMask(specs, mask)
+        return EpsilonPolicy(policy, self._options.epsilon, specs.action, seed, action_mask)
 
 
 class _Evaluation:

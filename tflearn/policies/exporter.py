@@ -23,6 +23,7 @@ from tf_agents.policies import policy_saver
 from tf_agents.specs import tensor_spec
 
 import tflearn
+from tflearn.action_mask import mask_of
 from tflearn.background import Background
 from tflearn.errors import UserValueError, check_at_least
 from tflearn.finite import FiniteCheck
@@ -33,6 +34,8 @@ from tflearn.run_dir import write_json
 
 # A key of the metadata: the names of the observation's leaves, in the order of the replay's columns.
 OBSERVATION_NAMES = 'observation_names'
+# A key of the metadata: the path of the observation's part that marks legal actions, if there is one.
+ACTION_MASK = 'action_mask'
 # The file by which TF-Agents' loader knows the specs, as `PolicySaver` writes it.
 _SPECS = pathlib.Path(policy_saver.POLICY_SPECS_PBTXT)
 
@@ -216,9 +219,11 @@ def _constant_facts(policy: Any) -> dict[str, Any]:
     time_step_spec = policy.time_step_spec
     specs = {name: getattr(time_step_spec, name) for name in time_step_spec._fields}
     specs |= {name: getattr(policy, f'{name}_spec') for name in ('action', 'policy_state', 'info')}
+    mask = mask_of(policy)
     return {
         'specs': {name: plain_nests.describe(spec) for name, spec in specs.items()},
         OBSERVATION_NAMES: plain_nests.names_in_order(time_step_spec.observation, 'observation'),
+        **({} if mask is None else {ACTION_MASK: mask.path}),
         'tflearn_version': tflearn.__version__,
         'tensorflow_version': tf.__version__,
     }
