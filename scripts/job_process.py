@@ -63,7 +63,6 @@ def _set_up_logging(job: str) -> None:
     """Logs to stderr with time stamps and the job's name, and prints all stacks on a crash and on SIGUSR1."""
     logging.use_absl_handler()
     handler = logging.get_absl_handler()
-    handler.python_handler.setStream(sys.stderr)  # a fork's was made while its parent kept lines from stderr
     handler.setFormatter(
         standard_logging.Formatter(f'%(levelname).1s %(asctime)s {job} %(filename)s:%(lineno)d] %(message)s')
     )

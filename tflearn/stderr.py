@@ -16,9 +16,11 @@ def without(noise: re.Pattern[str]) -> Iterator[None]:
     with tempfile.TemporaryFile('w+', buffering=1, encoding='utf-8', errors='replace') as held:
         os.dup2(held.fileno(), 2)
         try:
-            with contextlib.redirect_stderr(held):
+            # Python's own stderr stays, since log handlers that are made meanwhile keep it.
+            with contextlib.nullcontext() if sys.stderr is sys.__stderr__ else contextlib.redirect_stderr(held):
                 yield
         finally:
+            sys.stderr.flush()
             os.dup2(stderr, 2)
             os.close(stderr)
             held.seek(0)

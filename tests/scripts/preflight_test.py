@@ -1,5 +1,8 @@
 """Faults of an installation are reported in one line; imports drop only known noise."""
 
+import os
+import pathlib
+import subprocess
 import sys
 
 import pytest
@@ -68,3 +71,16 @@ def test_failed_import_shows_its_output(tmp_path, monkeypatch, capfd):
     with pytest.raises(OSError, match='no'):
         preflight.import_quietly('failing_module')
     assert capfd.readouterr().err.endswith('a hint\n')
+
+
+def test_a_log_handler_made_during_an_import_stays_usable(tmp_path):
+    (tmp_path / 'logging_module.py').write_text('import logging\nhandler = logging.StreamHandler()\n')
+    program = (
+        'import logging\nfrom scripts import preflight\npreflight.import_quietly("logging_module")\n'
+        'import logging_module\nlogging.getLogger().addHandler(logging_module.handler)\nlogging.warning("still here")\n'
+    )
+    path = os.pathsep.join([str(tmp_path), str(pathlib.Path(__file__).parents[2])])
+    environment = {**os.environ, 'PYTHONPATH': path}
+    command = [sys.executable, '-c', program]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stderr == 'still here\n'
