@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent import futures
 from typing import Any
 
-import grpc
 from absl import logging
 
 from tflearn import extras
