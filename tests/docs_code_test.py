@@ -309,6 +309,8 @@ def test_commands_of_others(place, words):
     if words[0].removeprefix('./').startswith('scripts/'):
         assert (ROOT / words[0]).stat().st_mode & 0o111
         assert [word for word in words[1:] if '/' in word and not (ROOT / word).exists()] == []
+    elif program in ('vulture', 'radon'):
+        assert importlib.util.find_spec(program)
     elif program == 'python' and words[1] == '-m':
         assert importlib.util.find_spec(words[2])
     elif program == 'python':

@@ -102,9 +102,10 @@ class Supervisor:
         """Handles the end of a job. Returns the run's failure if it causes one."""
         job, user_error = process.job, process.user_error()
         served = next((other for other in self._processes if other.job.name == job.serves), None)
-        if process.exit_code == 0 and (served is None or served.exit_code == 0 or job.may_finish):
+        served_is_done = served is not None and served.exit_code == 0
+        if process.exit_code == 0 and (served is None or served_is_done or job.may_finish):
             return None
-        if served is not None and served.exit_code == 0:
+        if served_is_done:
             self._log_exit(process)
             return None
         # A job that ran before and may be restarted met a passing error, such as a server that was too busy to answer.
@@ -114,6 +115,11 @@ class Supervisor:
             self._log_exit(process, f'; restart {process.restarts + 1} of {job.max_restarts}')
             process.start()
             return None
+        return self._give_up(process)
+
+    def _give_up(self, process: JobProcess) -> Failure | None:
+        """Logs that a job is not started again. Returns the run's failure if no other job stands in for it."""
+        job = process.job
         self._log_exit(process, '; given up' if job.max_restarts else '')
         substitutes = [other for other in self._processes if other.job.kind == job.kind and other is not process]
         if any(other.alive or other.exit_code == 0 for other in substitutes):
