@@ -10,12 +10,12 @@ import pytest
 import tensorflow as tf
 from tf_agents.specs import tensor_spec
 
+from tflearn import experience
 from tflearn.agents import actor_value, appo, dqn, impala, impala_loss, optimizers, ppo, reinforce
 from tflearn.environments import gymnasium_env
-from tflearn.experience import Experience, Reuse
+from tflearn.jobs import train_settings
 from tflearn.jobs.collect import collect
 from tflearn.jobs.evaluate import evaluate
-from tflearn.jobs.train import train
 from tflearn.launch import topology
 from tflearn.train_step import create_train_step
 
@@ -87,12 +87,17 @@ use_worker_filter_stats validate_env_runners_after_construction validate_offline
 vf_loss_coeff vtrace vtrace_clip_pg_rho_threshold vtrace_clip_rho_threshold worker_cls
 """
 OURS = {
-    'Experience': Experience,
-    'Reuse': Reuse,
+    'Slicing': experience.Slicing,
+    'Queue': experience.Queue,
+    'BatchItems': experience.BatchItems,
+    'Reuse': experience.Reuse,
+    'train.Data': train_settings.Data,
+    'train.Device': train_settings.Device,
+    'train.Initial': train_settings.Initial,
+    'train.Intervals': train_settings.Intervals,
     'LossOptions': impala_loss.LossOptions,
     'NetworkOptions': actor_value.NetworkOptions,
     'SurrogateOptions': appo.SurrogateOptions,
-    'train': train,
     'collect': collect,
     'evaluate': evaluate,
     'make_agent': impala.make_agent,
@@ -118,15 +123,12 @@ def test_what_is_named_is_there(owner):
 
 @pytest.mark.filterwarnings('ignore:Conversion of an array:DeprecationWarning')  # tf_agents'
 def test_describes_nested_observations():
-    assert 'PPO, IMPALA and APPO take it as an observation' in PAGE
+    assert 'Every agent takes it as an observation' in PAGE
     with contextlib.closing(gymnasium_env.make('CartPole-v1', 1, seed=0)) as environment:
         spec = tensor_spec.BoundedTensorSpec([2], tf.float32, -1.0, 1.0)
         nested = dataclasses.replace(environment.specs, observation={'place': spec, 'speed': spec})
-    for module in (impala, appo, ppo):
+    for module in (impala, appo, ppo, dqn, reinforce):
         module.make_agent(nested, create_train_step(), module.EXPERIENCE)
-    for module in (dqn, reinforce):
-        with pytest.raises(ValueError, match='got the nested observation'):
-            module.make_agent(nested, create_train_step(), module.EXPERIENCE)
 
 
 def test_describes_what_the_launcher_restarts():
