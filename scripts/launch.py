@@ -40,6 +40,9 @@ def main() -> None:
     except UserError as error:
         print(f'tflearn-launch: error: {error}', file=sys.stderr)
         code = 2
+    except KeyboardInterrupt:  # From the first job on, `local.run` handles it.
+        print('tflearn-launch: stopped by SIGINT before any job was started', file=sys.stderr)
+        code = 130
     sys.exit(code)
 
 

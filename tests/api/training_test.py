@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import dataclasses
+import functools
 import os
 import pathlib
 import re
@@ -16,6 +17,8 @@ import pytest
 
 import tflearn
 from tests.testing import jobs
+from tflearn.agents import dqn
+from tflearn.environments import vector_env
 from tflearn.jobs.policy_exports import ExportOptions
 
 SMALL = {
@@ -61,11 +64,21 @@ def test_a_target_return_ends_it(tmp_path):
 @pytest.mark.parametrize(
     ('changes', 'error', 'message'),
     [
-        ({'make_agent': None, 'root_dir': None}, TypeError, 'got neither a gin file nor make_agent, root_dir; need'),
+        ({'make_agent': None, 'root_dir': None}, TypeError, 'got no make_agent, root_dir; need'),
         ({'mode': 'processes'}, TypeError, "got mode='processes'.* without a gin file"),
         ({'gin_bindings': ['a.b = 1']}, TypeError, r"gin_bindings=\['a.b = 1'\] without a gin file"),
         ({'mode': 'fast'}, ValueError, "got mode='fast'; need one of synchronous, processes"),
         ({'make_environment': 'CartPole-v1'}, TypeError, "got make_environment='CartPole-v1'; need a function"),
+        (
+            {'make_environment': vector_env.in_process},
+            TypeError,
+            r'got make_environment=in_process, which cannot .* missing a required .*; need .*in_process, MyEnvironment',
+        ),
+        (
+            {'make_agent': functools.partial(dqn.make_agent, fc_layers=(8,))},
+            TypeError,
+            r"unexpected keyword argument 'fc_layers' \(did you mean fc_layer_params\?\)",
+        ),
         ({'experience': {}}, TypeError, r'got experience=\{\}; need a tflearn.Experience'),
         ({'num_episodes': 0}, ValueError, 'got num_episodes=0'),
         ({'num_train_steps': 0}, ValueError, 'got num_train_steps=0'),

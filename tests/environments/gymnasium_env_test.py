@@ -146,7 +146,10 @@ def test_register_function_is_called(vectorization):
         ('CartPole-v9', 'nearest: CartPole-v1, '),
         ('CartPole', 'nearest: CartPole-v1, '),
         ('%$', 'nearest: none'),
-        ('no_such_module:Foo-v0', "got name='no_such_module:Foo-v0', which needs no_such_module; need that installed"),
+        (
+            'no_such_module:Foo-v0',
+            "got name='no_such_module:Foo-v0', whose module no_such_module is not there; need it in the working directory",
+        ),
     ],
 )
 def test_rejects_unknown_names(name, message):

@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import pathlib
 from collections.abc import Callable, Iterable
 
 import gymnasium
@@ -61,6 +62,11 @@ def missing(name: str, error: BaseException) -> UserValueError:
     # gymnasium's own error does not name the module; its cause does.
     cause = error if isinstance(error, ImportError) else error.__cause__
     module = (getattr(cause, 'name', None) or '').partition('.')[0]
+    if name.partition(':')[0] == getattr(cause, 'name', None):
+        return UserValueError(
+            f'got name={name!r}, whose module {module} is not there; need it in the working directory '
+            f'({pathlib.Path.cwd()}), on PYTHONPATH, or installed'
+        )
     remedy = extras.install_command(module) or f'install it ({error})'
     return UserValueError(f'got name={name!r}, which needs {module or "a package"}; need that installed; {remedy}')
 

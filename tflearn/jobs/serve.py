@@ -110,7 +110,7 @@ def _follow(
             raise UserTimeoutError(f'timed out after {now - start:.0f} s waiting for {what}')
         if awaited and now >= next_log:
             next_log = now + LOG_EVERY_SECS
-            logging.info('waiting for %s', what)
+            logging.info('waiting for %s', what if run_dir.policies.exists() else f'{what}, which does not exist yet')
         served = {f'{holder.name}_version': holder.get().version for holder in models.holders if holder.ready}
         status.update('waiting for a policy' if missing else 'running', port=server.port, **served)
         stop.wait(options.poll_secs)
