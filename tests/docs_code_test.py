@@ -69,6 +69,8 @@ observation = {'size': tf.TensorSpec((), tf.float32), 'robot': {'arm': tf.Tensor
 specs = types.EnvironmentSpecs(observation, tensor_spec.BoundedTensorSpec((), tf.int64, 0, 1))
 agent = make_agent(specs, train_step.create_train_step(), dqn.EXPERIENCE)
 assert [32 + 16, 100] in [variable.shape.as_list() for variable in agent.policy.variables()]
+agent = make_own_agent(specs, train_step.create_train_step(), dqn.EXPERIENCE)
+assert [4, 64] in [variable.shape.as_list() for variable in agent.policy.variables()]
 """,
     'your-algorithm.md': """
 import tflearn

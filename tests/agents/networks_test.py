@@ -142,6 +142,22 @@ def test_copy_has_its_own_weights(kind, name):
     np.testing.assert_array_equal(_numbers(net, inputs), _numbers(other, inputs))
 
 
+def test_dueling_values_are_value_and_advantages():
+    net = _made(lambda: networks.QNetwork(OBSERVATION, DISCRETE, None, (16,), dueling=True))
+    plain = _made(lambda: networks.QNetwork(OBSERVATION, DISCRETE, None, (16,)))
+    assert len(net.variables) == len(plain.variables) + 2
+    bias = next(variable for variable in net.variables if 'value/bias' in variable.name and variable.shape == (1,))
+    before, _ = net(OBSERVATIONS)
+    bias.assign_add([3.0])
+    np.testing.assert_allclose(net(OBSERVATIONS)[0], before + 3, rtol=1e-5)
+    copy = net.copy(name='Target')
+    copy.create_variables()
+    assert {id(v) for v in copy.variables}.isdisjoint(id(v) for v in net.variables)
+    agent = make_agent('dqn', OBSERVATION, DISCRETE, dueling=True)
+    agent.initialize()
+    assert np.isfinite(agent.train(example_data.sequences(agent, 4, 2)).loss)
+
+
 FEW = {'actor_fc_layer_params': (16,)}
 AGENTS = {
     'dqn': (dqn, example_data.DISCRETE, {}, 2),

@@ -28,6 +28,7 @@ PACKAGES = {
     'environments': (),
     'transforms': (),
     'agents': (),
+    'networks': ('agents',),
     'actors': (),
     'rpc': (),
     'replay': ('rpc',),

@@ -35,6 +35,8 @@ class NetworkOptions:
         `Slicing.store_policy_state`; otherwise each sequence starts with a state of zeros.
       shared: whether both heads share these layers; otherwise the value has its own.
       preprocessing_layers: Keras layers of one's own for leaves of the observation, by path, such as 'arm.position'.
+      make_network: makes a network of one's own from observations to features, in place of all these layers; it is
+        called for policy and value, or once if `shared`; see `encoder.own_network`. None makes the layers above.
     """
 
     conv_layer_params: networks.ConvLayerParams | None = None
@@ -43,6 +45,7 @@ class NetworkOptions:
     lstm_size: Sequence[int] | None = None
     shared: bool = False
     preprocessing_layers: encoder.Layers | None = None
+    make_network: encoder.MakeNetwork | None = None
 
     def __post_init__(self) -> None:
         if self.activation not in _ACTIVATIONS:
@@ -55,6 +58,8 @@ class NetworkOptions:
 
     def make_encoder(self, observation_spec: types.NestedTensorSpec, name: str) -> network.Network:
         """Makes a network from the observation, which `encoder` encodes, to features."""
+        if self.make_network is not None:
+            return encoder.own_network(self.make_network, observation_spec, name, with_memory=True)
         arguments = {
             **encoder.network_arguments(observation_spec, self.conv_layer_params, self.preprocessing_layers),
             'activation_fn': _ACTIVATIONS[self.activation],

@@ -30,10 +30,12 @@ def make_agent(
     conv_layer_params: networks.ConvLayerParams | None = None,
     fc_layer_params: Sequence[int] = (100, 50),
     preprocessing_layers: encoder.Layers | None = None,
+    make_network: encoder.MakeNetwork | None = None,
     action_mask: str | None = None,
     learning_rate: float | schedules.Schedule = 1e-3,
     gamma: float = 0.99,
     double: bool = True,
+    dueling: bool = False,
     epsilon: float | schedules.Schedule = 0.1,
     target_update_period: int = 100,
     target_update_tau: float = 1.0,
@@ -53,11 +55,15 @@ def make_agent(
         (64, 4, 2), (64, 3, 1)).
       fc_layer_params: units of the fully connected layers.
       preprocessing_layers: Keras layers of one's own for leaves of the observation, by path, such as 'arm.position'.
+      make_network: makes a network of one's own from observations to features, in place of all layers before the last;
+        see `encoder.own_network`. None makes the layers above.
       action_mask: the path of the observation's part that marks legal actions, such as 'action_mask'; see `ActionMask`.
         None has none.
       learning_rate: a number, or a schedule of the train step.
       gamma: discount per environment step, in [0, 1].
       double: whether the online network chooses the next action (van Hasselt et al. 2016, equation 4).
+      dueling: whether the last layer computes the observation's value and the actions' advantages (Wang et al. 2016,
+        "Dueling Network Architectures for Deep Reinforcement Learning", arXiv 1511.06581).
       epsilon: share of random actions in the collect policy, or a schedule of the train step.
       target_update_period: train steps between two updates of the target network.
       target_update_tau: weight of the online network in an update of the target; 1 copies it.
@@ -70,24 +76,21 @@ def make_agent(
       ValueError: if the action is not one discrete number, the experience is a queue, or there are convolutions and
         the observation has no image.
     """
-    action = specs.action
-    if tf.nest.is_nested(action) or not action.dtype.is_integer or action.shape.rank != 0 or action.minimum != 0:
-        raise UserValueError(
-            f'got the action {action}; DQN needs one discrete action, counted from 0; choose another algorithm, or '
-            'wrap the environment so that it has one'
-        )
+    _check(specs, experience)
     networks.check_observation(specs.observation, 'DQN', conv_layer_params, preprocessing_layers)
-    if isinstance(experience.replay, Queue):
-        raise UserValueError(
-            'got a Queue as Experience.replay; DQN needs Uniform or Prioritized: it learns from old items'
-        )
     mask, observation_spec = make_mask(specs, action_mask)
     agent_class = _DdqnAgent if double else _DqnAgent
     return agent_class(
         specs.time_step,
         specs.action,
         q_network=networks.QNetwork(
-            observation_spec, specs.action, conv_layer_params, fc_layer_params, preprocessing_layers
+            observation_spec,
+            specs.action,
+            conv_layer_params,
+            fc_layer_params,
+            preprocessing_layers,
+            make_network,
+            dueling,
         ),
         optimizer=make_optimizer(
             train_step,
@@ -105,6 +108,19 @@ def make_agent(
         gamma=gamma,
         train_step_counter=train_step,
     )
+
+
+def _check(specs: EnvironmentSpecs, experience: Experience) -> None:
+    action = specs.action
+    if tf.nest.is_nested(action) or not action.dtype.is_integer or action.shape.rank != 0 or action.minimum != 0:
+        raise UserValueError(
+            f'got the action {action}; DQN needs one discrete action, counted from 0; choose another algorithm, or '
+            'wrap the environment so that it has one'
+        )
+    if isinstance(experience.replay, Queue):
+        raise UserValueError(
+            'got a Queue as Experience.replay; DQN needs Uniform or Prioritized: it learns from old items'
+        )
 
 
 class _DqnAgent(dqn_agent.DqnAgent):

@@ -15,12 +15,15 @@ images, bytes or floats [height, width, channels], also pass through convolution
 Any leaf can have a Keras layer of one's own instead, by its path (see `types.leaf_paths`).
 """
 
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tf_agents.networks import network, utils
 from tf_agents.typing import types
+from tf_agents.utils import nest_utils
 
 from tflearn.errors import UserValueError
 from tflearn.types import integer_bounds, leaf_paths
@@ -211,12 +214,78 @@ def check_layers(observation_spec: types.NestedTensorSpec, layers: Layers) -> No
         try:
             _copy(layer)(tf.zeros([1, *leaf.shape], leaf.dtype))
         except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
-            reason = str(error).partition('Call arguments received')[0].strip().splitlines()[-1]
             raise UserValueError(
                 f"got the observation '{path}' of shape {leaf.shape}, {leaf.dtype.name} for the layer '{layer.name}', "
-                f'which does not take it; need a layer that does: {reason}'
+                f'which does not take it; need a layer that does: {_reason(error)}'
             ) from error
+
+
+def _reason(error: Exception) -> str:
+    """Returns the last line of a Keras error, without its list of the call's arguments."""
+    lines = str(error).partition('Call arguments received')[0].strip().splitlines()
+    return lines[-1] if lines else type(error).__name__
 
 
 def _copy(layer: tf.keras.layers.Layer) -> tf.keras.layers.Layer:
     return type(layer).from_config(layer.get_config())
+
+
+# (observation's spec, name) -> a network from observations to features: a Keras model or layer, or TF-Agents' network.
+MakeNetwork = Callable[[types.NestedTensorSpec, str], Any]
+_MADE: weakref.WeakSet[Any] = weakref.WeakSet()  # no two networks of an agent share weights
+
+
+def own_network(
+    make_network: MakeNetwork, spec: types.NestedTensorSpec, name: str, with_memory: bool = False
+) -> network.Network:
+    """Makes a network of one's own, and its variables.
+
+    Args:
+      make_network: makes it; each call a new one.
+      spec: the observation's spec.
+      name: the network's name.
+      with_memory: whether the network may have a state.
+
+    Raises:
+      ValueError: if it does not take the observation, has a state, or does not return features, a vector of floats.
+    """
+    made = make_network(spec, name)
+    if made in _MADE:
+        raise UserValueError(f"got the network '{made.name}' twice; need a new one from each call of make_network")
+    _MADE.add(made)
+    if not isinstance(made, network.Network):
+        made = _KerasNetwork(made, spec, name)
+    leaves = zip(leaf_paths(spec), tf.nest.flatten(spec), strict=True)
+    given = ', '.join(f'{path}: {leaf.dtype.name} {leaf.shape}' for path, leaf in leaves)
+    try:
+        features = made.create_variables(spec)
+    except (ValueError, TypeError, LookupError, AttributeError, tf.errors.OpError) as error:
+        raise UserValueError(
+            f"got the network '{name}', which does not take the observation ({given}); need one that does: "
+            f'{_reason(error)}'
+        ) from error
+    if not isinstance(features, tf.TensorSpec) or not features.dtype.is_floating or features.shape.rank != 1:
+        raise UserValueError(
+            f"got the network '{name}', which returns {features} for an observation; need a vector of floats: "
+            'features, from which the agent computes values and actions'
+        )
+    if made.state_spec and not with_memory:
+        raise UserValueError(
+            f"got the network '{name}' with the state {made.state_spec}; need one without memory; choose IMPALA or APPO"
+        )
+    return made
+
+
+class _KerasNetwork(network.Network):
+    """A Keras model or layer, which takes one outer dimension, as a network that takes any number of them."""
+
+    def __init__(self, model: tf.keras.layers.Layer, spec: types.NestedTensorSpec, name: str):
+        super().__init__(input_tensor_spec=spec, state_spec=(), name=name)
+        self._model = model
+
+    def call(self, inputs: Any, step_type: Any = None, network_state: Any = (), training: bool = False) -> Any:
+        """See `network.Network.call`."""
+        squash = utils.BatchSquash(nest_utils.get_outer_rank(inputs, self.input_tensor_spec))
+        flat = tf.nest.map_structure(squash.flatten, inputs)
+        features = self._model(flat, training=training)
+        return tf.nest.map_structure(squash.unflatten, features), network_state

@@ -36,7 +36,7 @@ MakeProjection = Callable[[types.BoundedTensorSpec], network.Network]
 class QNetwork(q_network.QNetwork):
     """Observation -> values of the actions, float32 [B, num_actions]."""
 
-    _q_value_layer: tf.keras.layers.Dense
+    _q_value_layer: tf.keras.layers.Layer
 
     def __init__(
         self,
@@ -45,6 +45,8 @@ class QNetwork(q_network.QNetwork):
         conv_layer_params: ConvLayerParams | None = None,
         fc_layer_params: Sequence[int] = (),
         preprocessing_layers: encoder.Layers | None = None,
+        make_network: encoder.MakeNetwork | None = None,
+        dueling: bool = False,
         name: str = 'QNetwork',
     ):
         """Makes no variables yet.
@@ -55,6 +57,8 @@ class QNetwork(q_network.QNetwork):
           conv_layer_params: (filters, kernel size, stride) of convolutions of images [height, width, channels].
           fc_layer_params: units of the fully connected layers.
           preprocessing_layers: layers of one's own for leaves of the observation, by path.
+          make_network: see `encoder.own_network`.
+          dueling: whether the last layer computes the observation's value and the actions' advantages.
           name: the network's name.
         """
         super().__init__(
@@ -66,6 +70,26 @@ class QNetwork(q_network.QNetwork):
             name=name,
         )
         self._q_value_layer = _in_float32(self._q_value_layer)
+        if dueling:
+            self._q_value_layer = _Dueling(self._q_value_layer)
+        if make_network is not None:
+            self._encoder = encoder.own_network(make_network, input_tensor_spec, 'encoder')
+
+
+class _Dueling(tf.keras.layers.Layer):
+    """Features -> value + advantage - mean advantage of each action, float32.
+
+    Wang et al. 2016, "Dueling Network Architectures for Deep Reinforcement Learning" (arXiv 1511.06581, equation 9).
+    """
+
+    def __init__(self, advantages: tf.keras.layers.Dense):
+        super().__init__(dtype='float32', name='dueling')
+        self._advantages, self._value = advantages, tf.keras.layers.Dense(1, dtype='float32', name='value')
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        """See the class."""
+        advantages = self._advantages(inputs)
+        return self._value(inputs) + advantages - tf.reduce_mean(advantages, axis=-1, keepdims=True)
 
 
 class ValueNetwork(value_network.ValueNetwork):
@@ -79,6 +103,7 @@ class ValueNetwork(value_network.ValueNetwork):
         fc_layer_params: Sequence[int],
         conv_layer_params: ConvLayerParams | None = None,
         preprocessing_layers: encoder.Layers | None = None,
+        make_network: encoder.MakeNetwork | None = None,
         name: str = 'ValueNetwork',
     ):
         """Makes no variables yet.
@@ -88,6 +113,7 @@ class ValueNetwork(value_network.ValueNetwork):
           fc_layer_params: units of the fully connected layers, with tanh.
           conv_layer_params: convolutions of images; see `QNetwork`.
           preprocessing_layers: layers of one's own for leaves of the observation, by path.
+          make_network: see `encoder.own_network`.
           name: the network's name.
         """
         super().__init__(
@@ -99,6 +125,8 @@ class ValueNetwork(value_network.ValueNetwork):
             name=name,
         )
         self._postprocessing_layers = _in_float32(self._postprocessing_layers)
+        if make_network is not None:
+            self._encoder = encoder.own_network(make_network, input_tensor_spec, 'encoder')
 
 
 class CriticNetwork(critic_network.CriticNetwork):
@@ -110,6 +138,7 @@ class CriticNetwork(critic_network.CriticNetwork):
         fc_layer_params: Sequence[int],
         conv_layer_params: ConvLayerParams | None = None,
         preprocessing_layers: encoder.Layers | None = None,
+        make_network: encoder.MakeNetwork | None = None,
         name: str = 'CriticNetwork',
     ):
         """Makes no variables yet.
@@ -119,6 +148,7 @@ class CriticNetwork(critic_network.CriticNetwork):
           fc_layer_params: units of the fully connected layers, after the concatenation of both.
           conv_layer_params: convolutions of images; see `QNetwork`.
           preprocessing_layers: layers of one's own for leaves of the observation, by path.
+          make_network: see `encoder.own_network`.
           name: the network's name.
         """
         observation_spec, action_spec = input_tensor_spec
@@ -134,11 +164,12 @@ class CriticNetwork(critic_network.CriticNetwork):
             name=name,
         )
         self._input_tensor_spec = input_tensor_spec
-        self._observation_layer = (
-            encoder.make_layer(leaves[0])
-            if is_vector
-            else encoder.NestEncoder(observation_spec, conv_layer_params, preprocessing_layers)
-        )
+        if make_network is not None:
+            self._observation_layer = encoder.own_network(make_network, observation_spec, 'encoder')
+        elif is_vector:
+            self._observation_layer = encoder.make_layer(leaves[0])
+        else:
+            self._observation_layer = encoder.NestEncoder(observation_spec, conv_layer_params, preprocessing_layers)
 
     def call(
         self, inputs: tuple[tf.Tensor, tf.Tensor], step_type: Any, network_state: Any = (), training: bool = False
@@ -147,6 +178,8 @@ class CriticNetwork(critic_network.CriticNetwork):
         observation, action = inputs
         if self._observation_layer is not None:
             observation = self._observation_layer(observation)
+            if isinstance(observation, tuple):  # of a network: with its state, which is empty
+                observation = observation[0]
         return super().call((observation, action), step_type, network_state, training=training)
 
 
@@ -215,6 +248,7 @@ def actor(
     *,
     conv_layer_params: ConvLayerParams | None = None,
     preprocessing_layers: encoder.Layers | None = None,
+    make_network: encoder.MakeNetwork | None = None,
     activation: Callable[[tf.Tensor], tf.Tensor] = tf.keras.activations.relu,
     continuous: MakeProjection = normal,
     masked: bool = False,
@@ -227,11 +261,12 @@ def actor(
       fc_layer_params: units of the fully connected layers.
       conv_layer_params: convolutions of images; see `QNetwork`.
       preprocessing_layers: layers of one's own for leaves of the observation, by path.
+      make_network: see `encoder.own_network`.
       activation: the activation function of these layers.
       continuous: makes the last layer for a tensor of floats: `normal` or `tanh_normal`.
       masked: whether the network takes a mask of legal actions.
     """
-    return actor_distribution_network.ActorDistributionNetwork(
+    made = actor_distribution_network.ActorDistributionNetwork(
         observation_spec,
         action_spec,
         **encoder.network_arguments(observation_spec, conv_layer_params, preprocessing_layers),
@@ -241,6 +276,9 @@ def actor(
         discrete_projection_net=_made_in_float32(functools.partial(categorical, masked=masked)),
         continuous_projection_net=_made_in_float32(continuous),
     )
+    if make_network is not None:
+        made._encoder = encoder.own_network(make_network, observation_spec, 'encoder')
+    return made
 
 
 def projections(action_spec: types.NestedTensorSpec, masked: bool = False) -> Any:

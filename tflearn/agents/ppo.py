@@ -135,6 +135,11 @@ def make_agent(
     )
     mask, _ = make_mask(specs, action_mask)
     actor_value = ActorValueNetwork(specs, network, mask)
+    if actor_value.state_spec:
+        raise UserValueError(
+            f'got a network with the state {actor_value.state_spec}; need one without memory, since minibatches are of '
+            'shuffled steps; choose IMPALA'
+        )
     return PPOAgent(specs, train_step, experience, actor_value, loss, optimizer, normalizers)
 
 

@@ -36,6 +36,7 @@ def make_agent(
     value_fc_layer_params: Sequence[int] | None = (64, 64),
     conv_layer_params: networks.ConvLayerParams | None = None,
     preprocessing_layers: encoder.Layers | None = None,
+    make_network: encoder.MakeNetwork | None = None,
     action_mask: str | None = None,
     learning_rate: float | schedules.Schedule = 1e-3,
     gamma: float = 0.99,
@@ -57,6 +58,8 @@ def make_agent(
       conv_layer_params: (filters, kernel size, stride) of convolutions, for images [height, width, channels]; None has
         none for a single image, and `encoder.CONVOLUTIONS` for images in a nest.
       preprocessing_layers: Keras layers of one's own for leaves of the observation, by path, such as 'arm.position'.
+      make_network: makes a network of one's own from observations to features, in place of all layers before the last;
+        see `encoder.own_network`. None makes the layers above.
       action_mask: the path of the observation's part that marks legal actions, such as 'action_mask'; see `ActionMask`.
         None has none.
       learning_rate: a number, or a schedule of the train step.
@@ -74,7 +77,11 @@ def make_agent(
     """
     networks.check_observation(specs.observation, 'REINFORCE', conv_layer_params, preprocessing_layers)
     _check(specs, experience)
-    encoding: Any = {'conv_layer_params': conv_layer_params, 'preprocessing_layers': preprocessing_layers}
+    encoding: Any = {
+        'conv_layer_params': conv_layer_params,
+        'preprocessing_layers': preprocessing_layers,
+        'make_network': make_network,
+    }
     mask, observation_spec = make_mask(specs, action_mask)
     optimizer = make_optimizer(
         train_step,

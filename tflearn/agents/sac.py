@@ -33,6 +33,7 @@ def make_agent(
     critic_fc_layer_params: Sequence[int] = (256, 256),
     conv_layer_params: networks.ConvLayerParams | None = None,
     preprocessing_layers: encoder.Layers | None = None,
+    make_network: encoder.MakeNetwork | None = None,
     actor_learning_rate: float | schedules.Schedule = 3e-4,
     critic_learning_rate: float | schedules.Schedule = 3e-4,
     alpha_learning_rate: float | schedules.Schedule = 3e-4,
@@ -59,6 +60,8 @@ def make_agent(
       conv_layer_params: (filters, kernel size, stride) of convolutions, for images [height, width, channels]; None has
         none for a single image, and `encoder.CONVOLUTIONS` for images in a nest.
       preprocessing_layers: Keras layers of one's own for leaves of the observation, by path, such as 'arm.position'.
+      make_network: makes a network of one's own from observations to features, in place of all layers before the last;
+        see `encoder.own_network`. None makes the layers above.
       actor_learning_rate: the actor's learning rate, a number or a schedule of the train step.
       critic_learning_rate: the critics' learning rate, a number or a schedule of the train step.
       alpha_learning_rate: the temperature's learning rate, a number or a schedule of the train step.
@@ -79,7 +82,11 @@ def make_agent(
     """
     action = _checked_action(specs, experience)
     networks.check_observation(specs.observation, 'SAC', conv_layer_params, preprocessing_layers)
-    encoding: Any = {'conv_layer_params': conv_layer_params, 'preprocessing_layers': preprocessing_layers}
+    encoding: Any = {
+        'conv_layer_params': conv_layer_params,
+        'preprocessing_layers': preprocessing_layers,
+        'make_network': make_network,
+    }
     rates = {'actor': actor_learning_rate, 'critic': critic_learning_rate, 'alpha': alpha_learning_rate}
     made = {
         f'{name}_optimizer': make_optimizer(

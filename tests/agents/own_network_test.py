@@ -1,0 +1,141 @@
+"""Every agent with a network of one's own: a Keras model, a TF-Agents network, attention over a set of nodes."""
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tf_agents.networks import encoding_network, lstm_encoding_network
+from tf_agents.specs import tensor_spec
+
+from tests.agents import example_data
+from tflearn.agents import appo, dqn, impala, ppo, reinforce, sac
+from tflearn.agents.actor_value import NetworkOptions
+from tflearn.networks import sets
+from tflearn.train_step import create_train_step
+from tflearn.types import EnvironmentSpecs
+
+# TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
+pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
+
+CONTINUOUS, DISCRETE = example_data.CONTINUOUS, example_data.DISCRETE
+AGENTS = {
+    'dqn': (dqn, DISCRETE, {}, 2),
+    'sac': (sac, CONTINUOUS, {'critic_fc_layer_params': (8,)}, 2),
+    'ppo': (ppo, DISCRETE, {'network': NetworkOptions()}, 9),
+    'ppo shared': (ppo, DISCRETE, {'network': NetworkOptions(shared=True)}, 9),
+    'impala': (impala, DISCRETE, {'network': NetworkOptions()}, 9),
+    'appo': (appo, DISCRETE, {'network': NetworkOptions()}, 9),
+    'reinforce': (reinforce, DISCRETE, {}, 9),
+}
+
+
+def make_agent(name, make_network, observation=None, **changes):
+    module, specs, arguments, _ = AGENTS[name]
+    if 'network' in arguments:
+        arguments = {'network': dataclasses.replace(arguments['network'], make_network=make_network)}
+    else:
+        arguments = arguments | {'make_network': make_network}
+    given = specs if observation is None else EnvironmentSpecs(observation, specs.action)
+    agent = module.make_agent(given, create_train_step(), module.EXPERIENCE, **arguments, **changes)
+    agent.initialize()
+    return agent
+
+
+def model(spec, name):
+    return tf.keras.Sequential([tf.keras.layers.Dense(7, 'relu'), tf.keras.layers.Dropout(0.1)], name=name)
+
+
+def tf_agents_network(spec, name):
+    return encoding_network.EncodingNetwork(spec, fc_layer_params=(7,), name=name)
+
+
+def complete_episodes(data):
+    length = data.step_type.shape[1]
+    types = [np.full((4, length), 1, np.int32) for _ in range(2)]
+    types[0][:, 0], types[1][:, -1] = 0, 2
+    return data._replace(step_type=tf.constant(types[0]), next_step_type=tf.constant(types[1]))
+
+
+SET = {
+    'nodes': tensor_spec.BoundedTensorSpec((4, 3), tf.float32, -1.0, 1.0, 'nodes'),
+    'present': tensor_spec.BoundedTensorSpec((4,), tf.int64, 0, 1, 'present'),
+}
+attention = functools.partial(
+    sets.make_network, nodes='nodes', mask='present', units=8, num_heads=2, num_blocks=1, fc_layer_params=(7,)
+)
+KINDS = {'model': (model, None), 'network': (tf_agents_network, None), 'set': (attention, SET)}
+
+
+@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('name', AGENTS)
+def test_every_agent_trains_it(name, kind):
+    make_network, observation = KINDS[kind]
+    agent = make_agent(name, make_network, observation)
+    data = complete_episodes(example_data.sequences(agent, 4, AGENTS[name][3]))
+    before = [variable.numpy() for variable in agent.policy.variables()]
+    assert np.isfinite(agent.train(data).loss)
+    changed = [not np.array_equal(a, b) for a, b in zip(before, agent.policy.variables(), strict=True)]
+    assert any(changed[:2]), 'the first layer'
+
+
+def test_each_network_is_made_anew():
+    """Online and target; policy and value, or one for both."""
+    names = []
+
+    def count(spec, name):
+        names.append(name)
+        return model(spec, name)
+
+    agent = make_agent('dqn', count)
+    own = {id(variable) for variable in agent._q_network.variables}
+    assert len(names) == 2 and own.isdisjoint(id(variable) for variable in agent._target_q_network.variables)
+    names.clear()
+    make_agent('ppo', count)
+    assert names == ['actor', 'value']
+    names.clear()
+    make_agent('ppo shared', count)
+    assert names == ['encoder']
+    one = model(None, 'one')
+    with pytest.raises(ValueError, match="^got the network 'one' twice; need a new one from each call"):
+        make_agent('dqn', lambda spec, name: one)
+
+
+def test_it_gets_the_observation_without_the_mask():
+    legal = {'mask': tensor_spec.BoundedTensorSpec((2,), tf.int64, 0, 1, 'mask'), 'state': DISCRETE.observation}
+    specs = []
+
+    def make_network(spec, name):
+        specs.append(spec)
+        return tf.keras.layers.Lambda(lambda parts: parts['state'])
+
+    agent = make_agent('dqn', make_network, legal, action_mask='mask')
+    assert specs[0].keys() == {'state'}
+    assert np.isfinite(agent.train(example_data.sequences(agent, 4, 2)).loss)
+
+
+def memory(spec, name):
+    return lstm_encoding_network.LSTMEncodingNetwork(spec, lstm_size=(4,), input_fc_layer_params=(8,), name=name)
+
+
+def test_memory_is_for_impala_and_appo():
+    agent = make_agent('impala', memory)
+    assert agent.collect_policy.policy_state_spec
+    assert np.isfinite(agent.train(example_data.sequences(agent, 4, 9)).loss)
+    for name in ('dqn', 'sac', 'ppo', 'reinforce'):
+        with pytest.raises(ValueError, match='^got .*; need one without memory.*choose IMPALA'):
+            make_agent(name, memory)
+
+
+@pytest.mark.parametrize('name', AGENTS)
+def test_a_network_that_does_not_fit_is_refused_in_one_line(name):
+    wrong = {
+        r'which does not take the observation \(observation: float32 \(3,\)\); need': tf.keras.layers.Conv2D(4, 3),
+        'which returns .* for an observation; need a vector of floats': tf.keras.layers.Reshape((3, 1)),
+    }
+    for message, layer in wrong.items():
+        copies = lambda spec, name, layer=layer: type(layer).from_config(layer.get_config())  # noqa: E731
+        with pytest.raises(ValueError, match=message) as error:
+            make_agent(name, copies)
+        assert str(error.value).startswith('got the network') and '\n' not in str(error.value)

@@ -1,0 +1,1 @@
+"""Networks for `make_network`, and layers for `preprocessing_layers`."""
