@@ -36,6 +36,7 @@ SMALL = [
 
 # Replaced before a page's Python is executed. [page: (text, replacement), ...]
 REPLACED = {
+    'README.md': [('num_train_steps=2_000', 'num_train_steps=20')],
     # tests/api/training_test.py runs it with its five processes.
     'python.md': [("'dqn_cartpole')", f"'dqn_cartpole', mode='synchronous', gin_bindings={SMALL})")],
     # tests/distribute/multi_worker_test.py has two workers.
@@ -43,6 +44,11 @@ REPLACED = {
 }
 # What a page's Python has around it.
 BEFORE = {
+    'README.md': """
+import gymnasium
+MyEnvironment = gymnasium.spec('CartPole-v1').make
+observation, _ = MyEnvironment().reset(seed=1)
+""",
     'distributed.md': """
 import threading
 from docs import library_example
@@ -52,6 +58,7 @@ stop, num_train_steps = threading.Event(), 1_000
     'library.md': 'import tflearn\nfrom docs.library_example import agent, expert_data as dataset_fn',
 }
 AFTER = {
+    'README.md': 'assert action in (0, 1) and run.train_step == 20',
     'distributed.md': 'watchdog.close()\nassert learner.step >= 1000',
     'exporting.md': "assert actions.numpy() in (0, 1) and step['action'] == actions",
     'from-tf-agents.md': 'assert learner.Learner and ppo_learner.PPOLearner',
@@ -213,9 +220,19 @@ def test_from_python(user):
     assert len(lines) < 30
 
 
-@pytest.mark.parametrize(
-    'page', ['distributed', 'exporting', 'from-tf-agents', 'index', 'library', 'your-algorithm', 'your-network']
+PROGRAMS = (
+    'README',
+    'distributed',
+    'exporting',
+    'from-tf-agents',
+    'index',
+    'library',
+    'your-algorithm',
+    'your-network',
 )
+
+
+@pytest.mark.parametrize('page', PROGRAMS)
 def test_python(user, page):
     _execute(f'{page}.md')
 

@@ -148,7 +148,7 @@ def test_register_function_is_called(vectorization):
         ('%$', 'nearest: none'),
         (
             'no_such_module:Foo-v0',
-            "got name='no_such_module:Foo-v0', whose module no_such_module is not there; need it in the working directory",
+            "got name='no_such_module:Foo-v0', whose module no_such_module is not there; need it in",
         ),
     ],
 )

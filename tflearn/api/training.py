@@ -165,7 +165,7 @@ def _check_call(name: str, function: Callable[..., Any], example: str, **argumen
         near = difflib.get_close_matches(unknown, signature.parameters, 1)
         raise UserTypeError(
             f'got {name}={getattr(called, "__name__", called)}, which cannot be called with {", ".join(arguments)}: '
-            f'{error}{f" (did you mean {near[0]}?)" if near else ""}; need a function that takes them, such as {example}'
+            f'{error}{f" (did you mean {near[0]}?)" if near else ""}; need a function that does, such as {example}'
         ) from None
 
 
