@@ -206,3 +206,22 @@ def test_wrong_flags_fail_fast(tmp_path):
     heavy = "{'tensorflow', 'tf_agents', 'reverb', 'gin', 'numpy', 'rich'}"
     program = f'import sys, scripts.launch; sys.exit(sorted({heavy} & set(sys.modules)) or 0)'
     subprocess.run([sys.executable, '-c', program], cwd=CHECKOUT, check=True, timeout=DEADLINE_SECS)
+
+
+def test_ctrl_c_before_the_first_job_takes_one_line(tmp_path):
+    program = """
+import sys
+from scripts import launch
+from tflearn.config import preview
+def interrupted(*_):
+    raise KeyboardInterrupt
+preview.check, sys.argv = interrupted, ['launch', '--root_dir=run', '--gin_file=dqn_cartpole']
+launch.main()
+"""
+    environment = {**os.environ, 'PYTHONPATH': str(CHECKOUT)}
+    command = [sys.executable, '-c', program]
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=DEADLINE_SECS
+    )
+    assert (ended.returncode, ended.stdout) == (130, '')
+    assert ended.stderr == 'tflearn-launch: stopped by SIGINT before any job was started\n'
