@@ -21,6 +21,7 @@ from tflearn.actors import learning_curve
 from tflearn.actors.evaluation_record import EvaluationRecord
 from tflearn.run_dir import RunDir, read_json
 
+SEEDS = ('train.Initial.seed', 'collect.collect.seed', 'evaluate.evaluate.seed')
 QUICK_BINDINGS = ('train.StopConditions.num_train_steps=1000', 'Uniform.min_size=200', 'evaluate.num_episodes=5')
 
 
@@ -81,7 +82,10 @@ def main() -> int:
 
 def _run(root: pathlib.Path, gin_file: str, gin_bindings: Sequence[str], seed: int) -> Outcome:
     """One complete run, or what is missing of it if `root` holds a part."""
-    seeded = [*gin_bindings, *(f'{job}.seed={seed}' for job in ('train', 'collect', 'evaluate'))]
+    seeded = [
+        *gin_bindings,
+        *(f'{job}.seed={seed}' for job in ('train.Initial', 'collect.collect', 'evaluate.evaluate')),
+    ]
     bindings = [f'--gin_bindings={binding}' for binding in seeded]
     command = [
         sys.executable,

@@ -2,7 +2,9 @@
 
 import pytest
 
+from benchmarks import learning
 from tests.end_to_end.programs import Program
+from tflearn.config import files, preview
 from tflearn.run_dir import RunDir, read_json
 
 
@@ -26,3 +28,9 @@ def test_it_is_solved(run, target, tmp_path):
     done = read_json(RunDir(tmp_path / 'run').done)
     assert done['reason'].startswith(f'target_return {target} reached'), launch.output
     assert done['evaluation']['mean_return'] >= target
+
+
+def test_bindings_of_the_learning_benchmark_are_valid():
+    bindings = [*(f'{name}=1' for name in learning.SEEDS), *learning.QUICK_BINDINGS]
+    jobs = [f'tflearn.jobs.{job}' for job in ('replay_server', 'train', 'evaluate', 'collect')]
+    preview.check(files.resolve('dqn_cartpole'), bindings, jobs)
