@@ -5,8 +5,9 @@ from tf_agents.agents.sac import sac_agent
 from tf_agents.specs import tensor_spec
 
 from tests.agents import example_data
-from tflearn.agents import networks, optimizers, sac
+from tflearn.agents import optimizers, sac
 from tflearn.experience import Experience, Prioritized, Slicing
+from tflearn.networks import heads, networks
 from tflearn.train_step import create_train_step
 from tflearn.types import EnvironmentSpecs, zeros
 
@@ -67,7 +68,7 @@ def test_train_steps_equal_tf_agents_bit_for_bit():
         SPECS.time_step,
         SPECS.action,
         critic_network=ours._critic_network_1.copy(name='CriticNetwork'),
-        actor_network=networks.actor(SPECS.observation, SPECS.action, (16,), continuous=networks.tanh_normal),
+        actor_network=networks.actor(SPECS.observation, SPECS.action, (16,), continuous=heads.tanh_normal),
         **{f'{name}_optimizer': optimizers.make(step, 3e-4, name=name) for name in ('actor', 'critic', 'alpha')},
         target_update_tau=0.005,
         gamma=0.99,

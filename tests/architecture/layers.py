@@ -27,8 +27,8 @@ VOCABULARY = (
 PACKAGES = {
     'environments': (),
     'transforms': (),
-    'agents': (),
-    'networks': ('agents',),
+    'networks': (),
+    'agents': ('networks',),
     'actors': (),
     'rpc': (),
     'replay': ('rpc',),
@@ -72,7 +72,7 @@ DOORS = {
     'subprocess': ('tflearn/launch/',),
     'yaml': ('tflearn/launch/',),
     'kubernetes': ('tflearn/launch/',),
-    'tf_agents.agents': ('tflearn/agents/',),
+    'tf_agents.agents': ('tflearn/agents/', 'tflearn/networks/'),
     'tensorflow.function': (
         *('tflearn/learner/', 'tflearn/checkpoints/', 'tflearn/distribute/', 'tflearn/tf_agents_compat/'),
         *('tflearn/policies/', 'tflearn/serving/', 'tflearn/actors/'),

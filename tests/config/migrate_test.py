@@ -155,9 +155,9 @@ from tflearn.checkpoints import checkpoints
 from tflearn.learner import stop_conditions as ends
 from tflearn.learner import summaries
 from tflearn.agents import dqn
-from tflearn.agents import networks
+from tflearn.networks import networks
 import tflearn.train_step
-from tflearn.agents import encoder
+from tflearn.networks import encoder
 include 'dqn_cartpole.gin'
 synchronous.synchronous.num_environments = 4  # as in_step.in_step says
 a/synchronous.synchronous:

@@ -1,4 +1,4 @@
-"""Precision of layers, and of a complete train step; tests/agents/networks_test.py tests the networks."""
+"""Precision of layers, and of a complete train step; tests/networks/networks_test.py tests the networks."""
 
 import numpy as np
 import pytest
@@ -9,8 +9,8 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories import trajectory
 
-from tflearn.agents import networks
 from tflearn.distribute import precision
+from tflearn.networks import networks
 
 OBSERVATION = tensor_spec.BoundedTensorSpec((3,), tf.float32, -1.0, 1.0, 'observation')
 DISCRETE = tensor_spec.BoundedTensorSpec((), tf.int64, 0, 1, 'action')

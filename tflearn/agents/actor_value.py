@@ -13,8 +13,8 @@ from tf_agents.trajectories import time_step as ts
 from tf_agents.typing import types
 
 from tflearn.action_mask import ActionMask
-from tflearn.agents import encoder, networks
 from tflearn.errors import UserValueError
+from tflearn.networks import encoder, heads, spec_checks
 from tflearn.types import EnvironmentSpecs
 
 DIST_PARAMS = 'dist_params'  # a key of the policy info: the parameters of the distribution of the action
@@ -39,7 +39,7 @@ class NetworkOptions:
         called for policy and value, or once if `shared`; see `encoder.own_network`. None makes the layers above.
     """
 
-    conv_layer_params: networks.ConvLayerParams | None = None
+    conv_layer_params: encoder.ConvLayerParams | None = None
     fc_layer_params: Sequence[int] = (64, 64)
     activation: Literal['relu', 'tanh'] = 'tanh'
     lstm_size: Sequence[int] | None = None
@@ -53,8 +53,8 @@ class NetworkOptions:
 
     def check(self, specs: EnvironmentSpecs, algorithm: str) -> None:
         """Raises ValueError for specs that an algorithm with these networks cannot learn from."""
-        networks.check_observation(specs.observation, algorithm, self.conv_layer_params, self.preprocessing_layers)
-        networks.check_policy_gradient_action(specs.action, algorithm)
+        spec_checks.check_observation(specs.observation, algorithm, self.conv_layer_params, self.preprocessing_layers)
+        spec_checks.check_policy_gradient_action(specs.action, algorithm)
 
     def make_encoder(self, observation_spec: types.NestedTensorSpec, name: str) -> network.Network:
         """Makes a network from the observation, which `encoder` encodes, to features."""
@@ -105,9 +105,9 @@ class ActorValueNetwork(network.Network):
         super().__init__(input_tensor_spec=specs.observation, state_spec=state_spec, name=name)
         self._shared, self._actor, self._value = options.shared, actor, value
         self.action_mask = action_mask
-        self._projections = heads = networks.projections(specs.action, masked=action_mask is not None)
+        self._projections = projections = heads.projections(specs.action, masked=action_mask is not None)
         # Not attributes, since Keras would wrap their nests.
-        self._heads = lambda: tf.nest.flatten(heads)
+        self._heads = lambda: tf.nest.flatten(projections)
         self._as_action = lambda leaves: tf.nest.pack_sequence_as(specs.action, leaves)
         self._value_head = tf.keras.layers.Dense(1, kernel_initializer='glorot_uniform', dtype='float32', name='head')
         self.create_variables(specs.observation)

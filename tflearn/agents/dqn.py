@@ -14,9 +14,10 @@ from tf_agents.agents.dqn import dqn_agent
 from tf_agents.utils import common
 
 from tflearn.action_mask import make_mask
-from tflearn.agents import encoder, networks, optimizers, schedules
+from tflearn.agents import optimizers, schedules
 from tflearn.errors import UserValueError
 from tflearn.experience import Experience, Queue, Uniform
+from tflearn.networks import encoder, networks, spec_checks
 from tflearn.types import Agent, EnvironmentSpecs
 
 EXPERIENCE = Experience(replay=Uniform(samples_per_insert=32.0))
@@ -27,7 +28,7 @@ def make_agent(
     train_step: tf.Variable,
     experience: Experience,
     *,
-    conv_layer_params: networks.ConvLayerParams | None = None,
+    conv_layer_params: encoder.ConvLayerParams | None = None,
     fc_layer_params: Sequence[int] = (100, 50),
     preprocessing_layers: encoder.Layers | None = None,
     make_network: encoder.MakeNetwork | None = None,
@@ -77,7 +78,7 @@ def make_agent(
         the observation has no image.
     """
     _check(specs, experience)
-    networks.check_observation(specs.observation, 'DQN', conv_layer_params, preprocessing_layers)
+    spec_checks.check_observation(specs.observation, 'DQN', conv_layer_params, preprocessing_layers)
     mask, observation_spec = make_mask(specs, action_mask)
     agent_class = _DdqnAgent if double else _DqnAgent
     return agent_class(

@@ -16,9 +16,10 @@ from tf_agents.trajectories import time_step as ts
 from tf_agents.utils import common, value_ops
 
 from tflearn.action_mask import ActionMask, make_mask
-from tflearn.agents import encoder, networks, optimizers, schedules
+from tflearn.agents import optimizers, schedules
 from tflearn.errors import UserValueError
 from tflearn.experience import BatchItems, Experience, Iteration, Queue, Slicing
+from tflearn.networks import encoder, networks, spec_checks
 from tflearn.types import Agent, EnvironmentSpecs
 
 # Episodes of up to 200 steps, and the row at their end.
@@ -34,7 +35,7 @@ def make_agent(
     *,
     actor_fc_layer_params: Sequence[int] = (64, 64),
     value_fc_layer_params: Sequence[int] | None = (64, 64),
-    conv_layer_params: networks.ConvLayerParams | None = None,
+    conv_layer_params: encoder.ConvLayerParams | None = None,
     preprocessing_layers: encoder.Layers | None = None,
     make_network: encoder.MakeNetwork | None = None,
     action_mask: str | None = None,
@@ -75,7 +76,7 @@ def make_agent(
       ValueError: if the action is not supported (see `networks`), the experience is not a
         queue of padded items, or there are several replicas, each of which would divide by its own number of episodes.
     """
-    networks.check_observation(specs.observation, 'REINFORCE', conv_layer_params, preprocessing_layers)
+    spec_checks.check_observation(specs.observation, 'REINFORCE', conv_layer_params, preprocessing_layers)
     _check(specs, experience)
     encoding: Any = {
         'conv_layer_params': conv_layer_params,
@@ -115,7 +116,7 @@ def make_agent(
 
 
 def _check(specs: EnvironmentSpecs, experience: Experience) -> None:
-    networks.check_policy_gradient_action(specs.action, 'REINFORCE')
+    spec_checks.check_policy_gradient_action(specs.action, 'REINFORCE')
     replay, padded = experience.replay, experience.slicing.pad_episodes
     if not isinstance(replay, Queue) or not padded or isinstance(replay.training, Iteration):
         raise UserValueError(

@@ -14,9 +14,10 @@ from tf_agents.networks import network
 from tf_agents.policies import greedy_policy, tf_policy
 from tf_agents.typing import types
 
-from tflearn.agents import encoder, networks, optimizers, schedules
+from tflearn.agents import optimizers, schedules
 from tflearn.errors import UserValueError
 from tflearn.experience import BatchItems, Experience, Uniform
+from tflearn.networks import encoder, heads, networks, spec_checks
 from tflearn.types import Agent, EnvironmentSpecs
 
 EXPERIENCE = Experience(
@@ -31,7 +32,7 @@ def make_agent(
     *,
     actor_fc_layer_params: Sequence[int] = (256, 256),
     critic_fc_layer_params: Sequence[int] = (256, 256),
-    conv_layer_params: networks.ConvLayerParams | None = None,
+    conv_layer_params: encoder.ConvLayerParams | None = None,
     preprocessing_layers: encoder.Layers | None = None,
     make_network: encoder.MakeNetwork | None = None,
     actor_learning_rate: float | schedules.Schedule = 3e-4,
@@ -81,7 +82,7 @@ def make_agent(
         sequence length.
     """
     action = _checked_action(specs, experience)
-    networks.check_observation(specs.observation, 'SAC', conv_layer_params, preprocessing_layers)
+    spec_checks.check_observation(specs.observation, 'SAC', conv_layer_params, preprocessing_layers)
     encoding: Any = {
         'conv_layer_params': conv_layer_params,
         'preprocessing_layers': preprocessing_layers,
@@ -104,7 +105,7 @@ def make_agent(
         critic_network=networks.CriticNetwork((specs.observation, specs.action), critic_fc_layer_params, **encoding),
         actor_network=actor_network
         or networks.actor(
-            specs.observation, specs.action, actor_fc_layer_params, continuous=networks.tanh_normal, **encoding
+            specs.observation, specs.action, actor_fc_layer_params, continuous=heads.tanh_normal, **encoding
         ),
         **made,
         target_update_tau=target_update_tau,
@@ -127,7 +128,7 @@ def _checked_action(specs: EnvironmentSpecs, experience: Experience) -> types.Bo
             'wrap the environment so that it has one'
         )
     action = actions[0]
-    networks.check_bounded(action, 'SAC')
+    spec_checks.check_bounded(action, 'SAC')
     replay, length = experience.replay, experience.slicing.sequence_length
     if not isinstance(replay, Uniform) or length != 2:
         raise UserValueError(

@@ -13,7 +13,7 @@ VERSIONS_AHEAD = 'tflearn.experience.Queue.versions_ahead'
 # By package: modules, and where they are now in tflearn.
 _MODULES = {
     'tflearn': {'specs': 'types', 'steps': 'train_step', 'variables': 'weights'},
-    'tflearn.agents': {'gradient_statistics': 'agents.optimizers'},
+    'tflearn.agents': {'gradient_statistics': 'agents.optimizers', 'networks': 'networks.networks'},
     'tflearn.environments': {
         'copies': 'environments.sync_vector_env',
         'refusals': 'environments.registry',
@@ -79,7 +79,7 @@ _MODULES = {
 # By full name: modules, functions, arguments.
 MOVED = {
     **{f'{package}.{name}': f'tflearn.{new}' for package, news in _MODULES.items() for name, new in news.items()},
-    'tflearn.agents.networks.Pixels': 'tflearn.agents.encoder.Pixels',
+    'tflearn.agents.networks.Pixels': 'tflearn.networks.encoder.Pixels',
     'tflearn.jobs.in_step.in_step': 'tflearn.jobs.synchronous.synchronous',
     'tflearn.learner.limits.Limits': 'tflearn.learner.stop_conditions.StopConditions',
     'tflearn.learner.summaries.SummaryOptions.figures': 'tflearn.learner.summaries.SummaryOptions.metrics',

@@ -4,7 +4,7 @@ Micikevicius et al. 2017, "Mixed Precision Training" (arXiv 1710.03740); Kalamka
 Layers made under 'bfloat16' compute in it and keep their variables in float32; so gradients, optimizer and checkpoints
 are float32, and readers of weights need no change. bfloat16 has float32's range, so losses are not scaled. Everything
 after the last layer (distributions, losses, sums over replicas) must be float32: a network ends in a float32 layer, as
-in `tflearn/agents/networks.py`. TF-Agents' encoders compute in float32 unless they get `dtype=global_policy()`.
+in `tflearn/networks/networks.py`. TF-Agents' encoders compute in float32 unless they get `dtype=global_policy()`.
 """
 
 import contextlib

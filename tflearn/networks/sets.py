@@ -6,8 +6,8 @@ from typing import Any
 import tensorflow as tf
 from tf_agents.typing import types
 
-from tflearn.agents.encoder import NestEncoder
 from tflearn.errors import UserValueError
+from tflearn.networks.encoder import NestEncoder
 from tflearn.types import leaf_paths
 
 

@@ -12,10 +12,11 @@ from tf_agents.trajectories import time_step as ts
 
 from tests.agents import example_data
 from tests.environments import example_environments
-from tflearn.agents import appo, dqn, encoder, impala, networks, ppo, reinforce, sac
+from tflearn.agents import appo, dqn, impala, ppo, reinforce, sac
 from tflearn.agents.actor_value import NetworkOptions
 from tflearn.distribute import precision
 from tflearn.environments import gymnasium_env
+from tflearn.networks import encoder, networks
 from tflearn.train_step import create_train_step
 from tflearn.types import EnvironmentSpecs
 

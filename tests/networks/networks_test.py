@@ -9,9 +9,10 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
 from tests.agents import example_data
-from tflearn.agents import appo, dqn, impala, networks, ppo, reinforce, sac
+from tflearn.agents import appo, dqn, impala, ppo, reinforce, sac
 from tflearn.agents.actor_value import NetworkOptions
 from tflearn.distribute import precision
+from tflearn.networks import heads, networks
 from tflearn.train_step import create_train_step
 from tflearn.types import EnvironmentSpecs
 from tflearn.weights import contract
@@ -34,7 +35,7 @@ NETWORKS = {
     'normal': (lambda: networks.actor(OBSERVATION, CONTINUOUS, (64, 32)), OBSERVATIONS),
     'categorical': (lambda: networks.actor(OBSERVATION, DISCRETE, (64, 32)), OBSERVATIONS),
     'tanh normal': (
-        lambda: networks.actor(OBSERVATION, CONTINUOUS, (64,), continuous=networks.tanh_normal),
+        lambda: networks.actor(OBSERVATION, CONTINUOUS, (64,), continuous=heads.tanh_normal),
         OBSERVATIONS,
     ),
 }
@@ -268,7 +269,7 @@ def test_rejects_text_and_unknown_paths(name):
 
 def test_actions_of_unequal_numbers_of_choices():
     """Impossible choices have probability 0, and count neither for the entropy nor for the divergence."""
-    head = networks.categorical(UNEQUAL)
+    head = heads.categorical(UNEQUAL)
     distribution, _ = head(tf.random.stateless_uniform((64, 4), (1, 2)), 1)
     np.testing.assert_array_equal(distribution.probs_parameter()[:, 0, 2], np.zeros(64))
     samples = distribution.sample(100).numpy()

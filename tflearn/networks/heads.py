@@ -1,0 +1,115 @@
+"""The last layers of policies: features -> the distribution of the action, float32 in any precision of the network."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tf_agents.agents.sac import sac_agent, tanh_normal_projection_network
+from tf_agents.networks import categorical_projection_network, network, normal_projection_network
+from tf_agents.specs import tensor_spec
+from tf_agents.typing import types
+
+_IMPOSSIBLE = -1e9  # a logit with a probability of 0, and finite products with it
+
+MakeProjection = Callable[[types.BoundedTensorSpec], network.Network]
+
+
+class _Float32Inputs:
+    """Casts a projection's inputs to float32, whatever the encoder's precision."""
+
+    def call(self, inputs: tf.Tensor, outer_rank: int, training: bool = False, mask: tf.Tensor | None = None) -> Any:
+        """See `DistributionNetwork.call`."""
+        return super().call(tf.cast(inputs, tf.float32), outer_rank, training, mask)  # type: ignore[misc]
+
+
+class _Normal(_Float32Inputs, normal_projection_network.NormalProjectionNetwork):
+    pass
+
+
+class _TanhNormal(_Float32Inputs, tanh_normal_projection_network.TanhNormalProjectionNetwork):
+    pass
+
+
+def normal(action_spec: types.BoundedTensorSpec) -> network.Network:
+    """Makes a normal distribution of an action, with a mean within the bounds and an initial deviation of 0.35."""
+    return _Normal(action_spec, std_bias_initializer_value=np.log(np.exp(0.35) - 1), name='NormalProjectionNetwork')
+
+
+def tanh_normal(action_spec: types.BoundedTensorSpec) -> network.Network:
+    """Makes a normal distribution that tanh squashes into the bounds, with a log deviation within [-20, 2]."""
+    return _TanhNormal(action_spec, std_transform=sac_agent.std_clip_transform, name='TanhNormalProjectionNetwork')
+
+
+class _MultiCategorical(categorical_projection_network.CategoricalProjectionNetwork):
+    """Categorical distributions of several numbers of choices: each has the logits of the largest, some impossible."""
+
+    def __init__(self, sample_spec: types.BoundedTensorSpec, name: str = 'MultiCategoricalProjectionNetwork'):
+        """Takes the spec of integers counted from 0."""
+        sizes = np.broadcast_to(np.asarray(sample_spec.maximum) + 1, sample_spec.shape)
+        largest = tensor_spec.BoundedTensorSpec(
+            sample_spec.shape, sample_spec.dtype, 0, sizes.max() - 1, sample_spec.name
+        )
+        super().__init__(largest, name=name)
+        choices = np.arange(sizes.max()) < sizes[..., np.newaxis]  # bool [*shape, largest]
+        # The place of each choice in a mask, which has the possible ones only; the impossible ones follow it.
+        self._num_choices = int(sizes.sum())
+        self._places = np.where(choices, np.cumsum(choices).reshape(choices.shape) - 1, self._num_choices)
+
+    def call(self, inputs: tf.Tensor, outer_rank: int, training: bool = False, mask: tf.Tensor | None = None) -> Any:
+        """See `DistributionNetwork.call`. Takes a mask bool [..., number of choices], as of `ActionMask`."""
+        distribution, state = super().call(inputs, outer_rank, training)
+        if mask is None:
+            mask = tf.ones([self._num_choices], tf.bool)
+        mask = tf.concat([mask, tf.zeros_like(mask[..., :1])], axis=-1)
+        logits = tf.where(tf.gather(mask, self._places, axis=-1), distribution.logits, _IMPOSSIBLE)
+        return self.output_spec.build_distribution(logits=logits), state
+
+
+def categorical(action_spec: types.BoundedTensorSpec, masked: bool = False) -> network.Network:
+    """Makes a categorical distribution of each integer of an action, all counted from 0; `masked` takes a mask."""
+    if masked or np.unique(action_spec.maximum).size > 1:
+        return _MultiCategorical(action_spec)
+    return categorical_projection_network.CategoricalProjectionNetwork(action_spec)
+
+
+def projections(action_spec: types.NestedTensorSpec, masked: bool = False) -> Any:
+    """Makes a network for each tensor of the action: features -> distribution of the tensor, float32.
+
+    Args:
+      action_spec: the action's spec.
+      masked: whether the network, for integers, takes a mask of legal actions.
+    """
+
+    def projection(spec: types.BoundedTensorSpec) -> network.Network:
+        return categorical(spec, masked) if tensor_spec.is_discrete(spec) else normal(spec)
+
+    return tf.nest.map_structure(made_in_float32(projection), action_spec)
+
+
+def in_float32(layer: tf.keras.layers.Dense) -> tf.keras.layers.Dense:
+    """Returns a float32 layer with the settings of `layer`, which has no variables yet."""
+    if layer.compute_dtype == 'float32':
+        return layer
+    return tf.keras.layers.Dense(
+        layer.units,
+        layer.activation,
+        kernel_initializer=layer.kernel_initializer,
+        bias_initializer=layer.bias_initializer,
+        name=layer.name,
+        dtype='float32',
+    )
+
+
+def made_in_float32(make: MakeProjection) -> MakeProjection:
+    """Returns `make` with layers that compute in float32."""
+
+    def made(spec: types.BoundedTensorSpec) -> Any:
+        before = tf.keras.mixed_precision.global_policy()
+        tf.keras.mixed_precision.set_global_policy('float32')
+        try:
+            return make(spec)
+        finally:
+            tf.keras.mixed_precision.set_global_policy(before)
+
+    return made

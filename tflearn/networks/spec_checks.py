@@ -1,0 +1,79 @@
+"""Which observations and actions an algorithm can learn from: errors before any network is made."""
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tf_agents.typing import types
+
+from tflearn.errors import UserValueError
+from tflearn.networks import encoder
+from tflearn.types import leaf_paths
+
+
+def check_observation(
+    spec: types.NestedTensorSpec,
+    algorithm: str,
+    conv_layer_params: Any = None,
+    preprocessing_layers: encoder.Layers | None = None,
+) -> None:
+    """Checks the observation's spec.
+
+    Args:
+      spec: the observation's spec.
+      algorithm: the algorithm's name, for the message.
+      conv_layer_params: the network's convolutions; None has none.
+      preprocessing_layers: layers of one's own for leaves of the observation, by path.
+
+    Raises:
+      ValueError: for an observation that the algorithm cannot learn from, or a path that no leaf has.
+    """
+    leaves = dict(zip(leaf_paths(spec), tf.nest.flatten(spec), strict=True))
+    if not leaves:
+        raise UserValueError(f'got the observation {spec} without tensors; {algorithm} needs at least one')
+    for path, leaf in leaves.items():
+        if leaf.dtype == tf.string:
+            raise UserValueError(
+                f"got the observation '{path}' of text; {algorithm} needs numbers; let the environment return the "
+                'index of each text in a list, as a Discrete space'
+            )
+    encoder.check_layers(spec, preprocessing_layers or {})
+    if conv_layer_params and not any(map(encoder.is_image, leaves.values())):
+        raise UserValueError(
+            f'got conv_layer_params for the observation {spec}; need images [height, width, channels] of uint8 or '
+            'floats, or conv_layer_params=None'
+        )
+
+
+def check_policy_gradient_action(spec: types.NestedTensorSpec, algorithm: str) -> None:
+    """Checks the action's spec for an algorithm that learns a distribution of the action, discrete or continuous.
+
+    Args:
+      spec: the action's spec.
+      algorithm: the algorithm's name, for the message.
+
+    Raises:
+      ValueError: for an action that it cannot learn.
+    """
+    for leaf in tf.nest.flatten(spec):
+        if leaf.dtype.is_floating:
+            check_bounded(leaf, algorithm)
+        elif np.any(leaf.minimum):
+            raise UserValueError(
+                f'got the action {leaf}; {algorithm} needs discrete actions counted from 0; wrap the environment so '
+                'that it has them'
+            )
+
+
+def check_bounded(spec: types.BoundedTensorSpec, algorithm: str) -> None:
+    """Checks that actions of floats have finite bounds.
+
+    Raises:
+      ValueError: if a bound, or the range between them, is not finite.
+    """
+    with np.errstate(over='ignore', invalid='ignore'):
+        bounded = np.isfinite(np.asarray(spec.maximum) - spec.minimum).all()
+    if not bounded:
+        raise UserValueError(
+            f'got the action {spec}; {algorithm} needs bounded actions; rescale them in the environment'
+        )
