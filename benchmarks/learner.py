@@ -46,7 +46,7 @@ from tflearn.train_step import create_train_step  # noqa: E402
 from tflearn.types import BatchSource  # noqa: E402
 
 TIMEOUT_SECS = 600.0
-SINGLE_CALLS = 200
+SINGLE_CALLS, PEER_SINGLE_CALLS = 1_000, 200
 SETTLE_SECS = 0.5
 LOADED = 'limit beside a writer'
 PEER, PEER_BESIDE_OURS = 'tf_agents', 'tf_agents beside our writer'
@@ -258,8 +258,9 @@ def _rounds(sides: list[Side], num_steps: int, rounds: int, command: Callable[..
             command(f'write {side.writer}')
             threading.Event().wait(SETTLE_SECS)
             # The slow side gets fewer steps, for about the same time.
-            calls = SINGLE_CALLS if num_steps == 1 else 1
-            count = max(1, num_steps // 5) if side.name in (PEER, PEER_BESIDE_OURS) else num_steps
+            slow = side.name in (PEER, PEER_BESIDE_OURS)
+            calls = 1 if num_steps > 1 else PEER_SINGLE_CALLS if slow else SINGLE_CALLS
+            count = max(1, num_steps // 5) if slow else num_steps
             start = time.perf_counter()
             for _ in range(calls):
                 side.run(count)
