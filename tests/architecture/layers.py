@@ -19,6 +19,7 @@ VOCABULARY = (
     'extras',
     'experience',
     'types',
+    'joined_leaves',
     'action_mask',
     'control',
 )

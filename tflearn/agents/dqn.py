@@ -5,18 +5,20 @@ Reinforcement Learning with Double Q-learning" (arXiv 1509.06461); n-step return
 (arXiv 1710.02298). The agent is TF-Agents', except for its train step; here it gets network, optimizer and schedules.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 from tf_agents.agents import tf_agent
 from tf_agents.agents.dqn import dqn_agent
+from tf_agents.trajectories import trajectory
 from tf_agents.utils import common
 
 from tflearn.action_mask import make_mask
 from tflearn.agents import optimizers, schedules
 from tflearn.errors import UserValueError
 from tflearn.experience import Experience, Queue, Uniform
+from tflearn.joined_leaves import JoinedLeaves
 from tflearn.networks import encoder, networks, spec_checks
 from tflearn.types import Agent, EnvironmentSpecs
 
@@ -127,6 +129,13 @@ def _check(specs: EnvironmentSpecs, experience: Experience) -> None:
 class _DqnAgent(dqn_agent.DqnAgent):
     """TF-Agents' agent, whose train step does not raise if the loss is not finite, since the learner checks that."""
 
+    def __init__(self, *args: Any, **kwargs: Any):
+        """Takes DqnAgent's arguments."""
+        super().__init__(*args, **kwargs)
+        joined = JoinedLeaves(self.time_step_spec.observation)
+        if joined.joins:
+            self._as_transition = _ends_at_once(self._as_transition, joined)
+
     def _train(self, experience: Any, weights: tf.Tensor | None) -> tf_agent.LossInfo:
         with tf.GradientTape() as tape:
             loss_info = self._loss(
@@ -143,6 +152,23 @@ class _DqnAgent(dqn_agent.DqnAgent):
         self.train_step_counter.assign_add(1)
         self._update_target()
         return loss_info
+
+
+def _ends_at_once(as_transition: Callable[[Any], Any], joined: JoinedLeaves) -> Callable[[Any], Any]:
+    """Returns TF-Agents' converter of sequences with few operations for all parts of an observation.
+
+    Its own operations, two for each part, are in no program, since nothing uses their results.
+    """
+
+    def convert(experience: Any) -> Any:
+        steps, action, next_steps = as_transition(experience)
+        if isinstance(experience, trajectory.Trajectory):
+            tensors = joined.join(experience.observation)
+            steps = steps._replace(observation=joined.divide([tensor[:, 0] for tensor in tensors]))
+            next_steps = next_steps._replace(observation=joined.divide([tensor[:, -1] for tensor in tensors]))
+        return trajectory.Transition(steps, action, next_steps)
+
+    return convert
 
 
 class _DdqnAgent(_DqnAgent, dqn_agent.DdqnAgent):

@@ -11,13 +11,15 @@ from tf_agents.trajectories import time_step as ts
 from tf_agents.typing import types
 
 from tflearn.agents.actor_value import ActorValueNetwork, ActorValuePolicy
+from tflearn.joined_leaves import JoinedLeaves
 from tflearn.types import EnvironmentSpecs, leaf_paths
 
 
 class Normalizer(tf.Module):
     """Normalizes the floats of a nest of tensors, each by its own mean and deviation, which are 0 and 1 at first.
 
-    Tensors of integers, which are categories, do not change.
+    Neighbouring vectors of the nest, and neighbouring numbers, have one variable for all their means, and one for all
+    their variances (see `JoinedLeaves`). Tensors of integers, which are categories, do not change.
 
     Chan et al. 1979, "Updating formulae and a pairwise algorithm for computing sample variances".
     """
@@ -43,7 +45,8 @@ class Normalizer(tf.Module):
         self._clipping, self._center = clipping, center
         named = enumerate(zip(leaf_paths(spec), tf.nest.flatten(spec), strict=True))
         self._floating = frozenset(i for i, (path, leaf) in named if leaf.dtype.is_floating and path not in skipped)
-        leaves = self._floats(spec)
+        self._joined = JoinedLeaves(self._floats(spec))
+        leaves = self._joined.specs
         self.count = _variable(tf.zeros(()), 'count')
         self.means = [_variable(tf.zeros(leaf.shape), 'mean') for leaf in leaves]
         self.variances = [_variable(tf.ones(leaf.shape), 'variance') for leaf in leaves]
@@ -58,14 +61,15 @@ class Normalizer(tf.Module):
 
     def __call__(self, values: Any) -> Any:
         """Returns the normalized values [..., *spec]."""
-        leaves = self._floats(values)
+        leaves = self._joined.join(self._floats(values))
         normal = [
             (leaf - mean) * tf.math.rsqrt(variance + 1e-8)
             if self._center
             else leaf * tf.math.rsqrt(variance + tf.square(mean) + 1e-8)
             for leaf, mean, variance in zip(leaves, self.means, self.variances, strict=True)
         ]
-        clipped = iter([tf.clip_by_value(leaf, -self._clipping, self._clipping) for leaf in normal])
+        normal = [tf.clip_by_value(leaf, -self._clipping, self._clipping) for leaf in normal]
+        clipped = iter(self._joined.divide(normal))
         changed = [next(clipped) if i in self._floating else leaf for i, leaf in enumerate(tf.nest.flatten(values))]
         return tf.nest.pack_sequence_as(values, changed)
 
@@ -77,7 +81,7 @@ class Normalizer(tf.Module):
           counts: float32 [B, T], 1 for valid steps, 0 for others. Steps with values that are not finite are ignored.
         """
         reduce = lambda parts: tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, parts)  # noqa: E731
-        leaves = self._floats(values)
+        leaves = self._joined.join(self._floats(values))
         for leaf in leaves:
             inner = list(range(2, leaf.shape.rank))
             counts = tf.where(tf.reduce_all(tf.math.is_finite(leaf), axis=inner), counts, 0.0)

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tflearn.distribute import strategies, workers
 from tflearn.experience import Iteration
+from tflearn.joined_leaves import JoinedLeaves
 from tflearn.learner import batch_structure
 from tflearn.types import WEIGHTS, BatchSource
 
@@ -47,6 +48,9 @@ class MinibatchSource:
         self._agreement = workers.Agreement(strategy)
         prepared = tf.function(self._prepared, autograph=False).get_concrete_function()
         columns = prepared.structured_outputs
+        self._joined = JoinedLeaves(
+            tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), columns)
+        )
         self._num_samples = tf.nest.flatten(columns)[0].shape[0]
         # As few minibatches as there can be, of equal size: a multiple of the replicas.
         self._per_epoch = -(-self._num_samples * layout.workers // iteration.minibatch_steps)
@@ -56,7 +60,10 @@ class MinibatchSource:
         self.max_draw_steps = self._epochs * self._per_epoch
         self.num_iterations = self._left = 0
         with tf.device('CPU:0'):
-            self._columns = tf.nest.map_structure(_variable_for, columns)
+            self._columns = [
+                tf.Variable(tf.zeros((self._num_samples, *spec.shape), spec.dtype), trainable=False)
+                for spec in self._joined.specs
+            ]
             self._order = tf.Variable(tf.zeros((self.max_draw_steps, self._size), tf.int32), trainable=False)
             self._next = tf.Variable(tf.constant(0, tf.int64), trainable=False)
         self._begin = tf.function(self._begin_iteration, autograph=False).get_concrete_function(
@@ -112,13 +119,14 @@ class MinibatchSource:
         with tf.device('CPU:0'):
             indices = tf.gather(drawn, i)
             valid = tf.minimum(indices, self._num_samples - 1)
-            samples, weights, versions = tf.nest.map_structure(lambda column: tf.gather(column, valid), self._columns)
+            samples, weights, versions = self._joined.divide([tf.gather(column, valid) for column in self._columns])
             weights = tf.where(indices < self._num_samples, weights, 0.0)
             return samples, {WEIGHTS: weights, 'policy_version': versions}
 
     def _begin_iteration(self, number: tf.Tensor) -> None:
         """Begins an iteration with the source's next batch."""
-        tf.nest.map_structure(lambda column, new: column.assign(new), self._columns, self._prepared())
+        for column, new in zip(self._columns, self._joined.join(self._prepared()), strict=True):
+            column.assign(new)
         with tf.device('CPU:0'):
             # Indices from `num_samples` on fill up the minibatches; they are shuffled like all others.
             shape = (self._epochs, self._per_epoch * self._size)
@@ -142,7 +150,3 @@ def _joined(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:
 
 def _flat(value: tf.Tensor) -> tf.Tensor:
     return tf.reshape(value, [-1, *value.shape[2:]])
-
-
-def _variable_for(spec: tf.TensorSpec) -> tf.Variable:
-    return tf.Variable(tf.zeros(spec.shape, spec.dtype), trainable=False)

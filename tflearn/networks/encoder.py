@@ -15,6 +15,7 @@ images, bytes or floats [height, width, channels], also pass through convolution
 Any leaf can have a Keras layer of one's own instead, by its path (see `types.leaf_paths`).
 """
 
+import itertools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -50,22 +51,23 @@ class _Categories(tf.keras.layers.Layer):
     """Encodes categories, integers [B, ...], as features [B, num_features].
 
     Attributes:
+      minimum: the first category of each integer.
       sizes: the number of categories of each integer.
     """
 
     def __init__(self, minimum: Sequence[int], sizes: Sequence[int], **kwargs: Any):
         """Takes the first category and the number of categories of each integer, in row-major order."""
         super().__init__(**kwargs)
-        self._minimum, self.sizes = tuple(minimum), tuple(sizes)
+        self.minimum, self.sizes = tuple(minimum), tuple(sizes)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments, since TF-Agents' networks copy their layers."""
-        return {**super().get_config(), 'minimum': self._minimum, 'sizes': self.sizes}
+        return {**super().get_config(), 'minimum': self.minimum, 'sizes': self.sizes}
 
     def _indices(self, inputs: tf.Tensor) -> tf.Tensor:
         """Returns int64 [B, number of integers], counted from 0; -1 if out of bounds."""
         flat = tf.cast(tf.reshape(inputs, [-1, len(self.sizes)]), tf.int64)
-        counted = flat - tf.constant(self._minimum, tf.int64)
+        counted = flat - tf.constant(self.minimum, tf.int64)
         return tf.where((counted >= 0) & (counted < tf.constant(self.sizes, tf.int64)), counted, -1)
 
 
@@ -80,6 +82,14 @@ class OneHot(_Categories):
         )
         used = np.flatnonzero(np.arange(most) < np.asarray(self.sizes)[:, np.newaxis])
         return hot if used.size == hot.shape[1] else tf.gather(hot, used, axis=1)
+
+    @classmethod
+    def joined(cls, layers: Sequence['OneHot | tf.keras.layers.Layer']) -> 'OneHot | None':
+        """Returns one layer for the integers of several, one after the other; None if others are among them."""
+        made = [layer for layer in layers if isinstance(layer, OneHot)]
+        if len(made) < len(layers):
+            return None
+        return cls([low for layer in made for low in layer.minimum], [size for layer in made for size in layer.sizes])
 
 
 class Embedding(_Categories):
@@ -173,10 +183,16 @@ class NestEncoder(tf.keras.layers.Layer):
         # Not attributes, since Keras would wrap them and track the layers that were given.
         arguments = {'spec': spec, 'conv_layer_params': conv_layer_params, 'layers': layers}
         self._arguments = lambda: arguments
+        specs = tf.nest.flatten(spec)
         self._encoders = [
             _copy(layers[path]) if layers and path in layers else self._encoder(leaf, conv_layer_params)
-            for path, leaf in zip(leaf_paths(spec), tf.nest.flatten(spec), strict=True)
+            for path, leaf in zip(leaf_paths(spec), specs, strict=True)
         ]
+        # Each operation costs about a microsecond, whatever it does: neighbours of a kind take one for all of them.
+        kinds = [_kind(i, leaf, encoder) for i, (leaf, encoder) in enumerate(zip(specs, self._encoders, strict=True))]
+        runs = [[i for i, _ in run] for _, run in itertools.groupby(enumerate(kinds), lambda item: item[1])]
+        self._runs = lambda: runs
+        self._joined = [OneHot.joined([self._encoders[i] for i in run]) if len(run) > 1 else None for run in runs]
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments, since TF-Agents' networks copy their layers."""
@@ -195,9 +211,33 @@ class NestEncoder(tf.keras.layers.Layer):
 
     def call(self, inputs: Any) -> tf.Tensor:
         """See the class."""
-        encoded = [encoder(leaf) for encoder, leaf in zip(self._encoders, tf.nest.flatten(inputs), strict=True)]
-        flat = [tf.reshape(leaf, [tf.shape(leaf)[0], np.prod(leaf.shape[1:], dtype=int)]) for leaf in encoded]
-        return tf.concat([tf.cast(leaf, self.compute_dtype) for leaf in flat], axis=1)
+        leaves, features = tf.nest.flatten(inputs), []
+        for run, one_hot in zip(self._runs(), self._joined, strict=True):
+            joined = _join([leaves[i] for i in run]) if len(run) > 1 else leaves[run[0]]
+            layer = one_hot or self._encoders[run[0]]
+            features.append(_flat(joined if isinstance(layer, tf.keras.layers.Flatten) else layer(joined)))
+        return tf.concat([tf.cast(leaf, self.compute_dtype) for leaf in features], axis=1)
+
+
+def _kind(i: int, spec: types.TensorSpec, layer: tf.keras.layers.Layer) -> tuple[Any, ...]:
+    """Returns the same for leaves that one operation can encode together."""
+    if isinstance(layer, OneHot):
+        return OneHot, spec.dtype, max(layer.sizes)
+    return (spec.dtype,) if isinstance(layer, tf.keras.layers.Flatten) and not spec.shape.rank else (i,)
+
+
+def _join(leaves: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns leaves [B, ...] of one dtype, one after the other: [B, their numbers]."""
+    if all(leaf.shape.rank == 1 for leaf in leaves):
+        return tf.stack(leaves, axis=1)
+    return tf.concat([_flat(leaf) for leaf in leaves], axis=1)
+
+
+def _flat(leaf: tf.Tensor) -> tf.Tensor:
+    """Returns a leaf [B, ...] as [B, its numbers]."""
+    if leaf.shape.rank == 2:
+        return leaf
+    return tf.reshape(leaf, [tf.shape(leaf)[0], np.prod(leaf.shape[1:], dtype=int)])
 
 
 def check_layers(observation_spec: types.NestedTensorSpec, layers: Layers) -> None:
@@ -236,7 +276,11 @@ _MADE: weakref.WeakSet[Any] = weakref.WeakSet()  # no two networks of an agent s
 
 
 def own_network(
-    make_network: MakeNetwork, spec: types.NestedTensorSpec, name: str, with_memory: bool = False
+    make_network: MakeNetwork,
+    spec: types.NestedTensorSpec,
+    name: str,
+    with_memory: bool = False,
+    num_choices: int | None = None,
 ) -> network.Network:
     """Makes a network of one's own, and its variables.
 
@@ -245,6 +289,7 @@ def own_network(
       spec: the observation's spec.
       name: the network's name.
       with_memory: whether the network may have a state.
+      num_choices: the number of an action's choices, if the network may also return their logits and a value.
 
     Raises:
       ValueError: if it does not take the observation, has a state, or does not return features, a vector of floats.
@@ -264,16 +309,29 @@ def own_network(
             f"got the network '{name}', which does not take the observation ({given}); need one that does: "
             f'{_reason(error)}'
         ) from error
-    if not isinstance(features, tf.TensorSpec) or not features.dtype.is_floating or features.shape.rank != 1:
+    if not (_is_vector(features) or (num_choices and _are_logits_and_value(features, num_choices))):
+        more = f', or a pair of the logits ({num_choices},) of the choices and a value ()' if num_choices else ''
         raise UserValueError(
             f"got the network '{name}', which returns {features} for an observation; need a vector of floats: "
-            'features, from which the agent computes values and actions'
+            f'features, from which the agent computes values and actions{more}'
         )
     if made.state_spec and not with_memory:
         raise UserValueError(
             f"got the network '{name}' with the state {made.state_spec}; need one without memory; choose IMPALA or APPO"
         )
     return made
+
+
+def _is_vector(spec: Any) -> bool:
+    return isinstance(spec, tf.TensorSpec) and spec.dtype.is_floating and spec.shape.rank == 1
+
+
+def _are_logits_and_value(specs: Any, num_choices: int) -> bool:
+    if not isinstance(specs, list | tuple) or len(specs) != 2 or not _is_vector(specs[0]):
+        return False
+    logits, value = specs
+    fits = isinstance(value, tf.TensorSpec) and value.dtype.is_floating and value.shape in [(), (1,)]
+    return bool(fits and logits.shape == (num_choices,))
 
 
 class _KerasNetwork(network.Network):

@@ -43,6 +43,15 @@ class RowLayout:
             self._columns.append((shape, np.dtype(leaf.dtype.as_numpy_dtype), slice(offset, offset + num_bytes)))
             offset += num_bytes
         self.num_bytes = offset
+        self._names = [f'column_{i}' for i in range(len(self._leaves))]
+        self._record = np.dtype(
+            {
+                'names': self._names,
+                'formats': [(dtype, shape) for shape, dtype, _ in self._columns],
+                'offsets': [where.start for _, _, where in self._columns],
+                'itemsize': offset,
+            }
+        )
 
     @property
     def text(self) -> str:
@@ -68,15 +77,17 @@ class RowLayout:
             self._checked_structure = True
         columns = [np.asarray(column) for column in tf.nest.flatten(value)]
         batch_size = len(columns[0])
-        rows = np.empty((batch_size, self.num_bytes), np.uint8)
-        for column, leaf, (shape, dtype, where) in zip(columns, self._leaves, self._columns, strict=True):
+        records = np.empty(batch_size, self._record)
+        for column, leaf, name, (shape, dtype, _) in zip(
+            columns, self._leaves, self._names, self._columns, strict=True
+        ):
             if column.shape != (batch_size, *shape) or column.dtype != dtype:
                 raise UserValueError(
                     f'got column {leaf.name!r} with shape {column.shape}, {column.dtype}; '
                     f'need {(batch_size, *shape)}, {leaf.dtype.name}'
                 )
-            rows[:, where] = np.ascontiguousarray(column).reshape(batch_size, -1).view(np.uint8)
-        return rows
+            records[name] = column
+        return records.view(np.uint8).reshape(batch_size, self.num_bytes)
 
     @property
     def slices(self) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tflearn.joined_leaves import JoinedLeaves
 from tflearn.replay.rows import RowLayout
 
 _NUMPY_KINDS = 'iuf'  # the kinds that DLPack supports
@@ -66,19 +67,25 @@ class RingColumns:
         self._spec = layout.spec
         leaves, slices = tf.nest.flatten(layout.spec), tf.nest.flatten(layout.slices)
         self._is_wide = [where.stop - where.start > _WIDE_BYTES for where in slices]
-        self._narrow = RowLayout([leaf for leaf, wide in zip(leaves, self._is_wide, strict=True) if not wide])
+        # Neighbours of one dtype are one column here.
+        self._joined = JoinedLeaves([leaf for leaf, wide in zip(leaves, self._is_wide, strict=True) if not wide])
+        self._narrow = RowLayout(self._joined.specs)
         self.drawn_bytes = self._narrow.num_bytes
         self._wide: list[SharedArray] = []
         self._copies: list[tuple[slice, np.ndarray]] = []  # slices of a row, and the arrays that they are written to
         with tf.device('CPU:0'):
             self._rows = SharedArray(num_rows, (self.drawn_bytes,), tf.uint8)
-            end = 0
+            end, first, last = 0, 0, -1  # of the columns that the newest copy writes
             for leaf, where, wide in zip(leaves, slices, self._is_wide, strict=True):
                 if wide:
                     self._wide.append(SharedArray(num_rows, leaf.shape, leaf.dtype))
                     self._copies.append((where, self._wide[-1].rows))
                 else:
                     begin, end = end, end + where.stop - where.start
+                    if begin and last == where.start:  # neighbours in both: one copy for all
+                        where, begin = slice(first, where.stop), begin - (where.start - first)
+                        self._copies.pop()
+                    first, last = where.start, where.stop
                     self._copies.append((where, self._rows.rows[:, begin:end]))
 
     def write(self, row: int, rows: np.ndarray) -> None:
@@ -92,7 +99,7 @@ class RingColumns:
 
     def batch(self, drawn: tuple[list[tf.Tensor], tf.Tensor], i: tf.Tensor) -> Any:
         """Returns the columns of rows [i, ...] of a draw: a nest of the layout. For a graph."""
-        narrow = (tf.gather(column, i) for column in drawn[0])
+        narrow = iter(self._joined.divide([tf.gather(column, i) for column in drawn[0]]))
         rows = tf.gather(drawn[1], i)
         wide = (column.gather(rows) for column in self._wide)
         return tf.nest.pack_sequence_as(self._spec, [next(wide if is_wide else narrow) for is_wide in self._is_wide])
