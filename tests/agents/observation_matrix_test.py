@@ -1,91 +1,17 @@
-"""Every agent with every kind of structured observation and action, over every path of the data.
+"""All pairs of agent, task and path of the conformance matrix, each in one cell at least.
 
-A cell collects from an environment, trains a step, exports the policy, loads it in TensorFlow alone and compares its
-actions. Cells that cannot work are refused in one line when the agent is made. All pairs of agent, task and path run
-here, each in one cell at least; `scripts/test -m slow` runs all cells.
+`python -m benchmarks.conformance` runs all cells.
 """
 
-import contextlib
-import dataclasses
-import functools
 import itertools
-import threading
 
-import numpy as np
 import pytest
-import tensorflow as tf
 
-from tests import streams
-from tests.testing import replay
+from tests.testing.conformance_cells import AGENTS, CELLS, TASKS, possible, refusal, run
 from tests.testing.replay import serve  # noqa: F401 - a fixture
-from tests.testing.structured import TASKS, make_environment
-from tflearn.action_mask import mask_of
-from tflearn.actors.actor import Actor
-from tflearn.actors.evaluator import Evaluator
-from tflearn.agents import appo, dqn, impala, ppo, reinforce, sac
-from tflearn.agents.actor_value import NetworkOptions
-from tflearn.experience import BatchItems, Experience, Prioritized, Queue, Uniform
-from tflearn.policies import exporter, loader, plain_nests
-from tflearn.replay.storage import Storage
-from tflearn.replay.writers import ReplayWriter
-from tflearn.sampling.local import LocalReplay
-from tflearn.sampling.mirror import ReplayMirror
-from tflearn.sampling.queue_source import QueueSource
-from tflearn.sampling.sampler import PrioritizedSampler, ReplaySampler
-from tflearn.train_step import create_train_step
-from tflearn.waiting import Stopped
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
-
-
-@dataclasses.dataclass(frozen=True)
-class Kind:
-    """An agent of few weights: its module, arguments, and the tasks and paths that it refuses."""
-
-    module: object
-    arguments: dict
-    refused_tasks: tuple = ()
-    refused_paths: tuple = ()
-
-
-FEW = {'network': NetworkOptions(fc_layer_params=(8,))}
-SEQUENCES = {'sequence_length': 5, 'stride': 4}
-UNIFORM = ('synchronous', 'mirror', 'server')
-AGENTS = {
-    'dqn': Kind(
-        dqn, {'fc_layer_params': (8,)}, ('multi-discrete', 'masked multi-discrete', 'nested action'), ('queue',)
-    ),
-    'sac': Kind(
-        sac,
-        {'actor_fc_layer_params': (8,), 'critic_fc_layer_params': (8,)},
-        ('multi-discrete', 'masked discrete', 'masked multi-discrete', 'nested action'),
-        ('queue', 'prioritized'),
-    ),
-    'ppo': Kind(ppo, FEW, (), (*UNIFORM, 'prioritized')),
-    'impala': Kind(impala, {'network': NetworkOptions(fc_layer_params=(8,), lstm_size=(4,))}, (), ('prioritized',)),
-    'appo': Kind(appo, FEW, (), ('prioritized',)),
-    'reinforce': Kind(
-        reinforce,
-        {'actor_fc_layer_params': (8,), 'value_fc_layer_params': (8,)},
-        (),
-        (*UNIFORM, 'prioritized'),
-    ),
-}
-STORED = {'max_size': 64, 'min_size': 1}
-PATHS = {
-    'synchronous': (Uniform(**STORED), None),
-    'mirror': (Uniform(**STORED, sampling='learner'), ReplayMirror),
-    'server': (Uniform(**STORED, sampling='server'), ReplaySampler),
-    'prioritized': (Prioritized(**STORED), PrioritizedSampler),
-    'queue': (Queue(max_size=8), QueueSource),
-}
-CELLS = list(itertools.product(AGENTS, TASKS, PATHS))
-
-
-def possible(agent, task, path):
-    kind = AGENTS[agent]
-    return task not in kind.refused_tasks and path not in kind.refused_paths
 
 
 def cover():
@@ -104,106 +30,13 @@ COVER = cover()
 EXPORTED = {next(cell for cell in COVER if name in cell) for name in (*AGENTS, *TASKS)}
 
 
-def make_agent(agent, task, path, specs):
-    kind, (kept, _) = AGENTS[agent], PATHS[path]
-    slicing = kind.module.EXPERIENCE.slicing
-    if agent not in ('dqn', 'sac'):
-        slicing = dataclasses.replace(slicing, **SEQUENCES)
-    experience = Experience(slicing, kept, BatchItems(2))
-    masked = {'action_mask': 'mask'} if task.startswith('masked') and agent != 'sac' else {}
-    made = kind.module.make_agent(specs, create_train_step(), experience, **kind.arguments, **masked)
-    made.initialize()
-    return made, Storage(experience, made.collect_data_spec)
-
-
-def collected(agent, storage, path, environments, serve):  # noqa: F811
-    """Returns a batch that an actor collected: a Trajectory [B, T, ...]."""
-    policy, experience = agent.collect_policy, storage.experience
-    if path == 'synchronous':
-        local = LocalReplay(storage, 2, experience.per_replica_batch_size)
-        Actor(environments, policy, [lambda row: local(row, 0)]).run(24)
-        return tf.nest.map_structure(lambda leaf: leaf[0], replay.draw(local)[0])
-    served = serve(experience, data_spec=storage.data_spec)
-
-    def write():
-        writer = ReplayWriter(served.address, served.storage, 2, served.stop)
-        actor = Actor(environments, policy, [lambda row: writer(row, 0)])
-        with contextlib.suppress(Stopped):
-            actor.run(24)
-            writer.flush()
-            while path == 'queue' and not served.stop.is_set():  # a reader of a queue ends with its next item
-                actor.run(4)
-
-    thread = threading.Thread(target=write, daemon=True)
-    thread.start()
-    address = [served.address] if path == 'queue' else served.address
-    source = PATHS[path][1](address, served.storage, experience.per_replica_batch_size, 60.0)
-    with contextlib.closing(source):
-        batch = tf.nest.map_structure(lambda leaf: leaf[0], replay.draw(source)[0])
-    streams.wait_until_ended()
-    served.stop.set()
-    thread.join(30)
-    return batch
-
-
-assert_close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
-
-
-def check_export(agent, environments, folder):
-    """Compares the greedy policy's actions with those of its export, by nests, and by names in TensorFlow alone."""
-    path = exporter.PolicyExporter(agent.policy, folder).export(1, {})
-    time_step = environments.reset()
-    tensors = tf.nest.map_structure(tf.constant, time_step)
-    live = plain_nests.to_plain(
-        tf.nest.map_structure(
-            lambda leaf: leaf.numpy(), agent.policy.action(tensors, agent.policy.get_initial_state(2)).action
-        )
-    )
-    loaded = loader.load(path)
-    mask = mask_of(agent.policy)
-    assert loaded.metadata.get(exporter.ACTION_MASK) == (mask and mask.path)
-    assert Evaluator(environments, 4).run(loaded).mean_return == 4
-    tf.nest.map_structure(assert_close, live, loaded.action(time_step, loaded.initial_state(2))[0])
-    plain = tf.saved_model.load(str(path))
-    named = dict(plain_nests.flat(plain_nests.to_plain(time_step.observation), 'observation'))
-    state = plain.signatures['get_initial_state'](tf.constant(2)) if agent.policy.policy_state_spec else {}
-    served = plain.signatures['serving_default'](**{k: tf.constant(v) for k, v in named.items()}, **state)
-    for name, action in plain_nests.flat(live, 'action'):
-        assert_close(served[name], action)
-
-
-def run(agent, task, path, folder, serve, exports):  # noqa: F811
-    with contextlib.closing(make_environment(task, continuous=agent == 'sac')) as environments:
-        made, storage = make_agent(agent, task, path, environments.specs)
-        batch = collected(made, storage, path, environments, serve)
-        tf.nest.assert_same_structure(batch, made.collect_data_spec)
-        info = made.train(batch)
-        assert np.isfinite(info.loss)
-        assert all(np.isfinite(variable).all() for variable in made.policy.variables())
-        if exports:
-            check_export(made, environments, folder)
-        assert environments.num_rebuilt == 0, 'one was given an illegal action'
-
-
 @pytest.mark.parametrize('cell', COVER, ids=' - '.join)
 def test_every_pair_of_agent_task_and_path_trains(cell, tmp_path, serve):  # noqa: F811
     run(*cell, tmp_path, serve, cell in EXPORTED)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('cell', [cell for cell in CELLS if possible(*cell)], ids=' - '.join)
-def test_every_cell_trains_and_exports(cell, tmp_path, serve):  # noqa: F811
-    run(*cell, tmp_path, serve, exports=True)
-
-
 def test_impossible_cells_are_refused_in_one_line():
-    for agent, task, path in CELLS:
-        if possible(agent, task, path):
-            continue
-        with (
-            contextlib.closing(make_environment(task, continuous=agent == 'sac')) as environments,
-            pytest.raises(ValueError) as error,
-        ):
-            make_agent(agent, task, path, environments.specs)
-        message = str(error.value)
-        assert message.startswith('got ') and '\n' not in message and '; ' in message, message
+    for cell in CELLS:
+        if not possible(*cell):
+            message = refusal(*cell)
+            assert message.startswith('got ') and '\n' not in message and '; ' in message, message

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import threading
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -48,13 +49,14 @@ class Served:
         return self.server.info()[name]
 
 
-@pytest.fixture
-def serve(tmp_path, monkeypatch):
-    """Returns a function experience -> Served; all servers are closed at the end."""
-    monkeypatch.setattr(reader, '_CHECK_CLOSED_MS', 300)  # so that streams end soon after they are closed
+@contextlib.contextmanager
+def serving(folder):
+    """Gives a function experience -> Served; all servers are closed at the end."""
     with contextlib.ExitStack() as stack:
+        # So that streams end soon after they are closed.
+        stack.enter_context(mock.patch.object(reader, '_CHECK_CLOSED_MS', 300))
 
-        def start(experience, port=0, checkpoints=tmp_path / 'replay' / 'checkpoints', data_spec=DATA_SPEC):
+        def start(experience, port=0, checkpoints=folder / 'replay' / 'checkpoints', data_spec=DATA_SPEC):
             storage = Storage(experience, data_spec)
             server = ReplayServer([*storage.make_tables(), reports.table()], port, checkpoints)
             stack.callback(server.close)
@@ -63,6 +65,13 @@ def serve(tmp_path, monkeypatch):
             stack.callback(served.stop.set)
             return served
 
+        yield start
+
+
+@pytest.fixture
+def serve(tmp_path):
+    """Returns a function experience -> Served; all servers are closed at the end."""
+    with serving(tmp_path) as start:
         yield start
 
 

@@ -10,6 +10,7 @@ VECTOR = spaces.Box(-1.0, 1.0, (3,), np.float32)
 MATRIX = spaces.Box(-np.inf, np.inf, (2, 2), np.float64)
 IMAGE = spaces.Box(0, 255, (8, 8, 1), np.uint8)
 FLOAT_IMAGE = spaces.Box(0.0, 1.0, (5, 4, 2), np.float32)
+NODES = spaces.Box(-1.0, 1.0, (4, 2), np.float32)
 CATEGORY, CATEGORIES = spaces.Discrete(5, start=2), spaces.MultiDiscrete([2, 3])
 CHOICE, CONTINUOUS = spaces.Discrete(3), spaces.Box(-1.0, 1.0, (2,), np.float32)
 
@@ -20,6 +21,7 @@ TASKS = {
     'categories': (spaces.Dict(kind=CATEGORY, parts=CATEGORIES, flags=spaces.MultiBinary(4)), None),
     'tuple': (spaces.Tuple((VECTOR, CATEGORY)), None),
     'nested dict': (spaces.Dict(robot=spaces.Dict(arm=VECTOR, tools=spaces.Tuple((CATEGORY, IMAGE)))), None),
+    'set of nodes': (spaces.Dict(graph=spaces.Dict(nodes=NODES, present=spaces.MultiBinary(4)), a=VECTOR), None),
     'multi-discrete': (spaces.Dict(a=VECTOR), CATEGORIES),
     'masked discrete': (spaces.Dict(a=VECTOR, mask=spaces.MultiBinary(3)), CHOICE),
     'masked multi-discrete': (spaces.Dict(a=VECTOR, mask=spaces.MultiBinary(5)), CATEGORIES),
