@@ -63,8 +63,16 @@ class ActionMask:
         rest = dict(zip([path for path in self._paths if path != self.path], leaves, strict=True))
         if isinstance(mask, tf.TypeSpec):
             return rest, mask
-        parts = tf.split(tf.cast(mask, tf.bool), self._sizes, axis=-1)
-        return rest, tf.concat([part | ~tf.reduce_any(part, axis=-1, keepdims=True) for part in parts], axis=-1)
+        parts = [part | ~tf.reduce_any(part, axis=-1, keepdims=True) for part in self._parts(mask)]
+        return rest, parts[0] if len(parts) == 1 else tf.concat(parts, axis=-1)
+
+    def _parts(self, mask: Any) -> list[tf.Tensor]:
+        """Returns the mask's part for each number of the action, bool [..., number of its choices]."""
+        legal = tf.cast(mask, tf.bool)
+        if len(self._sizes) == 1:
+            return [legal]
+        # TFLite divides neither booleans nor by sizes of 64 bits.
+        return [part > 0 for part in tf.split(tf.cast(legal, tf.int32), self._sizes.tolist(), axis=-1)]
 
     def check(self, time_step: ts.TimeStep, step: int) -> None:
         """Checks that something is legal in time steps [B] of numpy arrays, where an action is to be taken.
@@ -85,6 +93,20 @@ class ActionMask:
                 f"got no legal action in '{self.path}' of environment {stuck[0]} in step {step}; need at least one; "
                 "correct the environment's mask, or let the episode end there"
             )
+
+    def assert_possible(self, time_step: ts.TimeStep) -> None:
+        """Makes a program fail for time steps [B] in which nothing is legal where an action is to be taken. In a graph.
+
+        An observation of zeros always passes, since loaders such as TF-Agents' run a policy once on zeros.
+        """
+        leaves = tf.nest.flatten(time_step.observation)
+        parts = self._parts(leaves[self._index])
+        possible = tf.reduce_all([tf.reduce_any(part, axis=-1) for part in parts], axis=0)
+        zeros = [leaf == tf.zeros((), leaf.dtype) for leaf in leaves]
+        empty = [tf.reduce_all(leaf, axis=list(range(1, leaf.shape.rank))) for leaf in zeros]
+        passes = possible | (time_step.step_type == ts.StepType.LAST) | tf.reduce_all(empty, axis=0)
+        found = [f'got no legal action in {self.path} in row', tf.argmin(tf.cast(passes, tf.int32))]
+        tf.debugging.Assert(tf.reduce_all(passes), [*found, 'need at least one'])
 
     def sample(self, observation: Any, random: np.random.Generator) -> np.ndarray:
         """Draws legal actions [B, *shape] of observations [B] of numpy arrays, each with the same probability."""

@@ -15,7 +15,7 @@ import tensorflow_probability as tfp
 from tf_agents.agents.sac import tanh_normal_projection_network
 from tf_agents.distributions import utils as distribution_utils
 from tf_agents.networks import actor_distribution_network
-from tf_agents.specs import distribution_spec
+from tf_agents.specs import distribution_spec, tensor_spec
 
 from tests.agents import example_data
 from tests.testing import experiences
@@ -26,6 +26,7 @@ from tflearn.experience import BatchItems
 from tflearn.learner.learner import Learner
 from tflearn.run_dir import RunDir
 from tflearn.train_step import create_train_step
+from tflearn.types import EnvironmentSpecs
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
@@ -102,6 +103,21 @@ def _make_sac(experience, **settings):
     )
 
 
+NESTED = EnvironmentSpecs(
+    {
+        'arm': (example_data.CONTINUOUS.observation, tensor_spec.BoundedTensorSpec((2,), tf.float32, -1.0, 1.0)),
+        'kinds': tensor_spec.BoundedTensorSpec((2,), tf.int64, 0, 2),
+        'mask': tensor_spec.BoundedTensorSpec((2,), tf.int64, 0, 1),
+    },
+    example_data.DISCRETE.action,
+)
+
+
+def _make_nested_ppo(experience, **settings):
+    network = NetworkOptions(fc_layer_params=(16,))
+    return ppo.make_agent(NESTED, create_train_step(), experience, network=network, action_mask='mask', **settings)
+
+
 def _make_ppo(experience, **settings):
     loss = ppo_loss.LossOptions(entropy_coefficient=0.01, kl_coefficient=0.1, value_clipping=0.5)
     network = NetworkOptions(fc_layer_params=(16,))
@@ -124,6 +140,7 @@ AGENTS = {
     'dqn': (_make_dqn, dqn.EXPERIENCE),
     'sac': (_make_sac, sac.EXPERIENCE),
     'ppo': (_make_ppo, experiences.changed(ppo.EXPERIENCE, sequence_length=5, stride=4)),
+    'nested ppo': (_make_nested_ppo, experiences.changed(ppo.EXPERIENCE, sequence_length=5, stride=4)),
     'impala': (_make_impala, experiences.changed(impala.EXPERIENCE, sequence_length=5, stride=4)),
     'appo': (_make_appo, experiences.changed(appo.EXPERIENCE, sequence_length=5, stride=4)),
 }

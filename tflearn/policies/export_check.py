@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tflearn.action_mask import mask_of
 from tflearn.policies import plain_nests
 from tflearn.policies.model_files import ModelFiles
 from tflearn.policies.signatures import action_program
+from tflearn.types import leaf_paths
 
 _BATCH_SIZE = 16
 _RANDOM_OPS = ('Random', 'Multinomial', 'Normal', 'StatefulUniform', 'Rng')
@@ -98,9 +100,14 @@ def _call(program: Any, leaves: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 def _inputs(live: Any, policy: Any) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     specs = {name: getattr(policy.time_step_spec, name) for name in ('reward', 'discount', 'observation')}
+    drawn = tf.nest.map_structure(lambda leaf: _draw(leaf, rng), plain_nests.to_plain(specs))
+    if mask := mask_of(policy):
+        paths = leaf_paths(specs['observation'])
+        names = plain_nests.names_in_order(specs['observation'], 'observation')
+        dict(plain_nests.flat(drawn['observation'], 'observation'))[names[paths.index(mask.path)]][:] = 1
     return {
         'step_type': rng.integers(0, 3, [_BATCH_SIZE], np.int32),
-        **tf.nest.map_structure(lambda leaf: _draw(leaf, rng), plain_nests.to_plain(specs)),
+        **drawn,
         'policy_state': live.get_initial_state(tf.constant(_BATCH_SIZE)),
     }
 

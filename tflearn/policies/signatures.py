@@ -11,6 +11,7 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import policy_step
 from tf_agents.trajectories import time_step as ts
 
+from tflearn.action_mask import mask_of
 from tflearn.policies import plain_nests
 from tflearn.types import integer_bounds
 
@@ -83,7 +84,7 @@ def named(policy: Any, module: tf.Module) -> Mapping[str, Callable[..., Any]]:
 def _on_time_steps(policy: Any, function: Callable[[Any, Any], Any]) -> Any:
     """Returns `function` of a `TimeStep` and a policy state as a `tf.function` of plain nests."""
     like = policy.time_step_spec
-    state_spec = policy.policy_state_spec
+    state_spec, mask = policy.policy_state_spec, mask_of(policy)
     specs = [plain_nests.batched(getattr(like, name), name) for name in like._fields]
 
     @tf.function(input_signature=[*specs, plain_nests.batched(state_spec, 'policy_state')], autograph=False)
@@ -93,6 +94,8 @@ def _on_time_steps(policy: Any, function: Callable[[Any, Any], Any]) -> Any:
         _check_categories(observation, like.observation)
         plain = {'step_type': step_type, 'reward': reward, 'discount': discount, 'observation': observation}
         time_step = ts.TimeStep(**{name: plain_nests.from_plain(plain[name], getattr(like, name)) for name in plain})
+        if mask is not None:
+            mask.assert_possible(time_step)
         return plain_nests.to_plain(function(time_step, plain_nests.from_plain(policy_state, state_spec)))
 
     return compiled
@@ -103,7 +106,8 @@ def _check_categories(observation: Any, spec: Any) -> None:
 
     0 is always accepted, since loaders such as TF-Agents' run a policy once on zeros.
     """
-    for (name, values), leaf in zip(plain_nests.flat(observation, 'observation'), tf.nest.flatten(spec), strict=True):
+    leaves = tf.nest.flatten(plain_nests.to_plain(spec))
+    for (name, values), leaf in zip(plain_nests.flat(observation, 'observation'), leaves, strict=True):
         bounds = integer_bounds(leaf)
         if bounds is None:
             continue

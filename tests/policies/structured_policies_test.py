@@ -1,0 +1,162 @@
+"""Policies of nested observations with a mask: in TensorFlow alone, in TFLite, and served."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tf_agents.specs import tensor_spec
+
+from tests.testing import example_policies, served_policies
+from tflearn.action_mask import mask_of
+from tflearn.agents import dqn, ppo
+from tflearn.agents.actor_value import NetworkOptions
+from tflearn.policies import exporter, loader, tflite
+from tflearn.train_step import create_train_step
+from tflearn.types import EnvironmentSpecs
+
+# TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
+pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
+
+
+class Robot(NamedTuple):
+    """Its fields are not in alphabetical order."""
+
+    kind: Any
+    arm: Any
+
+
+bounded = tensor_spec.BoundedTensorSpec
+SPECS = EnvironmentSpecs(
+    {
+        'camera': bounded((8, 8, 1), tf.uint8, 0, 255),
+        'legal': {'mask': bounded((5,), tf.int64, 0, 1)},
+        'robot': Robot(bounded((), tf.int64, 0, 4), (tf.TensorSpec((3,), tf.float32), tf.TensorSpec((), tf.float32))),
+    },
+    bounded((2,), tf.int64, [0, 0], [1, 2]),
+)
+NAMES = [
+    'observation_camera',
+    'observation_legal_mask',
+    'observation_robot_arm_0',
+    'observation_robot_arm_1',
+    'observation_robot_kind',
+]
+MASK = 'observation_legal_mask'
+
+
+@pytest.fixture(scope='module')
+def policy():
+    agent = ppo.make_agent(
+        SPECS,
+        create_train_step(),
+        ppo.EXPERIENCE,
+        network=NetworkOptions(fc_layer_params=(8,)),
+        action_mask='legal.mask',
+    )
+    agent.initialize()
+    example_policies.reweigh(agent.policy, seed=1)
+    return agent.policy
+
+
+@pytest.fixture(scope='module')
+def folder(policy, tmp_path_factory):
+    folder = tmp_path_factory.mktemp('policies')
+    exporter.PolicyExporter(policy, folder / 'greedy_policy').export(7, {})
+    return folder
+
+
+@pytest.fixture
+def named():
+    """Inputs by name: four observations, in which few actions are legal."""
+    random = np.random.default_rng(3)
+    return {
+        'observation_camera': random.integers(0, 255, (4, 8, 8, 1)).astype(np.uint8),
+        MASK: np.array([[0, 1, 1, 0, 0], [1, 0, 0, 0, 1], [1, 1, 0, 1, 1], [1, 1, 1, 1, 1]]),
+        'observation_robot_arm_0': random.normal(size=(4, 3)).astype(np.float32),
+        'observation_robot_arm_1': random.normal(size=4).astype(np.float32),
+        'observation_robot_kind': random.integers(0, 5, 4),
+    }
+
+
+def nest(named):
+    camera, mask, arm, length, kind = (named[name] for name in NAMES)
+    return {'camera': camera, 'legal': {'mask': mask}, 'robot': Robot(kind, (arm, length))}
+
+
+def live(policy, named):
+    time_step = example_policies.time_step(policy, 4)._replace(observation=nest(named))
+    return policy.action(tf.nest.map_structure(tf.constant, time_step)).action.numpy()
+
+
+def test_named_tensors_and_tflite(policy, folder, named):
+    model = tf.saved_model.load(str(folder / 'greedy_policy' / '7')).signatures['serving_default']
+    assert sorted(model.structured_input_signature[1]) == NAMES
+    got = model(**{name: tf.constant(value) for name, value in named.items()})['action'].numpy()
+    np.testing.assert_array_equal(got, live(policy, named))
+    assert all(named[MASK][i, first] and named[MASK][i, 2 + second] for i, (first, second) in enumerate(got))
+    converted = tflite.convert(folder / 'greedy_policy' / '7')
+    np.testing.assert_array_equal(tflite.run(converted, named)['action'], got)
+
+
+def test_a_mask_without_a_legal_action_is_an_error(folder, named):
+    model = tf.saved_model.load(str(folder / 'greedy_policy' / '7'))
+    named[MASK][2] = [1, 0, 0, 0, 0]
+    tensors = {name: tf.constant(value) for name, value in named.items()}
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r'got no legal action in legal.mask in row\] \[2\]'):
+        model.signatures['serving_default'](**tensors)
+    step = {'reward': tf.zeros(4), 'discount': tf.ones(4)}
+    model.signatures['action'](step_type=tf.constant([1, 1, 2, 1]), **step, **tensors)  # the row takes no action
+    model.signatures['serving_default'](**tf.nest.map_structure(tf.zeros_like, tensors))  # as loaders run it once
+
+
+def test_a_category_of_a_named_tuple_is_checked(folder, named):
+    model = tf.saved_model.load(str(folder / 'greedy_policy' / '7')).signatures['serving_default']
+    named['observation_robot_kind'][1] = 9
+    with pytest.raises(tf.errors.InvalidArgumentError, match='got observation_robot_kind from.*9'):
+        model(**{name: tf.constant(value) for name, value in named.items()})
+
+
+def test_served(policy, folder, named):
+    pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
+    import grpc
+
+    from tflearn.serving.batching import BatchOptions
+    from tflearn.serving.client import PolicyClient
+    from tflearn.serving.remote_policy import RemotePolicy
+
+    expected = live(policy, named)
+    with served_policies.serving(folder, BatchOptions()) as (server, _):
+        address = f'localhost:{server.port}'
+        client = PolicyClient(address, timeout_secs=60.0)
+        outputs, version = client.predict(named)
+        np.testing.assert_array_equal(outputs['action'], expected)
+        assert version == 7
+        remote = RemotePolicy(address, 'greedy_policy', policy)
+        time_step = example_policies.time_step(policy, 4)._replace(observation=nest(named))
+        remote.check(time_step)
+        np.testing.assert_array_equal(remote.action(time_step, ())[0], expected)
+        named[MASK][0] = 0
+        with pytest.raises(grpc.RpcError, match='got no legal action in legal.mask in row'):
+            client.predict(named)
+        with pytest.raises(grpc.RpcError, match='observation_robot_arm_0'):
+            client.predict({name: value for name, value in named.items() if name != 'observation_robot_arm_0'})
+        for connected in (client, remote):
+            connected.close()
+
+
+def test_the_loaded_policy_has_the_mask(policy, folder):
+    loaded = loader.load(folder / 'greedy_policy' / '7')
+    assert loaded.metadata[exporter.ACTION_MASK] == mask_of(policy).path == 'legal.mask'
+
+
+def test_dqn_in_tflite(tmp_path):
+    specs = EnvironmentSpecs(SPECS.observation, bounded((), tf.int64, 0, 4))
+    agent = dqn.make_agent(specs, create_train_step(), dqn.EXPERIENCE, fc_layer_params=(8,), action_mask='legal.mask')
+    agent.initialize()
+    path = exporter.PolicyExporter(agent.policy, tmp_path).export(1, {})
+    given = {
+        name: np.zeros(spec.shape[1:], spec.dtype.as_numpy_dtype)[None] for name, spec in tflite.inputs(path).items()
+    }
+    given[MASK][0, 3] = 1
+    assert tflite.run(tflite.convert(path), given)['action'] == [3]
