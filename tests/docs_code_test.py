@@ -78,6 +78,8 @@ agent = make_agent(specs, train_step.create_train_step(), dqn.EXPERIENCE)
 assert [32 + 16, 100] in [variable.shape.as_list() for variable in agent.policy.variables()]
 agent = make_own_agent(specs, train_step.create_train_step(), dqn.EXPERIENCE)
 assert [4, 64] in [variable.shape.as_list() for variable in agent.policy.variables()]
+agent = make_joint_agent(specs, train_step.create_train_step(), ppo.EXPERIENCE)
+assert [list(each.shape) for each in agent._network.trainable_variables[::2]] == [[4, 64], [64, 2], [64, 1]]
 """,
     'your-algorithm.md': """
 import tflearn
@@ -232,6 +234,8 @@ PROGRAMS = (
 )
 
 
+# TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
+@pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
 @pytest.mark.parametrize('page', PROGRAMS)
 def test_python(user, page):
     _execute(f'{page}.md')

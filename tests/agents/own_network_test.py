@@ -102,6 +102,72 @@ def test_each_network_is_made_anew():
         make_agent('dqn', lambda spec, name: one)
 
 
+class LogitsAndValue(tf.keras.Model):
+    """A body for both, and a head of its own for each."""
+
+    def __init__(self, num_choices):
+        super().__init__()
+        layers = tf.keras.layers
+        self.body, self.logits, self.value = layers.Dense(7, 'relu'), layers.Dense(num_choices), layers.Dense(1)
+
+    def call(self, inputs):
+        features = self.body(inputs)
+        return self.logits(features), self.value(features)[:, 0]
+
+
+TWO = EnvironmentSpecs(DISCRETE.observation, tensor_spec.BoundedTensorSpec((2,), tf.int64, [0, 0], [1, 2]))
+
+
+@pytest.mark.parametrize('name', ['ppo shared', 'impala', 'appo'])
+@pytest.mark.parametrize('specs', [DISCRETE, TWO])
+def test_heads_of_its_own(name, specs):
+    module, length = AGENTS[name][0], AGENTS[name][3]
+    made = []
+
+    def make_network(spec, name):
+        made.append(LogitsAndValue(2 if specs is DISCRETE else 5))
+        return made[-1]
+
+    network = NetworkOptions(shared=True, make_network=make_network)
+    agent = module.make_agent(specs, create_train_step(), module.EXPERIENCE, network=network)
+    agent.initialize()
+    own = {variable.ref() for variable in made[0].trainable_variables}
+    assert own == {variable.ref() for variable in agent._network.trainable_variables}, 'no other layers'
+    if specs is TWO:  # as the network has it, the impossible choice apart
+        observation = tf.constant([[1.0, -1.0, 0.5]])
+        (distribution, value), _ = agent._network(observation)
+        logits, expected = made[0](observation)
+        np.testing.assert_allclose(distribution.logits[0], [[*logits[0, :2], -1e9], logits[0, 2:]])
+        np.testing.assert_allclose(value, expected)
+    before = [variable.numpy() for variable in made[0].trainable_variables]
+    data = complete_episodes(example_data.sequences(agent, 4, length))
+    assert np.isfinite(agent.train(data).loss)
+    assert all(not np.array_equal(a, b) for a, b in zip(before, made[0].trainable_variables, strict=True))
+
+
+def test_heads_of_its_own_take_a_mask():
+    legal = {'mask': tensor_spec.BoundedTensorSpec((2,), tf.int64, 0, 1, 'mask'), 'state': DISCRETE.observation}
+
+    def make_network(spec, name):
+        return tf.keras.Sequential([tf.keras.layers.Lambda(lambda parts: parts['state']), LogitsAndValue(2)])
+
+    network = NetworkOptions(shared=True, make_network=make_network)
+    specs = EnvironmentSpecs(legal, DISCRETE.action)
+    agent = ppo.make_agent(specs, create_train_step(), ppo.EXPERIENCE, network=network, action_mask='mask')
+    observation = {'mask': tf.constant([[0, 1], [1, 0]], tf.int64), 'state': tf.ones((2, 3))}
+    (distribution, _), _ = agent._network(observation)
+    np.testing.assert_array_equal(distribution.probs_parameter(), [[0, 1], [1, 0]])
+
+
+@pytest.mark.parametrize(
+    ('shared', 'specs', 'num_choices'), [(False, DISCRETE, 2), (True, DISCRETE, 3), (True, CONTINUOUS, 2)]
+)
+def test_heads_that_do_not_fit_are_refused(shared, specs, num_choices):
+    network = NetworkOptions(shared=shared, make_network=lambda spec, name: LogitsAndValue(num_choices))
+    with pytest.raises(ValueError, match='^got the network .*; need a vector of floats'):
+        ppo.make_agent(specs, create_train_step(), ppo.EXPERIENCE, network=network)
+
+
 def test_it_gets_the_observation_without_the_mask():
     legal = {'mask': tensor_spec.BoundedTensorSpec((2,), tf.int64, 0, 1, 'mask'), 'state': DISCRETE.observation}
     specs = []

@@ -36,7 +36,9 @@ class NetworkOptions:
       shared: whether both heads share these layers; otherwise the value has its own.
       preprocessing_layers: Keras layers of one's own for leaves of the observation, by path, such as 'arm.position'.
       make_network: makes a network of one's own from observations to features, in place of all these layers; it is
-        called for policy and value, or once if `shared`; see `encoder.own_network`. None makes the layers above.
+        called for policy and value, or once if `shared`; see `encoder.own_network`. If `shared`, it may also return a
+        pair, for a Discrete or MultiDiscrete action: the logits of all choices [B, n], the first integer's first, and
+        the value [B]; no layers follow it then. None makes the layers above.
     """
 
     conv_layer_params: encoder.ConvLayerParams | None = None
@@ -56,10 +58,12 @@ class NetworkOptions:
         spec_checks.check_observation(specs.observation, algorithm, self.conv_layer_params, self.preprocessing_layers)
         spec_checks.check_policy_gradient_action(specs.action, algorithm)
 
-    def make_encoder(self, observation_spec: types.NestedTensorSpec, name: str) -> network.Network:
-        """Makes a network from the observation, which `encoder` encodes, to features."""
+    def make_encoder(
+        self, observation_spec: types.NestedTensorSpec, name: str, num_choices: int | None = None
+    ) -> network.Network:
+        """Makes a network from the observation, which `encoder` encodes, to features; see `encoder.own_network`."""
         if self.make_network is not None:
-            return encoder.own_network(self.make_network, observation_spec, name, with_memory=True)
+            return encoder.own_network(self.make_network, observation_spec, name, True, num_choices)
         arguments = {
             **encoder.network_arguments(observation_spec, self.conv_layer_params, self.preprocessing_layers),
             'activation_fn': _ACTIVATIONS[self.activation],
@@ -97,15 +101,22 @@ class ActorValueNetwork(network.Network):
           name: the network's name.
         """
         observation_spec = action_mask(specs.observation)[0] if action_mask else specs.observation
-        actor = options.make_encoder(observation_spec, 'actor' if not options.shared else 'encoder')
-        value = actor if options.shared else options.make_encoder(observation_spec, 'value')
+        if options.shared:
+            actor = value = options.make_encoder(observation_spec, 'encoder', heads.num_choices(specs.action))
+        else:
+            actor, value = (options.make_encoder(observation_spec, part) for part in ('actor', 'value'))
         state_spec = actor.state_spec
         if state_spec and not options.shared:
             state_spec = {'actor': actor.state_spec, 'value': value.state_spec}
         super().__init__(input_tensor_spec=specs.observation, state_spec=state_spec, name=name)
         self._shared, self._actor, self._value = options.shared, actor, value
         self.action_mask = action_mask
-        self._projections = projections = heads.projections(specs.action, masked=action_mask is not None)
+        # A network of one's own may compute logits and value itself.
+        own = options.make_network is not None
+        self._has_heads = own and isinstance(actor.create_variables(observation_spec), list | tuple)
+        masked = action_mask is not None
+        projections = heads.of_logits(specs.action) if self._has_heads else heads.projections(specs.action, masked)
+        self._projections = projections
         # Not attributes, since Keras would wrap their nests.
         self._heads = lambda: tf.nest.flatten(projections)
         self._as_action = lambda leaves: tf.nest.pack_sequence_as(specs.action, leaves)
@@ -122,11 +133,16 @@ class ActorValueNetwork(network.Network):
         separate = bool(self.state_spec) and not self._shared
         own = network_state or {'actor': (), 'value': ()} if separate else {'actor': network_state, 'value': ()}
         features, state = self._actor(observation, step_type, own['actor'], training=training)
-        value_features = features
-        if not self._shared:
-            value_features, value_state = self._value(observation, step_type, own['value'], training=training)
-            state = {'actor': state, 'value': value_state} if separate else state
-        value = tf.squeeze(self._value_head(tf.cast(value_features, tf.float32)), axis=-1)
+        if self._has_heads:
+            features, value = (tf.cast(output, tf.float32) for output in features)
+        else:
+            value_features = features
+            if not self._shared:
+                value_features, value_state = self._value(observation, step_type, own['value'], training=training)
+                state = {'actor': state, 'value': value_state} if separate else state
+            value = self._value_head(tf.cast(value_features, tf.float32))
+        if value.shape.rank == features.shape.rank:
+            value = tf.squeeze(value, axis=-1)
         outer_rank = features.shape.rank - 1
         distributions = [head(features, outer_rank, training=training, mask=mask)[0] for head in self._heads()]
         return (self._as_action(distributions), value), state

@@ -66,6 +66,29 @@ class _MultiCategorical(categorical_projection_network.CategoricalProjectionNetw
         return self.output_spec.build_distribution(logits=logits), state
 
 
+class _Logits(_MultiCategorical):
+    """Categorical distributions of logits [..., number of choices] that a network of one's own computed."""
+
+    def call(self, inputs: tf.Tensor, outer_rank: int, training: bool = False, mask: tf.Tensor | None = None) -> Any:
+        """See `_MultiCategorical.call`."""
+        if mask is not None:
+            inputs = tf.where(mask, inputs, _IMPOSSIBLE)
+        padded = tf.concat([inputs, tf.fill(tf.shape(inputs[..., :1]), _IMPOSSIBLE)], axis=-1)
+        return self.output_spec.build_distribution(logits=tf.gather(padded, self._places, axis=-1)), ()
+
+
+def num_choices(action_spec: types.NestedTensorSpec) -> int | None:
+    """Returns the number of choices of all integers of an action; None for a nest or floats."""
+    if tf.nest.is_nested(action_spec) or not tensor_spec.is_discrete(action_spec):
+        return None
+    return int((np.broadcast_to(np.asarray(action_spec.maximum), action_spec.shape) + 1).sum())
+
+
+def of_logits(action_spec: types.BoundedTensorSpec) -> network.Network:
+    """Makes a network without weights: logits [..., `num_choices`] -> distribution of the action, float32."""
+    return made_in_float32(_Logits)(action_spec)
+
+
 def categorical(action_spec: types.BoundedTensorSpec, masked: bool = False) -> network.Network:
     """Makes a categorical distribution of each integer of an action, all counted from 0; `masked` takes a mask."""
     if masked or np.unique(action_spec.maximum).size > 1:

@@ -1,0 +1,60 @@
+"""A fully connected network with layer normalization, dropout, and an activation by name, for `make_network`."""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+from tf_agents.typing import types
+
+from tflearn.errors import UserValueError
+from tflearn.networks import encoder
+
+
+def make_network(
+    spec: types.NestedTensorSpec,
+    name: str,
+    fc_layer_params: Sequence[int] = (256, 256),
+    activation: str = 'relu',
+    layer_norm: bool = False,
+    dropout: float = 0.0,
+    conv_layer_params: encoder.ConvLayerParams | None = None,
+    preprocessing_layers: encoder.Layers | None = None,
+) -> tf.keras.Sequential:
+    """Makes a network for `make_network` of any agent: the observation, encoded as by default, and layers.
+
+    Args:
+      spec: the observation's spec.
+      name: the network's name.
+      fc_layer_params: units of the fully connected layers.
+      activation: Keras' name of their activation function, such as 'relu', 'tanh', 'gelu', 'swish' or 'elu'.
+      layer_norm: whether to normalize what each layer computes, before its activation (Ba et al. 2016, "Layer
+        Normalization", arXiv 1607.06450).
+      dropout: the share of each layer's outputs that are dropped in training (Srivastava et al. 2014, "Dropout: A
+        Simple Way to Prevent Neural Networks from Overfitting", JMLR 15), in [0, 1). Policies that act drop none.
+      conv_layer_params: (filters, kernel size, stride) of convolutions, for images [height, width, channels]; None has
+        none for a single image, and `encoder.CONVOLUTIONS` for images in a nest.
+      preprocessing_layers: Keras layers of one's own for leaves of the observation, by path.
+
+    Raises:
+      ValueError: for an activation that Keras does not have, another share, no layer, or a path that no leaf has.
+    """
+    try:
+        tf.keras.activations.get(activation)
+    except (ValueError, TypeError) as error:
+        raise UserValueError(
+            f"got activation={activation!r}; need the name of one of Keras's activation functions, such as 'gelu'"
+        ) from error
+    if not 0 <= dropout < 1:
+        raise UserValueError(f'got dropout={dropout}; need a share from 0 to below 1')
+    if not fc_layer_params:
+        raise UserValueError('got fc_layer_params without a layer; need at least one')
+    encoder.check_layers(spec, preprocessing_layers or {})
+    layers = tf.keras.layers
+    made: list[tf.keras.layers.Layer] = [encoder.NestEncoder(spec, conv_layer_params, preprocessing_layers)]
+    for units in fc_layer_params:
+        made += [
+            layers.Dense(units),
+            *([layers.LayerNormalization()] if layer_norm else []),
+            layers.Activation(activation),
+            *([layers.Dropout(dropout)] if dropout else []),
+        ]
+    return tf.keras.Sequential(made, name=name)
