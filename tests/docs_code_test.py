@@ -69,6 +69,24 @@ assert run.reason == 'num_train_steps 1000 reached' and run.best_return == 16.5,
 assert (action, actions.tolist()) == (1, [1, 1])
 """,
     'serving.md': 'assert tf.make_ndarray(answer.outputs["action"]) in (0, 1)',
+    'transforms.md': """
+import tflearn
+from tflearn import experience
+from tflearn.environments import gymnasium_env
+run = tflearn.train(
+    root_dir='transformed',
+    make_environment=functools.partial(gymnasium_env.make, 'CartPole-v1'),
+    make_agent=make_agent,
+    experience=experience.Experience(replay=experience.Uniform(min_size=100)),
+    num_train_steps=20,
+    num_episodes=1,
+)
+assert run.train_step == 20
+specs = tflearn.EnvironmentSpecs(tf.TensorSpec((2,), tf.float32), tf.TensorSpec((), tf.int64))
+transform = Logarithm()
+assert transform.transform_specs(specs).observation.shape == (2,)
+assert tf.reduce_all(transform.transform_observation(tf.exp([1.0, 2.0]) - 1.0) == [1.0, 2.0])
+""",
     'your-network.md': """
 from tf_agents.specs import tensor_spec
 from tflearn import train_step, types
@@ -229,6 +247,7 @@ PROGRAMS = (
     'from-tf-agents',
     'index',
     'library',
+    'transforms',
     'your-algorithm',
     'your-network',
 )

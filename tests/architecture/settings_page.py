@@ -24,6 +24,7 @@ SECTIONS = (
         {'run_dir', 'replay_address', 'connect_timeout_secs', 'stop', 'name', 'on_restored', 'describe'},
     ),
     ('Algorithms', rf'{AGENTS}\w+\.make_agent', {'specs', 'train_step', 'experience'}),
+    ('Transforms', r'tflearn\.transforms\.transformed\.make_agent', {'specs', 'train_step', 'experience'}),
     (
         'Optimizers and schedules',
         rf'{AGENTS}(optimizers\.make|schedules\.[a-z]\w+)',

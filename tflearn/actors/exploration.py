@@ -72,6 +72,8 @@ def with_epsilons(policy: tf_policy.TFPolicy, epsilons: np.ndarray) -> tf_policy
     Raises:
       ValueError: if the policy is not epsilon-greedy.
     """
+    if hasattr(policy, 'with_wrapped'):  # it transforms observations
+        return policy.with_wrapped(with_epsilons(policy.wrapped_policy, epsilons))
     if not isinstance(policy, epsilon_greedy_policy.EpsilonGreedyPolicy):
         raise UserValueError(
             f'got an epsilon ladder for the collect policy {type(policy).__name__}; need an epsilon-greedy one, such '

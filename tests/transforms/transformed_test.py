@@ -1,0 +1,130 @@
+"""An agent of transformed observations and rewards: what it learns from, over every path of the data, and exported."""
+
+import contextlib
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from gymnasium import spaces
+
+from tests.agents import observation_matrix_test as matrix
+from tests.testing import structured
+from tests.testing.replay import serve  # noqa: F401 - a fixture
+from tflearn.actors import exploration
+from tflearn.actors.actor import Actor
+from tflearn.agents import dqn, ppo
+from tflearn.agents.actor_value import NetworkOptions
+from tflearn.environments import vector_env
+from tflearn.experience import BatchItems, Experience, Queue, Slicing, Uniform
+from tflearn.replay.storage import Storage
+from tflearn.train_step import create_train_step
+from tflearn.transforms import image, rewards, transformed
+from tflearn.types import EnvironmentSpecs
+
+# TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
+pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
+
+SPACE = spaces.Dict(camera=spaces.Box(0, 255, (12, 10, 3), np.uint8), joints=structured.VECTOR)
+CONVOLUTIONS = ((4, 3, 2),)
+TRANSFORMS = [image.Grayscale(), image.Resize(6, 5), image.Scale(), rewards.Scale(10.0), rewards.Shift(-2.0)]
+EXPERIENCES = {
+    'synchronous': Experience(replay=Uniform(**matrix.STORED), batch=BatchItems(2)),
+    'mirror': Experience(replay=Uniform(**matrix.STORED, sampling='learner'), batch=BatchItems(2)),
+    'queue': Experience(Slicing(5, 4, cross_episodes=True), Queue(max_size=8), BatchItems(2)),
+}
+MAKE_DQN = functools.partial(dqn.make_agent, fc_layer_params=(8,), conv_layer_params=CONVOLUTIONS, epsilon=0.5)
+MAKE_PPO = functools.partial(
+    ppo.make_agent, network=NetworkOptions(fc_layer_params=(8,), conv_layer_params=CONVOLUTIONS)
+)
+
+
+@pytest.fixture(scope='module')
+def environments():
+    make_one = lambda: structured.Random(SPACE, structured.CHOICE)  # noqa: E731
+    with contextlib.closing(vector_env.in_process(make_one, 2, 0)) as made:
+        yield made
+
+
+def make_agent(specs, path='synchronous', transforms=TRANSFORMS, make=None):
+    make = make or (MAKE_PPO if path == 'queue' else MAKE_DQN)
+    agent = transformed.make_agent(
+        specs, create_train_step(), EXPERIENCES[path], make_agent=make, transforms=transforms
+    )
+    agent.initialize()
+    return agent
+
+
+@pytest.mark.parametrize('path', EXPERIENCES)
+def test_raw_data_over_every_path_then_exported(path, environments, serve, tmp_path):  # noqa: F811
+    """The replay holds what the environment made; the exported policy takes that; evaluations count raw rewards."""
+    agent = make_agent(environments.specs, path)
+    storage = Storage(EXPERIENCES[path], agent.collect_data_spec)
+    batch = matrix.collected(agent, storage, path, environments, serve)
+    assert batch.observation['camera'].shape[2:] == (12, 10, 3) and batch.observation['camera'].dtype == tf.uint8
+    np.testing.assert_array_equal(batch.reward, batch.next_step_type != 0)
+    before = [variable.numpy() for variable in agent.policy.variables()]
+    assert np.isfinite(agent.loss(batch).loss) and np.isfinite(agent.train(batch).loss)
+    assert any(np.any(new != old) for new, old in zip(agent.policy.variables(), before, strict=True))
+    if path != 'mirror':
+        matrix.check_export(agent, environments, tmp_path)
+
+
+def test_trains_as_an_agent_of_transformed_data(environments):
+    """The same step as that of an agent in an environment that makes transformed observations and rewards."""
+    agent, rows = make_agent(environments.specs), []
+    Actor(environments, agent.collect_policy, [rows.append]).run(3)
+    batch = tf.nest.map_structure(lambda *leaves: tf.constant(np.stack(leaves, axis=1)), *rows[:2])
+    camera = batch.observation['camera'].numpy().astype(np.float64)
+    gray = np.round(camera @ [0.299, 0.587, 0.114])
+    small = np.round(gray.reshape(2, 2, 6, 2, 5, 2).mean(axis=(3, 5)))[..., np.newaxis]
+    reward = tf.where(batch.next_step_type == 0, 0.0, 10.0 * batch.reward - 2.0)
+    by_hand = batch._replace(
+        observation={**batch.observation, 'camera': tf.constant(small / 255.0, tf.float32)}, reward=reward
+    )
+    camera_spec = tf.TensorSpec((6, 5, 1), tf.float32, 'camera')
+    specs = EnvironmentSpecs({**environments.specs.observation, 'camera': camera_spec}, environments.specs.action)
+    plain = MAKE_DQN(specs, create_train_step(), EXPERIENCES['synchronous'])
+    for variable, value in zip(plain.policy.variables(), agent.policy.variables(), strict=True):
+        variable.assign(value)
+    plain.initialize()
+    agent.initialize()
+    np.testing.assert_allclose(agent.train(batch).loss, plain.train(by_hand).loss, rtol=1e-4)
+    for mine, theirs in zip(agent.policy.variables(), plain.policy.variables(), strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-4)
+
+
+def test_explores_as_the_wrapped_policy(environments):
+    """An epsilon for each environment, and random first actions."""
+    agent = make_agent(environments.specs)
+    Actor(environments, exploration.with_epsilons(agent.collect_policy, np.float32([0.0, 1.0]))).run(2)
+    Actor(environments, exploration.uniform(agent.collect_policy)).run(2)
+    policy = exploration.with_epsilons(agent.collect_policy, np.float32([0.0, 0.0]))
+    time_step = tf.nest.map_structure(tf.constant, environments.reset())
+    np.testing.assert_array_equal(policy.action(time_step).action, agent.policy.action(time_step).action)
+
+
+def test_a_mask_stays_legal(tmp_path):
+    with contextlib.closing(structured.make_environment('masked discrete')) as masked:
+        make = functools.partial(dqn.make_agent, fc_layer_params=(8,), epsilon=1.0, action_mask='mask')
+        agent = make_agent(masked.specs, transforms=[rewards.Clip(-1.0, 0.5)], make=make)
+        Actor(masked, agent.collect_policy).run(20)
+        Actor(masked, exploration.uniform(agent.collect_policy)).run(20)
+        matrix.check_export(agent, masked, tmp_path)
+        assert masked.num_rebuilt == 0
+
+
+@pytest.mark.parametrize(
+    'transforms, message',
+    [
+        ([], 'need a list of one or more'),
+        (rewards.Clip(), 'need a list of one or more'),
+        ([rewards.Clip], 'need objects of tflearn.transforms'),
+        ([rewards.Clip(), rewards.Function(lambda *_: tf.zeros((2, 3)))], 'got Function after Clip .* to the front'),
+        ([image.Scale(), image.Scale()], 'got the observation .* for Scale; need an image .* of bytes'),
+        ([image.Grayscale(), image.Grayscale()], r'need an image \[height, width, 3\]'),
+    ],
+)
+def test_refuses_a_wrong_order(transforms, message, environments):
+    with pytest.raises((ValueError, TypeError), match=message):
+        make_agent(environments.specs, transforms=transforms)

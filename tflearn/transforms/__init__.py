@@ -1,0 +1,1 @@
+"""Transforms of observations and rewards: the same in collection, in training, and in the exported policy."""
