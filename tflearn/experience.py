@@ -136,7 +136,8 @@ class Slicing:
     """How steps become items: a row is one environment step with all its columns, an item is consecutive rows.
 
     Attributes:
-      sequence_length: rows of an item [steps]. 2 is one transition; an n-step method needs n + 1.
+      sequence_length: rows of an item's sequence, which the agent gets [steps]. 2 is one transition; an n-step method
+        needs n + 1.
       stride: rows between the first rows of two items of one episode [steps].
       pad_episodes: fill up the last item of an episode with copies of its boundary row, however the episode ended. With
         the stride `sequence_length` - 1 each step is in exactly one item, and an episode of fewer steps than that is
@@ -145,6 +146,10 @@ class Slicing:
         end an item, wherever its episodes end. For agents that use step types: between two episodes there is a row
         (LAST -> FIRST) with the last observation, in which no action was taken.
       store_policy_state: rows hold the recurrent policy's state before their step, as policy_info['policy_state'].
+      history_steps: rows of an item before its sequence, for transforms that need them, such as `stack.FrameStack`. An
+        episode's first row is repeated, so that its first steps are in items as often as the others.
+      future_steps: rows of an item after its sequence, for transforms that need them, such as `hindsight.Hindsight`. An
+        episode's boundary row is repeated, so that its last steps are in items as often as the others.
     """
 
     sequence_length: int = 2
@@ -152,9 +157,12 @@ class Slicing:
     pad_episodes: bool = False
     cross_episodes: bool = False
     store_policy_state: bool = False
+    history_steps: int = 0
+    future_steps: int = 0
 
     def __post_init__(self) -> None:
-        _check_integers('Slicing', self, {'sequence_length': 2, 'stride': 1})
+        least = {'sequence_length': 2, 'stride': 1, 'history_steps': 0, 'future_steps': 0}
+        _check_integers('Slicing', self, least)
         if self.stride >= self.sequence_length:
             raise UserValueError(
                 f'got Slicing.stride={self.stride} with sequence_length={self.sequence_length}, so that transitions '
@@ -162,6 +170,15 @@ class Slicing:
             )
         if self.cross_episodes and self.pad_episodes:
             raise UserValueError('got Slicing.cross_episodes with pad_episodes; need one of them, or none')
+        if self.cross_episodes and self.future_steps:
+            raise UserValueError(
+                f'got Slicing.cross_episodes with future_steps={self.future_steps}; need one of them, or none'
+            )
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of an item: a sequence, and what comes with it."""
+        return self.history_steps + self.sequence_length + self.future_steps
 
 
 @dataclasses.dataclass(frozen=True)

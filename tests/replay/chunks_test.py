@@ -34,7 +34,7 @@ class Rows:
             chunks += builder.append(rows, step_type, next_step_type, discount)
         return [chunk_rows(chunk, 4) for chunk in chunks + builder.take_all()]
 
-    def sequences(self, length, stride, pad):
+    def sequences(self, slicing):
         """Returns the expected sequences as tuples (environment, steps ...), by plain loops."""
         found = collections.Counter()
         for i in range(len(self.rows[0][1])):
@@ -45,20 +45,25 @@ class Rows:
                     terminated = discount[i] == 0
                     continue
                 last = step_type[i] == LAST
-                found.update((i, *steps) for steps in _episode(episode, last, terminated, length, stride, pad))
+                found.update((i, *steps) for steps in _episode(episode, last, terminated, slicing))
                 episode, terminated = [], False
-            starts = range(0, len(episode) - length + 1, stride)  # the episode that has not ended yet
-            found.update((i, *episode[start : start + length]) for start in starts)
+            episode = episode[:1] * slicing.history_steps + episode  # the episode that has not ended yet
+            starts = range(0, len(episode) - slicing.num_rows + 1, slicing.stride)
+            found.update((i, *episode[start : start + slicing.num_rows]) for start in starts)
         return found
 
 
-def _episode(steps, last, terminated, length, stride, pad):
-    steps = list(steps)
+def _episode(steps, last, terminated, slicing):
+    steps = steps[:1] * slicing.history_steps + steps
+    length, stride, pad = slicing.num_rows, slicing.stride, slicing.pad_episodes
+    without_future = length - slicing.future_steps
     if pad and last:
-        while len(steps) < length or (len(steps) - length) % stride:
+        while len(steps) < without_future or (len(steps) - without_future) % stride:
             steps.append(steps[-1])
     elif last and terminated:
-        steps += steps[-1:] * (length - 2)
+        steps += steps[-1:] * (slicing.sequence_length - 2)
+    if last:
+        steps += steps[-1:] * slicing.future_steps
     starts = list(range(0, len(steps) - length + 1, stride))
     if not pad and starts and starts[-1] + length < len(steps):
         starts.append(len(steps) - length)
@@ -67,11 +72,15 @@ def _episode(steps, last, terminated, length, stride, pad):
 
 @pytest.mark.parametrize('pad', [False, True])
 @pytest.mark.parametrize('num_starts', [1, 5])
-@pytest.mark.parametrize(('length', 'stride'), [(2, 1), (4, 1), (5, 2), (6, 5)])
-def test_chunks_hold_all_sequences_of_all_episodes_and_no_others(length, stride, num_starts, pad):
+@pytest.mark.parametrize(
+    ('length', 'stride', 'history', 'future'),
+    [(2, 1, 0, 0), (4, 1, 0, 0), (5, 2, 0, 0), (6, 5, 0, 0), (2, 1, 3, 0), (2, 1, 0, 4), (4, 2, 2, 3)],
+)
+def test_chunks_hold_all_sequences_of_all_episodes_and_no_others(length, stride, history, future, num_starts, pad):
+    """Each with its history, which begins with copies of the first row, and its future, which ends with the last."""
     rows = Rows(7, 200, seed=length)
-    experience = Experience(slicing=Slicing(sequence_length=length, stride=stride, pad_episodes=pad))
-    builder = ChunkBuilder(experience, num_starts, 7, 4)
+    slicing = Slicing(length, stride, pad, history_steps=history, future_steps=future)
+    builder, length = ChunkBuilder(Experience(slicing=slicing), num_starts, 7, 4), slicing.num_rows
     found = collections.Counter()
     for chunk in rows.write(builder):
         assert chunk.shape == (num_starts + length - 1, 4)
@@ -79,7 +88,7 @@ def test_chunks_hold_all_sequences_of_all_episodes_and_no_others(length, stride,
             sequence = chunk[start : start + length]
             assert len(set(sequence[:, 1])) == 1, 'two environments in one sequence'
             found[(sequence[0, 1], *sequence[:, 2])] += 1
-    assert found == rows.sequences(length, stride, pad)
+    assert found == rows.sequences(slicing)
 
 
 def _steps(builder, *steps):

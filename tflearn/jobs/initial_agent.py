@@ -12,6 +12,7 @@ from tflearn.checkpoints import warm_start
 from tflearn.checkpoints.files import CheckpointFiles
 from tflearn.distribute import precision as precisions
 from tflearn.distribute import strategies
+from tflearn.errors import UserValueError
 from tflearn.experience import Experience
 from tflearn.run_dir import RunDir, local_path
 from tflearn.train_step import create_train_step
@@ -68,8 +69,15 @@ def data_spec(agent: Agent, experience: Experience) -> types.NestedTensorSpec:
       experience: the run's experience settings.
 
     Raises:
-      ValueError: if the policy state should be stored, but there is none or the policy info cannot hold it.
+      ValueError: if the policy state should be stored, but there is none or the policy info cannot hold it; or if items
+        have rows that no transform of the agent needs.
     """
+    slicing, needed = experience.slicing, getattr(agent, 'extra_steps', (0, 0))
+    if (slicing.history_steps, slicing.future_steps) != needed:
+        raise UserValueError(
+            f'got Slicing.history_steps={slicing.history_steps}, future_steps={slicing.future_steps}; need '
+            f'{needed[0]} and {needed[1]}, as the transforms of the agent do'
+        )
     spec: Any = agent.collect_data_spec
     if not experience.slicing.store_policy_state:
         return spec

@@ -141,7 +141,10 @@ class MinibatchSource:
         own = lambda element: self._prepare(batch_structure.own_part(element, self._replicas))  # noqa: E731
         samples, weights = self._strategy.run(own, (data,))
         join = functools.partial(_joined, self._strategy)
-        return (*tf.nest.map_structure(join, (samples, weights)), _flat(info['policy_version'][:, :-1]))
+        samples, weights = tf.nest.map_structure(join, (samples, weights))
+        # Of the steps that became samples: the last ones, since a history comes before.
+        versions = info['policy_version'][:, :-1]
+        return samples, weights, _flat(versions[:, -(weights.shape[0] // versions.shape[0]) :])
 
 
 def _joined(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:

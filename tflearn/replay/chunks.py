@@ -34,13 +34,16 @@ def chunk_rows(chunks: np.ndarray, row_bytes: int) -> np.ndarray:
 class ChunkBuilder:
     """Gathers rows [B, num_bytes] until chunks of C + L - 1 rows are full.
 
-    L is the experience's sequence length, C the number of rows of a chunk that may begin a sequence. Byte 0 of a row
+    L is the rows of the experience's items, C the number of rows of a chunk that may begin a sequence. Byte 0 of a row
     is its flag: NEW if a sequence begins here, REPEATED if an earlier part of the chunk had the flag already, else 0. A
     sequence never crosses the end of an episode; the episode's last observation is in the boundary row (LAST -> FIRST)
     that ends its last sequence. A truncated episode with fewer rows than a sequence gives no sequence.
 
     In a row of an environment that was rebuilt (not LAST, but -> FIRST) only the observation counts, since its step
     never happened: it ends its episode like the boundary row of a truncated one, and begins no sequence.
+
+    The first row of an episode is repeated as the history of its first sequences, if these need one, and the boundary
+    row as what comes after the last ones (`Slicing.history_steps`, `future_steps`).
 
     Where the experience lets sequences cross episodes, the ends of episodes are ignored.
     """
@@ -60,12 +63,10 @@ class ChunkBuilder:
           num_environments: B.
           num_bytes: the size of a row, its flag included [bytes].
         """
-        self._length, self._stride, self._pad = (
-            experience.slicing.sequence_length,
-            experience.slicing.stride,
-            experience.slicing.pad_episodes,
-        )
-        self._cross = experience.slicing.cross_episodes
+        slicing = experience.slicing
+        self._length, self._stride, self._pad = slicing.num_rows, slicing.stride, slicing.pad_episodes
+        self._cross = slicing.cross_episodes
+        self._history, self._future = 0 if slicing.cross_episodes else slicing.history_steps, slicing.future_steps
         self._chunk_rows = num_starts + self._length - 1
         self._row_bytes = num_bytes
         # Twice a chunk's size, so that rows are moved to the front once per chunk, not once per row.
@@ -107,8 +108,9 @@ class ChunkBuilder:
         if self._cross:
             self._age += 1
             return self._append(self._environments, rows)
-        self._age = np.where(step_type == _FIRST, 1, self._age + (self._age > 0))
-        chunks = self._append(self._environments, rows)
+        chunks = self._begin_episodes(np.flatnonzero(step_type == _FIRST), rows) if self._history else []
+        self._age = np.where(step_type == _FIRST, 1 + self._history, self._age + (self._age > 0))
+        chunks += self._append(self._environments, rows)
         last = step_type == _LAST
         ended = np.flatnonzero(last | (next_step_type == _FIRST))
         if ended.size:
@@ -149,16 +151,24 @@ class ChunkBuilder:
         self._num_new[late], self._since[late] = 0, now
         return list(parts)
 
+    def _begin_episodes(self, environments: np.ndarray, rows: np.ndarray) -> list[np.ndarray]:
+        """Repeats the first rows `rows` of these environments' episodes as their history."""
+        chunks: list[np.ndarray] = []
+        for age in range(1, self._history + 1):
+            self._age[environments] = age
+            chunks += self._append(environments, rows[environments])
+        return chunks
+
     def _end_episodes(self, environments: np.ndarray, rows: np.ndarray, last: np.ndarray) -> list[np.ndarray]:
         """Repeats the boundary rows `rows` of these environments as needed, so that each step is in a sequence."""
         age = self._age[environments]
-        missing = self._length - age
+        missing = self._length - self._future - age
         if self._pad:
-            missing = np.where(missing > 0, missing, missing % self._stride)
+            missing = np.where(missing > 0, missing, missing % self._stride) + self._future
         else:
             # After termination nothing is bootstrapped, so the boundary row is repeated until each of the last steps
             # begins a sequence. After truncation that would change how far the bootstrapped value is discounted.
-            missing = np.where(self._terminated[environments], self._length - 2, 0)
+            missing = np.where(self._terminated[environments], self._length - self._history - 2, self._future)
         missing[(age == 0) | ~last[environments]] = 0
         chunks: list[np.ndarray] = []
         for i in range(missing.max()):

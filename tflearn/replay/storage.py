@@ -120,7 +120,7 @@ class Storage:
     @property
     def chunk_shape(self) -> tuple[int, int]:
         """The number of rows of a chunk, and of bytes of a row."""
-        return self.num_starts + self.experience.slicing.sequence_length - 1, self.layout.num_bytes
+        return self.num_starts + self.experience.slicing.num_rows - 1, self.layout.num_bytes
 
     @property
     def item_shape(self) -> tuple[int, ...]:
@@ -164,7 +164,7 @@ class Storage:
         num_starts = self._num_starts(mirrored=True)
         num_chunks = math.ceil(self.experience.replay.max_size / max(1.0, num_starts / self.experience.slicing.stride))
         num_chunks = max(math.ceil(_MIRROR_SPARE * num_chunks), num_chunks + 2 * MIRROR_SPARE_CHUNKS)
-        return num_chunks * (num_starts + self.experience.slicing.sequence_length - 1)
+        return num_chunks * (num_starts + self.experience.slicing.num_rows - 1)
 
     @property
     def mirror_bytes(self) -> int:

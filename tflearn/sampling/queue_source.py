@@ -110,7 +110,7 @@ class QueueSource:
         if not isinstance(replay, Queue):
             raise UserTypeError(f'got Experience.replay={replay!r}; need Queue(...)')
         self._storage, self._batch_size = storage, batch_size
-        self._item_shape = (experience.slicing.sequence_length, storage.layout.num_bytes)
+        self._item_shape = (experience.slicing.num_rows, storage.layout.num_bytes)
         self._ahead = max(1, min(replay.max_size, _MAX_AHEAD_BYTES // int(np.prod(self._item_shape))))
         spec = tf.TensorSpec(self._item_shape, tf.uint8)
         self._readers = [

@@ -59,7 +59,7 @@ class RingBuffer:
 
     def __init__(self, storage: Storage):
         """Allocates the memory, on the host."""
-        self._length = storage.experience.slicing.sequence_length
+        self._length = storage.experience.slicing.num_rows
         self._num_starts, self._row_bytes = storage.num_starts, storage.layout.num_bytes
         self._max_size = storage.experience.replay.max_size
         self._max_rows = storage.mirror_rows

@@ -49,7 +49,7 @@ class ReplaySampler:
           more: the specs of a batch's further tensors, besides its rows.
         """
         self._storage, self._batch_size = storage, batch_size
-        length = storage.experience.slicing.sequence_length
+        length = storage.experience.slicing.num_rows
         step_bytes = batch_size * length * storage.layout.num_bytes
         ahead = max(1, min(max_ahead_steps, _MAX_AHEAD_BYTES // step_bytes))
         # Draws for several batches at once are needed only if a chunk's sequences are spread over several batches.
@@ -120,7 +120,7 @@ class ReplaySampler:
         shape = [
             *steps,
             self._batch_size,
-            self._storage.experience.slicing.sequence_length,
+            self._storage.experience.slicing.num_rows,
             self._storage.layout.num_bytes,
         ]
         return sequences.map(lambda rows: tf.reshape(rows, shape))
@@ -137,7 +137,7 @@ class ReplaySampler:
         starts = tf.random.shuffle(tf.boolean_mask(starts + num_rows * tf.range(num_chunks)[:, None], begins))
         # The only copy of the rows.
         return tf.gather(
-            tf.reshape(chunks, [-1, num_bytes]), starts[:, None] + tf.range(storage.experience.slicing.sequence_length)
+            tf.reshape(chunks, [-1, num_bytes]), starts[:, None] + tf.range(storage.experience.slicing.num_rows)
         )
 
 

@@ -10,7 +10,8 @@ from tf_agents.trajectories import time_step as ts
 from tf_agents.typing import types
 
 from tflearn.errors import UserTypeError, UserValueError
-from tflearn.transforms.transform import Transform
+from tflearn.experience import Slicing
+from tflearn.transforms.transform import ObservationTransform, Transform
 from tflearn.types import EnvironmentSpecs
 
 
@@ -21,16 +22,25 @@ class Pipeline:
       specs: the transformed specs, which the agent gets.
       state_spec: what the transforms keep between two steps of an episode while a policy acts; () if nothing.
       statistics: the modules with the transforms' variables, in their order.
+      extra_steps: the rows before and after a sequence that the transforms need in training, and remove.
     """
 
-    def __init__(self, transforms: Sequence[Transform], specs: EnvironmentSpecs):
+    def __init__(self, transforms: Sequence[Transform], specs: EnvironmentSpecs, slicing: Slicing):
         """Prepares copies of the transforms, in the strategy's scope.
+
+        Args:
+          transforms: the transforms.
+          specs: the environment's specs.
+          slicing: how steps become items.
 
         Raises:
           ValueError: if a transform does not fit what the one before it returns, or stands behind one that it has to
-            precede.
+            precede, or items have other rows than the transforms need.
         """
         _check(transforms)
+        _check_rows(transforms, slicing)
+        self._sequence_length = slicing.sequence_length
+        self.extra_steps = (slicing.history_steps, slicing.future_steps)
         self._transforms = [copy.copy(transform) for transform in transforms]
         for transform in self._transforms:
             specs = transform.transform_specs(specs)
@@ -41,8 +51,8 @@ class Pipeline:
 
     @property
     def variables(self) -> list[tf.Variable]:
-        """The transforms' variables."""
-        return [variable for module in self.statistics for variable in module.variables]
+        """The transforms' variables that policies use."""
+        return [variable for transform in self._transforms for variable in transform.policy_variables]
 
     def transform_time_step(self, time_step: ts.TimeStep, states: Any) -> tuple[ts.TimeStep, Any]:
         """Returns transformed time steps [B] and the next states, of states [B, *state_spec]."""
@@ -65,7 +75,23 @@ class Pipeline:
         """Updates the transforms' statistics, in replica context, by what `transform_experience` returned."""
         for transform, experience in zip(self._transforms, before, strict=True):
             if transform.statistics is not None:
-                transform.update(experience, _counts(experience))
+                transform.update(experience, self._counts(experience))
+
+    def _counts(self, experience: Any) -> tf.Tensor:
+        """Returns float32 [B, T]: 1 for steps that the agent trained on, 0 in between episodes and in other rows."""
+        counts = tf.cast(experience.next_step_type != ts.StepType.FIRST, tf.float32)
+        end = experience.next_step_type.shape[1] - 1
+        begin = end + 1 - self._sequence_length
+        return tf.pad(counts[:, begin:end], [[0, 0], [begin, 1]])
+
+    def check_unchanged(self, path: str) -> None:
+        """Raises ValueError if a transform changes the part of the observation at `path`, the mask of legal actions."""
+        for transform in self._transforms:
+            if isinstance(transform, ObservationTransform) and path in transform.changed_paths:
+                name = type(transform).__name__
+                raise UserValueError(
+                    f"got {name} of '{path}', the mask of legal actions; need the mask as it is; set {name}.paths"
+                )
 
 
 def _check(transforms: Sequence[Transform]) -> None:
@@ -85,7 +111,17 @@ def _check(transforms: Sequence[Transform]) -> None:
             )
 
 
-def _counts(experience: Any) -> tf.Tensor:
-    """Returns float32 [B, T]: 1 for steps that were trained on, 0 for last rows and between two episodes."""
-    counts = tf.cast(experience.next_step_type != ts.StepType.FIRST, tf.float32)
-    return tf.pad(counts[:, :-1], [[0, 0], [0, 1]])
+def _check_rows(transforms: Sequence[Transform], slicing: Slicing) -> None:
+    for name in ('history_steps', 'future_steps'):
+        needed, given = sum(getattr(transform, name) for transform in transforms), getattr(slicing, name)
+        if needed != given:
+            names = [type(transform).__name__ for transform in transforms if getattr(transform, name)]
+            raise UserValueError(
+                f'got Slicing.{name}={given}; need {needed}, as {", ".join(names) or "no transform"} does; set '
+                f'Slicing.{name}={needed}'
+            )
+    if slicing.history_steps and slicing.store_policy_state:
+        raise UserValueError(
+            f'got Slicing.history_steps={slicing.history_steps} with store_policy_state=True; need a network with '
+            'memory or a stack of frames, not both'
+        )

@@ -45,6 +45,7 @@ class TransformedPolicy(tf_policy.TFPolicy):
         # In a function, since TensorFlow would wrap lists and dictionaries in attributes.
         self._parts = lambda: (specs, pipeline)
         self._wrapped_policy = policy
+        self._transforms_variables = pipeline.variables  # an attribute, so that it is one of `variables()`
 
     @property
     def wrapped_policy(self) -> tf_policy.TFPolicy:
@@ -54,9 +55,6 @@ class TransformedPolicy(tf_policy.TFPolicy):
     def with_wrapped(self, policy: tf_policy.TFPolicy) -> 'TransformedPolicy':
         """Returns a policy with the same transforms that asks `policy`."""
         return TransformedPolicy(policy, *self._parts())
-
-    def _variables(self) -> list[Any]:
-        return [*self._wrapped_policy.variables(), *self._parts()[1].variables]
 
     def _get_initial_state(self, batch_size: types.Int) -> Any:
         state = self._wrapped_policy.get_initial_state(batch_size)

@@ -36,6 +36,7 @@ class Transform:
       future_steps: the rows after a sequence that it needs in training, and removes.
       state_spec: nest of specs of what it keeps between two steps of an episode while a policy acts; () is nothing.
       statistics: the module with the variables that it updates; None has none.
+      policy_variables: those of its variables that a policy uses.
     """
 
     stage = Stage.REST
@@ -43,6 +44,7 @@ class Transform:
     future_steps = 0
     state_spec: types.NestedTensorSpec = ()
     statistics: tf.Module | None = None
+    policy_variables: Sequence[tf.Variable] = ()
 
     def transform_specs(self, specs: EnvironmentSpecs) -> EnvironmentSpecs:
         """Prepares the transform for an environment's specs, in the strategy's scope. Returns the transformed specs.
@@ -91,6 +93,7 @@ class ObservationTransform(Transform):
             raise UserValueError(f'got paths={paths!r}; need a list of paths, such as [{paths!r}]')
         self.paths = None if paths is None else tuple(paths)
         self.specs: dict[int, tf.TensorSpec] = {}  # of the tensors that it changes, before it does, by their index
+        self.changed_paths: tuple[str, ...] = ()
 
     def fits(self, spec: tf.TensorSpec) -> bool:
         """Returns whether it can change a tensor of this spec."""
@@ -121,6 +124,7 @@ class ObservationTransform(Transform):
         if not any(wanted):
             raise UserValueError(f'got the observation {specs.observation} for {name}; need {self.need} in it')
         self.specs = {i: leaf for i, leaf in enumerate(leaves) if wanted[i]}
+        self.changed_paths = tuple(found[i] for i in self.specs)
         changed = [self.transform_leaf_spec(leaf) if i in self.specs else leaf for i, leaf in enumerate(leaves)]
         observation = tf.nest.pack_sequence_as(specs.observation, changed)
         return EnvironmentSpecs(observation, specs.action, specs.reward)

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 from tf_agents.trajectories import trajectory
 
+from tflearn.action_mask import mask_of
 from tflearn.errors import UserValueError
 from tflearn.experience import Experience
 from tflearn.transforms.pipeline import Pipeline
@@ -37,18 +38,24 @@ def make_agent(
         first.
 
     Raises:
-      ValueError: if a transform does not fit the specs or stands at the wrong place, the transformed rewards are not
-        one number, or `make_agent` refuses its arguments.
+      ValueError: if a transform does not fit the specs or stands at the wrong place, it needs other rows than items
+        have, the transformed rewards are not one number, or `make_agent` refuses its arguments.
     """
-    pipeline = Pipeline(transforms, specs)
+    pipeline = Pipeline(transforms, specs, experience.slicing)
     if pipeline.specs.reward.shape.rank:
         raise UserValueError(f'got the transformed reward {pipeline.specs.reward}; need one number')
     agent = make_agent(pipeline.specs, train_step, experience)
+    if mask := mask_of(agent.policy):
+        pipeline.check_unchanged(mask.path)
     return (_PreparingAgent if hasattr(agent, 'prepare') else TransformedAgent)(agent, specs, pipeline)
 
 
 class TransformedAgent(tf.Module):
-    """An `Agent` that transforms what another one gets; see `make_agent`. Checkpoints hold that one as `_agent`."""
+    """An `Agent` that transforms what another one gets; see `make_agent`. Checkpoints hold that one as `_agent`.
+
+    Attributes:
+      extra_steps: the rows of an item before and after its sequence, which the transforms need.
+    """
 
     def __init__(self, agent: Agent, specs: EnvironmentSpecs, pipeline: Pipeline):
         """
@@ -63,6 +70,7 @@ class TransformedAgent(tf.Module):
         self.policy = transformed(agent.policy, specs, pipeline)
         self.collect_policy = transformed(agent.collect_policy, specs, pipeline)
         self.train_step_counter = agent.train_step_counter
+        self.extra_steps = pipeline.extra_steps
         # In functions, since TensorFlow would wrap lists and dictionaries in attributes.
         self._pipeline = lambda: pipeline
         self._specs = lambda: specs

@@ -1,0 +1,187 @@
+"""Mean and variance of values: of all so far, of the newest batches, or with exponentially falling weights.
+
+A learner updates them with its batches, in replica context; all replicas get the same numbers, those of the global
+batch. Chan et al. 1979, "Updating formulae and a pairwise algorithm for computing sample variances".
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tflearn.errors import UserValueError, check_at_least
+
+
+class Moments(tf.Module):
+    """The mean and the variance of each element of some tensors; 0 and 1 before the first update.
+
+    Attributes:
+      means: float32 variables of the tensors' shapes.
+      variances: float32 variables of the tensors' shapes.
+    """
+
+    def __init__(self, specs: Sequence[tf.TensorSpec], name: str):
+        """Makes the variables, in the strategy's scope."""
+        super().__init__(name)
+        self.means = [_variable(tf.zeros(spec.shape), 'mean') for spec in specs]
+        self.variances = [_variable(tf.ones(spec.shape), 'variance') for spec in specs]
+
+    def update(self, values: Sequence[tf.Tensor], counts: tf.Tensor) -> None:
+        """Adds the values of the global batch, in replica context.
+
+        Args:
+          values: this replica's part of each tensor, [B, T, *spec].
+          counts: float32 [B, T], 1 for values that count, else 0. Steps with a value that is not finite do not count.
+        """
+        values = [tf.cast(value, tf.float32) for value in values]
+        for value in values:
+            finite = tf.reduce_all(tf.math.is_finite(value), axis=list(range(2, value.shape.rank)))
+            counts = tf.where(finite, counts, 0.0)
+        masks = [tf.reshape(counts, [*tf.unstack(tf.shape(counts)), *[1] * (value.shape.rank - 2)]) for value in values]
+        values = [tf.where(mask > 0, value, 0.0) for mask, value in zip(masks, values, strict=True)]
+        number, *sums = _sum_over_replicas(
+            [tf.reduce_sum(counts), *(tf.reduce_sum(value, axis=[0, 1]) for value in values)]
+        )
+        means = [tf.math.divide_no_nan(total, number) for total in sums]
+        squares = _sum_over_replicas(
+            [
+                tf.reduce_sum(mask * tf.math.squared_difference(value, mean), axis=[0, 1])
+                for mask, value, mean in zip(masks, values, means, strict=True)
+            ]
+        )
+        self._add(number, means, squares)
+
+    def _add(self, number: tf.Tensor, means: Sequence[tf.Tensor], squares: Sequence[tf.Tensor]) -> None:
+        """Adds a batch of `number` values, of which these are the means and the sums of squared deviations."""
+        raise NotImplementedError
+
+    def _assign(self, valid: tf.Tensor, means: Sequence[tf.Tensor], variances: Sequence[tf.Tensor]) -> None:
+        """Assigns means and variances if `valid`."""
+        for variable, value in zip([*self.means, *self.variances], [*means, *variances], strict=True):
+            variable.assign(tf.where(valid, value, variable))
+
+
+class _RunningMoments(Moments):
+    def __init__(self, specs: Sequence[tf.TensorSpec], name: str):
+        super().__init__(specs, name)
+        self._count = _variable(tf.zeros(()), 'count')
+
+    def _add(self, number: tf.Tensor, means: Sequence[tf.Tensor], squares: Sequence[tf.Tensor]) -> None:
+        before, total = self._count.read_value(), self._count + number
+        share = tf.math.divide_no_nan(number, total)
+        deltas = [new - mean for new, mean in zip(means, self.means, strict=True)]
+        # `before * variance` is 0 at first, whatever the variance.
+        moments = [
+            before * variance + square + tf.square(delta) * before * share
+            for variance, square, delta in zip(self.variances, squares, deltas, strict=True)
+        ]
+        self._assign(
+            number > 0,
+            [mean + delta * share for mean, delta in zip(self.means, deltas, strict=True)],
+            [tf.math.divide_no_nan(moment, total) for moment in moments],
+        )
+        self._count.assign(total)
+
+
+class _EmaMoments(Moments):
+    def __init__(self, specs: Sequence[tf.TensorSpec], name: str, rate: float):
+        super().__init__(specs, name)
+        self._rate = rate
+        self._started = _variable(tf.zeros(()), 'started')
+
+    def _add(self, number: tf.Tensor, means: Sequence[tf.Tensor], squares: Sequence[tf.Tensor]) -> None:
+        rate = tf.where(self._started > 0, self._rate, 1.0)
+        deltas = [new - mean for new, mean in zip(means, self.means, strict=True)]
+        variances = [
+            (1 - rate) * variance + rate * tf.math.divide_no_nan(square, number) + rate * (1 - rate) * tf.square(delta)
+            for variance, square, delta in zip(self.variances, squares, deltas, strict=True)
+        ]
+        new_means = [mean + rate * delta for mean, delta in zip(self.means, deltas, strict=True)]
+        self._assign(number > 0, new_means, variances)
+        self._started.assign(tf.where(number > 0, 1.0, self._started))
+
+
+class _WindowMoments(Moments):
+    def __init__(self, specs: Sequence[tf.TensorSpec], name: str, num_batches: int):
+        super().__init__(specs, name)
+        rings = [tf.zeros((num_batches, *spec.shape)) for spec in specs]
+        self._counts = _variable(tf.zeros((num_batches,)), 'counts')
+        self._batch_means = [_variable(ring, 'batch_means') for ring in rings]
+        self._batch_squares = [_variable(ring, 'batch_squares') for ring in rings]
+        self._next = _variable(tf.constant(0, tf.int64), 'next')
+
+    def _add(self, number: tf.Tensor, means: Sequence[tf.Tensor], squares: Sequence[tf.Tensor]) -> None:
+        size = self._counts.shape[0]
+        is_slot = (tf.range(size, dtype=tf.int64) == self._next % size) & (number > 0)
+        self._next.assign_add(tf.cast(number > 0, tf.int64))
+        rings = [self._counts, *self._batch_means, *self._batch_squares]
+        for ring, value in zip(rings, [number, *means, *squares], strict=True):
+            slot = tf.reshape(is_slot, [size, *[1] * (ring.shape.rank - 1)])
+            ring.assign(tf.where(slot, value[tf.newaxis], ring))
+        total = tf.reduce_sum(self._counts)
+        new_means, variances = [], []
+        for batch_means, batch_squares in zip(self._batch_means, self._batch_squares, strict=True):
+            weights = tf.reshape(self._counts, [size, *[1] * (batch_means.shape.rank - 1)])
+            mean = tf.math.divide_no_nan(tf.reduce_sum(weights * batch_means, axis=0), total)
+            between = weights * tf.math.squared_difference(batch_means, mean)
+            variances.append(tf.math.divide_no_nan(tf.reduce_sum(batch_squares + between, axis=0), total))
+            new_means.append(mean)
+        self._assign(number > 0, new_means, variances)
+
+
+@dataclasses.dataclass(frozen=True)
+class Running:
+    """Mean and variance of all values so far."""
+
+    def make(self, specs: Sequence[tf.TensorSpec], name: str) -> Moments:
+        """Makes the variables for tensors of these specs, in the strategy's scope."""
+        return _RunningMoments(specs, name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ema:
+    """Mean and variance with weights that fall exponentially: a batch counts `rate`, all before it 1 - `rate`.
+
+    Attributes:
+      rate: the newest batch's weight, in (0, 1].
+    """
+
+    rate: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate <= 1:
+            raise UserValueError(f'got Ema.rate={self.rate!r}; need a number above 0, at most 1')
+
+    def make(self, specs: Sequence[tf.TensorSpec], name: str) -> Moments:
+        """Makes the variables for tensors of these specs, in the strategy's scope."""
+        return _EmaMoments(specs, name, self.rate)
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """Mean and variance of the values in the newest batches.
+
+    Attributes:
+      num_batches: the number of these batches.
+    """
+
+    num_batches: int = 100
+
+    def __post_init__(self) -> None:
+        check_at_least(1, num_batches=self.num_batches)
+
+    def make(self, specs: Sequence[tf.TensorSpec], name: str) -> Moments:
+        """Makes the variables for tensors of these specs, in the strategy's scope."""
+        return _WindowMoments(specs, name, self.num_batches)
+
+
+Statistics = Running | Ema | Window
+
+
+def _sum_over_replicas(parts: list[tf.Tensor]) -> list[tf.Tensor]:
+    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, parts)
+
+
+def _variable(value: tf.Tensor, name: str) -> tf.Variable:
+    # All replicas assign the same value.
+    return tf.Variable(value, trainable=False, name=name, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
