@@ -24,6 +24,7 @@ LONGEST = (
     'jobs/multi_worker_train_test.py',
     'jobs/synchronous_test.py',
     'docs_code_test.py',
+    'docs_commands_test.py',
     'tf_agents_compat/plain_learner_test.py',
     'learner/summarized_loop_test.py',
     'policies/exporter_test.py',

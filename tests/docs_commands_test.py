@@ -1,0 +1,156 @@
+"""Every command in the documents is parsed by its program."""
+
+import importlib.util
+import json
+import pathlib
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import tensorflow as tf
+
+from tests.testing import docs_blocks
+from tests.testing.docs_blocks import BLOCKS, JOBS, PAGES, ROOT, SMALL
+from tflearn.config import files, preview
+from tflearn.launch.local import free_address
+from tflearn.run_dir import RunDir, read_json
+
+# Programs whose command lines are not checked, and why.
+UNCHECKED = {
+    'docker': 'no Docker daemon runs where the tests run; tests/docker_test.py checks the files',
+    'tensorflow_model_server': 'TensorFlow Serving is in no Python package',
+}
+
+
+def _commands() -> Iterator[tuple[str, list[str]]]:
+    """Yields (page and line, words) of each command: of blocks, and of lines of text that begin with a program."""
+    for block in docs_blocks.of('bash'):
+        for i, line in enumerate(block.text.replace('\\\n', '  ').splitlines()):
+            if words := shlex.split(line, comments=True):
+                yield f'{block.page.name}:{block.line + i}', words
+            for begin in (
+                i for i, word in enumerate(words) if i and re.fullmatch(r'tflearn-(serve|train|launch)', word)
+            ):
+                yield f'{block.page.name}:{block.line + i} in a container', words[begin:]
+    for page in PAGES:
+        for i, line in enumerate(docs_blocks.text_of(page).splitlines(), 1):
+            for command in re.findall(r'`((?:\./scripts/|\.venv/bin/|tflearn-)\S+ [^`]*--\w+=[^`]*)`', line):
+                yield f'{page.name}:{i}', shlex.split(command)
+
+
+COMMANDS = [(place, [word for word in words if not re.match(r'[A-Z_]+=', word)]) for place, words in _commands()]
+OURS = [
+    (
+        place,
+        pathlib.Path(words[0]).name.removeprefix('tflearn-').replace('-', '_').replace('quickstart', 'launch'),
+        words,
+    )
+    for place, words in COMMANDS
+    if re.fullmatch(r'(\./scripts/quickstart|(\.venv/bin/)?tflearn-[\w-]+)', words[0])
+]
+OTHERS = [(place, words) for place, words in COMMANDS if words not in [ours for _, _, ours in OURS]]
+
+
+# Parses each command by its program, which then shows its help; in a fork of one small process.
+PARSE = """
+import importlib, io, json, os, sys
+commands = json.load(sys.stdin)
+for name in {'job_flags', 'job_process', *(program for program, _ in commands)}:
+    importlib.import_module(f'scripts.{name}')
+for program, arguments in commands:
+    if os.fork() == 0:
+        status, sys.argv, sys.stderr = 0, [program, *arguments, '--help'], io.StringIO()
+        try:
+            sys.stdout = io.StringIO()
+            importlib.import_module(f'scripts.{program}').main()
+        except SystemExit as exit:
+            status = exit.code
+        print(json.dumps([status, sys.stderr.getvalue()]), file=sys.__stdout__, flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+@pytest.fixture(scope='module')
+def parsed() -> dict[str, tuple[int, str]]:
+    """Exit status and error output by page and line."""
+    commands = json.dumps([[program, words[1:]] for _, program, words in OURS])
+    done = subprocess.run(
+        [sys.executable, '-c', PARSE], input=commands, cwd=ROOT, text=True, capture_output=True, timeout=250, check=True
+    )
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    return {place: result for (place, _, _), result in zip(OURS, results, strict=True)}
+
+
+@pytest.mark.parametrize(('place', 'program', 'words'), OURS, ids=[f'{item[0]}-{item[1]}' for item in OURS])
+def test_our_commands(parsed, tmp_path, place, program, words):
+    assert parsed[place] == [0, '']
+    flags = dict(word.removeprefix('--').split('=', 1) for word in words[1:] if word.startswith('--') and '=' in word)
+    for block in BLOCKS:
+        if block.file_name:
+            (tmp_path / block.file_name).write_text(block.text, encoding='utf-8')
+    if program in ('replay_server', 'collect', 'train', 'synchronous', 'evaluate', 'launch'):
+        bindings = [word.split('=', 1)[1] for word in words if word.startswith('--gin_bindings=')]
+        with docs_blocks.working_in(tmp_path):
+            preview.check(files.resolve(flags.get('gin_file', 'dqn_cartpole')), bindings, JOBS)
+
+
+@pytest.mark.parametrize(('place', 'words'), OTHERS, ids=[f'{item[0]}-{item[1][0]}' for item in OTHERS])
+def test_commands_of_others(place, words):
+    program = pathlib.Path(words[0]).name
+    if words[0].removeprefix('./').startswith('scripts/'):
+        assert (ROOT / words[0]).stat().st_mode & 0o111
+        assert [word for word in words[1:] if '/' in word and not (ROOT / word).exists()] == []
+    elif program in ('vulture', 'radon'):
+        assert importlib.util.find_spec(program)
+    elif program == 'python' and words[1] == '-m':
+        assert importlib.util.find_spec(words[2])
+    elif program == 'python':
+        text = (ROOT / words[1]).read_text(encoding='utf-8')
+        assert [word for word in words[2:] if f"'{word.partition('=')[0]}'" not in text] == []
+    elif program == 'saved_model_cli':
+        text = (pathlib.Path(tf.__spec__.origin).parent / 'python' / 'tools' / 'saved_model_cli.py').read_text('utf-8')
+        named = [word.removeprefix('--') for i, word in enumerate(words) if i == 1 or word.startswith('--')]
+        assert [name for name in named if f"'{name}'" not in text and f"'--{name}'" not in text] == []
+    elif program == 'pip':
+        named = {extra for word in words for extra in re.findall(r'^\.\[([\w,-]+)\]$', word)}
+        assert words[1] == 'install' and named <= set(
+            re.findall(r"^        '([\w-]+)': \[", (ROOT / 'setup.py').read_text(), re.M)
+        )
+        assert [word for word in words if word.endswith('.txt') and not (ROOT / word).exists()] == []
+    else:
+        assert program in UNCHECKED
+
+
+def test_exceptions_are_needed():
+    assert set(UNCHECKED) <= {pathlib.Path(words[0]).name for _, words in OTHERS}
+
+
+def test_jobs_by_hand(tmp_path):
+    by_hand = [
+        (program, words) for place, program, words in OURS if place.startswith('index.md') and 'by_hand' in str(words)
+    ]
+    assert [program for program, _ in by_hand] == ['replay_server', 'collect', 'train', 'evaluate']
+    address = free_address()
+    jobs = [_start(program, words, address, tmp_path) for program, words in by_hand]
+    try:
+        for job in jobs[1:]:
+            assert job.wait(180) == 0
+        jobs[0].send_signal(signal.SIGINT)
+        assert jobs[0].wait(60) == 128 + signal.SIGINT
+    finally:
+        for job in jobs:
+            job.kill()
+    assert read_json(RunDir(tmp_path).done)['train_step'] == 60
+
+
+def _start(program: str, words: list[str], address: str, folder: pathlib.Path) -> subprocess.Popen[bytes]:
+    given = [word for word in words[1:] if not word.startswith(('--root_dir', '--replay_address'))]
+    given += [f'--root_dir={folder}', f'--replay_address={address}', *(f'--gin_bindings={item}' for item in SMALL)]
+    with (folder / f'{program}.log').open('w') as log:
+        command = [sys.executable, '-m', f'scripts.{program}', *given]
+        return subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)

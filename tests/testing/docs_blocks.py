@@ -1,0 +1,73 @@
+"""The blocks of code in the documents."""
+
+import contextlib
+import dataclasses
+import json
+import pathlib
+import re
+from collections.abc import Iterator
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DOCS = ROOT / 'docs'
+JOBS = [f'tflearn.jobs.{job}' for job in ('replay_server', 'collect', 'train', 'evaluate')]
+SMALL = [
+    'train.StopConditions.num_train_steps = 60',
+    'train.Intervals.export_interval_steps = 30',
+    'dqn.make_agent.fc_layer_params = (8,)',
+    'experience.Uniform.min_size = 100',
+    'evaluate.evaluate.target_return = None',
+    'evaluate.evaluate.num_episodes = 2',
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A fenced block."""
+
+    page: pathlib.Path
+    line: int
+    language: str
+    text: str
+
+    @property
+    def file_name(self) -> str | None:
+        """The name of the file that the block is, by its first line."""
+        match = re.match(r'# (\w+\.(?:py|gin))\n', self.text)
+        return match and match[1]
+
+    def __str__(self) -> str:
+        return f'{self.page.name}:{self.line}'
+
+
+def text_of(page: pathlib.Path) -> str:
+    """Returns the Markdown of a page, or of a notebook, whose code tests/notebook_test.py executes."""
+    text = page.read_text(encoding='utf-8')
+    if page.suffix == '.md':
+        return text
+    return '\n'.join(''.join(cell['source']) for cell in json.loads(text)['cells'] if cell['cell_type'] == 'markdown')
+
+
+def _blocks(page: pathlib.Path) -> Iterator[Block]:
+    text = text_of(page)
+    for match in re.finditer(r'^```(.*)\n((?s:.*?))^```$', text, re.MULTILINE):
+        yield Block(page, text[: match.start()].count('\n') + 2, match[1], match[2])
+
+
+PAGES = [ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', *sorted([*DOCS.glob('*.md'), *DOCS.rglob('*.ipynb')])]
+BLOCKS = [block for page in PAGES for block in _blocks(page)]
+
+
+def of(language: str) -> list[Block]:
+    return [block for block in BLOCKS if block.language == language]
+
+
+@contextlib.contextmanager
+def working_in(folder: pathlib.Path) -> Iterator[None]:
+    """Works in `folder`, whose modules can be imported, until the end of the block."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.syspath_prepend(str(ROOT))
+        patch.syspath_prepend(str(folder))
+        yield
