@@ -123,14 +123,15 @@ def _help_text(program: str, description: str, full: bool, example: str) -> str:
     ours = [flag for module, items in modules.items() if not module.startswith('absl') for flag in items]
     about = [textwrap.fill(paragraph, _WIDTH) for paragraph in f'{program}: {description.strip()}'.split('\n\n')]
     parts = [*about, f'Example: {program} --root_dir=/tmp/run {example}']
-    parts += ['Flags:', *map(_flag_help, ours)]
+    parts += ['Flags:', *map(flag_help, ours)]
     if full:
         theirs = [flag for module, items in modules.items() if module.startswith('absl') for flag in items]
-        parts += ['Flags of the logging library:', *map(_flag_help, theirs)]
+        parts += ['Flags of the logging library:', *map(flag_help, theirs)]
     return '\n\n'.join(parts)
 
 
-def _flag_help(flag: flags.Flag) -> str:
+def flag_help(flag: flags.Flag) -> str:
+    """Returns the text of a flag in --help."""
     default = '' if flag.default in (None, [], False) else f' [{flag.default}]'
     lines = _REPEATED.sub('', flag.help or '').splitlines()
     text = '\n'.join(line if line.startswith(' ') else textwrap.fill(line, _WIDTH - 6) for line in lines)

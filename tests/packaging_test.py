@@ -19,7 +19,7 @@ from tests.architecture import source_tree
 from tflearn import extras
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-JOBS = ('replay_server', 'collect', 'train', 'synchronous', 'evaluate', 'serve', 'export', 'launch')
+JOBS = ('replay_server', 'collect', 'train', 'synchronous', 'train_offline', 'evaluate', 'serve', 'export', 'launch')
 EXTRAS = ('mujoco', 'atari', 'box2d', 'envpool', 'dm-control', 'video', 'gpu')
 LOCKED_EXTRAS = ('dev', 'serving')  # in lock.txt: the tests need them
 # What setup.py, the shell programs and the lock files may not name, for they are the user's choice. (Spelt in parts, so

@@ -47,7 +47,7 @@ PACKAGES = {
 EXCEPTIONS = {
     'tflearn/learner/tf_agents_learner.py': ('tflearn.tf_agents_compat',),  # its documented name in version 0.1
 }
-JOBS = ('replay_server', 'collect', 'train', 'synchronous', 'train_offline', 'evaluate', 'serve', 'export')
+JOBS = ('replay_server', 'collect', 'train', 'synchronous', 'train_offline', 'record', 'evaluate', 'serve', 'export')
 VOCABULARY_LIBRARIES = (
     *('absl.logging', 'numpy', 'tensorflow', 'tf_agents.specs', 'tf_agents.trajectories', 'tf_agents.typing'),
     *sys.stdlib_module_names,

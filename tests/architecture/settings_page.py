@@ -20,7 +20,7 @@ JOBS, AGENTS, ENVIRONMENTS = (f'tflearn.{package}.' for package in ('jobs', 'age
 SECTIONS = (
     (
         'Jobs',
-        rf'{JOBS}(replay_server|collect|train|synchronous|evaluate)\.\1',
+        rf'{JOBS}(replay_server|collect|train|synchronous|train_offline|evaluate)\.\1',
         {'run_dir', 'replay_address', 'connect_timeout_secs', 'stop', 'name', 'on_restored', 'describe'},
     ),
     ('Algorithms', rf'{AGENTS}\w+\.make_agent', {'specs', 'train_step', 'experience'}),

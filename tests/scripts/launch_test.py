@@ -173,17 +173,17 @@ def test_the_checks_load_no_tensorflow(tmp_path):
     program = """
 import pathlib, sys
 from tflearn.config import files, preview
-from tflearn.jobs import environment_check
+from tflearn.environments import registry
 from scripts import preflight
 preflight.import_from_here()
 jobs = [f'tflearn.jobs.{job}' for job in ('replay_server', 'train', 'evaluate', 'collect')]
 for run in ('dqn_cartpole', 'ppo_pendulum', 'impala_cartpole_hidden'):
-    preview.check(files.resolve(run), [], jobs, environment_check.check)
+    preview.check(files.resolve(run), [], jobs, registry.check_factory)
 own = ['import own.tasks', 'make_environment=@own.tasks.make']
 steps = 'StopConditions.num_train_steps=1'
-preview.check(files.resolve('algorithms/dqn'), [*own, steps], jobs, environment_check.check)
+preview.check(files.resolve('algorithms/dqn'), [*own, steps], jobs, registry.check_factory)
 registers = ['import own.tasks', 'gymnasium_env.make.name="RegisteredByOwnTasks-v0"']
-preview.check(files.resolve('dqn_cartpole'), registers, jobs, environment_check.check)
+preview.check(files.resolve('dqn_cartpole'), registers, jobs, registry.check_factory)
 assert not {'tensorflow', 'tf_agents', 'reverb', 'own.tasks', 'tflearn.jobs.train'} & set(sys.modules)
 """
     environment = {**os.environ, 'PYTHONPATH': str(CHECKOUT), 'PYTHONSAFEPATH': '1'}  # As a console command is started.

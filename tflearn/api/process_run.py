@@ -54,10 +54,10 @@ def run(
     flags += [f'--connect_timeout_secs={connect_timeout_secs:g}', f'--stop_timeout_secs={stop_timeout_secs:g}']
     topology = local_topology(package=package, flags=flags, num_collectors=num_collectors, warm_start=warm_start)
     from tflearn.config import preview  # Half a second that a wrong flag need not wait for.
-    from tflearn.jobs import environment_check
+    from tflearn.environments import registry
 
     kinds = sorted({f'tflearn.jobs.{job.kind}' for job in topology.jobs})
-    preview.check(path, gin_bindings, kinds, environment_check.check)
+    preview.check(path, gin_bindings, kinds, registry.check_factory)
     # The jobs end themselves when that time is over; this is for those that cannot.
     return local.run(topology, run_dir, stop_timeout_secs=stop_timeout_secs + 10.0)
 

@@ -14,7 +14,7 @@ from absl import logging
 
 from tflearn import waiting
 from tflearn.config import files, job_config, names, preview
-from tflearn.jobs import environment_check
+from tflearn.environments import registry
 from tflearn.jobs.collect import collect
 from tflearn.jobs.evaluate import evaluate
 from tflearn.jobs.evaluate_settings import EvaluateOptions
@@ -73,7 +73,7 @@ def of_gin_file(run_dir: RunDir, gin_file: str, gin_bindings: Sequence[str]) -> 
       ValueError: if the configuration is wrong.
     """
     path = files.resolve(gin_file)
-    preview.check(path, gin_bindings, ['tflearn.jobs.evaluate'], environment_check.check)
+    preview.check(path, gin_bindings, ['tflearn.jobs.evaluate'], registry.check_factory)
     given = dict.fromkeys(('run_dir', 'stop', 'hooks'))
     training = job_config.configure(synchronous, given, path, gin_bindings, taken())
     evaluation = dataclasses.replace(training, job=names.Configurable(evaluate, evaluate.__module__, 'evaluate'))

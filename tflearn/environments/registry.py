@@ -3,7 +3,8 @@
 import difflib
 import importlib
 import pathlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import gymnasium
 
@@ -15,6 +16,17 @@ _NAMESPACES = {'ALE': 'ale_py'}
 
 # Package of gymnasium's own environments -> the module that they need.
 _NEEDED = {'gymnasium.envs.mujoco': 'mujoco', 'gymnasium.envs.box2d': 'Box2D'}
+
+_GYMNASIUM = ('tflearn.environments.gymnasium_env.make', 'tflearn.environments.gymnasium_env.record')
+
+# Environment factory -> the module that it needs.
+_NEEDED_BY_FACTORY = {
+    'tflearn.environments.atari.make': 'ale_py',
+    'tflearn.environments.dm_control_env.make': 'dm_control',
+    'tflearn.environments.dm_control_env.from_dm_env': 'dm_env',
+    'tflearn.environments.envpool_env.make': 'envpool',
+    'tflearn.environments.gymnasium_env.record': 'moviepy',
+}
 
 
 def find(name: str, register: Callable[[], object] | None = None) -> gymnasium.envs.registration.EnvSpec:
@@ -77,3 +89,23 @@ def unknown(argument: str, name: str, known: Iterable[str], what: str) -> UserVa
     near = difflib.get_close_matches(name.rpartition(':')[2].lower(), by_lower_case, n=3, cutoff=0.5)
     nearest = ', '.join(by_lower_case[other] for other in near)
     return UserValueError(f'got {argument}={name!r}; need {what}; nearest: {nearest or "none"}')
+
+
+def check_factory(factory: str, arguments: Mapping[str, Any]) -> None:
+    """Checks an environment factory's bound arguments; does nothing for other functions.
+
+    Args:
+      factory: the factory's name with its module.
+      arguments: the bound arguments by name; None for an unknown value.
+
+    Raises:
+      ValueError: if the environment is unknown, or if a package that it needs is not installed.
+    """
+    needed = _NEEDED_BY_FACTORY.get(factory)
+    if needed and extras.is_missing(needed):
+        raise UserValueError(
+            f'got {factory}, which needs {needed}; need that installed; {extras.install_command(needed)}'
+        )
+    name = arguments.get('name')
+    if factory in _GYMNASIUM and isinstance(name, str) and 'register' not in arguments:
+        check(name)

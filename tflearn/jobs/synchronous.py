@@ -2,34 +2,22 @@
 
 import contextlib
 import dataclasses
-import json
-import random
 import threading
-import time
-from typing import Any
-
-import tensorflow as tf
-from absl import logging
 
 from tflearn import waiting
 from tflearn.distribute import strategies
-from tflearn.errors import UserValueError
 from tflearn.experience import Experience
 from tflearn.jobs import collection, initial_agent, run_outputs
 from tflearn.jobs.collect_settings import CollectOptions, check_counts
-from tflearn.jobs.policy_exports import ExportOptions, PolicyExports
-from tflearn.jobs.run_outputs import CollectSummaries
+from tflearn.jobs.policy_exports import ExportOptions
+from tflearn.jobs.synchronous_session import SynchronousSession, check_strategy, set_seed
 from tflearn.jobs.train_settings import Device, Hooks, Initial, Intervals, Settings
-from tflearn.learner.learner import Learner, LearnerOptions
+from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
-from tflearn.learner.triggers import IntervalTrigger
 from tflearn.replay.storage import Storage
-from tflearn.run_dir import RunDir, Status
+from tflearn.run_dir import RunDir
 from tflearn.sampling import local
-from tflearn.types import Agent, AgentFactory, EnvironmentFactory
-from tflearn.waiting import LOG_EVERY_SECS
-
-_REPORT_SECS = 1.0
+from tflearn.types import AgentFactory, EnvironmentFactory
 
 
 def synchronous(
@@ -85,7 +73,7 @@ def synchronous(
         networks.
     """
     check_counts('', {'num_environments': (num_environments, 1)})
-    _check_strategy(device.strategy)
+    check_strategy(device.strategy)
     local.check(experience)
     settings = Settings(intervals, learner_options, exports)
     max_env_steps = _least(stop_conditions.max_env_steps, collect_options.max_env_steps)
@@ -93,7 +81,7 @@ def synchronous(
     if run_outputs.is_done(run_dir):
         return
     strategies.use_threads(device.inter_op_threads)  # before any other use of TensorFlow
-    seed = _set_seed(initial.seed)
+    seed = set_seed(initial.seed)
     settings = dataclasses.replace(settings, texts=lambda: {'run/seed': str(seed), **hooks.describe()})
     with run_outputs.stopped_status(run_dir) as stopped, contextlib.ExitStack() as opened:
         with waiting.may_exit(stop, stopped):
@@ -118,218 +106,5 @@ def synchronous(
         session.run(stop)
 
 
-def _check_strategy(strategy: str) -> None:
-    if strategy != 'default':
-        raise UserValueError(
-            f"got strategy={strategy!r}; need 'default', since in this job the same device acts and trains; start "
-            'separate jobs (tflearn-launch) for other strategies'
-        )
-
-
 def _least(*limits: int | None) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
-
-
-def _set_seed(seed: int | None) -> int:
-    """Seeds Python, numpy and TensorFlow; draws the seed if there is none."""
-    if seed is None:
-        seed = random.SystemRandom().randrange(2**31)
-        logging.info('got no seed; drew %d: the same one gives the same run', seed)
-    tf.keras.utils.set_random_seed(seed)
-    if tf.config.list_physical_devices('GPU'):  # on a CPU operations are deterministic by default
-        tf.config.experimental.enable_op_determinism()
-    return seed
-
-
-class Counts(tf.train.experimental.PythonState):
-    """The run's counts over all sessions; they belong in the checkpoint.
-
-    Attributes:
-      env_steps: environment steps.
-      episodes: finished episodes.
-      secs: the time of collecting and training, without each session's first call of the learner, which compiles.
-    """
-
-    def __init__(self) -> None:
-        self.env_steps = self.episodes = 0
-        self.secs = 0.0
-
-    def serialize(self) -> str:
-        """Returns the counts as JSON."""
-        return json.dumps({'env_steps': self.env_steps, 'episodes': self.episodes, 'secs': self.secs})
-
-    def deserialize(self, string_value: str) -> None:
-        """Restores the counts of a checkpoint."""
-        saved = json.loads(string_value)
-        self.env_steps, self.episodes, self.secs = saved['env_steps'], saved['episodes'], saved['secs']
-
-
-class SynchronousSession:
-    """Alternates between one batched environment step and the train steps that are due.
-
-    The policy's version is the train step: each action is computed with the newest weights.
-    """
-
-    def __init__(
-        self,
-        run_dir: RunDir,
-        acting: collection.Collection,
-        replay: local.LocalReplay,
-        agent: Agent,
-        settings: Settings,
-        stop_conditions: StopConditions,
-    ):
-        """Restores the newest checkpoint; exports nothing yet.
-
-        Args:
-          run_dir: the run's directory.
-          acting: takes the environment steps.
-          replay: stores the steps, and gives the batches.
-          agent: the agent to train, whose collect policy acts.
-          settings: what the session does, and how often.
-          stop_conditions: when training is over.
-
-        Raises:
-          ValueError: if the checkpoint is made for other networks.
-        """
-        self._run_dir, self._collection, self._replay = run_dir, acting, replay
-        self._stop_conditions = stop_conditions
-        self._status = Status(run_dir.status('train'), 'train')
-        self._collect_summaries = CollectSummaries(run_dir.summaries('collect'))
-        self._counts = Counts()
-        self._counted_at = time.monotonic()
-        self._reported_at = self._logged_at = 0.0
-        self._loss: float | None = None
-        train_step = agent.train_step_counter
-        updates = settings.exports.update_interval_steps
-        self._learner = Learner(
-            agent,
-            replay,
-            run_dir,
-            triggers=[
-                IntervalTrigger(settings.intervals.export_interval_steps, self._export),
-                *([IntervalTrigger(updates, lambda step: self._exports.export_update(step))] if updates else []),
-                *self._summary_triggers(settings.summary_steps),
-            ],
-            options=settings.learner_options(lambda: int(train_step.numpy()), self._metrics),
-            state={'in_step': self._counts},
-        )
-        self._earlier = {'env_steps': self._counts.env_steps, 'episodes': self._counts.episodes}
-        self._exports = PolicyExports(agent, run_dir, settings.exports, self._export_facts, settings.texts)
-
-    def _summary_triggers(self, interval: int | None) -> list[IntervalTrigger]:
-        write = lambda step: self._collect_summaries.write(self._metrics())  # noqa: E731
-        return [IntervalTrigger(interval, write)] if interval else []
-
-    def run(self, stop: threading.Event) -> None:
-        """Runs until a stop condition or a requested stop (then it writes the result), or until `stop` is set."""
-        try:
-            try:
-                while not stop.is_set() and self._end_reason() is None:
-                    self._collect()
-                    self._train()
-                    self._report_if_due()
-            finally:
-                self._learner.close()
-                self._collect_summaries.close()
-            self._end()
-        except BaseException as error:
-            self._status.update(f'failed: {error}')
-            raise
-
-    def _end(self) -> None:
-        reason = self._end_reason()
-        if reason is not None:
-            self._finish(reason)
-            return
-        self._exports.settle()
-        logging.info('stopped at train step %d; its checkpoint is saved', self._learner.step)
-        self._status.update('stopped')
-
-    def begin(self) -> None:
-        """Exports the first policies. Nothing is lost if the process ends here."""
-        if self._end_reason() is None:  # an earlier session may have had stricter stop conditions
-            self._run_dir.train_result.unlink(missing_ok=True)
-        self._exports.drop_newer_than(self._learner.step)
-        self._exports.export(self._learner.step)
-        if self._learner.step:
-            logging.info('the replay is in no checkpoint: it is filled again before training continues')
-        self._status.update(
-            'waiting for data', train_step=self._learner.step, num_train_steps=self._stop_conditions.num_train_steps
-        )
-        self._counted_at = time.monotonic()
-
-    def _collect(self) -> None:
-        step = self._learner.step
-        self._collection.run(1, lambda row: self._replay(row, step), self._counts.env_steps)
-        metrics, now = self._collection.metrics, time.monotonic()
-        self._counts.env_steps = self._earlier['env_steps'] + metrics.env_steps
-        self._counts.episodes = self._earlier['episodes'] + metrics.episodes
-        self._counts.secs += now - self._counted_at
-        self._counted_at = now
-
-    def _train(self) -> None:
-        owed = min(self._replay.owed_steps, self._stop_conditions.num_train_steps - self._learner.step)
-        if owed:
-            first, self._loss = self._loss is None, self._learner.run(owed).loss
-            if first:  # the time of compiling does not count
-                self._counted_at = time.monotonic()
-
-    def _end_reason(self) -> str | None:
-        """Returns why training is over; None while it goes on."""
-        counts = self._counts
-        return run_outputs.reason(
-            self._run_dir, self._stop_conditions, self._learner.step, counts.env_steps, counts.secs
-        )
-
-    def _export(self, step: int) -> None:
-        self._exports.export(step)
-        self._exports.settle()  # so that it does not depend on the clock which exports replace others
-
-    def _export_facts(self) -> dict[str, Any]:
-        mean_return = self._collection.metrics.mean_return
-        return {
-            'env_steps': self._counts.env_steps,
-            'mean_return': mean_return,
-            'policy_version': self._learner.step,
-        }
-
-    def _finish(self, reason: str) -> None:
-        """Exports the last weights, then writes the result."""
-        step = self._learner.step
-        self._exports.export(step)
-        self._exports.wait()
-        run_outputs.write_result(self._run_dir, reason, step, self._counts.env_steps, self._counts.secs)
-        self._status.update('finished', train_step=step, **self._metrics())
-
-    def _metrics(self) -> dict[str, Any]:
-        """Returns the metrics besides the learner's, without those that depend on the clock."""
-        return {
-            'env_steps': self._counts.env_steps,
-            'episodes': self._counts.episodes,
-            'dropped_episodes': self._collection.metrics.dropped_episodes,
-            'rebuilt_environments': self._collection.num_rebuilt,
-            **self._collection.metrics.means(),
-            **self._replay.metrics(),
-        }
-
-    def _report_if_due(self) -> None:
-        now = time.monotonic()
-        if now - self._reported_at < _REPORT_SECS:
-            return
-        self._reported_at = now
-        step, metrics = self._learner.step, self._collection.metrics
-        rate = metrics.env_steps_per_sec
-        state = 'waiting for data' if self._loss is None else 'running'
-        self._status.update(state, train_step=step, loss=self._loss, env_steps_per_sec=rate, **self._metrics())
-        if now - self._logged_at >= LOG_EVERY_SECS:
-            self._logged_at = now
-            logging.info(
-                'train step %d of %d, %d environment steps (%.0f/s), %d episodes, mean return %s',
-                step,
-                self._stop_conditions.num_train_steps,
-                self._counts.env_steps,
-                rate,
-                self._counts.episodes,
-                'none' if metrics.mean_return is None else f'{metrics.mean_return:.1f}',
-            )

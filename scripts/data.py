@@ -1,0 +1,57 @@
+"""Writes episodes to files, and shows, joins and filters them.
+
+tflearn-data record     a policy of a run, or random actions, in the run's environment -> episodes in --output
+tflearn-data describe   columns, ranges, returns and lengths of the episodes in --data; --picture=FILE.png draws them
+tflearn-data copy       episodes of all --data that pass the filters -> --output
+
+tflearn-train-offline trains on them.
+"""
+
+import sys
+
+from absl import flags
+
+from tflearn.errors import UserError, UserValueError
+
+from . import data_flags, job_flags, job_setup
+
+
+def main() -> None:
+    """Runs the program."""
+    command = sys.argv[1] if len(sys.argv) > 1 else '--help'
+    if command == 'record':
+        del sys.argv[1]
+        job_setup.main(
+            'record',
+            __doc__,
+            define_flags=data_flags.define_record,
+            bindings=data_flags.record_bindings,
+            takes=data_flags.record_takes,
+        )
+        return
+    try:
+        if command in ('--help', 'help', '-h'):
+            print(f'tflearn-data: {__doc__}\nEach has its own --help: tflearn-data record --help')
+            return
+        if command not in ('describe', 'copy'):
+            raise UserValueError(f'got {command!r}; need one of record, describe, copy; see --help')
+        data_flags.define_read()
+        try:
+            rest = flags.FLAGS(sys.argv[1:])[1:]
+        except flags.Error as error:
+            raise UserValueError(f'got a wrong flag: {" ".join(str(error).split())}; see --help') from error
+        if flags.FLAGS.help:
+            own = flags.FLAGS.get_flags_for_module(data_flags.__name__)
+            print(f'tflearn-data {command}: {__doc__}\nFlags:\n')
+            print('\n\n'.join(map(job_flags.flag_help, own)))
+            return
+        if rest:
+            raise UserValueError(f'got the argument {rest[0]!r}; need flags only, such as --data=DIR')
+        data_flags.read(command)
+    except UserError as error:
+        print(f'tflearn-data: error: {error}', file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == '__main__':
+    main()

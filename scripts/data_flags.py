@@ -1,0 +1,73 @@
+"""The flags of tflearn-data's commands, and what `describe` and `copy` do with them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from absl import flags
+
+from tflearn.config import job_config
+from tflearn.errors import UserValueError
+from tflearn.run_dir import local_path
+
+from . import preflight
+
+
+def define_record() -> None:
+    """Defines the flags of `record`."""
+    flags.DEFINE_string('output', None, 'Directory of the episodes; those of an earlier call count. Needed.')
+    flags.DEFINE_integer('episodes', 100, 'Complete episodes in --output.', lower_bound=1)
+    flags.DEFINE_integer('num_environments', 8, 'Environments stepped together.', lower_bound=1)
+    flags.DEFINE_string('policy', 'greedy_policy', "Name of the run's exported policy, or random.")
+    flags.DEFINE_integer('train_step', None, "Train step of the policy's version; the newest by default.", 0)
+    flags.DEFINE_float('epsilon', 0.0, 'Share of random actions.', 0.0, 1.0)
+    flags.DEFINE_integer('seed', 0, 'Seed of the environments and the random actions.')
+    flags.DEFINE_bool('compress', False, 'Compresses the files with gzip.')
+
+
+def record_bindings() -> Sequence[str]:
+    """Returns the gin statements that the flags of `record` stand for."""
+    if not flags.FLAGS.output:
+        raise UserValueError('got no --output; need a directory for the episodes, such as --output=data/expert')
+    output = str(local_path(flags.FLAGS.output, '--output'))
+    values = {'output': output, 'num_episodes': flags.FLAGS.episodes}
+    names = ('num_environments', 'policy', 'train_step', 'epsilon', 'seed', 'compress')
+    values |= {name: flags.FLAGS[name].value for name in names}
+    return [f'tflearn.jobs.record.record.{name} = {value!r}' for name, value in values.items()]
+
+
+def record_takes() -> job_config.Taken:
+    """Returns which bindings of the evaluate job hold for `record`."""
+    from tflearn.jobs.evaluate import evaluate  # After the flags are parsed: it loads TensorFlow.
+
+    return {'make_environment': (evaluate, 'make_environment')}
+
+
+def define_read() -> None:
+    """Defines the flags of `describe` and `copy`."""
+    flags.DEFINE_multi_string('data', [], "Directory of episodes, or a pattern such as 'data/*'; may be repeated.")
+    flags.DEFINE_float('min_return', None, 'The smallest return of an episode.')
+    flags.DEFINE_float('max_return', None, 'The greatest return of an episode.')
+    flags.DEFINE_integer('max_episodes', None, 'Episodes to read.', 1)
+    flags.DEFINE_integer('max_damaged', 0, 'Damaged records that are skipped; one more is an error.', 0)
+    flags.DEFINE_string('picture', None, 'describe: a PNG file for histograms of returns and lengths.')
+    flags.DEFINE_string('output', None, 'copy: a new directory.')
+    flags.DEFINE_bool('compress', False, 'copy: compresses the files with gzip.')
+    flags.DEFINE_bool('help', False, 'Shows these flags.')
+
+
+def read(command: str) -> None:
+    """Runs `describe` or `copy`."""
+    for name in ('data', 'output') if command == 'copy' else ('data',):
+        if not flags.FLAGS[name].value:
+            raise UserValueError(f'got no --{name}; need a directory, such as --{name}=data/expert')
+    preflight.import_quietly('tensorflow', 'gym')
+    from tflearn.jobs import record
+
+    names = ('min_return', 'max_return', 'max_episodes', 'max_damaged')
+    filters: dict[str, Any] = {name: flags.FLAGS[name].value for name in names}
+    if command == 'copy':
+        output = local_path(flags.FLAGS.output, '--output')
+        print(record.copy(flags.FLAGS.data, output, flags.FLAGS.compress, **filters))
+    else:
+        picture = flags.FLAGS.picture and local_path(flags.FLAGS.picture, '--picture')
+        print(record.describe(flags.FLAGS.data, picture, **filters))

@@ -1,0 +1,49 @@
+"""Trains the agent of a run on episodes in files (tflearn-data), without a replay server and without an environment.
+
+Uses the gin file of the other jobs: what it binds for train. Sequences are drawn uniformly (experience.Uniform). It
+writes to --root_dir what train writes there, so evaluate and export work with it.
+"""
+
+from collections.abc import Sequence
+
+from absl import flags
+
+from tflearn.config import job_config
+from tflearn.run_dir import local_path
+
+from . import job_setup
+
+
+def define_flags() -> None:
+    """Defines the flags of this job."""
+    flags.DEFINE_multi_string(
+        'data', [], "Directory of episodes, or a pattern such as 'data/*'; may be given many times. Needed, unless the "
+        'gin file binds train_offline.Dataset.paths.'
+    )  # fmt: skip
+
+
+def bindings() -> Sequence[str]:
+    """Returns the gin statements that --data stands for."""
+    paths = [str(local_path(path, '--data')) for path in flags.FLAGS.data]
+    return [
+        'from tflearn.jobs import train_offline',
+        'train_offline.train_offline.dataset = @train_offline.Dataset()',
+        *([f'train_offline.Dataset.paths = {paths!r}'] if paths else []),
+    ]
+
+
+def taken() -> job_config.Taken:
+    """Returns which bindings of the train job hold for this job."""
+    from tflearn.jobs.train import train  # After the flags are parsed: it loads TensorFlow.
+
+    same = ('make_agent', 'experience', 'stop_conditions', 'intervals', 'device', 'initial', 'exports')
+    return {**{name: (train, name) for name in same}, 'learner_options': (train, 'options')}
+
+
+def main() -> None:
+    """Runs the program; see `job_setup.main`."""
+    job_setup.main('train_offline', __doc__, define_flags=define_flags, bindings=bindings, takes=taken)
+
+
+if __name__ == '__main__':
+    main()

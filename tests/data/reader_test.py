@@ -1,0 +1,197 @@
+"""What was written is read, field by field; what is damaged is skipped and named."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import fakes
+from tests.data import data_sets
+from tests.testing import structured
+from tflearn.data import columns, writer
+from tflearn.data.reader import Dataset, EpisodeReader
+
+
+def read(directory, spec=data_sets.SPEC, **filters):
+    return list(EpisodeReader(Dataset([str(directory)], **filters), spec).episodes())
+
+
+def assert_equal(episodes, wanted):
+    assert len(episodes) == len(wanted) > 0
+    for episode, leaves in zip(episodes, wanted, strict=True):
+        for got, need in zip(tf.nest.flatten(episode), leaves, strict=True):
+            assert got.dtype == need.dtype
+            np.testing.assert_array_equal(got, need)
+
+
+@pytest.mark.parametrize('task', [task for task in structured.TASKS if 'masked' not in task])
+@pytest.mark.parametrize('compress', [False, True])
+def test_round_trip(tmp_path, task, compress):
+    environment = structured.make_environment(task, num_environments=3)
+    rows = data_sets.write(tmp_path, 20, environment, compress=compress, file_bytes=2000)
+    spec = columns.data_spec(columns.read_specs(tmp_path))
+    tf.nest.assert_same_structure(spec, columns.data_spec(environment.specs))
+    assert_equal(read(tmp_path, spec), data_sets.split(rows))
+    environment.close()
+
+
+def test_episodes_pass_filters(tmp_path):
+    rows = data_sets.write(tmp_path, 120)
+    returns = sorted(leaves[-2].sum() for leaves in data_sets.split(rows))
+    assert len(set(returns)) > 2
+    got = sorted(episode.reward.sum() for episode in read(tmp_path, min_return=1.0, max_return=2.0))
+    assert got == [value for value in returns if 1 <= value <= 2]
+    assert len(read(tmp_path, max_episodes=4)) == 4
+
+
+def test_several_directories_by_pattern(tmp_path):
+    for name in ('b', 'a'):
+        data_sets.write(tmp_path / name, 8)
+    reader = EpisodeReader(Dataset([str(tmp_path / '*')]), data_sets.SPEC)
+    assert [directory.name for directory in reader.directories] == ['a', 'b']
+    assert (len(list(reader.episodes())), reader.num_episodes, reader.num_steps) == (6, 6, 2 * (2 * 3 + 5))
+
+
+def damage(path, offset, value=0xFF):
+    data = bytearray(path.read_bytes())
+    data[offset] ^= value
+    path.write_bytes(bytes(data))
+
+
+def test_damaged_records_are_skipped_up_to_a_limit(tmp_path, caplog):
+    wanted = data_sets.split(data_sets.write(tmp_path, 60))
+    (shard,) = writer.shards(tmp_path)
+    size = shard.path.stat().st_size
+    damage(shard.path, size // 2)
+    with pytest.raises(RuntimeError, match=rf'got 1 damaged records, the last one in {shard.path} at byte \d+: .*corr'):
+        read(tmp_path)
+    reader = EpisodeReader(Dataset([str(tmp_path)], max_damaged=1), data_sets.SPEC)
+    episodes = list(reader.episodes())
+    assert (len(episodes), reader.num_damaged) == (len(wanted) - 1, 1)
+    assert f'skipped a damaged record in {shard.path} at byte' in caplog.text
+    # Records before it and after it were read.
+    np.testing.assert_array_equal(episodes[0].reward, wanted[0][-2])
+    np.testing.assert_array_equal(episodes[-1].reward, wanted[-1][-2])
+
+
+def test_the_end_of_a_truncated_file_is_one_damaged_record(tmp_path):
+    wanted = data_sets.split(data_sets.write(tmp_path, 60))
+    (shard,) = writer.shards(tmp_path)
+    shard.path.write_bytes(shard.path.read_bytes()[:-20])
+    assert_equal(read(tmp_path, max_damaged=1), wanted[:-1])
+    with pytest.raises(RuntimeError, match='got 1 damaged records'):
+        read(tmp_path)
+
+
+def test_a_damaged_compressed_file_ends_there(tmp_path):
+    wanted = data_sets.split(data_sets.write(tmp_path, 400, compress=True))
+    (shard,) = writer.shards(tmp_path)
+    data = shard.path.read_bytes()
+    shard.path.write_bytes(data[: len(data) // 2])
+    with pytest.raises((OSError, EOFError)):
+        gzip.decompress(shard.path.read_bytes())
+    episodes = read(tmp_path, max_damaged=1)
+    assert 0 < len(episodes) < len(wanted)
+    assert_equal(episodes, wanted[: len(episodes)])
+
+
+def rewrite(directory, change):
+    """Writes the file again with `change`d features."""
+    (shard,) = writer.shards(directory)
+    examples = [tf.train.Example.FromString(record.numpy()) for record in tf.data.TFRecordDataset(str(shard.path))]
+    with tf.io.TFRecordWriter(str(shard.path)) as file:
+        for example in examples:
+            change(example.features.feature)
+            file.write(example.SerializeToString())
+
+
+def _not_a_number(features):
+    values = np.frombuffer(features['reward'].bytes_list.value[0], np.float32).copy()
+    values[0] = np.nan
+    features['reward'].bytes_list.value[0] = values.tobytes()
+
+
+def _too_short(features):
+    features['action'].bytes_list.value[0] = features['action'].bytes_list.value[0][:-8]
+
+
+def _without_a_column(features):
+    del features['reward']
+
+
+@pytest.mark.parametrize(
+    ('change', 'message'),
+    [
+        (_not_a_number, 'got reward with numbers that are not finite'),
+        (_too_short, 'at byte 0: .*reshape'),
+        (_without_a_column, 'at byte 0: got an episode without reward'),
+    ],
+)
+def test_wrong_values_count_as_damage(tmp_path, change, message):
+    data_sets.write(tmp_path, 8)
+    rewrite(tmp_path, change)
+    with pytest.raises(RuntimeError, match=message):
+        read(tmp_path)
+    reader = EpisodeReader(Dataset([str(tmp_path)], max_damaged=3), data_sets.SPEC)
+    assert (list(reader.episodes()), reader.num_damaged) == ([], 3)
+
+
+def _other_format(directory):
+    file = directory / columns.DESCRIPTION
+    file.write_text(json.dumps({**json.loads(file.read_text()), 'format': 9}))
+
+
+def _no_json(directory):
+    (directory / columns.DESCRIPTION).write_text('{')
+
+
+def _no_files(directory):
+    for shard in writer.shards(directory):
+        shard.path.unlink()
+
+
+@pytest.mark.parametrize(
+    ('spoil', 'message'),
+    [
+        (_other_format, 'of format 9; need 1'),
+        (_no_json, 'got a damaged file .*dataset.json'),
+        (_no_files, 'got no episodes in '),
+    ],
+)
+def test_wrong_data_sets_are_refused(tmp_path, spoil, message):
+    data_sets.write(tmp_path, 8)
+    spoil(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path)
+
+
+def test_wrong_paths_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"got Dataset.paths with '.*/no', where no dataset.json is; need a directory"):
+        EpisodeReader(Dataset([str(tmp_path / 'no')]))
+    with pytest.raises(ValueError, match='which is a URL'):
+        EpisodeReader(Dataset(['gs://bucket/data']))
+    with pytest.raises(ValueError, match=r"got Dataset.paths='data'; need a list"):
+        Dataset('data')
+
+
+def test_other_columns_than_the_agent_needs_are_refused(tmp_path):
+    data_sets.write(tmp_path / 'a', 8)
+    environment = structured.make_environment('dict of vectors')
+    data_sets.write(tmp_path / 'b', 8, environment)
+    environment.close()
+    with pytest.raises(ValueError, match=r'/b with .*; the agent needs observation: float32\[2\]'):
+        read(tmp_path / '*')
+
+
+def test_more_columns_than_needed_are_left_out(tmp_path):
+    specs = fakes.CheckedEnvironment().specs
+    stored = (*columns.columns_of(columns.data_spec(specs)), columns.Column('policy_info.logits', 'float32', (3,)))
+    rows = data_sets.split(data_sets.write(tmp_path / 'plain', 8))
+    with_info = writer.EpisodeWriter(tmp_path / 'more', specs, stored)
+    for leaves in rows:
+        with_info.write([*leaves, np.zeros((len(leaves[0]), 3), np.float32)])
+    with_info.close()
+    assert_equal(read(tmp_path / 'more'), rows)
+    assert set(read(tmp_path / 'more', None)[0]) == {column.name for column in stored}

@@ -1,0 +1,41 @@
+import numpy as np
+import pytest
+
+from tests.data import data_sets
+from tflearn.data import columns, statistics, writer
+from tflearn.data.reader import Dataset
+
+
+def test_statistics_are_those_of_the_episodes(tmp_path):
+    episodes = data_sets.split(data_sets.write(tmp_path / 'data', 60, metadata={'policy': 'random'}))
+    found = statistics.Statistics(Dataset([str(tmp_path / 'data')]))
+    np.testing.assert_allclose(found.returns, [leaves[-2].sum() for leaves in episodes])
+    np.testing.assert_array_equal(found.lengths, [len(leaves[0]) - 1 for leaves in episodes])
+    assert found.terminated == 1.0
+    text = found.text()
+    assert 'policy random' in text
+    assert f'{len(episodes)} episodes of {len(episodes)}, {found.lengths.sum()} environment steps' in text
+    assert 'observation: float32[2]' in text
+    found.draw(tmp_path / 'drawn.png')
+    assert (tmp_path / 'drawn.png').read_bytes().startswith(b'\x89PNG')
+
+
+def test_copy_joins_and_filters(tmp_path):
+    for name in ('a', 'b'):
+        data_sets.write(tmp_path / name, 60, seed=ord(name))
+    dataset = Dataset([str(tmp_path / name) for name in 'ab'], min_return=2.0)
+    kept = statistics.Statistics(dataset)
+    assert statistics.copy(dataset, tmp_path / 'c', compress=True) == (len(kept.returns), kept.lengths.sum())
+    assert writer.shards(tmp_path / 'c')[0].path.suffix == '.gz'
+    np.testing.assert_array_equal(statistics.Statistics(Dataset([str(tmp_path / 'c')])).returns, kept.returns)
+    with pytest.raises(ValueError, match=r'got the output .*, which exists'):
+        statistics.copy(dataset, tmp_path / 'c')
+
+
+def test_copy_refuses_other_columns(tmp_path):
+    data_sets.write(tmp_path / 'a', 8)
+    more = [*columns.read_columns(tmp_path / 'a'), columns.Column('policy_info.value', 'float32', ())]
+    writer.EpisodeWriter(tmp_path / 'b', columns.read_specs(tmp_path / 'a'), more).close()
+    with pytest.raises(ValueError, match=r'got .*b with policy_info.value: float32\[\], unlike .*; need data'):
+        statistics.copy(Dataset([str(tmp_path / '*')]), tmp_path / 'c')
+    assert not (tmp_path / 'c').exists()

@@ -1,0 +1,72 @@
+"""The real data programs. tests/data and tests/jobs test what they run."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import scripts
+from tests.data import data_sets
+
+CHECKOUT = pathlib.Path(scripts.__path__[0]).parent
+DEADLINE_SECS = 120.0
+ENVIRONMENT = {**os.environ, 'CUDA_VISIBLE_DEVICES': '-1'}
+
+
+def run(program, *arguments):
+    command = [sys.executable, '-m', f'scripts.{program}', *map(str, arguments)]
+    return subprocess.run(command, cwd=CHECKOUT, env=ENVIRONMENT, capture_output=True, text=True, timeout=DEADLINE_SECS)
+
+
+def test_help_names_the_commands():
+    ended = run('data', '--help')
+    assert (ended.returncode, ended.stderr) == (0, '')
+    for command in ('record', 'describe', 'copy'):
+        assert f'tflearn-data {command}  ' in ended.stdout
+
+
+def test_help_of_a_command_lists_its_flags():
+    ended = run('data', 'copy', '--help')
+    assert (ended.returncode, ended.stderr) == (0, '')
+    for flag in ('data', 'min_return', 'max_damaged', 'output'):
+        assert f'  --{flag}\n' in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        (('show',), "got 'show'; need one of record, describe, copy"),
+        (('describe',), 'got no --data; need a directory'),
+        (('copy', '--data=x'), 'got no --output; need a directory'),
+        (('describe', '--data=x', '--max_episodes=0'), 'got a wrong flag: flag --max_episodes=0'),
+    ],
+)
+def test_user_errors_take_one_line(arguments, message):
+    ended = run('data', *arguments)
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[-1].startswith(f'tflearn-data: error: {message}')
+    assert 'Traceback' not in ended.stderr
+
+
+def test_describe(tmp_path):
+    data_sets.write(tmp_path / 'data', 60, metadata={'policy': 'random'})
+    ended = run('data', 'describe', f'--data={tmp_path}/*', f'--picture={tmp_path}/drawn.png')
+    assert (ended.returncode, ended.stderr) == (0, '')
+    assert 'observation: float32[2]' in ended.stdout
+    assert (tmp_path / 'drawn.png').exists()
+
+
+@pytest.mark.slow
+def test_record_then_train(tmp_path):
+    run_dir, data = tmp_path / 'run', tmp_path / 'data'
+    flags = (f'--root_dir={run_dir}', '--gin_file=dqn_cartpole')
+    recorded = run('data', 'record', *flags, f'--output={data}', '--episodes=40', '--policy=random')
+    assert recorded.returncode == 0, recorded.stderr
+    assert '40 episodes' in recorded.stderr
+    trained = run('train_offline', *flags, f'--data={data}', '--gin_bindings=train.StopConditions.num_train_steps=200')
+    assert trained.returncode == 0, trained.stderr
+    assert (run_dir / 'policies' / 'greedy_policy' / '200').is_dir()
+    wrong = run('train_offline', *flags, '--data=no_such_directory')
+    assert wrong.returncode == 2

@@ -1,0 +1,155 @@
+"""The columns of a data set: what an episode file holds for each step, and the file that describes them."""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import trajectory
+from tf_agents.typing import types
+
+from tflearn.errors import UserTypeError, UserValueError
+from tflearn.run_dir import read_json, write_json
+from tflearn.types import EnvironmentSpecs, leaf_paths
+
+FORMAT = 1
+DESCRIPTION, SPECS = 'dataset.json', 'environment_specs.pbtxt'
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """One tensor of a step.
+
+    Attributes:
+      name: its path in a Trajectory, such as 'observation.arm'.
+      dtype: numpy's name of its dtype; the files hold little-endian numbers.
+      shape: its shape in one step.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f'{self.name}: {self.dtype}[{", ".join(map(str, self.shape))}]'
+
+    @property
+    def stored(self) -> np.dtype:
+        """The dtype of the numbers in a file."""
+        return np.dtype(self.dtype).newbyteorder('<')
+
+    def encode(self, values: np.ndarray) -> bytes:
+        """Returns the bytes of values [T, *shape]; raises ValueError for others."""
+        if values.shape[1:] != self.shape or values.dtype != np.dtype(self.dtype):
+            raise UserValueError(f'got {self.name} with shape {values.shape[1:]}, {values.dtype}; need {self}')
+        return np.ascontiguousarray(values, self.stored).tobytes()
+
+    def decode(self, data: bytes, num_steps: int) -> np.ndarray:
+        """Returns values [T, *shape]; raises ValueError if the bytes are not as many."""
+        return np.frombuffer(data, self.stored).reshape(num_steps, *self.shape).astype(self.dtype, copy=False)
+
+
+def columns_of(spec: types.NestedTensorSpec) -> tuple[Column, ...]:
+    """Returns the columns of a Trajectory's spec, in the order in which tf.nest flattens it.
+
+    Args:
+      spec: the spec of one step, without outer dimensions.
+
+    Raises:
+      TypeError: for text.
+      ValueError: for an unknown dimension.
+    """
+    columns = []
+    for name, leaf in zip(leaf_paths(spec), tf.nest.flatten(spec), strict=True):
+        if leaf.dtype in (tf.string, tf.variant, tf.resource):
+            raise UserTypeError(f'got column {name} of {leaf.dtype.name}; need numbers or booleans')
+        if not leaf.shape.is_fully_defined():
+            raise UserValueError(f'got column {name} with shape {leaf.shape}; need fixed dimensions')
+        columns.append(Column(name, leaf.dtype.name, tuple(leaf.shape)))
+    return tuple(columns)
+
+
+def data_spec(specs: EnvironmentSpecs, policy_info: types.NestedTensorSpec = ()) -> trajectory.Trajectory:
+    """Returns the spec of a Trajectory: a step in an environment, with what the policy records of it."""
+    time_step = specs.time_step
+    return trajectory.Trajectory(
+        step_type=time_step.step_type,
+        observation=specs.observation,
+        action=specs.action,
+        policy_info=policy_info,
+        next_step_type=time_step.step_type,
+        reward=time_step.reward,
+        discount=time_step.discount,
+    )
+
+
+def describe(
+    directory: pathlib.Path, specs: EnvironmentSpecs, columns: Sequence[Column], metadata: Mapping[str, Any]
+) -> None:
+    """Writes the description of a data set that has none yet; checks one that is there.
+
+    Args:
+      directory: the data set's directory; it is created.
+      specs: the environment's specs.
+      columns: the columns of its episodes.
+      metadata: what is known of the data, such as the environment and the policy. JSON.
+
+    Raises:
+      ValueError: if the data set has other columns.
+    """
+    if (directory / DESCRIPTION).exists():
+        found = read_columns(directory)
+        if found != tuple(columns):
+            raise UserValueError(
+                f'got episodes with {difference(columns, found)} for the data set {directory}, whose description has '
+                'others; need the same; write to another directory'
+            )
+        return
+    directory.mkdir(parents=True, exist_ok=True)
+    described = [dataclasses.asdict(column) for column in columns]
+    parts = {field.name: getattr(specs, field.name) for field in dataclasses.fields(specs)}
+    tensor_spec.to_pbtxt_file(str(directory / SPECS), parts)
+    # Last of all: with this file the directory is a data set.
+    write_json(directory / DESCRIPTION, {'format': FORMAT, 'columns': described, 'metadata': dict(metadata)})
+
+
+def read_columns(directory: pathlib.Path) -> tuple[Column, ...]:
+    """Returns a data set's columns.
+
+    Raises:
+      ValueError: if the directory is no data set, or of a newer format.
+    """
+    return tuple(Column(c['name'], c['dtype'], tuple(c['shape'])) for c in _read(directory)['columns'])
+
+
+def read_metadata(directory: pathlib.Path) -> dict[str, Any]:
+    """Returns what `describe` was given; raises ValueError like `read_columns`."""
+    return dict(_read(directory)['metadata'])
+
+
+def read_specs(directory: pathlib.Path) -> EnvironmentSpecs:
+    """Returns the specs of the environment that the data are of; raises ValueError like `read_columns`."""
+    _read(directory)
+    return EnvironmentSpecs(**tensor_spec.from_pbtxt_file(str(directory / SPECS)))
+
+
+def difference(got: Sequence[Column], need: Sequence[Column]) -> str:
+    """Returns the columns of `got` that are not in `need`; of `need` those that `got` lacks, if there are none."""
+    other = [str(column) for column in got if column not in need]
+    return ', '.join(other) or f'no {", ".join(str(column) for column in need if column not in got)}'
+
+
+def _read(directory: pathlib.Path) -> dict[str, Any]:
+    described = read_json(directory / DESCRIPTION)
+    if described is None or 'columns' not in described:
+        raise UserValueError(
+            f'got {directory}, which has no readable {DESCRIPTION}; need a directory that tflearn-data has written'
+        )
+    if described.get('format') != FORMAT:
+        raise UserValueError(
+            f'got {directory} of format {described.get("format")}; need {FORMAT}, the only one that this version knows'
+        )
+    return described

@@ -1,0 +1,133 @@
+"""Statistics of a data set, as text and as a picture; and copies of the episodes that pass its filters."""
+
+import contextlib
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from matplotlib import figure
+from tf_agents.trajectories import time_step as ts
+
+from tflearn.data import columns
+from tflearn.data.reader import Dataset, EpisodeReader
+from tflearn.data.writer import EpisodeWriter
+from tflearn.errors import UserValueError
+
+
+@dataclasses.dataclass
+class _Range:
+    """The numbers of one column, so far."""
+
+    least: float = np.inf
+    greatest: float = -np.inf
+    total: float = 0.0
+    count: int = 0
+
+    def add(self, values: np.ndarray) -> None:
+        if values.size:
+            self.least, self.greatest = min(self.least, float(values.min())), max(self.greatest, float(values.max()))
+            self.total, self.count = self.total + float(values.sum(dtype=np.float64)), self.count + values.size
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.count if self.count else float('nan')
+
+
+class Statistics:
+    """What a data set holds.
+
+    Attributes:
+      returns: the sum of rewards of each episode, [N]; of several rewards their sum.
+      lengths: the environment steps of each episode, [N].
+      terminated: the share of episodes that ended by termination rather than by a time limit.
+    """
+
+    def __init__(self, dataset: Dataset):
+        """Reads all episodes; raises as `EpisodeReader` does."""
+        self._reader = EpisodeReader(dataset)
+        self._ranges = {column.name: _Range() for column in self._reader.columns}
+        returns, lengths, terminated = [], [], 0
+        for episode in self._reader.episodes():
+            taken = episode['step_type'] != ts.StepType.LAST
+            for name, found in self._ranges.items():
+                # Boundary rows have the last observation of an episode, and nothing else.
+                found.add(episode[name] if name.startswith(('observation', 'step_type')) else episode[name][taken])
+            rewards = [episode[name][taken].sum(dtype=np.float64) for name in episode if name.startswith('reward')]
+            returns.append(sum(rewards))
+            lengths.append(np.count_nonzero(taken))
+            terminated += bool((episode['discount'][taken][-1:] == 0).any())
+        self.returns, self.lengths = np.array(returns), np.array(lengths)
+        self.terminated = terminated / max(1, len(returns))
+
+    def text(self) -> str:
+        """Returns the statistics, a line each."""
+        reader = self._reader
+        lines = [f'{directory}: {_facts(columns.read_metadata(directory))}' for directory in reader.directories]
+        lines.append(f'{len(self.lengths)} episodes of {reader.num_episodes}, {self.lengths.sum()} environment steps')
+        if reader.num_damaged:
+            lines.append(f'{reader.num_damaged} damaged records skipped')
+        if len(self.lengths):
+            lines += [_quartiles('return', self.returns), _quartiles('length', self.lengths)]
+            lines.append(f'{self.terminated:.0%} terminated, the others ended by a time limit')
+        width = max(len(str(column)) for column in reader.columns)
+        for column in reader.columns:
+            found = self._ranges[column.name]
+            lines.append(f'{column!s:{width}}  from {found.least:g} to {found.greatest:g}, mean {found.mean:.4g}')
+        return '\n'.join(lines)
+
+    def draw(self, path: pathlib.Path) -> None:
+        """Writes histograms of returns and lengths to a PNG file."""
+        drawn = figure.Figure(figsize=(9, 3.2), layout='constrained')
+        for axes, values, name in zip(
+            drawn.subplots(1, 2), (self.returns, self.lengths), ('return', 'length [environment steps]'), strict=True
+        ):
+            axes.hist(values, bins=40)
+            axes.set_xlabel(f'{name} of an episode')
+            axes.set_ylabel('episodes')
+        drawn.savefig(path)
+
+
+def copy(dataset: Dataset, output: pathlib.Path, compress: bool = False) -> tuple[int, int]:
+    """Copies the episodes that pass the filters of `dataset` to a new data set. Damaged records are left out.
+
+    Args:
+      dataset: the episodes.
+      output: the new directory.
+      compress: compress the files with gzip.
+
+    Returns:
+      The numbers of episodes and of environment steps.
+
+    Raises:
+      ValueError: if the directory exists, or the data sets have different columns.
+    """
+    reader = EpisodeReader(dataset)
+    if output.exists():
+        raise UserValueError(f'got the output {output}, which exists; need a new directory')
+    for directory in reader.directories:
+        found = columns.read_columns(directory)
+        if set(found) != set(reader.columns):
+            raise UserValueError(
+                f'got {directory} with {columns.difference(found, reader.columns)}, unlike {reader.directories[0]}; '
+                'need data sets with equal columns'
+            )
+    facts = {'copied_from': [str(directory) for directory in reader.directories], 'filter': dataclasses.asdict(dataset)}
+    specs = columns.read_specs(reader.directories[0])
+    with contextlib.closing(EpisodeWriter(output, specs, reader.columns, metadata=facts, compress=compress)) as writer:
+        for record, episode in reader.records():
+            writer.write_record(record, int(np.count_nonzero(episode['step_type'] != ts.StepType.LAST)))
+    return writer.num_episodes, writer.num_steps
+
+
+def _facts(metadata: Mapping[str, Any]) -> str:
+    return ', '.join(f'{name} {value}' for name, value in metadata.items() if value is not None) or 'no metadata'
+
+
+def _quartiles(name: str, values: np.ndarray) -> str:
+    least, low, median, high, greatest = np.percentile(values, [0, 25, 50, 75, 100])
+    return (
+        f'{name}: mean {values.mean():.4g}, least {least:g}, quartiles {low:g}, {median:g}, {high:g}, '
+        f'greatest {greatest:g}'
+    )

@@ -1,0 +1,191 @@
+"""EpisodeWriter: complete episodes -> files of TFRecords. EpisodeRecorder: steps of environments -> episodes."""
+
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from tf_agents.trajectories import time_step as ts
+from tf_agents.trajectories import trajectory
+
+from tflearn.data import columns
+from tflearn.data.columns import Column
+from tflearn.errors import UserValueError
+from tflearn.types import EnvironmentSpecs
+
+SUFFIX = '.tfrecord'
+NUM_STEPS, RETURN = 'episode/num_steps', 'episode/return'
+_MAX_UNUSED_ROWS = 256  # that are kept before all of them are dropped at once
+_SHARD = re.compile(r'(?P<writer>[\w.]+)-(?P<number>\d{5})-e(?P<episodes>\d+)-s(?P<steps>\d+)\.tfrecord(\.gz)?')
+
+
+class Shard(NamedTuple):
+    """A complete file of a data set: its name holds what is in it, so it is complete as soon as it has that name."""
+
+    path: pathlib.Path
+    writer: str
+    number: int
+    episodes: int
+    steps: int
+
+
+def shards(directory: pathlib.Path) -> list[Shard]:
+    """Returns the complete files of a data set, in the order of their names."""
+    found = ((path, _SHARD.fullmatch(path.name)) for path in sorted(directory.glob(f'*{SUFFIX}*')))
+    return [
+        Shard(path, match['writer'], int(match['number']), int(match['episodes']), int(match['steps']))
+        for path, match in found
+        if match
+    ]
+
+
+class EpisodeWriter:
+    """Writes episodes to files that appear whole. A data set may have several writers of different names.
+
+    A file is begun under a hidden name and renamed when it is full, or with `close`. What a writer that was killed had
+    begun is lost, and removed by the next one of the same name.
+
+    Attributes:
+      num_episodes: episodes in complete files and in the one that is being written, of all sessions of this writer.
+      num_steps: the same for environment steps, without boundary rows.
+    """
+
+    def __init__(
+        self,
+        directory: pathlib.Path,
+        specs: EnvironmentSpecs,
+        stored: Sequence[Column] | None = None,
+        name: str = 'data',
+        metadata: Mapping[str, Any] | None = None,
+        compress: bool = False,
+        file_bytes: int = 64 << 20,
+    ):
+        """Creates the directory and its description; the first file is made with the first episode.
+
+        Args:
+          directory: the data set's directory; episodes are added to what it holds.
+          specs: the environment's specs.
+          stored: the columns of a step; None takes those of a policy that records nothing, see `columns.data_spec`.
+          name: the writer's name: letters, digits, _ and dots.
+          metadata: what is known of the data, for the description.
+          compress: compress files with gzip. After a damaged byte the rest of such a file cannot be read.
+          file_bytes: the size at which a file is full [bytes before compression].
+
+        Raises:
+          ValueError: if the data set has other columns, or the name has other characters.
+        """
+        if not re.fullmatch(r'[\w.]+', name):
+            raise UserValueError(f'got name={name!r}; need letters, digits, _ and dots')
+        self._directory, self._name, self._file_bytes = directory, name, file_bytes
+        self._compress = compress
+        self._columns = tuple(stored or columns.columns_of(columns.data_spec(specs)))
+        columns.describe(directory, specs, self._columns, metadata or {})
+        for left in directory.glob(f'.{name}-*{SUFFIX}*'):
+            left.unlink()
+        mine = [shard for shard in shards(directory) if shard.writer == name]
+        self._number = max((shard.number for shard in mine), default=-1) + 1
+        self.num_episodes = sum(shard.episodes for shard in mine)
+        self.num_steps = sum(shard.steps for shard in mine)
+        self._writer: tf.io.TFRecordWriter | None = None
+        self._episodes = self._steps = self._bytes = 0  # in the file that is being written
+
+    def write(self, episode: Any) -> None:
+        """Adds one episode.
+
+        Args:
+          episode: a Trajectory of arrays [T, ...], or its leaves. It may end with a boundary row (LAST -> FIRST).
+
+        Raises:
+          ValueError: if it does not fit the spec.
+        """
+        arrays = dict(
+            zip((column.name for column in self._columns), map(np.asarray, tf.nest.flatten(episode)), strict=True)
+        )
+        num_rows = len(arrays['step_type'])
+        features = {column.name: _bytes(column.encode(arrays[column.name])) for column in self._columns}
+        features[NUM_STEPS] = tf.train.Feature(int64_list=tf.train.Int64List(value=[num_rows]))
+        total = np.asarray(arrays['reward'], np.float64).reshape(num_rows, -1).sum(axis=0)
+        features[RETURN] = tf.train.Feature(float_list=tf.train.FloatList(value=total))
+        record = tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+        self.write_record(record, int(np.count_nonzero(arrays['step_type'] != ts.StepType.LAST)))
+
+    def write_record(self, record: bytes, num_steps: int) -> None:
+        """Adds one episode as it is in a file of a data set with the same columns.
+
+        Args:
+          record: the bytes of its `tf.train.Example`.
+          num_steps: its environment steps, without boundary rows.
+        """
+        if self._writer is None:
+            options = tf.io.TFRecordOptions(compression_type='GZIP' if self._compress else '')
+            self._writer = tf.io.TFRecordWriter(str(self._begun), options)
+        self._writer.write(record)
+        self._episodes, self._steps, self._bytes = (
+            self._episodes + 1,
+            self._steps + num_steps,
+            self._bytes + len(record),
+        )
+        self.num_episodes, self.num_steps = self.num_episodes + 1, self.num_steps + num_steps
+        if self._bytes >= self._file_bytes:
+            self.finish_file()
+
+    def finish_file(self) -> None:
+        """Completes the file that is being written: its episodes can be read from now on."""
+        if self._writer is None:
+            return
+        self._writer.close()
+        self._writer = None
+        name = f'{self._name}-{self._number:05d}-e{self._episodes}-s{self._steps}{self._suffix}'
+        self._begun.rename(self._directory / name)
+        self._number += 1
+        self._episodes = self._steps = self._bytes = 0
+
+    close = finish_file
+
+    @property
+    def _suffix(self) -> str:
+        return SUFFIX + ('.gz' if self._compress else '')
+
+    @property
+    def _begun(self) -> pathlib.Path:
+        return self._directory / f'.{self._name}-{self._number:05d}{self._suffix}'
+
+
+class EpisodeRecorder:
+    """An observer of an actor's steps that writes each episode when it has ended; those that never end are not written.
+
+    The rows of an episode are kept in memory until then.
+    """
+
+    def __init__(self, writer: EpisodeWriter, num_environments: int):
+        """
+        Args:
+          writer: gets the episodes.
+          num_environments: B.
+        """
+        self._writer = writer
+        self._rows: list[list[np.ndarray]] = []
+        self._first_row = 0  # the number of the oldest row that is kept
+        self._begin = np.full(num_environments, -1)  # the number of the first row of each environment's episode
+
+    def __call__(self, row: trajectory.Trajectory) -> None:
+        """Takes one step of every environment: arrays [B, ...], boundary rows included."""
+        number = self._first_row + len(self._rows)
+        self._rows.append(tf.nest.flatten(row))
+        self._begin[row.step_type == ts.StepType.FIRST] = number
+        ended = (row.step_type == ts.StepType.LAST) | (row.next_step_type == ts.StepType.FIRST)
+        for i in np.flatnonzero(ended & (self._begin >= 0)):
+            rows = self._rows[self._begin[i] - self._first_row :]
+            self._writer.write([np.stack([leaves[k][i] for leaves in rows]) for k in range(len(rows[0]))])
+            self._begin[i] = -1
+        started = self._begin[self._begin >= 0]
+        unused = (int(started.min()) if started.size else number + 1) - self._first_row
+        if unused >= min(_MAX_UNUSED_ROWS, len(self._rows)):
+            del self._rows[:unused]
+            self._first_row += unused
+
+
+def _bytes(value: bytes) -> tf.train.Feature:
+    return tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))

@@ -1,0 +1,168 @@
+"""The record job: a policy acts in an environment, and its episodes are written to files; what such files hold."""
+
+import contextlib
+import pathlib
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+from tf_agents.trajectories import policy_step
+from tf_agents.trajectories import time_step as ts
+
+from tflearn.action_mask import ActionMask
+from tflearn.actors.actor import Actor
+from tflearn.actors.exploration import EpsilonPolicy
+from tflearn.data import statistics
+from tflearn.data.reader import Dataset
+from tflearn.data.writer import EpisodeRecorder, EpisodeWriter, shards
+from tflearn.errors import UserValueError, check_at_least
+from tflearn.policies import loader, versions
+from tflearn.policies.exporter import ACTION_MASK
+from tflearn.run_dir import RunDir
+from tflearn.types import EnvironmentFactory, EnvironmentSpecs, EvaluationPolicy
+from tflearn.waiting import LOG_EVERY_SECS
+
+RANDOM = 'random'
+
+
+def record(
+    *,
+    run_dir: RunDir,
+    stop: threading.Event,
+    make_environment: EnvironmentFactory,
+    output: str,
+    num_episodes: int = 100,
+    num_environments: int = 8,
+    policy: str = 'greedy_policy',
+    train_step: int | None = None,
+    epsilon: float = 0.0,
+    seed: int = 0,
+    compress: bool = False,
+) -> None:
+    """Writes episodes until there are `num_episodes`; those of an earlier call with this output count.
+
+    Args:
+      run_dir: the directory of the run whose policy acts.
+      stop: ends the job when set; complete episodes are written.
+      make_environment: makes the environment.
+      output: the data set's directory.
+      num_episodes: complete episodes in the data set.
+      num_environments: the number of environments stepped together.
+      policy: the exported policy's name, or 'random' for actions drawn uniformly within their bounds.
+      train_step: the train step of the policy's version; None takes the newest.
+      epsilon: the share of random actions, in [0, 1].
+      seed: the seed of the environments and the random actions; a call that continues uses other ones.
+      compress: compress the files with gzip.
+
+    Raises:
+      ValueError: if there is no such policy, or it is of another environment, or the data set has other columns.
+    """
+    check_at_least(1, num_episodes=num_episodes, num_environments=num_environments)
+    found = None if policy == RANDOM else _load(run_dir, policy, train_step)
+    directory = pathlib.Path(output)
+    earlier = sum(shard.episodes for shard in shards(directory))
+    if earlier >= num_episodes:
+        logging.info('%s has %d episodes already', directory, earlier)
+        return
+    # Other episodes than those of the calls before.
+    episodes_seed = int(np.random.SeedSequence([seed, earlier]).generate_state(1)[0] >> 1) if earlier else seed
+    with contextlib.closing(make_environment(num_environments=num_environments, seed=episodes_seed)) as environment:
+        acting = _Acting(environment.specs, found, 1.0 if found is None else epsilon, episodes_seed)
+        facts = {
+            'policy': policy,
+            'train_step': None if found is None else found.train_step,
+            'run': None if found is None else str(run_dir.root),
+            'epsilon': epsilon,
+            'seed': seed,
+        }
+        writer = EpisodeWriter(directory, environment.specs, metadata=facts, compress=compress)
+        with contextlib.closing(writer):
+            _run(Actor(environment, acting, [EpisodeRecorder(writer, num_environments)]), writer, num_episodes, stop)
+    logging.info('%s has %d episodes, %d environment steps', directory, writer.num_episodes, writer.num_steps)
+
+
+def describe(paths: Sequence[str], picture: pathlib.Path | None = None, **filters: Any) -> str:
+    """Returns the statistics of data sets as text.
+
+    Args:
+      paths: see `Dataset`.
+      picture: a PNG file for histograms of returns and lengths; None draws none.
+      **filters: see `Dataset`.
+
+    Raises:
+      ValueError: if there is no such data set.
+    """
+    found = statistics.Statistics(Dataset(paths, **filters))
+    if picture is None:
+        return found.text()
+    found.draw(picture)
+    return f'{found.text()}\nwrote {picture}'
+
+
+def copy(paths: Sequence[str], output: pathlib.Path, compress: bool = False, **filters: Any) -> str:
+    """Copies episodes to a new data set, see `statistics.copy`; returns a line that says what was copied."""
+    num_episodes, num_steps = statistics.copy(Dataset(paths, **filters), output, compress)
+    return f'{num_episodes} episodes, {num_steps} environment steps in {output}'
+
+
+def _run(actor: Actor, writer: EpisodeWriter, num_episodes: int, stop: threading.Event) -> None:
+    logged_at = time.monotonic()
+    while writer.num_episodes < num_episodes and not stop.is_set():
+        actor.run(1)
+        if time.monotonic() - logged_at > LOG_EVERY_SECS:
+            logged_at = time.monotonic()
+            logging.info('%d of %d episodes, %d environment steps', writer.num_episodes, num_episodes, actor.env_steps)
+
+
+def _load(run_dir: RunDir, name: str, train_step: int | None) -> loader.LoadedPolicy:
+    directory = run_dir.policy(name)
+    step = versions.newest_version(directory) if train_step is None else train_step
+    if step is None:
+        raise UserValueError(
+            f"got no policy in {directory}; need one that the train job has exported, or policy='{RANDOM}'"
+        )
+    return loader.load(directory / str(step))
+
+
+class _Nothing:
+    """A policy whose actions are zeros, for `EpsilonPolicy` with 1."""
+
+    def __init__(self, specs: EnvironmentSpecs):
+        self._spec = specs.action
+
+    def initial_state(self, batch_size: int) -> Any:
+        del batch_size
+        return ()
+
+    def action(self, time_step: ts.TimeStep, policy_state: Any) -> tuple[Any, Any]:
+        batch_size = len(time_step.step_type)
+        zeros = lambda spec: np.zeros((batch_size, *spec.shape), spec.dtype.as_numpy_dtype)  # noqa: E731
+        return tf.nest.map_structure(zeros, self._spec), policy_state
+
+
+class _Acting:
+    """An exported policy, or random actions, as an `ActingPolicy` that records nothing of its own."""
+
+    def __init__(self, specs: EnvironmentSpecs, policy: loader.LoadedPolicy | None, epsilon: float, seed: int):
+        mask = None
+        if policy is not None:
+            policy.check(specs)
+            mask = policy.metadata.get(ACTION_MASK)
+        self._policy: EvaluationPolicy = policy or _Nothing(specs)
+        if epsilon or mask:
+            action_mask = None if mask is None else ActionMask(specs, mask)
+            self._policy = EpsilonPolicy(self._policy, epsilon, specs.action, seed, action_mask)
+
+    def initial_state(self, batch_size: int) -> Any:
+        return self._policy.initial_state(batch_size)
+
+    def step(self, time_step: ts.TimeStep, policy_state: Any) -> policy_step.PolicyStep:
+        action, state = self._policy.action(time_step, policy_state)
+        return policy_step.PolicyStep(action, state, ())
+
+    def check(self, time_step: ts.TimeStep) -> None:
+        """Nothing: the policy's specs were compared with the environment's."""
