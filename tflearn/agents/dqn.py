@@ -134,7 +134,8 @@ class _DqnAgent(dqn_agent.DqnAgent):
         super().__init__(*args, **kwargs)
         joined = JoinedLeaves(self.time_step_spec.observation)
         if joined.joins:
-            self._as_transition = _ends_at_once(self._as_transition, joined)
+            convert: Any = self._as_transition
+            self._as_transition = _ends_at_once(convert, joined)
 
     def _train(self, experience: Any, weights: tf.Tensor | None) -> tf_agent.LossInfo:
         with tf.GradientTape() as tape:

@@ -124,11 +124,7 @@ def make_network(
     """
     leaves = dict(zip(leaf_paths(spec), tf.nest.flatten(spec), strict=True))
     chosen = [nodes, mask, edges, *([edge_mask] if edge_mask else [])]
-    node, present, edge, *more = (leaves.get(path) for path in chosen)
-    fits = bool(node and present and edge) and node.shape.rank == 2 and present.shape == node.shape[:1]
-    fits = fits and edge.shape.rank == 2 and edge.shape[1] == 2 and edge.dtype.is_integer
-    fits = fits and all(each and each.shape == edge.shape[:1] for each in more)
-    if not fits or any(each.dtype.is_floating for each in (present, *more)):
+    if not _fits([leaves.get(path) for path in chosen]):
         described = ', '.join(f'{path}: {leaf.dtype.name} {leaf.shape}' for path, leaf in leaves.items())
         raise UserValueError(
             f"got nodes='{nodes}', mask='{mask}', edges='{edges}', edge_mask={edge_mask!r} and an observation with "
@@ -142,3 +138,14 @@ def make_network(
         NestEncoder(rest) if rest else None,
         tf.keras.Sequential([tf.keras.layers.Dense(number, 'relu') for number in fc_layer_params], name=name),
     )
+
+
+def _fits(leaves: Sequence[tf.TensorSpec | None]) -> bool:
+    """Returns whether there are nodes, their mask, edges, and a mask of these where one is named, of fitting shapes."""
+    found = [leaf for leaf in leaves if leaf is not None]
+    if len(found) < len(leaves) or [leaf.shape.rank for leaf in found] != [2, 1, 2, 1][: len(found)]:
+        return False
+    node, mask, edge, *edge_mask = found
+    masks_fit = mask.shape == node.shape[:1] and all(each.shape == edge.shape[:1] for each in edge_mask)
+    of_integers = edge.dtype.is_integer and not any(each.dtype.is_floating for each in (mask, *edge_mask))
+    return bool(masks_fit and of_integers and edge.shape[1] == 2)
