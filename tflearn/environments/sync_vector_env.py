@@ -5,7 +5,6 @@ The workers import this file, so it must stay importable without TensorFlow.
 """
 
 import contextlib
-import operator
 import traceback
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -15,15 +14,15 @@ import numpy as np
 from absl import logging
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+from gymnasium.vector.utils import batch_space, create_empty_array, iterate
 
+from tflearn.environments import gathering
 from tflearn.errors import UserValueError
 
 MAX_IN_A_ROW = 5
 
 EXECUTED_ACTION = 'executed_action'
 _NUMBERS = ('b', 'i', 'u', 'f')
-_DTYPE = operator.attrgetter('dtype')
 
 
 class MaskFromInfo(gymnasium.Wrapper):
@@ -119,32 +118,6 @@ def numeric_info(info: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in info.items()
         if isinstance(value, bool | int | float) or getattr(getattr(value, 'dtype', None), 'kind', None) in _NUMBERS
     }
-
-
-def _gather(space: spaces.Space, items: Sequence[Any], batch: Any) -> Any:
-    """Writes elements of `space` to `batch`, their batched form, and returns it.
-
-    It is gymnasium's `concatenate`, whose time for each part of a nest is several times as long.
-    """
-    if isinstance(space, spaces.Dict):
-        return {key: _gather(part, [item[key] for item in items], batch[key]) for key, part in space.items()}
-    if isinstance(space, spaces.Tuple):
-        columns = zip(*items, strict=True)
-        return tuple(_gather(*each) for each in zip(space, columns, batch, strict=True))
-    # What does not fit is left to gymnasium, whose error says what is wrong.
-    with contextlib.suppress(TypeError, ValueError, AttributeError, BufferError):
-        if not space.shape:
-            array = np.array(items)
-            if array.shape == np.shape(batch):
-                np.copyto(batch, array, casting='same_kind')
-                return batch
-        elif set(map(len, items)) == {space.shape[0]}:
-            if len(space.shape) == 1 and set(map(_DTYPE, items)) == {batch.dtype}:
-                batch.reshape(-1)[:] = np.frombuffer(b''.join(items), batch.dtype)
-            else:
-                np.concatenate(items, out=batch.reshape(-1, *space.shape[1:]))
-            return batch
-    return concatenate(space, items, batch)
 
 
 class InfoColumns:
@@ -274,6 +247,7 @@ class SyncVectorEnv:
         self.single_action_space = self._environments[0].action_space
         self._action_space = batch_space(self.single_action_space, num_environments)
         self._batch = create_empty_array(self.single_observation_space, num_environments)
+        self._gather = gathering.gatherer(self.single_observation_space, self._batch)
         self._columns = InfoColumns(num_environments)
         self._ended = [False] * num_environments
         self._seed: int | None = None
@@ -323,7 +297,8 @@ class SyncVectorEnv:
             environment.close()
 
     def _concatenate(self, observations: Any) -> Any:
-        return _gather(self.single_observation_space, observations, self._batch)
+        self._gather(observations)
+        return self._batch
 
     def _rebuild(self, i: int, error: Exception) -> Any:
         """Makes a new environment `i` until one can be reset. Returns its first observation."""
