@@ -20,6 +20,8 @@ GIVEN_CONSTRUCTORS = ('tflearn/tf_agents_compat/plain_learner.py', 'tflearn/tf_a
 MAX_PACKAGE_FILES = 16
 # Package -> how many files it may have instead, and why.
 LARGER_PACKAGES = {'tflearn/jobs': 24}  # one for each job, and what they share
+# Folders within a package: of files that are alike and do not know each other.
+COLLECTIONS = ('tflearn/environments/tasks',)
 FORBIDDEN_WORDS = {'util', 'utils', 'common', 'helper', 'helpers', 'misc'}
 
 
@@ -133,11 +135,11 @@ def hints(files: Sequence[SourceFile]) -> list[str]:
 
 
 def depth(files: Sequence[SourceFile]) -> list[str]:
-    """Checks that the package is never deeper than tflearn/<package>/<file>.py."""
+    """Checks that the package is never deeper than tflearn/<package>/<file>.py, except for the `COLLECTIONS`."""
     return [
         f'{file.path}: got a folder within a package; need tflearn/<package>/<file>.py; move it up'
         for file in files
-        if file.parts[0] == 'tflearn' and len(file.parts) > 3
+        if file.parts[0] == 'tflearn' and len(file.parts) > 3 and '/'.join(file.parts[:-1]) not in COLLECTIONS
     ]
 
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from tests.architecture import source_tree
+from tests.architecture.budget import COLLECTIONS
 from tests.architecture.source_tree import SourceFile
 
 HEADERS = {
@@ -106,10 +107,10 @@ def _target_of(file: SourceFile) -> Target:
     name = '/'.join(rest)
     is_program = re.search(r"^if __name__ == '__main__':", file.text, re.M)
     if package == 'tflearn':
-        in_room = len(rest) > 1
-        return Target(
-            'py_library', package, rest[0] if in_room else 'vocabulary', [f'{rest[0]}/*.py'] if in_room else []
-        )
+        if len(rest) == 1:
+            return Target('py_library', package, 'vocabulary')
+        deep = any(folder.startswith(f'{package}/{rest[0]}/') for folder in COLLECTIONS)
+        return Target('py_library', package, rest[0], [f'{rest[0]}/**/*.py' if deep else f'{rest[0]}/*.py'])
     if package == 'tests' and name.endswith('_test'):
         return Target('py_test', package, name)
     if package == 'scripts' and not is_program:
