@@ -11,7 +11,7 @@ from tflearn.action_mask import mask_of
 from tflearn.actors import exploration
 from tflearn.actors.actor import Actor
 from tflearn.actors.exploration import EpsilonPolicy
-from tflearn.agents import appo, dqn, impala, ppo, reinforce
+from tflearn.agents import appo, dqn, impala, ppo, r2d2, reinforce
 from tflearn.agents.actor_value import NetworkOptions
 from tflearn.train_step import create_train_step
 from tflearn.types import EnvironmentSpecs
@@ -31,6 +31,7 @@ FEW = {'network': NetworkOptions(fc_layer_params=(8,))}
 AGENTS = {
     'dqn': (dqn, {'fc_layer_params': (8,), 'epsilon': 0.5}, 2),
     'dqn without double': (dqn, {'fc_layer_params': (8,), 'double': False}, 2),
+    'r2d2': (r2d2, {'fc_layer_params': (8,), 'lstm_size': (4,), 'epsilon': 0.5}, 31),
     'ppo': (ppo, FEW, 9),
     'impala': (impala, {'network': NetworkOptions(fc_layer_params=(8,), lstm_size=(4,))}, 9),
     'appo': (appo, FEW, 9),
@@ -98,6 +99,11 @@ def test_training_is_finite_and_ignores_illegal_logits(name):
     data = example_data.sequences(agent, 8, AGENTS[name][2])
     mask = np.zeros(data.observation['mask'].shape)
     mask[:4, :, 1] = 1
+    if name == 'r2d2':
+        state = tf.nest.map_structure(
+            lambda leaf: tf.zeros((8, AGENTS[name][2], *leaf.shape)), agent.collect_policy.policy_state_spec
+        )
+        data = data._replace(policy_info={'policy_state': state})
     data = data._replace(
         observation=data.observation | {'mask': tf.constant(mask, tf.int64)}, action=tf.ones_like(data.action)
     )

@@ -256,7 +256,7 @@ def test_it_learns_continuous_actions():
     ('changes', 'message'),
     [
         ({'experience': Experience()}, 'PPO needs a Queue'),
-        ({'network': NetworkOptions(lstm_size=(4,))}, r'got lstm_size=\(4,\); need None'),
+        ({'network': NetworkOptions(lstm_size=(4,))}, 'got a network with memory and Slicing.store_policy_state=False'),
         (
             {'specs': EnvironmentSpecs(tf.TensorSpec((4,), tf.uint8), example_data.DISCRETE.action)},
             'need floats, or normalize_observations=False',

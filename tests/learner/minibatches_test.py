@@ -112,6 +112,41 @@ def test_each_step_counts_once_in_each_epoch(replicas, size, epochs, minibatch, 
     assert source.closed
 
 
+@pytest.mark.parametrize('replicas', [1, 2])
+@pytest.mark.parametrize(
+    ('size', 'epochs', 'minibatch', 'steps'),
+    [
+        (6, 3, 8, 9),  # 6 sequences of 4 steps, in 3 minibatches of 2
+        (6, 1, 19, 2),  # 3 each: 4 were allowed
+        (4, 2, 3, 8),  # one each, though that is more than was allowed; 2 on two replicas, with indices left over
+    ],
+)
+def test_sequences_stay_complete(replicas, size, epochs, minibatch, steps):
+    """With `of_sequences` each sequence counts once in each epoch, in its order, with what belongs to all of it."""
+    strategy = strategies.make('default' if replicas == 1 else 'mirrored:2')
+
+    def prepare(numbers):
+        return {'steps': numbers[:, :-1], 'state': numbers[:, 0]}, tf.cast(numbers[:, :-1] % 10 != 3, tf.float32)
+
+    iterations = MinibatchSource(
+        Sequences(_numbers(size, 0)), prepare, Iteration(epochs, minibatch), strategy, of_sequences=True
+    )
+    assert iterations.max_draw_steps == steps
+    assert iterations.grant(steps) == steps
+    drawn = iterations.draw(tf.constant(steps, tf.int64), tf.constant(0, tf.int64))
+    minibatches = [iterations.batch(drawn, tf.constant(i)) for i in range(steps)]
+    for epoch in range(epochs):
+        counted = collections.Counter()
+        for samples, info in minibatches[epoch * steps // epochs : (epoch + 1) * steps // epochs]:
+            assert info['policy_version'].shape == info[WEIGHTS].shape == samples['steps'].shape
+            for state, numbers, weights in zip(samples['state'], samples['steps'], info[WEIGHTS], strict=True):
+                np.testing.assert_array_equal(numbers, state + tf.range(LENGTH - 1, dtype=tf.int64))
+                if tf.reduce_any(weights > 0):
+                    np.testing.assert_array_equal(weights, numbers % 10 != 3)
+                    counted[int(state)] += 1
+        assert counted == {int(number): 1 for number in _numbers(size, 0)[:, 0]}
+
+
 def test_no_worker_begins_an_iteration_alone():
     """The preparation reduces over all workers: if the data of another one ended, this one does not begin."""
     prepared = []

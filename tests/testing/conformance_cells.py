@@ -19,7 +19,7 @@ from tests.testing.structured import TASKS, make_environment
 from tflearn.action_mask import mask_of
 from tflearn.actors.actor import Actor
 from tflearn.actors.evaluator import Evaluator
-from tflearn.agents import appo, dqn, impala, ppo, reinforce, sac
+from tflearn.agents import appo, dqn, impala, ppo, r2d2, reinforce, sac
 from tflearn.agents.actor_value import NetworkOptions
 from tflearn.experience import BatchItems, Experience, Prioritized, Queue, Uniform
 from tflearn.networks import sets
@@ -45,11 +45,17 @@ class Kind:
 
 
 FEW = {'network': NetworkOptions(fc_layer_params=(8,))}
-SEQUENCES = {'sequence_length': 5, 'stride': 4}
+SEQUENCES = {'sequence_length': 5, 'stride': 4, 'store_policy_state': False}
 UNIFORM = ('synchronous', 'mirror', 'server')
 AGENTS = {
     'dqn': Kind(
         dqn, {'fc_layer_params': (8,)}, ('multi-discrete', 'masked multi-discrete', 'nested action'), ('queue',)
+    ),
+    'r2d2': Kind(
+        r2d2,
+        {'fc_layer_params': (8,), 'lstm_size': (4,), 'loss': r2d2.LossOptions(burn_in_steps=1)},
+        ('multi-discrete', 'masked multi-discrete', 'nested action'),
+        ('queue',),
     ),
     'sac': Kind(
         sac,

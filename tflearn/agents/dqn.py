@@ -79,7 +79,11 @@ def make_agent(
       ValueError: if the action is not one discrete number, the experience is a queue, or there are convolutions and
         the observation has no image.
     """
-    _check(specs, experience)
+    spec_checks.check_one_discrete_action(specs.action, 'DQN')
+    if isinstance(experience.replay, Queue):
+        raise UserValueError(
+            'got a Queue as Experience.replay; DQN needs Uniform or Prioritized: it learns from old items'
+        )
     spec_checks.check_observation(specs.observation, 'DQN', conv_layer_params, preprocessing_layers)
     mask, observation_spec = make_mask(specs, action_mask)
     agent_class = _DdqnAgent if double else _DqnAgent
@@ -111,19 +115,6 @@ def make_agent(
         gamma=gamma,
         train_step_counter=train_step,
     )
-
-
-def _check(specs: EnvironmentSpecs, experience: Experience) -> None:
-    action = specs.action
-    if tf.nest.is_nested(action) or not action.dtype.is_integer or action.shape.rank != 0 or action.minimum != 0:
-        raise UserValueError(
-            f'got the action {action}; DQN needs one discrete action, counted from 0; choose another algorithm, or '
-            'wrap the environment so that it has one'
-        )
-    if isinstance(experience.replay, Queue):
-        raise UserValueError(
-            'got a Queue as Experience.replay; DQN needs Uniform or Prioritized: it learns from old items'
-        )
 
 
 class _DqnAgent(dqn_agent.DqnAgent):

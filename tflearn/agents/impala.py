@@ -20,6 +20,7 @@ from tflearn.agents.actor_value import ActorValueNetwork, ActorValuePolicy, Netw
 from tflearn.agents.impala_loss import LossOptions
 from tflearn.errors import UserValueError
 from tflearn.experience import BatchItems, Experience, Prioritized, Queue, Slicing
+from tflearn.networks import recurrent
 from tflearn.types import Agent, EnvironmentSpecs
 
 # 50 transitions and the observation after them, with which the next sequence of the episode starts.
@@ -257,9 +258,7 @@ class ImpalaAgent(tf_agent.TFAgent):
 
     def _initial_state(self, experience: Any) -> Any:
         """Returns the initial state of the sequences; () if it is not stored."""
-        if not self._stored_state:
-            return ()
-        return tf.nest.map_structure(lambda leaf: leaf[:, 0], experience.policy_info['policy_state'])
+        return recurrent.stored_state(experience) if self._stored_state else ()
 
     def _objective(self, unroll: Unroll, training: bool) -> PolicyObjective:
         """Returns how the policy is trained: here by its gradient, weighted with V-trace's advantages."""

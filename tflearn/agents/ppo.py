@@ -19,12 +19,12 @@ from tf_agents.utils import common
 
 from tflearn.action_mask import make_mask
 from tflearn.agents import optimizers, ppo_loss, schedules
-from tflearn.agents.actor_value import ActorValueNetwork, NetworkOptions
+from tflearn.agents.actor_value import DIST_PARAMS, ActorValueNetwork, NetworkOptions
 from tflearn.agents.normalizer import Normalizer, Normalizers, NormalizingPolicy
 from tflearn.agents.ppo_loss import LossOptions
 from tflearn.errors import UserValueError
 from tflearn.experience import BatchItems, Experience, Iteration, Queue, Reuse, Slicing
-from tflearn.networks import encoder
+from tflearn.networks import encoder, recurrent
 from tflearn.types import Agent, EnvironmentSpecs
 
 # Sequences of 128 transitions and the observation after them, with which the next sequence starts.
@@ -38,7 +38,7 @@ _REWARD_CLIPPING, _OBSERVATION_CLIPPING = 10.0, 5.0
 
 
 class Samples(NamedTuple):
-    """Prepared steps, in any order; outer dimensions [B] or [B, T].
+    """Prepared steps; outer dimensions [B] or [B, T]. With memory they are sequences [B, T], else in any order.
 
     Attributes:
       observation: the normalized observation.
@@ -48,6 +48,8 @@ class Samples(NamedTuple):
       value: float32, the observation's value before training.
       target: float32, the target of the value.
       advantage: float32, the action's advantage.
+      step_type: int32, with memory: where it is FIRST, the network's state is reset; else ().
+      state: with memory, the network's state [B, ...] before each sequence; else ().
     """
 
     observation: Any
@@ -57,6 +59,8 @@ class Samples(NamedTuple):
     value: tf.Tensor
     target: tf.Tensor
     advantage: tf.Tensor
+    step_type: Any = ()
+    state: Any = ()
 
 
 def make_agent(
@@ -81,7 +85,8 @@ def make_agent(
       experience: the experience, a queue, with an `iteration` for several steps on the same sequences. The last row of
         a sequence is only used for its observation's value, and is the first row of the next sequence (stride =
         sequence_length - 1).
-      network: the layers of policy and value, without memory.
+      network: the layers of policy and value. With memory, minibatches are of complete sequences, which start with the
+        state that the collector had there (`Slicing.store_policy_state`).
       loss: the loss's coefficients and bounds.
       learning_rate: a number, or a schedule of the train step.
       normalize_observations: whether to normalize observations by the mean and variance of all observations so far,
@@ -95,8 +100,9 @@ def make_agent(
       make_optimizer: makes the optimizer; Adam by default.
 
     Raises:
-      ValueError: if the experience is not a queue of new items, the network has memory, the KL coefficient adapts
-        without iterations, or observations to normalize are not floats.
+      ValueError: if the experience is not a queue of new items, the KL coefficient adapts without iterations,
+        observations to normalize are not floats, or the network has memory and the experience holds no policy states,
+        or `minibatch_steps` is less than a sequence.
     """
     network.check(specs, 'PPO')
     replay = experience.replay
@@ -109,10 +115,6 @@ def make_agent(
         raise UserValueError(
             f'got kl_target={loss.kl_target} without Queue.training=Iteration(...), after which the coefficient adapts '
             'to it; need an iteration, or kl_target=None'
-        )
-    if network.lstm_size is not None:
-        raise UserValueError(
-            f'got lstm_size={network.lstm_size!r}; need None, since minibatches are of shuffled steps; choose IMPALA'
         )
     quantities = not tf.nest.is_nested(specs.observation) and not encoder.is_categorical(specs.observation)
     if normalize_observations and quantities and not specs.observation.dtype.is_floating:
@@ -137,11 +139,25 @@ def make_agent(
     mask, _ = make_mask(specs, action_mask)
     actor_value = ActorValueNetwork(specs, network, mask)
     if actor_value.state_spec:
-        raise UserValueError(
-            f'got a network with the state {actor_value.state_spec}; need one without memory, since minibatches are of '
-            'shuffled steps; choose IMPALA'
-        )
+        _check_sequences(experience)
     return PPOAgent(specs, train_step, experience, actor_value, loss, optimizer, normalizers)
+
+
+def _check_sequences(experience: Experience) -> None:
+    """Checks an experience for a network with memory."""
+    slicing, replay = experience.slicing, experience.replay
+    if not slicing.store_policy_state:
+        raise UserValueError(
+            'got a network with memory and Slicing.store_policy_state=False; need True: the ratios of probabilities '
+            'compare with a policy that started each sequence with its own state'
+        )
+    iteration = replay.training if isinstance(replay, Queue) else None
+    if isinstance(iteration, Iteration) and iteration.minibatch_steps < slicing.sequence_length - 1:
+        raise UserValueError(
+            f'got a network with memory and Iteration.minibatch_steps={iteration.minibatch_steps} with '
+            f'Slicing.sequence_length={slicing.sequence_length}; need at least {slicing.sequence_length - 1}: a '
+            'minibatch consists of complete sequences'
+        )
 
 
 class PPOAgent(tf_agent.TFAgent):
@@ -154,6 +170,9 @@ class PPOAgent(tf_agent.TFAgent):
     `entropy` [nats], `kl_to_behaviour` (the divergence from the policy that acted) [nats], `clipped_share` (the share
     of clipped ratios); and `explained_variance` of the values, at most 1, `kl_coefficient`, and `valid_share`, the
     share of valid rows.
+
+    Attributes:
+      trains_on_sequences: whether minibatches have to be of complete sequences, for a network with memory.
     """
 
     def __init__(
@@ -177,6 +196,7 @@ class PPOAgent(tf_agent.TFAgent):
             train_step_counter=train_step,
         )
         self._network, self._options, self._optimizer = network, loss, optimizer
+        self.trains_on_sequences = bool(network.state_spec)
         self._observation_normalizer, self._reward_normalizer = normalizers
         self._kl_coefficient = _variable(loss.kl_coefficient, 'kl_coefficient')
         self._divergence = _variable(loss.kl_target or 0.0, 'divergence')
@@ -220,7 +240,8 @@ class PPOAgent(tf_agent.TFAgent):
         if self._reward_normalizer:
             reward = self._reward_normalizer(reward)
         counts = _counts(experience)
-        (_, values), _ = self._network(observation, step_type=experience.step_type)
+        state = recurrent.stored_state(experience) if self.trains_on_sequences else ()
+        (_, values), _ = self._network(observation, step_type=experience.step_type, network_state=state)
         advantages = ppo_loss.advantages(
             reward,
             self._options.gamma * experience.discount[:, :-1],
@@ -229,7 +250,7 @@ class PPOAgent(tf_agent.TFAgent):
             counts > 0,
             self._options.lambda_,
         )
-        behaviour = now(experience.policy_info)
+        behaviour = now({DIST_PARAMS: experience.policy_info[DIST_PARAMS]})
         log_prob = self._log_prob(self._network.distribution(behaviour), now(experience.action))
         return Samples(
             observation=now(observation),
@@ -239,13 +260,15 @@ class PPOAgent(tf_agent.TFAgent):
             value=values[:, :-1],
             target=advantages + values[:, :-1],
             advantage=ppo_loss.normalized(advantages, counts) if self._options.normalize_advantages else advantages,
+            step_type=now(experience.step_type) if self.trains_on_sequences else (),
+            state=state,
         )
 
     def _log_prob(self, distribution: Any, action: Any) -> tf.Tensor:
         return common.log_probability(distribution, action, self.action_spec)
 
     def _train(self, experience: Any, weights: tf.Tensor | None) -> tf_agent.LossInfo:
-        """Takes one step on samples [B], or on sequences [B, T + 1], which it adds to the normalizers."""
+        """Takes one step on samples [B] or [B, T], or on sequences [B, T + 1], which it adds to the normalizers."""
         is_new = not isinstance(experience, Samples)
         samples, counts = self._as_samples(experience, weights)
         variables = self._network.trainable_variables
@@ -265,9 +288,9 @@ class PPOAgent(tf_agent.TFAgent):
         return self._loss_of(*self._as_samples(experience, weights), training)
 
     def _as_samples(self, experience: Any, weights: tf.Tensor | None) -> tuple[Samples, tf.Tensor]:
-        """Returns samples and the weight of each; `weights` are those of samples or sequences [B]."""
+        """Returns samples and the weight of each; `weights` are those of steps, or of sequences [B]."""
         if isinstance(experience, Samples):
-            return experience, tf.ones_like(experience.advantage) if weights is None else weights
+            return experience, tf.ones_like(experience.advantage) if weights is None else weights  # of each step
         counts = _counts(experience)
         samples = tf.nest.map_structure(tf.stop_gradient, self._samples(experience))
         return samples, counts if weights is None else counts * weights[:, tf.newaxis]
@@ -275,7 +298,12 @@ class PPOAgent(tf_agent.TFAgent):
     def _loss_of(self, samples: Samples, counts: tf.Tensor, training: bool) -> tf_agent.LossInfo:
         """Returns this replica's share of the mean loss over the global batch."""
         options = self._options
-        (distribution, values), _ = self._network(samples.observation, training=training)
+        (distribution, values), _ = self._network(
+            samples.observation,
+            step_type=samples.step_type if self.trains_on_sequences else None,
+            network_state=samples.state,
+            training=training,
+        )
         log_ratios = tf.where(counts > 0, self._log_prob(distribution, samples.action) - samples.log_prob, 0.0)
         ratios, epsilon = tf.exp(log_ratios), options.epsilon(self.train_step_counter)
         rank = counts.shape.rank

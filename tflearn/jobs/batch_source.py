@@ -59,7 +59,8 @@ def make(
             f'got Queue.training=Iteration(...) with a {type(agent).__name__}; need an agent that prepares sequences '
             'for several epochs, such as PPO; or training=None'
         )
-    return MinibatchSource(queue, agent.prepare, iteration, placement, seed)
+    of_sequences = getattr(agent, 'trains_on_sequences', False)
+    return MinibatchSource(queue, agent.prepare, iteration, placement, seed, of_sequences)
 
 
 def steps_per_call(source: Source, num_steps: int) -> int:

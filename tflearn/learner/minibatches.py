@@ -21,7 +21,7 @@ class MinibatchSource:
     An iteration begins with one batch of another source: sequences for all replicas of this process. The agent prepares
     them once, each replica its own part. The samples that it makes are kept here, and train steps gather their
     minibatches from them inside the compiled program. They are kept between two programs, so an iteration may be
-    interrupted by a summary.
+    interrupted by a summary. A sample is one step, or a complete sequence for an agent with memory.
 
     Attributes:
       max_draw_steps: train steps of an iteration.
@@ -34,26 +34,34 @@ class MinibatchSource:
         iteration: Iteration,
         strategy: tf.distribute.Strategy,
         seed: int = 0,
+        of_sequences: bool = False,
     ):
         """Traces the preparation and allocates memory for the samples; takes nothing from the source yet.
 
         Args:
           source: batch i of a draw is an iteration's sequences [B, T + 1, ...] with `policy_version` [B, T + 1].
           prepare: a replica's sequences -> their samples, a nest of [b, T, ...], and the samples' weights, float32
-            [b, T]. In replica context.
+            [b, T]. In replica context. With `of_sequences`, leaves of the nest may also be [b, ...].
+          iteration: the epochs, and the steps of a minibatch.
+          strategy: where the agent was made.
+          seed: determines the order of the samples.
+          of_sequences: whether minibatches are of complete sequences, samples [size, T, ...] with weights [size, T];
+            else of single steps, [size, ...] and [size].
         """
         layout = strategies.layout(strategy)
         self.source, self._prepare, self._strategy = source, prepare, strategy
-        self._replicas, self._seed = layout.replicas // layout.workers, seed
+        self._replicas, self._seed, self._of_sequences = layout.replicas // layout.workers, seed, of_sequences
         self._agreement = workers.Agreement(strategy)
         prepared = tf.function(self._prepared, autograph=False).get_concrete_function()
         columns = prepared.structured_outputs
         self._joined = JoinedLeaves(
             tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), columns)
         )
-        self._num_samples = tf.nest.flatten(columns)[0].shape[0]
+        weights = columns[1]
+        self._num_samples = weights.shape[0]
+        most = max(1, iteration.minibatch_steps // weights.shape[1]) if of_sequences else iteration.minibatch_steps
         # As few minibatches as there can be, of equal size: a multiple of the replicas.
-        self._per_epoch = -(-self._num_samples * layout.workers // iteration.minibatch_steps)
+        self._per_epoch = -(-self._num_samples * layout.workers // most)
         size = -(-self._num_samples // self._per_epoch)
         self._size = -(-size // self._replicas) * self._replicas
         self._epochs = iteration.num_epochs
@@ -120,7 +128,8 @@ class MinibatchSource:
             indices = tf.gather(drawn, i)
             valid = tf.minimum(indices, self._num_samples - 1)
             samples, weights, versions = self._joined.divide([tf.gather(column, valid) for column in self._columns])
-            weights = tf.where(indices < self._num_samples, weights, 0.0)
+            used = tf.reshape(indices < self._num_samples, [-1, *[1] * (weights.shape.rank - 1)])
+            weights = tf.where(used, weights, 0.0)
             return samples, {WEIGHTS: weights, 'policy_version': versions}
 
     def _begin_iteration(self, number: tf.Tensor) -> None:
@@ -136,19 +145,19 @@ class MinibatchSource:
             self._next.assign(0)
 
     def _prepared(self) -> tuple[Any, tf.Tensor, tf.Tensor]:
-        """Returns samples, weights and policy versions of the source's next batch, nests of [B * T, ...]."""
+        """Returns samples, weights and policy versions of the source's next batch: the columns, of all replicas."""
         data, info = self.source.batch(self.source.draw(tf.constant(1, tf.int64), tf.constant(0, tf.int64)), 0)
         own = lambda element: self._prepare(batch_structure.own_part(element, self._replicas))  # noqa: E731
         samples, weights = self._strategy.run(own, (data,))
         join = functools.partial(_joined, self._strategy)
         samples, weights = tf.nest.map_structure(join, (samples, weights))
         # Of the steps that became samples: the last ones, since a history comes before.
-        versions = info['policy_version'][:, :-1]
-        return samples, weights, _flat(versions[:, -(weights.shape[0] // versions.shape[0]) :])
+        joined = (samples, weights, info['policy_version'][:, :-1][:, -weights.shape[1] :])
+        return joined if self._of_sequences else tf.nest.map_structure(_flat, joined)
 
 
 def _joined(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:
-    return _flat(tf.concat(strategy.experimental_local_results(value), axis=0))
+    return tf.concat(strategy.experimental_local_results(value), axis=0)
 
 
 def _flat(value: tf.Tensor) -> tf.Tensor:

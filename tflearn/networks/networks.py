@@ -56,12 +56,12 @@ class QNetwork(q_network.QNetwork):
         )
         self._q_value_layer = heads.in_float32(self._q_value_layer)
         if dueling:
-            self._q_value_layer = _Dueling(self._q_value_layer)
+            self._q_value_layer = Dueling(self._q_value_layer)
         if make_network is not None:
             self._encoder = encoder.own_network(make_network, input_tensor_spec, 'encoder')
 
 
-class _Dueling(tf.keras.layers.Layer):
+class Dueling(tf.keras.layers.Layer):
     """Features -> value + advantage - mean advantage of each action, float32.
 
     Wang et al. 2016, "Dueling Network Architectures for Deep Reinforcement Learning" (arXiv 1511.06581, equation 9).

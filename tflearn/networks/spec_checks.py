@@ -65,6 +65,23 @@ def check_policy_gradient_action(spec: types.NestedTensorSpec, algorithm: str) -
             )
 
 
+def check_one_discrete_action(spec: types.NestedTensorSpec, algorithm: str) -> None:
+    """Checks the action's spec for an algorithm that learns a value for each choice of one action.
+
+    Args:
+      spec: the action's spec.
+      algorithm: the algorithm's name, for the message.
+
+    Raises:
+      ValueError: for another action.
+    """
+    if tf.nest.is_nested(spec) or not spec.dtype.is_integer or spec.shape.rank != 0 or spec.minimum != 0:
+        raise UserValueError(
+            f'got the action {spec}; {algorithm} needs one discrete action, counted from 0; choose another algorithm, '
+            'or wrap the environment so that it has one'
+        )
+
+
 def check_bounded(spec: types.BoundedTensorSpec, algorithm: str) -> None:
     """Checks that actions of floats have finite bounds.
 

@@ -1,0 +1,368 @@
+"""R2D2: recurrent deep Q-networks on replayed sequences that start with the stored state.
+
+Kapturowski et al. 2019, "Recurrent Experience Replay in Distributed Reinforcement Learning" (ICLR): stored states,
+burn-in, priorities of sequences (section 2.3), double Q-learning, dueling, n-step returns. Pohlen et al. 2018, "Observe
+and Look Further: Achieving Consistent Performance on Atari" (arXiv 1805.11593): rescaled values, with
+
+  h(x) = sign(x) (sqrt(|x| + 1) - 1) + epsilon x
+
+For the steps of a sequence after its burn-in, with the values Q of the trained network, Q' of the target network, and
+a* = argmax_a Q(x_t, a):
+
+  V_t = h^-1(Q'(x_t, a*))
+  G_t = r_t + gamma_t r_t+1 + ... + gamma_t ... gamma_t+m-1 V_t+m
+  loss_t = 0.5 (h(G_t) - Q(x_t, a_t))^2
+
+m is n, or less where the episode or the sequence ends before; both end with a value, except after a termination, where
+gamma is 0. The target network has its own state, from the same stored one and the same burn-in.
+
+Differs from the paper: sequences may continue from one episode into the next (`Slicing.cross_episodes`), where the
+state is reset: short episodes fill sequences, and the first steps of an episode are trained too. The last reward and
+action are no inputs of the network, unless the observation has them. Adam is the default.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+from tf_agents.agents import tf_agent
+from tf_agents.policies import epsilon_greedy_policy, greedy_policy, q_policy
+from tf_agents.trajectories import time_step as ts
+
+from tflearn.action_mask import ActionMask, make_mask
+from tflearn.agents import optimizers, schedules
+from tflearn.errors import UserValueError
+from tflearn.experience import BatchItems, Experience, Queue, Slicing, Uniform
+from tflearn.networks import encoder, recurrent, spec_checks
+from tflearn.types import Agent, EnvironmentSpecs
+
+# 10 steps of burn-in, 20 that are trained, and the observation after them; each step is trained in one sequence.
+EXPERIENCE = Experience(
+    slicing=Slicing(sequence_length=31, stride=20, cross_episodes=True, store_policy_state=True),
+    replay=Uniform(max_size=20_000, min_size=100, samples_per_insert=32.0),
+    batch=BatchItems(32),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class LossOptions:
+    """The targets of the values, and the priorities.
+
+    Attributes:
+      gamma: the discount per environment step, in [0, 1].
+      n_step: the largest number of rewards in a return [environment steps].
+      burn_in_steps: the first steps of a sequence, which only change the network's state [environment steps].
+      double: whether the trained network chooses the next action (van Hasselt et al. 2016, arXiv 1509.06461).
+      rescaling: epsilon of h; None does not rescale values.
+      priority_eta: the weight of the largest error of a sequence in its priority; the mean error has the rest.
+    """
+
+    gamma: float = 0.997
+    n_step: int = 5
+    burn_in_steps: int = 10
+    double: bool = True
+    rescaling: float | None = 1e-3
+    priority_eta: float = 0.9
+
+    def __post_init__(self) -> None:
+        for name in ('gamma', 'priority_eta'):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UserValueError(f'got {name}={getattr(self, name)!r}; need a number in [0, 1]')
+        if self.n_step < 1 or self.burn_in_steps < 0:
+            raise UserValueError(
+                f'got n_step={self.n_step!r}, burn_in_steps={self.burn_in_steps!r}; need at least 1, and at least 0'
+            )
+        if self.rescaling is not None and not self.rescaling > 0:
+            raise UserValueError(f'got rescaling={self.rescaling!r}; need a number above 0, or None')
+
+
+def make_agent(
+    specs: EnvironmentSpecs,
+    train_step: tf.Variable,
+    experience: Experience,
+    *,
+    lstm_size: Sequence[int] = (64,),
+    fc_layer_params: Sequence[int] = (64,),
+    conv_layer_params: encoder.ConvLayerParams | None = None,
+    preprocessing_layers: encoder.Layers | None = None,
+    make_network: encoder.MakeNetwork | None = None,
+    dueling: bool = True,
+    action_mask: str | None = None,
+    loss: LossOptions = LossOptions(),
+    learning_rate: float | schedules.Schedule = 1e-3,
+    epsilon: float | schedules.Schedule = 0.1,
+    target_update_period: int = 100,
+    target_update_tau: float = 1.0,
+    gradient_clipping: float | None = 40.0,
+    make_optimizer: optimizers.OptimizerFactory = optimizers.make,
+) -> Agent:
+    """Makes an R2D2 agent for one discrete action.
+
+    Args:
+      specs: the environment's specs; see `encoder` for observations.
+      train_step: int64 scalar, counts gradient steps.
+      experience: the experience, of uniform or prioritized order, of sequences with more than `burn_in_steps` + 1 rows.
+        The last row is only used for its observation's value. Without `Slicing.store_policy_state` each sequence starts
+        with a state of zeros. With prioritized order, `train` takes the items' weights [B], and the extra `td_error`
+        [B] becomes their priorities.
+      lstm_size: units of the LSTM layers.
+      fc_layer_params: units of the fully connected layers before them.
+      conv_layer_params: (filters, kernel size, stride) of convolutions, for images [height, width, channels]; None has
+        none for a single image, and `encoder.CONVOLUTIONS` for images in a nest.
+      preprocessing_layers: Keras layers of one's own for leaves of the observation, by path, such as 'arm.position'.
+      make_network: makes a network of one's own from observations to features, in place of all layers before the last;
+        see `encoder.own_network`. It needs a state. None makes the layers above.
+      dueling: whether the last layer computes the observation's value and the actions' advantages (Wang et al. 2016,
+        arXiv 1511.06581).
+      action_mask: the path of the observation's part that marks legal actions, such as 'action_mask'; see `ActionMask`.
+        None has none.
+      loss: the targets of the values, the burn-in, and the priorities.
+      learning_rate: a number, or a schedule of the train step.
+      epsilon: the share of random actions in the collect policy, or a schedule of the train step.
+      target_update_period: train steps between two updates of the target network.
+      target_update_tau: the weight of the trained network in an update of the target; 1 copies it.
+      gradient_clipping: the bound of the global batch's gradient, by default of its norm (see `optimizers.make`); None
+        does not clip.
+      make_optimizer: makes the optimizer; Adam by default.
+
+    Raises:
+      ValueError: if the action is not one discrete number, the experience is a queue, its sequences are too short, or
+        the network has no memory.
+    """
+    spec_checks.check_one_discrete_action(specs.action, 'R2D2')
+    spec_checks.check_observation(specs.observation, 'R2D2', conv_layer_params, preprocessing_layers)
+    _check(experience, loss, target_update_period, target_update_tau)
+    mask, observation_spec = make_mask(specs, action_mask)
+
+    def q_network(name: str) -> recurrent.RecurrentQNetwork:
+        features = recurrent.make_encoder(
+            observation_spec,
+            lstm_size,
+            fc_layer_params,
+            conv_layer_params=conv_layer_params,
+            preprocessing_layers=preprocessing_layers,
+            make_network=make_network,
+        )
+        return recurrent.RecurrentQNetwork(observation_spec, specs.action, features, dueling, name)
+
+    optimizer = make_optimizer(
+        train_step,
+        learning_rate,
+        gradient_clipping=gradient_clipping,
+        per_replica_batch_size=experience.per_replica_batch_size,
+        name='r2d2',
+    )
+    made = Networks(q_network('QNetwork'), q_network('TargetNetwork'), mask)
+    update = TargetUpdate(target_update_period, target_update_tau)
+    explored = (lambda: epsilon(train_step)) if callable(epsilon) else epsilon
+    return R2d2Agent(specs, train_step, experience, made, loss, optimizer, update, explored)
+
+
+def _check(experience: Experience, loss: LossOptions, period: int, tau: float) -> None:
+    length = experience.slicing.sequence_length
+    if isinstance(experience.replay, Queue):
+        raise UserValueError(
+            'got a Queue as Experience.replay; R2D2 needs Uniform or Prioritized: it learns from old items'
+        )
+    if length < loss.burn_in_steps + 2:
+        raise UserValueError(
+            f'got Slicing.sequence_length={length} with burn_in_steps={loss.burn_in_steps}; need at least '
+            f'{loss.burn_in_steps + 2}, so that a step is trained, with the observation after it'
+        )
+    if period < 1 or not 0 < tau <= 1:
+        raise UserValueError(
+            f'got target_update_period={period!r}, target_update_tau={tau!r}; need at least 1 train step, and a number '
+            'above 0, at most 1'
+        )
+
+
+class Networks(NamedTuple):
+    """The agent's networks.
+
+    Attributes:
+      trained: the network that acts.
+      target: the network of the targets.
+      action_mask: divides observations into the mask of legal actions and the rest; None takes them as they are.
+    """
+
+    trained: recurrent.RecurrentQNetwork
+    target: recurrent.RecurrentQNetwork
+    action_mask: ActionMask | None
+
+
+class TargetUpdate(NamedTuple):
+    """How the target network follows the trained one.
+
+    Attributes:
+      period: train steps between two updates.
+      tau: the weight of the trained network in an update.
+    """
+
+    period: int
+    tau: float
+
+
+class R2d2Agent(tf_agent.TFAgent):
+    """See the module.
+
+    The extra metrics of the loss: `td_error` [B], the errors of the sequences from which priorities are made; and means
+    over the valid trained steps of the global batch: `td_loss`, `mean_abs_td_error`, `mean_value` (of the actions that
+    were taken), and `valid_share`, the share of valid ones among all trained steps.
+    """
+
+    def __init__(
+        self,
+        specs: EnvironmentSpecs,
+        train_step: tf.Variable,
+        experience: Experience,
+        networks: Networks,
+        loss: LossOptions,
+        optimizer: optimizers.Optimizer,
+        target_update: TargetUpdate,
+        epsilon: Any,
+    ):
+        """Makes the agent, within the strategy's scope; see `make_agent`."""
+        if not networks.trained.state_spec:
+            raise UserValueError('got a network without memory; need one with a state; choose DQN')
+        policy = q_policy.QPolicy(
+            specs.time_step,
+            specs.action,
+            networks.trained,
+            observation_and_action_constraint_splitter=networks.action_mask,
+        )
+        super().__init__(
+            specs.time_step,
+            specs.action,
+            policy=greedy_policy.GreedyPolicy(policy),
+            collect_policy=epsilon_greedy_policy.EpsilonGreedyPolicy(policy, epsilon),
+            train_sequence_length=experience.slicing.sequence_length,
+            train_step_counter=train_step,
+        )
+        self._network, self._target, self._action_mask = networks
+        self._options, self._optimizer, self._target_update = loss, optimizer, target_update
+        self._stored_state = experience.slicing.store_policy_state
+
+    def _initialize(self) -> None:
+        for target, trained in self._target_pairs():
+            target.assign(trained)
+
+    def _target_pairs(self) -> list[tuple[tf.Variable, tf.Variable]]:
+        return list(zip(self._target.variables, self._network.variables, strict=True))
+
+    def _train(self, experience: Any, weights: tf.Tensor | None) -> tf_agent.LossInfo:
+        variables = self._network.trainable_variables
+        with tf.GradientTape() as tape:
+            info = self._loss(experience, weights, training=True)
+        gradients = tape.gradient(info.loss, variables)
+        self._optimizer.apply_gradients(zip(gradients, variables, strict=True), info.loss)
+        self.train_step_counter.assign_add(1)
+        due = tf.equal(self.train_step_counter % self._target_update.period, 0)
+
+        # Only in cross-replica context may a branch assign variables; see `optimizers`.
+        def update(strategy: tf.distribute.Strategy, due: tf.Tensor) -> None:
+            tf.cond(strategy.experimental_local_results(due)[0], self._update_target, lambda: None)
+
+        tf.distribute.get_replica_context().merge_call(update, (due,))
+        return info
+
+    def _update_target(self) -> None:
+        tau = self._target_update.tau
+        for target, trained in self._target_pairs():
+            target.assign(trained if tau == 1 else (1 - tau) * target + tau * trained)
+
+    def _loss(self, experience: Any, weights: tf.Tensor | None = None, training: bool = False) -> tf_agent.LossInfo:
+        """Returns this replica's share of the mean loss over the global batch's valid trained steps."""
+        options, burn_in = self._options, self._options.burn_in_steps
+        trained = tf.nest.map_structure(lambda leaf: leaf[:, burn_in:-1], experience._replace(policy_info=()))
+        values, bootstraps = self._values(experience, training)
+        # Rows between two episodes, and those in which an environment failed, have no action.
+        valid = trained.next_step_type != ts.StepType.FIRST
+        returns = n_step_returns(trained.reward, options.gamma * trained.discount, bootstraps, valid, options.n_step)
+        targets = tf.stop_gradient(rescaled(returns, options.rescaling))
+        taken = tf.gather(values[:, :-1], tf.cast(trained.action, tf.int32), batch_dims=2)
+        errors = tf.where(valid, targets - taken, 0.0)
+        counts = tf.cast(valid, tf.float32)
+        metrics = {'td_loss': 0.5 * tf.square(errors), 'mean_abs_td_error': tf.abs(errors), 'mean_value': taken}
+        means, count = _means(metrics, counts)
+        losses = tf.reduce_sum(metrics['td_loss'], axis=1)
+        loss = tf.reduce_sum(losses if weights is None else weights * losses)
+        priorities = sequence_errors(errors, counts, options.priority_eta)
+        return tf_agent.LossInfo(tf.math.divide_no_nan(loss, count), means | {'td_error': priorities})
+
+    def _values(self, experience: Any, training: bool) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the actions' values [B, M + 1, A] after the burn-in, and V [B, M + 1] of the targets."""
+        observation, mask = experience.observation, None
+        if self._action_mask is not None:
+            observation, mask = self._action_mask(observation)
+        state = recurrent.stored_state(experience) if self._stored_state else ()
+        burn_in = self._options.burn_in_steps
+        values, targets = (
+            recurrent.after_burn_in(made, observation, experience.step_type, state, burn_in, training)
+            for made in (self._network, self._target)
+        )
+        choice = values if self._options.double else targets
+        if mask is not None:
+            choice = tf.where(mask[:, burn_in:], choice, choice.dtype.min)
+        best = tf.gather(targets, tf.argmax(choice, axis=-1, output_type=tf.int32), batch_dims=2)
+        return values, tf.stop_gradient(unscaled(best, self._options.rescaling))
+
+
+def n_step_returns(
+    rewards: tf.Tensor, discounts: tf.Tensor, values: tf.Tensor, valid: tf.Tensor, n_step: int
+) -> tf.Tensor:
+    """Returns G of the module's equation, float32 [B, T].
+
+    Args:
+      rewards: float32 [B, T], r_t.
+      discounts: float32 [B, T], gamma_t: 0 where the episode was terminated.
+      values: float32 [B, T + 1], V(x_t), including that of the last observation.
+      valid: bool [B, T], false between two episodes and where an environment failed: returns end there with the value
+        of that row's observation, which is the last one of the episode. The other arguments have no effect there.
+      n_step: the largest number of rewards in a return.
+    """
+    rewards, discounts = (tf.where(valid, part, 0.0) for part in (rewards, discounts))
+    returns = values
+    for _ in range(n_step):  # after round k they have k rewards
+        extended = tf.where(valid, rewards + discounts * returns[:, 1:], values[:, :-1])
+        returns = tf.concat([extended, values[:, -1:]], axis=1)
+    return returns[:, :-1]
+
+
+def rescaled(values: tf.Tensor, epsilon: float | None) -> tf.Tensor:
+    """Returns h(x), of any shape; x if epsilon is None. (Without the difference of the formula, which rounds badly.)"""
+    if epsilon is None:
+        return values
+    return values * (1.0 / (tf.sqrt(tf.abs(values) + 1.0) + 1.0) + epsilon)
+
+
+def unscaled(values: tf.Tensor, epsilon: float | None) -> tf.Tensor:
+    """Returns h^-1(x), of any shape; x if epsilon is None (Pohlen et al. 2018, proposition A.2)."""
+    if epsilon is None:
+        return values
+    size = tf.abs(values) + 1.0 + epsilon
+    root = 2.0 * size / (tf.sqrt(1.0 + 4.0 * epsilon * size) + 1.0)
+    return tf.sign(values) * (tf.square(root) - 1.0)
+
+
+def sequence_errors(errors: tf.Tensor, counts: tf.Tensor, eta: float) -> tf.Tensor:
+    """Returns eta max |error| + (1 - eta) mean |error| of each sequence, float32 [B]; 0 for one without valid steps.
+
+    Args:
+      errors: float32 [B, T], 0 at invalid steps.
+      counts: float32 [B, T], 1 for valid steps, 0 for others.
+      eta: the weight of the maximum.
+    """
+    sizes = tf.abs(tf.stop_gradient(errors))
+    mean = tf.math.divide_no_nan(tf.reduce_sum(sizes, axis=1), tf.reduce_sum(counts, axis=1))
+    return eta * tf.reduce_max(sizes, axis=1) + (1.0 - eta) * mean
+
+
+def _means(metrics: dict[str, tf.Tensor], counts: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+    """Returns the means of metrics [B, T] over the global batch's valid steps, and the number of these steps."""
+    parts = [*(tf.reduce_sum(counts * tf.stop_gradient(part)) for part in metrics.values()), tf.reduce_sum(counts)]
+    own = tf.stack([*parts, tf.cast(tf.size(counts), tf.float32)])
+    summed = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, own)
+    count = summed[-2]
+    means = tf.unstack(tf.math.divide_no_nan(summed[:-2], count))
+    return dict(zip(metrics, means, strict=True)) | {'valid_share': count / summed[-1]}, count

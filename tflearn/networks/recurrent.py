@@ -1,0 +1,120 @@
+"""Networks with memory: LSTM layers whose state is stored with the data, and is reset where an episode starts.
+
+Kapturowski et al. 2019, "Recurrent Experience Replay in Distributed Reinforcement Learning" (R2D2, ICLR), section 3:
+sequences that start in the middle of an episode start with the stored state; an older network made it, so the first
+steps of a sequence may serve only to let the state recover (burn-in).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tf_agents.networks import lstm_encoding_network, network
+from tf_agents.typing import types
+
+from tflearn.networks import encoder, networks
+
+POLICY_STATE = 'policy_state'  # the key of a row's policy info: the state before its step
+
+
+def make_encoder(
+    observation_spec: types.NestedTensorSpec,
+    lstm_size: Sequence[int],
+    fc_layer_params: Sequence[int],
+    *,
+    conv_layer_params: encoder.ConvLayerParams | None = None,
+    preprocessing_layers: encoder.Layers | None = None,
+    make_network: encoder.MakeNetwork | None = None,
+    activation: Callable[[tf.Tensor], tf.Tensor] = tf.keras.activations.relu,
+    name: str = 'encoder',
+) -> network.Network:
+    """Makes a network with memory: observations [B, ...] or [B, T, ...] -> features.
+
+    Args:
+      observation_spec: the observation's spec; `encoder` encodes observations.
+      lstm_size: units of the LSTM layers.
+      fc_layer_params: units of the fully connected layers before them.
+      conv_layer_params: convolutions of images; see `encoder.network_arguments`.
+      preprocessing_layers: layers of one's own for leaves of the observation, by path.
+      make_network: makes a network of one's own in place of all these layers; see `encoder.own_network`.
+      activation: the activation function of the fully connected layers.
+      name: the network's name.
+    """
+    if make_network is not None:
+        return encoder.own_network(make_network, observation_spec, name, with_memory=True)
+    return lstm_encoding_network.LSTMEncodingNetwork(
+        observation_spec,
+        input_fc_layer_params=tuple(fc_layer_params),
+        lstm_size=tuple(lstm_size),
+        output_fc_layer_params=(),
+        activation_fn=activation,
+        name=name,
+        **encoder.network_arguments(observation_spec, conv_layer_params, preprocessing_layers),
+    )
+
+
+def stored_state(experience: Any) -> Any:
+    """Returns the state [B, ...] with which sequences, a Trajectory [B, T, ...] with stored states, start."""
+    return tf.nest.map_structure(lambda leaf: leaf[:, 0], experience.policy_info[POLICY_STATE])
+
+
+class RecurrentQNetwork(network.Network):
+    """Observations [B, ...] or [B, T, ...] -> values of the actions, float32 [..., num_actions], with memory."""
+
+    def __init__(
+        self,
+        observation_spec: types.NestedTensorSpec,
+        action_spec: types.BoundedTensorSpec,
+        features: network.Network,
+        dueling: bool = False,
+        name: str = 'QNetwork',
+    ):
+        """Makes the variables, in the strategy's scope.
+
+        Args:
+          observation_spec: the observation's spec, without a mask.
+          action_spec: the spec of one discrete action, counted from 0.
+          features: observations -> features, with a state; see `make_encoder`.
+          dueling: whether the last layer computes the observation's value and the actions' advantages.
+          name: the network's name.
+        """
+        super().__init__(input_tensor_spec=observation_spec, state_spec=features.state_spec, name=name)
+        self._features = features
+        values = tf.keras.layers.Dense(int(action_spec.maximum) + 1, dtype='float32', name='values')
+        self._values = networks.Dueling(values) if dueling else values
+        self.create_variables(observation_spec)
+
+    def call(
+        self, observation: types.NestedTensor, step_type: Any = None, network_state: Any = (), training: bool = False
+    ) -> tuple[tf.Tensor, Any]:
+        """See `network.Network.call`."""
+        features, state = self._features(observation, step_type, network_state, training=training)
+        return self._values(tf.cast(features, tf.float32)), state
+
+
+def after_burn_in(
+    made: network.Network,
+    inputs: types.NestedTensor,
+    step_type: tf.Tensor,
+    state: Any,
+    burn_in_steps: int,
+    training: bool = False,
+) -> Any:
+    """Returns a network's outputs for the steps after the burn-in, which has no gradient.
+
+    Args:
+      made: a network with memory.
+      inputs: its inputs, a nest of [B, T, ...].
+      step_type: int32 [B, T].
+      state: the state before the first step, [B, ...]; () is the initial state.
+      burn_in_steps: how many first steps only change the state.
+      training: see `network.Network.call`.
+
+    Returns:
+      The outputs, a nest of [B, T - burn_in_steps, ...].
+    """
+    part = lambda begin, end: tf.nest.map_structure(lambda leaf: leaf[:, begin:end], inputs)  # noqa: E731
+    if burn_in_steps:
+        _, state = made(part(0, burn_in_steps), step_type[:, :burn_in_steps], state, training=training)
+        state = tf.nest.map_structure(tf.stop_gradient, state)
+    return made(part(burn_in_steps, None), step_type[:, burn_in_steps:], state, training=training)[0]
