@@ -185,13 +185,15 @@ def memory(spec, name):
     return lstm_encoding_network.LSTMEncodingNetwork(spec, lstm_size=(4,), input_fc_layer_params=(8,), name=name)
 
 
-def test_memory_is_for_impala_and_appo():
+def test_memory_is_for_algorithms_that_can_have_one():
     agent = make_agent('impala', memory)
     assert agent.collect_policy.policy_state_spec
     assert np.isfinite(agent.train(example_data.sequences(agent, 4, 9)).loss)
-    for name in ('dqn', 'sac', 'ppo', 'reinforce'):
-        with pytest.raises(ValueError, match='^got .*; need one without memory.*choose IMPALA'):
+    for name in ('dqn', 'sac', 'reinforce'):
+        with pytest.raises(ValueError, match='^got .*; need one without memory.*choose an algorithm with memory'):
             make_agent(name, memory)
+    with pytest.raises(ValueError, match='^got a network with memory and Slicing.store_policy_state=False; need True'):
+        make_agent('ppo', memory)
 
 
 @pytest.mark.parametrize('name', AGENTS)

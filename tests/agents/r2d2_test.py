@@ -237,7 +237,7 @@ def test_random_actions_leave_the_state_alone():
     ladder = exploration.with_epsilons(agent.collect_policy, np.float32([0.0, 1.0]))
     time_step = zeros(example_data.DISCRETE.time_step, (2,))
     state = ladder.get_initial_state(2)
-    step = tf.function(ladder.action)(time_step, state)
+    step = ladder.action(time_step, state)
     greedy = agent.policy.action(time_step, state)
     assert step.action[0] == greedy.action[0]
     for ours, theirs in zip(tf.nest.flatten(step.state), tf.nest.flatten(greedy.state), strict=True):

@@ -39,7 +39,7 @@ def exported(request, tmp_path_factory):
     for i, variable in enumerate(agent.policy.variables()):
         if variable.shape.rank:
             variable.assign(tf.random.stateless_normal(variable.shape, (i, 1)))
-    exporter = PolicyExporter(agent.policy, tmp_path_factory.mktemp('policy'))
+    exporter = PolicyExporter(agent.policy, tmp_path_factory.mktemp('policies') / 'greedy_policy')
     return agent.policy, exporter, tf.saved_model.load(str(exporter.export(0, {})))
 
 
@@ -54,6 +54,15 @@ def _act(model, observation, state, step_type=MID):
     return step['action'].numpy(), step['policy_state']
 
 
+def _time_step(policy, observation, step_type):
+    return policy.time_step_spec._replace(
+        step_type=np.full(BATCH, step_type, np.int32),
+        reward=np.zeros(BATCH, np.float32),
+        discount=np.ones(BATCH, np.float32),
+        observation=observation,
+    )
+
+
 def _distance(left, right):
     pairs = zip(tf.nest.flatten(left), tf.nest.flatten(right), strict=True)
     return max(float(tf.reduce_max(tf.abs(a - b))) for a, b in pairs)
@@ -65,15 +74,7 @@ def test_it_acts_as_the_live_policy_does_for_an_episode(exported):
     for i, observation in enumerate(_observations(6)):
         step_type = FIRST if i == 0 else MID
         action, state = _act(model, observation, state, step_type)
-        time_step = tf.nest.map_structure(
-            tf.constant,
-            policy.time_step_spec._replace(
-                step_type=np.full(BATCH, step_type, np.int32),
-                reward=np.zeros(BATCH, np.float32),
-                discount=np.ones(BATCH, np.float32),
-                observation=observation,
-            ),
-        )
+        time_step = tf.nest.map_structure(tf.constant, _time_step(policy, observation, step_type))
         step = policy.action(time_step, live_state)
         live_state = step.state
         np.testing.assert_array_equal(action, step.action)
@@ -106,6 +107,24 @@ def test_the_signature_takes_and_returns_the_state_by_names(exported):
         np.testing.assert_array_equal(answer['action'], action)
         state = {name: value for name, value in answer.items() if name != 'action'}
         assert state.keys() == dict(model.signatures['get_initial_state'](batch_size=tf.constant(BATCH))).keys()
+
+
+def test_a_server_takes_and_returns_the_state(exported):
+    pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
+    from tests.testing import served_policies
+    from tflearn.serving.remote_policy import RemotePolicy
+
+    policy, exporter, model = exported
+    with served_policies.serving(exporter._directory.parent) as (server, _):
+        served = RemotePolicy(f'localhost:{server.port}', 'greedy_policy', policy)
+        state, remote = model.get_initial_state(BATCH), served.initial_state(BATCH)
+        for i, observation in enumerate(_observations(4)):
+            step_type = FIRST if i in (0, 2) else MID
+            action, state = _act(model, observation, state, step_type)
+            got, remote = served.action(_time_step(policy, observation, step_type), remote)
+            np.testing.assert_array_equal(got, action)
+            assert _distance(state, remote) < 1e-5
+        served.close()
 
 
 def test_one_that_acts_differently_is_not_published(exported, monkeypatch):

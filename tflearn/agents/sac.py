@@ -4,7 +4,7 @@ Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications" (arXiv 181
 it gets its networks and optimizers. Differs from the paper: the log of the standard deviation is clipped to [-20, 2].
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -14,7 +14,7 @@ from tf_agents.networks import network
 from tf_agents.policies import greedy_policy, tf_policy
 from tf_agents.typing import types
 
-from tflearn.agents import optimizers, schedules
+from tflearn.agents import optimizers, recurrent_sac, schedules
 from tflearn.errors import UserValueError
 from tflearn.experience import BatchItems, Experience, Uniform
 from tflearn.networks import encoder, heads, networks, spec_checks
@@ -47,6 +47,8 @@ def make_agent(
     gradient_clipping: float | None = None,
     make_optimizer: optimizers.OptimizerFactory = optimizers.make,
     actor_network: network.Network | None = None,
+    lstm_size: Sequence[int] | None = None,
+    burn_in_steps: int = 10,
 ) -> Agent:
     """Makes a SAC agent for one vector of continuous actions. The defaults are the paper's (table 1).
 
@@ -54,8 +56,10 @@ def make_agent(
       specs: the environment's specs; see `encoder` for observations. Actions need finite bounds, into which tanh
         squashes them.
       train_step: int64 scalar, counts gradient steps.
-      experience: the experience, of uniform order, with items of 2 steps.
-      actor_fc_layer_params: units of the actor's fully connected layers.
+      experience: the experience, of uniform order, with items of 2 steps; with `lstm_size`, of more than
+        `burn_in_steps` + 1, of which the last one is only used for its observation.
+      actor_fc_layer_params: units of the actor's fully connected layers; with `lstm_size`, the first are before the
+        memory, the others after it.
       critic_fc_layer_params: units of each critic's fully connected layers, after the concatenation of observation and
         action.
       conv_layer_params: (filters, kernel size, stride) of convolutions, for images [height, width, channels]; None has
@@ -76,29 +80,32 @@ def make_agent(
         default of its norm (see `optimizers.make`); None does not clip.
       make_optimizer: makes the three optimizers; Adam by default.
       actor_network: observation -> distribution of the action; None makes a tanh-squashed normal one.
+      lstm_size: units of the LSTM layers of the actor and of each critic, after a layer of as many units as the first
+        of `actor_fc_layer_params`; None is without memory. See `recurrent_sac`.
+      burn_in_steps: with `lstm_size`, the first steps of a sequence, which only change the networks' states.
 
     Raises:
       ValueError: if the action is not one vector of floats with bounds, or the experience has another order or
         sequence length.
     """
-    action = _checked_action(specs, experience)
+    action = _checked_action(specs, experience, lstm_size is not None)
     spec_checks.check_observation(specs.observation, 'SAC', conv_layer_params, preprocessing_layers)
     encoding: Any = {
         'conv_layer_params': conv_layer_params,
         'preprocessing_layers': preprocessing_layers,
         'make_network': make_network,
     }
-    rates = {'actor': actor_learning_rate, 'critic': critic_learning_rate, 'alpha': alpha_learning_rate}
-    made = {
-        f'{name}_optimizer': make_optimizer(
-            train_step,
-            rate,
-            gradient_clipping=gradient_clipping,
-            per_replica_batch_size=experience.per_replica_batch_size,
-            name=name,
-        )
-        for name, rate in rates.items()
-    }
+    rates = {'critic': critic_learning_rate, 'actor': actor_learning_rate, 'alpha': alpha_learning_rate}
+    made = _make_optimizers(make_optimizer, train_step, experience, gradient_clipping, rates)
+    # TF-Agents' own default is half of the paper's.
+    entropy = -float(action.shape.num_elements()) if target_entropy is None else target_entropy
+    if lstm_size is not None:
+        recurrent_sac.check(experience, burn_in_steps, actor_network)
+        units = recurrent_sac.Units(tuple(lstm_size), actor_fc_layer_params, critic_fc_layer_params)
+        loss = recurrent_sac.LossOptions(gamma, reward_scale, entropy, initial_log_alpha, burn_in_steps)
+        update = recurrent_sac.TargetUpdate(target_update_period, target_update_tau)
+        memory = recurrent_sac.make_networks(specs, units, encoding)
+        return recurrent_sac.RecurrentSacAgent(specs, train_step, experience, memory, [*made.values()], loss, update)
     return _SacAgent(
         specs.time_step,
         specs.action,
@@ -113,13 +120,29 @@ def make_agent(
         gamma=gamma,
         reward_scale_factor=reward_scale,
         initial_log_alpha=initial_log_alpha,
-        # TF-Agents' own default is half of the paper's.
-        target_entropy=-float(action.shape.num_elements()) if target_entropy is None else target_entropy,
+        target_entropy=entropy,
         train_step_counter=train_step,
     )
 
 
-def _checked_action(specs: EnvironmentSpecs, experience: Experience) -> types.BoundedTensorSpec:
+def _make_optimizers(
+    make_optimizer: optimizers.OptimizerFactory,
+    train_step: tf.Variable,
+    experience: Experience,
+    gradient_clipping: float | None,
+    rates: Mapping[str, float | schedules.Schedule],
+) -> dict[str, Any]:
+    """Returns an optimizer for each learning rate, as SacAgent's arguments."""
+    size = experience.per_replica_batch_size
+    return {
+        f'{name}_optimizer': make_optimizer(
+            train_step, rate, gradient_clipping=gradient_clipping, per_replica_batch_size=size, name=name
+        )
+        for name, rate in rates.items()
+    }
+
+
+def _checked_action(specs: EnvironmentSpecs, experience: Experience, with_memory: bool) -> types.BoundedTensorSpec:
     """Checks what SAC can learn from. Returns the spec of the one tensor of actions."""
     actions = tf.nest.flatten(specs.action)
     if len(actions) != 1 or not actions[0].dtype.is_floating or actions[0].shape.rank != 1:
@@ -130,10 +153,10 @@ def _checked_action(specs: EnvironmentSpecs, experience: Experience) -> types.Bo
     action = actions[0]
     spec_checks.check_bounded(action, 'SAC')
     replay, length = experience.replay, experience.slicing.sequence_length
-    if not isinstance(replay, Uniform) or length != 2:
+    if not isinstance(replay, Uniform) or (length != 2 and not with_memory):
         raise UserValueError(
             f'got Experience.replay of the type {type(replay).__name__}, sequence_length={length}; SAC needs Uniform '
-            'and 2: it learns from single transitions, and returns no errors of items'
+            'and 2: it learns from single transitions, and returns no errors of items; lstm_size needs more than 2'
         )
     return action
 

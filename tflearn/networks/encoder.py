@@ -317,7 +317,8 @@ def own_network(
         )
     if made.state_spec and not with_memory:
         raise UserValueError(
-            f"got the network '{name}' with the state {made.state_spec}; need one without memory; choose IMPALA or APPO"
+            f"got the network '{name}' with the state {made.state_spec}; need one without memory here; choose an "
+            'algorithm with memory, such as PPO or R2D2'
         )
     return made
 

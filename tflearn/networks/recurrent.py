@@ -12,7 +12,7 @@ import tensorflow as tf
 from tf_agents.networks import lstm_encoding_network, network
 from tf_agents.typing import types
 
-from tflearn.networks import encoder, networks
+from tflearn.networks import encoder, heads, networks
 
 POLICY_STATE = 'policy_state'  # the key of a row's policy info: the state before its step
 
@@ -118,3 +118,79 @@ def after_burn_in(
         _, state = made(part(0, burn_in_steps), step_type[:, :burn_in_steps], state, training=training)
         state = tf.nest.map_structure(tf.stop_gradient, state)
     return made(part(burn_in_steps, None), step_type[:, burn_in_steps:], state, training=training)[0]
+
+
+class RecurrentActor(network.Network):
+    """Observations [B, ...] or [B, T, ...] -> the distribution of an action that tanh squashes, with memory."""
+
+    def __init__(
+        self,
+        observation_spec: types.NestedTensorSpec,
+        action_spec: types.NestedTensorSpec,
+        features: network.Network,
+        fc_layer_params: Sequence[int] = (),
+        name: str = 'actor',
+    ):
+        """Makes the variables, in the strategy's scope.
+
+        Args:
+          observation_spec: the observation's spec.
+          action_spec: the action's spec, of one vector of floats.
+          features: observations -> features, with a state; see `make_encoder`.
+          fc_layer_params: units of the fully connected layers after the memory.
+          name: the network's name.
+        """
+        super().__init__(input_tensor_spec=observation_spec, state_spec=features.state_spec, name=name)
+        self._features = features
+        self._layers_after = [tf.keras.layers.Dense(units, 'relu') for units in fc_layer_params]
+        self._action_spec = action_spec
+        self._head = heads.made_in_float32(heads.tanh_normal)(tf.nest.flatten(action_spec)[0])
+        self.create_variables(observation_spec)
+
+    def call(
+        self, observation: types.NestedTensor, step_type: Any = None, network_state: Any = (), training: bool = False
+    ) -> tuple[Any, Any]:
+        """See `network.Network.call`."""
+        features, state = self._features(observation, step_type, network_state, training=training)
+        for layer in self._layers_after:
+            features = layer(features, training=training)
+        distribution, _ = self._head(features, features.shape.rank - 1, training=training)
+        return tf.nest.pack_sequence_as(self._action_spec, [distribution]), state
+
+
+class RecurrentCritic(tf.Module):
+    """Memory of observations, and (memory, action) -> value.
+
+    Attributes:
+      memory: observations [B, T, ...] -> features [B, T, n], with a state.
+    """
+
+    def __init__(
+        self,
+        action_spec: types.NestedTensorSpec,
+        memory: network.Network,
+        fc_layer_params: Sequence[int],
+        name: str = 'critic',
+    ):
+        """Makes the variables, in the strategy's scope.
+
+        Args:
+          action_spec: the action's spec, of one vector of floats.
+          memory: see the class.
+          fc_layer_params: units of the fully connected layers after the concatenation of memory and action.
+          name: the module's name.
+        """
+        super().__init__(name)
+        self.memory = memory
+        size = memory.create_variables().shape[-1] + tf.nest.flatten(action_spec)[0].shape[0]
+        last = tf.keras.layers.Dense(1, kernel_initializer='glorot_uniform', dtype='float32', name='value')
+        hidden = [
+            tf.keras.layers.Dense(units, 'relu', kernel_initializer='glorot_uniform') for units in fc_layer_params
+        ]
+        self._layers = tf.keras.Sequential([*hidden, last])
+        self._layers.build([None, None, size])
+
+    def value(self, features: tf.Tensor, action: types.NestedTensor) -> tf.Tensor:
+        """Returns values float32 [B, T] of features [B, T, n] and actions [B, T, ...]."""
+        joined = tf.concat([features, tf.cast(tf.nest.flatten(action)[0], features.dtype)], axis=-1)
+        return tf.squeeze(self._layers(joined), axis=-1)
