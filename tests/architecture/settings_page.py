@@ -30,7 +30,11 @@ SECTIONS = (
         rf'{AGENTS}(optimizers\.make|schedules\.[a-z]\w+)',
         {'train_step', 'learning_rate', 'gradient_clipping', 'per_replica_batch_size', 'name'},
     ),
-    ('Environments', rf'{ENVIRONMENTS}\w+\.(make|record|from_dm_env)', {'num_environments', 'seed', 'folder'}),
+    (
+        'Environments',
+        rf'{ENVIRONMENTS}(tasks\.)?\w+\.(make|record|from_dm_env)',
+        {'num_environments', 'seed', 'folder'},
+    ),
 )
 UNITS = {'secs': 's', 'seconds': 's', 'gb': 'GB', 'bytes': 'bytes', 'items': 'items', 'episodes': 'episodes'}
 HEADER = """# Settings

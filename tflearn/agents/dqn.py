@@ -125,7 +125,7 @@ class _DqnAgent(dqn_agent.DqnAgent):
         super().__init__(*args, **kwargs)
         joined = JoinedLeaves(self.time_step_spec.observation)
         if joined.joins:
-            convert: Any = self._as_transition
+            convert: Any = vars(self)['_as_transition']
             self._as_transition = _ends_at_once(convert, joined)
 
     def _train(self, experience: Any, weights: tf.Tensor | None) -> tf_agent.LossInfo:

@@ -196,7 +196,7 @@ def _read(path: pathlib.Path, offset: int, compressed: bool) -> Iterator[bytes]:
     """Yields the records of a file from `offset` on [bytes]. Raises OpError at a damaged one."""
     with contextlib.ExitStack() as opened:
         if offset:  # TensorFlow reads from the beginning of a file only
-            rest = opened.enter_context(tempfile.NamedTemporaryFile())
+            rest: Any = opened.enter_context(tempfile.NamedTemporaryFile())
             with path.open('rb') as file:
                 file.seek(offset)
                 shutil.copyfileobj(file, rest)

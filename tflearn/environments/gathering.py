@@ -29,7 +29,11 @@ def gatherer(space: spaces.Space, batch: Any) -> Gather:
         return gather_parts
     if isinstance(batch, np.ndarray):
         return _array_gatherer(space, batch)
-    return lambda items: concatenate(space, items, batch)  # of a kind that `spaces` refuses
+
+    def gather_any(items: Sequence[Any]) -> None:
+        concatenate(space, items, batch)  # of a kind that `spaces` refuses
+
+    return gather_any
 
 
 def _array_gatherer(space: spaces.Space, batch: np.ndarray) -> Gather:
