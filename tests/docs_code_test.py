@@ -17,6 +17,7 @@ LANGUAGES = {'bash', 'gin', 'mermaid', 'python', 'text'}
 # Replaced before a page's Python is executed. [page: (text, replacement), ...]
 REPLACED = {
     'README.md': [('num_train_steps=2_000', 'num_train_steps=20')],
+    'your-algorithm.md': [('num_train_steps=2_000', 'num_train_steps=20')],
     # tests/api/training_test.py runs it with its five processes.
     'python.md': [("'dqn_cartpole')", f"'dqn_cartpole', mode='synchronous', gin_bindings={SMALL})")],
     # tests/distribute/multi_worker_test.py has two workers.
@@ -82,7 +83,7 @@ assert [list(each.shape) for each in agent._network.trainable_variables[::2]] ==
     'your-algorithm.md': """
 import tflearn
 run = tflearn.train('own_task.gin', mode='synchronous', gin_bindings=['train.StopConditions.num_train_steps = 100'])
-assert run.train_step == 100
+assert run.train_step == 100 and c51_run.train_step == 20
 """,
 }
 # The run whose bindings a page's gin blocks change; blocks that include files are complete themselves.

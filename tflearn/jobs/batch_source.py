@@ -1,14 +1,15 @@
 """The source of a train job's batches, chosen by its experience."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 from absl import logging
 
 from tflearn.distribute import strategies
-from tflearn.errors import UserValueError
 from tflearn.experience import Experience, Iteration, Prioritized, Queue, Reuse, Uniform
+from tflearn.learner import agent_data
 from tflearn.learner.minibatches import MinibatchSource
 from tflearn.replay.storage import Storage
 from tflearn.sampling.mirror import ReplayMirror
@@ -36,9 +37,6 @@ def make(
       placement: the strategy that the agent was made in.
       timeout_secs: how long to wait for data.
       seed: the run's seed; each worker draws differently.
-
-    Raises:
-      ValueError: if the experience has an `Iteration`, and the agent cannot prepare one.
     """
     layout, experience = strategies.layout(placement), storage.experience
     seed += layout.worker
@@ -54,13 +52,13 @@ def make(
     iteration = experience.replay.training
     if not isinstance(iteration, Iteration):
         return queue
-    if not hasattr(agent, 'prepare'):
-        raise UserValueError(
-            f'got Queue.training=Iteration(...) with a {type(agent).__name__}; need an agent that prepares sequences '
-            'for several epochs, such as PPO; or training=None'
-        )
     of_sequences = getattr(agent, 'trains_on_sequences', False)
-    return MinibatchSource(queue, agent.prepare, iteration, placement, seed, of_sequences)
+    return MinibatchSource(queue, agent_data.preparation(agent), iteration, placement, seed, of_sequences)
+
+
+def preprocessing(source: Source, agent: Agent) -> Callable[[Any], Any] | None:
+    """Returns what the agent makes of its batches before it trains on them; None where they are prepared already."""
+    return None if isinstance(source, MinibatchSource) else agent_data.preprocessing(agent)
 
 
 def steps_per_call(source: Source, num_steps: int) -> int:

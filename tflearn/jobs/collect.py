@@ -23,6 +23,7 @@ from tflearn.run_dir import RunDir, Status
 from tflearn.train_step import create_train_step
 from tflearn.types import ActingPolicy, Agent, AgentFactory, EnvironmentFactory
 from tflearn.waiting import LOG_EVERY_SECS, Stopped
+from tflearn.weights import contract
 from tflearn.weights.subscriber import Subscriber
 
 _STEPS_PER_RUN = 16
@@ -89,7 +90,9 @@ def collect(
             data_address = own_address(data_addresses, name) or replay_address
             for address in (data_address, replay_address):
                 connection.wait_for_table(address, REPLAY, storage.signature, connect_timeout_secs, stop)
-            weights = Subscriber(replay_address, agent.collect_policy.variables(), train_step, refresh_interval_secs)
+            weights = Subscriber(
+                replay_address, contract.published(agent.collect_policy), train_step, refresh_interval_secs
+            )
             ending.callback(weights.close)
             status.update('waiting for weights from the learner')
             weights.wait(connect_timeout_secs, stop)

@@ -19,6 +19,7 @@ from tflearn.replay.storage import REPLAY, Storage
 from tflearn.run_dir import RunDir, read_json
 from tflearn.train_step import create_train_step
 from tflearn.types import AgentFactory, EnvironmentSpecs, EvaluationPolicy
+from tflearn.weights import contract
 from tflearn.weights.subscriber import Subscriber
 
 
@@ -122,7 +123,7 @@ class PublishedWeights(ExportedPolicies):
         storage = Storage(experience, initial_agent.data_spec(agent, experience))
         connection.wait_for_table(address, REPLAY, storage.signature, connect_timeout_secs, stop)
         self._exporter = PolicyExporter(agent.policy, self.directory, keep_last=1)
-        self._weights = Subscriber(address, agent.collect_policy.variables(), train_step)
+        self._weights = Subscriber(address, contract.published(agent.collect_policy), train_step)
 
     def result(self) -> dict[str, Any] | None:
         """See `ExportedPolicies`."""

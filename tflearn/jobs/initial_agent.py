@@ -14,6 +14,7 @@ from tflearn.distribute import precision as precisions
 from tflearn.distribute import strategies
 from tflearn.errors import UserValueError
 from tflearn.experience import Experience
+from tflearn.learner import agent_data
 from tflearn.run_dir import RunDir, local_path
 from tflearn.train_step import create_train_step
 from tflearn.types import Agent, AgentFactory, EnvironmentSpecs
@@ -29,11 +30,16 @@ def make(
     """Makes the agent and its train step in the strategy `placement`, and logs the devices that train.
 
     Raises:
-      ValueError: if no part of the agent computes in `precision`.
+      TypeError: if the factory returns no agent.
+      ValueError: if the agent cannot train on such data, or no part of it computes in `precision`.
     """
     logging.info(strategies.describe_devices(placement))
     with placement.scope(), precisions.use(precision):
-        agent = make_agent(specs, create_train_step(), experience)
+        train_step = create_train_step()
+        agent = make_agent(specs, train_step, experience)
+        agent_data.check(agent, train_step, experience)
+        if not agent_data.is_packaged(agent):
+            agent_data.make_policy_variables(agent)
     precisions.check_agent(agent, precision)
     return agent
 

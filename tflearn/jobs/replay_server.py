@@ -8,6 +8,7 @@ from absl import logging
 
 from tflearn.experience import Experience
 from tflearn.jobs import initial_agent
+from tflearn.learner import agent_data
 from tflearn.replay import credits, reports
 from tflearn.replay.server import ReplayServer
 from tflearn.replay.storage import REPLAY, ReplayStatistics, Storage
@@ -42,14 +43,17 @@ def replay_server(
       checkpoint_interval_secs: seconds between two checkpoints; inserts and draws wait while one is written.
 
     Raises:
-      ValueError: if the port is in use, or the checkpoint holds other tables.
+      TypeError: if the factory returns no agent.
+      ValueError: if the agent cannot train on such data, the port is in use, or the checkpoint holds other tables.
     """
     if line := run_dir.done_line():
         logging.info(line)
         return
-    agent = make_agent(specs_of(make_environment), create_train_step(), experience)
+    train_step = create_train_step()
+    agent = make_agent(specs_of(make_environment), train_step, experience)
+    agent_data.check(agent, train_step, experience)  # here too, since this job is the first one
     storage = Storage(experience, initial_agent.data_spec(agent, experience))
-    variables = contract.table(agent.collect_policy.variables())
+    variables = contract.table(contract.published(agent.collect_policy))
     run_tables = [*storage.make_tables(), reports.table(), variables]
     port = int(replay_address.rpartition(':')[2])
     # Weights start empty: collectors should act with the weights that the learner restored, not with older ones.

@@ -12,6 +12,7 @@ from tflearn.jobs.collect_settings import CollectOptions, check_counts
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.synchronous_session import SynchronousSession, check_strategy, set_seed
 from tflearn.jobs.train_settings import Device, Hooks, Initial, Intervals, Settings
+from tflearn.learner import agent_data
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.replay.storage import Storage
@@ -91,6 +92,7 @@ def synchronous(
             opened.callback(environment.close)
             placement = strategies.make(device.strategy)
             agent = initial_agent.make(make_agent, environment.specs, experience, placement, device.precision)
+            settings = dataclasses.replace(settings, preprocess=agent_data.preprocessing(agent))
             initial_agent.load(agent, initial.checkpoint, initial.prefixes, run_dir)
             storage = Storage(experience, initial_agent.data_spec(agent, experience))
             replay = local.LocalReplay(storage, num_environments, experience.per_replica_batch_size, seed)

@@ -189,7 +189,7 @@ class SynchronousSession:
     def _train(self) -> None:
         owed = min(self._replay.owed_steps, self._stop_conditions.num_train_steps - self._learner.step)
         if owed:
-            first, self._loss = self._loss is None, self._learner.run(owed).loss
+            first, self._loss = self._loss is None, self._learner.run(self._learner.calls(owed)).loss
             if first:  # the time of compiling does not count
                 self._counted_at = time.monotonic()
 

@@ -96,7 +96,9 @@ def train(
                 servers = data.addresses or [replay_address]
                 source = batch_source.make(servers, storage, agent, placement, data.timeout_secs, seed)
                 texts = lambda: {'run/seed': str(seed), **hooks.describe()}  # noqa: E731
-                settings = dataclasses.replace(settings, texts=texts, watchdog=watchdog)
+                settings = dataclasses.replace(
+                    settings, texts=texts, watchdog=watchdog, preprocess=batch_source.preprocessing(source, agent)
+                )
                 session = TrainSession(
                     run_dir, replay_address, agent, storage, source, placement, settings, stop_conditions
                 )

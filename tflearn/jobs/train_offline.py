@@ -22,6 +22,7 @@ from tflearn.jobs import initial_agent, run_outputs
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.synchronous_session import SynchronousSession, check_strategy, set_seed
 from tflearn.jobs.train_settings import Device, Hooks, Initial, Intervals, Settings
+from tflearn.learner import agent_data
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.replay.storage import Storage
@@ -84,6 +85,7 @@ def train_offline(
         with waiting.may_exit(stop, stopped):
             specs = environment_specs(dataset)
             agent = initial_agent.make(make_agent, specs, experience, strategies.make('default'), device.precision)
+            settings = dataclasses.replace(settings, preprocess=agent_data.preprocessing(agent))
             initial_agent.load(agent, initial.checkpoint, initial.prefixes, run_dir)
             spec = initial_agent.data_spec(agent, experience)
             reader = EpisodeReader(dataset, spec)

@@ -28,6 +28,7 @@ from tflearn.replay.storage import REPLAY, ReplayStatistics, Storage
 from tflearn.run_dir import RunDir, Status
 from tflearn.types import Agent
 from tflearn.waiting import LOG_EVERY_SECS, PeerStopped
+from tflearn.weights import contract
 from tflearn.weights.publisher import Publisher
 
 _POLL_SECS = 1.0
@@ -104,7 +105,7 @@ class TrainSession:
         self._status = Status(run_dir.status('train'), 'train')
         self._chief, self._agreement = strategies.layout(strategy).is_chief, workers.Agreement(strategy)
         self._watchdog = settings.watchdog
-        self._publisher = Publisher(address, agent.collect_policy.variables())
+        self._publisher = Publisher(address, contract.published(agent.collect_policy))
         self._credits = CreditIssuer.make(
             address, source, storage.experience, settings.intervals.publish_interval_steps, strategy
         )
@@ -232,7 +233,7 @@ class TrainSession:
         start = time.monotonic()
         steps_left = self._stop_conditions.num_train_steps - self._learner.step
         with self._guard(f'a call from train step {self._learner.step}'):
-            result = self._learner.run(min(steps_per_call, steps_left))
+            result = self._learner.run(self._learner.calls(min(steps_per_call, steps_left)))
         self._progress.secs += time.monotonic() - start if self._trained else result.waited_secs
         if result.num_steps:
             self._trained = True

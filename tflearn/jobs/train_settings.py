@@ -129,6 +129,7 @@ class Settings:
       exports: which policies are exported.
       texts: returns texts about the run by tag: its configuration, the code's revision, ...
       watchdog: ends the process if a part of the session takes too long; None never does.
+      preprocess: what the agent makes of its data, see `agent_data.preprocessing`; None for nothing.
     """
 
     intervals: Intervals
@@ -136,6 +137,7 @@ class Settings:
     exports: ExportOptions
     texts: Callable[[], Mapping[str, str]] = dict
     watchdog: Watchdog | None = None
+    preprocess: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
         if self.learner.summaries and self.learner.summaries.sources.policy_version:
@@ -152,14 +154,16 @@ class Settings:
         self, policy_version: Callable[[], int], metrics: Callable[[], Mapping[str, float | None]]
     ) -> LearnerOptions:
         """Returns the learner's settings with the functions that only the session can provide."""
-        summaries = self.learner.summaries
+        learner, summaries = self.learner, self.learner.summaries
+        if self.preprocess:
+            learner = dataclasses.replace(learner, loop=dataclasses.replace(learner.loop, preprocess=self.preprocess))
         if summaries is None:
-            return self.learner
+            return learner
         sources = SummarySources(
             policy_version, _joined(summaries.sources.metrics, metrics), _joined(summaries.sources.texts, self.texts)
         )
         summaries = dataclasses.replace(summaries, sources=sources)
-        return dataclasses.replace(self.learner, summaries=summaries)
+        return dataclasses.replace(learner, summaries=summaries)
 
 
 def _joined(

@@ -24,11 +24,13 @@ class DatasetBatches:
       last_info: names of the data's metrics that are averaged over one batch of `loop`, not over all of them.
       prioritization: how items are drawn, if they are drawn by priority; then `update` receives their errors.
       error: why there are no more batches; None if there are, or they ended.
+      has_rounds: whether more batches may come after they have ended.
     """
 
     last_info: Sequence[str] = ()
     prioritization: Prioritization | None = None
     error: Exception | None = None
+    has_rounds = False
 
     def __init__(self, dataset_fn: DatasetFn, strategy: tf.distribute.Strategy):
         """Makes the iterator; raises a ValueError if the strategy cannot train on such a dataset."""
@@ -98,6 +100,7 @@ class SourceBatches:
         self._replicas_here = layout.replicas // layout.workers
         self._agreement, self._surplus = Agreement(strategy), 0
         self.prioritization = source.prioritization if isinstance(source, PrioritizedSource) else None
+        self.has_rounds = getattr(source, 'has_rounds', False)
 
     @property
     def error(self) -> Exception | None:

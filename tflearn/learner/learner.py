@@ -12,7 +12,7 @@ from absl import logging
 from tflearn.checkpoints.checkpoints import Checkpoints, RandomState
 from tflearn.distribute.workers import Agreement
 from tflearn.errors import UserRuntimeError, UserValueError, check_at_least
-from tflearn.learner import batches
+from tflearn.learner import agent_data, batches
 from tflearn.learner.batches import DatasetBatches, DatasetFn
 from tflearn.learner.metrics import Metrics, TrainResult
 from tflearn.learner.stop_conditions import StopConditions
@@ -99,13 +99,15 @@ class Learner:
         with self._strategy.scope():
             self._batches = batches.wrap(data, self._strategy, self.train_step)
             agent.initialize()
+            agent_data.make_slots(agent)
             summaries = options.summaries or SummaryOptions(interval_steps=None)
             # Traced here, so that the optimizer's slots are there to be restored, and saved with the first checkpoint.
             self._loop = SummarizedLoop(
                 agent, self._batches, self._strategy, run_dir.summaries('train'), options.loop, summaries
             )
             self._triggers = self._all_triggers(triggers)
-            self.checkpoints = self._checkpoints(run_dir, state or {})
+            own_state = {'data': data} if isinstance(data, tf.train.experimental.PythonState) else {}
+            self.checkpoints = self._checkpoints(run_dir, {**own_state, **(state or {})})
             self.restored_from = self.checkpoints.restore_newest()
         Agreement(self._strategy).check_same(self.step, 'the train step that was restored')
         replicas, source = self._strategy.num_replicas_in_sync, self.restored_from or 'from scratch'
@@ -151,6 +153,14 @@ class Learner:
         """How often the train step was traced: a few times at the beginning, never again."""
         return self._loop.num_traces
 
+    def calls(self, num_train_steps: int) -> int:
+        """Returns how many calls of `agent.train` take at most so many train steps, for `run`; at least 1.
+
+        It is 1 before the first `run` has shown how many steps a call of the agent counts. tflearn's own count one,
+        TF-Agents' PPO counts each of its epochs.
+        """
+        return max(1, num_train_steps // self._loop.steps_per_call) if self._loop.steps_per_call else 1
+
     def prepare(self, num_train_steps: int) -> None:
         """Compiles what summaries of steps up to `num_train_steps` need: of a `BatchSource`, before it has data."""
         self._loop.prepare(self.step, num_train_steps)
@@ -166,7 +176,7 @@ class Learner:
 
         Raises:
           ValueError: if `num_steps` is below 1.
-          RuntimeError: if the data had ended in an earlier call.
+          RuntimeError: if the data had ended in an earlier call, unless they come in rounds (`rounds.RoundSource`).
           FloatingPointError: at a loss that is not finite, if `on_nonfinite` is 'stop'; a checkpoint is saved first if
             the variables are finite. If it is 'skip', as soon as they are not. In both cases, if a checkpoint was
             refused because of them. Also if the agent raises it itself.
@@ -175,7 +185,7 @@ class Learner:
             self._healthy = False  # `close` need not try again
             raise self.checkpoints.refusal
         check_at_least(1, num_steps=num_steps)
-        if self._data_ended:
+        if self._data_ended and not self._batches.has_rounds:
             raise self._no_more_data()
         before, start = self.step, time.perf_counter()
         metrics = self._take(num_steps)

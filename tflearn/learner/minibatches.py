@@ -41,7 +41,7 @@ class MinibatchSource:
         Args:
           source: batch i of a draw is an iteration's sequences [B, T + 1, ...] with `policy_version` [B, T + 1].
           prepare: a replica's sequences -> their samples, a nest of [b, T, ...], and the samples' weights, float32
-            [b, T]. In replica context. With `of_sequences`, leaves of the nest may also be [b, ...].
+            [b, T] or [b, T, 1]. In replica context. With `of_sequences`, leaves of the nest may also be [b, ...].
           iteration: the epochs, and the steps of a minibatch.
           strategy: where the agent was made.
           seed: determines the order of the samples.

@@ -8,6 +8,7 @@ from absl import logging
 
 from tflearn.distribute import strategies
 from tflearn.errors import UserValueError
+from tflearn.learner import agent_data
 from tflearn.learner.batches import Batches, SourceBatches
 from tflearn.learner.metrics import IntervalMetrics, Metrics, rss_mb
 from tflearn.learner.summaries import StepSummaries, Summaries, SummaryOptions
@@ -67,11 +68,15 @@ class StepCounter:
 
     TF-Agents' PPOAgent adds 1 for each of its epochs, and an optimizer adds 1 more where its `iterations` are the
     agent's train step.
+
+    Attributes:
+      observed: what a call has added; None before the first.
     """
 
     def __init__(self, train_step: tf.Variable, increment: int | None = 1):
         """Starts at the variable's value; `increment` is what a call adds, None before the first has shown it."""
         self._train_step, self._increment = train_step, increment
+        self.observed: int | None = None
 
     @property
     def step(self) -> int:
@@ -92,7 +97,7 @@ class StepCounter:
         """Records what `num_calls` calls have added since the step `before`."""
         gained = self.step - before
         if num_calls and gained > 0:
-            self._increment = max(1, gained // num_calls)
+            self._increment = self.observed = max(1, gained // num_calls)
 
 
 class SummarizedLoop:
@@ -140,6 +145,11 @@ class SummarizedLoop:
     @property
     def num_traces(self) -> int:
         return self._loop.num_traces
+
+    @property
+    def steps_per_call(self) -> int | None:
+        """Train steps that a call of `agent.train` counts; None before a first call has shown it."""
+        return self._counter.observed or (1 if agent_data.is_packaged(self._agent) else None)
 
     def take(self, num_steps: int) -> Metrics:
         """Takes train steps, and writes the summaries of those that are due.

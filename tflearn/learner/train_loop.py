@@ -37,6 +37,8 @@ class LoopOptions:
         tuple whose name ends with 'loss', since TF-Agents' agents return replicas' shares there.
       after_step: called in each replica after each train step, while it is traced, with the data and the LossInfo.
       run_options: options of `strategy.run`.
+      preprocess: maps a replica's data to what `agent.train` takes, as `agent.preprocess_sequence` does for some of
+        TF-Agents' agents; None where the data are that already.
     """
 
     jit_compile: bool = False
@@ -44,6 +46,7 @@ class LoopOptions:
     extra_reductions: Mapping[str, Reduction] = dataclasses.field(default_factory=dict)
     after_step: AfterStep | None = None
     run_options: tf.distribute.RunOptions | None = None
+    preprocess: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
         if self.on_nonfinite not in get_args(OnNonfinite):
@@ -151,6 +154,8 @@ class TrainLoop:
 
         def replica_step(element: Any) -> Any:
             data, info = split(batches.own_part(element) if batches and updates else element)
+            if self._options.preprocess:
+                data = self._options.preprocess(data)
             weights = batch_structure.weights(info, bool(wanted and wanted.normalize_by_max))
             loss_info = train(data) if weights is None else train(data, weights)
             if updates and self._options.after_step:

@@ -7,9 +7,11 @@ which variable differs before any weights are sent. Columns are identified by th
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import reverb
 import tensorflow as tf
+from tf_agents.utils import common
 
 from tflearn.errors import UserValueError
 from tflearn.waiting import is_listening
@@ -25,6 +27,17 @@ COUNTERS = {
     # Microseconds since 1970: distinguishes publications even if a restored learner repeats version numbers.
     'published_at': tf.TensorSpec((), tf.int64, 'published_at'),
 }
+
+
+def published(policy: Any) -> list[tf.Variable]:
+    """Returns the variables of a TF-Agents policy that actors need from the learner.
+
+    These are all but the state of exploration noise, which is each actor's own: DDPG's policy makes it at its first
+    action, which the learner and the server do not take.
+    """
+    noises = [module for module in policy.submodules if isinstance(module, common.OUProcess)]
+    own = {variable.ref() for noise in noises for variable in noise.variables}
+    return [variable for variable in policy.variables() if variable.ref() not in own]
 
 
 def signature(variables: Sequence[tf.Variable]) -> dict[str, tf.TensorSpec]:

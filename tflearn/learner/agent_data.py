@@ -1,0 +1,195 @@
+"""The data of any TF-Agents agent: checks of what it needs, and what it makes of sequences before it trains on them.
+
+`TFAgent.preprocess_sequence` maps collected sequences (`collect_data_spec`) to what `train` takes
+(`training_data_spec`): TF-Agents' PPO agents compute returns and advantages there.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from tf_agents.trajectories import time_step as ts
+
+from tflearn.errors import UserTypeError, UserValueError
+from tflearn.experience import Experience, Iteration, Queue
+from tflearn.types import Agent, zeros
+
+_NEEDED = (
+    'policy',
+    'collect_policy',
+    'collect_data_spec',
+    'train_step_counter',
+    'initialize',
+    'train',
+    'loss',
+)
+
+
+def check(agent: Any, train_step: tf.Variable, experience: Experience) -> None:
+    """Checks what an agent factory returned.
+
+    Args:
+      agent: the agent.
+      train_step: the train step that the factory was given.
+      experience: the run's experience settings.
+
+    Raises:
+      TypeError: if it is not an agent.
+      ValueError: if the agent counts train steps by another variable, trains on sequences of another length, or
+        collects data of an unknown shape.
+    """
+    kind = type(agent).__name__
+    if missing := [name for name in _NEEDED if not hasattr(agent, name)]:
+        raise UserTypeError(
+            f'got make_agent that returned a {kind} without {", ".join(missing)}; need a TF-Agents agent, or an object '
+            'with the attributes of tflearn.types.Agent'
+        )
+    if agent.train_step_counter is not train_step:
+        raise UserValueError(
+            f'got a {kind} with a train step of its own; need the train step that make_agent is given; make the agent '
+            'with train_step_counter=train_step'
+        )
+    length, own = experience.slicing.sequence_length, own_length(agent)
+    if own is not None and max(own, 2) != length:
+        raise UserValueError(
+            f'got Slicing.sequence_length={length} with a {kind} that trains on '
+            f'{"single steps" if own == 1 else f"sequences of {own} steps"}; need {max(own, 2)}; set '
+            f'Slicing.sequence_length = {max(own, 2)}'
+        )
+    for spec in tf.nest.flatten(agent.collect_data_spec):
+        if not spec.shape.is_fully_defined():
+            raise UserValueError(
+                f'got a {kind} whose data have {spec.name or "a tensor"} of the shape {spec.shape}; need all '
+                'dimensions known, since the replay stores rows of a fixed size; pad it, and add a mask'
+            )
+    replay = experience.replay
+    if isinstance(replay, Queue) and isinstance(replay.training, Iteration):
+        _check_iteration(agent, kind)
+
+
+def is_packaged(agent: Agent) -> bool:
+    """Returns whether an agent is one of tflearn's own, which count each call of `train` as one train step."""
+    return type(agent).__module__.partition('.')[0] == __name__.partition('.')[0]
+
+
+def make_policy_variables(agent: Agent) -> None:
+    """Lets the collect policy act once, so that the variables exist that some policies make at their first action.
+
+    Those of DDPG's noise would otherwise be in the checkpoint of a run, but not yet there when it is restored.
+    """
+    policy = agent.collect_policy
+    policy.action(zeros(policy.time_step_spec, (1,)), policy.get_initial_state(1))
+
+
+def make_slots(agent: Any) -> None:
+    """Makes the optimizers' slots in a fixed order, for an agent that hands them its variables in the order of a set.
+
+    Keras' optimizers number their slots. TF-Agents' TD3, SAC and CQL-SAC would number them by memory addresses, so that
+    a checkpoint fits no other process, or slots of equal shapes change places. The slots that an optimizer does not
+    need, since it trains another network, stay unused.
+    """
+    if not _is_unordered(agent):
+        return
+    targets = {
+        variable.ref()
+        for name, part in vars(agent).items()
+        if name.startswith('_target') and isinstance(part, tf.Module)
+        for variable in part.variables
+    }
+    variables = [variable for variable in agent.trainable_variables if variable.ref() not in targets]
+    for optimizer in vars(agent).values():
+        if isinstance(optimizer, tf.keras.optimizers.Optimizer):
+            optimizer.build(variables)
+
+
+def own_length(agent: Any) -> int | None:
+    """Returns the number of rows of a sequence that `train` takes; None for any."""
+    return 1 if _outer_dims(agent) == 1 else getattr(agent, 'train_sequence_length', None)
+
+
+def preprocessing(agent: Any) -> Callable[[Any], Any] | None:
+    """Returns a function from stored sequences [B, T, ...] to what `agent.train` takes; None if they are that already.
+
+    It calls `preprocess_sequence`, and leaves out the second row where the agent trains on single steps ([B, ...], or
+    [B, 1, ...]), since stored sequences have two rows at least.
+    """
+    cuts, preprocesses = own_length(agent) == 1, not is_packaged(agent) and _overridden(agent)
+    if not cuts and not preprocesses:
+        return None
+    first = 0 if _outer_dims(agent) == 1 else slice(1)
+
+    def preprocess(experience: Any) -> Any:
+        if preprocesses:
+            experience = agent.preprocess_sequence(experience)
+        return tf.nest.map_structure(lambda column: column[:, first], experience) if cuts else experience
+
+    return preprocess
+
+
+def preparation(agent: Any) -> Callable[[Any], tuple[Any, tf.Tensor]]:
+    """Returns the function that prepares the sequences of an `Iteration`: the agent's own, or `preprocess_sequence`.
+
+    Returns:
+      A replica's sequences [B, T + 1, ...] -> their samples, and the samples' weights. Of a TF-Agents agent samples are
+      [B, T, 1, ...], since it trains on sequences, here of one step, with weights float32 [B, T, 1]: 0 between two
+      episodes. Afterwards the sequences are added to the agent's normalizers, if it leaves that to its caller.
+    """
+    if hasattr(agent, 'prepare'):
+        return agent.prepare
+    updates_itself = getattr(agent, 'update_normalizers_in_train', True)
+
+    def prepare(experience: Any) -> tuple[Any, tf.Tensor]:
+        samples = tf.nest.map_structure(lambda column: column[:, :-1, None], agent.preprocess_sequence(experience))
+        if not updates_itself:
+            agent.update_observation_normalizer(experience.observation)
+            agent.update_reward_normalizer(experience.reward)
+        return samples, tf.cast(samples.next_step_type != ts.StepType.FIRST, tf.float32)
+
+    return prepare
+
+
+def _outer_dims(agent: Any) -> int:
+    """Returns the outer dimensions of what `train` takes: 1 for [B, ...], 2 for [B, T, ...]."""
+    converter = getattr(agent, '_as_trajectory', agent)  # which behavioral cloning alone gives 1
+    return int(getattr(converter, '_num_outer_dims', 2))
+
+
+def _overridden(agent: Any) -> bool:
+    """Returns whether an agent has a `preprocess_sequence` of its own: TFAgent's returns the sequences as they are."""
+    functions = (getattr(kind, '_preprocess_sequence', None) for kind in type(agent).__mro__)
+    first = next((function for function in functions if function), None)
+    return first is not None and not first.__module__.endswith('.tf_agent')
+
+
+def _is_unordered(agent: Any) -> bool:
+    """Returns whether `train` collects its variables in a set, without sorting them."""
+    functions = (vars(kind).get('_train') for kind in type(agent).__mro__)
+    code = next((function.__code__ for function in functions if hasattr(function, '__code__')), None)
+    return code is not None and 'ObjectIdentitySet' in code.co_names and 'sorted' not in code.co_names
+
+
+def _check_iteration(agent: Any, kind: str) -> None:
+    """Checks that the agent can train on single steps of sequences that were prepared once."""
+    if hasattr(agent, 'prepare'):
+        return
+    if not _overridden(agent):
+        raise UserValueError(
+            f'got Queue.training=Iteration(...) with a {kind}; need an agent that prepares sequences for several '
+            'epochs, such as PPO; or training=None'
+        )
+    if 'advantage' not in getattr(agent.training_data_spec, 'policy_info', ()):
+        raise UserValueError(
+            f'got Queue.training=Iteration(...) with a {kind} that computes advantages in train; need them computed '
+            'from complete sequences, before these are shuffled; make it with compute_value_and_advantage_in_train='
+            'False, update_normalizers_in_train=False and num_epochs=1, or set training=None'
+        )
+    if tf.nest.flatten(agent.collect_policy.policy_state_spec):
+        raise UserValueError(
+            f'got Queue.training=Iteration(...) with a {kind} with memory; need complete sequences for it; set '
+            'training=None'
+        )
+    if getattr(agent, 'update_normalizers_in_train', False):
+        raise UserValueError(
+            f'got Queue.training=Iteration(...) with a {kind} that updates its normalizers in train, with each '
+            'minibatch of each epoch; need update_normalizers_in_train=False: they are updated once for each iteration'
+        )
