@@ -44,7 +44,10 @@ AFTER = {
     'exporting.md': "assert actions.numpy() in (0, 1) and step['action'] == actions",
     'from-tf-agents.md': 'assert learner.Learner and ppo_learner.PPOLearner',
     'index.md': 'assert actions.numpy() in (0, 1)',
-    'library.md': 'assert result.loss > 0',
+    'library.md': """
+assert result.loss > 0
+assert len(rounds) == 15 and rounds[-1].mean_return > rounds[0].mean_return
+""",
     'python.md': """
 assert run.reason == 'num_train_steps 1000 reached' and run.best_return == 16.5, 'always to the right'
 assert (action, actions.tolist()) == (1, [1, 1])

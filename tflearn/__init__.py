@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     )
     from tflearn.learner.learner import Learner, LearnerOptions
     from tflearn.learner.metrics import TrainResult
+    from tflearn.learner.rounds import RoundSource, train_rounds
     from tflearn.learner.stop_conditions import StopConditions
     from tflearn.learner.summaries import SummaryOptions
     from tflearn.learner.train_loop import LoopOptions
@@ -53,6 +54,7 @@ __all__ = [
     'Prioritized',
     'Queue',
     'Reuse',
+    'RoundSource',
     'RunDir',
     'Slicing',
     'StepsTrigger',
@@ -67,6 +69,7 @@ __all__ = [
     'load_policy',
     'make_strategy',
     'train',
+    'train_rounds',
 ]
 
 # Module -> the public names that it defines, once more: those above are for type checkers only.
@@ -89,6 +92,7 @@ _NAMES = {
     'learner.summaries': ('SummaryOptions',),
     'learner.train_loop': ('LoopOptions',),
     'learner.metrics': ('TrainResult',),
+    'learner.rounds': ('RoundSource', 'train_rounds'),
     'learner.triggers': ('EndTrigger', 'IntervalTrigger', 'StepsTrigger', 'TimeTrigger', 'TotalTrigger'),
     'policies.policy_function': ('PolicyFunction', 'load_policy'),
     'run_dir': ('RunDir',),

@@ -253,6 +253,9 @@ class Queue:
         queue.
       training: how a learner takes several train steps with the same items: in iterations (PPO), or with recent batches
         again; None trains on each batch once.
+      episode_steps: items that are not one complete episode of this many steps are dropped and counted; None keeps all.
+        For tasks whose episodes have a known length, such as the macros of a chip, with `Slicing.pad_episodes`. With
+        `max_policy_lag` = 0 training is exactly on-policy: all steps of an item were taken with the newest weights.
     """
 
     min_size: ClassVar[int] = 1
@@ -262,8 +265,11 @@ class Queue:
     max_policy_lag: int | None = None
     versions_ahead: int | None = None
     training: Iteration | Reuse | None = None
+    episode_steps: int | None = None
 
     def __post_init__(self) -> None:
+        if self.episode_steps is not None:
+            _check_integers('Queue', self, {'episode_steps': 1})
         optional = {name: 0 for name in ('max_policy_lag', 'versions_ahead') if getattr(self, name) is not None}
         _check_integers('Queue', self, {'max_size': 1, **optional})
 
@@ -325,6 +331,12 @@ class Experience:
             if not isinstance(value := getattr(self, name), kinds):
                 names = ' or '.join(kind.__name__ for kind in kinds)
                 raise UserTypeError(f'got Experience.{name}={value!r}; need {names} of tflearn.experience')
+        steps = self.replay.episode_steps if isinstance(self.replay, Queue) else None
+        if steps is not None and (steps >= self.slicing.sequence_length or self.slicing.cross_episodes):
+            raise UserValueError(
+                f'got Queue.episode_steps={steps} with {self.slicing}; need items of at least {steps + 1} rows '
+                f'that end with their episode; set Slicing.sequence_length = {steps + 1} and cross_episodes = False'
+            )
         if isinstance(self.batch, BatchSteps) and self.batch.per_replica % self.slicing.stride:
             raise UserValueError(
                 f'got BatchSteps.per_replica={self.batch.per_replica} with Slicing.stride={self.slicing.stride}; need '

@@ -222,6 +222,26 @@ def test_the_clip_and_the_penalty_follow_their_schedules():
     np.testing.assert_allclose(next_coefficient, [0.5, 0.5, 1.0, 2.0])
 
 
+def test_the_value_alone_is_trained_at_first():
+    loss = LossOptions(value_warmup_steps=2, entropy_coefficient=0.1, kl_coefficient=0.1)
+    agent = _agent(example_data.DISCRETE, loss=loss, **PLAIN)
+    samples, counts = agent.prepare(example_data.sequences(agent, 4, 9))
+    value = {variable.ref() for variable in agent._network.value_variables}
+    parts = {
+        True: [variable for variable in agent._network.trainable_variables if variable.ref() in value],
+        False: [variable for variable in agent._network.trainable_variables if variable.ref() not in value],
+    }
+    assert parts[True] and parts[False]
+    for trains_policy in (False, False, True):
+        before = {which: [variable.numpy() for variable in part] for which, part in parts.items()}
+        agent.train(_flat(samples), _flat(counts))
+        changed = {
+            which: any((a != b.numpy()).any() for a, b in zip(before[which], part, strict=True))
+            for which, part in parts.items()
+        }
+        assert changed == {True: True, False: trains_policy}
+
+
 def _bandit(specs, size=64):
     """Episodes of one step, whose reward is the action."""
     tf.keras.utils.set_random_seed(1)

@@ -132,3 +132,39 @@ def test_rejects_unreadable_checkpoints(source, tmp_path):
     with pytest.raises(ValueError, match='need a checkpoint'):
         warm_start.load(tmp_path.parent / tmp_path.name / '..', objects, ['agent/net'])
     assert _values(objects) == before
+
+
+class Policy(tf.Module):
+    """Two layers, whose variables Keras numbers."""
+
+    def __init__(self, first, value=0.0, units=(2, 3)):
+        super().__init__()
+        names = [f'net/dense_{first + i}/kernel' if first + i else 'net/dense/kernel' for i in range(len(units))]
+        values = [tf.fill((size,), value + i) for i, size in enumerate(units)]
+        self.model_variables = [tf.Variable(each, name=name) for each, name in zip(values, names, strict=True)]
+
+
+def saved_policy(directory, **settings):
+    tf.saved_model.save(Policy(**settings), str(directory))
+    return str(directory)
+
+
+def test_loads_a_policy_by_the_names_of_its_variables(tmp_path):
+    """dense_9 and dense_10 there are dense and dense_1 here: numbers are compared, not texts."""
+    path = saved_policy(tmp_path, first=9, value=5.0)
+    here, critic = Policy(0).model_variables, tf.Variable(1.0, name='value/bias')
+    assert warm_start.load_policy(path, [critic, *reversed(here)]) == ['value/bias:0']
+    assert [variable.numpy().tolist() for variable in here] == [[5.0] * 2, [6.0] * 3]
+    assert critic.numpy() == 1.0
+
+
+def test_refuses_a_policy_of_other_networks(tmp_path):
+    path = saved_policy(tmp_path, first=0, value=5.0)
+    here = Policy(0, units=(2, 4)).model_variables
+    with pytest.raises(ValueError, match=r'net/dense/kernel:0 is float32\[3\] there, float32\[4\] here'):
+        warm_start.load_policy(path, here)
+    assert here[0].numpy().tolist() == [0.0] * 2, 'nothing is loaded'
+    with pytest.raises(ValueError, match='net/dense/kernel:0 is there 2 times, here 1 times'):
+        warm_start.load_policy(path, here[:1])
+    with pytest.raises(ValueError, match='which cannot be read as one'):
+        warm_start.load_policy(tmp_path / 'nothing', here)

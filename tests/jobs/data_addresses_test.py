@@ -10,6 +10,7 @@ from tflearn.agents.actor_value import NetworkOptions
 from tflearn.jobs.collect import collect
 from tflearn.jobs.collect_settings import own_address
 from tflearn.jobs.train import train
+from tflearn.jobs.train_settings import Data
 from tflearn.replay import connection
 from tflearn.replay.storage import REPLAY
 from tflearn.run_dir import RunDir, read_json, write_json
@@ -48,6 +49,31 @@ def test_assigns_collectors_to_servers():
     assert [own_address(['a', 'b'], f'collect_{i}') for i in range(4)] == ['a', 'b', 'a', 'b']
     with pytest.raises(ValueError, match="got the collector name 'guest' with several data_addresses"):
         own_address(['a', 'b'], 'guest')
+
+
+@pytest.mark.slow
+def test_batches_mix_the_tables_of_two_servers(small_run, tmp_path):
+    addresses = []
+    for root in (small_run.dir, RunDir(tmp_path / 'other')):
+        small_run.start_replay(run_dir=root)
+        addresses.append(small_run.address)
+    small_run.address = addresses[0]
+    for name in ('collect_0', 'collect_1'):
+        small_run.start(collect, name=name, num_environments=2, data_addresses=addresses)
+    weights = {'addresses': addresses, 'weights': (3.0, 1.0)}
+    small_run.start(train, num_train_steps=40, export_interval_steps=40, **weights).join()
+    metrics = small_run.status('train')
+    assert read_json(small_run.dir.train_result)['train_step'] == 40
+    assert metrics['replay_size'] >= 50 and metrics['replay_size_1'] >= 50
+    small_run.start(train, num_train_steps=60, **weights).join()
+    assert read_json(small_run.dir.train_result)['train_step'] == 60
+
+
+def test_rejects_weights_that_do_not_fit():
+    with pytest.raises(ValueError, match=r'got Data.weights=\(1.0,\) for Data.addresses=\(\); need one for each'):
+        Data(weights=(1.0,))
+    with pytest.raises(ValueError, match=r'Data.weights with Experience.replay=Queue\(.*; need Uniform'):
+        Data(addresses=('localhost:1',), weights=(1.0,)).check(QUEUE.replay)
 
 
 def test_only_a_queue_can_have_several_servers(small_run):

@@ -105,12 +105,18 @@ def synchronously(root, num_train_steps, **given):
     return run
 
 
-def test_cloning_of_single_steps(tmp_path):
+def test_cloning_of_single_steps_begins_with_an_exported_policy(tmp_path):
     """Behavioral cloning trains on steps [B, ...], without a dimension of time."""
     given = factories('CartPole-v1', foreign_agents.behavioral_cloning, UNIFORM)
-    run = synchronously(tmp_path, 20, **given, summary_interval_steps=10)
+    run = synchronously(tmp_path / 'first', 20, **given, summary_interval_steps=10)
     assert read_json(run.dir.train_result)['train_step'] == 20
     assert evaluated(run, given['make_environment']) > 0
+    second = synchronously(tmp_path / 'second', 1, **given, policy=str(run.dir.root))
+    first, begun = (
+        tf.saved_model.load(str(each.dir.greedy_policy / step)) for each, step in ((run, '20'), (second, '0'))
+    )
+    for one, other in zip(first.model_variables, begun.model_variables, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
 
 
 @pytest.mark.slow

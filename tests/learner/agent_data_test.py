@@ -142,7 +142,7 @@ def test_slots_have_the_same_order_in_all_agents():
         shapes.append([variable.shape.as_list() for variable in slots])
         networks = agent._actor_network, agent._critic_network_1, agent._critic_network_2
         trained = sum(len(network.trainable_variables) for network in networks)
-        assert len(slots) == 2 + 2 * trained, 'iterations, the learning rate and two for each variable'
+        assert len(slots) == 1 + 2 * trained, 'the iterations, and two for each variable'
     assert shapes[0] == shapes[1]
     agent, *_ = made(foreign_agents.c51)
     agent_data.make_slots(agent)

@@ -100,6 +100,21 @@ def test_drops_items_that_are_too_old(start):
     assert trajectory.observation.shape[0] == 3
 
 
+@pytest.mark.parametrize(('episode_steps', 'kept'), [(5, 5), (3, 3)])
+def test_drops_episodes_of_other_lengths(start, episode_steps, kept):
+    slicing = {'sequence_length': 6, 'stride': 5, 'pad_episodes': True}
+    served, source = start(**slicing, episode_steps=episode_steps, batch_size=2)
+    fill(served, 24, (3, 5)).join(30)
+    trajectory, _ = draw(source, 1)
+    assert firsts(trajectory) == [[[0, 0], [1, 0]]]
+    observations, types = trajectory.observation.numpy()[0], trajectory.step_type.numpy()[0]
+    assert observations[:, : kept + 1, 1].astype(int).tolist() == 2 * [list(range(kept + 1))]
+    assert (types[:, kept] == 2).all()
+    metrics = source.metrics()
+    assert metrics['other_episodes'] >= 1 and metrics['stale_sequences'] == 0
+    assert source.num_dropped == metrics['other_episodes']
+
+
 def test_short_queue_blocks_the_writer(start):
     """The queue, the learner's batches and one item of the writer: then the writer waits for the learner."""
     served, source = start(max_size=1, batch_size=8)

@@ -8,6 +8,7 @@ With one epoch of one minibatch, without clipping, this is the advantage actor-c
 1602.01783).
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -320,13 +321,14 @@ class PPOAgent(tf_agent.TFAgent):
             if epsilon is None
             else tf.cast(tf.abs(ratios - 1) > epsilon, tf.float32),
         }
+        warmed_up = functools.partial(options.warmed_up, train_step=self.train_step_counter)
         losses = (
-            metrics['policy_loss']
+            warmed_up(metrics['policy_loss'])
             + options.value_coefficient * metrics['value_loss']
-            - options.entropy_weight(self.train_step_counter) * entropy
+            - warmed_up(options.entropy_weight(self.train_step_counter) * entropy)
         )
         if options.kl_coefficient:
-            losses += self._kl_coefficient * divergence
+            losses += warmed_up(self._kl_coefficient * divergence)
         means, count = ppo_loss.means(metrics, samples.target, samples.target - values, counts)
         loss = tf.reduce_sum(tf.where(counts > 0, counts * losses, 0.0))
         extra = means | {'kl_coefficient': tf.identity(self._kl_coefficient)}

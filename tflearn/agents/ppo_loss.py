@@ -32,6 +32,8 @@ class LossOptions:
       kl_target: the target of that divergence [nats]. After an iteration whose divergence exceeds 1.5 times the target,
         the coefficient is doubled; below the target divided by 1.5 it is halved. The divergence is that of the last
         minibatch before its step, unlike in the paper, where it is over all steps. None keeps the coefficient constant.
+      value_warmup_steps: train steps at the beginning of a run in which only the value's loss counts, so that the first
+        advantages that the policy learns from are better than chance. What policy and value share is trained too.
     """
 
     gamma: float = 0.99
@@ -43,6 +45,7 @@ class LossOptions:
     entropy_coefficient: float | schedules.Schedule = 0.0
     kl_coefficient: float = 0.0
     kl_target: float | None = 0.01
+    value_warmup_steps: int = 0
 
     def __post_init__(self) -> None:
         for name in ('gamma', 'lambda_'):
@@ -52,10 +55,16 @@ class LossOptions:
             value = getattr(self, name)
             if not callable(value) and not value >= 0:
                 raise UserValueError(f'got {name}={value!r}; need a number of at least 0')
+        if not isinstance(self.value_warmup_steps, int) or self.value_warmup_steps < 0:
+            raise UserValueError(f'got value_warmup_steps={self.value_warmup_steps!r}; need an integer of at least 0')
         for name in ('clip_epsilon', 'value_clipping', 'kl_target'):
             value = getattr(self, name)
             if value is not None and not callable(value) and not value > 0:
                 raise UserValueError(f'got {name}={value!r}; need a number above 0, or None')
+
+    def warmed_up(self, term: tf.Tensor, train_step: tf.Tensor) -> tf.Tensor:
+        """Returns a term of the loss, which is not the value's; 0 in the warm-up's train steps."""
+        return tf.where(train_step >= self.value_warmup_steps, term, 0.0) if self.value_warmup_steps else term
 
     def epsilon(self, train_step: tf.Tensor) -> tf.Tensor | float | None:
         """Returns `clip_epsilon` at a train step."""

@@ -1,10 +1,11 @@
-"""Warm start: loads some values of another run's checkpoint, by the prefixes of their names.
+"""Warm start: loads some values of another run's checkpoint, by the prefixes of their names, or an exported policy's.
 
 (`Checkpoints.restore_newest` resumes the same run.)
 """
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -13,6 +14,8 @@ from absl import logging
 from tflearn.checkpoints.files import newest_checkpoint
 from tflearn.checkpoints.snapshots import Layout, describe, name_of
 from tflearn.errors import UserValueError
+
+_COUNTED = re.compile(r'_\d+(?=[/:])')  # Keras numbers the layers of a process
 
 
 def load(
@@ -98,3 +101,63 @@ def _renamed(names: Collection[str], prefix: str, other: str) -> Iterator[tuple[
     for name in names:
         if name == prefix or name.startswith(prefix + '/'):
             yield name, other + name[len(prefix) :]
+
+
+def load_policy(path: str | os.PathLike[str], variables: Sequence[tf.Variable]) -> list[str]:
+    """Loads the variables of a SavedModel policy, of this library's or of TF-Agents' `PolicySaver`.
+
+    Variables are matched by name, without the numbers that Keras appends within a process; several of one name in the
+    order of these numbers, with equal shapes and dtypes.
+
+    Args:
+      path: the SavedModel's directory.
+      variables: the variables to load, of an agent's policies, each once.
+
+    Returns:
+      The names of those that the SavedModel does not have, which keep their values: a policy has no critic.
+
+    Raises:
+      ValueError: if it cannot be read, or has a variable without a counterpart here; names those. Then nothing is
+        loaded.
+    """
+    try:
+        stored = list(tf.saved_model.load(os.fspath(path)).model_variables)
+    except (OSError, AttributeError, tf.errors.OpError) as error:
+        reason = str(error).partition('\n')[0]
+        raise UserValueError(
+            f'got {path} as a policy, which cannot be read as one ({reason}); need the directory of a SavedModel policy'
+        ) from error
+    there, here = _by_name(stored), _by_name(variables)
+    pairs, problems = [], []
+    for name, values in there.items():
+        targets = here.get(name, [])
+        if len(targets) != len(values):
+            problems.append(f'{name} is there {len(values)} times, here {len(targets)} times')
+        for value, target in zip(values, targets, strict=False):
+            if (value.dtype, value.shape) != (target.dtype, target.shape):
+                problems.append(f'{name} is {_kind(value)} there, {_kind(target)} here')
+            pairs.append((value, target))
+    if problems or not pairs:
+        more = f' (and {len(problems) - 3} more)' if len(problems) > 3 else ''
+        raise UserValueError(
+            f'got the policy {path} for another agent: {"; ".join(problems[:3]) or "it has no variables"}{more}; '
+            'need equal networks; undo the change, or load a checkpoint by prefixes'
+        )
+    for value, target in pairs:
+        target.assign(value.numpy())
+    missing = sorted(name for name in here if name not in there)
+    logging.info('loaded %d variables of the policy %s; it has no %s', len(pairs), path, ', '.join(missing) or 'others')
+    return missing
+
+
+def _kind(variable: tf.Variable) -> str:
+    return f'{variable.dtype.name}{variable.shape.as_list()}'
+
+
+def _by_name(variables: Sequence[tf.Variable]) -> dict[str, list[tf.Variable]]:
+    """Returns variables by their names without numbers, in the order of the numbers."""
+    numbers = lambda variable: [int(number) for number in re.findall(r'_(\d+)(?=[/:])', variable.name)]  # noqa: E731
+    groups: dict[str, list[tf.Variable]] = {}
+    for variable in sorted(variables, key=lambda each: (len(numbers(each)), numbers(each))):
+        groups.setdefault(_COUNTED.sub('', variable.name), []).append(variable)
+    return groups

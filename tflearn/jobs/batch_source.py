@@ -12,12 +12,14 @@ from tflearn.experience import Experience, Iteration, Prioritized, Queue, Reuse,
 from tflearn.learner import agent_data
 from tflearn.learner.minibatches import MinibatchSource
 from tflearn.replay.storage import Storage
+from tflearn.sampling import mixed
 from tflearn.sampling.mirror import ReplayMirror
+from tflearn.sampling.mixed import MixedSource
 from tflearn.sampling.queue_source import QueueSource
 from tflearn.sampling.sampler import PrioritizedSampler, ReplaySampler
 from tflearn.types import Agent
 
-Source = ReplayMirror | ReplaySampler | QueueSource | MinibatchSource
+Source = ReplayMirror | ReplaySampler | QueueSource | MinibatchSource | MixedSource
 
 
 def make(
@@ -27,33 +29,52 @@ def make(
     placement: tf.distribute.Strategy,
     timeout_secs: float,
     seed: int,
+    weights: Sequence[float] = (),
 ) -> Source:
     """Makes the source of batches for this process.
 
     Args:
-      addresses: the replay servers' addresses, 'host:port'; only a queue can have several.
+      addresses: the replay servers' addresses, 'host:port'; without `weights` only a queue can have several.
       storage: the replay tables' layout.
       agent: the agent to train.
       placement: the strategy that the agent was made in.
       timeout_secs: how long to wait for data.
       seed: the run's seed; each worker draws differently.
+      weights: the proportions in which batches mix the servers' items.
+
+    Raises:
+      ValueError: if a batch is too small for its shares.
     """
     layout, experience = strategies.layout(placement), storage.experience
     seed += layout.worker
     logging.info('%s', layout.describe(experience.per_replica_batch_size))
-    batch_size = experience.per_replica_batch_size * layout.replicas // layout.workers
-    if storage.mirrored:
-        return ReplayMirror(addresses[0], storage, batch_size, timeout_secs, seed)
+    replicas_here = layout.replicas // layout.workers
+    if weights:
+        shares = mixed.sizes(experience.per_replica_batch_size, weights)
+        sources = [
+            _uniform(address, storage, share * replicas_here, timeout_secs, seed + i * layout.workers)
+            for i, (address, share) in enumerate(zip(addresses, shares, strict=True))
+        ]
+        return MixedSource(sources, replicas_here)
+    batch_size = experience.per_replica_batch_size * replicas_here
     if isinstance(experience.replay, Prioritized):
         return PrioritizedSampler(addresses[0], storage, batch_size, timeout_secs)
     if isinstance(experience.replay, Uniform):
-        return ReplaySampler(addresses[0], storage, batch_size, timeout_secs)
+        return _uniform(addresses[0], storage, batch_size, timeout_secs, seed)
     queue = QueueSource(addresses, storage, batch_size, timeout_secs, seed)
     iteration = experience.replay.training
     if not isinstance(iteration, Iteration):
         return queue
     of_sequences = getattr(agent, 'trains_on_sequences', False)
     return MinibatchSource(queue, agent_data.preparation(agent), iteration, placement, seed, of_sequences)
+
+
+def _uniform(
+    address: str, storage: Storage, batch_size: int, timeout_secs: float, seed: int
+) -> ReplayMirror | ReplaySampler:
+    if storage.mirrored:
+        return ReplayMirror(address, storage, batch_size, timeout_secs, seed)
+    return ReplaySampler(address, storage, batch_size, timeout_secs)
 
 
 def preprocessing(source: Source, agent: Agent) -> Callable[[Any], Any] | None:
@@ -97,5 +118,6 @@ def set_newest_version(source: Source, policy_version: int) -> None:
 
 
 def checkpointed(source: Source) -> dict[str, ReplayMirror]:
-    """Returns the part of the source that belongs in a checkpoint. (If the server draws, the server counts.)"""
-    return {'replay': source} if isinstance(source, ReplayMirror) else {}
+    """Returns the parts of the source that belong in a checkpoint. (If the server draws, the server counts.)"""
+    sources = source.sources if isinstance(source, MixedSource) else [source]
+    return {f'replay_{i}' if i else 'replay': one for i, one in enumerate(sources) if isinstance(one, ReplayMirror)}

@@ -138,7 +138,7 @@ class CreditIssuer:
         arrived = self._arrivals.count()  # after the reports
         if arrived is None:
             return
-        dropped = self._queue.num_stale + self._reports.count(_DROPPED) - self._dropped_before
+        dropped = self._queue.num_dropped + self._reports.count(_DROPPED) - self._dropped_before
         with self._lock:
             self._ledger.reconcile(dropped, arrived)
 
@@ -146,7 +146,7 @@ class CreditIssuer:
         """Reports the items that this worker has dropped; for workers other than the chief."""
         if time.monotonic() - polled_at < _HEARTBEAT_SECS:
             return polled_at
-        self._reporter.report({_DROPPED: self._queue.num_stale}, [])
+        self._reporter.report({_DROPPED: self._queue.num_dropped}, [])
         return time.monotonic()
 
 

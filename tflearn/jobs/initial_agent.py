@@ -1,6 +1,6 @@
 """Makes a run's agent for its environment, optionally with values of another run."""
 
-from collections.abc import Collection, Mapping
+import pathlib
 from typing import Any
 
 import tensorflow as tf
@@ -14,10 +14,13 @@ from tflearn.distribute import precision as precisions
 from tflearn.distribute import strategies
 from tflearn.errors import UserValueError
 from tflearn.experience import Experience
+from tflearn.jobs.train_settings import Initial
 from tflearn.learner import agent_data
+from tflearn.policies import versions
 from tflearn.run_dir import RunDir, local_path
 from tflearn.train_step import create_train_step
 from tflearn.types import Agent, AgentFactory, EnvironmentSpecs
+from tflearn.weights import contract
 
 
 def make(
@@ -44,27 +47,45 @@ def make(
     return agent
 
 
-def load(agent: Agent, checkpoint: str | None, prefixes: Collection[str] | Mapping[str, str], run_dir: RunDir) -> None:
-    """Loads values of another run into the agent, unless its own run has a checkpoint.
+def load(agent: Agent, initial: Initial, run_dir: RunDir) -> None:
+    """Loads values of another run or of an exported policy into the agent, unless its own run has a checkpoint.
 
     Args:
       agent: the run's agent.
-      checkpoint: the other run's directory, its checkpoints' directory, or the path prefix of one; None for none.
-      prefixes: see `warm_start.load`.
+      initial: where the values are.
       run_dir: this run's directory.
 
     Raises:
-      ValueError: if the checkpoint is a URL, cannot be read, or does not fit.
+      ValueError: if the checkpoint or the policy is a URL, cannot be read, or does not fit.
     """
-    if checkpoint is None:
+    source = initial.checkpoint or initial.policy
+    if source is None:
         return
-    local_path(checkpoint, 'initial_checkpoint')
+    local_path(source, 'initial_checkpoint' if initial.checkpoint else 'initial_policy')
     if steps := CheckpointFiles(run_dir.checkpoints, 1, None).steps():
-        logging.info('loaded nothing from %s: this run continues from its own train step %d', checkpoint, steps[-1])
+        logging.info('loaded nothing from %s: this run continues from its own train step %d', source, steps[-1])
         return
+    if initial.policy:
+        _load_policy(agent, pathlib.Path(initial.policy))
+        return
+    checkpoint, prefixes = str(initial.checkpoint), initial.prefixes
     of_a_run = RunDir(checkpoint).checkpoints
     objects = {'agent': agent, 'train_step': agent.train_step_counter}
     warm_start.load(of_a_run if of_a_run.is_dir() else checkpoint, objects, prefixes)
+
+
+def _load_policy(agent: Agent, path: pathlib.Path) -> None:
+    """Loads an exported policy: a version, the newest one of a directory of versions, or the best one of a run."""
+    if RunDir(path).greedy_policy.is_dir():
+        directory = RunDir(path).greedy_policy
+        version = versions.best_version(directory)
+        version = versions.newest_version(directory) if version is None else version
+        path = path if version is None else directory / str(version)
+    elif (newest := versions.newest_version(path)) is not None:
+        path = path / str(newest)
+    policies = [agent.policy, agent.collect_policy]
+    variables = {variable.ref(): variable for policy in policies for variable in contract.published(policy)}
+    warm_start.load_policy(path, list(variables.values()))
 
 
 def data_spec(agent: Agent, experience: Experience) -> types.NestedTensorSpec:

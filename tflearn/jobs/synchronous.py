@@ -93,7 +93,7 @@ def synchronous(
             placement = strategies.make(device.strategy)
             agent = initial_agent.make(make_agent, environment.specs, experience, placement, device.precision)
             settings = dataclasses.replace(settings, preprocess=agent_data.preprocessing(agent))
-            initial_agent.load(agent, initial.checkpoint, initial.prefixes, run_dir)
+            initial_agent.load(agent, initial, run_dir)
             storage = Storage(experience, initial_agent.data_spec(agent, experience))
             replay = local.LocalReplay(storage, num_environments, experience.per_replica_batch_size, seed)
             acting = collection.Collection(

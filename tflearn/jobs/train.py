@@ -12,8 +12,7 @@ from absl import logging
 from tflearn import waiting
 from tflearn.distribute import strategies, workers
 from tflearn.distribute.watchdog import Watchdog
-from tflearn.errors import UserValueError
-from tflearn.experience import Experience, Queue
+from tflearn.experience import Experience
 from tflearn.jobs import batch_source, initial_agent, run_outputs
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.train_session import TrainSession
@@ -73,8 +72,7 @@ def train(
       ValueError: if arguments contradict each other, if the server's tables or a checkpoint are made for other data or
         networks, or if no part of the agent computes in `precision`.
     """
-    if data.addresses and not isinstance(experience.replay, Queue):
-        raise UserValueError(f'got Data.addresses with Experience.replay={experience.replay!r}; need a Queue, or none')
+    data.check(experience.replay)
     settings = Settings(intervals, options, exports)
     if run_outputs.is_done(run_dir):
         return
@@ -92,9 +90,9 @@ def train(
             storage = Storage(experience, initial_agent.data_spec(agent, experience))
             _wait_for_replay(run_dir, [replay_address, *data.addresses], storage, connect_timeout_secs, stop)
             with watchdog.guard('the construction of the learner'):
-                initial_agent.load(agent, initial.checkpoint, initial.prefixes, run_dir)
+                initial_agent.load(agent, initial, run_dir)
                 servers = data.addresses or [replay_address]
-                source = batch_source.make(servers, storage, agent, placement, data.timeout_secs, seed)
+                source = batch_source.make(servers, storage, agent, placement, data.timeout_secs, seed, data.weights)
                 texts = lambda: {'run/seed': str(seed), **hooks.describe()}  # noqa: E731
                 settings = dataclasses.replace(
                     settings, texts=texts, watchdog=watchdog, preprocess=batch_source.preprocessing(source, agent)

@@ -6,6 +6,7 @@ from typing import Any
 
 from tflearn.distribute.watchdog import Watchdog
 from tflearn.errors import UserValueError
+from tflearn.experience import Prioritized, Queue, Uniform
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
@@ -61,11 +62,21 @@ class Initial:
         directory, or a checkpoint's path prefix. Ignored if this run has a checkpoint.
       prefixes: the prefixes of the names of these values, or a mapping from prefixes here to prefixes there; see
         `warm_start.load`. Optimizers are not loaded. Target networks begin as copies of the loaded networks.
+      policy: an exported policy (a SavedModel, also one that TF-Agents' `PolicySaver` wrote) whose variables this run
+        begins with, instead of a checkpoint's: a version, a directory of versions (its newest), or a run's directory
+        (its best). What no policy has, such as critics, begins as usual and is named in the log.
     """
 
     seed: int | None = None
     checkpoint: str | None = None
     prefixes: Collection[str] | Mapping[str, str] = ('agent',)
+    policy: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.checkpoint is not None and self.policy is not None:
+            raise UserValueError(
+                f'got Initial.checkpoint={self.checkpoint!r} and policy={self.policy!r}; need one of them'
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,10 +87,29 @@ class Data:
       timeout_secs: how long to wait for a batch.
       addresses: the addresses of the replay servers that share a queue: items are taken from all of them. Weights and
         reports go through the run's replay address. None is that one alone.
+      weights: one for each of `addresses`, for uniform replay: each batch has items of all these servers' tables, in
+        these proportions, so that tables of different collectors (explorers, other tasks) are mixed. Each server keeps
+        `samples_per_insert` for its own items.
     """
 
     timeout_secs: float = 600.0
     addresses: Sequence[str] = ()
+    weights: Sequence[float] = ()
+
+    def __post_init__(self) -> None:
+        if self.weights and len(self.weights) != len(self.addresses):
+            raise UserValueError(
+                f'got Data.weights={tuple(self.weights)} for Data.addresses={tuple(self.addresses)}; need one for each'
+            )
+
+    def check(self, replay: Uniform | Prioritized | Queue) -> None:
+        """Raises a ValueError if there are several servers, and they cannot be read together."""
+        if self.weights and not isinstance(replay, Uniform):
+            raise UserValueError(f'got Data.weights with Experience.replay={replay!r}; need Uniform, or no weights')
+        if self.addresses and not (self.weights or isinstance(replay, Queue)):
+            raise UserValueError(
+                f'got Data.addresses with Experience.replay={replay!r}; need a Queue, Uniform with weights, or none'
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -163,7 +163,7 @@ def _overridden(agent: Any) -> bool:
 
 def _is_unordered(agent: Any) -> bool:
     """Returns whether `train` collects its variables in a set, without sorting them."""
-    functions = (vars(kind).get('_train') for kind in type(agent).__mro__)
+    functions: list[Any] = [vars(kind).get('_train') for kind in type(agent).__mro__]
     code = next((function.__code__ for function in functions if hasattr(function, '__code__')), None)
     return code is not None and 'ObjectIdentitySet' in code.co_names and 'sorted' not in code.co_names
 

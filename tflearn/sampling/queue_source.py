@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tf_agents.trajectories import time_step as ts
 
 from tflearn.errors import UserTypeError
 from tflearn.experience import Queue, Reuse
@@ -116,7 +117,8 @@ class QueueSource:
         self._readers = [
             TableReader(address, storage, REPLAY, [spec], self._ahead, timeout_secs) for address in addresses
         ]
-        self._max_policy_lag = replay.max_policy_lag
+        self._max_policy_lag, self._episode_steps = replay.max_policy_lag, replay.episode_steps
+        self._num_others = 0
         reuse = replay.training if isinstance(replay.training, Reuse) else None
         self._plan = ReusePlan(reuse, max(1, min(_MAX_DRAW_STEPS, self._ahead // batch_size)), seed)
         self.max_draw_steps = _MAX_DRAW_STEPS
@@ -139,8 +141,17 @@ class QueueSource:
         return next((reader.error for reader in self._readers if reader.error), None)
 
     def metrics(self) -> dict[str, Any]:
-        """Returns `stale_sequences`, dropped so far, and `greatest_policy_lag` that was trained on [versions]."""
-        return {'stale_sequences': self.num_stale, 'greatest_policy_lag': self._greatest_lag}
+        """Returns `stale_sequences`, dropped so far, and `greatest_policy_lag` that was trained on [versions].
+
+        If only episodes of one length are taken, also `other_episodes`, dropped so far.
+        """
+        others = {} if self._episode_steps is None else {'other_episodes': self._num_others}
+        return {'stale_sequences': self.num_stale, 'greatest_policy_lag': self._greatest_lag, **others}
+
+    @property
+    def num_dropped(self) -> int:
+        """Items dropped so far, for any reason."""
+        return self.num_stale + self._num_others
 
     def close(self) -> None:
         """See `BatchSource`."""
@@ -209,13 +220,25 @@ class QueueSource:
         for reader, count in zip(self._readers, self._counts_to_take(), strict=True):
             if count > 0:
                 (items,) = reader.take(count)
-                self._pool = np.concatenate([self._pool, items.numpy()])
+                self._pool = np.concatenate([self._pool, self._whole_episodes(items.numpy())])
                 self._resume()  # data arrive, even if not enough for a batch
         stale = self._is_stale(self._versions(self._pool))
         if np.any(stale):
             self.num_stale += int(np.sum(stale))
             self._pool = self._pool[~stale]
         return len(self._pool) == self._batch_size
+
+    def _whole_episodes(self, items: np.ndarray) -> np.ndarray:
+        """Returns the items [n, T, num_bytes] that are complete episodes of the wanted length, if there is one."""
+        if self._episode_steps is None:
+            return items
+        rows = items[:, : self._episode_steps + 1]
+        types = self._storage.layout.column(rows.reshape(-1, rows.shape[-1]), 'step_type').reshape(rows.shape[:2])
+        wanted = np.full(self._episode_steps + 1, ts.StepType.MID, np.int32)
+        wanted[0], wanted[-1] = ts.StepType.FIRST, ts.StepType.LAST
+        whole = np.all(types == wanted, axis=1)
+        self._num_others += int(np.sum(~whole))
+        return items[whole]
 
     def _counts_to_take(self) -> list[int]:
         """Returns how many items to take from each reader for a batch: alternately one from each that has some."""
