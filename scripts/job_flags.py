@@ -57,6 +57,12 @@ def define(name_flag: tuple[str, str] | None = None) -> None:
         DEFAULT_REPLAY_ADDRESS,
         'HOST:PORT of the replay server: replay_server listens there, collect and train connect to it.',
     )
+    flags.DEFINE_bool(
+        'code_snapshot',
+        False,
+        'Whether train records how the code differs from its git revision, in code_snapshot.md and in TensorBoard: '
+        "this package's checkout and that of the working directory.",
+    )
     if name_flag:
         flags.DEFINE_string(*name_flag, 'Name of this job; its status file and its log are named after it.')
         flags.register_validator(

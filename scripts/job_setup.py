@@ -3,6 +3,7 @@
 import hashlib
 import importlib
 import inspect
+import pathlib
 import shlex
 import sys
 import threading
@@ -11,8 +12,8 @@ from collections.abc import Callable, Sequence
 from absl import flags, logging
 
 from tflearn.config import files, job_config, reader
-from tflearn.launch.code_revision import code_revision
-from tflearn.run_dir import RunDir
+from tflearn.launch.code_revision import code_revision, code_snapshot
+from tflearn.run_dir import RunDir, write_atomically
 
 from . import job_flags, job_process, preflight
 
@@ -54,7 +55,7 @@ def main(
             'connect_timeout_secs': flags.FLAGS.connect_timeout_secs,
             'stop': stop,
             'name': name,
-            'hooks': Hooks(lambda: job_config.save(run_dir, configured.text), lambda: _texts(configured)),
+            'hooks': Hooks(lambda: _save(run_dir, configured), lambda: _texts(configured)),
         }
         arguments = {key: given[key] for key in inspect.signature(function).parameters if key in given}
         statements = [*flags.FLAGS.gin_bindings, *bindings()]
@@ -97,6 +98,13 @@ def plain_main(
         job_process.run(f'tflearn-{job}', job, run, flags.FLAGS.stop_timeout_secs)
 
 
+def _save(run_dir: RunDir, configured: job_config.ConfiguredJob) -> None:
+    """Saves the configuration, and the code's differences from its revision if that is wanted."""
+    job_config.save(run_dir, configured.text)
+    if flags.FLAGS.code_snapshot:
+        write_atomically(run_dir.code_snapshot, code_snapshot([pathlib.Path.cwd()]) + '\n')
+
+
 def _texts(configured: job_config.ConfiguredJob) -> dict[str, str]:
     """Returns the texts for TensorBoard: configuration, code revision, command line."""
     return {
@@ -104,4 +112,5 @@ def _texts(configured: job_config.ConfiguredJob) -> dict[str, str]:
         'run/config_hash': hashlib.sha256(configured.text.encode()).hexdigest()[:16],
         'run/code_revision': code_revision(),
         'run/command_line': f'    {shlex.join(sys.argv)}',
+        **({'run/code_snapshot': code_snapshot([pathlib.Path.cwd()])} if flags.FLAGS.code_snapshot else {}),
     }

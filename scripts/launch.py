@@ -36,6 +36,7 @@ def main() -> None:
             connect_timeout_secs=values.connect_timeout_secs,
             stop_timeout_secs=values.stop_timeout_secs,
             warm_start=values.warm_start,
+            code_snapshot=values.code_snapshot,
         )
     except UserError as error:
         print(f'tflearn-launch: error: {error}', file=sys.stderr)

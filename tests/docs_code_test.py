@@ -85,8 +85,12 @@ assert [list(each.shape) for each in agent._network.trainable_variables[::2]] ==
 """,
     'your-algorithm.md': """
 import tflearn
-run = tflearn.train('own_task.gin', mode='synchronous', gin_bindings=['train.StopConditions.num_train_steps = 100'])
+import own_hooks
+from tests.testing import written_summaries
+run = tflearn.train('own_hooks.gin', mode='synchronous', gin_bindings=['train.StopConditions.num_train_steps = 100'])
 assert run.train_step == 100 and c51_run.train_step == 20
+scalars = written_summaries.scalars(run.run_dir.summaries('train'))
+assert list(scalars['train/own/weights']) == [50, 100] and own_hooks.num_steps.numpy() == 100
 """,
 }
 # The run whose bindings a page's gin blocks change; blocks that include files are complete themselves.

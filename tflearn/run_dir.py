@@ -113,6 +113,7 @@ class RunDir:
       serving_batching: TensorFlow Serving's --batching_parameters_file for this run.
       commands: the commands that start the run's jobs by hand.
       config: the run's gin configuration.
+      code_snapshot: git revisions and differences of the code that runs, if a program was asked for that.
       evaluations: one JSON object per evaluation.
       learning_curve: the learning curve as an image.
       evaluation_image: another name of the learning curve's image.
@@ -134,6 +135,7 @@ class RunDir:
         self.serving_batching = path / 'serving' / 'batching.config'
         self.commands = path / 'commands.txt'
         self.config = path / 'config.gin'
+        self.code_snapshot = path / 'code_snapshot.md'
         self.evaluations = path / 'evaluations.jsonl'
         self.learning_curve = path / 'learning_curve.png'
         self.evaluation_image = path / 'evaluation.png'

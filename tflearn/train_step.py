@@ -1,4 +1,6 @@
-"""The train step: the one counter that schedules, triggers and file names use."""
+"""The train step: the one counter that schedules, triggers and file names use; environment steps, for schedules."""
+
+import weakref
 
 import tensorflow as tf
 
@@ -15,6 +17,39 @@ def create_train_step() -> tf.Variable:
         name='train_step',
         aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
     )
+
+
+class EnvSteps:
+    """The run's environment steps, over all collectors, as far as this process knows; for schedules.
+
+    Attributes:
+      variable: int64 scalar, which `set_env_steps` sets.
+    """
+
+    def __init__(self) -> None:
+        """Begins at 0."""
+        self.variable = tf.Variable(
+            0,
+            dtype=tf.int64,
+            trainable=False,
+            name='env_steps',
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        )
+        _env_steps.add(self)
+
+
+_env_steps: 'weakref.WeakSet[EnvSteps]' = weakref.WeakSet()
+
+
+def env_steps_are_used() -> bool:
+    """Returns whether a schedule of this process follows the environment steps."""
+    return bool(_env_steps)
+
+
+def set_env_steps(value: int) -> None:
+    """Sets the environment steps that schedules of this process follow."""
+    for each in list(_env_steps):
+        each.variable.assign(value)
 
 
 def crossed(interval: int, before: int, after: int) -> bool:

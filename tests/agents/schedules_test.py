@@ -1,6 +1,7 @@
 import pytest
 import tensorflow as tf
 
+from tflearn import train_step
 from tflearn.agents import schedules
 
 
@@ -44,3 +45,16 @@ def test_a_piecewise_schedule_goes_through_its_points():
     for points in ([], [(5, 1.0), (5, 2.0)]):
         with pytest.raises(ValueError, match='with increasing train steps'):
             schedules.piecewise(points)
+
+
+def test_a_schedule_by_env_steps_ignores_train_steps():
+    """Also inside a compiled program."""
+    schedule = schedules.by_env_steps(schedules.linear(1.0, 0.0, 100))
+    assert train_step.env_steps_are_used()
+    compiled = tf.function(schedule)
+    values = []
+    for env_steps in (0, 50, 200):
+        train_step.set_env_steps(env_steps)
+        values.append(float(compiled(tf.constant(7, tf.int64))))
+    assert values == [1.0, 0.5, 0.0]
+    del schedule, compiled

@@ -1,5 +1,6 @@
 """The synchronous job collects and trains alternately: in an exact ratio, with bit-equal results."""
 
+import functools
 import threading
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.testing import jobs, written_summaries
+from tflearn.agents import dqn, schedules
 from tflearn.experience import Experience, Prioritized, Queue
 from tflearn.jobs.collect_settings import CollectOptions
 from tflearn.jobs.policy_exports import ExportOptions
@@ -53,6 +55,27 @@ def assert_same(one, other):
     for name, value in mine.items():
         np.testing.assert_array_equal(value, theirs[name], name)
     assert metrics(one) == metrics(other)
+
+
+def test_totals_and_schedules_by_environment_steps(tmp_path):
+    """The learning rate is 0 after 100 environment steps: from then on weights stay as they are."""
+    rate = schedules.by_env_steps(schedules.piecewise([(100, 1e-2), (101, 0.0)]))
+    make_agent = functools.partial(dqn.make_agent, fc_layer_params=(8,), learning_rate=rate)
+    totals = {'num_checkpoints': 4, 'num_exports': 2, 'num_summaries': 5, 'exports': GREEDY}
+    run_dir = run_synchronously(tmp_path, num_train_steps=160, make_agent=make_agent, **totals)
+    saved = {int(path.stem.partition('-')[2]): path for path in run_dir.checkpoints.glob('ckpt-*.index')}
+    np.testing.assert_allclose(sorted(saved), [80, 120, 160], atol=1)  # at or just after
+    exported = sorted(int(path.name) for path in run_dir.greedy_policy.iterdir() if path.name.isdigit())
+    np.testing.assert_allclose(exported, [0, 80, 160], atol=1)
+    steps = list(written_summaries.scalars(run_dir.summaries('train'))['train/loss'])
+    assert steps == [32, 64, 96, 128, 160]
+    first, middle, last = (
+        [variable.numpy() for variable in tf.saved_model.load(str(run_dir.greedy_policy / str(step))).model_variables]
+        for step in exported
+    )
+    for one, other, another in zip(first, middle, last, strict=True):
+        assert np.any(one != other)
+        np.testing.assert_array_equal(other, another)
 
 
 def test_runs_to_the_end_and_can_be_continued(tmp_path):

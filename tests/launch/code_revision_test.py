@@ -4,7 +4,7 @@ import subprocess
 import pytest
 
 import tflearn
-from tflearn.launch.code_revision import code_revision
+from tflearn.launch.code_revision import code_revision, code_snapshot
 
 VERSION = f'version {tflearn.__version__}'
 
@@ -34,6 +34,19 @@ def test_revision_of_a_checkout_marks_changes(file, tmp_path):
     assert code_revision(file) == revision
     file.write_text('a = 2\n')
     assert code_revision(file) == f'{revision}-dirty'
+
+
+def test_snapshot_has_differences_and_untracked_files(file, tmp_path):
+    revision = git(tmp_path, 'rev-parse', 'HEAD')
+    text = code_snapshot([file.parent])
+    assert f'## {tmp_path.name}\n\nrevision `{revision}`\n\nuntracked: none\n\nno differences' in text
+    file.write_text('a = 2\n')
+    git(tmp_path, 'add', '.')  # staged changes count too
+    (tmp_path / 'notes').write_text('not tracked')
+    text = code_snapshot([file.parent])
+    assert 'untracked: notes' in text and '\n    -a = 1\n    +a = 2' in text
+    assert '... cut: ' in code_snapshot([file.parent], max_chars=20)
+    assert code_snapshot([file.parent, tmp_path]).count(f'## {tmp_path.name}\n') == 1
 
 
 def test_untracked_file_gives_the_version(file):

@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.testing import written_summaries
 from tflearn.distribute import strategies
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
+from tflearn.learner.summaries import SummaryOptions
 from tflearn.learner.train_loop import LoopOptions
+from tflearn.learner.triggers import IntervalTrigger
 from tflearn.run_dir import RunDir
 
 
@@ -21,6 +24,39 @@ def _options(**loop):
 def _values(agent):
     views = tf.train.TrackableView(agent).descendants()
     return [view.numpy() for view in views if isinstance(view, tf.Variable)]
+
+
+def test_own_triggers_are_called_after_all_others(tmp_path, make_agent, make_dataset_fn):
+    calls = []
+
+    def make_triggers(learner):
+        def report(step):
+            calls.append(('own', step, len(learner.agent.policy.variables())))
+            learner.summarize({'own': step})
+
+        return [IntervalTrigger(3, report)]
+
+    options = LearnerOptions(summaries=SummaryOptions(interval_steps=100), make_triggers=make_triggers)
+    given = [IntervalTrigger(3, lambda step: calls.append(('given', step)))]
+    with Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path), triggers=given, options=options) as learner:
+        for _ in range(3):
+            learner.run(2)
+    assert calls == [('given', 4), ('own', 4, 4), ('given', 6), ('own', 6, 4)]
+    assert written_summaries.scalars(RunDir(tmp_path).summaries('train'))['train/own'] == {4: 4, 6: 6}
+
+
+def test_debug_summaries_of_an_agent_are_in_those_of_the_run(tmp_path, make_agent, make_dataset_fn):
+    tags = []
+    for debug in (False, True):
+        run_dir = RunDir(tmp_path / str(debug))
+        options = LearnerOptions(summaries=SummaryOptions(interval_steps=2))
+        with Learner(make_agent(debug_summaries=debug), make_dataset_fn(), run_dir, options=options) as learner:
+            learner.run(2)
+        found = written_summaries.histograms(run_dir.summaries('train'))
+        found |= written_summaries.scalars(run_dir.summaries('train'))
+        tags.append({tag for tag in found if not tag.startswith('gradients/')})
+    assert tags[0] < tags[1]
+    assert any('td_error' in tag for tag in tags[1] - tags[0]), tags[1] - tags[0]
 
 
 @pytest.mark.parametrize('name', ['default', 'mirrored:2'])

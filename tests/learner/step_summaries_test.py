@@ -42,6 +42,25 @@ def test_writes_histograms_of_actions(tmp_path, name):
         assert -bound <= least <= greatest <= bound
 
 
+@pytest.mark.parametrize(
+    ('name', 'parameters'),
+    [('dqn', {'logits': 6 * 2}), ('sac', {'loc': 6 * 2, 'scale': 6 * 2}), ('ppo', {'loc': 6 * 2, 'scale': 6 * 2})],
+)
+def test_writes_histograms_of_the_distributions_parameters(tmp_path, name, parameters):
+    module, specs, experience, _ = AGENTS[name]
+    agent = module.make_agent(specs, create_train_step(), experience)
+    data = example_data.sequences(agent, 6, experience.slicing.sequence_length)
+    found = _write(tmp_path, agent, data, {}, SummaryOptions(actions='distributions'))
+    counts = {tag: values[0][2] for tag, values in found.items() if tag.startswith('distributions/')}
+    assert counts, set(found)
+    assert 'actions/policy' in found
+
+
+def test_rejects_another_kind_of_actions():
+    with pytest.raises(ValueError, match=r"got actions='all'; need True, False or 'distributions'"):
+        SummaryOptions(actions='all')
+
+
 def test_writes_histograms_of_data_without_a_time_dimension(tmp_path):
     agent = dqn.make_agent(example_data.DISCRETE, create_train_step(), dqn.EXPERIENCE)
     data = tf.nest.map_structure(lambda column: column[:, 0], example_data.sequences(agent, 6, 2))

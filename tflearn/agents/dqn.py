@@ -45,6 +45,7 @@ def make_agent(
     huber: bool = True,
     gradient_clipping: float | None = None,
     make_optimizer: optimizers.OptimizerFactory = optimizers.make,
+    debug_summaries: bool = False,
 ) -> Agent:
     """Makes a DQN agent for one discrete action, with n-step returns, n = `experience.slicing.sequence_length` - 1.
 
@@ -74,6 +75,7 @@ def make_agent(
       gradient_clipping: the bound of the global batch's gradient, by default of its norm (see `optimizers.make`); None
         does not clip.
       make_optimizer: makes the optimizer; Adam by default.
+      debug_summaries: whether the steps that are summarized include what TF-Agents' agent writes for debugging.
 
     Raises:
       ValueError: if the action is not one discrete number, the experience is a queue, or there are convolutions and
@@ -113,6 +115,7 @@ def make_agent(
         target_update_tau=target_update_tau,
         td_errors_loss_fn=common.element_wise_huber_loss if huber else common.element_wise_squared_loss,
         gamma=gamma,
+        debug_summaries=debug_summaries,
         train_step_counter=train_step,
     )
 

@@ -46,6 +46,7 @@ def make_agent(
     normalize_returns: bool = True,
     gradient_clipping: float | None = 0.5,
     make_optimizer: optimizers.OptimizerFactory = optimizers.make,
+    debug_summaries: bool = False,
 ) -> Agent:
     """Makes a REINFORCE agent.
 
@@ -71,6 +72,7 @@ def make_agent(
         complete episodes.
       gradient_clipping: the bound of the gradient's norm; None does not clip.
       make_optimizer: makes the optimizer; Adam by default.
+      debug_summaries: whether the steps that are summarized include what TF-Agents' agent writes for debugging.
 
     Raises:
       ValueError: if the action is not supported (see `networks`), the experience is not a
@@ -111,6 +113,7 @@ def make_agent(
         gamma=gamma,
         normalize_returns=normalize_returns,
         action_mask=mask,
+        debug_summaries=debug_summaries,
         train_step_counter=train_step,
     )
 

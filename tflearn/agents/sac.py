@@ -46,6 +46,7 @@ def make_agent(
     initial_log_alpha: float = 0.0,
     gradient_clipping: float | None = None,
     make_optimizer: optimizers.OptimizerFactory = optimizers.make,
+    debug_summaries: bool = False,
     actor_network: network.Network | None = None,
     lstm_size: Sequence[int] | None = None,
     burn_in_steps: int = 10,
@@ -79,6 +80,7 @@ def make_agent(
       gradient_clipping: the bound of the global batch's gradient of the actor, the critics and the temperature each, by
         default of its norm (see `optimizers.make`); None does not clip.
       make_optimizer: makes the three optimizers; Adam by default.
+      debug_summaries: whether the steps that are summarized include what TF-Agents' agent writes for debugging.
       actor_network: observation -> distribution of the action; None makes a tanh-squashed normal one.
       lstm_size: units of the LSTM layers of the actor and of each critic, after a layer of as many units as the first
         of `actor_fc_layer_params`; None is without memory. See `recurrent_sac`.
@@ -121,6 +123,7 @@ def make_agent(
         reward_scale_factor=reward_scale,
         initial_log_alpha=initial_log_alpha,
         target_entropy=entropy,
+        debug_summaries=debug_summaries,
         train_step_counter=train_step,
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tflearn.errors import UserValueError
+from tflearn.train_step import EnvSteps
 
 Schedule = Callable[[tf.Tensor], tf.Tensor]
 
@@ -87,6 +88,27 @@ def piecewise(points: Sequence[tuple[int, float]]) -> Schedule:
             share = tf.clip_by_value((tf.cast(step, tf.float32) - start) / (end - start), 0.0, 1.0)
             result += (values[i + 1] - values[i]) * share
         return result
+
+    return value
+
+
+def by_env_steps(schedule: Schedule) -> Schedule:
+    """Returns a schedule of the run's environment steps, instead of train steps.
+
+    The learner knows them from the collectors' reports, which come once a second, and they stay the same during one
+    call of the compiled program (`Intervals.steps_per_call`); a collector knows them from the newest weights.
+
+    Args:
+      schedule: a function of environment steps, such as `linear(1.0, 0.05, 1_000_000)`.
+
+    Returns:
+      A function that takes the train step, and does not use it.
+    """
+    env_steps = EnvSteps()
+
+    def value(step: tf.Tensor) -> tf.Tensor:
+        del step
+        return schedule(env_steps.variable.read_value())
 
     return value
 

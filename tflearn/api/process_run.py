@@ -27,6 +27,7 @@ def run(
     connect_timeout_secs: float = 300.0,
     stop_timeout_secs: float = 30.0,
     warm_start: bool = True,
+    code_snapshot: bool = False,
 ) -> int:
     """Checks the run's configuration, then runs its jobs until the run has ended.
 
@@ -40,6 +41,7 @@ def run(
       connect_timeout_secs: how long a job waits for another one.
       stop_timeout_secs: how long a job may take to end.
       warm_start: load the jobs' libraries once, in a process that forks the jobs; else each job loads them itself.
+      code_snapshot: record how the code differs from its git revision.
 
     Returns:
       An exit code; see `local.run`.
@@ -52,6 +54,7 @@ def run(
     flags += [f'--gin_bindings={binding}' for binding in gin_bindings]
     flags += [f'--replay_address={replay_address or local.free_address()}']
     flags += [f'--connect_timeout_secs={connect_timeout_secs:g}', f'--stop_timeout_secs={stop_timeout_secs:g}']
+    flags += ['--code_snapshot'] if code_snapshot else []
     topology = local_topology(package=package, flags=flags, num_collectors=num_collectors, warm_start=warm_start)
     from tflearn.config import preview  # Half a second that a wrong flag need not wait for.
     from tflearn.environments import registry

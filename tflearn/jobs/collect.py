@@ -20,7 +20,7 @@ from tflearn.replay import connection, credits, reports
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.replay.writers import ReplayWriter
 from tflearn.run_dir import RunDir, Status
-from tflearn.train_step import create_train_step
+from tflearn.train_step import create_train_step, set_env_steps
 from tflearn.types import ActingPolicy, Agent, AgentFactory, EnvironmentFactory
 from tflearn.waiting import LOG_EVERY_SECS, Stopped
 from tflearn.weights import contract
@@ -138,7 +138,8 @@ def _set_seed(seed: int | None, name: str) -> int | None:
 
 def _pull(weights: Subscriber) -> bool:
     """Assigns new weights if there are any. Returns whether training continues."""
-    weights.pull()
+    if weights.pull():
+        set_env_steps(weights.newest.env_steps)
     return not weights.newest.finished
 
 

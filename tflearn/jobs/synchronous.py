@@ -76,7 +76,7 @@ def synchronous(
     check_counts('', {'num_environments': (num_environments, 1)})
     check_strategy(device.strategy)
     local.check(experience)
-    settings = Settings(intervals, learner_options, exports)
+    settings = Settings(intervals, learner_options, exports).over(stop_conditions.num_train_steps)
     max_env_steps = _least(stop_conditions.max_env_steps, collect_options.max_env_steps)
     stop_conditions = dataclasses.replace(stop_conditions, max_env_steps=max_env_steps)
     if run_outputs.is_done(run_dir):

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 from absl import logging
 
+from tflearn import train_step
 from tflearn.errors import UserValueError
 from tflearn.jobs import run_outputs
 from tflearn.jobs.policy_exports import PolicyExports
@@ -118,7 +119,7 @@ class SynchronousSession:
         self._counted_at = time.monotonic()
         self._reported_at = self._logged_at = 0.0
         self._loss: float | None = None
-        train_step = agent.train_step_counter
+        counter = agent.train_step_counter
         updates = settings.exports.update_interval_steps
         self._learner = Learner(
             agent,
@@ -129,7 +130,7 @@ class SynchronousSession:
                 *([IntervalTrigger(updates, lambda step: self._exports.export_update(step))] if updates else []),
                 *self._summary_triggers(settings.summary_steps),
             ],
-            options=settings.learner_options(lambda: int(train_step.numpy()), self._metrics),
+            options=settings.learner_options(lambda: int(counter.numpy()), self._metrics),
             state={'in_step': self._counts},
         )
         self._earlier = {'env_steps': self._counts.env_steps, 'episodes': self._counts.episodes}
@@ -179,6 +180,7 @@ class SynchronousSession:
 
     def _collect(self) -> None:
         step = self._learner.step
+        train_step.set_env_steps(self._counts.env_steps)
         self._collection.run(1, lambda row: self._replay(row, step), self._counts.env_steps)
         metrics, now = self._collection.metrics, time.monotonic()
         self._counts.env_steps = self._earlier['env_steps'] + metrics.env_steps

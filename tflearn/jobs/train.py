@@ -73,7 +73,7 @@ def train(
         networks, or if no part of the agent computes in `precision`.
     """
     data.check(experience.replay)
-    settings = Settings(intervals, options, exports)
+    settings = Settings(intervals, options, exports).over(stop_conditions.num_train_steps)
     if run_outputs.is_done(run_dir):
         return
     placement = _make_strategy(device)

@@ -75,7 +75,7 @@ def train_offline(
     """
     check_strategy(device.strategy)
     local.check(experience)
-    settings = Settings(intervals, learner_options, exports)
+    settings = Settings(intervals, learner_options, exports).over(stop_conditions.num_train_steps)
     if run_outputs.is_done(run_dir):
         return
     strategies.use_threads(device.inter_op_threads)  # before any other use of TensorFlow
@@ -86,7 +86,7 @@ def train_offline(
             specs = environment_specs(dataset)
             agent = initial_agent.make(make_agent, specs, experience, strategies.make('default'), device.precision)
             settings = dataclasses.replace(settings, preprocess=agent_data.preprocessing(agent))
-            initial_agent.load(agent, initial.checkpoint, initial.prefixes, run_dir)
+            initial_agent.load(agent, initial, run_dir)
             spec = initial_agent.data_spec(agent, experience)
             reader = EpisodeReader(dataset, spec)
             replay = _make_replay(experience, spec, reader, seed)

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
+from tflearn import train_step
 from tflearn.distribute import strategies, workers
 from tflearn.distribute.replica_check import ReplicaConsistency
 from tflearn.jobs import batch_source, run_outputs
@@ -166,6 +167,7 @@ class TrainSession:
             logging.info('policy version %d was published after the checkpoint; continue with %d', newest, newest + 1)
         if self._credits:  # collectors gather the first data while the learner is traced
             self._credits.start(self._reports)
+        self._set_env_steps()
         # Only now are the weights final: a checkpoint may have been restored.
         self._send(learner.step)
         self._export(learner.step)
@@ -232,12 +234,17 @@ class TrainSession:
     def _train(self, steps_per_call: int) -> None:
         start = time.monotonic()
         steps_left = self._stop_conditions.num_train_steps - self._learner.step
+        self._set_env_steps()
         with self._guard(f'a call from train step {self._learner.step}'):
             result = self._learner.run(self._learner.calls(min(steps_per_call, steps_left)))
         self._progress.secs += time.monotonic() - start if self._trained else result.waited_secs
         if result.num_steps:
             self._trained = True
             self._report(result)
+
+    def _set_env_steps(self) -> None:
+        if train_step.env_steps_are_used():
+            train_step.set_env_steps(self._agreement.of_chief(self._reports.env_steps))
 
     def _monitor(self, stop: threading.Event, over: threading.Event) -> None:
         """Polls the replay, and closes the source when training should end, since the learner may wait for data."""

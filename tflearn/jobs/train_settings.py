@@ -10,7 +10,7 @@ from tflearn.experience import Prioritized, Queue, Uniform
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
-from tflearn.learner.summaries import SummarySources
+from tflearn.learner.summaries import SummaryOptions, SummarySources
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,17 +23,39 @@ class Intervals:
       replica_check_interval_steps: train steps between two comparisons of the replicas' variables; None makes none.
       steps_per_call: train steps in one call of the compiled program; at most `publish_interval_steps` are taken. If
         the experience has an `Iteration`, a call is an iteration, after which the weights are published if that is due.
+      num_checkpoints: checkpoints over the run's `num_train_steps`, at equal intervals, instead of
+        `LearnerOptions.checkpoint_interval_steps`.
+      num_exports: exports over the run's `num_train_steps`, instead of `export_interval_steps`, besides that of the
+        first weights. An evaluate job with `EvaluateOptions.follow` = 'each' evaluates every one of them.
+      num_summaries: train steps that are summarized, instead of `SummaryOptions.interval_steps`.
     """
 
     publish_interval_steps: int = 200
     export_interval_steps: int = 2_000
     replica_check_interval_steps: int | None = None
     steps_per_call: int = 200
+    num_checkpoints: int | None = None
+    num_exports: int | None = None
+    num_summaries: int | None = None
 
     def __post_init__(self) -> None:
         for name, value in dataclasses.asdict(self).items():
             if value is not None and value < 1:
-                raise UserValueError(f'got {name}={value}; need at least 1 train step')
+                what = '' if name.startswith('num_') else ' train step'
+                raise UserValueError(f'got {name}={value}; need at least 1{what}')
+
+    def of_total(self, name: str, num_train_steps: int) -> int | None:
+        """Returns the interval [train steps] that a total, such as 'num_exports', gives a run; None without the total.
+
+        Raises:
+          ValueError: if the run has fewer train steps.
+        """
+        total = getattr(self, name)
+        if total is not None and total > num_train_steps:
+            raise UserValueError(
+                f'got Intervals.{name}={total} in a run of num_train_steps={num_train_steps}; need at most as many'
+            )
+        return None if total is None else -(-num_train_steps // total)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,6 +196,28 @@ class Settings:
             raise UserValueError(
                 'got SummarySources.policy_version; need None: the job itself knows the newest version'
             )
+
+    def over(self, num_train_steps: int) -> 'Settings':
+        """Returns these settings with intervals instead of totals, for a run of so many train steps.
+
+        Raises:
+          ValueError: if a total is greater than the number of train steps.
+        """
+        steps = {
+            name: self.intervals.of_total(name, num_train_steps)
+            for name in ('num_checkpoints', 'num_exports', 'num_summaries')
+        }
+        learner, intervals = self.learner, self.intervals
+        if steps['num_checkpoints']:
+            learner = dataclasses.replace(learner, checkpoint_interval_steps=steps['num_checkpoints'])
+        if steps['num_exports']:
+            intervals = dataclasses.replace(intervals, export_interval_steps=steps['num_exports'])
+        if steps['num_summaries']:
+            summaries = dataclasses.replace(
+                learner.summaries or SummaryOptions(), interval_steps=steps['num_summaries']
+            )
+            learner = dataclasses.replace(learner, summaries=summaries)
+        return dataclasses.replace(self, intervals=intervals, learner=learner)
 
     @property
     def summary_steps(self) -> int | None:

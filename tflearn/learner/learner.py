@@ -37,6 +37,8 @@ class LearnerOptions:
       summaries: when summaries are written, and what they contain; None writes none.
       loop: how train steps are taken.
       after_run: called on the host after every call of `run`, with its result, before the triggers.
+      make_triggers: called with the learner when it is made; returns triggers of one's own, which are called after all
+        others (see `learner.triggers`). They can use the learner's `agent`, `step`, `summarize` and `save`.
     """
 
     checkpoint_interval_steps: int | None = 5_000
@@ -45,6 +47,7 @@ class LearnerOptions:
     keep_checkpoint_every_steps: int | None = None
     loop: LoopOptions = dataclasses.field(default_factory=LoopOptions)
     after_run: Callable[[TrainResult], object] | None = None
+    make_triggers: Callable[['Learner'], Sequence[Trigger]] | None = None
 
     def __post_init__(self) -> None:
         value = self.checkpoint_interval_steps
@@ -129,7 +132,8 @@ class Learner:
 
     def _all_triggers(self, triggers: Sequence[Trigger]) -> tuple[Trigger, ...]:
         save = self._options.checkpoint_interval_steps
-        return (*([IntervalTrigger(save, lambda _: self.save())] if save else []), *triggers)
+        own = self._options.make_triggers(self) if self._options.make_triggers else ()
+        return (*([IntervalTrigger(save, lambda _: self.save())] if save else []), *triggers, *own)
 
     def __enter__(self) -> 'Learner':
         return self
@@ -141,6 +145,11 @@ class Learner:
     def step(self) -> int:
         """The train step now."""
         return int(self.train_step.numpy())
+
+    @property
+    def agent(self) -> Agent:
+        """The agent that it trains."""
+        return self._agent
 
     @property
     def waiting_secs(self) -> float:

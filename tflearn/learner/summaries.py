@@ -5,9 +5,10 @@ import dataclasses
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import tensorflow as tf
+from tf_agents.distributions import utils as distributions
 from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories import trajectory
 
@@ -48,7 +49,8 @@ class SummaryOptions:
       first_interval: also summarize every step before the first regular summary.
       flush_secs: longest time until a summary is in the file, as long as more are written.
       max_queue: summaries that may wait to be written to the file.
-      actions: write histograms of the batch's actions, and of those that the agent's policy takes there now.
+      actions: write histograms of the batch's actions, and of those that the agent's policy takes there now;
+        'distributions' also writes the parameters of that policy's distribution there (logits, means, deviations).
       sources: what else they contain.
       profile_steps: (first, last) train step of a trace for TensorBoard's profiler; None: no trace.
     """
@@ -60,7 +62,7 @@ class SummaryOptions:
     first_interval: bool = False
     flush_secs: float = 10.0
     max_queue: int = 100
-    actions: bool = True
+    actions: bool | Literal['distributions'] = True
     sources: SummarySources = SummarySources()
     profile_steps: tuple[int, int] | None = None
 
@@ -79,6 +81,8 @@ class SummaryOptions:
             )
         if self.first_interval and not (self.interval_steps or self.total):
             raise UserValueError('got first_interval=True without an interval; need interval_steps or total')
+        if self.actions not in (True, False, 'distributions'):
+            raise UserValueError(f"got actions={self.actions!r}; need True, False or 'distributions'")
         if self.profile_steps and not 1 <= self.profile_steps[0] <= self.profile_steps[1]:
             raise UserValueError(f'got profile_steps={self.profile_steps}; need (first, last) with 1 <= first <= last')
 
@@ -198,3 +202,19 @@ class StepSummaries:
         with tf.name_scope('actions/'):
             for name, action in flatten_with_names(actions):
                 histograms.write(name, action, step)
+        if self._options.actions == 'distributions':
+            self._write_distributions(time_step, step)
+
+    def _write_distributions(self, time_step: ts.TimeStep, step: tf.Variable) -> None:
+        policy = self._agent.policy
+        while hasattr(policy, 'wrapped_policy'):  # a greedy one has no other parameter than its action
+            policy = policy.wrapped_policy
+        state = policy.get_initial_state(tf.shape(time_step.step_type)[0])
+        found = tf.nest.map_structure(
+            lambda each: distributions.parameters_to_dict(distributions.get_parameters(each), tensors_only=True),
+            policy.distribution(time_step, state).action,
+        )
+        with tf.name_scope('distributions/'):
+            for name, parameter in flatten_with_names(found):
+                if isinstance(parameter, tf.Tensor) and parameter.dtype.is_floating and parameter.shape.rank:
+                    histograms.write(name, parameter, step)
