@@ -112,10 +112,7 @@ def make_agent(
         specs.time_step,
         specs.action,
         critic_network=networks.CriticNetwork((specs.observation, specs.action), critic_fc_layer_params, **encoding),
-        actor_network=actor_network
-        or networks.actor(
-            specs.observation, specs.action, actor_fc_layer_params, continuous=heads.tanh_normal, **encoding
-        ),
+        actor_network=actor_network or _make_actor(specs, actor_fc_layer_params, **encoding),
         **made,
         target_update_tau=target_update_tau,
         target_update_period=target_update_period,
@@ -126,6 +123,10 @@ def make_agent(
         debug_summaries=debug_summaries,
         train_step_counter=train_step,
     )
+
+
+def _make_actor(specs: EnvironmentSpecs, units: Sequence[int], **encoding: Any) -> network.Network:
+    return networks.actor(specs.observation, specs.action, units, continuous=heads.tanh_normal, **encoding)
 
 
 def _make_optimizers(
