@@ -1,4 +1,4 @@
-"""Makes a full model of one train step, or a TFLite model (floats, or int8), from a run's exports.
+"""Makes a full model of one train step, a TFLite model (floats, or int8), or a model for products, of a run's exports.
 
 A full model of a step that has only weights needs train.exports with update_interval_steps. The ranges of int8 are
 fitted on observations of the replay's newest checkpoint, or of --observations.
@@ -13,6 +13,8 @@ from tflearn.run_dir import RunDir, local_path
 
 from . import job_setup, preflight
 
+_PRODUCT = ('names', 'time_step', 'parameters')
+
 
 def define() -> None:
     """Defines the flags of this job."""
@@ -23,6 +25,10 @@ def define() -> None:
     flags.DEFINE_string('output', None, 'Where to write: a new directory, or a file for TFLite; in the run by default.')
     flags.DEFINE_integer('batch_size', None, 'For compilers: a model of this batch size only, at --output.', 1)
     flags.DEFINE_enum('tflite', None, ['float32', 'int8'], 'Converts to TFLite instead of writing a full model.')
+    flags.DEFINE_bool('product', False, 'Makes a model for products; the flags product_... say what is in it.')
+    flags.DEFINE_list('product_names', [], 'Names of inputs and outputs: action=inlining_decision,...')
+    flags.DEFINE_bool('product_time_step', False, 'Whether step_type, reward and discount are inputs too.')
+    flags.DEFINE_bool('product_parameters', False, "Whether the distribution's parameters are outputs too.")
     flags.DEFINE_string('observations', None, 'npz file with arrays [N, ...] by the names of the inputs.')
 
 
@@ -42,6 +48,9 @@ def run(stop: threading.Event) -> None:
 
     names = ('policy', 'train_step', 'output', 'batch_size', 'tflite', 'observations')
     arguments: dict[str, Any] = {name: flags.FLAGS[name].value for name in names}
+    if flags.FLAGS.product:
+        given: dict[str, Any] = {name: flags.FLAGS[f'product_{name}'].value for name in _PRODUCT}
+        arguments['product'] = export.product_options(arguments.pop('batch_size'), **given)
     print(export.export(run_dir=RunDir(flags.FLAGS.root_dir), **arguments))
 
 

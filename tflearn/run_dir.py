@@ -153,6 +153,10 @@ class RunDir:
         """The directory of policy `name`'s exported versions: `<train step>/saved_model.pb` below it."""
         return self.policies / name
 
+    def product(self, name: str) -> pathlib.Path:
+        """The directory of the models for products of policy `name`: `<train step>/` below it."""
+        return self.root / 'products' / name
+
     def tflite(self, name: str, train_step: int, precision: str) -> pathlib.Path:
         """The TFLite model of a version of policy `name`."""
         return self.root / 'tflite' / name / f'{train_step}_{precision}.tflite'

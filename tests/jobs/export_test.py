@@ -24,6 +24,7 @@ from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.train import train
 from tflearn.policies import loader, tflite, updates
 from tflearn.policies.exporter import PolicyExporter
+from tflearn.policies.products import ProductOptions
 from tflearn.replay import stored_rows
 from tflearn.replay.server import ReplayServer
 from tflearn.replay.storage import Storage
@@ -90,6 +91,13 @@ def test_exports_a_quantized_actor(tmp_path):
         example_policies.time_step(policy, 2)._replace(observation=tf.constant(observation[:2]))
     ).action
     np.testing.assert_allclose(serving(observation=tf.constant(observation[:2]))['action'], live, atol=1e-6)
+    product = ProductOptions(2, names={'action': 'torque'}, tflite=False)
+    path = export(run_dir=run_dir, product=product)
+    assert path == run_dir.product('greedy_policy') / '3' and (path.parent / 'latest').resolve() == path
+    torque = tf.saved_model.load(str(path)).signatures['action'](observation=tf.constant(observation[:2]))['torque']
+    np.testing.assert_allclose(torque, live, atol=1e-6)
+    with pytest.raises(ValueError, match='got product=.* with batch_size=2, .*; need product alone'):
+        export(run_dir=run_dir, product=product, batch_size=2, output=str(tmp_path / 'product'))
     other = tmp_path / 'other'
     example_policies.reweigh(policy)
     version = PolicyExporter(policy, other).export(3, {})
@@ -107,6 +115,11 @@ def test_rejects_invalid_arguments(tmp_path):
     np.savez(tmp_path / 'seen.npz', observation=np.zeros((5, 3), np.float32))
     with pytest.raises(ValueError, match=r'got observations of .*float32\[3\].*need .*float32\[4\]'):
         export(run_dir=run_dir, policy='raw_policy', tflite='int8', observations=str(tmp_path / 'seen.npz'))
+    with pytest.raises(ValueError, match='got --product_names=action; need default=name,...'):
+        export_job.product_options(None, ['action', 'logits=scores'], False, False)
+    assert export_job.product_options(None, ['action=torque'], True, False) == ProductOptions(
+        time_step=True, names={'action': 'torque'}
+    )
     with pytest.raises(ValueError, match="need 'float32' or 'int8'"):
         export(run_dir=run_dir, tflite='int4')
 

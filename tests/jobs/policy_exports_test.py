@@ -18,6 +18,7 @@ from tflearn.environments import gymnasium_env
 from tflearn.experience import Experience
 from tflearn.jobs.policy_exports import ExportOptions, PolicyExports
 from tflearn.policies import loader, updates, versions
+from tflearn.policies.products import ProductOptions
 from tflearn.run_dir import RunDir, read_json
 from tflearn.train_step import create_train_step
 from tflearn.types import specs_of
@@ -51,12 +52,31 @@ def test_exports_all_policies_from_one_snapshot(make_agent, name, tmp_path):
     assert {'train_step': 5, **facts, 'config_hash': 'abc', 'code_revision': 'def'}.items() <= metadata.items()
 
 
+def test_makes_a_product_of_each_version_but_the_raw_ones(tmp_path):
+    specs = specs_of(functools.partial(gymnasium_env.make, 'CartPole-v1'))
+    agent = dqn.make_agent(specs, create_train_step(), Experience(), fc_layer_params=(8,))
+    products = ProductOptions(parameters=True, names={'logits': 'q_values'}, tflite=False)
+    options = ExportOptions(('greedy_policy', 'raw_policy'), keep_last=1, products=products)
+    run_dir = RunDir(tmp_path)
+    exports = PolicyExports(agent, run_dir, options, dict)
+    for step in (0, 5):
+        exports.export(step)
+        exports.wait()
+    assert [path.name for path in run_dir.product('greedy_policy').parent.iterdir()] == ['greedy_policy']
+    assert versions.versions(run_dir.product('greedy_policy')) == [5]
+    model = tf.saved_model.load(str(run_dir.product('greedy_policy') / 'latest'))
+    got = model.signatures['action'](observation=tf.zeros([1, 4]))
+    assert np.argmax(got['q_values'], axis=-1) == got['action']
+
+
 def test_rejects_invalid_options():
     for policies in ((), ('best_policy',), 'greedy_policy'):
         with pytest.raises(ValueError, match='need a list of one or more of greedy_policy, collect_policy, raw_policy'):
             ExportOptions(policies)
     with pytest.raises(ValueError, match='got ExportOptions.keep_last=0'):
         ExportOptions(keep_last=0)
+    with pytest.raises(ValueError, match='got ProductOptions.parameters=True and .*; need raw_policy there'):
+        ExportOptions(('greedy_policy',), products=ProductOptions(parameters=True))
 
 
 def test_wait_raises_failed_first_export_unless_a_later_one_succeeds(tmp_path):

@@ -1,16 +1,17 @@
-"""The export job: makes a full model or a TFLite model of one of a run's exported policies."""
+"""The export job: makes a full model, a TFLite model or a product's model of one of a run's exported policies."""
 
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from absl import logging
 
 from tflearn.errors import UserValueError
-from tflearn.policies import fixed_batch, updates, versions
+from tflearn.policies import fixed_batch, products, updates, versions
 from tflearn.policies import tflite as lite
 from tflearn.policies.exporter import OBSERVATION_NAMES
+from tflearn.policies.products import ProductOptions
 from tflearn.replay import stored_rows
 from tflearn.run_dir import RunDir, read_json
 
@@ -28,6 +29,7 @@ def export(
     tflite: str | None = None,
     observations: str | None = None,
     num_observations: int = 500,
+    product: ProductOptions | None = None,
 ) -> pathlib.Path:
     """Writes a model of one train step; for an update (see `policies.updates`) it makes the full model first.
 
@@ -42,13 +44,16 @@ def export(
       observations: npz file with arrays [N, ...] by the names of the inputs, to calibrate int8 and to compare with the
         SavedModel; None takes them from the newest checkpoint of the replay.
       num_observations: the maximum number of observations to use.
+      product: writes a model for products, see `policies.products`, to `output`; None as `output` puts it in
+        `RunDir.product`.
 
     Returns:
       The model's path.
 
     Raises:
-      ValueError: if there is no such step, no observations, `output` exists, or TFLite cannot compute the policy.
-      RuntimeError: if the TFLite model does not act as the SavedModel does; nothing is written then.
+      ValueError: if there is no such step, no observations, `output` exists, TFLite cannot compute the policy, or it
+        does not have what `product` names.
+      RuntimeError: if the TFLite or the product's model does not act as the SavedModel does; nothing is written then.
     """
     if tflite not in (None, 'float32', 'int8'):
         raise UserValueError(f"got tflite={tflite!r}; need 'float32' or 'int8', or None")
@@ -56,17 +61,24 @@ def export(
         raise UserValueError(
             f'got batch_size={batch_size}, output={output}, tflite={tflite}; need at least 1, a path, None'
         )
+    if product is not None and not (batch_size is tflite is observations is None):
+        raise UserValueError(
+            f'got product={product} with batch_size={batch_size}, tflite={tflite}, observations={observations}; need '
+            'product alone; set ProductOptions.batch_size'
+        )
     directory = run_dir.policy(policy)
     step = versions.newest_version(directory) if train_step is None else train_step
     if step is None:
         raise UserValueError(f'got no policy in {directory}; need one that the train job has exported')
     version = directory / str(step)
-    if tflite is None and batch_size is None:
+    if tflite is None and batch_size is None and product is None:
         version = updates.materialise(directory, step, pathlib.Path(output) if output else None)
         logging.info('the full model of step %d is %s', step, version)
         return version
     if not versions.is_complete(version):
         version = updates.materialise(directory, step)
+    if product is not None:
+        return _product(run_dir, version, pathlib.Path(output) if output else None, product)
     if tflite is None:
         path = pathlib.Path(str(output))
         fixed_batch.save(version, int(batch_size or 1), path)
@@ -83,6 +95,27 @@ def export(
     logging.info(
         '%s: %d bytes; compared with the SavedModel on %d observations: %s', path, len(model), _len(given), comparison
     )
+    return path
+
+
+def product_options(batch_size: int | None, names: Sequence[str], time_step: bool, parameters: bool) -> ProductOptions:
+    """Returns the options of flags; `names` are 'default=name'. Raises ValueError if they do not fit."""
+    if wrong := [name for name in names if name.count('=') != 1]:
+        raise UserValueError(f'got --product_names={",".join(wrong)}; need default=name,...')
+    given = dict(name.split('=') for name in names)
+    return ProductOptions(batch_size or 1, time_step=time_step, parameters=parameters, names=given)
+
+
+def _product(
+    run_dir: RunDir, version: pathlib.Path, output: pathlib.Path | None, options: ProductOptions
+) -> pathlib.Path:
+    path = output or run_dir.product(version.parent.name) / version.name
+    raw = run_dir.policy('raw_policy')
+    if options.parameters and version.parent != raw and updates.is_complete(updates.folder(raw) / version.name):
+        updates.materialise(raw, int(version.name))
+    products.save(version, path, options, raw / version.name)
+    if output is None:
+        versions.point_latest(path.parent)
     return path
 
 

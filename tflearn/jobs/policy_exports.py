@@ -11,12 +11,15 @@ from tf_agents.policies import greedy_policy, tf_policy
 
 from tflearn.background import Background
 from tflearn.errors import UserValueError
+from tflearn.policies import products, versions
 from tflearn.policies.exporter import PolicyExporter
+from tflearn.policies.products import ProductOptions
 from tflearn.run_dir import RunDir
 from tflearn.types import Agent
 
 _WAIT_SECS = 600.0
 _FAILURES = (OSError, RuntimeError, FloatingPointError, tf.errors.OpError)
+_RAW = 'raw_policy'
 _TEXTS = ('run/config_hash', 'run/code_revision')
 
 
@@ -30,12 +33,15 @@ class ExportOptions:
       keep_last: the number of versions of each policy that are kept, besides the best by evaluation.
       update_interval_steps: train steps between two weights-only updates, see `policies.updates`; None makes none.
       keep_updates: the number of updates of each policy that are kept.
+      products: the models for products that are made of each version but those of the raw policy, in
+        `RunDir.product`; None makes none.
     """
 
     policies: tuple[str, ...] = ('greedy_policy', 'collect_policy', 'raw_policy')
     keep_last: int = 5
     update_interval_steps: int | None = None
     keep_updates: int = 100
+    products: ProductOptions | None = None
 
     def __post_init__(self) -> None:
         if not self.policies or not set(self.policies) <= _POLICIES.keys() or isinstance(self.policies, str):
@@ -46,6 +52,10 @@ class ExportOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserValueError(f'got ExportOptions.{name}={value}; need at least 1')
+        if self.products and self.products.parameters and _RAW not in self.policies:
+            raise UserValueError(
+                f'got ProductOptions.parameters=True and ExportOptions.policies={self.policies!r}; need {_RAW} there'
+            )
 
 
 def _greedy(agent: Agent) -> tf_policy.TFPolicy:
@@ -91,7 +101,7 @@ class PolicyExports:
             PolicyExporter(_POLICIES[name](agent), run_dir.policy(name), options.keep_last, options.keep_updates)
             for name in options.policies
         ]
-        self._facts = facts
+        self._run_dir, self._options, self._facts = run_dir, options, facts
         self._texts = functools.cache(lambda: {tag.partition('/')[2]: texts().get(tag) for tag in _TEXTS})
         self._full, self._updates = Background('policy_exports'), Background('policy_updates')
 
@@ -141,10 +151,23 @@ class PolicyExports:
         facts = {**self._facts(), **self._texts()}
         first = not update and not all(exporter.checked for exporter in self._exporters)
         works = [exporter.snapshot(step, facts, update) for exporter in self._exporters]
+        if self._options.products and not update:
+            works += [
+                functools.partial(self._make_product, name, step) for name in self._options.policies if name != _RAW
+            ]
         background.submit(lambda: _all(works))
         if first:  # it is compared with the live policy, which must not be trained meanwhile
             background.join(_WAIT_SECS)
             background.raise_failure(but=(OSError, tf.errors.OpError))
+
+    def _make_product(self, policy: str, step: int) -> None:
+        output = self._run_dir.product(policy) / str(step)
+        if self._options.products and not output.exists():
+            versions.remove_leftovers(output.parent)
+            raw = self._run_dir.policy(_RAW) / str(step)
+            products.save(self._run_dir.policy(policy) / str(step), output, self._options.products, raw)
+            versions.point_latest(output.parent)
+            versions.prune(output.parent, self._options.keep_last)
 
 
 def _all(works: list[Callable[[], None]]) -> None:

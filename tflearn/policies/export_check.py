@@ -39,7 +39,7 @@ class ExportCheck:
         """
         self._live, self._signatures, self._files = live, signatures, files
         self._program = action_program(live)
-        self._exact = not _is_stochastic(self._program)
+        self._exact = not is_stochastic(self._program)
         self._rounding = _ROUNDING if tf.nest.flatten(policy.policy_state_spec) else 0.0
         self._inputs = _inputs(live, policy)
         leaves = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten([*self._inputs.values()])]
@@ -71,7 +71,7 @@ class ExportCheck:
             flat, _ = program.structured_input_signature
             named = {spec.name: tf.constant(leaves[spec.name], spec.dtype) for spec in tf.nest.flatten(flat)}
             expected, got = function(*named.values()), exported.signatures[name](**named)
-            self._check_same(f'the signature {name}', expected, got, not _is_stochastic(program))
+            self._check_same(f'the signature {name}', expected, got, not is_stochastic(program))
         self._loaded = exported
 
     def compare_later(self, path: pathlib.Path, weights: Sequence[tf.Tensor], actions: Sequence[tf.Tensor]) -> None:
@@ -114,7 +114,7 @@ def _call(program: Any, leaves: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 def _inputs(live: Any, policy: Any) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     specs = {name: getattr(policy.time_step_spec, name) for name in ('reward', 'discount', 'observation')}
-    drawn = tf.nest.map_structure(lambda leaf: _draw(leaf, rng), plain_nests.to_plain(specs))
+    drawn = tf.nest.map_structure(lambda leaf: draw(leaf, rng, _BATCH_SIZE), plain_nests.to_plain(specs))
     if mask := mask_of(policy):
         paths = leaf_paths(specs['observation'])
         names = plain_nests.names_in_order(specs['observation'], 'observation')
@@ -143,21 +143,21 @@ def _text(tensor: tf.Tensor) -> str:
         return ' '.join(repr(tensor.numpy()).split())
 
 
-def _draw(spec: Any, rng: np.random.Generator) -> np.ndarray:
-    """Draws moderate numbers within the bounds of `spec`, [_BATCH_SIZE, ...]."""
+def draw(spec: Any, rng: np.random.Generator, batch_size: int) -> np.ndarray:
+    """Draws moderate numbers within the bounds of `spec`, [batch_size, ...]."""
     # An integer without bounds may be an index, so only 0 and 1 are safe.
     default_low, default_high = (0, 1) if spec.dtype.is_integer else (-10, 10)
     low, high = (
         np.clip(extreme, getattr(spec, 'minimum', default_low), getattr(spec, 'maximum', default_high))
         for extreme in (-10, 10)
     )
-    shape = [_BATCH_SIZE, *spec.shape]
+    shape = [batch_size, *spec.shape]
     integer = spec.dtype.is_integer
     drawn: np.ndarray = rng.integers(low, high, shape, endpoint=True) if integer else rng.uniform(low, high, shape)
     return drawn.astype(spec.dtype.as_numpy_dtype)
 
 
-def _is_stochastic(function: Any) -> bool:
+def is_stochastic(function: Any) -> bool:
     """Returns whether a concrete function draws random numbers."""
     graph = function.graph.as_graph_def()
     nodes = [*graph.node, *(node for definition in graph.library.function for node in definition.node_def)]

@@ -28,20 +28,21 @@ def inputs(version: pathlib.Path) -> dict[str, tf.TensorSpec]:
     return named
 
 
-def convert(version: pathlib.Path, calibration: Arrays | None = None) -> bytes:
+def convert(version: pathlib.Path, calibration: Arrays | None = None, signature: str = signatures.DEFAULT) -> bytes:
     """Converts an exported version.
 
     Args:
       calibration: typical inputs [N, ...] by name, from which int8 quantisation takes its ranges. The dtypes of inputs
         and outputs do not change. None keeps floats.
+      signature: the function to convert.
 
     Raises:
       ValueError: if TFLite lacks an operation of the policy.
     """
-    converter = tf.lite.TFLiteConverter.from_saved_model(str(version), [signatures.DEFAULT])
+    converter = tf.lite.TFLiteConverter.from_saved_model(str(version), [signature])
     if calibration is not None:
         converter.optimizations = [tf.lite.Optimize.DEFAULT]
-        converter.representative_dataset = lambda: ((signatures.DEFAULT, row) for row in _rows(calibration))
+        converter.representative_dataset = lambda: ((signature, row) for row in _rows(calibration))
     try:
         model: bytes = converter.convert()
     except Exception as error:  # the parts of the converter raise their own classes
@@ -88,11 +89,9 @@ def compare(model: bytes, version: pathlib.Path, given: Arrays, precision: str) 
     return metrics
 
 
-def run(model: bytes, given: Arrays) -> dict[str, np.ndarray]:
+def run(model: bytes, given: Arrays, signature: str = signatures.DEFAULT) -> dict[str, np.ndarray]:
     """Returns the outputs of a converted model, by name, for inputs [N, ...] by name."""
-    outputs: dict[str, np.ndarray] = tf.lite.Interpreter(model_content=model).get_signature_runner(signatures.DEFAULT)(
-        **given
-    )
+    outputs: dict[str, np.ndarray] = tf.lite.Interpreter(model_content=model).get_signature_runner(signature)(**given)
     return outputs
 
 

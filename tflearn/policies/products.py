@@ -1,0 +1,309 @@
+"""Models of exported policies for products: one batch size, tensors with chosen names, parameters of distributions.
+
+    <output>/saved_model.pb variables/     one signature; the graph's inputs are named `<signature>_<input>`
+            /output_spec.json              the outputs as LLVM's model runners read them, the action first
+            /model.tflite                  the same function
+            /policy_specs.pbtxt metadata.json     those of the version from which the model is made
+
+A greedy policy acts by the mode; any other draws its actions by operations that TFLite and XLA have.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.protobuf import saved_model_pb2
+from tf_agents.policies import policy_saver
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import time_step as ts
+
+from tflearn.errors import UserValueError, check_at_least
+from tflearn.policies import plain_nests, signatures, tflite, versions
+from tflearn.policies.export_check import draw, is_stochastic
+
+OUTPUT_SPEC = 'output_spec.json'
+TFLITE = 'model.tflite'
+
+_NAME = re.compile(r'[A-Za-z][A-Za-z0-9_]*')
+_NUM_COMPARED = 16
+_TOLERANCE = 1e-5
+# LLVM's names of the types of tensors.
+_TYPES = {
+    tf.float32: 'float',
+    tf.float64: 'double',
+    **{getattr(tf, f'{sign}int{bits}'): f'{sign}int{bits}_t' for sign in ('', 'u') for bits in (8, 16, 32, 64)},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ProductOptions:
+    """What the model of a policy for a product takes and returns.
+
+    Attributes:
+      batch_size: the size of all batches.
+      signature: the signature's name, with which the names of the graph's inputs begin.
+      time_step: whether step_type, reward and discount are inputs too; otherwise every step is one within an episode.
+      parameters: whether the parameters of the action's distribution (logits, or loc and scale_diag) are outputs too.
+        Those of a greedy policy are the parameters of the raw policy at the same train step, whose mode it takes.
+      names: names of one's own for inputs and outputs, by their default names: the path of an input in the observation,
+        joined with '_' ('observation' for a single tensor), 'step_type', 'reward', 'discount', 'action', 'logits', ...
+      tflite: whether to write a TFLite model too.
+    """
+
+    batch_size: int = 1
+    signature: str = 'action'
+    time_step: bool = False
+    parameters: bool = False
+    names: Mapping[str, str] | None = None
+    tflite: bool = True
+
+    def __post_init__(self) -> None:
+        check_at_least(1, **{'ProductOptions.batch_size': self.batch_size})
+        chosen = [self.signature, *(self.names or {}).values()]
+        if wrong := [name for name in chosen if not _NAME.fullmatch(name)]:
+            raise UserValueError(
+                f'got the names {", ".join(map(repr, wrong))}; need letters, digits and "_", a letter first'
+            )
+
+
+def save(version: pathlib.Path, output: pathlib.Path, options: ProductOptions, raw: pathlib.Path | None = None) -> None:
+    """Makes the model of an exported version, compares it with the version, and renames it to `output`.
+
+    Args:
+      version: a complete version.
+      output: the model's path.
+      options: see `ProductOptions`.
+      raw: the version of the raw policy at the same train step, for the parameters of a greedy policy.
+
+    Raises:
+      ValueError: if `output` exists, a name in the options is none of the model's or is given twice, the policy has no
+        such parameters, or TFLite lacks an operation.
+      RuntimeError: if the model acts otherwise than the version; nothing is written then.
+    """
+    if output.exists():
+        raise UserValueError(f'got output={output}, which exists; need a new path; choose another')
+    product = _Product(version, options, raw)
+    written = versions.temporary(output.parent, output.name)
+    try:
+        tf.saved_model.save(product.module, str(written), signatures={options.signature: product.function})
+        product.compare(tf.saved_model.load(str(written)).signatures[options.signature])
+        outputs = _output_spec(written, options.signature, product.outputs)
+        (written / OUTPUT_SPEC).write_text(json.dumps(outputs, indent=2) + '\n')
+        if options.tflite:
+            model = tflite.convert(written, signature=options.signature)
+            _check_names(model, outputs)
+            if product.exact:
+                product.compare(lambda **given: tflite.run(model, given, options.signature))
+            (written / TFLITE).write_bytes(model)
+        for name in (policy_saver.POLICY_SPECS_PBTXT, versions.METADATA):
+            shutil.copyfile(version / name, written / name)
+        os.rename(written, output)
+    except BaseException:
+        versions.remove(written)
+        raise
+
+
+class _Product:
+    """The function of a product's model.
+
+    Attributes:
+      function: a `tf.function` of named tensors, which returns a dict of tensors.
+      module: what the function needs.
+      outputs: the names of the outputs, the action first.
+      exact: whether the policy is deterministic.
+    """
+
+    def __init__(self, version: pathlib.Path, options: ProductOptions, raw: pathlib.Path | None):
+        specs_file = version / policy_saver.POLICY_SPECS_PBTXT
+        if not specs_file.is_file():
+            raise UserValueError(f'got the version {version} without {specs_file.name}; need one of this tflearn')
+        specs = tensor_spec.from_pbtxt_file(str(specs_file))
+        data, state = specs['collect_data_spec'], specs['policy_state_spec']
+        self._version, self._policy, self._options = version, tf.saved_model.load(str(version)), options
+        self.exact = not is_stochastic(signatures.action_program(self._policy))
+        self._parameters = self._parameters_function(raw)
+        self.module = tf.Module(name='policy')
+        self.module.policies = [self._policy if self._parameters is None else self._parameters]
+        self._action_specs = plain_nests.flat_dict({'action': plain_nests.to_plain(data.action)})
+        self._specs = {
+            'observation': plain_nests.to_plain(data.observation),
+            'policy_state': plain_nests.to_plain(state),
+            **{name: getattr(data, name) for name in ('step_type', 'reward', 'discount') if options.time_step},
+        }
+        self._reward = data.reward
+        self._inputs = self._named(_flat_inputs(self._specs))
+        self.function = tf.function(self._call, input_signature=self._signature(), autograph=False)
+        made = self.function.get_concrete_function().structured_outputs
+        self._check_names(made)
+        actions = [self._name(name) for name in self._action_specs]
+        self.outputs = [*actions, *sorted(made.keys() - set(actions))]
+
+    def compare(self, function: Callable[..., Mapping[str, Any]]) -> None:
+        """Compares a model's function with the version, on random observations.
+
+        Raises:
+          RuntimeError: if they act differently; for a stochastic policy, if shapes or dtypes differ.
+        """
+        rng = np.random.default_rng(0)
+        size = self._options.batch_size
+        for _ in range(-(-_NUM_COMPARED // size)):
+            given = {name: draw(spec, rng, size) for name, spec in self._inputs.items()}
+            got = function(**{name: tf.constant(array) for name, array in given.items()})
+            step = self._step(given)
+            for name, expected in plain_nests.flat_dict({'action': step['action']}).items():
+                action, need = np.asarray(got[self._name(name)]), expected.numpy()
+                same = (action.shape, action.dtype) == (need.shape, need.dtype)
+                if not same or (self.exact and not np.allclose(action, need, rtol=_TOLERANCE, atol=_TOLERANCE)):
+                    raise RuntimeError(f'got {action!r} as {name} of the model of {self._version}; need {need!r}')
+
+    def _parameters_function(self, raw: pathlib.Path | None) -> Any:
+        """Returns the model with the distribution from which actions are made; None if actions are the version's."""
+        needed = self._options.parameters
+        if self.exact and not needed:
+            return None
+        path = raw if self.exact else self._version
+        if path is None or not versions.is_complete(path):
+            raise UserValueError(
+                f'got parameters=True for the greedy policy {self._version}, and no raw policy at {path}; need it of '
+                "the same train step; export 'raw_policy' too"
+            )
+        model = self._policy if path == self._version else tf.saved_model.load(str(path))
+        has = hasattr(model, 'distribution')
+        kinds = _leaves(model.distribution.get_concrete_function().structured_outputs['distribution']) if has else []
+        if kinds and all(set(kind) in ({'logits'}, {'loc', 'scale_diag'}) for kind in kinds):
+            return model
+        if needed:
+            found = ', '.join(sorted({name for kind in kinds for name in kind})) or 'no parameters'
+            raise UserValueError(
+                f'got parameters=True for the policy {path}, whose distribution has {found}; need logits, or loc and '
+                'scale_diag; leave parameters out'
+            )
+        return None
+
+    def _name(self, default: str) -> str:
+        return (self._options.names or {}).get(default, default)
+
+    def _named(self, leaves: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns leaves by the names of the model. Raises ValueError if two have the same name."""
+        named = {self._name(name): leaf for name, leaf in leaves.items()}
+        if len(named) < len(leaves):
+            raise UserValueError(f'got names={self._options.names}, which give several inputs one name; choose others')
+        return named
+
+    def _check_names(self, outputs: Mapping[str, Any]) -> None:
+        chosen = self._options.names or {}
+        there = {*self._inputs, *outputs}
+        unknown = [name for name in chosen if chosen[name] not in there]
+        if unknown or len(outputs) < self._num_outputs:
+            defaults = sorted(there - set(chosen.values()) | set(chosen) - set(unknown))
+            raise UserValueError(
+                f'got names for {", ".join(unknown) or "two outputs that are equal"}; the inputs and outputs of the '
+                f'model are {", ".join(defaults)}'
+            )
+
+    def _signature(self) -> list[tf.TensorSpec]:
+        size = self._options.batch_size
+        return [tf.TensorSpec([size, *spec.shape], spec.dtype, name) for name, spec in self._inputs.items()]
+
+    def _fields(self, given: Mapping[str, Any]) -> list[Any]:
+        """Returns the arguments of an exported policy's functions from the named inputs."""
+        size = self._options.batch_size
+        nests = tf.nest.pack_sequence_as(self._specs, [given[name] for name in self._inputs])
+        zeros = tf.nest.map_structure(lambda spec: tf.zeros([size, *spec.shape], spec.dtype), self._reward)
+        missing = {'step_type': tf.fill([size], ts.StepType.MID), 'reward': zeros, 'discount': tf.ones([size])}
+        fields = {**missing, **nests}
+        return [fields[name] for name in (*ts.TimeStep._fields, 'policy_state')]
+
+    def _step(self, given: Mapping[str, Any]) -> Any:
+        return self._policy.action(*self._fields({name: tf.constant(value) for name, value in given.items()}))
+
+    def _call(self, *tensors: tf.Tensor) -> dict[str, tf.Tensor]:
+        # With a seed that was set before, every process would draw the same numbers.
+        tf.random.set_seed(None)
+        fields = self._fields(dict(zip(self._inputs, tensors, strict=True)))
+        if self._parameters is None:
+            step = self._policy.action(*fields)
+            made = {'action': step['action'], 'policy_state': step['policy_state']}
+            outputs = plain_nests.flat_dict(made)
+        else:
+            step = self._parameters.distribution(*fields)
+            choose = _mode if self.exact else _sample
+            kinds = zip(self._action_specs.items(), _leaves(step['distribution']), strict=True)
+            outputs = plain_nests.flat_dict({'policy_state': step['policy_state']})
+            for (name, spec), kind in kinds:
+                outputs[name] = choose(kind, spec)
+                suffix = name.removeprefix('action')
+                outputs |= {f'{key}{suffix}': kind[key] for key in kind if self._options.parameters}
+        self._num_outputs = len(outputs)
+        size = self._options.batch_size
+        return {self._name(name): tf.ensure_shape(value, [size, *value.shape[1:]]) for name, value in outputs.items()}
+
+
+def _flat_inputs(specs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the specs by their default names, in the order of `tf.nest.flatten`."""
+    leaves: dict[str, Any] = {}
+    for name in sorted(specs):
+        prefix = '' if name == 'observation' else name
+        for path, leaf in plain_nests.flat(specs[name], prefix):
+            key = path or 'observation'
+            if key in leaves:
+                raise UserValueError(f'got two inputs named {key}; need names of their own; rename a key of the spec')
+            leaves[key] = leaf
+    return leaves
+
+
+def _leaves(distribution: Any) -> list[dict[str, Any]]:
+    """Returns the parameters of each distribution of a nest of dicts of parameters."""
+    if isinstance(distribution, Mapping):
+        if any(isinstance(value, tf.Tensor | tf.TensorSpec) for value in distribution.values()):
+            return [dict(distribution)]
+        return [leaf for key in sorted(distribution) for leaf in _leaves(distribution[key])]
+    if isinstance(distribution, list | tuple):
+        return [leaf for value in distribution for leaf in _leaves(value)]
+    return [{'?': distribution}]
+
+
+def _mode(parameters: Mapping[str, tf.Tensor], spec: Any) -> tf.Tensor:
+    if 'loc' in parameters:
+        return parameters['loc']
+    return tf.argmax(parameters['logits'], axis=-1, output_type=spec.dtype) + tf.cast(spec.minimum.min(), spec.dtype)
+
+
+def _sample(parameters: Mapping[str, tf.Tensor], spec: Any) -> tf.Tensor:
+    if 'loc' in parameters:
+        loc = parameters['loc']
+        return loc + parameters['scale_diag'] * tf.random.normal(tf.shape(loc), dtype=loc.dtype)
+    logits = parameters['logits']
+    flat = tf.reshape(logits, [-1, logits.shape[-1]])
+    drawn = tf.reshape(tf.random.categorical(flat, 1, spec.dtype), tf.shape(logits)[:-1])
+    return drawn + tf.cast(spec.minimum.min(), spec.dtype)
+
+
+def _output_spec(path: pathlib.Path, signature: str, names: list[str]) -> list[dict[str, Any]]:
+    """Returns the content of output_spec.json: the logging name, and the tensor in the graph of the SavedModel."""
+    saved = saved_model_pb2.SavedModel.FromString((path / tf.saved_model.SAVED_MODEL_FILENAME_PB).read_bytes())
+    outputs = saved.meta_graphs[0].signature_def[signature].outputs
+    specs = []
+    for name in names:
+        tensor, _, port = outputs[name].name.partition(':')
+        dtype = tf.as_dtype(outputs[name].dtype)
+        if dtype not in _TYPES:
+            raise UserValueError(f'got the output {name} of {dtype.name}; need integers or floats of 32 or 64 bits')
+        shape = [dim.size for dim in outputs[name].tensor_shape.dim]
+        tensor_spec_ = {'name': tensor, 'port': int(port or 0), 'type': _TYPES[dtype], 'shape': shape}
+        specs.append({'logging_name': name, 'tensor_spec': tensor_spec_})
+    return specs
+
+
+def _check_names(model: bytes, outputs: list[dict[str, Any]]) -> None:
+    found = {tensor['name'] for tensor in tf.lite.Interpreter(model_content=model).get_output_details()}
+    wanted = {f'{each["tensor_spec"]["name"]}:{each["tensor_spec"]["port"]}' for each in outputs}
+    if found != wanted:
+        raise RuntimeError(f'got the outputs {sorted(found)} of the TFLite model; need {sorted(wanted)}')
