@@ -30,6 +30,7 @@ SECTIONS = (
         rf'{AGENTS}(optimizers\.make|schedules\.[a-z]\w+)',
         {'train_step', 'learning_rate', 'gradient_clipping', 'per_replica_batch_size', 'name'},
     ),
+    ('Networks', r'tflearn\.networks\.\w+\.(make_network|from_\w+)', {'spec', 'name'}),
     (
         'Environments',
         rf'{ENVIRONMENTS}(tasks\.)?\w+\.(make|record|from_dm_env)',
