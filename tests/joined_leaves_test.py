@@ -1,6 +1,7 @@
 import numpy as np
 import tensorflow as tf
 
+from tflearn import joined_leaves
 from tflearn.joined_leaves import JoinedLeaves
 
 SPEC = {
@@ -48,3 +49,27 @@ def test_nothing_to_join():
     for spec in (tf.TensorSpec((3,), tf.float32), (tf.TensorSpec((3,), tf.float32), tf.TensorSpec((), tf.float32))):
         joined = JoinedLeaves(spec)
         assert not joined.joins and joined.specs == tf.nest.flatten(spec)
+
+
+def operations(function, *shapes):
+    specs = [tf.TensorSpec(shape, tf.float32) for shape in shapes]
+    graph = tf.function(function, autograph=False).get_concrete_function(*specs).graph
+    return {operation.type for operation in graph.get_operations()}
+
+
+def test_what_was_divided_is_joined_without_an_operation():
+    joined = JoinedLeaves((tf.TensorSpec((1,), tf.float32), tf.TensorSpec((2,), tf.float32)))
+    numbers = JoinedLeaves((tf.TensorSpec((), tf.float32), tf.TensorSpec((), tf.float32)))
+    assert 'ConcatV2' not in operations(lambda x: joined.join(joined.divide([x])), (None, 3))
+    assert 'Pack' not in operations(lambda x: numbers.join(numbers.divide([x])), (None, 2))
+    cases = {
+        'reversed': lambda x: joined_leaves.concat(tf.split(x, [1, 3], axis=-1)[::-1]),
+        'a part': lambda x: joined_leaves.concat(tf.split(x, [1, 1, 2], axis=-1)[:2]),
+        'another axis': lambda x: joined_leaves.concat(tf.split(x, [2, 2], axis=0)),
+        'two': lambda x: joined_leaves.concat([tf.split(x, [1, 3], axis=-1)[0], tf.split(2 * x, [1, 3], axis=-1)[1]]),
+        'numbers of another axis': lambda x: joined_leaves.stack(tf.unstack(x, 4, axis=0)),
+    }
+    random = tf.random.stateless_uniform((4, 4), (1, 2))
+    for name, function in cases.items():
+        assert operations(function, (4, 4)) & {'ConcatV2', 'Pack'}, name
+        np.testing.assert_array_equal(tf.function(function, autograph=False)(random), function(random), name)

@@ -1,6 +1,8 @@
 """JoinedLeaves: small tensors of a nest joined to few, since each operation takes a microsecond, whatever it does."""
 
+import functools
 import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,6 +10,38 @@ import tensorflow as tf
 from tf_agents.typing import types
 
 _MAX_NUMBERS = 256  # of a leaf; copies of larger ones would cost more than they save
+
+
+def concat(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns tensors [..., n] joined along their last axis, without an operation if a split has just made them."""
+    if len(tensors) == 1:
+        return tensors[0]
+    whole = _divided(tensors, 'SplitV')
+    return tf.concat(tensors, axis=-1) if whole is None else whole
+
+
+def stack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns tensors [...] as one [..., their number], without an operation if an unstack has just made them."""
+    whole = _divided(tensors, 'Unpack')
+    return tf.stack(tensors, axis=-1) if whole is None else whole
+
+
+def _divided(tensors: Sequence[tf.Tensor], kind: str) -> tf.Tensor | None:
+    """Returns the tensor that one operation of `kind` divided into exactly these along its last axis; else None."""
+    if tf.executing_eagerly() or any(not tf.is_symbolic_tensor(tensor) for tensor in tensors):
+        return None
+    operation = tensors[0].op
+    if operation.type != kind or len(operation.outputs) != len(tensors):
+        return None
+    if any(tensor.op is not operation or tensor.value_index != i for i, tensor in enumerate(tensors)):
+        return None
+    whole = operation.inputs[0]
+    axis = operation.get_attr('axis') if kind == 'Unpack' else tf.get_static_value(operation.inputs[2])
+    return whole if axis in (-1, whole.shape.rank - 1) else None
+
+
+def _is_small(shape: tf.TensorShape) -> bool:
+    return shape.is_fully_defined() and shape.rank < 2 and shape.num_elements() <= _MAX_NUMBERS
 
 
 class JoinedLeaves:
@@ -20,10 +54,7 @@ class JoinedLeaves:
     def __init__(self, spec: types.NestedTensorSpec):
         """Takes a nest of the specs of the leaves, without outer dimensions."""
         leaves = tf.nest.flatten(spec)
-        kinds = [
-            (leaf.dtype, leaf.shape.rank) if leaf.shape.rank < 2 and leaf.shape.num_elements() <= _MAX_NUMBERS else (i,)
-            for i, leaf in enumerate(leaves)
-        ]
+        kinds = [(leaf.dtype, leaf.shape.rank) if _is_small(leaf.shape) else (i,) for i, leaf in enumerate(leaves)]
         self._spec, self._leaves = spec, leaves
         self._runs = [[i for i, _ in run] for _, run in itertools.groupby(enumerate(kinds), lambda item: item[1])]
         self.joins = len(self._runs) < len(leaves)
@@ -43,20 +74,23 @@ class JoinedLeaves:
 
     def join(self, nest: Any) -> list[tf.Tensor]:
         """Returns the joined tensors [..., *shape] of a nest of tensors [..., *spec]."""
-        return self._join(tf.nest.flatten(nest), tf.stack, tf.concat)
+        return self._join(tf.nest.flatten(nest), stack, concat)
 
     def join_arrays(self, nest: Any) -> list[np.ndarray]:
         """Returns the same for numpy arrays."""
-        return self._join(tf.nest.flatten(nest), np.stack, np.concatenate)
+        last = {'axis': -1}
+        return self._join(
+            tf.nest.flatten(nest), functools.partial(np.stack, **last), functools.partial(np.concatenate, **last)
+        )
 
-    def _join(self, leaves: list[Any], stack: Any, concat: Any) -> list[Any]:
+    def _join(self, leaves: list[Any], of_numbers: Callable[..., Any], of_vectors: Callable[..., Any]) -> list[Any]:
         joined = []
         for run in self._runs:
             if len(run) == 1:
                 joined.append(leaves[run[0]])
             else:
-                put_together = concat if self._leaves[run[0]].shape.rank else stack
-                joined.append(put_together([leaves[i] for i in run], axis=-1))
+                join = of_vectors if self._leaves[run[0]].shape.rank else of_numbers
+                joined.append(join([leaves[i] for i in run]))
         return joined
 
     def divide(self, joined: list[tf.Tensor]) -> Any:

@@ -26,6 +26,7 @@ from tf_agents.networks import network, utils
 from tf_agents.typing import types
 from tf_agents.utils import nest_utils
 
+from tflearn import joined_leaves
 from tflearn.errors import UserValueError
 from tflearn.types import integer_bounds, leaf_paths
 
@@ -216,7 +217,7 @@ class NestEncoder(tf.keras.layers.Layer):
             joined = _join([leaves[i] for i in run]) if len(run) > 1 else leaves[run[0]]
             layer = one_hot or self._encoders[run[0]]
             features.append(_flat(joined if isinstance(layer, tf.keras.layers.Flatten) else layer(joined)))
-        return tf.concat([tf.cast(leaf, self.compute_dtype) for leaf in features], axis=1)
+        return joined_leaves.concat([tf.cast(leaf, self.compute_dtype) for leaf in features])
 
 
 def _kind(i: int, spec: types.TensorSpec, layer: tf.keras.layers.Layer) -> tuple[Any, ...]:
@@ -229,7 +230,7 @@ def _kind(i: int, spec: types.TensorSpec, layer: tf.keras.layers.Layer) -> tuple
 def _join(leaves: Sequence[tf.Tensor]) -> tf.Tensor:
     """Returns leaves [B, ...] of one dtype, one after the other: [B, their numbers]."""
     if all(leaf.shape.rank == 1 for leaf in leaves):
-        return tf.stack(leaves, axis=1)
+        return joined_leaves.stack(leaves)
     return tf.concat([_flat(leaf) for leaf in leaves], axis=1)
 
 
