@@ -54,7 +54,8 @@ AGENTS = {
     'r2d2': Kind(
         r2d2,
         {'fc_layer_params': (8,), 'lstm_size': (4,), 'loss': r2d2.LossOptions(burn_in_steps=1)},
-        ('multi-discrete', 'masked multi-discrete', 'nested action'),
+        # Attention over a set has no memory, which R2D2 needs of a network of one's own.
+        ('set of nodes', 'multi-discrete', 'masked multi-discrete', 'nested action'),
         ('queue',),
     ),
     'sac': Kind(

@@ -14,8 +14,8 @@ from tflearn.policies.signatures import action_program
 from tflearn.types import leaf_paths
 
 _BATCH_SIZE = 16
-# The largest difference of a policy with memory: TensorFlow's graph optimizer fuses the layers before an LSTM in one of
-# the two graphs and not in the other, which rounds differently.
+# The largest difference of a policy with memory, or of a nested observation: TensorFlow's graph optimizer fuses layers
+# in one of the two graphs and not in the other, which rounds differently.
 _ROUNDING = 1e-5
 _RANDOM_OPS = ('Random', 'Multinomial', 'Normal', 'StatefulUniform', 'Rng')
 
@@ -23,8 +23,8 @@ _RANDOM_OPS = ('Random', 'Multinomial', 'Normal', 'StatefulUniform', 'Rng')
 class ExportCheck:
     """Compares the actions of the exported policy with those of the live one, on a random batch.
 
-    The results must be equal bit by bit, floats of a policy with memory but for their rounding; those of a stochastic
-    policy in shape and dtype. The first version is loaded
+    The results must be equal bit by bit, floats of a policy with memory or of a nested observation but for their
+    rounding; those of a stochastic policy in shape and dtype. The first version is loaded
     with `tf.saved_model.load`, and each of its signatures is compared. Later versions have the same graph, so only
     their weights are read, into the loaded first version: they must equal the snapshot, and the actions must equal
     those of the live policy at the snapshot.
@@ -40,7 +40,8 @@ class ExportCheck:
         self._live, self._signatures, self._files = live, signatures, files
         self._program = action_program(live)
         self._exact = not is_stochastic(self._program)
-        self._rounding = _ROUNDING if tf.nest.flatten(policy.policy_state_spec) else 0.0
+        nested = tf.nest.is_nested(policy.time_step_spec.observation)
+        self._rounding = _ROUNDING if nested or tf.nest.flatten(policy.policy_state_spec) else 0.0
         self._inputs = _inputs(live, policy)
         leaves = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten([*self._inputs.values()])]
         placeholders = self._program.inputs[: len(leaves)]
