@@ -17,6 +17,8 @@ import tempfile
 import time
 from collections.abc import Sequence
 
+import tensorflow as tf
+
 from tflearn.actors import learning_curve
 from tflearn.actors.evaluation_record import EvaluationRecord
 from tflearn.run_dir import RunDir, read_json
@@ -36,6 +38,7 @@ class Outcome:
         it is evaluated.)
       train_secs: seconds of training.
       wall_secs: seconds from the start of the command to its end.
+      summary: the mean of a summary's values over the run; None if none was asked for.
     """
 
     seed: int
@@ -43,6 +46,7 @@ class Outcome:
     env_steps: int
     train_secs: float
     wall_secs: float
+    summary: float | None = None
 
 
 def main() -> int:
@@ -52,6 +56,7 @@ def main() -> int:
     parser.add_argument('--gin_bindings', action='append', default=[])
     parser.add_argument('--seeds', type=int, default=5, help='runs, with the seeds 1, 2, ...')
     parser.add_argument('--at_least', type=float, default=None, help='mean return that a run has to reach')
+    parser.add_argument('--summary', default=None, help="a summary's tag, such as collect/mean_info/illegal; its mean")
     parser.add_argument('--root_dir', type=pathlib.Path, default=None, help='keeps the runs; default: a temporary one')
     parser.add_argument('--picture', type=pathlib.Path, default=None, help='PNG of the learning curves')
     parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the results there')
@@ -62,7 +67,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         root = options.root_dir or pathlib.Path(temporary)
         seeds = range(1, options.seeds + 1)
-        outcomes = [_run(root / f'seed_{seed}', options.gin_file, options.gin_bindings, seed) for seed in seeds]
+        outcomes = [
+            _run(root / f'seed_{seed}', options.gin_file, options.gin_bindings, seed, options.summary) for seed in seeds
+        ]
         if options.picture:
             options.picture.parent.mkdir(parents=True, exist_ok=True)
             curves = {
@@ -80,7 +87,9 @@ def main() -> int:
     return 0 if reached >= 0.8 * len(outcomes) else 1
 
 
-def _run(root: pathlib.Path, gin_file: str, gin_bindings: Sequence[str], seed: int) -> Outcome:
+def _run(
+    root: pathlib.Path, gin_file: str, gin_bindings: Sequence[str], seed: int, summary: str | None = None
+) -> Outcome:
     """One complete run, or what is missing of it if `root` holds a part."""
     seeded = [
         *gin_bindings,
@@ -101,7 +110,26 @@ def _run(root: pathlib.Path, gin_file: str, gin_bindings: Sequence[str], seed: i
     done = read_json(RunDir(root).done) or {}
     wall_secs = time.monotonic() - start
     evaluation = done['evaluation']
-    return Outcome(seed, evaluation['mean_return'], evaluation['env_steps'], done['seconds'], wall_secs)
+    mean = _mean(RunDir(root).summaries('collect'), summary) if summary else None
+    return Outcome(seed, evaluation['mean_return'], evaluation['env_steps'], done['seconds'], wall_secs, mean)
+
+
+def _mean(directory: pathlib.Path, tag: str) -> float:
+    """Returns the mean of a scalar summary's values.
+
+    Raises:
+      ValueError: if there is no such summary.
+    """
+    values = [
+        float(tf.make_ndarray(value.tensor))
+        for path in sorted(directory.glob('events.*'))
+        for record in tf.data.TFRecordDataset(str(path))
+        for value in tf.compat.v1.Event.FromString(record.numpy()).summary.value
+        if value.tag == tag
+    ]
+    if not values:
+        raise ValueError(f'got --summary={tag}; need the tag of a scalar in {directory}')
+    return statistics.mean(values)
 
 
 def _table(outcomes: Sequence[Outcome]) -> str:
@@ -109,12 +137,14 @@ def _table(outcomes: Sequence[Outcome]) -> str:
         '| seed | greedy mean return | environment steps | training, s | command, s |',
         '|---|---|---|---|---|',
     ]
-    row = '| {} | {:.1f} | {:,.0f} | {:.0f} | {:.0f} |'
-    lines += [row.format(*dataclasses.astuple(outcome)) for outcome in outcomes]
-    medians = [
-        statistics.median(getattr(outcome, name) for outcome in outcomes)
-        for name in ('mean_return', 'env_steps', 'train_secs', 'wall_secs')
-    ]
+    digits = 1 if max(abs(outcome.mean_return) for outcome in outcomes) >= 10 else 3
+    row = f'| {{}} | {{:.{digits}f}} | {{:,.0f}} | {{:.0f}} | {{:.0f}} |'
+    names = ['mean_return', 'env_steps', 'train_secs', 'wall_secs']
+    if outcomes[0].summary is not None:
+        lines, row = [f'{lines[0]} summary |', f'{lines[1]}---|'], f'{row} {{:.3f}} |'
+        names.append('summary')
+    lines += [row.format(*dataclasses.astuple(outcome)[: len(names) + 1]) for outcome in outcomes]
+    medians = [statistics.median(getattr(outcome, name) for outcome in outcomes) for name in names]
     return '\n'.join([*lines, row.format('median', *medians)])
 
 

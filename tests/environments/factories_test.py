@@ -8,7 +8,7 @@ import pytest
 
 from tests.environments import conformance
 from tflearn.environments import atari, dm_control_env, envpool_env, gymnasium_env, pacing, partial_view
-from tflearn.environments.tasks import inlining, t_maze
+from tflearn.environments.tasks import catch, dict_cartpole, inlining, nim, t_maze
 
 os.environ.setdefault('MUJOCO_GL', 'disable')  # there may be no display, and nothing is rendered
 CARTPOLE = functools.partial(gymnasium_env.make, 'CartPole-v1', max_episode_steps=50)
@@ -26,7 +26,10 @@ FACTORIES = {
         {'num_steps': 70},
     ),
     'paced': (None, '', functools.partial(pacing.make, make_environment=CARTPOLE, unroll_step_interval_secs=1e-4), {}),
-    # Two first observations only, so some seeds have the same; see t_maze_test.
+    # Few first observations, so some seeds have the same one; see their own tests.
+    'catch': (None, '', catch.make, {'num_steps': 60, 'seeded': False}),
+    'nim': (None, '', nim.make, {'num_steps': 60, 'seeded': False}),
+    'cartpole as a dict': (None, '', dict_cartpole.make, {'num_steps': 120}),
     't-maze': (None, '', functools.partial(t_maze.make, length=3), {'num_steps': 60, 'seeded': False}),
     'inlining': (None, '', functools.partial(inlining.make, num_calls=5), {'num_steps': 40}),
     'in part': (None, '', functools.partial(partial_view.make, make_environment=CARTPOLE, shown=(0, 2)), {}),
