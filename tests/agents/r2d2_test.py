@@ -244,8 +244,12 @@ def test_random_actions_leave_the_state_alone():
         np.testing.assert_allclose(ours, theirs, atol=1e-6)
 
 
-def _keras(spec, name):
-    return tf.keras.Sequential([tf.keras.layers.Dense(3)])
+def test_a_network_of_ones_own_gets_a_memory():
+    agent = _agent(make_network=lambda spec, name: tf.keras.Sequential([tf.keras.layers.Dense(3)]))
+    assert [leaf.shape for leaf in tf.nest.flatten(agent.policy.policy_state_spec)] == [(5,), (5,)]
+    data = _sequences(agent)
+    errors = _oracle(agent, data, OPTIONS)
+    assert float(agent.loss(data).loss) == pytest.approx(0.5 * np.mean(np.square(list(errors.values()))), rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -254,7 +258,6 @@ def _keras(spec, name):
         ({'specs': example_data.CONTINUOUS}, 'R2D2 needs one discrete action'),
         ({'experience': Experience(replay=Queue())}, 'got a Queue .*; R2D2 needs Uniform or Prioritized'),
         ({'experience': experiences.changed(EXPERIENCE, sequence_length=3, stride=1)}, 'need at least 4, so that'),
-        ({'make_network': _keras}, 'got a network without memory; need one with a state; choose DQN'),
         ({'target_update_period': 0}, 'got target_update_period=0, .* need at least 1'),
         ({'action_mask': 'mask'}, "got action_mask='mask'"),
     ],

@@ -171,7 +171,6 @@ def test_nested_observations_enter_both(agent):
     [
         ({'burn_in_steps': 6}, 'got Slicing.sequence_length=7 with burn_in_steps=6; need at least 8'),
         ({'actor_network': object()}, 'got actor_network with lstm_size; need one of them'),
-        ({'make_network': lambda spec, name: tf.keras.layers.Dense(3)}, 'got lstm_size with a network without memory'),
         ({'lstm_size': None}, 'SAC needs Uniform and 2'),
     ],
 )

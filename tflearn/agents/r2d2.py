@@ -111,8 +111,8 @@ def make_agent(
       conv_layer_params: (filters, kernel size, stride) of convolutions, for images [height, width, channels]; None has
         none for a single image, and `encoder.CONVOLUTIONS` for images in a nest.
       preprocessing_layers: Keras layers of one's own for leaves of the observation, by path, such as 'arm.position'.
-      make_network: makes a network of one's own from observations to features, in place of all layers before the last;
-        see `encoder.own_network`. It needs a state. None makes the layers above.
+      make_network: makes a network of one's own from observations to features, in place of all layers before the last,
+        or, if it has no state, of those before the LSTM; see `encoder.own_network`. None makes the layers above.
       dueling: whether the last layer computes the observation's value and the actions' advantages (Wang et al. 2016,
         arXiv 1511.06581).
       action_mask: the path of the observation's part that marks legal actions, such as 'action_mask'; see `ActionMask`.
@@ -127,8 +127,7 @@ def make_agent(
       make_optimizer: makes the optimizer; Adam by default.
 
     Raises:
-      ValueError: if the action is not one discrete number, the experience is a queue, its sequences are too short, or
-        the network has no memory.
+      ValueError: if the action is not one discrete number, the experience is a queue, or its sequences are too short.
     """
     spec_checks.check_one_discrete_action(specs.action, 'R2D2')
     spec_checks.check_observation(specs.observation, 'R2D2', conv_layer_params, preprocessing_layers)
@@ -223,8 +222,6 @@ class R2d2Agent(tf_agent.TFAgent):
         epsilon: Any,
     ):
         """Makes the agent, within the strategy's scope; see `make_agent`."""
-        if not networks.trained.state_spec:
-            raise UserValueError('got a network without memory; need one with a state; choose DQN')
         policy = q_policy.QPolicy(
             specs.time_step,
             specs.action,

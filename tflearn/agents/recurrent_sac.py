@@ -99,18 +99,10 @@ def make_networks(specs: EnvironmentSpecs, units: Units, encoding: Mapping[str, 
       specs: the environment's specs.
       units: the sizes of their layers.
       encoding: how observations enter each of them; see `recurrent.make_encoder`.
-
-    Raises:
-      ValueError: if a network of one's own has no memory.
     """
 
     def memory(name: str) -> Any:
-        made = recurrent.make_encoder(specs.observation, units.lstm, units.actor[:1], **encoding, name=name)
-        if not made.state_spec:
-            raise UserValueError(
-                'got lstm_size with a network without memory; need one with a state, or lstm_size=None'
-            )
-        return made
+        return recurrent.make_encoder(specs.observation, units.lstm, units.actor[:1], **encoding, name=name)
 
     actor = recurrent.RecurrentActor(specs.observation, specs.action, memory('actor'), units.actor[1:])
     critics = [recurrent.RecurrentCritic(specs.action, memory('critic'), units.critic) for _ in range(4)]

@@ -36,12 +36,14 @@ def make_encoder(
       fc_layer_params: units of the fully connected layers before them.
       conv_layer_params: convolutions of images; see `encoder.network_arguments`.
       preprocessing_layers: layers of one's own for leaves of the observation, by path.
-      make_network: makes a network of one's own in place of all these layers; see `encoder.own_network`.
+      make_network: makes a network of one's own in place of all these layers, or, if it has no state, in place of those
+        before the LSTM layers; see `encoder.own_network`.
       activation: the activation function of the fully connected layers.
       name: the network's name.
     """
     if make_network is not None:
-        return encoder.own_network(make_network, observation_spec, name, with_memory=True)
+        own = encoder.own_network(make_network, observation_spec, name, with_memory=True)
+        return own if own.state_spec else _WithMemory(own, lstm_size)
     return lstm_encoding_network.LSTMEncodingNetwork(
         observation_spec,
         input_fc_layer_params=tuple(fc_layer_params),
@@ -51,6 +53,22 @@ def make_encoder(
         name=name,
         **encoder.network_arguments(observation_spec, conv_layer_params, preprocessing_layers),
     )
+
+
+class _WithMemory(network.Network):
+    """LSTM layers after a network without memory."""
+
+    def __init__(self, features: network.Network, lstm_size: Sequence[int]):
+        memory = lstm_encoding_network.LSTMEncodingNetwork(
+            features.create_variables(), input_fc_layer_params=(), lstm_size=tuple(lstm_size), output_fc_layer_params=()
+        )
+        super().__init__(features.input_tensor_spec, memory.state_spec, name=features.name)
+        self._features, self._memory = features, memory
+
+    def call(self, inputs: Any, step_type: Any = None, network_state: Any = (), training: bool = False) -> Any:
+        """See `network.Network.call`."""
+        features, _ = self._features(inputs, step_type, (), training=training)
+        return self._memory(features, step_type, network_state, training=training)
 
 
 def stored_state(experience: Any) -> Any:

@@ -109,6 +109,11 @@ class TransformedAgent(tf.Module):
 class _PreparingAgent(TransformedAgent):
     """One of an algorithm that takes several steps on the same sequences (PPO)."""
 
+    @property
+    def trains_on_sequences(self) -> bool:
+        """Whether minibatches have to be of complete sequences."""
+        return getattr(self._agent, 'trains_on_sequences', False)
+
     def prepare(self, experience: Any) -> tuple[Any, tf.Tensor]:
         """Computes samples of new sequences, once, and updates the statistics by them; see the agent's own."""
         after, before = self._pipeline().transform_experience(experience)
