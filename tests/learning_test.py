@@ -5,6 +5,8 @@ import pytest
 from benchmarks import learning
 from tests.end_to_end.programs import Program
 from tflearn.config import files, preview
+from tflearn.data.reader import Dataset
+from tflearn.data.statistics import Statistics
 from tflearn.run_dir import RunDir, read_json
 
 
@@ -34,3 +36,21 @@ def test_bindings_of_the_learning_benchmark_are_valid():
     bindings = [*(f'{name}=1' for name in learning.SEEDS), *learning.QUICK_BINDINGS]
     jobs = [f'tflearn.jobs.{job}' for job in ('replay_server', 'train', 'evaluate', 'collect')]
     preview.check(files.resolve('dqn_cartpole'), bindings, jobs)
+
+
+@pytest.mark.slow
+def test_conservative_values_learn_from_files(tmp_path):
+    def run(job, *flags):
+        with Program(job, *flags, '--gin_file=dqn_cartpole', folder=tmp_path) as program:
+            assert program.end() == 0, program.output
+
+    run('launch', '--root_dir=run')
+    run('data', 'record', '--root_dir=run', '--output=data', '--episodes=300', '--epsilon=0.3')
+    returns = {}
+    for weight in (0.0, 1.0):
+        root = f'--root_dir=weight_{weight}'
+        run('train_offline', root, '--data=data', f'--gin_bindings=dqn.make_agent.conservative_weight={weight}')
+        run('evaluate', root)
+        returns[weight] = read_json(RunDir(tmp_path / f'weight_{weight}').done)['evaluation']['mean_return']
+    recorded = Statistics(Dataset([str(tmp_path / 'data')])).returns.mean()
+    assert returns[0.0] < recorded < returns[1.0]

@@ -72,6 +72,27 @@ def test_the_target_is_the_n_step_return(discounts, rewards, expected_reward, bo
     assert float(agent.train(_sequence(discounts, rewards)).loss) == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.parametrize('double', [True, False])
+def test_conservative_penalty(double):
+    """alpha (log sum exp q - q(a)), by numpy in float64; nothing for a row between two episodes."""
+    plain, penalized = _agent(2, double=double), _agent(2, double=double, conservative_weight=0.7)
+    for agent in (plain, penalized):
+        agent.initialize()
+    for one, other in zip(plain._q_network.variables, penalized._q_network.variables, strict=True):
+        other.assign(one)
+    penalized._target_q_network.set_weights(plain._target_q_network.get_weights())
+    batch = tf.nest.map_structure(lambda leaf: tf.repeat(leaf, 3, axis=0), _sequence([1.0, 1.0], [2.0, 9.0]))
+    last = np.full((3, 2), ts.StepType.MID, np.int32)
+    last[2, 0] = ts.StepType.LAST
+    batch = batch._replace(action=tf.constant([[0, 0], [1, 0], [1, 0]], tf.int64), step_type=tf.constant(last))
+    q = np.float64(_q(plain._q_network, 0))
+    items = np.log(np.exp(q).sum()) - q[[0, 1]]
+    weights = np.array([1.0, 2.0, 4.0], np.float32)
+    wanted = 0.7 * (items * weights[:2]).sum() / 3
+    extra = penalized.loss(batch, weights).loss - plain.loss(batch, weights).loss
+    assert extra.numpy() == pytest.approx(wanted, rel=1e-4)
+
+
 def test_double_chooses_with_the_online_network():
     agent = _agent(2, double=True)
     assert isinstance(agent, dqn_agent.DdqnAgent)

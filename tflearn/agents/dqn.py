@@ -39,6 +39,7 @@ def make_agent(
     gamma: float = 0.99,
     double: bool = True,
     dueling: bool = False,
+    conservative_weight: float = 0.0,
     epsilon: float | schedules.Schedule = 0.1,
     target_update_period: int = 100,
     target_update_tau: float = 1.0,
@@ -68,6 +69,9 @@ def make_agent(
       double: whether the online network chooses the next action (van Hasselt et al. 2016, equation 4).
       dueling: whether the last layer computes the observation's value and the actions' advantages (Wang et al. 2016,
         "Dueling Network Architectures for Deep Reinforcement Learning", arXiv 1511.06581).
+      conservative_weight: the weight alpha of log(sum over actions of exp(value)) - value of the item's action in the
+        loss (Kumar et al. 2020, "Conservative Q-Learning for Offline Reinforcement Learning", arXiv 2006.04779,
+        equation 4): values of actions that the data do not have stay low. For training from files; 0 has none.
       epsilon: share of random actions in the collect policy, or a schedule of the train step.
       target_update_period: train steps between two updates of the target network.
       target_update_tau: weight of the online network in an update of the target; 1 copies it.
@@ -88,8 +92,7 @@ def make_agent(
         )
     spec_checks.check_observation(specs.observation, 'DQN', conv_layer_params, preprocessing_layers)
     mask, observation_spec = make_mask(specs, action_mask)
-    agent_class = _DdqnAgent if double else _DqnAgent
-    return agent_class(
+    return (_DdqnAgent if double else _DqnAgent)(
         specs.time_step,
         specs.action,
         q_network=networks.QNetwork(
@@ -108,6 +111,7 @@ def make_agent(
             per_replica_batch_size=experience.per_replica_batch_size,
             name='dqn',
         ),
+        conservative_weight=conservative_weight,
         observation_and_action_constraint_splitter=mask,
         epsilon_greedy=(lambda: epsilon(train_step)) if callable(epsilon) else epsilon,
         n_step_update=experience.slicing.sequence_length - 1,
@@ -123,13 +127,34 @@ def make_agent(
 class _DqnAgent(dqn_agent.DqnAgent):
     """TF-Agents' agent, whose train step does not raise if the loss is not finite, since the learner checks that."""
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        """Takes DqnAgent's arguments."""
+    def __init__(self, *args: Any, conservative_weight: float = 0.0, **kwargs: Any):
+        """Takes DqnAgent's arguments, and the weight of `make_agent`."""
         super().__init__(*args, **kwargs)
+        self._conservative_weight = conservative_weight
         joined = JoinedLeaves(self.time_step_spec.observation)
         if joined.joins:
             convert: Any = vars(self)['_as_transition']
             self._as_transition = _ends_at_once(convert, joined)
+
+    def _loss(self, experience: Any, weights: tf.Tensor | None = None, **settings: Any) -> tf_agent.LossInfo:
+        loss_info = super()._loss(experience, weights=weights, **settings)
+        if not self._conservative_weight:
+            return loss_info
+        penalty = self._conservative_penalty(experience, weights)
+        return loss_info._replace(loss=loss_info.loss + self._conservative_weight * penalty)
+
+    def _conservative_penalty(self, experience: Any, weights: tf.Tensor | None) -> tf.Tensor:
+        """Returns the mean of log(sum of exp(values)) - value of the item's action, over the global batch."""
+        steps, policy_step, _ = vars(self)['_as_transition'](experience)
+        observation, legal = steps.observation, None
+        if self._observation_and_action_constraint_splitter is not None:
+            observation, legal = self._observation_and_action_constraint_splitter(observation)
+        values, _ = self._q_network(observation, step_type=steps.step_type, training=True)
+        possible = values if legal is None else tf.where(tf.cast(legal, tf.bool), values, values.dtype.min)
+        own = tf.gather(values, policy_step.action, batch_dims=1)
+        per_item = tf.reduce_logsumexp(possible, axis=-1) - own
+        per_item *= tf.cast(~steps.is_last(), per_item.dtype)
+        return common.aggregate_losses(per_example_loss=per_item, sample_weight=weights).total_loss
 
     def _train(self, experience: Any, weights: tf.Tensor | None) -> tf_agent.LossInfo:
         with tf.GradientTape() as tape:
