@@ -2,8 +2,8 @@
 
     python benchmarks/learning.py --gin_file=dqn_cartpole --seeds=5 --picture=docs/images/dqn_cartpole.png
 
-Each run is what `tflearn-launch` makes of its gin file, in processes of its own; only the seeds differ. The table shows
-how each run ended; the plot shows all learning curves.
+Each run is what `tflearn-launch` makes of its gin file, in processes of its own, or in this process with
+`--mode=synchronous`; only the seeds differ. The table shows how each run ended; the plot shows all learning curves.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+import tflearn
 from tflearn.actors import learning_curve
 from tflearn.actors.evaluation_record import EvaluationRecord
 from tflearn.run_dir import RunDir, read_json
@@ -56,6 +57,7 @@ def main() -> int:
     parser.add_argument('--gin_bindings', action='append', default=[])
     parser.add_argument('--seeds', type=int, default=5, help='runs, with the seeds 1, 2, ...')
     parser.add_argument('--at_least', type=float, default=None, help='mean return that a run has to reach')
+    parser.add_argument('--mode', default='processes', choices=['processes', 'synchronous'], help='see tflearn.train')
     parser.add_argument('--summary', default=None, help="a summary's tag, such as collect/mean_info/illegal; its mean")
     parser.add_argument('--root_dir', type=pathlib.Path, default=None, help='keeps the runs; default: a temporary one')
     parser.add_argument('--picture', type=pathlib.Path, default=None, help='PNG of the learning curves')
@@ -68,7 +70,8 @@ def main() -> int:
         root = options.root_dir or pathlib.Path(temporary)
         seeds = range(1, options.seeds + 1)
         outcomes = [
-            _run(root / f'seed_{seed}', options.gin_file, options.gin_bindings, seed, options.summary) for seed in seeds
+            _run(root / f'seed_{seed}', options.gin_file, options.gin_bindings, seed, options.mode, options.summary)
+            for seed in seeds
         ]
         if options.picture:
             options.picture.parent.mkdir(parents=True, exist_ok=True)
@@ -88,25 +91,21 @@ def main() -> int:
 
 
 def _run(
-    root: pathlib.Path, gin_file: str, gin_bindings: Sequence[str], seed: int, summary: str | None = None
+    root: pathlib.Path, gin_file: str, gin_bindings: Sequence[str], seed: int, mode: str, summary: str | None
 ) -> Outcome:
     """One complete run, or what is missing of it if `root` holds a part."""
     seeded = [
         *gin_bindings,
         *(f'{job}.seed={seed}' for job in ('train.Initial', 'collect.collect', 'evaluate.evaluate')),
     ]
-    bindings = [f'--gin_bindings={binding}' for binding in seeded]
-    command = [
-        sys.executable,
-        '-m',
-        'tflearn_scripts.launch',
-        f'--root_dir={root}',
-        f'--gin_file={gin_file}',
-        *bindings,
-    ]
     start = time.monotonic()
     print(f'seed {seed}', flush=True)
-    subprocess.run(command, check=True, stdout=sys.stderr, timeout=3600)
+    if mode == 'synchronous':
+        tflearn.train(gin_file, root_dir=root, mode='synchronous', gin_bindings=seeded)
+    else:
+        flags = [f'--root_dir={root}', f'--gin_file={gin_file}', *(f'--gin_bindings={binding}' for binding in seeded)]
+        command = [sys.executable, '-m', 'tflearn_scripts.launch', *flags]
+        subprocess.run(command, check=True, stdout=sys.stderr, timeout=3600)
     done = read_json(RunDir(root).done) or {}
     wall_secs = time.monotonic() - start
     evaluation = done['evaluation']

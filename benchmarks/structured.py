@@ -6,7 +6,8 @@ An environment returns 60 numbers, as a dict of 20 parts or as one vector. Train
 compiled loop, with batches from the replay in this process (DQN) and minibatches of collected sequences (PPO).
 Collection is an actor with 64 environments, which writes every step to a replay server (DQN, PPO) or to the replay in
 this process (DQN synchronous). Both sides are measured one after the other in each round, in another order each time;
-a ratio is the median of the ratios of the rounds.
+a ratio is the median of the ratios of the rounds. Where other programs share the machine, `--cpu_time` counts the time
+of this process alone.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -136,17 +137,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--rounds', type=int, default=7)
     parser.add_argument('--secs', type=float, default=2.0, help='of each side in a round, about')
+    parser.add_argument(
+        '--cpu_time', action='store_true', help='steps per CPU second'
+    )
     parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the results there')
     parser.add_argument('--quick', action='store_true', help='three short rounds')
     options = parser.parse_args()
     if options.quick:
         options.rounds, options.secs = 3, 0.3
     rows = []
+    clock = time.process_time if options.cpu_time else time.perf_counter
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
         for name, make in CASES.items():
             sides = {form: make(form, pathlib.Path(directory) / name / form, stack) for form in FORMS}
-            rates = _rounds(sides, options.rounds, options.secs)
-            rows += _rows(name, rates)
+            rates = _rounds(sides, options.rounds, options.secs, clock)
+            rows += _rows(name, rates, 'CPU s' if options.cpu_time else 's')
             print(tables.table(rows[-1:]), flush=True)
     print(tables.table(rows))
     for row in rows:
@@ -223,27 +228,27 @@ CASES = {
 }
 
 
-def _rounds(sides: dict[str, Run], rounds: int, secs: float) -> dict[str, list[float]]:
-    """Returns the steps per second of each side in each round."""
+def _rounds(sides: dict[str, Run], rounds: int, secs: float, clock: Callable[[], float]) -> dict[str, list[float]]:
+    """Returns the steps per second of `clock` of each side in each round."""
     counts = {}
     for name, run in sides.items():
         run(20)
-        start = time.perf_counter()
+        start = clock()
         run(200)
-        counts[name] = max(1, int(200 * secs / (time.perf_counter() - start)))
+        counts[name] = max(1, int(200 * secs / (clock() - start)))
     rates: dict[str, list[float]] = {name: [] for name in sides}
     order = random.Random(0)
     for _ in range(rounds):
         for name in order.sample(list(sides), len(sides)):
-            start = time.perf_counter()
+            start = clock()
             sides[name](counts[name])
-            rates[name].append(counts[name] / (time.perf_counter() - start))
+            rates[name].append(counts[name] / (clock() - start))
     return rates
 
 
-def _rows(case: str, rates: dict[str, Sequence[float]]) -> list[dict[str, Any]]:
+def _rows(case: str, rates: dict[str, list[float]], second: str) -> list[dict[str, Any]]:
     metric = case.split()[0]
-    of, unit = (1, 'train steps/s') if metric == 'train' else (NUM_ENVIRONMENTS, 'environment steps/s')
+    of, unit = (1, f'train steps/{second}') if metric == 'train' else (NUM_ENVIRONMENTS, f'environment steps/{second}')
     return [
         {
             'case': case,
