@@ -53,6 +53,9 @@ def pytest_collection_modifyitems(items):
 def pytest_runtest_setup():
     """Seeds Python, numpy, TensorFlow and Keras, before fixtures of any scope: a failure can be repeated."""
     tf.keras.utils.set_random_seed(SEED)
+    # All strategies of a process begin with the same keys: an operation that an earlier test left behind would meet
+    # those of the next one.
+    tf.distribute.MirroredStrategy._collective_key_base += 100
 
 
 @pytest.fixture(autouse=True, scope='module')
