@@ -54,8 +54,7 @@ AGENTS = {
     'r2d2': Kind(
         r2d2,
         {'fc_layer_params': (8,), 'lstm_size': (4,), 'loss': r2d2.LossOptions(burn_in_steps=1)},
-        # Attention over a set has no memory, which R2D2 needs of a network of one's own.
-        ('set of nodes', 'multi-discrete', 'masked multi-discrete', 'nested action'),
+        ('multi-discrete', 'masked multi-discrete', 'nested action'),
         ('queue',),
     ),
     'sac': Kind(
