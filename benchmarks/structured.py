@@ -137,9 +137,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--rounds', type=int, default=7)
     parser.add_argument('--secs', type=float, default=2.0, help='of each side in a round, about')
-    parser.add_argument(
-        '--cpu_time', action='store_true', help='steps per CPU second'
-    )
+    parser.add_argument('--cpu_time', action='store_true', help='steps per CPU second')
     parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the results there')
     parser.add_argument('--quick', action='store_true', help='three short rounds')
     options = parser.parse_args()
