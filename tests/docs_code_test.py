@@ -42,6 +42,8 @@ AFTER = {
     'README.md': 'assert action in (0, 1) and run.train_step == 20',
     'distributed.md': 'watchdog.close()\nassert learner.step >= 1000',
     'exporting.md': "assert actions.numpy() in (0, 1) and step['action'] == actions",
+    'from-circuit-training.md': 'assert learner.Learner',
+    'from-ml-compiler-opt.md': 'assert [done.num_steps for done in rounds] == [32 * 12] * 2 and learner.Learner',
     'from-tf-agents.md': 'assert learner.Learner and ppo_learner.PPOLearner',
     'index.md': 'assert actions.numpy() in (0, 1)',
     'library.md': """
@@ -94,7 +96,7 @@ assert [step // 50 for step in scalars['train/own/weights']] == [1, 2] and own_h
 """,
 }
 # The run whose bindings a page's gin blocks change; blocks that include files are complete themselves.
-GIN_RUNS = {'your-network.md': 'impala_cartpole'}
+GIN_RUNS = {'from-circuit-training.md': 'ppo_floorplan', 'your-network.md': 'impala_cartpole'}
 
 
 def test_every_block_has_a_language():

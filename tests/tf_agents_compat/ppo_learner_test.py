@@ -9,7 +9,7 @@ from tf_agents.train import ppo_learner_test_utils as test_agents
 
 from tests.testing import ppo_agents
 from tflearn.distribute import strategies
-from tflearn.learner.tf_agents_learner import PPOLearner
+from tflearn.learner.tf_agents_learner import Learner, PPOLearner
 from tflearn.tf_agents_compat.ppo_learner import Minibatches
 
 
@@ -78,6 +78,7 @@ def test_run_trains_on_all_of_its_data(tmp_path, size):
         learner.run()
         assert int(agent.train_called_times) == run * (15 if size else 6)
         assert int(learner.num_frames_for_training) == 75
+        assert learner.num_frames_for_training.dtype == tf.int32
     assert len(calls) == 2
     learner.close()
 
@@ -94,6 +95,24 @@ def test_losses_of_two_replicas_add_up_to_the_loss(tmp_path):
     parts = {name: float(value) for name, value in loss_info.extra._asdict().items() if name.endswith('_loss')}
     assert float(loss_info.loss) == pytest.approx(sum(parts.values()), rel=1e-5)
     assert parts['value_estimation_loss'] > 10
+
+
+def test_rejects_a_subclass_with_a_train_step_of_its_own(tmp_path):
+    class OwnStep(PPOLearner):
+        def single_train_step(self, iterator):
+            raise NotImplementedError
+
+    class OwnPlainStep(Learner):
+        single_train_step = OwnStep.single_train_step
+
+    agent = test_agents.FakePPOAgent()
+    with pytest.raises(
+        ValueError, match='got OwnStep.single_train_step, which is never called here; need what it does'
+    ):
+        OwnStep(str(tmp_path), agent.train_step_counter, agent, None, None, 1)
+    with pytest.raises(ValueError, match='got OwnPlainStep.single_train_step'):
+        OwnPlainStep(str(tmp_path), agent.train_step_counter, agent)
+    assert not list(tmp_path.iterdir())
 
 
 def test_rejects_invalid_arguments(tmp_path):

@@ -27,6 +27,8 @@ from tf_agents.trajectories import time_step as ts
 from tflearn.errors import UserValueError, check_at_least
 from tflearn.policies import plain_nests, signatures, tflite, versions
 from tflearn.policies.export_check import draw, is_stochastic
+from tflearn.policies.exporter import ACTION_MASK
+from tflearn.run_dir import read_json
 
 OUTPUT_SPEC = 'output_spec.json'
 TFLITE = 'model.tflite'
@@ -139,6 +141,8 @@ class _Product:
         }
         self._reward = data.reward
         self._inputs = self._named(_flat_inputs(self._specs))
+        mask = (read_json(version / versions.METADATA) or {}).get(ACTION_MASK)
+        self._mask = mask and self._name(re.sub(r'\W', '_', mask))
         self.function = tf.function(self._call, input_signature=self._signature(), autograph=False)
         made = self.function.get_concrete_function().structured_outputs
         self._check_names(made)
@@ -155,6 +159,8 @@ class _Product:
         size = self._options.batch_size
         for _ in range(-(-_NUM_COMPARED // size)):
             given = {name: draw(spec, rng, size) for name, spec in self._inputs.items()}
+            if self._mask:  # a policy fails where nothing is legal
+                given[self._mask][:] = 1
             got = function(**{name: tf.constant(array) for name, array in given.items()})
             step = self._step(given)
             for name, expected in plain_nests.flat_dict({'action': step['action']}).items():

@@ -80,8 +80,10 @@ class Learner:
           extra_reductions: see `LoopOptions`; not in TF-Agents.
 
         Raises:
-          ValueError: if the newest checkpoint does not fit, or the agent cannot be traced.
+          ValueError: if the newest checkpoint does not fit, the agent cannot be traced, or a subclass has a
+            `single_train_step`.
         """
+        check_subclass(type(self))
         _refuse_remote(root_dir, summary_root_dir or root_dir)
         if agent.train_step_counter is not train_step:
             logging.warning(
@@ -278,6 +280,15 @@ def call_dataset_fn(dataset_fn: DatasetFn, context: tf.distribute.InputContext) 
     parameters = inspect.signature(dataset_fn).parameters.values()
     takes_context = any(p.kind in kinds and p.default is inspect.Parameter.empty for p in parameters)
     return dataset_fn(context) if takes_context else dataset_fn()
+
+
+def check_subclass(subclass: type) -> None:
+    """Raises ValueError for a subclass that overrides TF-Agents' `single_train_step`, which nothing here calls."""
+    if hasattr(subclass, 'single_train_step'):
+        raise UserValueError(
+            f'got {subclass.__name__}.single_train_step, which is never called here; need what it does in '
+            "agent.train, in experience_dataset_fn or in after_train_strategy_step_fn; or keep TF-Agents' Learner"
+        )
 
 
 def _after_step(function: Callable[..., Any] | None, keywords: bool) -> Callable[[Any, Any], Any] | None:

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tflearn.errors import UserValueError
-from tflearn.tf_agents_compat.plain_learner import DatasetFn, Learner, Trigger, call_dataset_fn
+from tflearn.tf_agents_compat.plain_learner import DatasetFn, Learner, Trigger, call_dataset_fn, check_subclass
 
 _NO_LIMIT = 1 << 62  # train steps; the end of the data ends the call
 
@@ -55,7 +55,7 @@ class Minibatches:
 class PPOLearner:
     """Trains a PPO agent: `num_epochs` passes over `num_samples` fresh samples with each `run`.
 
-    `num_frames_for_training`, int64 scalar, is the number of steps in the normalization data of the last `run`.
+    `num_frames_for_training`, int32 scalar, is the number of steps in the normalization data of the last `run`.
     """
 
     def __init__(
@@ -92,6 +92,7 @@ class PPOLearner:
         Raises:
           ValueError: if the arguments contradict each other.
         """
+        check_subclass(type(self))
         _check(agent, minibatch_size, shuffle_buffer_size)
         minibatches = Minibatches(num_samples, num_epochs, minibatch_size, shuffle_buffer_size)
 
@@ -114,7 +115,7 @@ class PPOLearner:
         )
         self._agent, self._num_samples = agent, num_samples
         self.num_replicas = self._generic_learner.strategy.num_replicas_in_sync
-        self.num_frames_for_training = tf.Variable(0, dtype=tf.int64)
+        self.num_frames_for_training = tf.Variable(0, dtype=tf.int32)
         normalization = tf.data.experimental.Counter().flat_map(lambda _: normalization_dataset_fn())
         self._normalization_iterator = iter(normalization)
         self._update = tf.function(self._update_normalizers)
@@ -136,12 +137,12 @@ class PPOLearner:
 
     def _update_normalizers(self, iterator: Any) -> tf.Tensor:
         """Updates the normalizers; returns the number of steps."""
-        num_frames = tf.constant(0, tf.int64)
+        num_frames = tf.constant(0, tf.int32)
         for _ in tf.range(self._num_samples):
             trajectory, _ = next(iterator)
             self._agent.update_observation_normalizer(trajectory.observation)
             self._agent.update_reward_normalizer(trajectory.reward)
-            num_frames += tf.reduce_prod(tf.shape(trajectory.reward, tf.int64)[:2])
+            num_frames += tf.reduce_prod(tf.shape(trajectory.reward)[:2])
         return num_frames
 
     def loss(self, *args: Any, **kwargs: Any) -> Any:

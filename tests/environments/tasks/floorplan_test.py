@@ -44,7 +44,7 @@ def test_observation():
     first, _ = environment.reset(seed=0)
     assert first['node_mask'].tolist() == [1] * 6 + [0]
     assert first['mask'].tolist() == [0, 1, 0, 1, 1, 1, 0, 1, 0]
-    assert (first['sparse_adj_i'].tolist(), first['sparse_adj_j'].tolist()) == ([0, 1, 4, 3], [4, 4, 5, 5])
+    assert first['edges'].tolist() == WIRES.tolist() and first['edge_weights'].tolist() == [1, 1, 2, 1]
     nodes = first['nodes']
     assert nodes[4].tolist() == [0, 0, 0, 0, 1, 0] and nodes[3].tolist() == [1, 1, 1, 1, 0, 0]
     assert nodes[:, floorplan.WIRES_TO_CURRENT].tolist() == [1, 1, 0, 0, 0, 2, 0]
@@ -70,8 +70,13 @@ def test_the_reference_is_much_better_than_random_positions():
     batch.close()
     random = np.random.default_rng(0)
     netlists = [floorplan._draw_netlist(np.random.default_rng(i), 8) for i in range(4)]
+    assert len({len(netlist.wires) for netlist in netlists}) > 1
     environment = Floorplan(netlists, 8, 5)
     assert spec['mask'].shape == (25,) and spec['nodes'].shape == (12, 6)
+    shown = [environment.reset(seed=seed)[0] for seed in range(20)]
+    for seen in shown:
+        assert ((seen['edges'] == -1).all(axis=1) == (seen['edge_weights'] == 0)).all()
+    assert any((seen['edge_weights'] == 0).any() for seen in shown)
     means = [
         np.mean([_play(environment, act, seed)[0] for seed in range(200)])
         for act in (floorplan.reference_action, lambda seen: int(random.choice(np.flatnonzero(seen['mask']))))

@@ -1,8 +1,8 @@
 """Floorplans, a small task like a chip's: blocks are placed one by one where they are allowed, for short wires.
 
 The observation is one that Circuit Training could have (Mirhoseini et al. 2021, "A graph placement methodology for fast
-chip design", Nature 594): features of the nodes of a graph, its edges as sparse lists, and a mask of the positions that
-are free. An episode places all blocks of a netlist on a grid, and is rewarded at its end.
+chip design", Nature 594): features of the nodes of a graph, a list of its edges, and a mask of the positions that are
+free. An episode places all blocks of a netlist on a grid, and is rewarded at its end.
 
 A return of 0 is that of random positions, on average. `reference_action` puts each block where the wires to what is
 placed already are shortest.
@@ -85,8 +85,8 @@ class Floorplan(gymnasium.Env):
       nodes: float32 [N, 6]: x, y within [0, 1] (0 if not placed), whether it is placed, a port, the current block; the
         weight of its wires to the current block.
       node_mask: int32 [N]: 1 for the nodes that the netlist has.
-      sparse_adj_i, sparse_adj_j: int32 [E]: the nodes of each wire; 0 where there is none.
-      sparse_adj_weight: float32 [E]: 0 where there is none.
+      edges: int32 [E, 2]: the nodes of each wire; -1 where there is none.
+      edge_weights: float32 [E]: 0 where there is none.
       mask: int32 [positions]: 1 where the current block may be placed.
     Action: a position, row by row. Reward: 0, and at the end 1 - length / mean length of random positions, where the
     length of a wire is its weight times the distance along rows and columns.
@@ -101,13 +101,11 @@ class Floorplan(gymnasium.Env):
         self._num_nodes = NUM_PORTS + max_blocks
         num_wires = max(len(netlist.wires) for netlist in netlists)
         box, binary = gymnasium.spaces.Box, functools.partial(gymnasium.spaces.Box, 0, 1, dtype=np.int32)
-        index = box(0, self._num_nodes - 1, (num_wires,), np.int32)
         self._spaces: dict[str, Any] = {
             'nodes': box(0.0, np.inf, (self._num_nodes, 6), np.float32),
             'node_mask': binary((self._num_nodes,)),
-            'sparse_adj_i': index,
-            'sparse_adj_j': index,
-            'sparse_adj_weight': box(0.0, np.inf, (num_wires,), np.float32),
+            'edges': box(-1, self._num_nodes - 1, (num_wires, 2), np.int32),
+            'edge_weights': box(0.0, np.inf, (num_wires,), np.float32),
             'mask': binary((grid_size**2,)),
         }
         self.observation_space = gymnasium.spaces.Dict(self._spaces)
@@ -157,8 +155,8 @@ class Floorplan(gymnasium.Env):
                 np.add.at(nodes[:, WIRES_TO_CURRENT], netlist.wires[wires, other], netlist.weights[wires])
         observation['node_mask'][:number] = 1
         count = len(netlist.wires)
-        observation['sparse_adj_i'][:count], observation['sparse_adj_j'][:count] = netlist.wires.T
-        observation['sparse_adj_weight'][:count] = netlist.weights
+        observation['edges'][:] = -1
+        observation['edges'][:count], observation['edge_weights'][:count] = netlist.wires, netlist.weights
         observation['mask'][:] = 1
         observation['mask'][self._placed] = 0
         return observation
