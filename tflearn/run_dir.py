@@ -122,6 +122,7 @@ class RunDir:
       done: written once, when the run has ended.
       train_result: written by the train job when it has reached a stop condition and exported the last policy.
       stop_request: written to ask the train job to finish; holds the reason.
+      reward_weights: written to change the weights of several rewards while a run goes on.
     """
 
     def __init__(self, root: str | os.PathLike[str]):
@@ -144,6 +145,7 @@ class RunDir:
         self.done = path / 'DONE'
         self.train_result = path / 'train' / 'result.json'
         self.stop_request = path / 'train' / 'stop_request.json'
+        self.reward_weights = path / 'reward_weights.json'
 
     def summaries(self, job: str) -> pathlib.Path:
         """TensorBoard events of `job`."""

@@ -140,3 +140,23 @@ def test_observes_an_actor():
 def test_needs_no_tensorflow():
     program = "import sys, tflearn.actors.episode_metrics; sys.exit('tensorflow' in sys.modules)"
     subprocess.run([sys.executable, '-c', program], check=True, timeout=60)
+
+
+def test_several_rewards_have_a_return_each():
+    metrics = EpisodeMetrics(2)
+    for step in range(4):
+        metrics(
+            trajectory.Trajectory(
+                step_type=np.int32([[0, 0], [1, 2], [2, 0], [0, 1]][step]),
+                observation=(),
+                action=(),
+                policy_info=(),
+                next_step_type=np.int32([[1, 2], [2, 0], [0, 1], [1, 1]][step]),
+                reward=np.float32([[[1, 2], [3, 4]], [[5, 6], [0, 0]], [[0, 0], [7, 8]], [[1, 1], [1, 1]]][step]),
+                discount=np.ones(2, np.float32),
+            )
+        )
+    first, second = metrics.drain()
+    assert (first['return'], first['return_0'], first['return_1']) == (7.0, 3.0, 4.0)
+    assert (second['return'], second['return_0'], second['return_1']) == (14.0, 6.0, 8.0)
+    assert metrics.means()['mean_return_0'] == 4.5

@@ -24,7 +24,12 @@ SECTIONS = (
         {'run_dir', 'replay_address', 'connect_timeout_secs', 'stop', 'name', 'on_restored', 'describe'},
     ),
     ('Algorithms', rf'{AGENTS}\w+\.make_agent', {'specs', 'train_step', 'experience'}),
-    ('Transforms', r'tflearn\.transforms\.transformed\.make_agent', {'specs', 'train_step', 'experience'}),
+    (
+        'Transforms',
+        r'tflearn\.transforms\.(transformed\.make_agent|(image|rewards|stack|normalize|hindsight)\.\w+'
+        r'|statistics\.(Running|Window|Ema))',
+        {'specs', 'train_step', 'experience'},
+    ),
     (
         'Optimizers and schedules',
         rf'{AGENTS}(optimizers\.make|schedules\.[a-z]\w+)',
@@ -67,18 +72,24 @@ class Definition:
 
     def arguments(self) -> Iterator[tuple[str, ast.expr | None, ast.expr | None]]:
         """Yields name, annotation and default of each."""
-        if isinstance(self.node, ast.ClassDef):
+        constructor = _constructor(self.node)
+        if isinstance(self.node, ast.ClassDef) and constructor is None:
             for field in self.node.body:
                 if isinstance(field, ast.AnnAssign) and not field.target.id.startswith('_'):
                     yield field.target.id, field.annotation, field.value
             return
-        arguments = self.node.args
-        positional = [*arguments.posonlyargs, *arguments.args]
+        arguments = (constructor or self.node).args
+        positional = [*arguments.posonlyargs, *arguments.args][constructor is not None :]
         missing = [None] * (len(positional) - len(arguments.defaults))
         for argument, default in zip(positional, [*missing, *arguments.defaults], strict=True):
             yield argument.arg, argument.annotation, default
         for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
             yield argument.arg, argument.annotation, default
+
+
+def _constructor(node: Owner) -> ast.FunctionDef | None:
+    """Returns the constructor of a class that is no dataclass."""
+    return next((item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == '__init__'), None)
 
 
 def full_names(file: SourceFile) -> dict[str, str]:
@@ -188,7 +199,7 @@ def _lines(definition: Definition, given: set[str], values: dict[str, str]) -> I
     end = '' if about.endswith(')') else '.'
     yield from ('', f'### {definition.short}', '', f'`from {package} import {module}`. {about}{end}', '')
     yield from ('| setting | default | unit | what it is |', '|---|---|---|---|')
-    texts = descriptions(definition.node)
+    texts = descriptions(_constructor(definition.node) or definition.node)
     for name, _, default in definition.arguments():
         if name not in given:
             text, shown = texts.get(name, ''), _default(definition, default, values)

@@ -221,3 +221,52 @@ def test_rejects_a_mask_that_is_not_in_info():
         gymnasium_env.make('Pendulum-v1', 1, seed=1, mask_in_info='legal')
     with pytest.raises(ValueError, match="vectorization='native' with mask_in_info='legal'; choose"):
         gymnasium_env.make('CartPole-v1', 1, seed=1, vectorization='native', mask_in_info='legal')
+
+
+class Goals(gymnasium.Env):
+    observation_space = action_space = gymnasium.spaces.Discrete(2)
+
+    def compute_reward(self, achieved_goal, desired_goal, info):
+        return -np.linalg.norm(achieved_goal - desired_goal, axis=-1)
+
+
+def test_goal_reward_is_that_of_the_environment():
+    reward = gymnasium_env.goal_reward('Goals-v0', register=lambda: gymnasium.register('Goals-v0', Goals))
+    achieved, desired = tf.constant([[[3.0, 4.0], [0.0, 1.0]]]), tf.zeros((1, 2, 2))
+    np.testing.assert_allclose(tf.function(reward)(achieved, desired), [[-5.0, -1.0]])
+    with pytest.raises(ValueError, match='no compute_reward; need a goal environment'):
+        gymnasium_env.goal_reward('CartPole-v1')
+
+
+def test_one_step_is_several_of_the_environment():
+    once = gymnasium.make('Pendulum-v1')
+    repeated = gymnasium_env.ActionRepeat(lambda: gymnasium.make('Pendulum-v1'), 3)
+    np.testing.assert_array_equal(once.reset(seed=1)[0], repeated.reset(seed=1)[0])
+    for _ in range(5):
+        action = np.float32([1.5])
+        steps = [once.step(action) for _ in range(3)]
+        observation, reward, terminated, truncated, _ = repeated.step(action)
+        np.testing.assert_array_equal(observation, steps[-1][0])
+        assert reward == pytest.approx(sum(float(step[1]) for step in steps))
+        assert not terminated and not truncated
+
+
+def test_an_episode_ends_in_between():
+    environment = gymnasium_env.make('CartPole-v1', 2, 0, max_episode_steps=10, action_repeat=4)
+    environment.reset()
+    rewards = [environment.step(np.int64([0, 1])) for _ in range(3)]
+    ends = [time_step for time_step in rewards if (time_step.step_type == 2).any()]
+    assert ends and sum(time_step.reward[0] for time_step in rewards) in (9.0, 10.0)
+    environment.close()
+
+
+@pytest.mark.parametrize(
+    ('settings', 'message'),
+    [
+        ({'action_repeat': 0}, 'got action_repeat=0; need at least 1'),
+        ({'action_repeat': 2, 'vectorization': 'native'}, "'native' with action_repeat=2"),
+    ],
+)
+def test_refuses_action_repeats(settings, message):
+    with pytest.raises(ValueError, match=message):
+        gymnasium_env.make('CartPole-v1', 2, 0, **settings)

@@ -7,6 +7,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from tests import fakes
 from tests.environments import conformance, example_environments
+from tests.testing import two_rewards
 from tflearn.environments import vector_env
 
 TwoStates = example_environments.TwoStates
@@ -116,3 +117,16 @@ def test_requires_next_step_autoreset():
     env = SyncVectorEnv([TwoStates], autoreset_mode=AutoresetMode.SAME_STEP)
     with pytest.raises(ValueError, match='got a vector environment with autoreset mode .*; need .*NEXT_STEP'):
         vector_env.native(lambda: env, seed=None)
+
+
+@pytest.mark.parametrize('worker_processes', [False, True])
+def test_several_rewards(worker_processes):
+    """As the environment's `reward_space` says; all are 0 in the first step of an episode."""
+    environments = two_rewards.make(2, 0, worker_processes)
+    assert environments.specs.reward.shape == (2,)
+    time_steps = [environments.reset(), *(environments.step(np.int64([0, 1])) for _ in range(5))]
+    environments.close()
+    rewards = np.stack([time_step.reward for time_step in time_steps])
+    assert rewards.dtype == np.float32
+    np.testing.assert_array_equal(rewards[:, 0], [[0, 0], *[[1, 0]] * 4, [0, 0]])
+    np.testing.assert_array_equal(rewards[:, 1], [[0, 0], *[[0, 1]] * 4, [0, 0]])

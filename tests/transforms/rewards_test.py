@@ -67,3 +67,19 @@ def test_function_gets_observation_action_and_next_observation():
 def test_refuses_what_does_not_fit(make, message):
     with pytest.raises(ValueError, match=message):
         make().transform_specs(SPECS)
+
+
+def test_weighted_sum_of_several_rewards():
+    """Its weights are variables that policies and checkpoints have; they can be assigned."""
+    specs = EnvironmentSpecs(SPECS.observation, SPECS.action, tf.TensorSpec((2,), tf.float32, 'reward'))
+    transform = rewards.Weighted([0.5, -1.0])
+    assert transform.transform_specs(specs).reward.shape == ()
+    several = tf.stack([tf.constant(REWARD), tf.ones_like(REWARD)], axis=-1)
+    data = experience()._replace(reward=several)
+    is_step = NEXT_STEP_TYPE[0] != 0
+    np.testing.assert_allclose(transform.transform_experience(data).reward[0], (0.5 * REWARD[0] - 1.0) * is_step)
+    transform.weights.assign([0.0, 2.0])
+    np.testing.assert_allclose(transform.transform_experience(data).reward[0], 2.0 * is_step)
+    assert transform.statistics.variables == (transform.weights,)
+    with pytest.raises(ValueError, match='got rewards.Weighted of 2 weights for the reward .* a weight for each'):
+        rewards.Weighted([0.5, -1.0]).transform_specs(SPECS)

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from gymnasium import spaces
 
-from tests.agents import observation_matrix_test as matrix
+from tests.testing import conformance_cells as matrix
 from tests.testing import structured
 from tests.testing.replay import serve  # noqa: F401 - a fixture
 from tflearn.actors import exploration
@@ -128,3 +128,18 @@ def test_a_mask_stays_legal(tmp_path):
 def test_refuses_a_wrong_order(transforms, message, environments):
     with pytest.raises((ValueError, TypeError), match=message):
         make_agent(environments.specs, transforms=transforms)
+
+
+def test_refuses_several_rewards_and_agents_that_change_sequences(environments):
+    specs = environments.specs
+    several = EnvironmentSpecs(specs.observation, specs.action, tf.TensorSpec((2,), tf.float32, 'reward'))
+    with pytest.raises(ValueError, match='got the reward .* need one number; add rewards.Weighted'):
+        make_agent(several, transforms=[rewards.Clip()])
+
+    def make(*given):
+        agent = MAKE_DQN(*given)
+        agent._training_data_spec = ()
+        return agent
+
+    with pytest.raises(ValueError, match='which changes sequences before it trains on them'):
+        make_agent(specs, make=make)

@@ -88,6 +88,7 @@ class EpisodeMetrics:
       discounted_return  the mean of the discounted returns from each of its steps; compare it with a critic's values.
                          If a time limit ended the episode, it is below the returns that these values predict.
       reward             the mean of its rewards
+      return_<i>         the sum of the i-th reward, from 0 on, where there are several; the others are of their sum
       info/<key>         the mean, over its steps, of a number in the environment's info
       info_end/<key>     the last value of that number
 
@@ -119,6 +120,7 @@ class EpisodeMetrics:
         self._weights = np.ones((3, num_environments))
         self._factors, self._addends = np.array([[1.0], [gamma], [gamma]]), np.array([[0.0], [0.0], [1.0]])
         self._lengths = np.zeros(num_environments, np.int64)
+        self._returns: np.ndarray | None = None  # of each of several rewards, [B, n]
         self._read_info, self._info = read_info, InfoMetrics(num_environments)
         self._newest: collections.deque[Episode] = collections.deque(maxlen=max(buffer_size, num_environments))
         self._undrained: collections.deque[Episode] = collections.deque(maxlen=_MAX_DRAINED)
@@ -137,7 +139,11 @@ class EpisodeMetrics:
         if np.count_nonzero(first):
             self._begin(first)
         reward = trajectory.reward
-        self._sums += self._weights * (reward if reward.ndim == 1 else reward.reshape(len(reward), -1).sum(1))
+        if reward.ndim > 1:
+            rewards = reward.reshape(len(reward), -1)
+            self._returns = rewards.astype(np.float64) if self._returns is None else self._returns + rewards
+            reward = rewards.sum(1)
+        self._sums += self._weights * reward
         self._weights *= self._factors
         self._weights += self._addends
         self._lengths += 1  # at boundaries too, but the next row resets it
@@ -156,6 +162,8 @@ class EpisodeMetrics:
 
     def _begin(self, first: np.ndarray) -> None:
         self._sums[:, first], self._weights[:, first], self._lengths[first] = 0.0, 1.0, 0
+        if self._returns is not None:
+            self._returns[first] = 0.0
         self._info.begin(first)
 
     def _finish(self, i: int) -> None:
@@ -169,6 +177,8 @@ class EpisodeMetrics:
             'reward': episode_return / length,
             **self._info.of(i),
         }
+        if self._returns is not None:
+            episode |= {f'return_{k}': value for k, value in enumerate(self._returns[i].tolist())}
         self.episodes += 1
         self._newest.append(episode)
         self._undrained.append(episode)

@@ -19,13 +19,17 @@ class EpisodeStatistics:
     """Returns and lengths of the episodes of one evaluation.
 
     Attributes:
-      returns: the undiscounted return of each episode, grouped by environment, oldest first.
+      returns: the undiscounted return of each episode, grouped by environment, oldest first; of the sum of several
+        rewards.
+      lengths: the steps of each episode.
       dropped_episodes: the number of episodes that a failure interrupted; others replaced them.
+      mean_returns: the mean return of each reward, where there are several; else ().
     """
 
     returns: tuple[float, ...]
     lengths: tuple[int, ...]
     dropped_episodes: int = 0
+    mean_returns: tuple[float, ...] = ()
 
     @property
     def num_episodes(self) -> int:
@@ -97,9 +101,9 @@ class Evaluator:
           RuntimeError: if too many episodes in a row of one environment are interrupted.
           Stopped: when `stop` was set.
         """
-        episodes: list[list[tuple[float, int]]] = [[] for _ in self._quotas]
+        episodes: list[list[tuple[np.ndarray, int]]] = [[] for _ in self._quotas]
         missing = self._quotas.copy()
-        returns, lengths = np.zeros(len(missing)), np.zeros(len(missing), np.int64)
+        returns, lengths = np.zeros((len(missing), 1)), np.zeros(len(missing), np.int64)
         dropped, dropped_in_a_row = 0, np.zeros(len(missing), np.int64)
         time_step = self._environment.reset()
         policy_state = policy.initial_state(len(missing))
@@ -113,14 +117,21 @@ class Evaluator:
             interrupted = first & ~ended & (missing > 0)
             dropped += np.count_nonzero(interrupted)
             dropped_in_a_row = np.where(ended, 0, dropped_in_a_row) + interrupted
-            returns, lengths = np.where(first, 0.0, returns + time_step.reward), np.where(first, 0, lengths + 1)
+            rewards = time_step.reward.reshape(len(missing), -1)
+            returns, lengths = np.where(first[:, None], 0.0, returns + rewards), np.where(first, 0, lengths + 1)
             self._check(lengths[missing > 0], dropped_in_a_row)
             for i in np.flatnonzero(time_step.step_type == ts.StepType.LAST):
                 if missing[i]:
-                    episodes[i].append((float(returns[i]), int(lengths[i])))
+                    episodes[i].append((returns[i], int(lengths[i])))
                     missing[i] -= 1
         played = [episode for group in episodes for episode in group]
-        return EpisodeStatistics(tuple(value for value, _ in played), tuple(length for _, length in played), dropped)
+        of_rewards = np.stack([values for values, _ in played])  # [episodes, rewards]
+        return EpisodeStatistics(
+            tuple(of_rewards.sum(axis=1).tolist()),
+            tuple(length for _, length in played),
+            dropped,
+            tuple(of_rewards.mean(axis=0).tolist()) if time_step.reward.ndim > 1 else (),
+        )
 
     def _check(self, lengths: np.ndarray, dropped_in_a_row: np.ndarray) -> None:
         """Raises an error if the evaluation might not end; `lengths` are those of the episodes that still count."""

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import gymnasium
+import numpy as np
+import tensorflow as tf
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.wrappers import RecordVideo
 
@@ -26,6 +28,7 @@ def make(
     step_timeout_secs: float = vector_env.STEP_TIMEOUT_SECS,
     register: Callable[[], object] | None = None,
     mask_in_info: str | None = None,
+    action_repeat: int = 1,
 ) -> BatchedEnvironment:
     """Makes a batch of a gymnasium environment.
 
@@ -48,6 +51,8 @@ def make(
         called unless `name` is registered already.
       mask_in_info: the key of the environment's `info` with a mask of legal actions. The observation then has the parts
         'observation' and 'action_mask', for `make_agent.action_mask`; None leaves it as it is.
+      action_repeat: how often the environment is stepped with each action: their rewards are added, and the episode may
+        end in between. `max_episode_steps` counts the environment's own steps.
 
     Returns:
       The batch; see `BatchedEnvironment`. Close it when done.
@@ -57,9 +62,11 @@ def make(
       RuntimeError: if an environment cannot be made in its worker process.
     """
     _check(num_environments, seed, vectorization, max_episode_steps, step_timeout_secs)
+    check_at_least(1, action_repeat=action_repeat)
     spec = registry.find(name, register)
-    if vectorization == 'native' and mask_in_info is not None:
-        raise UserValueError(f"got vectorization='native' with mask_in_info={mask_in_info!r}; choose 'in_process'")
+    if vectorization == 'native' and (mask_in_info is not None or action_repeat > 1):
+        changed = f'action_repeat={action_repeat}' if action_repeat > 1 else f'mask_in_info={mask_in_info!r}'
+        raise UserValueError(f"got vectorization='native' with {changed}; choose 'in_process'")
     if vectorization == 'native' and spec.vector_entry_point is None:
         raise UserValueError(f"got vectorization='native' of name={name!r}, which has none registered; choose 'auto'")
     try:
@@ -68,13 +75,15 @@ def make(
         make_one = functools.partial(
             gymnasium.make, spec, max_episode_steps=max_episode_steps, disable_env_checker=True, **more
         )
+        if action_repeat > 1:
+            make_one = functools.partial(ActionRepeat, make_one, action_repeat)
         if mask_in_info is not None:
             make_one = functools.partial(sync_vector_env.MaskFromInfo, make_one, mask_in_info)
         if max_episode_steps is not None:
             more = {**more, 'max_episode_steps': max_episode_steps}
         make_all = functools.partial(gymnasium.make_vec, spec, vectorization_mode='vector_entry_point', **more)
         if vectorization == 'auto':
-            plain = not more and mask_in_info is None and spec.vector_entry_point is not None
+            plain = not more and mask_in_info is None and action_repeat == 1 and spec.vector_entry_point is not None
             vectorization = 'native' if plain and _are_same_task(make_one, make_all) else 'in_process'
         if vectorization == 'native':
             return vector_env.native(functools.partial(make_all, num_envs=num_environments), seed)
@@ -125,6 +134,66 @@ def record(
         raise UserValueError(
             f'got name={name!r}, kwargs={kwargs}; need an environment that can be rendered ({error})'
         ) from error
+
+
+class ActionRepeat(gymnasium.Wrapper):
+    """Another environment in which an action counts for several of its steps, as in Mnih et al. 2015 ("frame skip").
+
+    The reward is the sum of theirs; the observation and the info are the last step's. An episode that ends in between
+    ends with the step. `TimeLimit` wrappers inside count the environment's own steps.
+    """
+
+    def __init__(self, make_one: Callable[[], gymnasium.Env], num_repeats: int):
+        """Makes the environment; `num_repeats` of its steps become one."""
+        super().__init__(make_one())
+        self._num_repeats = num_repeats
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """See `gymnasium.Env`."""
+        total = 0.0
+        for _ in range(self._num_repeats):
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            total += float(reward)
+            if terminated or truncated:
+                break
+        return observation, total, terminated, truncated, info
+
+
+def goal_reward(
+    name: str, kwargs: dict[str, Any] | None = None, register: Callable[[], object] | None = None
+) -> Callable[[Any, Any], tf.Tensor]:
+    """Returns the rewards of a goal environment as a function for `hindsight.Hindsight.reward`.
+
+    It calls `compute_reward` of an instance that is never stepped, for arrays of goals [N, n], as those of
+    gymnasium-robotics take them. It is Python: a TensorFlow function, such as `hindsight.sparse_reward`, is faster.
+
+    Args:
+      name: as for `make`.
+      kwargs: as for `make`.
+      register: as for `make`.
+
+    Returns:
+      A function of achieved and desired goals [..., n] to rewards, float32 [...].
+
+    Raises:
+      ValueError: as for `make`, and if the environment has no goals.
+    """
+    spec = registry.find(name, register)
+    try:
+        environment: Any = gymnasium.make(spec, disable_env_checker=True, **(kwargs or {})).unwrapped
+    except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
+        raise registry.missing(name, error) from error
+    if not hasattr(environment, 'compute_reward'):
+        raise UserValueError(f'got name={name!r}, which has no compute_reward; need a goal environment')
+
+    def compute(achieved: np.ndarray, desired: np.ndarray) -> np.ndarray:
+        return np.asarray(environment.compute_reward(achieved, desired, {}), np.float32)
+
+    def reward(achieved: tf.Tensor, desired: tf.Tensor) -> tf.Tensor:
+        goals = [tf.reshape(goal, [-1, goal.shape[-1]]) for goal in (achieved, desired)]
+        return tf.reshape(tf.numpy_function(compute, goals, tf.float32), tf.shape(achieved)[:-1])
+
+    return reward
 
 
 def _check(

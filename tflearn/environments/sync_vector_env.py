@@ -186,12 +186,18 @@ class InfoColumns:
             self._missing[key] = np.full(shape, np.nan if dtype.kind == 'f' else 0, dtype)
 
 
+def reward_shape(environment: gymnasium.Env) -> tuple[int, ...]:
+    """Returns the shape of an environment's rewards: (), or that of its `reward_space`, as in MO-Gymnasium."""
+    space = getattr(environment.unwrapped, 'reward_space', None)
+    return () if space is None else tuple(space.shape)
+
+
 class Step(NamedTuple):
     """The results of a step. Rebuilt environments have reward 0, and their episodes have not ended.
 
     Attributes:
       observation: observations in gymnasium's batched form; the next step may overwrite them.
-      reward: [B], of any float type.
+      reward: [B], of any float type; [B, n] of an environment with several rewards.
       terminated: bool [B].
       truncated: bool [B].
       info: see `types.BatchedEnvironment`, but actions are elements of the action space.
@@ -212,6 +218,7 @@ class RebuildingVectorEnv(Protocol):
     num_envs: int
     single_observation_space: spaces.Space
     single_action_space: spaces.Space
+    reward_shape: tuple[int, ...]
     failures: Failures
 
     def reset(self, seed: int | None) -> Any:
@@ -245,6 +252,9 @@ class SyncVectorEnv:
             raise
         self.single_observation_space = self._environments[0].observation_space
         self.single_action_space = self._environments[0].action_space
+        self.reward_shape = reward_shape(self._environments[0])
+        self._to_reward: Any = float if not self.reward_shape else np.float32
+        self._no_reward = self._to_reward(np.zeros(self.reward_shape))
         self._action_space = batch_space(self.single_action_space, num_environments)
         self._batch = create_empty_array(self.single_observation_space, num_environments)
         self._gather = gathering.gatherer(self.single_observation_space, self._batch)
@@ -272,12 +282,12 @@ class SyncVectorEnv:
             try:
                 if self._ended[i]:
                     observation, info = environment.reset()
-                    results.append((observation, 0.0, False, False, info))
+                    results.append((observation, self._no_reward, False, False, info))
                 else:
                     observation, reward, terminated, truncated, info = environment.step(own_action)
-                    results.append((observation, float(reward), terminated, truncated, info))
+                    results.append((observation, self._to_reward(reward), terminated, truncated, info))
             except Exception as error:
-                results.append((self._rebuild(i, error), 0.0, False, False, {}))
+                results.append((self._rebuild(i, error), self._no_reward, False, False, {}))
                 failed.append(i)
         self.failures.record_step(failed)
         observations, rewards, all_terminated, all_truncated, all_infos = zip(*results, strict=True)
@@ -334,6 +344,7 @@ class NativeVectorEnv:
         self.num_envs = self._vector_env.num_envs
         self.single_observation_space = self._vector_env.single_observation_space
         self.single_action_space = self._vector_env.single_action_space
+        self.reward_shape: tuple[int, ...] = ()
         self.failures = Failures(self.num_envs)
         self._columns = InfoColumns(self.num_envs)
         self._seed: int | None = None

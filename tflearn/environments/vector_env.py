@@ -5,6 +5,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import tensorflow as tf
 from gymnasium.vector import VectorEnv
 from tf_agents.trajectories import time_step as ts
 
@@ -38,6 +39,7 @@ class VectorEnvironment:
             self.specs = EnvironmentSpecs(
                 observation=spaces.to_spec(environments.single_observation_space, 'observation'),
                 action=spaces.to_spec(environments.single_action_space, 'action'),
+                reward=tf.TensorSpec(environments.reward_shape, tf.float32, 'reward'),
             )
         except ValueError:
             environments.close()
@@ -64,7 +66,7 @@ class VectorEnvironment:
         self.info = {}
         return ts.TimeStep(
             step_type=np.full(self.num_environments, _FIRST),
-            reward=np.zeros(self.num_environments, np.float32),
+            reward=np.zeros((self.num_environments, *self.specs.reward.shape), np.float32),
             discount=np.ones(self.num_environments, np.float32),
             observation=self._observation(observation),
         )

@@ -54,6 +54,8 @@ def run_worker(index: int, make_one: CloudpickleWrapper, pipe: connection.Connec
 
 def _serve(environment: gymnasium.Env, index: int, pipe: connection.Connection, shared_memory: Any) -> None:
     ended = False
+    shape = sync_vector_env.reward_shape(environment)
+    to_reward: Any = np.float32 if shape else float
     for command, argument in _commands(pipe):
         if command == 'start':
             _reply(pipe, (True, None))
@@ -61,11 +63,11 @@ def _serve(environment: gymnasium.Env, index: int, pipe: connection.Connection, 
         if command == 'step' and not ended:
             observation, reward, terminated, truncated, info = environment.step(argument)
             ended = bool(terminated or truncated)
-            result = (float(reward), bool(terminated), bool(truncated), sync_vector_env.numeric_info(info))
+            result = (to_reward(reward), bool(terminated), bool(truncated), sync_vector_env.numeric_info(info))
         else:
             observation, info = environment.reset(seed=argument if command == 'reset' else None)
             ended = False
-            result = (0.0, False, False, sync_vector_env.numeric_info(info))
+            result = (to_reward(np.zeros(shape)), False, False, sync_vector_env.numeric_info(info))
         write_to_shared_memory(environment.observation_space, index, observation, shared_memory)
         _reply(pipe, (True, result))
 
@@ -140,6 +142,7 @@ class WorkerVectorEnv:
         with contextlib.closing(make_one()) as example:
             self.single_observation_space = example.observation_space
             self.single_action_space = example.action_space
+            self.reward_shape = sync_vector_env.reward_shape(example)
         self.num_envs = num_environments
         self.failures = Failures(num_environments)
         self._make_one = CloudpickleWrapper(make_one)
@@ -180,7 +183,7 @@ class WorkerVectorEnv:
             self.failures.record_step(failed)
             if failed:
                 self._rebuild(failed)
-        of_failed: tuple[float, bool, bool, dict[str, Any]] = (0.0, False, False, {})
+        of_failed: tuple[Any, bool, bool, dict[str, Any]] = (np.zeros(self.reward_shape), False, False, {})
         all_results = [results.get(i, of_failed) for i in range(self.num_envs)]
         rewards, terminated, truncated, all_infos = zip(*all_results, strict=True)
         return sync_vector_env.Step(

@@ -63,6 +63,8 @@ class EvaluationReport:
             'dropped_episodes': statistics.dropped_episodes,
             'exported_at': candidate.metadata.get('exported_at'),
         }
+        if statistics.mean_returns:
+            evaluation['mean_returns'] = list(statistics.mean_returns)
         metrics = {key: evaluation[key] for key in ('train_step', 'mean_return', 'num_episodes')}
         self.record.append(evaluation)
         logging.info(
@@ -115,6 +117,7 @@ class EvaluationReport:
             'mean_episode_length': evaluation['mean_length'],
             'dropped_episodes': evaluation['dropped_episodes'],
         }
+        metrics |= {f'mean_return_{i}': value for i, value in enumerate(evaluation.get('mean_returns', ()))}
         if interval:
             metrics |= {'mean_return_low': interval[0], 'mean_return_high': interval[1]}
         axes = {'evaluate': evaluation['train_step'], 'evaluate_by_env_steps': evaluation['env_steps']}

@@ -60,7 +60,8 @@ def synchronous(
       experience: the run's experience settings; items are drawn uniformly.
       stop_conditions: when training ends; also at `collect_options.max_env_steps`.
       num_environments: the number of environments stepped together.
-      intervals: how often policies are exported; the others have no meaning here.
+      intervals: how often policies are exported, and reward weights are read (`publish_interval_steps`); the others
+        have no meaning here.
       device: see the train job; the strategy is 'default'.
       initial: see the train job.
       exports: see the train job.

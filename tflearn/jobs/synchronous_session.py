@@ -21,6 +21,7 @@ from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.triggers import IntervalTrigger
 from tflearn.run_dir import RunDir, Status
 from tflearn.sampling import local
+from tflearn.transforms.reward_weights import RewardWeights
 from tflearn.types import Agent
 from tflearn.waiting import LOG_EVERY_SECS
 
@@ -126,6 +127,7 @@ class SynchronousSession:
             replay,
             run_dir,
             triggers=[
+                IntervalTrigger(settings.intervals.publish_interval_steps, RewardWeights(agent, run_dir)),
                 IntervalTrigger(settings.intervals.export_interval_steps, self._export),
                 *([IntervalTrigger(updates, lambda step: self._exports.export_update(step))] if updates else []),
                 *self._summary_triggers(settings.summary_steps),

@@ -27,6 +27,7 @@ from tflearn.learner.triggers import IntervalTrigger
 from tflearn.replay import connection, reports
 from tflearn.replay.storage import REPLAY, ReplayStatistics, Storage
 from tflearn.run_dir import RunDir, Status
+from tflearn.transforms.reward_weights import RewardWeights
 from tflearn.types import Agent
 from tflearn.waiting import LOG_EVERY_SECS, PeerStopped
 from tflearn.weights import contract
@@ -134,6 +135,9 @@ class TrainSession:
             IntervalTrigger(settings.intervals.publish_interval_steps, self._publish),
             IntervalTrigger(settings.intervals.export_interval_steps, self._export),
         ]
+        if strategies.layout(strategy).workers == 1:  # only the chief could read the file
+            read = RewardWeights(agent, self._run_dir)
+            triggers.insert(0, IntervalTrigger(settings.intervals.publish_interval_steps, read))
         if settings.summary_steps:
             write = lambda step: self._collect_summaries.write(self._reports.metrics())  # noqa: E731
             triggers.append(IntervalTrigger(settings.summary_steps, write))

@@ -116,6 +116,13 @@ class Grayscale(_ImageTransform):
 
     need = 'an image [height, width, 3] of bytes or floats'
 
+    def __init__(self, paths: Sequence[str] | None = None):
+        """
+        Args:
+          paths: the images' paths; None changes all images of three channels.
+        """
+        super().__init__(paths)
+
     def fits(self, spec: tf.TensorSpec) -> bool:
         """See `ObservationTransform`."""
         return super().fits(spec) and spec.shape[-1] == 3

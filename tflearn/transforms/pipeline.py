@@ -11,6 +11,7 @@ from tf_agents.typing import types
 
 from tflearn.errors import UserTypeError, UserValueError
 from tflearn.experience import Slicing
+from tflearn.transforms import rewards
 from tflearn.transforms.transform import ObservationTransform, Transform
 from tflearn.types import EnvironmentSpecs
 
@@ -48,6 +49,11 @@ class Pipeline:
         states = tuple(transform.state_spec for transform in self._transforms)
         self.state_spec: types.NestedTensorSpec = states if tf.nest.flatten(states) else ()
         self.statistics = [transform.statistics for transform in self._transforms if transform.statistics is not None]
+
+    @property
+    def reward_weights(self) -> tf.Variable | None:
+        """The weights of several rewards; None if there are none."""
+        return next((item.weights for item in self._transforms if isinstance(item, rewards.Weighted)), None)
 
     @property
     def variables(self) -> list[tf.Variable]:

@@ -1,6 +1,6 @@
-"""Transforms of rewards: clip, scale, shift; rewards computed from observations."""
+"""Transforms of rewards: clip, scale, shift, weighted sum; rewards computed from observations."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -107,3 +107,46 @@ class Function(Transform):
         reward = self._function(now(experience.observation), now(experience.action), after)
         reward = or_zero(reward, experience.next_step_type[:, :-1] != ts.StepType.FIRST)
         return experience._replace(reward=tf.pad(reward, [[0, 0], [0, 1]]))
+
+
+class Weighted(RewardTransform):
+    """Adds up several rewards, each times its weight; the weights can be changed while a run goes on.
+
+    Attributes:
+      weights: float32 variable [n], in checkpoints. The train job assigns it what is in the run's reward weights file.
+    """
+
+    weights: tf.Variable
+
+    def __init__(self, weights: Sequence[float]):
+        """
+        Args:
+          weights: the rewards' weights at the start of a run.
+        """
+        self._initial = tuple(weights)
+
+    def transform_specs(self, specs: types.EnvironmentSpecs) -> types.EnvironmentSpecs:
+        """See `Transform`.
+
+        Raises:
+          ValueError: if there are not as many weights as rewards.
+        """
+        if specs.reward.shape != (len(self._initial),):
+            raise UserValueError(
+                f'got rewards.Weighted of {len(self._initial)} weights for the reward {specs.reward}; need a vector of '
+                'rewards, and a weight for each'
+            )
+        self.weights = tf.Variable(
+            tf.constant(self._initial, tf.float32),
+            trainable=False,
+            name='reward_weights',
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        )
+        self.statistics = tf.Module('reward_weights')
+        self.statistics.weights = self.weights
+        self.policy_variables = [self.weights]
+        return types.EnvironmentSpecs(specs.observation, specs.action)
+
+    def transform_reward(self, reward: tf.Tensor) -> tf.Tensor:
+        """See `RewardTransform`."""
+        return tf.reduce_sum(reward * self.weights, axis=-1)

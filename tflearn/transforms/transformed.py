@@ -12,7 +12,8 @@ from tf_agents.trajectories import trajectory
 
 from tflearn.action_mask import mask_of
 from tflearn.errors import UserValueError
-from tflearn.experience import Experience
+from tflearn.experience import Experience, Queue
+from tflearn.transforms.hindsight import Hindsight
 from tflearn.transforms.pipeline import Pipeline
 from tflearn.transforms.policy import transformed
 from tflearn.transforms.transform import Transform
@@ -39,12 +40,26 @@ def make_agent(
 
     Raises:
       ValueError: if a transform does not fit the specs or stands at the wrong place, it needs other rows than items
-        have, the transformed rewards are not one number, or `make_agent` refuses its arguments.
+        have, the transformed rewards are not one number, or `make_agent` refuses its arguments or makes an agent that
+        changes sequences itself.
     """
+    if isinstance(experience.replay, Queue) and any(isinstance(item, Hindsight) for item in transforms):
+        raise UserValueError(
+            f'got Hindsight with Experience.replay={experience.replay!r}; need Uniform or Prioritized, and an agent '
+            'such as DQN or SAC: actions were not taken for the new goals'
+        )
     pipeline = Pipeline(transforms, specs, experience.slicing)
     if pipeline.specs.reward.shape.rank:
-        raise UserValueError(f'got the transformed reward {pipeline.specs.reward}; need one number')
+        raise UserValueError(
+            f'got the reward {pipeline.specs.reward} after all transforms; need one number; add rewards.Weighted'
+        )
     agent = make_agent(pipeline.specs, train_step, experience)
+    collected = agent.collect_data_spec
+    if tf.nest.flatten(getattr(agent, 'training_data_spec', collected)) != tf.nest.flatten(collected):
+        raise UserValueError(
+            f'got a {type(agent).__name__}, which changes sequences before it trains on them; need an agent that '
+            'trains on what its collect policy makes, such as those of tflearn.agents'
+        )
     if mask := mask_of(agent.policy):
         pipeline.check_unchanged(mask.path)
     return (_PreparingAgent if hasattr(agent, 'prepare') else TransformedAgent)(agent, specs, pipeline)
@@ -55,6 +70,7 @@ class TransformedAgent(tf.Module):
 
     Attributes:
       extra_steps: the rows of an item before and after its sequence, which the transforms need.
+      reward_weights: the weights of several rewards, float32 variable [n]; None if there is one reward.
     """
 
     def __init__(self, agent: Agent, specs: EnvironmentSpecs, pipeline: Pipeline):
@@ -71,6 +87,7 @@ class TransformedAgent(tf.Module):
         self.collect_policy = transformed(agent.collect_policy, specs, pipeline)
         self.train_step_counter = agent.train_step_counter
         self.extra_steps = pipeline.extra_steps
+        self.reward_weights = pipeline.reward_weights
         # In functions, since TensorFlow would wrap lists and dictionaries in attributes.
         self._pipeline = lambda: pipeline
         self._specs = lambda: specs
