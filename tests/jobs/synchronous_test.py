@@ -57,6 +57,7 @@ def assert_same(one, other):
     assert metrics(one) == metrics(other)
 
 
+@pytest.mark.slow
 def test_totals_and_schedules_by_environment_steps(tmp_path):
     """The learning rate is 0 after 100 environment steps: from then on weights stay as they are."""
     rate = schedules.by_env_steps(schedules.piecewise([(100, 1e-2), (101, 0.0)]))

@@ -14,7 +14,7 @@ from tflearn.sampling.sampler import ReplaySampler
 from tflearn.types import BatchSource
 
 
-@pytest.mark.parametrize('sampling', ['learner', 'server'])
+@pytest.mark.parametrize('sampling', ['learner', pytest.param('server', marks=pytest.mark.slow)])
 def test_each_table_has_its_share_of_each_batch(serve, tmp_path, sampling):
     """The episodes of one table have three steps, those of the other do not end."""
     served = [serve(experience(sampling), checkpoints=tmp_path / str(i)) for i in range(2)]

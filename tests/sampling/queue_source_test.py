@@ -100,7 +100,7 @@ def test_drops_items_that_are_too_old(start):
     assert trajectory.observation.shape[0] == 3
 
 
-@pytest.mark.parametrize(('episode_steps', 'kept'), [(5, 5), (3, 3)])
+@pytest.mark.parametrize(('episode_steps', 'kept'), [(5, 5), pytest.param(3, 3, marks=pytest.mark.slow)])
 def test_drops_episodes_of_other_lengths(start, episode_steps, kept):
     slicing = {'sequence_length': 6, 'stride': 5, 'pad_episodes': True}
     served, source = start(**slicing, episode_steps=episode_steps, batch_size=2)

@@ -37,8 +37,8 @@ class LearnerOptions:
       summaries: when summaries are written, and what they contain; None writes none.
       loop: how train steps are taken.
       after_run: called on the host after every call of `run`, with its result, before the triggers.
-      make_triggers: called with the learner when it is made; returns triggers of one's own, which are called after all
-        others (see `learner.triggers`). They can use the learner's `agent`, `step`, `summarize` and `save`.
+      make_triggers: called with the learner when it is made, on each worker; returns triggers of one's own, which are
+        called after all others (see `learner.triggers`). They can use its `agent`, `step`, `summarize` and `save`.
     """
 
     checkpoint_interval_steps: int | None = 5_000
