@@ -10,6 +10,7 @@ from tf_agents.trajectories import time_step as ts
 
 from tests.testing import foreign_agents
 from tflearn.agents import dqn
+from tflearn.distribute import strategies
 from tflearn.experience import Experience, Iteration, Queue, Slicing
 from tflearn.learner import agent_data
 from tflearn.train_step import create_train_step
@@ -124,6 +125,21 @@ def test_prepares_steps_with_advantages(ppo):
     assert np.any(expected)
     after = [value.numpy() for value in agent._observation_normalizer.variables]
     assert any(np.any(one != other) for one, other in zip(before, after, strict=True))
+
+
+@pytest.mark.slow
+def test_two_replicas_add_all_their_sequences_to_the_normalizers():
+    strategy = strategies.make('mirrored:2')
+    with strategy.scope():
+        agent, *_ = made(foreign_agents.ppo, ITERATION, **foreign_agents.FOR_ITERATIONS)
+    prepare = agent_data.preparation(agent)
+    data = zeros(agent.collect_data_spec, (3, 5))
+    # Each replica has tensors of its own.
+    own = lambda: prepare(tf.nest.map_structure(tf.identity, data))  # noqa: E731
+    samples, _ = tf.function(lambda: strategy.run(own))()
+    assert samples.reward.values[1].shape == (3, 4, 1)
+    (count,) = agent._observation_normalizer._count
+    assert [value.numpy().max().round() for value in count.values] == [2 * 3 * 5] * 2
 
 
 def test_whole_sequences_are_preprocessed_in_replica():

@@ -46,17 +46,11 @@ def test_own_triggers_are_called_after_all_others(tmp_path, make_agent, make_dat
 
 
 def test_debug_summaries_of_an_agent_are_in_those_of_the_run(tmp_path, make_agent, make_dataset_fn):
-    tags = []
-    for debug in (False, True):
-        run_dir = RunDir(tmp_path / str(debug))
-        options = LearnerOptions(summaries=SummaryOptions(interval_steps=2))
-        with Learner(make_agent(debug_summaries=debug), make_dataset_fn(), run_dir, options=options) as learner:
-            learner.run(2)
-        found = written_summaries.histograms(run_dir.summaries('train'))
-        found |= written_summaries.scalars(run_dir.summaries('train'))
-        tags.append({tag for tag in found if not tag.startswith('gradients/')})
-    assert tags[0] < tags[1]
-    assert any('td_error' in tag for tag in tags[1] - tags[0]), tags[1] - tags[0]
+    options = LearnerOptions(summaries=SummaryOptions(interval_steps=2))
+    with Learner(make_agent(debug_summaries=True), make_dataset_fn(), RunDir(tmp_path), options=options) as learner:
+        learner.run(2)
+    scalars = written_summaries.scalars(RunDir(tmp_path).summaries('train'))
+    assert any('next_q_values' in tag for tag in scalars), scalars.keys()
 
 
 @pytest.mark.parametrize('name', ['default', 'mirrored:2'])

@@ -152,7 +152,10 @@ def test_an_agent_of_tf_agents_computes_advantages_of_each_length(tmp_path):
     agent = make_agent(factory, EXPERIENCE)
     source = rounds.RoundSource(agent, EXPERIENCE)
     with Learner(agent, source, RunDir(tmp_path), options=LearnerOptions(summaries=None)) as learner:
+        assert float(tf.reduce_max(agent._observation_normalizer._count[0])) < 1e-6, 'nothing was added yet'
         done = rounds.train_round(learner, source, [episode(agent, length) for length in (5, 3, 5)])
+        # Three episodes, each with the row after its end.
+        assert float(tf.reduce_max(agent._observation_normalizer._count[0])) == pytest.approx(6 + 4 + 6)
         assert (done.num_steps, done.result.num_steps) == (13, 4)
         assert np.isfinite(done.result.loss)
 
@@ -196,6 +199,7 @@ def test_refuses_settings_that_rounds_do_not_have():
         source.begin([episode(agent, 2)] * 3)
 
 
+@pytest.mark.slow
 def test_two_replicas_share_the_sequences(tmp_path):
     strategy = tf.distribute.MirroredStrategy(tf.config.list_logical_devices('CPU')[:2])
     if strategy.num_replicas_in_sync < 2:

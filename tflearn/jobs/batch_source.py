@@ -8,6 +8,7 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn.distribute import strategies
+from tflearn.errors import UserValueError
 from tflearn.experience import Experience, Iteration, Prioritized, Queue, Reuse, Uniform
 from tflearn.learner import agent_data
 from tflearn.learner.minibatches import MinibatchSource
@@ -43,7 +44,7 @@ def make(
       weights: the proportions in which batches mix the servers' items.
 
     Raises:
-      ValueError: if a batch is too small for its shares.
+      ValueError: if a batch is too small for its shares, or several workers cannot prepare iterations together.
     """
     layout, experience = strategies.layout(placement), storage.experience
     seed += layout.worker
@@ -65,6 +66,11 @@ def make(
     iteration = experience.replay.training
     if not isinstance(iteration, Iteration):
         return queue
+    if layout.workers > 1 and not agent_data.is_packaged(agent):
+        raise UserValueError(
+            f'got Queue.training=Iteration(...) with a {type(agent).__name__} on {layout.workers} workers, each '
+            'of which would have normalizers of its own; need one worker'
+        )
     of_sequences = getattr(agent, 'trains_on_sequences', False)
     return MinibatchSource(queue, agent_data.preparation(agent), iteration, placement, seed, of_sequences)
 

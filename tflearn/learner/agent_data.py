@@ -138,11 +138,17 @@ def preparation(agent: Any) -> Callable[[Any], tuple[Any, tf.Tensor]]:
         return agent.prepare
     updates_itself = getattr(agent, 'update_normalizers_in_train', True)
 
+    def update(strategy: tf.distribute.Strategy, observation: Any, reward: tf.Tensor) -> None:
+        # TF-Agents' normalizers cannot be updated in replica context.
+        join = lambda value: tf.concat(strategy.experimental_local_results(value), axis=0)  # noqa: E731
+        agent.update_observation_normalizer(tf.nest.map_structure(join, observation))
+        agent.update_reward_normalizer(join(reward))
+
     def prepare(experience: Any) -> tuple[Any, tf.Tensor]:
         samples = tf.nest.map_structure(lambda column: column[:, :-1, None], agent.preprocess_sequence(experience))
         if not updates_itself:
-            agent.update_observation_normalizer(experience.observation)
-            agent.update_reward_normalizer(experience.reward)
+            context = tf.distribute.get_replica_context()
+            context.merge_call(update, (experience.observation, experience.reward))
         return samples, tf.cast(samples.next_step_type != ts.StepType.FIRST, tf.float32)
 
     return prepare
@@ -158,7 +164,7 @@ def _overridden(agent: Any) -> bool:
     """Returns whether an agent has a `preprocess_sequence` of its own: TFAgent's returns the sequences as they are."""
     functions = (getattr(kind, '_preprocess_sequence', None) for kind in type(agent).__mro__)
     first = next((function for function in functions if function), None)
-    return first is not None and not first.__module__.endswith('.tf_agent')
+    return first is not None and first.__module__ != 'tf_agents.agents.tf_agent'
 
 
 def _is_unordered(agent: Any) -> bool:

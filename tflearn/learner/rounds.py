@@ -66,8 +66,15 @@ def train_round(
       ValueError: if the sequences do not fit the agent, or there are too few for one train step.
     """
     start = time.perf_counter()
+    given = list(sequences)
+    return _train(learner, source, given, time.perf_counter() - start, max_train_steps)
+
+
+def _train(
+    learner: Learner, source: 'RoundSource', sequences: Sequence[Any], secs: float, max_train_steps: int | None
+) -> Round:
+    """Trains on a round that took `secs` seconds to collect."""
     source.begin(sequences)
-    secs = time.perf_counter() - start
     wanted = source.steps_left if max_train_steps is None else min(source.steps_left, max_train_steps)
     result = learner.run(wanted)
     counts = source.counts
@@ -110,11 +117,13 @@ def train_rounds(
     check_at_least(1, num_rounds=num_rounds)
     done: list[Round] = []
     while source.num_rounds < num_rounds:
+        start = time.perf_counter()
         sequences = list(collect(source.num_rounds + 1))
+        secs = time.perf_counter() - start
         if not sequences:
             logging.info('the data ended after %d of %d rounds', source.num_rounds, num_rounds)
             break
-        done.append(train_round(learner, source, sequences, max_train_steps))
+        done.append(_train(learner, source, sequences, secs, max_train_steps))
         for hook in hooks:
             hook(done[-1])
     return done
@@ -159,21 +168,26 @@ class RoundSource(tf.train.experimental.PythonState):
         self._iteration = _iteration(experience)
         self._pads = hasattr(agent, 'prepare')
         self._spec, self._kind = agent.collect_data_spec, type(agent).__name__
+        if self._iteration and getattr(agent, 'trains_on_sequences', False):
+            raise UserValueError(
+                f'got a {self._kind} with memory for rounds with an Iteration; need one without, since '
+                'minibatches are of single steps; leave lstm_size out'
+            )
         _check_replicas(self._strategy, bool(self._iteration) and not self._pads, self._kind)
         self._size = experience.per_replica_batch_size * self._replicas
         if self._iteration:
             self._size = -(-self._iteration.minibatch_steps // self._replicas) * self._replicas
             prepare = agent_data.preparation(agent)
             own = lambda data: prepare(batch_structure.own_part(data, self._replicas))  # noqa: E731
-            run = lambda data: self._strategy.run(own, (data,))  # noqa: E731
+            join = functools.partial(_joined, self._strategy)
+            run = lambda data: tf.nest.map_structure(join, self._strategy.run(own, (data,)))  # noqa: E731
             self._prepare = tf.function(run, autograph=False, reduce_retracing=not self._pads)
         self._single = not self._iteration and agent_data.own_length(agent) == 1
         self._preprocess = None if self._iteration else agent_data.preprocessing(agent)
         self.num_rounds, self.steps_left = 0, 0
         self.counts: dict[str, Any] = {}
         self._length = agent_data.own_length(agent)
-        example = tf.nest.map_structure(lambda leaf: leaf.numpy(), zeros(self._spec, (self._length or 2,)))
-        self._make_variables(self._elements([example]))
+        self._make_variables()
 
     def serialize(self) -> str:
         """Returns the number of rounds as JSON."""
@@ -259,10 +273,17 @@ class RoundSource(tf.train.experimental.PythonState):
         """Ends the round."""
         self.steps_left = 0
 
-    def _make_variables(self, elements: Any) -> None:
-        def variable(value: np.ndarray) -> tf.Variable:
-            shape = tf.TensorShape([None, *value.shape[1:]])
-            return tf.Variable(value, trainable=False, shape=shape)
+    def _make_variables(self) -> None:
+        length = self._length or 2
+        if self._iteration:  # traced, not run: it would add the zeros to the agent's normalizers
+            example = zeros(self._spec, (self._replicas, length))
+            elements = self._prepare.get_concrete_function(example).structured_outputs
+        else:
+            elements = zeros(self._spec, (1, length))
+
+        def variable(like: tf.Tensor) -> tf.Variable:
+            empty = tf.zeros([0, *like.shape[1:]], like.dtype)
+            return tf.Variable(empty, trainable=False, shape=tf.TensorShape([None, *like.shape[1:]]))
 
         with tf.device('CPU:0'):
             self._columns = tf.nest.map_structure(variable, elements)
@@ -322,10 +343,10 @@ class RoundSource(tf.train.experimental.PythonState):
 
     def _samples(self, sequences: Sequence[Any]) -> tuple[Any, np.ndarray]:
         """Returns the prepared steps of sequences [T + 1, ...], and their weights, all above 0."""
-        join = functools.partial(_joined, self._strategy)
         parts = []
         for batch in [rows.padded(sequences, self._replicas)] if self._pads else rows.of_equal_length(sequences):
-            prepared = tf.nest.map_structure(join, self._prepare(tf.nest.map_structure(tf.constant, batch)))
+            prepared = self._prepare(tf.nest.map_structure(tf.constant, batch))
+            prepared = tf.nest.map_structure(lambda column: column.numpy(), prepared)
             weights = prepared[1]
             parts.append(rows.select(prepared, weights.reshape(len(weights), -1)[:, 0] > 0))
         return rows.concatenated(parts)
@@ -351,7 +372,7 @@ def _check_replicas(strategy: tf.distribute.Strategy, preprocesses: bool, kind: 
         )
 
 
-def _joined(strategy: tf.distribute.Strategy, value: Any) -> np.ndarray:
-    """Returns the rows of all replicas, an array [N, ...], of a tensor [B, T, ...] on each."""
-    parts = [part.numpy() for part in strategy.experimental_local_results(value)]
-    return np.concatenate([part.reshape(-1, *part.shape[2:]) for part in parts])
+def _joined(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:
+    """Returns the rows of all replicas [N, ...], of a tensor [B, T, ...] on each."""
+    column = tf.concat(strategy.experimental_local_results(value), axis=0)
+    return tf.reshape(column, [-1, *column.shape[2:]])
