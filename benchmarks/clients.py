@@ -70,7 +70,9 @@ def main() -> int:
 def _environment(checkout: pathlib.Path) -> dict[str, str]:
     paths = [str(checkout), str(ROOT), *os.environ.get('PYTHONPATH', '').split(os.pathsep)]
     variables = {'PYTHONPATH': os.pathsep.join(filter(None, paths)), 'TEST_SRCDIR': str(checkout)}
-    return {**os.environ, **variables, 'CUDA_VISIBLE_DEVICES': '-1', 'PYTHONDONTWRITEBYTECODE': '1'}
+    # TensorFlow imports setuptools, whose own copies of packages would be taken for plugins of pytest.
+    variables |= {'PYTEST_DISABLE_PLUGIN_AUTOLOAD': '1', 'PYTHONDONTWRITEBYTECODE': '1', 'CUDA_VISIBLE_DEVICES': '-1'}
+    return {**os.environ, **variables}
 
 
 def _tests(checkout: pathlib.Path, client: str, side: str, timeout_secs: float) -> dict[str, str]:
@@ -84,6 +86,8 @@ def _tests(checkout: pathlib.Path, client: str, side: str, timeout_secs: float) 
         subprocess.run(
             command, cwd=checkout, env=_environment(checkout), stdout=sys.stderr, timeout=timeout_secs, check=False
         )
+        if not report.exists():
+            raise RuntimeError(f'the tests of {checkout} did not start, with the learner of {side}')
         cases = xml.etree.ElementTree.parse(report).iter('testcase')
         return {f'{case.get("classname")}.{case.get("name")}': _outcome(case) for case in cases}
 
