@@ -18,7 +18,9 @@ def define_record() -> None:
     flags.DEFINE_integer('episodes', 100, 'Complete episodes in --output.', lower_bound=1)
     flags.DEFINE_integer('num_environments', 8, 'Environments stepped together.', lower_bound=1)
     flags.DEFINE_string('policy', 'greedy_policy', "Name of the run's exported policy, or random.")
-    flags.DEFINE_integer('train_step', None, "Train step of the policy's version; the newest by default.", 0)
+    flags.DEFINE_integer(
+        'train_step', None, "Train step of the version; default: the run's result, else the newest.", 0
+    )
     flags.DEFINE_float('epsilon', 0.0, 'Share of random actions.', 0.0, 1.0)
     flags.DEFINE_integer('seed', 0, 'Seed of the environments and the random actions.')
     flags.DEFINE_bool('compress', False, 'Compresses the files with gzip.')

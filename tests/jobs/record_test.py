@@ -14,7 +14,7 @@ from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.record import record
 from tflearn.jobs.synchronous import synchronous
 from tflearn.policies import loader
-from tflearn.run_dir import RunDir
+from tflearn.run_dir import RunDir, write_json
 
 CARTPOLE = functools.partial(gymnasium_env.make, 'CartPole-v1')
 
@@ -53,6 +53,15 @@ def test_the_exported_policy_acts(run_dir, tmp_path):
         actions, _ = policy.action(time_step)
         np.testing.assert_array_equal(episode['action'][taken], actions[taken])
     assert columns.read_metadata(tmp_path / 'data')['train_step'] == 20
+
+
+def test_a_finished_run_acts_with_its_result(run_dir, tmp_path):
+    write_json(run_dir.done, {'policy': 'policies/greedy_policy/0'})
+    try:
+        run_record(run_dir, tmp_path / 'data', num_episodes=1)
+    finally:
+        run_dir.done.unlink()
+    assert columns.read_metadata(tmp_path / 'data')['train_step'] == 0
 
 
 def test_random_actions_need_no_run_and_a_second_call_continues(tmp_path):

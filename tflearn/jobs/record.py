@@ -22,7 +22,7 @@ from tflearn.data.writer import EpisodeRecorder, EpisodeWriter, shards
 from tflearn.errors import UserValueError, check_at_least
 from tflearn.policies import loader, versions
 from tflearn.policies.exporter import ACTION_MASK
-from tflearn.run_dir import RunDir
+from tflearn.run_dir import RunDir, read_json
 from tflearn.types import EnvironmentFactory, EnvironmentSpecs, EvaluationPolicy
 from tflearn.waiting import LOG_EVERY_SECS
 
@@ -53,7 +53,8 @@ def record(
       num_episodes: complete episodes in the data set.
       num_environments: the number of environments stepped together.
       policy: the exported policy's name, or 'random' for actions drawn uniformly within their bounds.
-      train_step: the train step of the policy's version; None takes the newest.
+      train_step: the train step of the policy's version; None takes the one that a finished run ended with, else the
+        newest.
       epsilon: the share of random actions, in [0, 1].
       seed: the seed of the environments and the random actions; a call that continues uses other ones.
       compress: compress the files with gzip.
@@ -120,7 +121,10 @@ def _run(actor: Actor, writer: EpisodeWriter, num_episodes: int, stop: threading
 
 def _load(run_dir: RunDir, name: str, train_step: int | None) -> loader.LoadedPolicy:
     directory = run_dir.policy(name)
-    step = versions.newest_version(directory) if train_step is None else train_step
+    step = train_step
+    if step is None:  # the policy that the run ended with, which is the best one that was evaluated
+        result = pathlib.Path((read_json(run_dir.done) or {}).get('policy') or '')
+        step = int(result.name) if result.parent.name == name else versions.newest_version(directory)
     if step is None:
         raise UserValueError(
             f"got no policy in {directory}; need one that the train job has exported, or policy='{RANDOM}'"
