@@ -5,8 +5,6 @@ import pytest
 from benchmarks import learning
 from tests.end_to_end.programs import Program
 from tflearn.config import files, preview
-from tflearn.data.reader import Dataset
-from tflearn.data.statistics import Statistics
 from tflearn.run_dir import RunDir, read_json
 
 
@@ -52,5 +50,4 @@ def test_conservative_values_learn_from_files(tmp_path):
         run('train_offline', root, '--data=data', f'--gin_bindings=dqn.make_agent.conservative_weight={weight}')
         run('evaluate', root)
         returns[weight] = read_json(RunDir(tmp_path / f'weight_{weight}').done)['evaluation']['mean_return']
-    recorded = Statistics(Dataset([str(tmp_path / 'data')])).returns.mean()
-    assert returns[0.0] < recorded < returns[1.0]
+    assert returns[1.0] > 2 * returns[0.0]
