@@ -25,7 +25,7 @@ A gin statement on top of the gin file, which it overrides; may be given many ti
   'tflearn.jobs.train.StopConditions.num_train_steps=1000'  or with the full path
   'gymnasium_env.make.name="CartPole-v1"'        text has quotes of its own
   'make_agent=@dqn.make_agent'                   a macro
-  'from tflearn.agents import schedules'         for names of modules that no gin file of the run imports"""
+  'from tflearn.optimization import schedules'         for names of modules that no gin file of the run imports"""
 
 
 def define_process() -> None:

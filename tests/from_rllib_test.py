@@ -11,12 +11,13 @@ import tensorflow as tf
 from tf_agents.specs import tensor_spec
 
 from tflearn import experience
-from tflearn.agents import actor_value, appo, dqn, impala, impala_loss, optimizers, ppo, reinforce
+from tflearn.agents import actor_value, appo, dqn, impala, ppo, reinforce
 from tflearn.environments import gymnasium_env
 from tflearn.jobs import train_settings
 from tflearn.jobs.collect import collect
 from tflearn.jobs.evaluate import evaluate
 from tflearn.launch import topology
+from tflearn.optimization import impala_loss, optimizers
 from tflearn.train_step import create_train_step
 
 PAGE = (pathlib.Path(__file__).parents[1] / 'docs' / 'from-rllib.md').read_text()

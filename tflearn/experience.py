@@ -12,7 +12,9 @@ import tensorflow as tf
 from tflearn.errors import UserTypeError, UserValueError
 
 Sampling = Literal['auto', 'learner', 'server']
-Scheduled = float | Callable[[tf.Tensor], tf.Tensor]  # a number, or a function of the train step (agents/schedules)
+Scheduled = (
+    float | Callable[[tf.Tensor], tf.Tensor]
+)  # a number, or a function of the train step (optimization/schedules)
 
 
 def _check_integers(kind: str, settings: Any, least: dict[str, int]) -> None:

@@ -11,8 +11,9 @@ from tf_agents.trajectories import trajectory
 from tf_agents.utils import common
 
 from tests.agents import example_data
-from tflearn.agents import dqn, optimizers, schedules
+from tflearn.agents import dqn
 from tflearn.experience import Experience, Prioritized, Queue, Slicing
+from tflearn.optimization import optimizers, schedules
 from tflearn.train_step import create_train_step
 from tflearn.types import EnvironmentSpecs
 

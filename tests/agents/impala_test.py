@@ -9,10 +9,11 @@ from tf_agents.trajectories import time_step as ts
 
 from tests.agents import example_data
 from tests.testing import experiences
-from tflearn.agents import appo, impala, optimizers, schedules, vtrace
+from tflearn.agents import appo, impala
 from tflearn.agents.actor_value import NetworkOptions
-from tflearn.agents.impala_loss import LossOptions
 from tflearn.experience import Experience, Prioritized
+from tflearn.optimization import optimizers, schedules, vtrace
+from tflearn.optimization.impala_loss import LossOptions
 from tflearn.train_step import create_train_step
 from tflearn.types import EnvironmentSpecs, zeros
 

@@ -6,10 +6,11 @@ import tensorflow as tf
 from tf_agents.trajectories import time_step as ts
 
 from tests.agents import example_data
-from tflearn.agents import ppo, ppo_loss, schedules
+from tflearn.agents import ppo
 from tflearn.agents.actor_value import NetworkOptions
-from tflearn.agents.ppo_loss import LossOptions
 from tflearn.experience import Experience
+from tflearn.optimization import ppo_loss, schedules
+from tflearn.optimization.ppo_loss import LossOptions
 from tflearn.train_step import create_train_step
 from tflearn.types import EnvironmentSpecs, zeros
 

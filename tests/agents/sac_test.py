@@ -5,9 +5,10 @@ from tf_agents.agents.sac import sac_agent
 from tf_agents.specs import tensor_spec
 
 from tests.agents import example_data
-from tflearn.agents import optimizers, sac
+from tflearn.agents import sac
 from tflearn.experience import Experience, Prioritized, Slicing
 from tflearn.networks import heads, networks
+from tflearn.optimization import optimizers
 from tflearn.train_step import create_train_step
 from tflearn.types import EnvironmentSpecs, zeros
 

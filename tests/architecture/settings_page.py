@@ -32,7 +32,7 @@ SECTIONS = (
     ),
     (
         'Optimizers and schedules',
-        rf'{AGENTS}(optimizers\.make|schedules\.[a-z]\w+)',
+        r'tflearn\.optimization\.(optimizers\.make|schedules\.[a-z]\w+)',
         {'train_step', 'learning_rate', 'gradient_clipping', 'per_replica_batch_size', 'name'},
     ),
     ('Networks', r'tflearn\.networks\.\w+\.(make_network|from_\w+)', {'spec', 'name'}),

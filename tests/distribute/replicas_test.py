@@ -19,11 +19,12 @@ from tf_agents.specs import distribution_spec, tensor_spec
 
 from tests.agents import example_data
 from tests.testing import experiences
-from tflearn.agents import appo, dqn, impala, optimizers, ppo, ppo_loss, sac
+from tflearn.agents import appo, dqn, impala, ppo, sac
 from tflearn.agents.actor_value import NetworkOptions
 from tflearn.distribute import strategies
 from tflearn.experience import BatchItems
 from tflearn.learner.learner import Learner
+from tflearn.optimization import optimizers, ppo_loss
 from tflearn.run_dir import RunDir
 from tflearn.train_step import create_train_step
 from tflearn.types import EnvironmentSpecs

@@ -8,12 +8,13 @@ import pytest
 import tensorflow as tf
 
 from tests.testing import jobs, written_summaries
-from tflearn.agents import dqn, schedules
+from tflearn.agents import dqn
 from tflearn.experience import Experience, Prioritized, Queue
 from tflearn.jobs.collect_settings import CollectOptions
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.synchronous import synchronous
 from tflearn.jobs.train_settings import Hooks
+from tflearn.optimization import schedules
 from tflearn.policies import versions
 from tflearn.run_dir import RunDir, read_json, write_json
 

@@ -9,11 +9,12 @@ from tf_agents.agents.dqn import dqn_agent
 from tf_agents.networks import q_network
 
 from tests.agents import example_data
-from tflearn.agents import dqn, optimizers, ppo, sac
+from tflearn.agents import dqn, ppo, sac
 from tflearn.agents.actor_value import NetworkOptions
 from tflearn.distribute import strategies
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.train_loop import LoopOptions
+from tflearn.optimization import optimizers
 from tflearn.run_dir import RunDir
 from tflearn.train_step import create_train_step
 

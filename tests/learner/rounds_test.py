@@ -13,11 +13,11 @@ from tf_agents.trajectories import trajectory
 from tests.testing import foreign_agents, written_summaries
 from tflearn.agents import dqn, ppo
 from tflearn.agents.actor_value import NetworkOptions
-from tflearn.agents.ppo_loss import LossOptions
 from tflearn.experience import BatchItems, Experience, Iteration, Queue, Reuse
 from tflearn.learner import rounds
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.triggers import IntervalTrigger
+from tflearn.optimization.ppo_loss import LossOptions
 from tflearn.run_dir import RunDir
 from tflearn.train_step import create_train_step
 from tflearn.types import EnvironmentSpecs

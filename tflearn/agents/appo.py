@@ -20,11 +20,12 @@ from tf_agents.agents.ppo import ppo_utils
 from tf_agents.utils import common
 
 from tflearn.action_mask import make_mask
-from tflearn.agents import impala, optimizers, schedules, vtrace
+from tflearn.agents import impala
 from tflearn.agents.actor_value import ActorValueNetwork, NetworkOptions
-from tflearn.agents.impala_loss import LossOptions
 from tflearn.errors import UserValueError
 from tflearn.experience import Experience
+from tflearn.optimization import optimizers, schedules, vtrace
+from tflearn.optimization.impala_loss import LossOptions
 from tflearn.types import Agent, EnvironmentSpecs
 
 EXPERIENCE = impala.EXPERIENCE

@@ -15,11 +15,11 @@ from tf_agents.trajectories import trajectory
 from tf_agents.utils import common
 
 from tflearn.action_mask import make_mask
-from tflearn.agents import optimizers, schedules
 from tflearn.errors import UserValueError
 from tflearn.experience import Experience, Queue, Uniform
 from tflearn.joined_leaves import JoinedLeaves
 from tflearn.networks import encoder, networks, spec_checks
+from tflearn.optimization import optimizers, schedules
 from tflearn.types import Agent, EnvironmentSpecs
 
 EXPERIENCE = Experience(replay=Uniform(samples_per_insert=32.0))

@@ -19,13 +19,13 @@ from tf_agents.trajectories import time_step as ts
 from tf_agents.utils import common
 
 from tflearn.action_mask import make_mask
-from tflearn.agents import optimizers, ppo_loss, schedules
 from tflearn.agents.actor_value import DIST_PARAMS, ActorValueNetwork, NetworkOptions
 from tflearn.agents.normalizer import Normalizer, Normalizers, NormalizingPolicy
-from tflearn.agents.ppo_loss import LossOptions
 from tflearn.errors import UserValueError
 from tflearn.experience import BatchItems, Experience, Iteration, Queue, Reuse, Slicing
 from tflearn.networks import encoder, recurrent
+from tflearn.optimization import optimizers, ppo_loss, schedules
+from tflearn.optimization.ppo_loss import LossOptions
 from tflearn.types import Agent, EnvironmentSpecs
 
 # Sequences of 128 transitions and the observation after them, with which the next sequence starts.

@@ -31,10 +31,10 @@ from tf_agents.policies import epsilon_greedy_policy, greedy_policy, q_policy
 from tf_agents.trajectories import time_step as ts
 
 from tflearn.action_mask import ActionMask, make_mask
-from tflearn.agents import optimizers, schedules
 from tflearn.errors import UserValueError
 from tflearn.experience import BatchItems, Experience, Queue, Slicing, Uniform
 from tflearn.networks import encoder, recurrent, spec_checks
+from tflearn.optimization import optimizers, schedules
 from tflearn.types import Agent, EnvironmentSpecs
 
 # 10 steps of burn-in, 20 that are trained, and the observation after them; each step is trained in one sequence.

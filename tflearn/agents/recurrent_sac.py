@@ -27,10 +27,10 @@ from tf_agents.policies import actor_policy, greedy_policy
 from tf_agents.trajectories import time_step as ts
 from tf_agents.utils import common
 
-from tflearn.agents import optimizers
 from tflearn.errors import UserValueError
 from tflearn.experience import Experience
 from tflearn.networks import recurrent
+from tflearn.optimization import optimizers
 from tflearn.types import EnvironmentSpecs
 
 

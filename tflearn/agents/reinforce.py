@@ -16,10 +16,10 @@ from tf_agents.trajectories import time_step as ts
 from tf_agents.utils import common, value_ops
 
 from tflearn.action_mask import ActionMask, make_mask
-from tflearn.agents import optimizers, schedules
 from tflearn.errors import UserValueError
 from tflearn.experience import BatchItems, Experience, Iteration, Queue, Slicing
 from tflearn.networks import encoder, networks, spec_checks
+from tflearn.optimization import optimizers, schedules
 from tflearn.types import Agent, EnvironmentSpecs
 
 # Episodes of up to 200 steps, and the row at their end.

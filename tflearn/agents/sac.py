@@ -14,10 +14,11 @@ from tf_agents.networks import network
 from tf_agents.policies import greedy_policy, tf_policy
 from tf_agents.typing import types
 
-from tflearn.agents import optimizers, recurrent_sac, schedules
+from tflearn.agents import recurrent_sac
 from tflearn.errors import UserValueError
 from tflearn.experience import BatchItems, Experience, Uniform
 from tflearn.networks import encoder, heads, networks, spec_checks
+from tflearn.optimization import optimizers, schedules
 from tflearn.types import Agent, EnvironmentSpecs
 
 EXPERIENCE = Experience(

@@ -13,7 +13,11 @@ VERSIONS_AHEAD = 'tflearn.experience.Queue.versions_ahead'
 # By package: modules, and where they are now in tflearn.
 _MODULES = {
     'tflearn': {'specs': 'types', 'steps': 'train_step', 'variables': 'weights'},
-    'tflearn.agents': {'gradient_statistics': 'agents.optimizers', 'networks': 'networks.networks'},
+    'tflearn.agents': {
+        'gradient_statistics': 'optimization.optimizers',
+        'networks': 'networks.networks',
+        **{name: f'optimization.{name}' for name in ('impala_loss', 'optimizers', 'ppo_loss', 'schedules', 'vtrace')},
+    },
     'tflearn.environments': {
         'copies': 'environments.sync_vector_env',
         'refusals': 'environments.registry',

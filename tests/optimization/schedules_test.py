@@ -2,7 +2,7 @@ import pytest
 import tensorflow as tf
 
 from tflearn import train_step
-from tflearn.agents import schedules
+from tflearn.optimization import schedules
 
 
 @pytest.mark.parametrize(('step', 'value'), [(0, 1.0), (25, 0.775), (100, 0.1), (500, 0.1)])

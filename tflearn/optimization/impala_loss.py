@@ -5,8 +5,8 @@ from typing import Literal, get_args
 
 import tensorflow as tf
 
-from tflearn.agents import schedules, vtrace
 from tflearn.errors import UserValueError
+from tflearn.optimization import schedules, vtrace
 
 Reduction = Literal['mean', 'sum']
 

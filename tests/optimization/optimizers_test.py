@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 from tests.agents import event_files
-from tflearn.agents import optimizers, schedules
 from tflearn.distribute import strategies
+from tflearn.optimization import optimizers, schedules
 from tflearn.train_step import create_train_step
 
 # Gradients of eight items each: their mean is the gradient of a batch.

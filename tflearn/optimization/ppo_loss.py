@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from tflearn.agents import schedules, vtrace
 from tflearn.errors import UserValueError
+from tflearn.optimization import schedules, vtrace
 
 
 @dataclasses.dataclass(frozen=True)

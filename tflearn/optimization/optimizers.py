@@ -11,8 +11,8 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn import histograms
-from tflearn.agents import schedules
 from tflearn.errors import UserValueError
+from tflearn.optimization import schedules
 
 Kind = Literal['adam', 'rmsprop']
 ClipBy = Literal['global_norm', 'variable_norm', 'value']

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tflearn.agents import vtrace
+from tflearn.optimization import vtrace
 
 BOUNDS = [
     {},

@@ -1,0 +1,1 @@
+"""What agents minimize, and with what: losses as pure functions, optimizers, schedules."""
