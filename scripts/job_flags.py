@@ -28,6 +28,21 @@ A gin statement on top of the gin file, which it overrides; may be given many ti
   'from tflearn.optimization import schedules'         for names of modules that no gin file of the run imports"""
 
 
+def define_launch() -> None:
+    """Defines the flags of the program that starts all jobs."""
+    flags.DEFINE_integer('num_collectors', 1, 'How many collect jobs to start.', lower_bound=1)
+    flags.DEFINE_bool(
+        'warm_start', True, "Load the jobs' libraries once and fork the jobs; --nowarm_start: each job loads its own."
+    )
+    flags.DEFINE_float(
+        'silent_timeout_secs',
+        300.0,
+        'A running job that has not reported for so long is killed and started again [s]; 0: never. More than the '
+        'longest step of an environment.',
+        lower_bound=0.0,
+    )
+
+
 def define_process() -> None:
     """Defines the flags of every program that runs a job."""
     flags.DEFINE_string('root_dir', None, 'Directory of the run, not a URL; it is created. The same for all jobs.')

@@ -17,10 +17,7 @@ from . import job_flags, preflight
 def main() -> None:
     """Runs the jobs with the flags of this program. The exit code is that of `process_run.run`."""
     job_flags.define()
-    flags.DEFINE_integer('num_collectors', 1, 'How many collect jobs to start.', lower_bound=1)
-    flags.DEFINE_bool(
-        'warm_start', True, "Load the jobs' libraries once and fork the jobs; --nowarm_start: each job loads its own."
-    )
+    job_flags.define_launch()
     preflight.import_from_here()
     if not job_flags.read('tflearn-launch', __doc__, job_flags.check):
         return
@@ -37,6 +34,7 @@ def main() -> None:
             stop_timeout_secs=values.stop_timeout_secs,
             warm_start=values.warm_start,
             code_snapshot=values.code_snapshot,
+            silent_timeout_secs=values.silent_timeout_secs,
         )
     except UserError as error:
         print(f'tflearn-launch: error: {error}', file=sys.stderr)

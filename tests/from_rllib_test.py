@@ -17,6 +17,7 @@ from tflearn.jobs import train_settings
 from tflearn.jobs.collect import collect
 from tflearn.jobs.evaluate import evaluate
 from tflearn.launch import topology
+from tflearn.launch.restarts import MAX_RESTARTS
 from tflearn.optimization import impala_loss, optimizers
 from tflearn.train_step import create_train_step
 
@@ -133,9 +134,9 @@ def test_describes_nested_observations():
 
 
 def test_describes_what_the_launcher_restarts():
-    assert 'up to three times each' in PAGE and 'does not restart train or the replay server' in PAGE
+    assert f'up to {MAX_RESTARTS} times each' in PAGE and 'where a signal killed them' in PAGE
     jobs = topology.local_topology(package='scripts', flags=[], num_collectors=1).jobs
-    assert {job.kind: job.max_restarts for job in jobs if job.max_restarts} == {'collect': 3}
+    assert {job.kind for job in jobs if job.restart.after_error} == {'collect', 'evaluate'}
 
 
 def test_describes_environments_that_hang():

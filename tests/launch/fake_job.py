@@ -10,6 +10,7 @@
 It exits with 0 after the last step. SIGTERM: exits with 143, its name appended to ROOT/stopped.
 """
 
+import faulthandler
 import json
 import os
 import pathlib
@@ -80,5 +81,6 @@ def do(step: str) -> None:
 
 
 signal.signal(signal.SIGTERM, on_sigterm)
+faulthandler.register(signal.SIGUSR1)
 for step in sys.argv[3:]:
     do(step)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tflearn.launch.restarts import RULES
 from tflearn.launch.topology import Job, Topology
 from tflearn.run_dir import RunDir, read_json
 
@@ -28,7 +29,7 @@ ROLES: dict[str, dict[str, Any]] = {
     'replay_server': {'serves': 'train', 'may_finish': False, 'stop_stage': 3},
     'train': {},
     'evaluate': {'stop_stage': 1},
-    'collect': {'serves': 'train', 'max_restarts': 3, 'stop_stage': 2},
+    'collect': {'serves': 'train', 'stop_stage': 2},
 }
 RUNNING, WAIT = 'status={"state": "running"}', 'wait=30'
 RUN = [RUNNING, WAIT]
@@ -41,7 +42,7 @@ def topology(run_dir: RunDir, warm_parent: tuple[str, ...] | None = None, **step
         kind = next(kind for kind in ROLES if name.startswith(kind))
         program = ('-m', 'tests.launch.fake_job') if warm_parent else (str(_PROGRAM),)
         command = (sys.executable, *program, str(run_dir.root), name, *its_steps)
-        jobs.append(Job(name, command, kind, **ROLES[kind]))
+        jobs.append(Job(name, command, kind, restart=RULES[kind], **ROLES[kind]))
     return Topology(tuple(jobs), warm_parent)
 
 

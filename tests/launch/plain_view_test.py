@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import time
 
 from tests.launch.example_reports import example_run
 from tflearn.launch.plain_view import PlainView, metrics_line
@@ -46,6 +47,11 @@ def test_logs_metrics_and_jobs_that_do_not_run_at_intervals():
     assert shown(*reports)[1:] == [
         f'[{time}] train: waiting for a first item' for time in ('10 s', '20 s', '55 s', '1 min 00 s')
     ]
+
+
+def test_names_a_silent_job():
+    job = JobReport('train', 'train', 'running', metrics={'time': time.time() - 30.0})
+    assert metrics_line(RunReport((job,), 60.0)) == 'train: silent for 30 s'
 
 
 def test_does_not_log_states_that_events_report():

@@ -90,3 +90,17 @@ def test_running_job_without_reports_is_silent():
 )
 def test_numbers(text, expected):
     assert text == expected
+
+
+def test_rates_of_a_silent_job_are_not_shown():
+    now = time.time()
+    metrics = {'train_steps_per_sec': 100.0, 'train_step': 500, 'env_steps_per_sec': 50.0}
+
+    def shown(secs):
+        jobs = tuple(
+            JobReport(kind, kind, 'running', metrics=metrics | {'time': now - secs}) for kind in ('train', 'collect')
+        )
+        return RunReport(jobs, 60.0).metrics()['train steps'], jobs[1].summary()
+
+    assert shown(1.0) == ('500 at 100/s', '50.0/s')
+    assert shown(20.0) == ('500', '')

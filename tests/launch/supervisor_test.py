@@ -3,6 +3,8 @@
 import os
 import signal
 
+import pytest
+
 from tests.launch.fake_run import RUN, RUNNING, WAIT, ended, gone, launched, pids, topology, wait_for
 
 
@@ -43,8 +45,11 @@ def test_restarts_collectors(run, run_dir):
         collect_0=['say=hello', 'once=exit=5', 'write=second_life', WAIT],
     )
     assert (code, err) == (0, '')
-    assert f'collect_0 ended with exit code 5; restart 1 of 3; the end of {run_dir.log("collect_0")}:\n    hello' in out
-    assert out.count('restart 1 of 3') == 1
+    assert (
+        f'collect_0 ended with exit code 5; failed start 1 of 3; the end of {run_dir.log("collect_0")}:\n    hello'
+        in out
+    )
+    assert out.count('failed start 1 of 3') == 1
 
 
 def test_run_ends_without_collectors(run):
@@ -52,7 +57,7 @@ def test_run_ends_without_collectors(run):
     assert code == 1
     assert 'tflearn-launch: error: collect_0 ended with exit code 5 after 3 restarts; its log is' in err
     assert out.count('oh no') == 4
-    assert [f'restart {i} of 3' in out for i in (1, 2, 3, 4)] == [True, True, True, False]
+    assert [f'failed start {i} of 3' in out for i in (1, 2, 3, 4)] == [True, True, True, False]
     assert 'given up' in out
 
 
@@ -95,7 +100,7 @@ def test_restarts_a_collector_that_ran_after_a_user_error(run):
         collect_0=[RUNNING, 'wait=0.8', f'say={MISTAKE.format("collect")}', 'once=exit=2', 'write=second_life', WAIT],
     )
     assert code == 0
-    assert 'restart 1 of 3; the end of' in out
+    assert 'restart 1 of 20 within 10 min; the end of' in out
 
 
 def test_ignores_a_user_error_after_the_end_of_train(run):
@@ -108,13 +113,52 @@ def test_ignores_a_user_error_after_the_end_of_train(run):
     assert 'collect_0 ended with exit code 2; the end of' in out
 
 
-def test_names_the_signal_of_a_killed_job(run_dir):
-    with launched(run_dir, topology(run_dir, train=RUN, evaluate=RUN)) as process:
-        train, _ = pids(run_dir, 'train', 'evaluate')
-        os.kill(train, signal.SIGKILL)
-        code, _, err = ended(process)
+@pytest.mark.parametrize('killed', ['replay_server', 'train', 'evaluate', 'collect_0'])
+def test_a_killed_job_is_started_again(run_dir, killed):
+    """The run ends when the killed job's second life does, without an error."""
+    jobs = {'replay_server': RUN, **{name: [RUNNING, 'await=end'] for name in ('train', 'collect_0')}}
+    with launched(run_dir, topology(run_dir, evaluate=[RUNNING, 'await=end', 'done'], **jobs)) as process:
+        first = dict(zip((*jobs, 'evaluate'), pids(run_dir, *jobs, 'evaluate'), strict=True))
+        os.kill(first[killed], signal.SIGKILL)
+        wait_for(lambda: pids(run_dir, killed) != [first[killed]], 'its second life')
+        others = [name for name in first if name != killed]
+        assert pids(run_dir, *others) == [first[name] for name in others]
+        (run_dir.root / 'end').touch()
+        code, out, err = ended(process)
+    assert (code, err) == (0, '')
+    assert f'{killed} was ended by SIGKILL, as happens when memory runs out; ' in out
+
+
+def test_a_job_that_asks_for_another_try_is_started_again(run):
+    code, out, err = run(train=['once=exit=75'], evaluate=['wait=0.5', 'done'])
+    assert (code, err) == (0, '')
+    assert 'train ended with exit code 75; failed start 1 of 3' in out
+
+
+def test_an_evaluator_that_dies_again_and_again_does_not_end_the_training(run_dir):
+    jobs = topology(run_dir, train=[RUNNING, 'await=end'], evaluate=['say=no screen', 'exit=1'])
+    with launched(run_dir, jobs) as process:
+        log = run_dir.log('launch')
+        wait_for(lambda: log.exists() and 'the run goes on without it' in log.read_text(), 'the last start')
+        assert log.read_text().count('no screen') == 4
+        (run_dir.root / 'end').touch()
+        code, out, err = ended(process)
     assert code == 1
-    assert 'train was ended by SIGKILL, as happens when memory runs out' in err
+    assert out.count('no screen') == 5, 'it is started once more at the end'
+    assert 'evaluate ended with exit code 1 after 4 restarts; its log is' in err
+    assert f'the others are done, the policies are in {run_dir.policies}' in err
+
+
+def test_a_silent_job_writes_its_stacks_and_is_started_again(run_dir):
+    jobs = {name: [RUNNING, *['wait=0.5', RUNNING] * 60] for name in ('train', 'evaluate')}
+    silent = [RUNNING, 'write=silent', 'await=never']
+    with launched(run_dir, topology(run_dir, collect_0=silent, **jobs), silent_timeout_secs=11.0) as process:
+        (first,) = pids(run_dir, 'collect_0')
+        wait_for(lambda: pids(run_dir, 'collect_0') != [first], 'its second life')
+        process.send_signal(signal.SIGTERM)
+        _, out, _ = ended(process)
+    assert 'collect_0 has not reported for 11 s: killed; where its threads were is at the end of' in out
+    assert 'in await_file' in run_dir.log('collect_0').read_text()
 
 
 def test_reports_an_unclean_stop(run_dir):

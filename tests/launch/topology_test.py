@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from tflearn.launch.restarts import RULES
 from tflearn.launch.topology import Job, Topology, local_topology
 
 
@@ -24,10 +25,10 @@ def test_train_stops_first_and_the_replay_server_last():
     assert sorted(stages, key=lambda name: stages[name]) == ['train', 'evaluate', 'collect_0', 'replay_server']
 
 
-def test_a_run_lasts_for_train_and_evaluate_and_restarts_collectors_only():
+def test_a_run_lasts_for_train_and_evaluate():
     jobs = make(num_collectors=1).jobs
     assert [job.name for job in jobs if job.serves is None] == ['train', 'evaluate']
-    assert [job.name for job in jobs if job.max_restarts] == ['collect_0']
+    assert all(job.restart == RULES[job.kind] for job in jobs)
 
 
 def test_a_run_without_collectors_is_refused():

@@ -28,6 +28,7 @@ def run(
     stop_timeout_secs: float = 30.0,
     warm_start: bool = True,
     code_snapshot: bool = False,
+    silent_timeout_secs: float = 300.0,
 ) -> int:
     """Checks the run's configuration, then runs its jobs until the run has ended.
 
@@ -42,6 +43,7 @@ def run(
       stop_timeout_secs: how long a job may take to end.
       warm_start: load the jobs' libraries once, in a process that forks the jobs; else each job loads them itself.
       code_snapshot: record how the code differs from its git revision.
+      silent_timeout_secs: a job that has not reported for so long is killed and started again; 0: never.
 
     Returns:
       An exit code; see `local.run`.
@@ -62,7 +64,9 @@ def run(
     kinds = sorted({f'tflearn.jobs.{job.kind}' for job in topology.jobs})
     preview.check(path, gin_bindings, kinds, registry.check_factory)
     # The jobs end themselves when that time is over; this is for those that cannot.
-    return local.run(topology, run_dir, stop_timeout_secs=stop_timeout_secs + 10.0)
+    return local.run(
+        topology, run_dir, stop_timeout_secs=stop_timeout_secs + 10.0, silent_timeout_secs=silent_timeout_secs
+    )
 
 
 def programs() -> str:

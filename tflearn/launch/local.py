@@ -74,6 +74,7 @@ def run(
     out: TextIO | None = None,
     stop_timeout_secs: float = STOP_TIMEOUT_SECS,
     line_interval_secs: float = LINE_INTERVAL_SECS,
+    silent_timeout_secs: float = 0.0,
 ) -> int:
     """Starts the jobs, shows the run, stops the jobs. Call it from the main thread: it handles signals.
 
@@ -86,6 +87,8 @@ def run(
       out: the stream that shows the run; standard output by default. A terminal gets a live view, anything else lines.
       stop_timeout_secs: the time that a job gets to end after SIGTERM before it is killed [s].
       line_interval_secs: seconds between two lines of metrics.
+      silent_timeout_secs: a running job that has not reported for so long writes the stacks of its threads and is
+        killed, as if it had died [s]; 0 waits for ever.
 
     Returns:
       An exit code: 0 when the run is done (or was already); 2 if a job ended because of a user's error, 1 if one
@@ -111,7 +114,7 @@ def run(
                 _warm_parent(topology, log, stop=lambda: len(signals.received) > 0) as warm_parent,
                 contextlib.closing(OrphanReaper(stop_timeout_secs, log.fileno())) as reaper,
             ):
-                supervisor = Supervisor(topology, run_dir, reaper, warm_parent, view, log)
+                supervisor = Supervisor(topology, run_dir, reaper, warm_parent, view, log, silent_timeout_secs)
                 failure = _work(supervisor, view, signals, stop_timeout_secs)
             code = _conclude(run_dir, out, log, failure, signals.received)
             state = {0: 'finished', 1: 'failed', 2: 'failed'}.get(code, 'stopped')

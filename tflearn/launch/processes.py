@@ -12,6 +12,7 @@ import time
 
 from tflearn.launch import orphan_reaper
 from tflearn.launch.reports import JobReport
+from tflearn.launch.restarts import RestartBudget
 from tflearn.launch.topology import Job
 from tflearn.launch.warm_parent import Process, WarmParent, unbuffered_environment
 from tflearn.run_dir import RunDir, read_json
@@ -72,7 +73,9 @@ class JobProcess:
       log: the job's log.
       exit_code: the process's exit code; None while it lives. Negative: the signal that ended it.
       restarts: the number of restarts.
-      has_run: whether a report found it running, in this process or an earlier one.
+      has_run: whether a report found it running since its last start.
+      ever_ran: the same since its first start.
+      start_at: when it is started again [s of time.monotonic]; None if it is not.
     """
 
     def __init__(self, job: Job, run_dir: RunDir, reaper: OrphanReaper, warm_parent: WarmParent | None):
@@ -80,7 +83,9 @@ class JobProcess:
         self.log: pathlib.Path = run_dir.log(job.name)
         self.exit_code: int | None = None
         self.restarts = 0
-        self.has_run = False
+        self.has_run = self.ever_ran = False
+        self.start_at: float | None = None
+        self.budget = RestartBudget()
         self._status = run_dir.status(job.name)
         self._reaper = reaper
         self._warm_parent = warm_parent
@@ -93,6 +98,7 @@ class JobProcess:
         """Starts the job, or starts it again."""
         if self._process is not None:
             self.restarts += 1
+        self.has_run, self.start_at = False, None
         self._started_at = time.time()
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with open(self.log, 'ab') as log:
@@ -130,6 +136,12 @@ class JobProcess:
         if self._process is not None and self.alive:
             self._stopping = True
             self._process.terminate()
+
+    def dump(self) -> None:
+        """Asks the job to write the stacks of its threads to its log."""
+        if self._process is not None and self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGUSR1)
 
     def kill(self) -> None:
         """Kills the job and its children."""
@@ -177,6 +189,7 @@ class JobProcess:
             if status.get('time', 0.0) >= self._started_at:
                 metrics = status
         self.has_run |= str(metrics.get('state')).startswith('running')
+        self.ever_ran |= self.has_run
         return JobReport(
             name=self.job.name,
             kind=self.job.kind,

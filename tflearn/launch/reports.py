@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-_SILENT_SECS = 60.0
+SILENT_SECS = 10.0  # a running job reports each second; one step of a slow environment may take longer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,12 @@ class JobReport:
         if not self.alive or not self.state.startswith('running') or reported_at is None:
             return None
         silent_secs = time.time() - reported_at
-        return silent_secs if silent_secs > _SILENT_SECS else None
+        return silent_secs if silent_secs > SILENT_SECS else None
+
+    @property
+    def fresh(self) -> bool:
+        """Whether its rates are those of now."""
+        return self.alive and self.silent_secs is None
 
     def summary(self) -> str:
         """Returns the metrics that only this job has, on one line; '' if there are none."""
@@ -54,7 +59,7 @@ class JobReport:
                 ('episodes dropped', count(self.number('dropped_episodes') or None)),
             ],
             'collect': [
-                ('', rate(self.number('env_steps_per_sec'))),
+                ('', rate(self.number('env_steps_per_sec') if self.fresh else None)),
                 ('mean return', plain(self.number('mean_return'))),
                 ('episodes', count(self.number('episodes'))),
                 ('steps lost', count(self.number('lost_steps') or None)),
@@ -87,9 +92,9 @@ class RunReport:
             names.setdefault(job.state, []).append(job.name)
         return names
 
-    def newest(self, kind: str, key: str, alive: bool = False) -> float | None:
-        """Returns the metric `key` of the first job of `kind` that has it; with `alive`, of the first that lives."""
-        numbers = (job.number(key) for job in self.of_kind(kind) if job.alive or not alive)
+    def newest(self, kind: str, key: str, fresh: bool = False) -> float | None:
+        """Returns the metric `key` of the first job of `kind` that has it; with `fresh`, of the first that reports."""
+        numbers = (job.number(key) for job in self.of_kind(kind) if job.fresh or not fresh)
         return next((number for number in numbers if number is not None), None)
 
     @property
@@ -100,20 +105,20 @@ class RunReport:
 
     @property
     def secs_left(self) -> float | None:
-        return self.newest('train', 'secs_left', alive=True)
+        return self.newest('train', 'secs_left', fresh=True)
 
     def metrics(self) -> dict[str, str]:
         """Returns the known metrics of the run by label."""
         collectors = self.of_kind('collect')
-        train_rate = self.newest('train', 'train_steps_per_sec', alive=True)
+        train_rate = self.newest('train', 'train_steps_per_sec', fresh=True)
         env_steps = count(self.newest('train', 'env_steps'))
-        env_rate = _sum(job.number('env_steps_per_sec') for job in collectors if job.alive)
+        env_rate = _sum(job.number('env_steps_per_sec') for job in collectors if job.fresh)
         replay_size, max_size = (count(self.newest('replay_server', key)) for key in ('replay_size', 'max_size'))
         # Who samples knows the ratio: the server, or the learner with its mirror.
         ratio = self.newest('replay_server', 'samples_per_insert') or self.newest('train', 'samples_per_insert')
         ratio_target = self.newest('replay_server', 'samples_per_insert_target')
         greedy, target = (self.newest('evaluate', key) for key in ('mean_return', 'target_return'))
-        wait_share = self.newest('train', 'data_wait_share', alive=True)
+        wait_share = self.newest('train', 'data_wait_share', fresh=True)
         texts = {
             'train steps': _words(self._train_steps(), _around('at ', rate(train_rate))),
             'env steps': _words(env_steps, _around('at ', rate(env_rate))),
@@ -122,7 +127,7 @@ class RunReport:
             'collect return': plain(_mean(job.number('mean_return') for job in collectors)),
             'episode length': plain(_mean(job.number('mean_length') for job in collectors)),
             'greedy return': _with_target(greedy, target),
-            'policy lag': _around('', plain(self.newest('train', 'policy_lag', alive=True)), ' versions'),
+            'policy lag': _around('', plain(self.newest('train', 'policy_lag', fresh=True)), ' versions'),
             'data wait': '' if wait_share is None else f'{wait_share:.0%}',
             'time left': '' if self.secs_left is None else duration(self.secs_left),
         }

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +16,8 @@ from tflearn.launch.warm_parent import WarmParent
 from tflearn.run_dir import RunDir
 
 POLL_SECS = 0.05
+_LATER = math.inf  # when a job is started that waits for the end of the others
+_DUMP_SECS = 1.0  # to write its stacks before it is killed
 SHOW_INTERVAL_SECS = 0.5
 
 
@@ -58,7 +61,10 @@ class Supervisor:
         warm_parent: WarmParent | None,
         view: View,
         log: TextIO,
+        silent_timeout_secs: float = 0.0,
     ):
+        """Takes the topology's jobs; `silent_timeout_secs`: see `local.run`."""
+        self._run_dir, self._silent_timeout_secs = run_dir, silent_timeout_secs
         self._processes = [JobProcess(job, run_dir, reaper, warm_parent) for job in topology.jobs]
         self._view = view
         self._log = log
@@ -94,9 +100,23 @@ class Supervisor:
                 failure = next((failure for failure in failures if failure.is_user_error), failures[0])
                 self._logs_exits = not failure.is_user_error
                 return failure
+            for process in self._processes:
+                if self._is_due(process):
+                    process.start()
             self._show()
             self._pause.wait(POLL_SECS)
         return None
+
+    def _is_due(self, process: JobProcess) -> bool:
+        """Returns whether a job that died is to be started again now."""
+        if process.start_at is None:
+            return False
+        return time.monotonic() >= process.start_at or (process.start_at == _LATER and self._only(process))
+
+    def _only(self, process: JobProcess) -> bool:
+        """Returns whether the run lasts for this job alone."""
+        lasting = [other for other in self._processes if other.job.serves is None and other is not process]
+        return bool(lasting) and all(other.exit_code == 0 for other in lasting)
 
     def _handle_exit(self, process: JobProcess) -> Failure | None:
         """Handles the end of a job. Returns the run's failure if it causes one."""
@@ -109,25 +129,32 @@ class Supervisor:
             self._log_exit(process)
             return None
         # A job that ran before and may be restarted met a passing error, such as a server that was too busy to answer.
-        if user_error and not (process.has_run and job.max_restarts):
+        if user_error and not (process.ever_ran and job.restart.after_error):
             return Failure(user_error, is_user_error=True)
-        if process.exit_code != 0 and process.restarts < job.max_restarts:
-            self._log_exit(process, f'; restart {process.restarts + 1} of {job.max_restarts}')
-            process.start()
+        may_restart = process.exit_code is not None and job.restart.restarts(process.exit_code)
+        if may_restart and (delay := process.budget.spend(process.has_run)) is not None:
+            self._log_exit(process, f'; {process.budget.text}')
+            process.start_at = time.monotonic() + delay
             return None
-        return self._give_up(process)
+        return self._give_up(process, may_restart)
 
-    def _give_up(self, process: JobProcess) -> Failure | None:
-        """Logs that a job is not started again. Returns the run's failure if no other job stands in for it."""
+    def _give_up(self, process: JobProcess, restarted: bool) -> Failure | None:
+        """Logs that a job is not started again. Returns the run's failure if it cannot go on without the job."""
         job = process.job
-        self._log_exit(process, '; given up' if job.max_restarts else '')
-        substitutes = [other for other in self._processes if other.job.kind == job.kind and other is not process]
-        if any(other.alive or other.exit_code == 0 for other in substitutes):
+        if job.restart.spent == 'later' and not self._only(process):
+            self._log_exit(process, '; the run goes on without it, and starts it once more at the end')
+            process.start_at = _LATER
             return None
-        restarts = f' after {job.max_restarts} restarts' if job.max_restarts else ''
-        return Failure(
-            f'{job.name} {process.exit_text()}{restarts}; its log is {shown(process.log)}', is_user_error=False
-        )
+        self._log_exit(process, '; given up' if restarted else '')
+        if job.restart.spent == 'drop':
+            substitutes = [other for other in self._processes if other.job.kind == job.kind and other is not process]
+            if any(other.alive or other.exit_code == 0 or other.start_at is not None for other in substitutes):
+                return None
+        restarts = f' after {process.restarts} restarts' if restarted else ''
+        message = f'{job.name} {process.exit_text()}{restarts}; its log is {shown(process.log)}'
+        if self._only(process):
+            message += f'; the others are done, the policies are in {shown(self._run_dir.policies)}'
+        return Failure(message, is_user_error=False)
 
     def stop(self, stop_timeout_secs: float, kill: Callable[[], bool]) -> Failure | None:
         """Stops the living jobs, stage by stage. Kills those that do not end in time, or all when `kill` returns True.
@@ -185,6 +212,20 @@ class Supervisor:
             self._next_show_secs = secs + SHOW_INTERVAL_SECS
             report = RunReport(tuple(process.report() for process in self._processes), secs)
             self._show_safely(lambda: self._view.show(report))
+            for process, its in zip(self._processes, report.jobs, strict=True):
+                self._check_silence(process, its.silent_secs or 0.0)
+
+    def _check_silence(self, process: JobProcess, silent_secs: float) -> None:
+        """Kills a job that has not reported for too long, after it was asked where its threads are."""
+        if not 0 < self._silent_timeout_secs < silent_secs:
+            return
+        process.dump()
+        self._log_event(
+            f'{process.job.name} has not reported for {silent_secs:.0f} s: killed; where its threads were is at the '
+            f'end of {shown(process.log)} (--silent_timeout_secs={self._silent_timeout_secs:g})'
+        )
+        self._pause.wait(_DUMP_SECS)
+        process.kill()
 
     def _show_safely(self, show: Callable[[], None]) -> None:
         # A closed terminal or pipe is no reason to end a run.

@@ -5,8 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from tflearn.errors import UserValueError, check_at_least
-
-MAX_COLLECTOR_RESTARTS = 3
+from tflearn.launch.restarts import RULES, RestartRule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,7 +17,7 @@ class Job:
       kind: jobs of one kind stand in for each other; the run fails with the last of them.
       serves: the job it works for; it is stopped after that has ended. None: the run lasts until this one has ended.
       may_finish: whether it may end by itself, with exit code 0, before the job it serves.
-      max_restarts: the number of times that it is started again after it died.
+      restart: what follows its death.
       stop_stage: jobs of a lower stage are stopped first.
     """
 
@@ -27,7 +26,7 @@ class Job:
     kind: str
     serves: str | None = None
     may_finish: bool = True
-    max_restarts: int = 0
+    restart: RestartRule = RULES['train']
     stop_stage: int = 0
 
 
@@ -70,17 +69,23 @@ def local_topology(*, package: str, flags: Sequence[str], num_collectors: int, w
         return (sys.executable, '-m', f'{package}.{program}', *flags, *more)
 
     replay_server = Job(
-        'replay_server', command('replay_server'), 'replay_server', serves='train', may_finish=False, stop_stage=3
+        'replay_server',
+        command('replay_server'),
+        'replay_server',
+        serves='train',
+        may_finish=False,
+        restart=RULES['replay_server'],
+        stop_stage=3,
     )
-    train = Job('train', command('train'), 'train', stop_stage=0)
-    evaluate = Job('evaluate', command('evaluate'), 'evaluate', stop_stage=1)
+    train = Job('train', command('train'), 'train', restart=RULES['train'], stop_stage=0)
+    evaluate = Job('evaluate', command('evaluate'), 'evaluate', restart=RULES['evaluate'], stop_stage=1)
     collectors = [
         Job(
             name,
             command('collect', f'--collector_name={name}'),
             'collect',
             serves='train',
-            max_restarts=MAX_COLLECTOR_RESTARTS,
+            restart=RULES['collect'],
             stop_stage=2,
         )
         for name in (f'collect_{i}' for i in range(num_collectors))

@@ -17,11 +17,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol, TextIO
 
+from tflearn.errors import TRY_AGAIN_EXIT_STATUS
+
 _READY_TIMEOUT_SECS = 120.0
 _REPLY_TIMEOUT_SECS = 10.0
 _POLL_SECS = 0.05
 _MAX_BYTES = 1 << 20
-_UNKNOWN_EXIT_CODE = 1
+_UNKNOWN_EXIT_CODE = TRY_AGAIN_EXIT_STATUS  # a job that had done its work ends again at once
 
 
 def unbuffered_environment() -> dict[str, str]:
