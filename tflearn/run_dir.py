@@ -1,5 +1,6 @@
 """RunDir: every path under --root_dir, and small JSON files that are written atomically."""
 
+import contextlib
 import json
 import math
 import os
@@ -8,11 +9,12 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from absl import logging
 
+from tflearn import lease
 from tflearn.errors import UserValueError
 
 _NOT_JSON = (math.inf, -math.inf)
@@ -123,6 +125,7 @@ class RunDir:
       train_result: written by the train job when it has reached a stop condition and exported the last policy.
       stop_request: written to ask the train job to finish; holds the reason.
       reward_weights: written to change the weights of several rewards while a run goes on.
+      owners: the leases of the learner and of the replay server, see `lease`.
     """
 
     def __init__(self, root: str | os.PathLike[str]):
@@ -146,6 +149,8 @@ class RunDir:
         self.train_result = path / 'train' / 'result.json'
         self.stop_request = path / 'train' / 'stop_request.json'
         self.reward_weights = path / 'reward_weights.json'
+        self.owners = path / 'owners'
+        self._lease: lease.Lease | None = None
 
     def summaries(self, job: str) -> pathlib.Path:
         """TensorBoard events of `job`."""
@@ -177,6 +182,25 @@ class RunDir:
         if done is None:
             return None
         return f'the run in {self.root} is finished ({done["reason"]}, train step {done["train_step"]}); nothing to do'
+
+    @contextlib.contextmanager
+    def own(self, job: str, stop: threading.Event) -> Iterator[None]:
+        """Makes this process the only one that works as `job` in this directory, for the time of the block.
+
+        Raises:
+          RuntimeError: if another process does; see `lease.hold`.
+        """
+        with lease.hold(self.owners, job, stop) as self._lease:
+            yield
+
+    def check_owner(self) -> None:
+        """Checks, before something is saved, published or exported, that no other process took the directory over.
+
+        Raises:
+          RuntimeError: if one did while this process had stopped. Nothing, if this process does not own it by `own`.
+        """
+        if self._lease is not None:
+            self._lease.check()
 
     def make(self) -> None:
         """Creates the root and checks that it can be written to.

@@ -15,6 +15,7 @@ VOCABULARY = (
     'stderr',
     'histograms',
     'finite',
+    'lease',
     'run_dir',
     'extras',
     'experience',

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.testing import written_summaries
+from tflearn import lease
 from tflearn.distribute import strategies
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
@@ -175,3 +176,48 @@ def test_rejects_invalid_options(options, message):
         LoopOptions(**options)
     with pytest.raises(ValueError, match='checkpoint_interval_steps=0; need at least 1'):
         LearnerOptions(checkpoint_interval_steps=0)
+
+
+def test_training_ends_when_checkpoints_cannot_be_saved_again_and_again(tmp_path, make_agent, make_dataset_fn):
+    run_dir = RunDir(tmp_path / 'run')
+    options = LearnerOptions(checkpoint_interval_steps=2, max_failed_saves=2, summaries=None)
+    learner = Learner(make_agent(), make_dataset_fn(), run_dir, options=options)
+    learner.run(2)
+    learner.checkpoints.wait()
+    moved = run_dir.checkpoints.rename(tmp_path / 'moved')
+    run_dir.checkpoints.write_text('a file in its place')
+    for failed in (1, 2):
+        learner.run(2)
+        with pytest.raises(OSError, match='could not save'):
+            learner.checkpoints.wait()
+        assert learner.checkpoints.num_failed == failed
+    message = (
+        'got 2 checkpoints in a row that could not be saved in .*, up to train step 6; need room for them; make room'
+    )
+    with pytest.raises(OSError, match=message):
+        learner.run(2)
+    assert learner.step == 6
+    run_dir.checkpoints.unlink()
+    moved.rename(run_dir.checkpoints)
+    learner.save()
+    learner.checkpoints.wait()
+    assert learner.checkpoints.num_failed == 0
+    learner.run(2)
+    learner.close()
+
+
+def test_a_number_of_failed_saves_below_one_is_refused():
+    with pytest.raises(ValueError, match='got max_failed_saves=0; need at least 1'):
+        LearnerOptions(max_failed_saves=0)
+
+
+def test_a_learner_that_another_one_replaced_saves_nothing(tmp_path, make_agent, make_dataset_fn, monkeypatch):
+    monkeypatch.setattr(lease, '_CHECK_SECS', 0.0)
+    run_dir = RunDir(tmp_path)
+    with run_dir.own('train', threading.Event()):
+        learner = Learner(make_agent(), make_dataset_fn(), run_dir, options=_options())
+        learner.run(2)
+        (run_dir.owners / 'train-000002.json').write_text('{"pid": 1, "host": "other", "since": 0}')
+        with pytest.raises(RuntimeError, match=r'got another train job \(pid 1 on other, for'):
+            learner.save()
+    assert not list(run_dir.root.glob('train/checkpoints/*'))

@@ -58,6 +58,7 @@ class Checkpoints:
         self._background = Background('checkpoint_writer')
         self._layout: Layout | None = None
         self.refusal: FloatingPointError | None = None  # why the newest save refused its values
+        self.num_failed = 0  # saves in a row that could not be written
         self._step: int | None = None
         self.directory = self._files.directory
 
@@ -146,8 +147,10 @@ class Checkpoints:
         self._refuse_not_finite(step, snapshot)
         try:
             self._files.write(step, save)
+            self.num_failed = 0
         except (OSError, tf.errors.OpError) as error:
             path = self._files.path(step)
+            self.num_failed += 1
             raise UserOSError(
                 f'could not save {path} ({_first_line(error)}); the next save tries again; make room'
             ) from error

@@ -1,5 +1,6 @@
 """The replay server job: serves the run's tables; saves them at fixed intervals and when it is stopped."""
 
+import contextlib
 import threading
 import time
 from typing import Any
@@ -43,6 +44,7 @@ def replay_server(
       checkpoint_interval_secs: seconds between two checkpoints; inserts and draws wait while one is written.
 
     Raises:
+      RuntimeError: if another replay server works in this directory.
       TypeError: if the factory returns no agent.
       ValueError: if the agent cannot train on such data, the port is in use, or the checkpoint holds other tables.
     """
@@ -61,30 +63,40 @@ def replay_server(
     if experience.versions_ahead is not None:
         run_tables.append(credits.table())
         fresh.append(credits.CREDITS)
-    server = ReplayServer(run_tables, port, run_dir.replay_checkpoints, fresh=fresh)
-    megabytes = storage.num_bytes / 1e6
-    logging.info('replay server on port %d; a full table takes up to %.1f MB', server.port, megabytes)
-    status = Status(run_dir.status('replay_server'), 'replay_server')
-    try:
-        _serve(server, status, storage, checkpoint_interval_secs, stop)
-    finally:
-        _save_last(server)
-        server.close()
+    with run_dir.own('replay_server', stop):
+        server = ReplayServer(run_tables, port, run_dir.replay_checkpoints, fresh=fresh)
+        megabytes = storage.num_bytes / 1e6
+        logging.info('replay server on port %d; a full table takes up to %.1f MB', server.port, megabytes)
+        status = Status(run_dir.status('replay_server'), 'replay_server')
+        with contextlib.closing(server):
+            _serve(server, run_dir, status, storage, checkpoint_interval_secs, stop)
+            _save_last(server)
         status.update('stopped')
 
 
-def _serve(server: ReplayServer, status: Status, storage: Storage, interval_secs: float, stop: threading.Event) -> None:
-    saved_at = time.monotonic()
+def _serve(
+    server: ReplayServer,
+    run_dir: RunDir,
+    status: Status,
+    storage: Storage,
+    interval_secs: float,
+    stop: threading.Event,
+) -> None:
+    saved_at, failed_saves = time.monotonic(), 0
     while not stop.wait(_POLL_SECS):
+        run_dir.check_owner()
         try:
-            status.update('running', **_metrics(ReplayStatistics.of(server.info()[REPLAY], storage), storage))
+            metrics = _metrics(ReplayStatistics.of(server.info()[REPLAY], storage), storage)
+            status.update('running', failed_saves=failed_saves, **metrics)
         except _FAILURES as error:  # too busy to answer
             logging.warning('the replay server did not answer: %s', error)
         if time.monotonic() - saved_at < interval_secs:
             continue
         try:
             server.checkpoint()
+            failed_saves = 0
         except _FAILURES as error:  # a full disk must not end the run
+            failed_saves += 1
             logging.error('could not save the replay: %s', error)
         saved_at = time.monotonic()
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import pathlib
+import threading
 from collections.abc import Callable, Iterator, Mapping
 
 import tensorflow as tf
@@ -70,10 +71,17 @@ def write_result(run_dir: RunDir, why: str, train_step: int, env_steps: int, sec
 
 
 @contextlib.contextmanager
-def stopped_status(run_dir: RunDir) -> Iterator[Callable[[], None]]:
-    """Gives a function that sets the job's status to 'stopped'; does so itself if the block raises Stopped."""
-    status = Status(run_dir.status('train'), 'train')
+def only_learner(run_dir: RunDir, stop: threading.Event) -> Iterator[Callable[[], None]]:
+    """Makes this process the only learner of the run for the time of the block.
+
+    It gives a function that sets the job's status to 'stopped', and calls it if the block raises Stopped.
+
+    Raises:
+      RuntimeError: if another process is the run's learner.
+    """
     try:
-        yield lambda: status.update('stopped')
+        with run_dir.own('train', stop):
+            status = Status(run_dir.status('train'), 'train')
+            yield lambda: status.update('stopped')
     except Stopped:
         status.update('stopped')

@@ -85,7 +85,7 @@ def synchronous(
     strategies.use_threads(device.inter_op_threads)  # before any other use of TensorFlow
     seed = set_seed(initial.seed)
     settings = dataclasses.replace(settings, texts=lambda: {'run/seed': str(seed), **hooks.describe()})
-    with run_outputs.stopped_status(run_dir) as stopped, contextlib.ExitStack() as opened:
+    with run_outputs.only_learner(run_dir, stop) as stopped, contextlib.ExitStack() as opened:
         with waiting.may_exit(stop, stopped):
             environment = make_environment(
                 num_environments=num_environments, seed=seed if collect_seed is None else collect_seed

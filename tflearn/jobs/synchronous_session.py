@@ -205,6 +205,7 @@ class SynchronousSession:
         )
 
     def _export(self, step: int) -> None:
+        self._run_dir.check_owner()
         self._exports.export(step)
         self._exports.settle()  # so that it does not depend on the clock which exports replace others
 
@@ -219,6 +220,7 @@ class SynchronousSession:
     def _finish(self, reason: str) -> None:
         """Exports the last weights, then writes the result."""
         step = self._learner.step
+        self._run_dir.check_owner()
         self._exports.export(step)
         self._exports.wait()
         run_outputs.write_result(self._run_dir, reason, step, self._counts.env_steps, self._counts.secs)
@@ -231,6 +233,7 @@ class SynchronousSession:
             'episodes': self._counts.episodes,
             'dropped_episodes': self._collection.metrics.dropped_episodes,
             'rebuilt_environments': self._collection.num_rebuilt,
+            'failed_saves': self._learner.checkpoints.num_failed,
             **self._collection.metrics.means(),
             **self._replay.metrics(),
         }

@@ -80,7 +80,7 @@ def train(
     with (
         workers.writable_run_dir(placement, run_dir) as run_dir,
         contextlib.closing(Watchdog(max(data.timeout_secs, _WRITE_SECS) + _TRACE_SECS)) as watchdog,
-        run_outputs.stopped_status(run_dir) as stopped,
+        run_outputs.only_learner(run_dir, stop) as stopped,
     ):
         with waiting.may_exit(stop, stopped):
             with watchdog.guard('the construction of the agent'):

@@ -81,7 +81,7 @@ def train_offline(
     strategies.use_threads(device.inter_op_threads)  # before any other use of TensorFlow
     seed = set_seed(initial.seed)
     settings = dataclasses.replace(settings, texts=lambda: {'run/seed': str(seed), **hooks.describe()})
-    with run_outputs.stopped_status(run_dir) as stopped:
+    with run_outputs.only_learner(run_dir, stop) as stopped:
         with waiting.may_exit(stop, stopped):
             specs = environment_specs(dataset)
             agent = initial_agent.make(make_agent, specs, experience, strategies.make('default'), device.precision)

@@ -102,7 +102,8 @@ class TrainSession:
         Raises:
           ValueError: if the server's tables or the checkpoint are made for other networks.
         """
-        self._run_dir, self._address = run_dir, address
+        self._run_dir = run_dir
+        self._server = connection.ServerPoll(address, 'training goes on while there are data (train.Data.timeout_secs)')
         self._storage, self._source, self._stop_conditions = storage, source, stop_conditions
         self._status = Status(run_dir.status('train'), 'train')
         self._chief, self._agreement = strategies.layout(strategy).is_chief, workers.Agreement(strategy)
@@ -304,6 +305,7 @@ class TrainSession:
         self._send(step)
 
     def _send(self, step: int, finished: bool = False) -> None:
+        self._run_dir.check_owner()
         batch_source.set_newest_version(self._source, self._progress.policy_version)
         if self._credits and not finished:
             self._credits.publish(self._progress.policy_version)
@@ -311,10 +313,12 @@ class TrainSession:
             self._publisher.publish(step, self._progress.policy_version, self._reports.env_steps, finished)
 
     def _export(self, step: int) -> None:
+        self._run_dir.check_owner()
         if self._chief:
             self._exports.export(step)
 
     def _export_update(self, step: int) -> None:
+        self._run_dir.check_owner()
         if self._chief:
             self._exports.export_update(step)
 
@@ -336,6 +340,7 @@ class TrainSession:
             loss=result.loss,
             data_wait_share=result.data_wait_share,
             policy_version=self._progress.policy_version,
+            failed_saves=self._learner.checkpoints.num_failed,
             **self._metrics,
         )
         if now - self._logged_at >= LOG_EVERY_SECS:
@@ -343,7 +348,7 @@ class TrainSession:
             self._log(result)
 
     def _poll_replay(self) -> None:
-        info = connection.server_info(self._address)
+        info = self._server.info()
         if info is None:
             return
         if self._chief:  # each report can be read once

@@ -50,8 +50,16 @@ class JobReport:
     def summary(self) -> str:
         """Returns the metrics that only this job has, on one line; '' if there are none."""
         texts = {
-            'replay_server': [('inserts', count(self.number('inserts'))), ('samples', count(self.number('samples')))],
-            'train': [('loss', plain(self.number('loss'))), ('policy version', count(self.number('policy_version')))],
+            'replay_server': [
+                ('inserts', count(self.number('inserts'))),
+                ('samples', count(self.number('samples'))),
+                ('failed saves', count(self.number('failed_saves') or None)),
+            ],
+            'train': [
+                ('loss', plain(self.number('loss'))),
+                ('policy version', count(self.number('policy_version'))),
+                ('failed saves', count(self.number('failed_saves') or None)),
+            ],
             'evaluate': [
                 ('train step', count(self.number('train_step'))),
                 ('episodes', count(self.number('num_episodes'))),
@@ -128,6 +136,7 @@ class RunReport:
             'episode length': plain(_mean(job.number('mean_length') for job in collectors)),
             'greedy return': _with_target(greedy, target),
             'policy lag': _around('', plain(self.newest('train', 'policy_lag', fresh=True)), ' versions'),
+            'failed saves': count(_sum(job.number('failed_saves') for job in self.jobs) or None),
             'data wait': '' if wait_share is None else f'{wait_share:.0%}',
             'time left': '' if self.secs_left is None else duration(self.secs_left),
         }

@@ -11,7 +11,7 @@ from absl import logging
 
 from tflearn.checkpoints.checkpoints import Checkpoints, RandomState
 from tflearn.distribute.workers import Agreement
-from tflearn.errors import UserRuntimeError, UserValueError, check_at_least
+from tflearn.errors import UserOSError, UserRuntimeError, UserValueError, check_at_least
 from tflearn.learner import agent_data, batches
 from tflearn.learner.batches import DatasetBatches, DatasetFn
 from tflearn.learner.metrics import Metrics, TrainResult
@@ -33,6 +33,8 @@ class LearnerOptions:
     Attributes:
       checkpoint_interval_steps: train steps between two checkpoints; None: only `save` and `close` save.
       max_checkpoints_to_keep: number of newest checkpoints that are kept.
+      max_failed_saves: checkpoints in a row that could not be written, on a full disk for example, after which training
+        ends; None: it goes on.
       keep_checkpoint_every_steps: the first checkpoint at or after each multiple is never deleted; None: no such rule.
       summaries: when summaries are written, and what they contain; None writes none.
       loop: how train steps are taken.
@@ -44,6 +46,7 @@ class LearnerOptions:
     checkpoint_interval_steps: int | None = 5_000
     summaries: SummaryOptions | None = dataclasses.field(default_factory=SummaryOptions)
     max_checkpoints_to_keep: int = 3
+    max_failed_saves: int | None = 3
     keep_checkpoint_every_steps: int | None = None
     loop: LoopOptions = dataclasses.field(default_factory=LoopOptions)
     after_run: Callable[[TrainResult], object] | None = None
@@ -55,6 +58,8 @@ class LearnerOptions:
             raise UserValueError(
                 f'got checkpoint_interval_steps={value}; need at least 1 train step, or None for never'
             )
+        if self.max_failed_saves is not None:
+            check_at_least(1, max_failed_saves=self.max_failed_saves)
 
 
 class Learner:
@@ -94,7 +99,7 @@ class Learner:
           ValueError: if the newest readable checkpoint does not fit, or the strategy cannot train on such a dataset.
         """
         self.train_step = agent.train_step_counter
-        self._agent, self._options = agent, options
+        self._agent, self._options, self._run_dir = agent, options, run_dir
         self._strategy = strategy or tf.distribute.get_strategy()
         self._healthy, self._data_ended = True, False
         self._waits_since: float | None = None
@@ -189,10 +194,12 @@ class Learner:
           FloatingPointError: at a loss that is not finite, if `on_nonfinite` is 'stop'; a checkpoint is saved first if
             the variables are finite. If it is 'skip', as soon as they are not. In both cases, if a checkpoint was
             refused because of them. Also if the agent raises it itself.
+          OSError: if `max_failed_saves` checkpoints in a row could not be written.
         """
         if self.checkpoints.refusal and self._options.loop.on_nonfinite != 'ignore':
             self._healthy = False  # `close` need not try again
             raise self.checkpoints.refusal
+        self._check_saves()
         check_at_least(1, num_steps=num_steps)
         if self._data_ended and not self._batches.has_rounds:
             raise self._no_more_data()
@@ -262,6 +269,7 @@ class Learner:
         Variables that are not finite are not saved: this is logged, and the previous checkpoint stays the newest.
         """
         if self._healthy and self.checkpoints.saved_step != self.step:
+            self._run_dir.check_owner()
             self.checkpoints.save(self.step)
 
     def close(self) -> None:
@@ -346,6 +354,15 @@ class Learner:
             self.save()
         more = f'{bad[0]} and {len(bad) - 1} more variables are not finite either; ' if bad else ''
         raise self._not_finite(more)
+
+    def _check_saves(self) -> None:
+        failed, most = self.checkpoints.num_failed, self._options.max_failed_saves
+        if most is not None and failed >= most:
+            raise UserOSError(
+                f'got {failed} checkpoints in a row that could not be saved in {self.checkpoints.directory}, up to '
+                f'train step {self.step}; need room for them; make room, and start the same command again: it goes on '
+                f'from {self.checkpoints.newest or "the beginning"}'
+            )
 
     def _wait_for_checkpoints(self) -> None:
         try:

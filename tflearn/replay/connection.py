@@ -1,14 +1,16 @@
 """Finding the replay server, which may not have started yet or may belong to another run."""
 
 import threading
+import time
 from typing import Any
 
 import numpy as np
 import reverb
 import tensorflow as tf
+from absl import logging
 
 from tflearn.errors import UserValueError
-from tflearn.waiting import is_listening, wait_until
+from tflearn.waiting import LOG_EVERY_SECS, is_listening, wait_until
 
 _INFO_TIMEOUT_SECS = 2
 _FLUSH_TIMEOUT_MS = 2_000
@@ -30,6 +32,33 @@ def server_info(address: str) -> dict[str, Any] | None:
         return reverb.Client(own_address(address)).server_info(timeout=_INFO_TIMEOUT_SECS)
     except (reverb.errors.DeadlineExceededError, RuntimeError):
         return None
+
+
+class ServerPoll:
+    """Asks a server for its tables again and again, and warns while it does not answer."""
+
+    def __init__(self, address: str, meanwhile: str):
+        """
+        Args:
+          address: the server's address, 'host:port'.
+          meanwhile: what happens while it does not answer, for the warning.
+        """
+        self._address, self._meanwhile = address, meanwhile
+        self._answered_at = self._warned_at = time.monotonic()
+
+    def info(self) -> dict[str, Any] | None:
+        """Returns `server_info`."""
+        info, now = server_info(self._address), time.monotonic()
+        silent_secs = now - self._answered_at
+        if info is not None:
+            if self._warned_at > self._answered_at:
+                logging.warning('the replay server at %s answers again, after %.0f s', self._address, silent_secs)
+            self._answered_at = now
+        elif now - max(self._warned_at, self._answered_at) >= LOG_EVERY_SECS:
+            self._warned_at = now
+            text = 'the replay server at %s has not answered for %.0f s; %s'
+            logging.warning(text, self._address, silent_secs, self._meanwhile)
+        return info
 
 
 def wait_for_table(

@@ -1,0 +1,210 @@
+"""Lease: at most one learner, and one replay server, writes to a run directory.
+
+A lease is a small file, `<job>-<epoch>.json`. Who claims it creates the file of the next epoch, which only one process
+can do, and renews it every few seconds. It ends when it is released, when its process has died on this machine, or when
+it was not renewed for `LEASE_SECS` by the clock of the process that watches it: clocks are never compared between
+machines. An owner of an older epoch finds the newer file before it writes again, and stops (the epoch is a fencing
+token; Kleppmann 2016, "How to do distributed locking").
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from absl import logging
+
+from tflearn.errors import UserRuntimeError
+
+LEASE_SECS = 15.0
+RENEW_SECS = 3.0
+_POLL_SECS = 0.25
+_CHECK_SECS = 1.0  # an owner that was not stopped for longer than this cannot have lost its lease
+_KEPT_EPOCHS = 3
+_BOOT = pathlib.Path('/proc/sys/kernel/random/boot_id')
+
+
+class Lease:
+    """A lease that this process owns.
+
+    Attributes:
+      epoch: the number of the owner, from 1; greater than those of all owners before.
+    """
+
+    def __init__(self, directory: pathlib.Path, job: str, epoch: int):
+        """Use `hold`."""
+        self.epoch = epoch
+        self._directory, self._job = directory, job
+        self._path = _path(directory, job, epoch)
+        self._facts: dict[str, Any] = {'job': job, 'epoch': epoch, **_this_process(), 'since': time.time()}
+        self._renewals = 0
+        self._checked_at = time.monotonic()
+        self._released = threading.Event()
+
+    def check(self) -> None:
+        """Checks that no other process has taken the lease. Cheap: it reads the directory once a second.
+
+        Raises:
+          RuntimeError: if one has; it names the new owner.
+        """
+        now = time.monotonic()
+        if now - self._checked_at < _CHECK_SECS:
+            return
+        newest = _newest_epoch(self._directory, self._job)
+        if newest > self.epoch:
+            owner = _read(_path(self._directory, self._job, newest)) or {}
+            raise UserRuntimeError(
+                f'got another {self._job} job ({_described(owner)}), which took over {self._directory.parent} while '
+                'this one had stopped; need one at a time; this one ends and writes nothing more'
+            )
+        self._checked_at = now
+
+    def renew_until_released(self) -> None:
+        """Renews the lease; runs on a thread of its own."""
+        while not self._released.wait(RENEW_SECS):
+            with contextlib.suppress(RuntimeError, OSError):  # the job finds out itself, before it writes
+                self.check()
+                self.write()
+
+    def write(self, **more: Any) -> None:
+        """Writes the file of the lease, without a rename, which not every store has."""
+        self._renewals += 1
+        text = json.dumps({**self._facts, 'renewals': self._renewals, 'time': time.time(), **more})
+        self._path.write_text(text, encoding='utf-8')
+
+    def release(self) -> None:
+        """Ends the lease."""
+        self._released.set()
+        with contextlib.suppress(RuntimeError, OSError):
+            self._checked_at = 0.0
+            self.check()
+            self.write(released=True)
+
+
+@contextlib.contextmanager
+def hold(directory: pathlib.Path, job: str, stop: threading.Event) -> Iterator[Lease | None]:
+    """Claims the lease of `job`, renews it during the block, and releases it.
+
+    Args:
+      directory: the directory of the leases' files.
+      job: the job's name, such as 'train'.
+      stop: ends the wait for a lease that its owner no longer renews; the block then gets None.
+
+    Raises:
+      RuntimeError: if another process has it and renews it; names its machine, process and age.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    lease = None
+    while lease is None:
+        epoch = _newest_epoch(directory, job)
+        if epoch and not _wait_for_end(_path(directory, job, epoch), job, stop):
+            yield None
+            return
+        lease = _claim(directory, job, epoch + 1)
+    renewing = threading.Thread(target=lease.renew_until_released, name='lease', daemon=True)
+    renewing.start()
+    try:
+        yield lease
+    finally:
+        lease.release()
+        renewing.join(RENEW_SECS)
+
+
+def _claim(directory: pathlib.Path, job: str, epoch: int) -> Lease | None:
+    """Returns the lease of this epoch; None if another process was faster."""
+    try:
+        _path(directory, job, epoch).open('x').close()
+    except FileExistsError:
+        return None
+    lease = Lease(directory, job, epoch)
+    lease.write()
+    for old in range(epoch - _KEPT_EPOCHS, 0, -1):
+        path = _path(directory, job, old)
+        if not path.exists():
+            break
+        path.unlink(missing_ok=True)
+    return lease
+
+
+def _wait_for_end(path: pathlib.Path, job: str, stop: threading.Event) -> bool:
+    """Waits until a lease has ended; returns False if `stop` was set meanwhile.
+
+    Raises:
+      RuntimeError: as soon as its owner renews it.
+    """
+    first, deadline = _read(path), time.monotonic() + LEASE_SECS
+    if first is not None and (first.get('released') or _has_died(first)):
+        return True
+    logging.info('%s: waiting up to %g s whether it still runs', _described(first or {}), LEASE_SECS)
+    while time.monotonic() < deadline:
+        if stop.wait(_POLL_SECS):
+            return False
+        owner = _read(path)
+        if owner is not None and (owner.get('released') or _has_died(owner)):
+            return True
+        if owner is not None and owner != first:
+            raise UserRuntimeError(
+                f'got root_dir={str(path.parent.parent)!r}, in which another {job} job works ({_described(owner)}); '
+                'need one at a time, since each would overwrite what the other saves; stop it, or choose another '
+                '--root_dir'
+            )
+    logging.warning('%s did not renew its lease for %g s; taking over', _described(first or {}), LEASE_SECS)
+    return True
+
+
+def _path(directory: pathlib.Path, job: str, epoch: int) -> pathlib.Path:
+    return directory / f'{job}-{epoch:06}.json'
+
+
+def _newest_epoch(directory: pathlib.Path, job: str) -> int:
+    """Returns the newest epoch; 0 if there was none."""
+    pattern = re.compile(rf'{re.escape(job)}-(\d+)\.json')
+    found = (pattern.fullmatch(name) for name in os.listdir(directory))
+    return max((int(match[1]) for match in found if match), default=0)
+
+
+def _read(path: pathlib.Path) -> dict[str, Any] | None:
+    """Returns a lease's file; None while it is being written."""
+    try:
+        return json.loads(path.read_text(encoding='utf-8'))
+    except (OSError, ValueError):
+        return None
+
+
+def _this_process() -> dict[str, Any]:
+    return {'host': socket.gethostname(), 'machine': _machine(), 'pid': os.getpid(), 'started': _started(os.getpid())}
+
+
+def _machine() -> str:
+    """Returns what differs between two machines, two starts of one, and two containers on it; '' if that is unknown."""
+    try:
+        return f'{_BOOT.read_text(encoding="utf-8").strip()} {os.readlink("/proc/self/ns/pid")}'
+    except OSError:
+        return ''
+
+
+def _started(pid: int) -> str:
+    """Returns when a process was started, in ticks since the machine's start; '' if it has ended."""
+    try:
+        fields = pathlib.Path(f'/proc/{pid}/stat').read_text(encoding='utf-8').rpartition(')')[2].split()
+    except OSError:
+        return ''
+    return '' if fields[0] == 'Z' else fields[19]
+
+
+def _has_died(owner: dict[str, Any]) -> bool:
+    """Returns whether the owner ran on this machine and has ended."""
+    machine = _machine()
+    return bool(machine) and owner.get('machine') == machine and owner.get('started') != _started(int(owner['pid']))
+
+
+def _described(owner: dict[str, Any]) -> str:
+    if 'pid' not in owner:
+        return 'one that has just begun'
+    return f'pid {owner["pid"]} on {owner["host"]}, for {max(0.0, time.time() - owner["since"]):.0f} s'
