@@ -1,8 +1,11 @@
 """Writes episodes to files, and shows, joins and filters them.
 
-tflearn-data record     a policy of a run, or random actions, in the run's environment -> episodes in --output
-tflearn-data describe   columns, ranges, returns and lengths of the episodes in --data; --picture=FILE.png draws them
-tflearn-data copy       episodes of all --data that pass the filters -> --output
+tflearn-data record     a policy, or random actions, in the run's environment -> episodes in --output
+tflearn-data describe   columns, ranges, missing values, returns and lengths of the episodes in --data;
+                        --picture=FILE.png draws them
+tflearn-data merge      episodes of all --data -> --output
+tflearn-data filter     those of all --data that pass the filters -> --output
+tflearn-data copy       either of both
 
 tflearn-train-offline trains on them.
 """
@@ -27,14 +30,16 @@ def main() -> None:
             define_flags=data_flags.define_record,
             bindings=data_flags.record_bindings,
             takes=data_flags.record_takes,
+            program='tflearn-data record',
         )
         return
     try:
         if command in ('--help', 'help', '-h'):
             print(f'tflearn-data: {__doc__}\nEach has its own --help: tflearn-data record --help')
             return
-        if command not in ('describe', 'copy'):
-            raise UserValueError(f'got {command!r}; need one of record, describe, copy; see --help')
+        if command not in data_flags.COMMANDS:
+            names = ', '.join(('record', *data_flags.COMMANDS))
+            raise UserValueError(f'got {command!r}; need one of {names}; see --help')
         data_flags.define_read()
         try:
             rest = flags.FLAGS(sys.argv[1:])[1:]

@@ -11,13 +11,22 @@ from tflearn.run_dir import local_path
 
 from . import preflight
 
+COMMANDS = ('describe', 'merge', 'filter', 'copy')
+_FILTERS = ('min_return', 'max_return', 'max_episodes')
+
 
 def define_record() -> None:
     """Defines the flags of `record`."""
     flags.DEFINE_string('output', None, 'Directory of the episodes; those of an earlier call count. Needed.')
-    flags.DEFINE_integer('episodes', 100, 'Complete episodes in --output.', lower_bound=1)
+    flags.DEFINE_integer('episodes', None, 'Complete episodes in --output; default: 100.', lower_bound=1)
+    flags.DEFINE_integer('steps', None, 'Instead: environment steps of the complete episodes in --output.', 1)
     flags.DEFINE_integer('num_environments', 8, 'Environments stepped together.', lower_bound=1)
-    flags.DEFINE_string('policy', 'greedy_policy', "Name of the run's exported policy, or random.")
+    flags.DEFINE_string(
+        'policy',
+        'greedy_policy',
+        "Name of the run's exported policy; or the path, with a /, of a SavedModel of tflearn or of TF-Agents' "
+        'PolicySaver; or MODULE:FUNCTION, a Python function of a batch of observations; or random.',
+    )
     flags.DEFINE_integer(
         'train_step', None, "Train step of the version; default: the run's result, else the newest.", 0
     )
@@ -31,10 +40,13 @@ def record_bindings() -> Sequence[str]:
     if not flags.FLAGS.output:
         raise UserValueError('got no --output; need a directory for the episodes, such as --output=data/expert')
     output = str(local_path(flags.FLAGS.output, '--output'))
-    values = {'output': output, 'num_episodes': flags.FLAGS.episodes}
-    names = ('num_environments', 'policy', 'train_step', 'epsilon', 'seed', 'compress')
-    values |= {name: flags.FLAGS[name].value for name in names}
-    return [f'tflearn.jobs.record.record.{name} = {value!r}' for name, value in values.items()]
+    if flags.FLAGS.episodes and flags.FLAGS.steps:
+        raise UserValueError(f'got --episodes={flags.FLAGS.episodes} and --steps={flags.FLAGS.steps}; need one of them')
+    given = {'num_episodes': 'episodes', 'num_steps': 'steps'}
+    given |= {name: name for name in ('num_environments', 'policy', 'train_step', 'epsilon', 'seed', 'compress')}
+    # What is not given is left to the gin file.
+    values = {name: flags.FLAGS[flag].value for name, flag in given.items() if flags.FLAGS[flag].present}
+    return [f'tflearn.jobs.record.record.{name} = {value!r}' for name, value in {'output': output, **values}.items()]
 
 
 def record_takes() -> job_config.Taken:
@@ -45,29 +57,33 @@ def record_takes() -> job_config.Taken:
 
 
 def define_read() -> None:
-    """Defines the flags of `describe` and `copy`."""
+    """Defines the flags of all commands but `record`."""
     flags.DEFINE_multi_string('data', [], "Directory of episodes, or a pattern such as 'data/*'; may be repeated.")
     flags.DEFINE_float('min_return', None, 'The smallest return of an episode.')
     flags.DEFINE_float('max_return', None, 'The greatest return of an episode.')
     flags.DEFINE_integer('max_episodes', None, 'Episodes to read.', 1)
     flags.DEFINE_integer('max_damaged', 0, 'Damaged records that are skipped; one more is an error.', 0)
     flags.DEFINE_string('picture', None, 'describe: a PNG file for histograms of returns and lengths.')
-    flags.DEFINE_string('output', None, 'copy: a new directory.')
-    flags.DEFINE_bool('compress', False, 'copy: compresses the files with gzip.')
+    flags.DEFINE_string('output', None, 'merge, filter, copy: a new directory.')
+    flags.DEFINE_bool('compress', False, 'merge, filter, copy: compresses the files with gzip.')
     flags.DEFINE_bool('help', False, 'Shows these flags.')
 
 
 def read(command: str) -> None:
-    """Runs `describe` or `copy`."""
-    for name in ('data', 'output') if command == 'copy' else ('data',):
+    """Runs a command of `COMMANDS`."""
+    for name in ('data',) if command == 'describe' else ('data', 'output'):
         if not flags.FLAGS[name].value:
             raise UserValueError(f'got no --{name}; need a directory, such as --{name}=data/expert')
+    given = [f'--{name}' for name in _FILTERS if flags.FLAGS[name].value is not None]
+    if command == 'filter' and not given:
+        raise UserValueError(f'got no filter; need at least one of {", ".join(f"--{name}" for name in _FILTERS)}')
+    if command == 'merge' and given:
+        raise UserValueError(f'got {given[0]} to merge by; need none, since merge takes all episodes; use filter')
     preflight.import_quietly('tensorflow', 'gym')
     from tflearn.jobs import record
 
-    names = ('min_return', 'max_return', 'max_episodes', 'max_damaged')
-    filters: dict[str, Any] = {name: flags.FLAGS[name].value for name in names}
-    if command == 'copy':
+    filters: dict[str, Any] = {name: flags.FLAGS[name].value for name in (*_FILTERS, 'max_damaged')}
+    if command != 'describe':
         output = local_path(flags.FLAGS.output, '--output')
         print(record.copy(flags.FLAGS.data, output, flags.FLAGS.compress, **filters))
     else:

@@ -25,18 +25,20 @@ def main(
     define_flags: Callable[[], None] = lambda: None,
     bindings: Callable[[], Sequence[str]] = tuple,
     takes: Callable[[], job_config.Taken] = dict,
+    program: str | None = None,
 ) -> None:
     """Runs the program of a job that a gin file configures; does not return but for --help.
 
     The function tflearn.jobs.<job>.<job> gets those of the arguments in `given` that it has.
 
     Args:
-      job: the job's name; its program is tflearn-<job>.
+      job: the job's name.
       description: the first text of --help.
       name_flag: the flag with the job's name; None if a run has only one such job.
       define_flags: defines the flags of this job.
       bindings: returns gin statements that those flags make; they come last.
       takes: returns the arguments that other jobs' bindings set, see `job_config.configure`; called with TensorFlow.
+      program: the program's name; None is tflearn-<job>.
     """
 
     def run(stop: threading.Event) -> None:
@@ -65,7 +67,7 @@ def main(
         if not stop.is_set() and not was_done and (unused := configured.inoperative()):
             logging.info('bindings that had no effect in this job: %s', ', '.join(unused))
 
-    program = f'tflearn-{job.replace("_", "-")}'
+    program = program or f'tflearn-{job.replace("_", "-")}'
     preflight.import_from_here()
     job_flags.define((name_flag, f'{job}_0') if name_flag else None)
     define_flags()

@@ -20,6 +20,29 @@ def test_statistics_are_those_of_the_episodes(tmp_path):
     assert (tmp_path / 'drawn.png').read_bytes().startswith(b'\x89PNG')
 
 
+def test_missing_values_are_counted(tmp_path):
+    episodes = data_sets.split(data_sets.write(tmp_path / 'whole', 60))
+    spoilt = writer.EpisodeWriter(tmp_path / 'data', columns.read_specs(tmp_path / 'whole'))
+    observation, reward = 1, 4
+    episodes[0][observation][0, 1] = np.nan
+    episodes[1][observation][:2] = np.nan
+    episodes[2][observation][0, 0] = np.inf
+    episodes[3][reward][0] = np.nan
+    for leaves in episodes:
+        spoilt.write(leaves)
+    spoilt.close()
+    found = statistics.Statistics(Dataset([str(tmp_path / 'data')]))
+    text = found.text()
+    assert 'observation: float32[2]  from 0 to' in text
+    assert ', 5 missing (NaN), 1 infinite' in text
+    assert '1 episodes have no return, since rewards are missing' in text
+    assert f'return: mean {np.mean([leaves[reward].sum() for i, leaves in enumerate(episodes) if i != 3]):.4g}' in text
+    found.draw(tmp_path / 'drawn.png')
+    assert (tmp_path / 'drawn.png').read_bytes().startswith(b'\x89PNG')
+    with pytest.raises(RuntimeError, match='got observation with numbers that are not finite'):
+        statistics.copy(Dataset([str(tmp_path / 'data')]), tmp_path / 'copy')
+
+
 def test_copy_joins_and_filters(tmp_path):
     for name in ('a', 'b'):
         data_sets.write(tmp_path / name, 60, seed=ord(name))

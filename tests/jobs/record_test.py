@@ -1,20 +1,26 @@
 """The record job: exported policies and random ones, in real environments."""
 
 import functools
+import shutil
 import threading
 
 import numpy as np
 import pytest
+import tensorflow as tf
+from tf_agents.networks import q_network, q_rnn_network
+from tf_agents.policies import greedy_policy, policy_saver, q_policy
+from tf_agents.trajectories import time_step as ts
 
 from tests.testing import jobs
 from tflearn.data import columns, writer
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.environments import gymnasium_env
 from tflearn.jobs.policy_exports import ExportOptions
-from tflearn.jobs.record import record
+from tflearn.jobs.record import describe, record
 from tflearn.jobs.synchronous import synchronous
 from tflearn.policies import loader
 from tflearn.run_dir import RunDir, write_json
+from tflearn.types import specs_of
 
 CARTPOLE = functools.partial(gymnasium_env.make, 'CartPole-v1')
 
@@ -84,7 +90,104 @@ def test_epsilon_changes_some_actions(run_dir, tmp_path):
     assert len(returns) > 1
 
 
+def test_steps_are_a_quota(tmp_path):
+    episodes = run_record(RunDir(tmp_path / 'run'), tmp_path / 'data', policy='random', num_episodes=None, num_steps=90)
+    steps = [np.count_nonzero(episode['step_type'] != 2) for episode in episodes]
+    # Complete episodes only, of two environments: the quota is passed by less than two episodes.
+    assert 90 <= sum(steps) < 90 + 2 * max(steps)
+    again = {'num_episodes': None, 'num_steps': 90}
+    assert len(run_record(RunDir(tmp_path / 'run'), tmp_path / 'data', policy='random', **again)) == len(episodes)
+
+
+def test_a_saved_model_anywhere_acts(run_dir, tmp_path):
+    moved = tmp_path / 'elsewhere'
+    shutil.copytree(run_dir.policy('greedy_policy') / '20', moved)
+    from_run = run_record(run_dir, tmp_path / 'a')
+    for name, policy in (('b', moved), ('c', run_dir.policy('greedy_policy'))):
+        from_path = run_record(RunDir(tmp_path / 'none'), tmp_path / name, policy=str(policy))
+        tf.nest.map_structure(np.testing.assert_array_equal, from_path, from_run)
+        assert columns.read_metadata(tmp_path / name)['policy'] == str(policy)
+        assert columns.read_metadata(tmp_path / name)['train_step'] == 20
+
+
+@pytest.mark.filterwarnings('ignore:Encoding a StructuredValue')  # by PolicySaver
+@pytest.mark.parametrize('memory', [False, True])
+def test_a_policy_of_tf_agents_acts(tmp_path, memory):
+    specs = specs_of(CARTPOLE)
+    if memory:
+        network = q_rnn_network.QRnnNetwork(
+            specs.observation, specs.action, input_fc_layer_params=(3,), lstm_size=(3,), output_fc_layer_params=None
+        )
+    else:
+        network = q_network.QNetwork(specs.observation, specs.action, fc_layer_params=(5,))
+    policy = greedy_policy.GreedyPolicy(q_policy.QPolicy(specs.time_step, specs.action, network))
+    policy_saver.PolicySaver(policy, train_step=tf.Variable(7, dtype=tf.int64)).save(str(tmp_path / 'saved'))
+    episodes = run_record(RunDir(tmp_path / 'run'), tmp_path / 'data', policy=str(tmp_path / 'saved'), num_episodes=2)
+    assert columns.read_metadata(tmp_path / 'data')['train_step'] == 7
+    for episode in episodes:
+        state = policy.get_initial_state(1)
+        for t in range(len(episode['reward']) - 1):
+            observation = tf.constant(episode['observation'][t : t + 1])
+            step = ts.transition(observation, tf.ones(1)) if t else ts.restart(observation, batch_size=1)
+            action, state, _ = policy.action(step, state)
+            assert action[0] == episode['action'][t]
+
+
+def balance(observation):
+    """Pushes towards the side to which the pole falls."""
+    return (observation[:, 2] + observation[:, 3] > 0).astype(np.int32)
+
+
+def as_text(observation):
+    return ['left'] * len(observation)
+
+
+def of_one(observation):
+    return 1
+
+
+@pytest.mark.parametrize('policy', [balance, f'{__name__}:balance'])
+def test_a_python_function_acts(tmp_path, policy):
+    episodes = run_record(RunDir(tmp_path / 'run'), tmp_path / 'data', policy=policy)
+    assert np.mean([episode['reward'].sum() for episode in episodes]) > 100
+    for episode in episodes:
+        np.testing.assert_array_equal(episode['action'][:-1], balance(episode['observation'][:-1]))
+    assert columns.read_metadata(tmp_path / 'data')['policy'] == f'{__name__}:balance'
+
+
+def test_the_description_holds_the_origin(tmp_path):
+    no_run = RunDir(tmp_path / 'run')
+    run_record(no_run, tmp_path / 'data', policy='random', seed=3)
+    episodes = run_record(no_run, tmp_path / 'data', policy=balance, num_episodes=12)
+    found = columns.read_metadata(tmp_path / 'data')
+    assert (found['policy'], found['seed'], found['tensorflow']) == ('random', 3, tf.__version__)
+    assert found['environment'] == "tflearn.environments.gymnasium_env.make('CartPole-v1')"
+    first, second = found['recordings']
+    assert first['episodes'] + second['episodes'] == len(episodes)
+    returns = [float(episode['reward'].sum()) for episode in episodes[first['episodes'] :]]
+    np.testing.assert_allclose(second['returns']['mean'], np.mean(returns))
+    assert (second['returns']['least'], second['returns']['greatest']) == (min(returns), max(returns))
+    text = describe([str(tmp_path / 'data')])
+    assert 'recorded' in text and f'policy {__name__}:balance' in text
+
+
 def test_mistakes_are_refused(run_dir, tmp_path):
+    for policy, message in (
+        ('no_such_module:act', "got the policy 'no_such_module:act', but no module"),
+        (f'{__name__}:no_function', 'need a function of .* after the colon'),
+        (f'{__name__}:RunDir', 'need a function from observations to actions'),
+        (of_one, r'got action of .*of_one .*shape \(\), int64; need \(2,\), int64'),
+        (as_text, 'got a action of .*as_text of another structure'),
+        ('no/directory', 'got no policy at .*/no/directory; need the directory of a SavedModel'),
+        (str(run_dir.root), 'got no policy at'),
+    ):
+        with pytest.raises((ValueError, OSError, ImportError, TypeError), match=message):
+            run_record(RunDir(tmp_path / 'none'), tmp_path / 'refused', policy=policy)
+    tf.saved_model.save(tf.Module(), str(tmp_path / 'module'))
+    with pytest.raises(ValueError, match=r'which has neither metadata.json nor policy_specs.pbtxt; need one'):
+        run_record(run_dir, tmp_path / 'refused', policy=str(tmp_path / 'module'))
+    with pytest.raises(ValueError, match='got num_episodes=6 and num_steps=3; need one of them'):
+        run_record(run_dir, tmp_path / 'data', num_steps=3)
     with pytest.raises(ValueError, match='got num_episodes=0; need at least 1'):
         run_record(run_dir, tmp_path / 'data', num_episodes=0)
     with pytest.raises(ValueError, match=r"got no policy in .*; need one .*, or policy='random'"):

@@ -23,7 +23,7 @@ def run(program, *arguments):
 def test_help_names_the_commands():
     ended = run('data', '--help')
     assert (ended.returncode, ended.stderr) == (0, '')
-    for command in ('record', 'describe', 'copy'):
+    for command in ('record', 'describe', 'merge', 'filter', 'copy'):
         assert f'tflearn-data {command}  ' in ended.stdout
 
 
@@ -37,9 +37,11 @@ def test_help_of_a_command_lists_its_flags():
 @pytest.mark.parametrize(
     ('arguments', 'message'),
     [
-        (('show',), "got 'show'; need one of record, describe, copy"),
+        (('show',), "got 'show'; need one of record, describe, merge, filter, copy"),
         (('describe',), 'got no --data; need a directory'),
         (('copy', '--data=x'), 'got no --output; need a directory'),
+        (('filter', '--data=x', '--output=y'), 'got no filter; need at least one of --min_return'),
+        (('merge', '--data=x', '--output=y', '--min_return=3'), 'got --min_return to merge by; need none'),
         (('describe', '--data=x', '--max_episodes=0'), 'got a wrong flag: flag --max_episodes=0'),
     ],
 )
@@ -48,6 +50,22 @@ def test_user_errors_take_one_line(arguments, message):
     assert ended.returncode == 2
     assert ended.stderr.splitlines()[-1].startswith(f'tflearn-data: error: {message}')
     assert 'Traceback' not in ended.stderr
+
+
+def test_record_is_called_by_its_name(tmp_path):
+    ended = run(
+        'data', 'record', '--episodes=3', '--steps=3', '--output=x', f'--root_dir={tmp_path}', '--gin_file=dqn_cartpole'
+    )
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[-1].startswith('tflearn-data record: error: got --episodes=3 and --steps=3; need')
+
+
+def test_filter(tmp_path):
+    for name in 'ab':
+        data_sets.write(tmp_path / name, 60, seed=ord(name))
+    kept = run('data', 'filter', f'--data={tmp_path}/[ab]', f'--output={tmp_path}/c', '--max_episodes=40')
+    assert (kept.returncode, kept.stderr) == (0, '')
+    assert kept.stdout.startswith('40 episodes, ')
 
 
 def test_describe(tmp_path):

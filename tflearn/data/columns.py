@@ -130,6 +130,11 @@ def read_metadata(directory: pathlib.Path) -> dict[str, Any]:
     return dict(_read(directory)['metadata'])
 
 
+def write_metadata(directory: pathlib.Path, metadata: Mapping[str, Any]) -> None:
+    """Replaces what `describe` was given; raises ValueError like `read_columns`."""
+    write_json(directory / DESCRIPTION, {**_read(directory), 'metadata': dict(metadata)})
+
+
 def read_specs(directory: pathlib.Path) -> EnvironmentSpecs:
     """Returns the specs of the environment that the data are of; raises ValueError like `read_columns`."""
     _read(directory)

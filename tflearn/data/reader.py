@@ -63,18 +63,19 @@ class EpisodeReader:
       num_damaged: damaged records skipped since the beginning.
     """
 
-    def __init__(self, dataset: Dataset, data_spec: types.NestedTensorSpec | None = None):
+    def __init__(self, dataset: Dataset, data_spec: types.NestedTensorSpec | None = None, need_finite: bool = True):
         """Finds the files, and checks that they have the columns that are needed; reads no episode.
 
         Args:
           dataset: which episodes are read.
           data_spec: the spec of a Trajectory without outer dimensions; columns that it does not have are not read.
             None reads all columns of the first data set.
+          need_finite: whether an episode with a number that is NaN or infinite counts as damaged.
 
         Raises:
           ValueError: if a path has no data set, or one without episodes, or with other columns.
         """
-        self._dataset, self._spec = dataset, data_spec
+        self._dataset, self._spec, self._need_finite = dataset, data_spec, need_finite
         self.directories = find_directories(dataset)
         described = data_spec is None
         self.columns = columns.read_columns(self.directories[0]) if described else columns.columns_of(data_spec)
@@ -159,7 +160,7 @@ class EpisodeReader:
             raise UserValueError(f'got an episode without {", ".join(missing)}')
         arrays = [column.decode(features[column.name].bytes_list.value[0], num_rows) for column in self.columns]
         for column, array in zip(self.columns, arrays, strict=True):
-            if array.dtype.kind == 'f' and not np.isfinite(array).all():
+            if self._need_finite and array.dtype.kind == 'f' and not np.isfinite(array).all():
                 raise UserValueError(f'got {column.name} with numbers that are not finite')
         if self._spec is None:
             return {column.name: array for column, array in zip(self.columns, arrays, strict=True)}

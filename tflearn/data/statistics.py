@@ -11,6 +11,7 @@ from matplotlib import figure
 from tf_agents.trajectories import time_step as ts
 
 from tflearn.data import columns
+from tflearn.data.metadata import RECORDINGS
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.data.writer import EpisodeWriter
 from tflearn.errors import UserValueError
@@ -18,14 +19,20 @@ from tflearn.errors import UserValueError
 
 @dataclasses.dataclass
 class _Range:
-    """The numbers of one column, so far."""
+    """The numbers of one column, so far; those that are missing (NaN) or infinite are only counted."""
 
     least: float = np.inf
     greatest: float = -np.inf
     total: float = 0.0
     count: int = 0
+    missing: int = 0
+    infinite: int = 0
 
     def add(self, values: np.ndarray) -> None:
+        if values.dtype.kind == 'f' and not (finite := np.isfinite(values)).all():
+            missing = np.count_nonzero(np.isnan(values))
+            self.missing, self.infinite = self.missing + missing, self.infinite + np.count_nonzero(~finite) - missing
+            values = values[finite]
         if values.size:
             self.least, self.greatest = min(self.least, float(values.min())), max(self.greatest, float(values.max()))
             self.total, self.count = self.total + float(values.sum(dtype=np.float64)), self.count + values.size
@@ -33,6 +40,11 @@ class _Range:
     @property
     def mean(self) -> float:
         return self.total / self.count if self.count else float('nan')
+
+    def __str__(self) -> str:
+        numbers = f'from {self.least:g} to {self.greatest:g}, mean {self.mean:.4g}' if self.count else 'no numbers'
+        others = ((self.missing, 'missing (NaN)'), (self.infinite, 'infinite'))
+        return ', '.join([numbers, *(f'{count} {name}' for count, name in others if count)])
 
 
 class Statistics:
@@ -45,8 +57,8 @@ class Statistics:
     """
 
     def __init__(self, dataset: Dataset):
-        """Reads all episodes; raises as `EpisodeReader` does."""
-        self._reader = EpisodeReader(dataset)
+        """Reads all episodes, those with missing numbers too; raises as `EpisodeReader` does."""
+        self._reader = EpisodeReader(dataset, need_finite=False)
         self._ranges = {column.name: _Range() for column in self._reader.columns}
         returns, lengths, terminated = [], [], 0
         for episode in self._reader.episodes():
@@ -65,16 +77,22 @@ class Statistics:
         """Returns the statistics, a line each."""
         reader = self._reader
         lines = [f'{directory}: {_facts(columns.read_metadata(directory))}' for directory in reader.directories]
+        for directory in reader.directories:
+            for recording in columns.read_metadata(directory).get(RECORDINGS, []):
+                facts = ', '.join(f'{name} {recording[name]}' for name in ('policy', 'train_step', 'epsilon', 'seed'))
+                mean = recording['returns']['mean']
+                lines.append(f'recorded {recording["episodes"]} episodes, mean return {mean:.4g}: {facts}')
         lines.append(f'{len(self.lengths)} episodes of {reader.num_episodes}, {self.lengths.sum()} environment steps')
         if reader.num_damaged:
             lines.append(f'{reader.num_damaged} damaged records skipped')
         if len(self.lengths):
             lines += [_quartiles('return', self.returns), _quartiles('length', self.lengths)]
+            if unknown := np.count_nonzero(~np.isfinite(self.returns)):
+                lines.append(f'{unknown} episodes have no return, since rewards are missing or infinite')
             lines.append(f'{self.terminated:.0%} terminated, the others ended by a time limit')
         width = max(len(str(column)) for column in reader.columns)
         for column in reader.columns:
-            found = self._ranges[column.name]
-            lines.append(f'{column!s:{width}}  from {found.least:g} to {found.greatest:g}, mean {found.mean:.4g}')
+            lines.append(f'{column!s:{width}}  {self._ranges[column.name]}')
         return '\n'.join(lines)
 
     def draw(self, path: pathlib.Path) -> None:
@@ -83,7 +101,7 @@ class Statistics:
         for axes, values, name in zip(
             drawn.subplots(1, 2), (self.returns, self.lengths), ('return', 'length [environment steps]'), strict=True
         ):
-            axes.hist(values, bins=40)
+            axes.hist(values[np.isfinite(values)], bins=40)
             axes.set_xlabel(f'{name} of an episode')
             axes.set_ylabel('episodes')
         drawn.savefig(path)
@@ -122,10 +140,14 @@ def copy(dataset: Dataset, output: pathlib.Path, compress: bool = False) -> tupl
 
 
 def _facts(metadata: Mapping[str, Any]) -> str:
-    return ', '.join(f'{name} {value}' for name, value in metadata.items() if value is not None) or 'no metadata'
+    told = [f'{name} {value}' for name, value in metadata.items() if value is not None and name != RECORDINGS]
+    return ', '.join(told) or 'no metadata'
 
 
 def _quartiles(name: str, values: np.ndarray) -> str:
+    values = values[np.isfinite(values)]
+    if not values.size:
+        return f'{name}: no numbers'
     least, low, median, high, greatest = np.percentile(values, [0, 25, 50, 75, 100])
     return (
         f'{name}: mean {values.mean():.4g}, least {least:g}, quartiles {low:g}, {median:g}, {high:g}, '

@@ -50,6 +50,7 @@ class EpisodeWriter:
     Attributes:
       num_episodes: episodes in complete files and in the one that is being written, of all sessions of this writer.
       num_steps: the same for environment steps, without boundary rows.
+      returns: the sum of rewards of each episode that `write` was given.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class EpisodeWriter:
         self._number = max((shard.number for shard in mine), default=-1) + 1
         self.num_episodes = sum(shard.episodes for shard in mine)
         self.num_steps = sum(shard.steps for shard in mine)
+        self.returns: list[float] = []
         self._writer: tf.io.TFRecordWriter | None = None
         self._episodes = self._steps = self._bytes = 0  # in the file that is being written
 
@@ -108,6 +110,7 @@ class EpisodeWriter:
         features[NUM_STEPS] = tf.train.Feature(int64_list=tf.train.Int64List(value=[num_rows]))
         total = np.asarray(arrays['reward'], np.float64).reshape(num_rows, -1).sum(axis=0)
         features[RETURN] = tf.train.Feature(float_list=tf.train.FloatList(value=total))
+        self.returns.append(float(total.sum()))
         record = tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
         self.write_record(record, int(np.count_nonzero(arrays['step_type'] != ts.StepType.LAST)))
 

@@ -1,6 +1,7 @@
 """The record job: a policy acts in an environment, and its episodes are written to files; what such files hold."""
 
 import contextlib
+import dataclasses
 import pathlib
 import threading
 import time
@@ -16,17 +17,19 @@ from tf_agents.trajectories import time_step as ts
 from tflearn.action_mask import ActionMask
 from tflearn.actors.actor import Actor
 from tflearn.actors.exploration import EpsilonPolicy
-from tflearn.data import statistics
+from tflearn.data import metadata, statistics
 from tflearn.data.reader import Dataset
 from tflearn.data.writer import EpisodeRecorder, EpisodeWriter, shards
 from tflearn.errors import UserValueError, check_at_least
-from tflearn.policies import loader, versions
+from tflearn.jobs.train_settings import Hooks
+from tflearn.policies import external, loader, versions
 from tflearn.policies.exporter import ACTION_MASK
-from tflearn.run_dir import RunDir, read_json
+from tflearn.run_dir import RunDir, local_path, read_json
 from tflearn.types import EnvironmentFactory, EnvironmentSpecs, EvaluationPolicy
 from tflearn.waiting import LOG_EVERY_SECS
 
 RANDOM = 'random'
+_DEFAULT_EPISODES = 100
 
 
 def record(
@@ -35,54 +38,70 @@ def record(
     stop: threading.Event,
     make_environment: EnvironmentFactory,
     output: str,
-    num_episodes: int = 100,
+    num_episodes: int | None = None,
+    num_steps: int | None = None,
     num_environments: int = 8,
-    policy: str = 'greedy_policy',
+    policy: str | external.ActFunction = 'greedy_policy',
     train_step: int | None = None,
     epsilon: float = 0.0,
     seed: int = 0,
     compress: bool = False,
+    hooks: Hooks = Hooks(),
 ) -> None:
-    """Writes episodes until there are `num_episodes`; those of an earlier call with this output count.
+    """Writes complete episodes until there are enough; those of an earlier call with this output count.
 
     Args:
       run_dir: the directory of the run whose policy acts.
       stop: ends the job when set; complete episodes are written.
       make_environment: makes the environment.
       output: the data set's directory.
-      num_episodes: complete episodes in the data set.
+      num_episodes: complete episodes in the data set; None, without `num_steps`, is 100.
+      num_steps: instead, the environment steps of its complete episodes.
       num_environments: the number of environments stepped together.
-      policy: the exported policy's name, or 'random' for actions drawn uniformly within their bounds.
+      policy: the name of the run's exported policy; or the path, with a '/', of a SavedModel, see `external.load`; or a
+        function of a batch of observations, or its name, 'module:function'; or 'random' for actions drawn uniformly
+        within their bounds.
       train_step: the train step of the policy's version; None takes the one that a finished run ended with, else the
         newest.
       epsilon: the share of random actions, in [0, 1].
       seed: the seed of the environments and the random actions; a call that continues uses other ones.
       compress: compress the files with gzip.
+      hooks: what the program does during the job; its texts describe the environment.
 
     Raises:
       ValueError: if there is no such policy, or it is of another environment, or the data set has other columns.
     """
-    check_at_least(1, num_episodes=num_episodes, num_environments=num_environments)
-    found = None if policy == RANDOM else _load(run_dir, policy, train_step)
+    check_at_least(1, num_episodes=num_episodes, num_steps=num_steps, num_environments=num_environments)
+    if num_episodes and num_steps:
+        raise UserValueError(f'got num_episodes={num_episodes} and num_steps={num_steps}; need one of them')
+    quota = _Quota(None if num_steps else num_episodes or _DEFAULT_EPISODES, num_steps)
+    found = _find(run_dir, policy, train_step)
     directory = pathlib.Path(output)
-    earlier = sum(shard.episodes for shard in shards(directory))
-    if earlier >= num_episodes:
-        logging.info('%s has %d episodes already', directory, earlier)
+    earlier = shards(directory)
+    if quota.is_met(sum(shard.episodes for shard in earlier), sum(shard.steps for shard in earlier)):
+        logging.info('%s has %s already', directory, quota)
         return
     # Other episodes than those of the calls before.
-    episodes_seed = int(np.random.SeedSequence([seed, earlier]).generate_state(1)[0] >> 1) if earlier else seed
+    num_earlier = sum(shard.episodes for shard in earlier)
+    episodes_seed = int(np.random.SeedSequence([seed, num_earlier]).generate_state(1)[0] >> 1) if num_earlier else seed
     with contextlib.closing(make_environment(num_environments=num_environments, seed=episodes_seed)) as environment:
         acting = _Acting(environment.specs, found, 1.0 if found is None else epsilon, episodes_seed)
         facts = {
-            'policy': policy,
-            'train_step': None if found is None else found.train_step,
-            'run': None if found is None else str(run_dir.root),
+            'policy': policy if isinstance(policy, str) else external.function_name(policy),
+            'train_step': getattr(found, 'train_step', None),
+            'run': str(run_dir.root) if isinstance(found, loader.LoadedPolicy) else None,
             'epsilon': epsilon,
             'seed': seed,
+            **metadata.environment(make_environment, hooks.describe()),
+            **metadata.versions(),
         }
         writer = EpisodeWriter(directory, environment.specs, metadata=facts, compress=compress)
-        with contextlib.closing(writer):
-            _run(Actor(environment, acting, [EpisodeRecorder(writer, num_environments)]), writer, num_episodes, stop)
+        recorder = EpisodeRecorder(writer, num_environments)
+        try:
+            with contextlib.closing(writer):
+                _run(Actor(environment, acting, [recorder]), writer, quota, stop)
+        finally:
+            metadata.add_recording(directory, facts, writer)
     logging.info('%s has %d episodes, %d environment steps', directory, writer.num_episodes, writer.num_steps)
 
 
@@ -110,13 +129,38 @@ def copy(paths: Sequence[str], output: pathlib.Path, compress: bool = False, **f
     return f'{num_episodes} episodes, {num_steps} environment steps in {output}'
 
 
-def _run(actor: Actor, writer: EpisodeWriter, num_episodes: int, stop: threading.Event) -> None:
+@dataclasses.dataclass(frozen=True)
+class _Quota:
+    """How much a data set shall hold: episodes, or else environment steps."""
+
+    episodes: int | None
+    steps: int | None
+
+    def is_met(self, num_episodes: int, num_steps: int) -> bool:
+        return num_episodes >= self.episodes if self.episodes else num_steps >= (self.steps or 0)
+
+    def __str__(self) -> str:
+        return f'{self.episodes} episodes' if self.episodes else f'{self.steps} environment steps'
+
+
+def _run(actor: Actor, writer: EpisodeWriter, quota: _Quota, stop: threading.Event) -> None:
     logged_at = time.monotonic()
-    while writer.num_episodes < num_episodes and not stop.is_set():
+    while not quota.is_met(writer.num_episodes, writer.num_steps) and not stop.is_set():
         actor.run(1)
         if time.monotonic() - logged_at > LOG_EVERY_SECS:
             logged_at = time.monotonic()
-            logging.info('%d of %d episodes, %d environment steps', writer.num_episodes, num_episodes, actor.env_steps)
+            logging.info('%d episodes, %d steps of %s', writer.num_episodes, writer.num_steps, quota)
+
+
+def _find(run_dir: RunDir, policy: str | external.ActFunction, train_step: int | None) -> Any:
+    """Returns the policy: a loaded one, or a function; None for random actions."""
+    if not isinstance(policy, str):
+        return external.check_function(policy)
+    if policy == RANDOM:
+        return None
+    if '/' in policy:
+        return external.load(local_path(policy, 'policy'), train_step)
+    return external.find_function(policy) if ':' in policy else _load(run_dir, policy, train_step)
 
 
 def _load(run_dir: RunDir, name: str, train_step: int | None) -> loader.LoadedPolicy:
@@ -127,7 +171,8 @@ def _load(run_dir: RunDir, name: str, train_step: int | None) -> loader.LoadedPo
         step = int(result.name) if result.parent.name == name else versions.newest_version(directory)
     if step is None:
         raise UserValueError(
-            f"got no policy in {directory}; need one that the train job has exported, or policy='{RANDOM}'"
+            f'got no policy in {directory}; need one that the train job has exported, the path of a SavedModel, '
+            f"'module:function', or policy='{RANDOM}'"
         )
     return loader.load(directory / str(step))
 
@@ -149,13 +194,15 @@ class _Nothing:
 
 
 class _Acting:
-    """An exported policy, or random actions, as an `ActingPolicy` that records nothing of its own."""
+    """A loaded policy, a function of observations, or random actions (None), as an `ActingPolicy` without info."""
 
-    def __init__(self, specs: EnvironmentSpecs, policy: loader.LoadedPolicy | None, epsilon: float, seed: int):
+    def __init__(self, specs: EnvironmentSpecs, policy: Any, epsilon: float, seed: int):
         mask = None
-        if policy is not None:
+        if isinstance(policy, loader.LoadedPolicy | external.SavedPolicy):
             policy.check(specs)
-            mask = policy.metadata.get(ACTION_MASK)
+            mask = policy.metadata.get(ACTION_MASK) if isinstance(policy, loader.LoadedPolicy) else None
+        elif policy is not None:
+            policy = external.FunctionPolicy(policy, specs)
         self._policy: EvaluationPolicy = policy or _Nothing(specs)
         if epsilon or mask:
             action_mask = None if mask is None else ActionMask(specs, mask)
