@@ -22,6 +22,7 @@ from tflearn.learner.summaries import SummaryOptions
 from tflearn.policies import loader
 from tflearn.replay.storage import Storage
 from tflearn.run_dir import RunDir, read_json
+from tflearn.sampling import recorded
 from tflearn.sampling.local import LocalReplay
 
 make_agent = functools.partial(dqn.make_agent, fc_layer_params=(8,), epsilon=0.0)
@@ -48,8 +49,7 @@ def test_files_give_the_sequences_of_the_environment(tmp_path, slicing):
     batch = BatchItems(4096)  # so that one draw has all of them
     experience = Experience(slicing=slicing, replay=Uniform(min_size=1), batch=batch)
     reader = EpisodeReader(Dataset([str(tmp_path)]), data_sets.SPEC)
-    loaded = job._make_replay(experience, data_sets.SPEC, reader, seed=0)
-    job._fill(loaded, reader, data_sets.SPEC)
+    loaded = recorded.load(experience, data_sets.SPEC, reader, seed=0)
     replay = LocalReplay(Storage(experience, data_sets.SPEC), len(lengths), 4096)
     last = max(t for t, row in enumerate(rows) if (row.step_type == 2).all())  # all episodes are complete
     for row in rows[: last + 1]:

@@ -2,15 +2,8 @@
 
 import dataclasses
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
-
-import numpy as np
-import tensorflow as tf
-from absl import logging
-from tf_agents.trajectories import time_step as ts
-from tf_agents.typing import types
 
 from tflearn import waiting
 from tflearn.data import columns
@@ -25,13 +18,9 @@ from tflearn.jobs.train_settings import Device, Hooks, Initial, Intervals, Setti
 from tflearn.learner import agent_data
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
-from tflearn.replay.storage import Storage
 from tflearn.run_dir import RunDir
-from tflearn.sampling import local
+from tflearn.sampling import local, recorded
 from tflearn.types import AgentFactory, EnvironmentSpecs
-from tflearn.waiting import LOG_EVERY_SECS
-
-_NUM_SLOTS = 64  # episodes that are added side by side
 
 
 def train_offline(
@@ -75,6 +64,11 @@ def train_offline(
     """
     check_strategy(device.strategy)
     local.check(experience)
+    if initial.demonstrations is not None:
+        raise UserValueError(
+            'got Initial.demonstrations in a job that trains on recorded episodes alone; need None, '
+            "such as --gin_bindings='demonstrations=None'"
+        )
     settings = Settings(intervals, learner_options, exports).over(stop_conditions.num_train_steps)
     if run_outputs.is_done(run_dir):
         return
@@ -89,8 +83,7 @@ def train_offline(
             initial_agent.load(agent, initial, run_dir)
             spec = initial_agent.data_spec(agent, experience)
             reader = EpisodeReader(dataset, spec)
-            replay = _make_replay(experience, spec, reader, seed)
-            _fill(replay, reader, spec)
+            replay = recorded.load(experience, spec, reader, seed)
             session = SynchronousSession(run_dir, _FileSteps(reader), replay, agent, settings, stop_conditions)
             hooks.on_restored()
             session.begin()
@@ -100,64 +93,6 @@ def train_offline(
 def environment_specs(dataset: Dataset) -> EnvironmentSpecs:
     """Returns the environment's specs, those of the first data set; the columns of all are compared later."""
     return columns.read_specs(find_directories(dataset)[0])
-
-
-def _make_replay(
-    experience: Experience, spec: types.NestedTensorSpec, reader: EpisodeReader, seed: int
-) -> local.LoadedReplay:
-    """Makes a replay with room for all sequences of the files."""
-    settings: Any = experience.replay
-    # Boundary rows begin no sequence, but the copies that end an episode may.
-    most = reader.num_steps + reader.num_episodes * experience.slicing.sequence_length
-    replay = dataclasses.replace(settings, max_size=most, min_size=1, samples_per_insert=None, sampling='learner')
-    storage = Storage(dataclasses.replace(experience, replay=replay), spec)
-    if storage.mirror_bytes > settings.max_mirror_gb * 1e9:
-        raise UserValueError(
-            f'got {reader.num_steps} steps, which take {storage.mirror_bytes / 1e9:.1f} GB of memory; need at most '
-            f'Uniform.max_mirror_gb={settings.max_mirror_gb}; raise it, or read fewer episodes (Dataset.max_episodes)'
-        )
-    return local.LoadedReplay(storage, _NUM_SLOTS, experience.per_replica_batch_size, seed)
-
-
-def _fill(replay: local.LoadedReplay, reader: EpisodeReader, spec: types.NestedTensorSpec) -> None:
-    """Adds all episodes, `_NUM_SLOTS` of them side by side, as if they came from as many environments."""
-    episodes, start = reader.episodes(), time.monotonic()
-    logged_at = start
-    # A row that is in no episode: it begins no sequence.
-    nothing = [np.zeros((1, *leaf.shape), leaf.dtype.as_numpy_dtype) for leaf in tf.nest.flatten(spec)]
-    nothing = tf.nest.flatten(
-        tf.nest.pack_sequence_as(spec, nothing)._replace(
-            step_type=np.array([ts.StepType.MID]), next_step_type=np.array([ts.StepType.MID])
-        )
-    )
-    slots: list[list[np.ndarray]] = [[leaf[:0] for leaf in nothing] for _ in range(_NUM_SLOTS)]
-    while True:
-        for i, leaves in enumerate(slots):
-            if not len(leaves[0]) and (episode := next(episodes, None)) is not None:
-                slots[i] = tf.nest.flatten(episode)
-        left = [len(leaves[0]) for leaves in slots if len(leaves[0])]
-        if not left:
-            break
-        num_rows = min(left)
-        block = [
-            np.stack([leaves[k][:num_rows] if len(leaves[k]) else np.repeat(empty, num_rows, 0) for leaves in slots], 1)
-            for k, empty in enumerate(nothing)
-        ]
-        slots = [[leaf[num_rows:] for leaf in leaves] for leaves in slots]
-        for t in range(num_rows):
-            replay(tf.nest.pack_sequence_as(spec, [column[t] for column in block]), 0)
-        if time.monotonic() - logged_at > LOG_EVERY_SECS:
-            logged_at = time.monotonic()
-            logging.info('read %d of %d episodes', reader.num_read, reader.num_episodes)
-    replay.finish()
-    logging.info(
-        'train on %d of %d episodes, in %d directories: %d sequences; read in %.1f s',
-        reader.num_read,
-        reader.num_episodes,
-        len(reader.directories),
-        replay.metrics()['replay_size'],
-        time.monotonic() - start,
-    )
 
 
 class _FileSteps:
