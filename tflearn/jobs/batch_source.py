@@ -7,20 +7,25 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
+from tflearn.data.reader import EpisodeReader
 from tflearn.distribute import strategies
 from tflearn.errors import UserValueError
 from tflearn.experience import Experience, Iteration, Prioritized, Queue, Reuse, Uniform
+from tflearn.jobs.train_settings import Demonstrations
 from tflearn.learner import agent_data
 from tflearn.learner.minibatches import MinibatchSource
 from tflearn.replay.storage import Storage
-from tflearn.sampling import mixed
+from tflearn.sampling import mixed, recorded
+from tflearn.sampling.hybrid import HybridSource
 from tflearn.sampling.mirror import ReplayMirror
 from tflearn.sampling.mixed import MixedSource
 from tflearn.sampling.queue_source import QueueSource
 from tflearn.sampling.sampler import PrioritizedSampler, ReplaySampler
 from tflearn.types import Agent
 
-Source = ReplayMirror | ReplaySampler | QueueSource | MinibatchSource | MixedSource
+Source = ReplayMirror | ReplaySampler | QueueSource | MinibatchSource | MixedSource | HybridSource
+# So that demonstrations are drawn independently of the run's own steps.
+_DEMONSTRATIONS_SEED = 1 << 32
 
 
 def make(
@@ -31,6 +36,7 @@ def make(
     timeout_secs: float,
     seed: int,
     weights: Sequence[float] = (),
+    demonstrations: Demonstrations | None = None,
 ) -> Source:
     """Makes the source of batches for this process.
 
@@ -42,9 +48,11 @@ def make(
       timeout_secs: how long to wait for data.
       seed: the run's seed; each worker draws differently.
       weights: the proportions in which batches mix the servers' items.
+      demonstrations: recorded episodes that are in the batches too; None for none.
 
     Raises:
-      ValueError: if a batch is too small for its shares, or several workers cannot prepare iterations together.
+      ValueError: if a batch is too small for its shares, several workers cannot prepare iterations together, or the
+        demonstrations cannot be used.
     """
     layout, experience = strategies.layout(placement), storage.experience
     seed += layout.worker
@@ -61,7 +69,11 @@ def make(
     if isinstance(experience.replay, Prioritized):
         return PrioritizedSampler(addresses[0], storage, batch_size, timeout_secs)
     if isinstance(experience.replay, Uniform):
-        return _uniform(addresses[0], storage, batch_size, timeout_secs, seed)
+        if demonstrations is not None:
+            demonstrations.check_mirrored(storage.mirrored)
+        fills = demonstrations is not None and demonstrations.fill_replay
+        source = _uniform(addresses[0], storage, batch_size, timeout_secs, seed, fills)
+        return with_demonstrations(source, demonstrations, storage, agent, seed, replicas_here)
     queue = QueueSource(addresses, storage, batch_size, timeout_secs, seed)
     iteration = experience.replay.training
     if not isinstance(iteration, Iteration):
@@ -76,11 +88,44 @@ def make(
 
 
 def _uniform(
-    address: str, storage: Storage, batch_size: int, timeout_secs: float, seed: int
+    address: str, storage: Storage, batch_size: int, timeout_secs: float, seed: int, begins_filled: bool = False
 ) -> ReplayMirror | ReplaySampler:
     if storage.mirrored:
-        return ReplayMirror(address, storage, batch_size, timeout_secs, seed)
+        return ReplayMirror(address, storage, batch_size, timeout_secs, seed, begins_filled)
     return ReplaySampler(address, storage, batch_size, timeout_secs)
+
+
+def with_demonstrations(
+    source: Any,
+    demonstrations: Demonstrations | None,
+    storage: Storage,
+    agent: Agent,
+    seed: int,
+    num_replicas: int = 1,
+) -> Any:
+    """Returns a source whose batches also have demonstrations; `source` itself if they should have none.
+
+    Args:
+      source: the source of the run's own items: an `OnlineSource`.
+      demonstrations: the recorded episodes, which are read into memory.
+      storage: the replay tables' layout.
+      agent: the agent to train.
+      seed: of the draws.
+      num_replicas: the replicas of this process.
+
+    Raises:
+      ValueError: if the episodes do not have the columns that the agent needs, or do not fit into memory.
+      RuntimeError: if more records are damaged than the data set allows.
+    """
+    if demonstrations is None or not demonstrations.are_drawn:
+        return source
+    batch_size = storage.experience.per_replica_batch_size
+    reader = EpisodeReader(demonstrations.dataset, storage.data_spec)
+    offline = recorded.load(
+        storage.experience, storage.data_spec, reader, seed + _DEMONSTRATIONS_SEED, batch_size * num_replicas
+    )
+    share, steps = demonstrations.share, demonstrations.num_pretrain_steps
+    return HybridSource(source, offline, agent.train_step_counter, batch_size, num_replicas, share, steps)
 
 
 def preprocessing(source: Source, agent: Agent) -> Callable[[Any], Any] | None:
@@ -125,5 +170,6 @@ def set_newest_version(source: Source, policy_version: int) -> None:
 
 def checkpointed(source: Source) -> dict[str, ReplayMirror]:
     """Returns the parts of the source that belong in a checkpoint. (If the server draws, the server counts.)"""
-    sources = source.sources if isinstance(source, MixedSource) else [source]
+    own: Any = source.online if isinstance(source, HybridSource) else source
+    sources = own.sources if isinstance(own, MixedSource) else [own]
     return {f'replay_{i}' if i else 'replay': one for i, one in enumerate(sources) if isinstance(one, ReplayMirror)}

@@ -7,18 +7,23 @@ from typing import Any
 
 from absl import logging
 
+from tflearn.data.reader import EpisodeReader
 from tflearn.experience import Experience
 from tflearn.jobs import initial_agent
+from tflearn.jobs.train_settings import Demonstrations
 from tflearn.learner import agent_data
 from tflearn.replay import credits, reports
-from tflearn.replay.server import ReplayServer
+from tflearn.replay.server import CheckpointDirectory, ReplayServer
 from tflearn.replay.storage import REPLAY, ReplayStatistics, Storage
+from tflearn.replay.writers import ReplayWriter
 from tflearn.run_dir import RunDir, Status
+from tflearn.sampling import recorded
 from tflearn.train_step import create_train_step
-from tflearn.types import AgentFactory, EnvironmentFactory, specs_of
+from tflearn.types import Agent, AgentFactory, EnvironmentFactory, specs_of
 from tflearn.weights import contract
 
 _POLL_SECS = 1.0
+_NUM_SLOTS = 64  # recorded episodes that are added side by side
 _FAILURES = (RuntimeError, IndexError, OSError, TimeoutError)
 
 
@@ -31,6 +36,7 @@ def replay_server(
     make_agent: AgentFactory,
     experience: Experience,
     checkpoint_interval_secs: float = 300.0,
+    demonstrations: Demonstrations | None = None,
 ) -> None:
     """Serves the run's experience and weights until it is stopped; then saves them.
 
@@ -42,11 +48,13 @@ def replay_server(
       make_agent: makes the run's agent; called once, for the specs of its data and weights.
       experience: the run's experience settings.
       checkpoint_interval_secs: seconds between two checkpoints; inserts and draws wait while one is written.
+      demonstrations: the train job's; with `fill_replay` the replay begins with them.
 
     Raises:
       RuntimeError: if another replay server works in this directory.
       TypeError: if the factory returns no agent.
-      ValueError: if the agent cannot train on such data, the port is in use, or the checkpoint holds other tables.
+      ValueError: if the agent cannot train on such data, the port is in use, the checkpoint holds other tables, or the
+        demonstrations have other columns.
     """
     if line := run_dir.done_line():
         logging.info(line)
@@ -55,23 +63,59 @@ def replay_server(
     agent = make_agent(specs_of(make_environment), train_step, experience)
     agent_data.check(agent, train_step, experience)  # here too, since this job is the first one
     storage = Storage(experience, initial_agent.data_spec(agent, experience))
-    variables = contract.table(contract.published(agent.collect_policy))
-    run_tables = [*storage.make_tables(), reports.table(), variables]
-    port = int(replay_address.rpartition(':')[2])
-    # Weights start empty: collectors should act with the weights that the learner restored, not with older ones.
-    fresh = [contract.VARIABLES]
-    if experience.versions_ahead is not None:
-        run_tables.append(credits.table())
-        fresh.append(credits.CREDITS)
+    status = Status(run_dir.status('replay_server'), 'replay_server')
     with run_dir.own('replay_server', stop):
-        server = ReplayServer(run_tables, port, run_dir.replay_checkpoints, fresh=fresh)
+        if demonstrations is not None and demonstrations.fill_replay:
+            demonstrations.check(experience)
+            demonstrations.check_mirrored(storage.mirrored)
+            _save_filled(storage, agent, run_dir, demonstrations, stop, status)
+        server = _start(storage, agent, int(replay_address.rpartition(':')[2]), run_dir)
         megabytes = storage.num_bytes / 1e6
         logging.info('replay server on port %d; a full table takes up to %.1f MB', server.port, megabytes)
-        status = Status(run_dir.status('replay_server'), 'replay_server')
         with contextlib.closing(server):
             _serve(server, run_dir, status, storage, checkpoint_interval_secs, stop)
             _save_last(server)
         status.update('stopped')
+
+
+def _start(storage: Storage, agent: Agent, port: int, run_dir: RunDir) -> ReplayServer:
+    """Starts a server with the run's tables, and with the content of the run's newest checkpoint."""
+    variables = contract.table(contract.published(agent.collect_policy))
+    run_tables = [*storage.make_tables(), reports.table(), variables]
+    # Weights start empty: collectors should act with the weights that the learner restored, not with older ones.
+    fresh = [contract.VARIABLES]
+    if storage.experience.versions_ahead is not None:
+        run_tables.append(credits.table())
+        fresh.append(credits.CREDITS)
+    return ReplayServer(run_tables, port, run_dir.replay_checkpoints, fresh=fresh)
+
+
+def _save_filled(
+    storage: Storage,
+    agent: Agent,
+    run_dir: RunDir,
+    demonstrations: Demonstrations,
+    stop: threading.Event,
+    status: Status,
+) -> None:
+    """Makes a first checkpoint with the episodes, unless there is one.
+
+    The run's server restores it. So nobody ever sees a table with a part of the episodes, wherever this job is killed.
+    """
+    if CheckpointDirectory(run_dir.replay_checkpoints).newest() is not None:
+        return
+    reader = EpisodeReader(demonstrations.dataset, storage.data_spec)
+    status.update('waiting for recorded episodes')
+    server = _start(storage, agent, 0, run_dir)
+    try:
+        writer = ReplayWriter(f'localhost:{server.port}', storage, _NUM_SLOTS, stop, tables=(REPLAY,))
+        recorded.add(writer, reader, storage.data_spec, _NUM_SLOTS)
+        writer.flush()
+        count = writer.num_sequences
+        logging.info('filled the replay with %d sequences of %d recorded episodes', count, reader.num_read)
+        server.checkpoint()
+    finally:
+        server.close()
 
 
 def _serve(

@@ -4,10 +4,13 @@ import contextlib
 import dataclasses
 import threading
 
+from absl import logging
+
 from tflearn import waiting
+from tflearn.data.reader import EpisodeReader
 from tflearn.distribute import strategies
 from tflearn.experience import Experience
-from tflearn.jobs import collection, initial_agent, run_outputs
+from tflearn.jobs import batch_source, collection, initial_agent, run_outputs
 from tflearn.jobs.collect_settings import CollectOptions, check_counts
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.synchronous_session import SynchronousSession, check_strategy, set_seed
@@ -17,8 +20,9 @@ from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.replay.storage import Storage
 from tflearn.run_dir import RunDir
-from tflearn.sampling import local
-from tflearn.types import AgentFactory, EnvironmentFactory
+from tflearn.sampling import local, recorded
+from tflearn.sampling.hybrid import HybridSource
+from tflearn.types import Agent, AgentFactory, EnvironmentFactory
 
 
 def synchronous(
@@ -77,7 +81,7 @@ def synchronous(
     check_counts('', {'num_environments': (num_environments, 1)})
     check_strategy(device.strategy)
     local.check(experience)
-    settings = Settings(intervals, learner_options, exports).over(stop_conditions.num_train_steps)
+    settings = Settings.make(intervals, learner_options, exports, initial, experience, stop_conditions)
     max_env_steps = _least(stop_conditions.max_env_steps, collect_options.max_env_steps)
     stop_conditions = dataclasses.replace(stop_conditions, max_env_steps=max_env_steps)
     if run_outputs.is_done(run_dir):
@@ -96,7 +100,7 @@ def synchronous(
             settings = dataclasses.replace(settings, preprocess=agent_data.preprocessing(agent))
             initial_agent.load(agent, initial, run_dir)
             storage = Storage(experience, initial_agent.data_spec(agent, experience))
-            replay = local.LocalReplay(storage, num_environments, experience.per_replica_batch_size, seed)
+            replay = _make_replay(storage, num_environments, agent, initial, seed)
             acting = collection.Collection(
                 environment,
                 agent.collect_policy,
@@ -107,6 +111,21 @@ def synchronous(
             hooks.on_restored()
             session.begin()
         session.run(stop)
+
+
+def _make_replay(
+    storage: Storage, num_environments: int, agent: Agent, initial: Initial, seed: int
+) -> local.LocalReplay | HybridSource:
+    """Makes the replay, with recorded episodes in it or beside it if the run has demonstrations."""
+    replay = local.LocalReplay(storage, num_environments, storage.experience.per_replica_batch_size, seed)
+    demonstrations = initial.demonstrations
+    if demonstrations is not None and demonstrations.fill_replay:
+        reader = EpisodeReader(demonstrations.dataset, storage.data_spec)
+        recorded.add(replay, reader, storage.data_spec, num_environments)
+        replay.begin_collection()
+        size = replay.metrics()['replay_size']
+        logging.info('filled the replay with %d sequences of %d recorded episodes', size, reader.num_read)
+    return batch_source.with_demonstrations(replay, demonstrations, storage, agent, seed)
 
 
 def _least(*limits: int | None) -> int | None:

@@ -21,6 +21,7 @@ from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.triggers import IntervalTrigger
 from tflearn.run_dir import RunDir, Status
 from tflearn.sampling import local
+from tflearn.sampling.hybrid import HybridSource
 from tflearn.transforms.reward_weights import RewardWeights
 from tflearn.types import Agent
 from tflearn.waiting import LOG_EVERY_SECS
@@ -94,7 +95,7 @@ class SynchronousSession:
         self,
         run_dir: RunDir,
         acting: Acting,
-        replay: local.LocalReplay,
+        replay: local.LocalReplay | HybridSource,
         agent: Agent,
         settings: Settings,
         stop_conditions: StopConditions,
@@ -113,7 +114,7 @@ class SynchronousSession:
           ValueError: if the checkpoint is made for other networks.
         """
         self._run_dir, self._collection, self._replay = run_dir, acting, replay
-        self._stop_conditions = stop_conditions
+        self._stop_conditions, self._num_pretrain_steps = stop_conditions, settings.num_pretrain_steps
         self._status = Status(run_dir.status('train'), 'train')
         self._collect_summaries = CollectSummaries(run_dir.summaries('collect'))
         self._counts = Counts()
@@ -147,7 +148,8 @@ class SynchronousSession:
         try:
             try:
                 while not stop.is_set() and self._end_reason() is None:
-                    self._collect()
+                    if self._learner.step >= self._num_pretrain_steps:
+                        self._collect()
                     self._train()
                     self._report_if_due()
             finally:
@@ -184,18 +186,27 @@ class SynchronousSession:
         step = self._learner.step
         train_step.set_env_steps(self._counts.env_steps)
         self._collection.run(1, lambda row: self._replay(row, step), self._counts.env_steps)
-        metrics, now = self._collection.metrics, time.monotonic()
+        metrics = self._collection.metrics
         self._counts.env_steps = self._earlier['env_steps'] + metrics.env_steps
         self._counts.episodes = self._earlier['episodes'] + metrics.episodes
+        self._count_secs()
+
+    def _count_secs(self) -> None:
+        now = time.monotonic()
         self._counts.secs += now - self._counted_at
         self._counted_at = now
 
     def _train(self) -> None:
         owed = min(self._replay.owed_steps, self._stop_conditions.num_train_steps - self._learner.step)
         if owed:
-            first, self._loss = self._loss is None, self._learner.run(self._learner.calls(owed)).loss
+            before, first = self._learner.step, self._loss is None
+            self._loss = self._learner.run(self._learner.calls(owed)).loss
             if first:  # the time of compiling does not count
                 self._counted_at = time.monotonic()
+            self._count_secs()
+            if before < self._num_pretrain_steps <= self._learner.step:
+                logging.info('trained on demonstrations for %d train steps; collection begins', self._learner.step)
+                self._learner.save()
 
     def _end_reason(self) -> str | None:
         """Returns why training is over; None while it goes on."""

@@ -10,6 +10,7 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn import waiting
+from tflearn.data.reader import Dataset as Dataset  # for gin: train.Dataset
 from tflearn.distribute import strategies, workers
 from tflearn.distribute.watchdog import Watchdog
 from tflearn.experience import Experience
@@ -17,6 +18,7 @@ from tflearn.jobs import batch_source, initial_agent, run_outputs
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.train_session import TrainSession
 from tflearn.jobs.train_settings import Data, Device, Hooks, Initial, Intervals, Settings
+from tflearn.jobs.train_settings import Demonstrations as Demonstrations  # for gin: train.Demonstrations
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions as SummaryOptions  # for gin: train.SummaryOptions
@@ -73,7 +75,8 @@ def train(
         networks, or if no part of the agent computes in `precision`.
     """
     data.check(experience.replay)
-    settings = Settings(intervals, options, exports).over(stop_conditions.num_train_steps)
+    settings = Settings.make(intervals, options, exports, initial, experience, stop_conditions)
+    data.check_demonstrations(initial)
     if run_outputs.is_done(run_dir):
         return
     placement = _make_strategy(device)
@@ -92,7 +95,8 @@ def train(
             with watchdog.guard('the construction of the learner'):
                 initial_agent.load(agent, initial, run_dir)
                 servers = data.addresses or [replay_address]
-                source = batch_source.make(servers, storage, agent, placement, data.timeout_secs, seed, data.weights)
+                given = (data.timeout_secs, seed, data.weights, initial.demonstrations)
+                source = batch_source.make(servers, storage, agent, placement, *given)
                 texts = lambda: {'run/seed': str(seed), **hooks.describe()}  # noqa: E731
                 settings = dataclasses.replace(
                     settings, texts=texts, watchdog=watchdog, preprocess=batch_source.preprocessing(source, agent)

@@ -31,6 +31,7 @@ from tflearn.transforms.reward_weights import RewardWeights
 from tflearn.types import Agent
 from tflearn.waiting import LOG_EVERY_SECS, PeerStopped
 from tflearn.weights import contract
+from tflearn.weights.contract import PRETRAINING
 from tflearn.weights.publisher import Publisher
 
 _POLL_SECS = 1.0
@@ -105,6 +106,7 @@ class TrainSession:
         self._run_dir = run_dir
         self._server = connection.ServerPoll(address, 'training goes on while there are data (train.Data.timeout_secs)')
         self._storage, self._source, self._stop_conditions = storage, source, stop_conditions
+        self._num_pretrain_steps = settings.num_pretrain_steps
         self._status = Status(run_dir.status('train'), 'train')
         self._chief, self._agreement = strategies.layout(strategy).is_chief, workers.Agreement(strategy)
         self._watchdog = settings.watchdog
@@ -239,6 +241,8 @@ class TrainSession:
     def _train(self, steps_per_call: int) -> None:
         start = time.monotonic()
         steps_left = self._stop_conditions.num_train_steps - self._learner.step
+        if pretrains := self._pretrains:  # the next call waits for steps that these weights collect
+            steps_left = min(steps_left, self._num_pretrain_steps - self._learner.step)
         self._set_env_steps()
         with self._guard(f'a call from train step {self._learner.step}'):
             result = self._learner.run(self._learner.calls(min(steps_per_call, steps_left)))
@@ -246,6 +250,15 @@ class TrainSession:
         if result.num_steps:
             self._trained = True
             self._report(result)
+        if pretrains and not self._pretrains:
+            logging.info('trained on demonstrations for %d train steps; collection begins', self._learner.step)
+            self._learner.save()  # a restarted learner does not go back to a time before collection
+            self._send(self._learner.step)
+
+    @property
+    def _pretrains(self) -> bool:
+        """Whether training is on demonstrations alone, and collectors wait for its result."""
+        return self._learner.step < self._num_pretrain_steps
 
     def _set_env_steps(self) -> None:
         if train_step.env_steps_are_used():
@@ -301,8 +314,10 @@ class TrainSession:
         self._status.update('finished', train_step=step)
 
     def _publish(self, step: int) -> None:
-        self._progress.policy_version += 1
-        self._send(step)
+        if step > self._num_pretrain_steps:
+            self._progress.policy_version += 1
+        if step != self._num_pretrain_steps:  # `_train` sends the last weights of pre-training
+            self._send(step)
 
     def _send(self, step: int, finished: bool = False) -> None:
         self._run_dir.check_owner()
@@ -310,7 +325,8 @@ class TrainSession:
         if self._credits and not finished:
             self._credits.publish(self._progress.policy_version)
         if self._chief:
-            self._publisher.publish(step, self._progress.policy_version, self._reports.env_steps, finished)
+            version = PRETRAINING if self._pretrains and not finished else self._progress.policy_version
+            self._publisher.publish(step, version, self._reports.env_steps, finished)
 
     def _export(self, step: int) -> None:
         self._run_dir.check_owner()

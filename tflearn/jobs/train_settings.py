@@ -4,9 +4,10 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from tflearn.data.reader import Dataset
 from tflearn.distribute.watchdog import Watchdog
 from tflearn.errors import UserValueError
-from tflearn.experience import Prioritized, Queue, Uniform
+from tflearn.experience import Experience, Prioritized, Queue, Scheduled, Uniform
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
@@ -74,6 +75,75 @@ class Device:
 
 
 @dataclasses.dataclass(frozen=True)
+class Demonstrations:
+    """Recorded episodes that a run trains on besides the steps that it collects itself; for uniform replay.
+
+    The learner holds them in memory (at most `Uniform.max_mirror_gb`) to the end of the run, and draws them uniformly.
+
+    Attributes:
+      dataset: the episodes.
+      share: the share of demonstrations in each batch, at least 0 and below 1, rounded to items of a replica's batch;
+        or a schedule of the train step. Only the other items count for `samples_per_insert`.
+      num_pretrain_steps: the run's first train steps, which are on demonstrations alone; collection begins after them.
+        They count for `num_train_steps` and for schedules.
+      fill_replay: whether the replay begins with the episodes. There they are drawn and removed like all others; they
+        count for `min_size`, but not for `samples_per_insert`.
+    """
+
+    dataset: Dataset
+    share: Scheduled = 0.25
+    num_pretrain_steps: int = 0
+    fill_replay: bool = False
+
+    def __post_init__(self) -> None:
+        if not callable(self.share) and not 0 <= self.share < 1:
+            raise UserValueError(
+                f'got Demonstrations.share={self.share!r}; need a number from 0 to below 1, or a schedule; train on '
+                'demonstrations alone with num_pretrain_steps, or with the job train_offline'
+            )
+        if self.num_pretrain_steps < 0:
+            raise UserValueError(f'got Demonstrations.num_pretrain_steps={self.num_pretrain_steps}; need 0 or more')
+        if not (self.are_drawn or self.fill_replay):
+            raise UserValueError(
+                f'got Demonstrations.share={self.share} with num_pretrain_steps=0 and fill_replay=False, so that no '
+                'episode would be used; need one of them'
+            )
+
+    @property
+    def are_drawn(self) -> bool:
+        """Whether batches have demonstrations, apart from those in the replay."""
+        return callable(self.share) or self.share > 0 or self.num_pretrain_steps > 0
+
+    def check(self, experience: Experience) -> None:
+        """Raises a ValueError if such an experience cannot have demonstrations, or a batch has no room for them."""
+        replay, size = experience.replay, experience.per_replica_batch_size
+        if not isinstance(replay, Uniform) or replay.sampling == 'server' or replay.max_times_sampled:
+            raise UserValueError(
+                f'got Initial.demonstrations with Experience.replay={replay!r}; need Uniform(...) that the learner '
+                "draws from (sampling 'auto' or 'learner', max_times_sampled=0), or no demonstrations"
+            )
+        if experience.slicing.cross_episodes:
+            raise UserValueError(
+                'got Initial.demonstrations with Slicing.cross_episodes, but recorded episodes do not follow each '
+                'other; need cross_episodes=False'
+            )
+        if not callable(self.share) and self.share > 0 and not 1 <= round(size * self.share) < size:
+            raise UserValueError(
+                f'got Demonstrations.share={self.share} for batches of {size} items on each replica, of which '
+                f'{round(size * self.share)} would be demonstrations; need at least one item of both kinds'
+            )
+
+    def check_mirrored(self, mirrored: bool) -> None:
+        """Raises a ValueError if the learner does not draw from its own memory."""
+        if not mirrored:
+            raise UserValueError(
+                'got Initial.demonstrations with a replay that the server draws from, because of its sequences or its '
+                "size; need one that fits into the learner's memory; set Uniform.sampling='learner', or a smaller "
+                'Uniform.max_size'
+            )
+
+
+@dataclasses.dataclass(frozen=True)
 class Initial:
     """What a run begins with.
 
@@ -87,12 +157,14 @@ class Initial:
       policy: an exported policy (a SavedModel, also one that TF-Agents' `PolicySaver` wrote) whose variables this run
         begins with, instead of a checkpoint's: a version, a directory of versions (its newest), or a run's directory
         (its best). What no policy has, such as critics, begins as usual and is named in the log.
+      demonstrations: recorded episodes that the run trains on first, or all the time; None for none.
     """
 
     seed: int | None = None
     checkpoint: str | None = None
     prefixes: Collection[str] | Mapping[str, str] = ('agent',)
     policy: str | None = None
+    demonstrations: Demonstrations | None = None
 
     def __post_init__(self) -> None:
         if self.checkpoint is not None and self.policy is not None:
@@ -131,6 +203,13 @@ class Data:
         if self.addresses and not (self.weights or isinstance(replay, Queue)):
             raise UserValueError(
                 f'got Data.addresses with Experience.replay={replay!r}; need a Queue, Uniform with weights, or none'
+            )
+
+    def check_demonstrations(self, initial: Initial) -> None:
+        """Raises a ValueError if there are several servers and demonstrations."""
+        if self.weights and initial.demonstrations is not None:
+            raise UserValueError(
+                f'got Data.weights={tuple(self.weights)} with Initial.demonstrations; need one of them'
             )
 
 
@@ -182,6 +261,7 @@ class Settings:
       texts: returns texts about the run by tag: its configuration, the code's revision, ...
       watchdog: ends the process if a part of the session takes too long; None never does.
       preprocess: what the agent makes of its data, see `agent_data.preprocessing`; None for nothing.
+      num_pretrain_steps: see `Demonstrations`.
     """
 
     intervals: Intervals
@@ -190,12 +270,30 @@ class Settings:
     texts: Callable[[], Mapping[str, str]] = dict
     watchdog: Watchdog | None = None
     preprocess: Callable[[Any], Any] | None = None
+    num_pretrain_steps: int = 0
 
     def __post_init__(self) -> None:
         if self.learner.summaries and self.learner.summaries.sources.policy_version:
             raise UserValueError(
                 'got SummarySources.policy_version; need None: the job itself knows the newest version'
             )
+
+    @classmethod
+    def make(
+        cls,
+        intervals: Intervals,
+        learner: LearnerOptions,
+        exports: ExportOptions,
+        initial: Initial,
+        experience: Experience,
+        stop_conditions: StopConditions,
+    ) -> 'Settings':
+        """Returns the settings of a job with these groups of arguments; raises ValueError if they do not fit."""
+        demonstrations = initial.demonstrations
+        if demonstrations is not None:
+            demonstrations.check(experience)
+        steps = demonstrations.num_pretrain_steps if demonstrations is not None else 0
+        return cls(intervals, learner, exports, num_pretrain_steps=steps).over(stop_conditions.num_train_steps)
 
     def over(self, num_train_steps: int) -> 'Settings':
         """Returns these settings with intervals instead of totals, for a run of so many train steps.

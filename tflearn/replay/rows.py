@@ -103,8 +103,9 @@ class RowLayout:
     def unpack(self, rows: tf.Tensor) -> types.NestedTensor:
         """Unpacks rows uint8 [..., num_bytes] into the nest of tensors [..., *column shape]. Runs in a graph."""
         outer = rows.shape[:-1].as_list()
-        if outer.count(None) > 1:
-            raise UserValueError(f'got rows of shape {rows.shape}; need at most one unknown outer dimension')
+        if outer.count(None) > 1:  # then there may be no rows, so that no dimension follows from the others
+            known = tf.shape(rows)
+            outer = [known[i] if size is None else size for i, size in enumerate(outer)]
         outer = [-1 if size is None else size for size in outer]
         # One split for all columns: each operation costs about a microsecond, whatever it does.
         sizes = [where.stop - where.start for _, _, where in self._columns]

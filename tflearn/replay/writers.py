@@ -50,6 +50,7 @@ class ReplayWriter:
         stop: threading.Event,
         keep_waiting: Callable[[], bool] = lambda: True,
         server_timeout_secs: float = 300.0,
+        tables: Sequence[str] | None = None,
     ):
         """Opens a stream; the server must be running (see `connection.wait_for_table`).
 
@@ -57,10 +58,12 @@ class ReplayWriter:
           num_environments: B.
           keep_waiting: called five times a second while a write is blocked; if it returns False, the write raises
             `waiting.Stopped`.
+          tables: the names of the tables that get the chunks; None is all of the storage.
         """
         self._address, self._storage = address, storage
         self._stop, self._keep_waiting = stop, keep_waiting
         self._server_timeout_secs = server_timeout_secs
+        self._tables = tuple(storage.table_names if tables is None else tables)
         # At least a chunk of each environment, so that they act while the server receives their last steps.
         self._max_pending = max(num_environments, _MAX_PENDING_STEPS // storage.num_starts)
         replay = storage.experience.replay
@@ -92,7 +95,7 @@ class ReplayWriter:
         )
         chunks = self._chunks.append(packed, trajectory.step_type, trajectory.next_step_type, trajectory.discount)
         self._insert(chunks + self._chunks.take_full())
-        if STREAM in self._storage.table_names:
+        if STREAM in self._tables:
             self._insert(self._chunks.parts_older_than(_PART_SECS), are_parts=True)
         if len(self._pending) > self._max_pending:
             self._wait_until_taken(self._max_pending)
@@ -118,7 +121,7 @@ class ReplayWriter:
 
         A mirror gets parts of unfinished chunks from the stream, so that the table still gets only full chunks.
         """
-        if STREAM in self._storage.table_names:
+        if STREAM in self._tables:
             self._insert(self._chunks.parts_older_than(-1.0), are_parts=True)
             self._wait_until_taken()
         else:
@@ -160,7 +163,7 @@ class ReplayWriter:
             self._columns = [history[str(i)] for i in range(len(chunks))]
         for column, sent in zip(self._columns, chunks, strict=False):
             item = {'chunk': column[-1]}
-            for table in (STREAM,) if sent.is_part else self._storage.table_names:
+            for table in (STREAM,) if sent.is_part else self._tables:
                 self._writer.create_item(table, self._priority, item)
 
     def _item(self, chunk: np.ndarray) -> np.ndarray:

@@ -36,6 +36,9 @@ class LocalReplay:
     and the same seed give the same batches. A sequence can be drawn as soon as its last step was added.
 
     Its content is in no checkpoint: a resumed run fills it again, with `min_size` sequences before the first draw.
+
+    Attributes:
+      batch_size: sequences of the batches that are granted from now on, and that count as samples.
     """
 
     _chunk_steps = 1  # each sequence is its own chunk, so that none waits for others
@@ -53,14 +56,16 @@ class LocalReplay:
         )
         ratio = experience.replay.samples_per_insert
         self._ratio = None if ratio is None else fractions.Fraction(str(ratio))  # in floats 100 * 0.29 < 29
-        self._min_size, self._batch_size, self._seed = experience.replay.min_size, batch_size, seed
+        self._min_size, self._seed = experience.replay.min_size, seed
+        self.batch_size = self._traced_size = batch_size
         layout = self._storage.layout
         self._chunks = ChunkBuilder(
             self._storage.experience, self._storage.num_starts, num_environments, layout.num_bytes
         )
         self._no_flags = np.zeros(num_environments, np.uint8)
         self._ring = RingBuffer(self._storage)
-        self._inserts = self._rounds = self._granted = 0
+        self._inserts = self._rounds = self._granted = self._samples = 0
+        self._num_filled = 0  # sequences beyond `min_size` that were there before collection
         self._closed = False
         self.max_draw_steps = self._ring.max_draw_steps(batch_size)
         logging.info('the replay takes %.1f MB', self._storage.mirror_bytes / 1e6)
@@ -83,6 +88,17 @@ class LocalReplay:
             self._inserts += self._ring.add(np.stack(chunks))
         self._rounds += self._ring.size >= self._min_size
 
+    def begin_collection(self) -> None:
+        """Lets what was added so far count for `min_size`, but not for the samples per insert.
+
+        To be called once the replay was filled, such as from files, before the first step of an environment is added.
+        """
+        self._num_filled, self._rounds = max(0, self._inserts - self._min_size), 0
+
+    @property
+    def _inserts_beyond(self) -> int:
+        return self._inserts - self._num_filled - self._min_size
+
     @property
     def owed_steps(self) -> int:
         """Train steps that the inserted sequences allow and that are not yet granted.
@@ -90,15 +106,14 @@ class LocalReplay:
         With n sequences inserted beyond `min_size`, floor(n * samples_per_insert / batch size) in all; if the
         experience sets no ratio, one for each batched step since then.
         """
-        allowed: Any = self._rounds
-        if self._ratio is not None:
-            allowed = max(0, self._inserts - self._min_size) * self._ratio // self._batch_size
-        return int(allowed) - self._granted
+        if self._ratio is None:
+            return self._rounds - self._granted
+        return int((max(0, self._inserts_beyond) * self._ratio - self._samples) // self.batch_size)
 
     def metrics(self) -> dict[str, float | None]:
         """Returns `replay_size` and `samples_per_insert` (since the first draw was allowed; None before)."""
-        inserts = self._inserts - self._min_size
-        ratio = self._granted * self._batch_size / inserts if inserts > 0 else None
+        inserts = self._inserts_beyond
+        ratio = self._samples / inserts if inserts > 0 else None
         return {'replay_size': self._ring.size, 'samples_per_insert': ratio}
 
     @property
@@ -110,11 +125,13 @@ class LocalReplay:
         """Returns how many of `num_steps` train steps are owed; never waits, since no data would arrive meanwhile."""
         granted = 0 if self._closed else min(num_steps, self.owed_steps)
         self._granted += granted
+        self._samples += granted * self.batch_size
         return granted
 
-    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> Any:
-        """See `RingBuffer.draw`."""
-        return self._ring.draw(num_steps, self._batch_size, self._seed, seed)
+    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor, batch_size: tf.Tensor | None = None) -> Any:
+        """See `RingBuffer.draw`. `batch_size` is the number of sequences of a batch if it varies."""
+        size = self._traced_size if batch_size is None else batch_size
+        return self._ring.draw(num_steps, size, self._seed, seed)
 
     def batch(self, drawn: Any, i: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
         """See `RingBuffer.batch`."""

@@ -28,16 +28,31 @@ _INGEST_POLL_SECS = 0.03
 
 
 class ReplayMirror(tf.train.experimental.PythonState):
-    """A `BatchSource` that draws from the learner's memory. Its counts belong in the checkpoint."""
+    """A `BatchSource` that draws from the learner's memory. Its counts belong in the checkpoint.
 
-    def __init__(self, address: str, storage: Storage, batch_size: int, timeout_secs: float, seed: int = 0):
+    Attributes:
+      batch_size: sequences of the batches that are granted from now on, which count as samples.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        storage: Storage,
+        batch_size: int,
+        timeout_secs: float,
+        seed: int = 0,
+        begins_filled: bool = False,
+    ):
         """Allocates the memory; nothing is read before the first `grant`.
 
         Args:
           batch_size: sequences in a train step, over all replicas of this process.
           timeout_secs: how long to wait for data before `grant` returns 0 with `error` set.
+          begins_filled: whether what the table holds before the run's first train step counts for `min_size`.
         """
-        self._address, self._storage, self._batch_size = address, storage, batch_size
+        self._address, self._storage = address, storage
+        self.batch_size = self._traced_size = batch_size
+        self._counts_content = begins_filled  # until counts are restored
         self._timeout_secs, self._seed = timeout_secs, seed
         self._ring = RingBuffer(storage)
         self._reader = TableReader(
@@ -73,6 +88,7 @@ class ReplayMirror(tf.train.experimental.PythonState):
         """Restores the counts of a checkpoint."""
         saved = json.loads(string_value)
         self._inserts_before, self._samples = saved['inserts'] - self._ring.num_published, saved['samples']
+        self._counts_content = False
 
     def metrics(self) -> dict[str, Any]:
         """Returns `replay_size` and `samples_per_insert` (since the first draw was allowed; None before)."""
@@ -95,14 +111,15 @@ class ReplayMirror(tf.train.experimental.PythonState):
             allowed = self._allowed_steps(num_steps)
             if allowed:
                 self._reader.resume()
-                self._samples += allowed * self._batch_size
+                self._samples += allowed * self.batch_size
                 return allowed
             self._reader.wait(_POLL_SECS)
         return 0
 
-    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> Any:
-        """See `RingBuffer.draw`."""
-        return self._ring.draw(num_steps, self._batch_size, self._seed, seed)
+    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor, batch_size: tf.Tensor | None = None) -> Any:
+        """See `RingBuffer.draw`. `batch_size` is the number of sequences of a batch if it varies."""
+        size = self._traced_size if batch_size is None else batch_size
+        return self._ring.draw(num_steps, size, self._seed, seed)
 
     def batch(self, drawn: Any, i: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
         """See `RingBuffer.batch`."""
@@ -119,6 +136,8 @@ class ReplayMirror(tf.train.experimental.PythonState):
             self._reader.close()
             return
         self._inserts_before -= self._ring.num_published
+        if self._counts_content:
+            self._inserts_before += min(self._ring.size, self._storage.experience.replay.min_size)
         threading.Thread(target=self._ingest, name='replay_ingest', daemon=True).start()
 
     def _rebuild(self) -> None:
@@ -170,7 +189,7 @@ class ReplayMirror(tf.train.experimental.PythonState):
             return num_steps
         samples_in_balance = replay.samples_per_insert * (self._inserts - replay.min_size)
         ahead = self._samples - samples_in_balance
-        return max(0, min(num_steps, int((self._error_buffer - ahead) // self._batch_size)))
+        return max(0, min(num_steps, int((self._error_buffer - ahead) // self.batch_size)))
 
     def _is_filled(self) -> bool:
         return self._ring.size >= self._storage.experience.replay.min_size or self._ring.has_dropped

@@ -91,12 +91,12 @@ class RingBuffer:
         num_rows = min(_MAX_DRAWN_ROWS, _MAX_DRAWN_BYTES // self.columns.drawn_bytes)
         return max(1, num_rows // (batch_size * self._length))
 
-    def draw(self, num_steps: tf.Tensor, batch_size: int, seed: int, step: tf.Tensor) -> Any:
+    def draw(self, num_steps: tf.Tensor, batch_size: int | tf.Tensor, seed: int, step: tf.Tensor) -> Any:
         """Draws sequences uniformly, with replacement. For a graph.
 
         Args:
           num_steps: integer scalar, the number of batches, at most `max_draw_steps`.
-          batch_size: B.
+          batch_size: B; of an empty ring 0.
           step: int64 scalar, the train step, which must differ between draws.
 
         Returns:

@@ -17,6 +17,7 @@ from tflearn.errors import UserValueError
 from tflearn.waiting import is_listening
 
 VARIABLES = 'variables'
+PRETRAINING = -1  # as the policy version: the learner trains on data that are there already; nobody should act yet
 _COUNTED = re.compile(r'_\d+(?=[/:])')
 
 COUNTERS = {

@@ -74,7 +74,10 @@ class Subscriber:
         return True
 
     def wait(self, timeout_secs: float, stop: threading.Event | None = None) -> None:
-        """Waits for the first publication of a learner that is still training.
+        """Waits for the first publication of a learner that is still training, and whose policy should act.
+
+        Each publication of a learner that trains on demonstrations first begins the time limit again. If training ends
+        meanwhile, it returns too.
 
         Raises:
           TimeoutError: if no learner publishes in time.
@@ -82,6 +85,8 @@ class Subscriber:
         """
         what = f'weights from a learner that trains, through the replay server at {self._address}'
         wait_until(lambda: self.pull() and not self.newest.finished, what, timeout_secs, stop)
+        while self.newest.policy_version == contract.PRETRAINING and not self.newest.finished:
+            wait_until(self.pull, what, timeout_secs, stop)
 
     def wait_for_next(self, secs: float) -> None:
         """Waits until there is a publication to pull, for at most `secs`."""

@@ -1,0 +1,155 @@
+"""Recorded episodes in a run: in its replay, in each batch, and before its first own step."""
+
+import contextlib
+import functools
+import threading
+
+import pytest
+
+from tests.testing import jobs, written_summaries
+from tflearn.actors.actor import Actor
+from tflearn.data.reader import Dataset
+from tflearn.data.writer import EpisodeRecorder, EpisodeWriter
+from tflearn.environments import gymnasium_env
+from tflearn.experience import BatchItems, Experience, Prioritized, Queue, Slicing, Uniform
+from tflearn.jobs.collect import collect
+from tflearn.jobs.record import _Acting
+from tflearn.jobs.synchronous import synchronous
+from tflearn.jobs.train import train
+from tflearn.jobs.train_settings import Data, Demonstrations, Initial
+from tflearn.run_dir import read_json
+
+FEW = {
+    'num_environments': 2,
+    'checkpoint_interval_steps': 20,
+    'export_interval_steps': 50,
+    'summary_interval_steps': 10,
+}
+
+
+@pytest.fixture(scope='module')
+def data(tmp_path_factory):
+    """Episodes of random actions on CartPole."""
+    directory = tmp_path_factory.mktemp('data')
+    environment = gymnasium_env.make('CartPole-v1', num_environments=2, seed=3)
+    with contextlib.closing(EpisodeWriter(directory, environment.specs)) as writer:
+        recorder = EpisodeRecorder(writer, 2)
+        Actor(environment, _Acting(environment.specs, None, 1.0, 0), [recorder]).run(150)
+    environment.close()
+    return Dataset([str(directory)])
+
+
+def run_synchronously(root, demonstrations, **arguments):
+    run = jobs.SmallRun(root)
+    given = {'run_dir': run.dir, 'stop': threading.Event(), **run.factories(), **FEW, 'seed': 3}
+    given |= {'demonstrations': demonstrations} | arguments
+    synchronous(**jobs.job_arguments(synchronous, given))
+    return run.dir
+
+
+def test_a_run_is_trained_on_demonstrations_first_and_all_the_time(tmp_path, data):
+    shown = Demonstrations(data, share=0.5, num_pretrain_steps=25)
+    run_dir = run_synchronously(tmp_path, shown, num_train_steps=20)
+    assert read_json(run_dir.train_result)['env_steps'] == 0
+    # It continues in the same phase, and then in the next one.
+    run_synchronously(tmp_path, shown, num_train_steps=60)
+    result = read_json(run_dir.train_result)
+    assert result['train_step'] == 60
+    # 35 steps with four own items each, eight draws of each item beyond the first 50.
+    assert 50 + 35 * 4 / 8 <= result['env_steps'] <= 50 + 35 * 4 / 8 + 2 * 10
+    assert (run_dir.checkpoints / 'ckpt-25.index').exists() or not (run_dir.checkpoints / 'ckpt-20.index').exists()
+    shares = written_summaries.scalars(run_dir.summaries('train'))['train/demonstration_share']
+    assert shares == {10: 1.0, 20: 1.0, 30: 0.5, 40: 0.5, 50: 0.5, 60: 0.5}
+
+
+def test_a_filled_replay_needs_no_steps_before_training(tmp_path, data):
+    run_dir = run_synchronously(tmp_path, Demonstrations(data, share=0.0, fill_replay=True), num_train_steps=40)
+    result = read_json(run_dir.train_result)
+    assert result['env_steps'] <= 40 + 4, 'one item allows a train step of eight items'
+    sizes = written_summaries.scalars(run_dir.summaries('train'))['train/replay_size']
+    assert sizes[10] > 100
+
+
+@pytest.mark.slow
+def test_the_same_seed_gives_the_same_weights(tmp_path, data):
+    from tests.jobs.synchronous_test import assert_same
+
+    shown = Demonstrations(data, num_pretrain_steps=10, fill_replay=True)
+    assert_same(*(run_synchronously(tmp_path / name, shown, num_train_steps=30) for name in ('one', 'same')))
+
+
+def test_jobs_train_on_demonstrations_before_anything_is_collected(small_run, data):
+    shown = Demonstrations(data, share=0.25, num_pretrain_steps=60, fill_replay=True)
+    small_run.start_replay(demonstrations=shown)
+    collector = small_run.start(collect, num_environments=2)
+    given = {'demonstrations': shown, 'publish_interval_steps': 10, 'summary_interval_steps': 10}
+    learner = small_run.start(train, num_train_steps=30, **given)
+    learner.join()
+    assert read_json(small_run.dir.train_result)['env_steps'] == 0
+    collector.join()  # it has seen the end of the run
+    assert small_run.status('collect_0')['state'] == 'finished'
+    collector = small_run.start(collect, num_environments=2)
+    small_run.start(train, num_train_steps=100, **given).join()
+    collector.join()
+    result = read_json(small_run.dir.train_result)
+    assert result['train_step'] == 100
+    shares = written_summaries.scalars(small_run.dir.summaries('train'))['train/demonstration_share']
+    assert shares == {
+        **dict.fromkeys(range(10, 70, 10), 1.0),
+        **dict.fromkeys(range(70, 110, 10), 0.25),
+    }
+    sizes = written_summaries.scalars(small_run.dir.summaries('train'))['train/replay_size']
+    assert sizes[70] > 200, 'the episodes count for min_size, so training does not wait for 50 more items'
+
+
+def settings(**changes):
+    return {'intervals': None, **changes}
+
+
+@pytest.mark.parametrize(
+    ('changes', 'message'),
+    [
+        ({'share': 1.0}, r'got Demonstrations.share=1.0; need a number from 0 to below 1, or a schedule'),
+        ({'num_pretrain_steps': -1}, 'got Demonstrations.num_pretrain_steps=-1; need 0 or more'),
+        ({'share': 0}, r'got Demonstrations.share=0 with num_pretrain_steps=0 .* no episode would be used'),
+    ],
+)
+def test_rejects_bad_settings(data, changes, message):
+    with pytest.raises(ValueError, match=message):
+        Demonstrations(data, **changes)
+
+
+@pytest.mark.parametrize(
+    ('experience', 'message'),
+    [
+        (Experience(replay=Queue()), r'got Initial.demonstrations with Experience.replay=Queue\(.*; need Uniform'),
+        (Experience(replay=Prioritized()), r'Experience.replay=Prioritized\(.*; need Uniform'),
+        (Experience(replay=Uniform(sampling='server')), 'need Uniform.* that the learner draws from'),
+        (Experience(slicing=Slicing(cross_episodes=True)), 'got Initial.demonstrations with Slicing.cross_episodes'),
+        (Experience(batch=BatchItems(1)), 'for batches of 1 items on each replica, of which 0 would be demonstrations'),
+    ],
+)
+def test_rejects_experience_without_room_for_demonstrations(data, experience, message):
+    with pytest.raises(ValueError, match=message):
+        Demonstrations(data).check(experience)
+
+
+def test_jobs_refuse_demonstrations_before_any_work(small_run, data):
+    given = {'demonstrations': Demonstrations(data), 'num_train_steps': 1}
+    with pytest.raises(ValueError, match='need Uniform'):
+        small_run.start(train, experience=jobs.QUEUE, **given).join()
+    with pytest.raises(ValueError, match='would be demonstrations'):
+        run_synchronously(small_run.dir.root, experience=Experience(batch=BatchItems(1)), **given)
+    assert not small_run.dir.root.exists() or not list(small_run.dir.root.iterdir())
+
+
+def test_rejects_episodes_of_other_environments(tmp_path, data):
+    pendulum = functools.partial(gymnasium_env.make, 'MountainCar-v0')
+    with pytest.raises(ValueError, match=r'observation: float32\[2\]'):
+        run_synchronously(tmp_path, Demonstrations(data), make_environment=pendulum, num_train_steps=1)
+
+
+def test_rejects_weights_of_several_servers(data):
+    several = Data(addresses=('localhost:1',), weights=(1.0,))
+    with pytest.raises(ValueError, match=r'got Data.weights=\(1.0,\) with Initial.demonstrations'):
+        several.check_demonstrations(Initial(demonstrations=Demonstrations(data)))
