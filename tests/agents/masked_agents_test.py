@@ -11,7 +11,7 @@ from tflearn.action_mask import mask_of
 from tflearn.actors import exploration
 from tflearn.actors.actor import Actor
 from tflearn.actors.exploration import EpsilonPolicy
-from tflearn.agents import appo, dqn, impala, ppo, r2d2, reinforce
+from tflearn.agents import appo, bc, dqn, impala, ppo, r2d2, reinforce
 from tflearn.agents.actor_value import NetworkOptions
 from tflearn.train_step import create_train_step
 from tflearn.types import EnvironmentSpecs
@@ -32,12 +32,13 @@ AGENTS = {
     'dqn': (dqn, {'fc_layer_params': (8,), 'epsilon': 0.5}, 2),
     'dqn without double': (dqn, {'fc_layer_params': (8,), 'double': False}, 2),
     'r2d2': (r2d2, {'fc_layer_params': (8,), 'lstm_size': (4,), 'epsilon': 0.5}, 31),
+    'bc': (bc, FEW, 2),
     'ppo': (ppo, FEW, 9),
     'impala': (impala, {'network': NetworkOptions(fc_layer_params=(8,), lstm_size=(4,))}, 9),
     'appo': (appo, FEW, 9),
     'reinforce': (reinforce, {'actor_fc_layer_params': (8,), 'value_fc_layer_params': (8,)}, 9),
 }
-SEVERAL = ('ppo', 'impala', 'appo', 'reinforce')
+SEVERAL = ('bc', 'ppo', 'impala', 'appo', 'reinforce')
 
 
 def make_agent(name, specs=ONE):

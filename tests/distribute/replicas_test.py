@@ -19,7 +19,7 @@ from tf_agents.specs import distribution_spec, tensor_spec
 
 from tests.agents import example_data
 from tests.testing import experiences
-from tflearn.agents import appo, dqn, impala, ppo, sac
+from tflearn.agents import appo, bc, dqn, impala, ppo, sac
 from tflearn.agents.actor_value import NetworkOptions
 from tflearn.distribute import strategies
 from tflearn.experience import BatchItems
@@ -137,7 +137,16 @@ def _make_appo(experience, **settings):
     return _make_impala(experience, functools.partial(appo.make_agent, surrogate=surrogate), **settings)
 
 
+def _make_bc(experience, **settings):
+    network = NetworkOptions(fc_layer_params=(16,))
+    loss = bc.LossOptions(weight='return_to_go', weight_temperature=0.5, entropy_coefficient=0.01)
+    return bc.make_agent(
+        example_data.CONTINUOUS, create_train_step(), experience, network=network, loss=loss, **settings
+    )
+
+
 AGENTS = {
+    'bc': (_make_bc, experiences.changed(bc.EXPERIENCE, sequence_length=3)),
     'dqn': (_make_dqn, dqn.EXPERIENCE),
     'sac': (_make_sac, sac.EXPERIENCE),
     'ppo': (_make_ppo, experiences.changed(ppo.EXPERIENCE, sequence_length=5, stride=4)),

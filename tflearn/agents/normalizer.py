@@ -11,8 +11,12 @@ from tf_agents.trajectories import time_step as ts
 from tf_agents.typing import types
 
 from tflearn.agents.actor_value import ActorValueNetwork, ActorValuePolicy
+from tflearn.errors import UserValueError
 from tflearn.joined_leaves import JoinedLeaves
+from tflearn.networks import encoder
 from tflearn.types import EnvironmentSpecs, leaf_paths
+
+_OBSERVATION_CLIPPING = 5.0
 
 
 class Normalizer(tf.Module):
@@ -102,6 +106,22 @@ class Normalizer(tf.Module):
             variance.assign(tf.where(number > 0, tf.math.divide_no_nan(moment, total), variance))
             mean.assign_add(delta * tf.math.divide_no_nan(number, total))
         self.count.assign(total)
+
+
+def make_observation_normalizer(spec: types.NestedTensorSpec, skipped: Collection[str | None]) -> Normalizer | None:
+    """Makes the normalizer of observations, within +-5; None if they have no floats.
+
+    Args:
+      spec: the observation's spec.
+      skipped: the paths of tensors that do not change.
+
+    Raises:
+      ValueError: if the observation is a single tensor that is neither of floats nor a category.
+    """
+    if not tf.nest.is_nested(spec) and not encoder.is_categorical(spec) and not spec.dtype.is_floating:
+        raise UserValueError(f'got observations {spec}; need floats, or normalize_observations=False')
+    made = Normalizer(spec, _OBSERVATION_CLIPPING, name='observations', skipped=skipped)
+    return made if made.means else None
 
 
 class Normalizers(NamedTuple):

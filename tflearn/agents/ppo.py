@@ -20,10 +20,10 @@ from tf_agents.utils import common
 
 from tflearn.action_mask import make_mask
 from tflearn.agents.actor_value import DIST_PARAMS, ActorValueNetwork, NetworkOptions
-from tflearn.agents.normalizer import Normalizer, Normalizers, NormalizingPolicy
+from tflearn.agents.normalizer import Normalizer, Normalizers, NormalizingPolicy, make_observation_normalizer
 from tflearn.errors import UserValueError
 from tflearn.experience import BatchItems, Experience, Iteration, Queue, Reuse, Slicing
-from tflearn.networks import encoder, recurrent
+from tflearn.networks import recurrent
 from tflearn.optimization import optimizers, ppo_loss, schedules
 from tflearn.optimization.ppo_loss import LossOptions
 from tflearn.types import Agent, EnvironmentSpecs
@@ -35,7 +35,7 @@ EXPERIENCE = Experience(
     batch=BatchItems(8),
 )
 
-_REWARD_CLIPPING, _OBSERVATION_CLIPPING = 10.0, 5.0
+_REWARD_CLIPPING = 10.0
 
 
 class Samples(NamedTuple):
@@ -117,15 +117,8 @@ def make_agent(
             f'got kl_target={loss.kl_target} without Queue.training=Iteration(...), after which the coefficient adapts '
             'to it; need an iteration, or kl_target=None'
         )
-    quantities = not tf.nest.is_nested(specs.observation) and not encoder.is_categorical(specs.observation)
-    if normalize_observations and quantities and not specs.observation.dtype.is_floating:
-        raise UserValueError(f'got observations {specs.observation}; need floats, or normalize_observations=False')
-    observation_normalizer = Normalizer(
-        specs.observation,
-        _OBSERVATION_CLIPPING,
-        name='observations',
-        skipped={*(network.preprocessing_layers or ()), action_mask},
-    )
+    skipped = {*(network.preprocessing_layers or ()), action_mask}
+    observations = make_observation_normalizer(specs.observation, skipped) if normalize_observations else None
     optimizer = make_optimizer(
         train_step,
         learning_rate,
@@ -134,7 +127,7 @@ def make_agent(
         name='ppo',
     )
     normalizers = Normalizers(
-        observation_normalizer if normalize_observations and observation_normalizer.means else None,
+        observations,
         Normalizer(specs.reward, _REWARD_CLIPPING, center=False, name='rewards') if normalize_rewards else None,
     )
     mask, _ = make_mask(specs, action_mask)

@@ -16,7 +16,7 @@ from absl import logging
 from google.protobuf import message
 from tf_agents.typing import types
 
-from tflearn.data import columns, writer
+from tflearn.data import columns, derived, writer
 from tflearn.data.columns import Column
 from tflearn.errors import UserRuntimeError, UserValueError
 from tflearn.run_dir import local_path
@@ -68,8 +68,8 @@ class EpisodeReader:
 
         Args:
           dataset: which episodes are read.
-          data_spec: the spec of a Trajectory without outer dimensions; columns that it does not have are not read.
-            None reads all columns of the first data set.
+          data_spec: the spec of a Trajectory without outer dimensions; columns that it does not have are not read,
+            and those of `derived` are computed. None reads all columns of the first data set.
           need_finite: whether an episode with a number that is NaN or infinite counts as damaged.
 
         Raises:
@@ -79,8 +79,10 @@ class EpisodeReader:
         self.directories = find_directories(dataset)
         described = data_spec is None
         self.columns = columns.read_columns(self.directories[0]) if described else columns.columns_of(data_spec)
+        self._computed = () if described else tuple(column for column in self.columns if column in derived.COLUMNS)
+        self._stored = tuple(column for column in self.columns if column not in self._computed)
         for directory in self.directories:
-            _check_columns(directory, columns.read_columns(directory), self.columns)
+            _check_columns(directory, columns.read_columns(directory), self._stored)
         self._shards = [shard for directory in self.directories for shard in writer.shards(directory)]
         if not self._shards:
             raise UserValueError(f'got no episodes in {", ".join(map(str, self.directories))}; need at least one file')
@@ -156,9 +158,12 @@ class EpisodeReader:
         if (low is not None and total < low) or (high is not None and total > high):
             return None
         (num_rows,) = features[writer.NUM_STEPS].int64_list.value
-        if missing := [column.name for column in self.columns if column.name not in features]:
+        if missing := [column.name for column in self._stored if column.name not in features]:
             raise UserValueError(f'got an episode without {", ".join(missing)}')
-        arrays = [column.decode(features[column.name].bytes_list.value[0], num_rows) for column in self.columns]
+        stored = [column.decode(features[column.name].bytes_list.value[0], num_rows) for column in self._stored]
+        named = dict(zip(self._stored, stored, strict=True))
+        named |= {column: derived.compute(column, named) for column in self._computed}
+        arrays = [named[column] for column in self.columns]
         for column, array in zip(self.columns, arrays, strict=True):
             if self._need_finite and array.dtype.kind == 'f' and not np.isfinite(array).all():
                 raise UserValueError(f'got {column.name} with numbers that are not finite')

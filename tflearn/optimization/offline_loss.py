@@ -1,0 +1,75 @@
+"""Losses of algorithms that learn from recorded data: pure functions.
+
+Expectile regression and advantage weights: Kostrikov et al. 2021, "Offline Reinforcement Learning with Implicit
+Q-Learning" (arXiv 2110.06169), equations 5 and 7. Weights that sum to 1 over a batch: Nair et al. 2020, "AWAC:
+Accelerating Online Reinforcement Learning with Offline Datasets" (arXiv 2006.09359), equation 13 and appendix.
+"""
+
+from collections.abc import Mapping
+
+import tensorflow as tf
+
+
+def expectile_losses(differences: tf.Tensor, expectile: float) -> tf.Tensor:
+    """Returns |expectile - 1(u < 0)| u^2 of each difference u, whose mean the expectile minimizes.
+
+    Args:
+      differences: float32 [...], target minus prediction.
+      expectile: in (0, 1): 0.5 weighs both signs alike, which is half the squared error.
+    """
+    return tf.where(differences < 0, 1.0 - expectile, expectile) * tf.square(differences)
+
+
+def advantage_weights(advantages: tf.Tensor, inverse_temperature: float, max_weight: float) -> tf.Tensor:
+    """Returns min(exp(inverse_temperature * advantage), max_weight), float32 [...], without a gradient.
+
+    Args:
+      advantages: float32 [...].
+      inverse_temperature: 0 weighs all actions alike.
+      max_weight: the greatest weight, above 0.
+    """
+    # The exponent is bounded, not the weight alone: exp of a large number would be infinite.
+    exponents = tf.minimum(inverse_temperature * advantages, tf.math.log(tf.cast(max_weight, advantages.dtype)))
+    return tf.stop_gradient(tf.exp(exponents))
+
+
+def softmax_weights(scores: tf.Tensor, temperature: float, counts: tf.Tensor) -> tf.Tensor:
+    """Returns exp((score - greatest score of the global batch) / temperature), without a gradient; in replica context.
+
+    `share_of_mean` divides weights by their sum, so that they become the softmax over the global batch.
+
+    Args:
+      scores: float32 [B, T].
+      temperature: above 0; the smaller, the more the greatest scores count.
+      counts: float32 [B, T]: 0 where a row does not count. Its weight is 0.
+    """
+    greatest = tf.reduce_max(tf.where(counts > 0, scores, scores.dtype.min))
+    context = tf.distribute.get_replica_context()
+    if context.num_replicas_in_sync > 1:
+        greatest = tf.reduce_max(context.all_gather(greatest[tf.newaxis], axis=0))
+    exponents = tf.where(counts > 0, (scores - greatest) / temperature, 0.0)
+    return tf.stop_gradient(tf.where(counts > 0, tf.exp(exponents), 0.0))
+
+
+def share_of_mean(losses: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    """Returns this replica's share of sum(weight * loss) / sum(weight) over the global batch; in replica context.
+
+    Args:
+      losses: float32 [B, T].
+      weights: float32 [B, T]; where one is 0, the loss may be anything.
+    """
+    return tf.math.divide_no_nan(
+        tf.reduce_sum(tf.where(weights > 0, weights * losses, 0.0)), _summed(tf.reduce_sum(weights))
+    )
+
+
+def means(metrics: Mapping[str, tf.Tensor], counts: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Returns the means of metrics [B, T] over the rows of the global batch with `counts` above 0."""
+    parts = tf.stack([*metrics.values(), tf.ones_like(counts)])
+    sums = _summed(tf.reduce_sum(tf.where(counts > 0, counts * tf.stop_gradient(parts), 0.0), axis=[1, 2]))
+    *totals, count = tf.unstack(sums)
+    return {name: tf.math.divide_no_nan(total, count) for name, total in zip(metrics, totals, strict=True)}
+
+
+def _summed(values: tf.Tensor) -> tf.Tensor:
+    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, values)
