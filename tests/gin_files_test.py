@@ -19,6 +19,8 @@ PARTS = [name for name in files.names() if '/' in name]
 # Run -> the package that its environment needs, and the extra that installs it.
 NEEDED = {
     'sac_halfcheetah': ('mujoco', 'mujoco'),
+    'bc_halfcheetah': ('mujoco', 'mujoco'),
+    'iql_halfcheetah': ('mujoco', 'mujoco'),
     'dqn_lunar_lander': ('Box2D', 'box2d'),
     'dqn_pong': ('ale_py', 'atari'),
     'impala_pong': ('ale_py', 'atari'),

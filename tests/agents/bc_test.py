@@ -91,6 +91,15 @@ def test_loss_is_the_weighted_mean_of_the_definition(specs, kind, name):
         assert float(info.extra['squared_error']) == pytest.approx(np.square(policy.mode - rows.action).sum(-1).mean())
 
 
+def test_unlikely_actions_of_a_narrow_distribution_count():
+    agent = make_agent(example_data.CONTINUOUS)
+    data = example_data.sequences(agent, 8, 2)
+    for variable in agent._network.variables:
+        if 'bias_layer' in variable.name:
+            variable.assign(tf.fill(variable.shape, -12.0))
+    assert float(agent.loss(data).loss) > 1e8
+
+
 def test_only_the_policys_part_is_trained_and_padding_changes_nothing():
     agent = make_agent(experience=experiences.changed(bc.EXPERIENCE, sequence_length=5))
     data = two_episodes(example_data.sequences(agent, 6, 5))

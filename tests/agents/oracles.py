@@ -46,6 +46,7 @@ class Policy:
             self.mode = center + half * np.tanh(features @ kernel + bias)
             (scale,) = _weights(variables, 'bias_layer')
             self.scale = np.log1p(np.exp(scale))
+        self.value = None
         if value := _weights(variables, '/value/'):
             kernel, bias = _weights(variables, '/head/')
             self.value = (mlp(observation, value, activation) @ kernel + bias)[..., 0]
@@ -60,3 +61,21 @@ class Policy:
         if self.log_probs is not None:
             return -(np.exp(self.log_probs) * self.log_probs).sum(-1)
         return np.broadcast_to((0.5 * np.log(2 * np.pi * np.e) + np.log(self.scale)).sum(), self.mode.shape[:-1])
+
+
+def critic(network, observation, action=None):
+    """A critic's values: of continuous actions [...], or of all discrete ones [..., choices] if there is no action."""
+    weights = [variable.numpy().astype(np.float64) for variable in network.variables]
+    inputs = np.asarray(observation, np.float64)
+    if action is None:
+        return mlp(inputs, weights, relu, last=True)
+    inputs = np.concatenate([inputs, np.asarray(action, np.float64)], -1)
+    return mlp(inputs, weights, relu, last=True)[..., 0]
+
+
+def least(networks, observation, action, is_discrete):
+    """The lesser of two critics' values of recorded actions."""
+    if not is_discrete:
+        return np.minimum(*(critic(network, observation, action) for network in networks))
+    values = np.minimum(*(critic(network, observation) for network in networks))
+    return np.take_along_axis(values, np.asarray(action)[..., None], -1)[..., 0]

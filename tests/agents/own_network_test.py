@@ -10,7 +10,7 @@ from tf_agents.networks import encoding_network, lstm_encoding_network
 from tf_agents.specs import tensor_spec
 
 from tests.agents import example_data
-from tflearn.agents import appo, bc, dqn, impala, ppo, reinforce, sac
+from tflearn.agents import appo, awac, bc, dqn, impala, iql, ppo, reinforce, sac
 from tflearn.agents.actor_value import NetworkOptions
 from tflearn.networks import sets
 from tflearn.train_step import create_train_step
@@ -23,6 +23,8 @@ CONTINUOUS, DISCRETE = example_data.CONTINUOUS, example_data.DISCRETE
 AGENTS = {
     'dqn': (dqn, DISCRETE, {}, 2),
     'sac': (sac, CONTINUOUS, {'critic_fc_layer_params': (8,)}, 2),
+    'iql': (iql, CONTINUOUS, {'network': NetworkOptions()}, 2),
+    'awac': (awac, DISCRETE, {'critic_fc_layer_params': (8,)}, 2),
     'bc': (bc, DISCRETE, {'network': NetworkOptions()}, 2),
     'ppo': (ppo, DISCRETE, {'network': NetworkOptions()}, 9),
     'ppo shared': (ppo, DISCRETE, {'network': NetworkOptions(shared=True)}, 9),

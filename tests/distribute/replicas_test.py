@@ -19,7 +19,7 @@ from tf_agents.specs import distribution_spec, tensor_spec
 
 from tests.agents import example_data
 from tests.testing import experiences
-from tflearn.agents import appo, bc, dqn, impala, ppo, sac
+from tflearn.agents import appo, awac, bc, dqn, impala, iql, ppo, sac
 from tflearn.agents.actor_value import NetworkOptions
 from tflearn.distribute import strategies
 from tflearn.experience import BatchItems
@@ -145,7 +145,26 @@ def _make_bc(experience, **settings):
     )
 
 
+def _make_iql(experience, **settings):
+    network = NetworkOptions(fc_layer_params=(16,))
+    return iql.make_agent(
+        example_data.CONTINUOUS,
+        create_train_step(),
+        experience,
+        network=network,
+        critic_fc_layer_params=(16,),
+        **settings,
+    )
+
+
+def _make_awac(experience, **settings):
+    units = {'actor_fc_layer_params': (16,), 'critic_fc_layer_params': (16,)}  # for discrete actions it draws nothing
+    return awac.make_agent(example_data.DISCRETE, create_train_step(), experience, **units, **settings)
+
+
 AGENTS = {
+    'iql': (_make_iql, iql.EXPERIENCE),
+    'awac': (_make_awac, awac.EXPERIENCE),
     'bc': (_make_bc, experiences.changed(bc.EXPERIENCE, sequence_length=3)),
     'dqn': (_make_dqn, dqn.EXPERIENCE),
     'sac': (_make_sac, sac.EXPERIENCE),

@@ -36,7 +36,6 @@ EXPERIENCE = Experience(replay=Uniform(), batch=BatchItems(256))
 EPISODE_WEIGHTS = ('episode_return', 'return_to_go')
 
 Kind = Literal['log_likelihood', 'mse']
-_ILLEGAL = -1e8  # less than any log-probability of an action that the mask allows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -251,8 +250,9 @@ class BCAgent(tf_agent.TFAgent):
         step_type = experience.step_type[:, :-1] if self._network.state_spec else None
         (distribution, _), _ = self._network(observation, step_type=step_type, training=training)
         log_probs = common.log_probability(distribution, action, self.action_spec)
-        counts, legal = _counts(experience), log_probs > _ILLEGAL
-        trained = counts * tf.cast(legal, tf.float32)
+        counts, masked = _counts(experience), self._network.action_mask is not None
+        legal = offline_loss.legal_counts(log_probs, masked)
+        trained = counts * legal
         entropy = common.entropy(distribution, self.action_spec, outer_rank=2)
         metrics = {'log_likelihood': log_probs, 'entropy': entropy, **self._errors(distribution, action)}
         losses = metrics['squared_error'] if self._options.kind == 'mse' else -log_probs
@@ -261,8 +261,8 @@ class BCAgent(tf_agent.TFAgent):
             item_weights *= weights[:, tf.newaxis]
         loss = offline_loss.share_of_mean(losses - self._options.entropy_coefficient * entropy, item_weights)
         means = offline_loss.means(metrics, trained)
-        if self._network.action_mask is not None:
-            means |= offline_loss.means({'illegal_share': tf.cast(~legal, tf.float32)}, counts)
+        if masked:
+            means |= offline_loss.means({'illegal_share': 1.0 - legal}, counts)
         return tf_agent.LossInfo(loss, means)
 
     def _weights(self, experience: Any, counts: tf.Tensor) -> tf.Tensor:

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
+_ILLEGAL = -1e8
+
 
 def expectile_losses(differences: tf.Tensor, expectile: float) -> tf.Tensor:
     """Returns |expectile - 1(u < 0)| u^2 of each difference u, whose mean the expectile minimizes.
@@ -49,6 +51,16 @@ def softmax_weights(scores: tf.Tensor, temperature: float, counts: tf.Tensor) ->
         greatest = tf.reduce_max(context.all_gather(greatest[tf.newaxis], axis=0))
     exponents = tf.where(counts > 0, (scores - greatest) / temperature, 0.0)
     return tf.stop_gradient(tf.where(counts > 0, tf.exp(exponents), 0.0))
+
+
+def legal_counts(log_probs: tf.Tensor, masked: bool) -> tf.Tensor:
+    """Returns float32 [...]: 0 for recorded actions that a mask forbids, else 1.
+
+    Args:
+      log_probs: float32 [...], of recorded actions; of those that the mask forbids nearly -1e9.
+      masked: whether there is a mask. Without one, an action far from a narrow normal distribution may be as unlikely.
+    """
+    return tf.cast(log_probs > _ILLEGAL, tf.float32) if masked else tf.ones_like(log_probs)
 
 
 def share_of_mean(losses: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:

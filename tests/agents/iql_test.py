@@ -1,0 +1,270 @@
+"""Implicit Q-learning: losses by their definitions, targets, learning from mixed data, exports and refusals."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import time_step as ts
+
+from tests.agents import example_data, oracles
+from tests.agents.bc_test import two_episodes
+from tests.data import data_sets
+from tests.jobs.train_offline_test import train
+from tests.testing import experiences
+from tflearn.agents import awac, iql
+from tflearn.agents.actor_value import NetworkOptions
+from tflearn.experience import BatchItems, Experience, Prioritized, Queue, Slicing
+from tflearn.jobs.policy_exports import ExportOptions
+from tflearn.optimization import offline_loss
+from tflearn.policies import loader
+from tflearn.train_step import create_train_step
+from tflearn.types import EnvironmentSpecs, zeros
+
+# TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
+pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
+DISCRETE, CONTINUOUS = example_data.DISCRETE, example_data.CONTINUOUS
+SMALL = {
+    iql: {'network': NetworkOptions(fc_layer_params=(16, 8), activation='relu'), 'critic_fc_layer_params': (8, 16)},
+    awac: {'actor_fc_layer_params': (16, 8), 'critic_fc_layer_params': (8, 16)},
+}
+BOTH = pytest.mark.parametrize('module', [iql, awac], ids=['iql', 'awac'])
+
+
+def make_agent(module, specs=CONTINUOUS, experience=None, loss=None, **changes):
+    experience = experience or experiences.changed(module.EXPERIENCE, sequence_length=5)
+    arguments = {**SMALL[module], 'loss': module.LossOptions(**(loss or {})), **changes}
+    agent = module.make_agent(specs, create_train_step(), experience, **arguments)
+    agent.initialize()
+    for i, variable in enumerate([*agent.policy.variables(), *critics_variables(agent)]):
+        variable.assign(tf.random.stateless_uniform(variable.shape, (i, 3), -0.7, 0.7))
+    return agent
+
+
+def critics_variables(agent):
+    pairs = (*agent._critics._critics, *agent._critics._targets)
+    return [variable for network in pairs for variable in network.variables]
+
+
+def batch(agent, seed=0):
+    """Sequences with two episodes, of which some end: their discount is 0."""
+    data = two_episodes(example_data.sequences(agent, 6, 5, seed))
+    discount = np.ones((6, 5), np.float32)
+    discount[:4, 0] = 0.0
+    return data._replace(discount=tf.constant(discount))
+
+
+def rows_of(data):
+    """(rows, next observations) as numpy arrays, without the boundary row and the last row."""
+    take = lambda leaf: leaf.numpy()[:, [0, 2, 3]]  # noqa: E731
+    return tf.nest.map_structure(take, data), data.observation.numpy()[:, [1, 3, 4]]
+
+
+@pytest.mark.parametrize('specs', [DISCRETE, CONTINUOUS], ids=['discrete', 'continuous'])
+def test_losses_of_iql_are_the_papers(specs):
+    loss = {'gamma': 0.9, 'expectile': 0.8, 'inverse_temperature': 2.0, 'max_weight': 0.8, 'reward_scale': 3.0}
+    agent = make_agent(iql, specs, loss=loss)
+    data = batch(agent)
+    rows, following = rows_of(data)
+    policy = oracles.Policy(agent._network, rows.observation, activation=oracles.relu)
+    next_value = oracles.Policy(agent._network, following, activation=oracles.relu).value
+    recorded = oracles.least(agent._critics._targets, rows.observation, rows.action, specs is DISCRETE)
+    difference = recorded - policy.value
+    value_loss = np.abs(0.8 - (difference < 0)) * difference**2
+    weight = np.minimum(np.exp(2.0 * difference), 0.8)
+    actor_loss = -weight * policy.log_prob(rows.action)
+    target = 3.0 * np.float64(rows.reward) + 0.9 * rows.discount * next_value
+    values = [
+        oracles.least([network] * 2, rows.observation, rows.action, specs is DISCRETE)
+        for network in agent._critics._critics
+    ]
+    critic_loss = sum((target - value) ** 2 for value in values)
+    assert (weight == 0.8).any() and (weight < 0.8).any() and (difference < 0).any()
+    info = agent.loss(data)
+    expected = {
+        'value_loss': value_loss,
+        'actor_loss': actor_loss,
+        'critic_loss': critic_loss,
+        'value': policy.value,
+        'advantage': difference,
+        'advantage_weight': weight,
+        'log_likelihood': policy.log_prob(rows.action),
+    }
+    got = {name: float(value) for name, value in info.extra.items()}
+    assert got == pytest.approx({name: each.mean() for name, each in expected.items()}, rel=1e-4)
+    assert float(info.loss) == pytest.approx((value_loss + actor_loss + critic_loss).mean(), rel=1e-4)
+
+
+@pytest.mark.parametrize('specs', [DISCRETE, CONTINUOUS], ids=['discrete', 'continuous'])
+def test_losses_of_awac_are_the_papers(specs):
+    """With a deviation of nearly 0, what the policy draws is its mode."""
+    agent = make_agent(awac, specs, loss={'gamma': 0.9, 'temperature': 0.5, 'reward_scale': 3.0})
+    for variable in agent.policy.variables():
+        if 'bias_layer' in variable.name:
+            variable.assign(tf.fill(variable.shape, -9.0))
+    data = batch(agent)
+    rows, following = rows_of(data)
+
+    def value(observation, critics):
+        policy = oracles.Policy(agent._actor, observation, activation=oracles.relu)
+        if specs is DISCRETE:
+            values = np.minimum(*(oracles.critic(critic, observation) for critic in critics))
+            return (np.exp(policy.log_probs) * values).sum(-1)
+        return oracles.least(critics, observation, np.clip(policy.mode, -2, 2), False)
+
+    log_probs = oracles.Policy(agent._actor, rows.observation, activation=oracles.relu).log_prob(rows.action)
+    target = 3.0 * np.float64(rows.reward) + 0.9 * rows.discount * value(following, agent._critics._targets)
+    values = [
+        oracles.least([network] * 2, rows.observation, rows.action, specs is DISCRETE)
+        for network in agent._critics._critics
+    ]
+    critic_loss = sum((target - each) ** 2 for each in values).mean()
+    advantage = np.minimum(*values) - value(rows.observation, agent._critics._critics)
+    weight = np.exp(advantage / 0.5) / np.exp(advantage / 0.5).sum()
+    info = agent.loss(data)
+    assert float(info.extra['critic_loss']) == pytest.approx(critic_loss, rel=2e-3)
+    assert float(info.extra['advantage']) == pytest.approx(advantage.mean(), rel=2e-3)
+    assert float(info.extra['actor_loss']) == pytest.approx(-(weight * log_probs).sum(), rel=5e-3)
+    assert float(info.loss) == pytest.approx(critic_loss - (weight * log_probs).sum(), rel=5e-3)
+
+
+def test_the_expectile_of_numbers_and_bounded_weights():
+    """The number that minimizes the expectile loss balances both sides; weights do not overflow."""
+    numbers = np.random.default_rng(0).normal(size=2000).astype(np.float32)
+    candidates = np.linspace(-2, 2, 2001)
+    losses = [float(tf.reduce_mean(offline_loss.expectile_losses(tf.constant(numbers - c), 0.9))) for c in candidates]
+    best = candidates[int(np.argmin(losses))]
+    above, below = np.maximum(numbers - best, 0).sum(), np.maximum(best - numbers, 0).sum()
+    assert 0.9 * above == pytest.approx(0.1 * below, rel=0.02)
+    weights = offline_loss.advantage_weights(tf.constant([-1.0, 0.0, 0.1, 1e6]), 3.0, 100.0)
+    np.testing.assert_allclose(weights, [np.exp(-3.0), 1.0, np.exp(0.3), 100.0], rtol=1e-5)
+
+
+@BOTH
+def test_targets_follow_their_critics(module):
+    agent = make_agent(module, target_update_tau=0.25)
+    before = [variable.numpy() for network in agent._critics._targets for variable in network.variables]
+    agent.train(batch(agent))
+    critics = [variable for network in agent._critics._critics for variable in network.variables]
+    targets = [variable for network in agent._critics._targets for variable in network.variables]
+    for old, critic, target in zip(before, critics, targets, strict=True):
+        np.testing.assert_allclose(target, 0.75 * old + 0.25 * critic.numpy(), rtol=1e-5, atol=1e-6)
+    agent.initialize()
+    np.testing.assert_array_equal(targets[0], critics[0])
+    assert int(agent.train_step_counter) == 1
+
+
+BANDIT = {
+    iql: {'loss': {'inverse_temperature': 4.0}, 'value_learning_rate': 1e-2},
+    awac: {'loss': {'temperature': 0.25}},
+}
+
+
+@BOTH
+@pytest.mark.parametrize('specs', [DISCRETE, CONTINUOUS], ids=['discrete', 'continuous'])
+def test_it_learns_the_best_of_the_recorded_actions(module, specs):
+    """Episodes of one step with random actions; the reward is the nearness to 1. Cloning would choose the mean, 0."""
+    agent = make_agent(
+        module,
+        specs,
+        experiences.changed(module.EXPERIENCE, sequence_length=2),
+        actor_learning_rate=1e-2,
+        critic_learning_rate=1e-2,
+        target_update_tau=0.1,
+        **BANDIT[module],
+    )
+    data = example_data.sequences(agent, 128, 2)
+    if specs is CONTINUOUS:
+        data = data._replace(action=2 * data.action, reward=-2 * tf.abs(2 * data.action[..., 0] - 1.0))
+    else:
+        data = data._replace(reward=tf.cast(data.action, tf.float32))
+    data = data._replace(discount=tf.zeros_like(data.discount), observation=tf.zeros_like(data.observation))
+    step = tf.function(agent.train)
+    for _ in range(250):
+        step(data)
+    chosen = agent.policy.action(zeros(specs.time_step, (1,))).action.numpy()
+    assert chosen[0] == 1 if specs is DISCRETE else chosen[0, 0] == pytest.approx(1.0, abs=0.35)
+
+
+@BOTH
+def test_a_mask_of_legal_actions_holds_in_the_losses(module):
+    mask = tensor_spec.BoundedTensorSpec((2,), tf.int64, 0, 1)
+    agent = make_agent(
+        module, EnvironmentSpecs({'state': DISCRETE.observation, 'mask': mask}, DISCRETE.action), action_mask='mask'
+    )
+    data = batch(agent)
+    masks = tf.constant(np.tile([1, 0], (6, 5, 1)))
+    data = data._replace(observation=data.observation | {'mask': masks}, action=tf.ones((6, 5), tf.int64))
+    info = agent.train(data)
+    assert np.isfinite(info.loss) and float(info.extra['actor_loss']) == 0.0, 'only forbidden actions were recorded'
+    steps = ts.restart({'state': tf.zeros((20, 3)), 'mask': masks[:4].numpy().reshape(20, 2)}, 20)
+    assert not agent.collect_policy.action(steps).action.numpy().any()
+
+
+UNBOUNDED = tensor_spec.BoundedTensorSpec((1,), tf.float32, -np.inf, 1)
+NESTED = {'push': CONTINUOUS.action, 'which': DISCRETE.action}
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ('changes', 'message'),
+    [
+        ({'specs': EnvironmentSpecs(CONTINUOUS.observation, NESTED)}, 'needs one discrete action, .* or one vector'),
+        (
+            {'specs': EnvironmentSpecs(CONTINUOUS.observation, tensor_spec.BoundedTensorSpec((), tf.int64, 1, 2))},
+            'needs one discrete action, counted from 0',
+        ),
+        (
+            {
+                'specs': EnvironmentSpecs(
+                    CONTINUOUS.observation, tensor_spec.BoundedTensorSpec((1,), tf.float32, -np.inf, 1)
+                )
+            },
+            'needs bounded actions',
+        ),
+        ({'experience': Experience(replay=Queue())}, 'of the type Queue; .* needs Uniform'),
+        ({'experience': Experience(replay=Prioritized())}, 'of the type Prioritized; .* needs Uniform'),
+        ({'experience': Experience(slicing=Slicing(store_policy_state=True))}, 'got Slicing.store_policy_state=True'),
+        ({'target_update_tau': 0.0}, 'got target_update_tau=0.0; need a number above 0'),
+        ({'loss': {'gamma': 1.5}}, r'got gamma=1.5; need a number in \[0, 1\]'),
+    ],
+)
+def test_what_it_cannot_learn_from_is_refused_in_one_line(module, changes, message):
+    with pytest.raises(ValueError, match=message) as error:
+        make_agent(module, **changes)
+    assert '\n' not in str(error.value)
+
+
+def test_other_mistakes_are_refused():
+    for wrong in ({'expectile': 1.0}, {'inverse_temperature': -1.0}, {'max_weight': 0.0}):
+        with pytest.raises(ValueError, match=f'got {next(iter(wrong))}='):
+            iql.LossOptions(**wrong)
+    for wrong in ({'temperature': 0.0}, {'num_action_samples': 0}):
+        with pytest.raises(ValueError, match=f'got {next(iter(wrong))}='):
+            awac.LossOptions(**wrong)
+    for wrong in (NetworkOptions(shared=True), NetworkOptions(lstm_size=(4,))):
+        with pytest.raises(ValueError, match='got NetworkOptions.shared=.*; IQL needs False and None'):
+            make_agent(iql, network=wrong)
+
+
+@BOTH
+def test_a_run_on_files_exports_the_policy_of_its_checkpoint(module, tmp_path):
+    data_sets.write(tmp_path / 'data', 40)
+    make = functools.partial(module.make_agent, **SMALL[module])
+    run_dir = train(
+        tmp_path / 'run',
+        tmp_path / 'data',
+        num_steps=20,
+        make_agent=make,
+        experience=Experience(batch=BatchItems(8)),
+        exports=ExportOptions(('greedy_policy', 'collect_policy')),
+    )
+    agent = make(EnvironmentSpecs(*data_sets.SPEC[1:3]), create_train_step(), module.EXPERIENCE)
+    saved = tf.train.latest_checkpoint(str(run_dir.checkpoints))
+    tf.train.Checkpoint(agent=agent).restore(saved).expect_partial()
+    steps = ts.restart(tf.random.stateless_uniform((50, 2), (1, 2), 0.0, 9.0), 50)
+    exported = loader.load_newest(run_dir.policy('greedy_policy'))
+    got, _ = exported.action(tf.nest.map_structure(lambda leaf: leaf.numpy(), steps), ())
+    np.testing.assert_array_equal(got, agent.policy.action(steps).action)
+    assert exported.train_step == 20
