@@ -30,6 +30,7 @@ SMALL = {
     awac: {'actor_fc_layer_params': (16, 8), 'critic_fc_layer_params': (8, 16)},
 }
 BOTH = pytest.mark.parametrize('module', [iql, awac], ids=['iql', 'awac'])
+ONE_IS_SLOW = pytest.mark.parametrize('module', [iql, pytest.param(awac, marks=pytest.mark.slow)], ids=['iql', 'awac'])
 
 
 def make_agent(module, specs=CONTINUOUS, experience=None, loss=None, **changes):
@@ -162,7 +163,9 @@ BANDIT = {
 
 
 @BOTH
-@pytest.mark.parametrize('specs', [DISCRETE, CONTINUOUS], ids=['discrete', 'continuous'])
+@pytest.mark.parametrize(
+    'specs', [pytest.param(DISCRETE, marks=pytest.mark.slow), CONTINUOUS], ids=['discrete', 'continuous']
+)
 def test_it_learns_the_best_of_the_recorded_actions(module, specs):
     """Episodes of one step with random actions; the reward is the nearness to 1. Cloning would choose the mean, 0."""
     agent = make_agent(
@@ -248,7 +251,7 @@ def test_other_mistakes_are_refused():
             make_agent(iql, network=wrong)
 
 
-@BOTH
+@ONE_IS_SLOW
 def test_a_run_on_files_exports_the_policy_of_its_checkpoint(module, tmp_path):
     data_sets.write(tmp_path / 'data', 40)
     make = functools.partial(module.make_agent, **SMALL[module])
