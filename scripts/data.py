@@ -1,6 +1,7 @@
 """Writes episodes to files, and shows, joins and filters them.
 
 tflearn-data record     a policy, or random actions, in the run's environment -> episodes in --output
+tflearn-data extract    complete episodes of a run's replay, of its newest checkpoint or its running server -> --output
 tflearn-data describe   columns, ranges, missing values, returns and lengths of the episodes in --data;
                         --picture=FILE.png draws them
 tflearn-data merge      episodes of all --data -> --output
@@ -22,24 +23,17 @@ from . import data_flags, job_flags, job_setup
 def main() -> None:
     """Runs the program."""
     command = sys.argv[1] if len(sys.argv) > 1 else '--help'
-    if command == 'record':
+    if command in data_flags.JOBS:
         del sys.argv[1]
-        job_setup.main(
-            'record',
-            __doc__,
-            define_flags=data_flags.define_record,
-            bindings=data_flags.record_bindings,
-            takes=data_flags.record_takes,
-            program='tflearn-data record',
-        )
+        job_setup.main(command, __doc__, program=f'tflearn-data {command}', module='record', **data_flags.JOBS[command])
         return
     try:
         if command in ('--help', 'help', '-h'):
             print(f'tflearn-data: {__doc__}\nEach has its own --help: tflearn-data record --help')
             return
         if command not in data_flags.COMMANDS:
-            names = ', '.join(('record', *data_flags.COMMANDS))
-            raise UserValueError(f'got {command!r}; need one of {names}; see --help')
+            names = (*data_flags.JOBS, *data_flags.COMMANDS)
+            raise UserValueError(f'got {command!r}; need one of {", ".join(names)}; see --help')
         data_flags.define_read()
         try:
             rest = flags.FLAGS(sys.argv[1:])[1:]

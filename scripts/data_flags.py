@@ -56,6 +56,37 @@ def record_takes() -> job_config.Taken:
     return {'make_environment': (evaluate, 'make_environment')}
 
 
+def define_extract() -> None:
+    """Defines the flags of `extract`."""
+    flags.DEFINE_string('output', None, 'A new directory of episodes. Needed.')
+    flags.DEFINE_bool('running', False, 'Reads the replay server at --replay_address instead of its checkpoint.')
+    flags.DEFINE_bool('compress', False, 'Compresses the files with gzip.')
+
+
+def extract_bindings() -> Sequence[str]:
+    """Returns the gin statements that the flags of `extract` stand for."""
+    if not flags.FLAGS.output:
+        raise UserValueError('got no --output; need a new directory for the episodes, such as --output=data/replay')
+    values = {'output': str(local_path(flags.FLAGS.output, '--output')), 'compress': flags.FLAGS.compress}
+    if flags.FLAGS.running:
+        values['address'] = flags.FLAGS.replay_address
+    return [f'tflearn.jobs.record.extract.{name} = {value!r}' for name, value in values.items()]
+
+
+def extract_takes() -> job_config.Taken:
+    """Returns which bindings of the replay server job hold for `extract`."""
+    from tflearn.jobs.replay_server import replay_server  # After the flags are parsed: it loads TensorFlow.
+
+    return {name: (replay_server, name) for name in ('make_environment', 'make_agent', 'experience')}
+
+
+# What `job_setup.main` needs of each command that a gin file configures.
+JOBS: dict[str, dict[str, Any]] = {
+    'record': {'define_flags': define_record, 'bindings': record_bindings, 'takes': record_takes},
+    'extract': {'define_flags': define_extract, 'bindings': extract_bindings, 'takes': extract_takes},
+}
+
+
 def define_read() -> None:
     """Defines the flags of all commands but `record`."""
     flags.DEFINE_multi_string('data', [], "Directory of episodes, or a pattern such as 'data/*'; may be repeated.")

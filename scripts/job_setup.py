@@ -26,10 +26,11 @@ def main(
     bindings: Callable[[], Sequence[str]] = tuple,
     takes: Callable[[], job_config.Taken] = dict,
     program: str | None = None,
+    module: str | None = None,
 ) -> None:
     """Runs the program of a job that a gin file configures; does not return but for --help.
 
-    The function tflearn.jobs.<job>.<job> gets those of the arguments in `given` that it has.
+    The function tflearn.jobs.<module>.<job> gets those of the arguments in `given` that it has.
 
     Args:
       job: the job's name.
@@ -39,6 +40,7 @@ def main(
       bindings: returns gin statements that those flags make; they come last.
       takes: returns the arguments that other jobs' bindings set, see `job_config.configure`; called with TensorFlow.
       program: the program's name; None is tflearn-<job>.
+      module: None is the job's name.
     """
 
     def run(stop: threading.Event) -> None:
@@ -50,7 +52,7 @@ def main(
         preflight.import_quietly('tensorflow', 'gym')
         from tflearn.jobs.train_settings import Hooks
 
-        function = getattr(importlib.import_module(f'tflearn.jobs.{job}'), job)
+        function = getattr(importlib.import_module(f'tflearn.jobs.{module or job}'), job)
         given = {
             'run_dir': run_dir,
             'replay_address': flags.FLAGS.replay_address,

@@ -1,5 +1,6 @@
 """The record job: exported policies and random ones, in real environments."""
 
+import contextlib
 import functools
 import shutil
 import threading
@@ -12,14 +13,19 @@ from tf_agents.policies import greedy_policy, policy_saver, q_policy
 from tf_agents.trajectories import time_step as ts
 
 from tests.testing import jobs
+from tflearn.actors.actor import Actor
 from tflearn.data import columns, writer
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.environments import gymnasium_env
+from tflearn.experience import Experience, Uniform
 from tflearn.jobs.policy_exports import ExportOptions
-from tflearn.jobs.record import describe, record
+from tflearn.jobs.record import _Acting, describe, extract, record
 from tflearn.jobs.synchronous import synchronous
 from tflearn.policies import loader
+from tflearn.replay.storage import Storage
+from tflearn.replay.writers import ReplayWriter
 from tflearn.run_dir import RunDir, write_json
+from tflearn.train_step import create_train_step
 from tflearn.types import specs_of
 
 CARTPOLE = functools.partial(gymnasium_env.make, 'CartPole-v1')
@@ -169,6 +175,46 @@ def test_the_description_holds_the_origin(tmp_path):
     assert (second['returns']['least'], second['returns']['greatest']) == (min(returns), max(returns))
     text = describe([str(tmp_path / 'data')])
     assert 'recorded' in text and f'policy {__name__}:balance' in text
+
+
+def test_episodes_of_a_replay_are_extracted(tmp_path):
+    """The same from the running server and from the checkpoint that it leaves."""
+    run = jobs.SmallRun(tmp_path / 'run')
+    run.experience = Experience(replay=Uniform(min_size=1, max_size=2000, samples_per_insert=None))  # no learner reads
+    server = run.start_replay()
+    given = {'run_dir': run.dir, 'stop': threading.Event(), **run.factories()}
+    try:
+        fill(run)
+        extract(**given, output=str(tmp_path / 'running'), address=run.address, connect_timeout_secs=10.0)
+    finally:
+        server.stop.set()
+        server.join()
+    extract(**given, output=str(tmp_path / 'saved'))
+    running, saved = (list(EpisodeReader(Dataset([str(tmp_path / name)])).episodes()) for name in ('running', 'saved'))
+    assert len(saved) > 3
+    assert {each['observation'].tobytes() for each in running} == {each['observation'].tobytes() for each in saved}
+    for episode in saved:
+        assert (episode['step_type'][0], episode['step_type'][-1]) == (0, 2)
+        assert (episode['step_type'][1:-1] == 1).all()
+        np.testing.assert_array_equal(episode['next_step_type'][:-1], episode['step_type'][1:])
+    found = columns.read_metadata(tmp_path / 'saved')
+    assert found['incomplete_rows'] < 150
+    assert found['replay'] == str(run.dir.replay_checkpoints)
+    with pytest.raises(ValueError, match='got the output .*, which exists'):
+        extract(**given, output=str(tmp_path / 'saved'))
+    served = Experience(replay=Uniform(min_size=1, max_size=2000, sampling='server'))
+    with pytest.raises(ValueError, match='need uniform replay that the learner mirrors'):
+        extract(**{**given, 'experience': served}, output=str(tmp_path / 'queue'), address=run.address)
+
+
+def fill(run):
+    """Writes 200 steps of random actions in each of three environments to a run's replay."""
+    with contextlib.closing(CARTPOLE(num_environments=3, seed=0)) as environment:
+        agent = run.factories()['make_agent'](environment.specs, create_train_step(), run.experience)
+        storage = Storage(run.experience, agent.collect_data_spec)
+        write = ReplayWriter(run.address, storage, 3, threading.Event())
+        Actor(environment, _Acting(environment.specs, None, 1.0, 0), [lambda row: write(row, 0)]).run(200)
+        write.flush()
 
 
 def test_mistakes_are_refused(run_dir, tmp_path):

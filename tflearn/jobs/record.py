@@ -1,4 +1,4 @@
-"""The record job: a policy acts in an environment, and its episodes are written to files; what such files hold."""
+"""The record job: a policy acts in an environment, and its episodes are written to files; so are those of a replay."""
 
 import contextlib
 import dataclasses
@@ -17,15 +17,21 @@ from tf_agents.trajectories import time_step as ts
 from tflearn.action_mask import ActionMask
 from tflearn.actors.actor import Actor
 from tflearn.actors.exploration import EpsilonPolicy
-from tflearn.data import metadata, statistics
+from tflearn.data import columns, metadata, statistics
 from tflearn.data.reader import Dataset
 from tflearn.data.writer import EpisodeRecorder, EpisodeWriter, shards
 from tflearn.errors import UserValueError, check_at_least
+from tflearn.experience import Experience
+from tflearn.jobs import initial_agent
 from tflearn.jobs.train_settings import Hooks
 from tflearn.policies import external, loader, versions
 from tflearn.policies.exporter import ACTION_MASK
+from tflearn.replay import connection, stored_episodes, stored_rows
+from tflearn.replay.storage import REPLAY, Storage
 from tflearn.run_dir import RunDir, local_path, read_json
-from tflearn.types import EnvironmentFactory, EnvironmentSpecs, EvaluationPolicy
+from tflearn.sampling import table_scan
+from tflearn.train_step import create_train_step
+from tflearn.types import AgentFactory, EnvironmentFactory, EnvironmentSpecs, EvaluationPolicy, specs_of
 from tflearn.waiting import LOG_EVERY_SECS
 
 RANDOM = 'random'
@@ -103,6 +109,77 @@ def record(
         finally:
             metadata.add_recording(directory, facts, writer)
     logging.info('%s has %d episodes, %d environment steps', directory, writer.num_episodes, writer.num_steps)
+
+
+def extract(
+    *,
+    run_dir: RunDir,
+    stop: threading.Event,
+    make_environment: EnvironmentFactory,
+    make_agent: AgentFactory,
+    experience: Experience,
+    output: str,
+    address: str | None = None,
+    connect_timeout_secs: float = 300.0,
+    compress: bool = False,
+    hooks: Hooks = Hooks(),
+) -> None:
+    """Writes the complete episodes of a run's replay; counts what belongs to episodes that are not complete there.
+
+    Args:
+      run_dir: the directory of the run, with the checkpoints of its replay.
+      stop: ends the job when set; nothing is written.
+      make_environment: makes the run's environment; called once, for its specs.
+      make_agent: makes the run's agent; called once, for the spec of its data.
+      experience: the run's experience settings.
+      output: the data set's directory, which is new.
+      address: the running replay server, 'host:port'; None reads the newest checkpoint instead.
+      connect_timeout_secs: how long to wait for the server.
+      compress: compress the files with gzip.
+      hooks: what the program does during the job; its texts describe the environment.
+
+    Raises:
+      ValueError: if there is no checkpoint, its tables are of other settings, or a running server cannot be read
+        without taking items from the learner.
+      TimeoutError: if the server does not answer.
+    """
+    directory = pathlib.Path(output)
+    if directory.exists():
+        raise UserValueError(f'got the output {directory}, which exists; need a new directory')
+    specs = specs_of(make_environment)
+    storage = Storage(
+        experience, initial_agent.data_spec(make_agent(specs, create_train_step(), experience), experience)
+    )
+    if address is None:
+        chunks = stored_rows.read_chunks(run_dir.replay_checkpoints, storage)
+    elif storage.mirrored:
+        connection.wait_for_table(address, REPLAY, storage.signature, connect_timeout_secs, stop)
+        chunks = table_scan.read_chunks(address, storage, REPLAY, connect_timeout_secs, stop)
+    else:
+        raise UserValueError(
+            f'got the replay server {address}, from which the learner draws; need uniform replay that the learner '
+            'mirrors; read a checkpoint instead'
+        )
+    found = stored_episodes.join(chunks, storage)
+    left_out = f'{found.incomplete_rows} steps of episodes without a beginning or an end'
+    if not found.episodes:
+        raise UserValueError(f'got no complete episode in the replay, but {left_out}; need at least one')
+    facts = {
+        'replay': address or str(run_dir.replay_checkpoints),
+        'run': str(run_dir.root),
+        'incomplete_rows': found.incomplete_rows,
+        **metadata.environment(make_environment, hooks.describe()),
+        **metadata.versions(),
+    }
+    stored = columns.columns_of(storage.data_spec)
+    writer = EpisodeWriter(directory, specs, stored, metadata=facts, compress=compress)
+    with contextlib.closing(writer):
+        for episode in found.episodes:
+            writer.write(episode)
+    logging.info(
+        '%s has %d episodes, %d environment steps; left out: %s',
+        directory, writer.num_episodes, writer.num_steps, left_out,
+    )  # fmt: skip
 
 
 def describe(paths: Sequence[str], picture: pathlib.Path | None = None, **filters: Any) -> str:

@@ -80,8 +80,8 @@ def wait_for_table(
     info = wait_until(lambda: server_info(address), f'the replay server at {address}', timeout_secs, stop)
     if table not in info:
         raise UserValueError(f'got a replay server at {address} with tables {sorted(info)}; need the table {table!r}')
-    theirs = {key: _text(spec) for key, spec in info[table].signature.items()}
-    ours = {key: _text(spec) for key, spec in signature.items()}
+    theirs = {key: signature_text(spec) for key, spec in info[table].signature.items()}
+    ours = {key: signature_text(spec) for key, spec in signature.items()}
     if theirs != ours:
         raise UserValueError(
             f'got table {table!r} at {address} with {theirs}; this job needs {ours}; start both with the same gin file'
@@ -134,5 +134,6 @@ def receive(address: str, table: str, name: str, max_texts: int, timeout_ms: int
         return []
 
 
-def _text(spec: tf.TensorSpec) -> str:
+def signature_text(spec: tf.TensorSpec) -> str:
+    """Returns an item's spec as text, in which all that its readers and writers must agree on is."""
     return f'{spec.dtype.name}{list(spec.shape)} {spec.name or ""}'.strip()

@@ -2,20 +2,27 @@
 
 import pathlib
 import re
+import sys
 import tempfile
+from typing import Any
 
 import numpy as np
 import reverb
+import tensorflow as tf
+from reverb.cc import schema_pb2
+from reverb.cc.checkpointing import checkpoint_pb2
 
 from tflearn import stderr
 from tflearn.errors import UserValueError
 from tflearn.replay.chunks import ID_BYTES
+from tflearn.replay.connection import signature_text
 from tflearn.replay.server import READING, CheckpointDirectory
-from tflearn.replay.storage import CHUNK_FORMAT, REPLAY
+from tflearn.replay.storage import CHUNK_FORMAT, REPLAY, Storage
 from tflearn.run_dir import read_json
 
 _COLUMN = re.compile(r'(\S+):(\w+)\[([\d,]*)\]')
 _TIMEOUT_MS = 2000
+_TABLES, _ITEMS, _COMPRESSION = 'tables.tfrecord', 'items.tfrecord', 'ZLIB'  # as Reverb writes them
 
 
 def read(checkpoints: pathlib.Path, num_rows: int) -> list[tuple[str, np.ndarray]]:
@@ -31,13 +38,7 @@ def read(checkpoints: pathlib.Path, num_rows: int) -> list[tuple[str, np.ndarray
     Raises:
       ValueError: if there is no checkpoint, or if it is empty.
     """
-    settings = read_json(checkpoints.parent / 'tables.json')
-    newest = CheckpointDirectory(checkpoints).newest()
-    if settings is None or newest is None:
-        raise UserValueError(
-            f'got no checkpoint of the replay in {checkpoints}; need one, which the replay server writes when it is '
-            'stopped; or pass your own observations'
-        )
+    settings, newest = _newest(checkpoints, 'pass your own observations')
     chunks = _draw(newest, list(settings), num_rows)
     if not chunks:
         raise UserValueError(f'got an empty replay in {checkpoints}; need steps in it')
@@ -51,6 +52,70 @@ def read(checkpoints: pathlib.Path, num_rows: int) -> list[tuple[str, np.ndarray
         columns.append((name, column.reshape(len(rows), *shape)))
         offset += size
     return columns
+
+
+def read_chunks(checkpoints: pathlib.Path, storage: Storage) -> list[np.ndarray]:
+    """Returns each item of the newest checkpoint's replay table once, as `Storage.item_shape` says, the oldest first.
+
+    Args:
+      checkpoints: the directory of the replay server's checkpoints. Nothing is written there.
+      storage: the layout of the run's tables.
+
+    Raises:
+      ValueError: if there is no checkpoint, or one with other tables.
+    """
+    settings, newest = _newest(checkpoints, 'name the running server')
+    theirs, ours = settings[REPLAY]['signature']['chunk'], signature_text(storage.signature['chunk'])
+    if theirs != ours:
+        raise UserValueError(
+            f'got the replay checkpoint {newest} with {theirs}; need {ours}; use the gin file of its run'
+        )
+    with tempfile.TemporaryDirectory() as scratch:
+        queue = pathlib.Path(scratch) / newest.name
+        queue.mkdir()
+        for path in newest.iterdir():
+            if path.name not in (_TABLES, _ITEMS):
+                (queue / path.name).symlink_to(path.resolve())
+        num_items = _write_as_queue(newest, queue)
+        return _draw(queue, list(settings), num_items) if num_items else []
+
+
+def _newest(checkpoints: pathlib.Path, otherwise: str) -> tuple[dict[str, Any], pathlib.Path]:
+    """Returns the settings of the tables, and the newest checkpoint."""
+    settings = read_json(checkpoints.parent / 'tables.json')
+    newest = CheckpointDirectory(checkpoints).newest()
+    if settings is None or newest is None:
+        raise UserValueError(
+            f'got no checkpoint of the replay in {checkpoints}; need one, which the replay server writes when it is '
+            f'stopped; or {otherwise}'
+        )
+    return settings, newest
+
+
+def _write_as_queue(checkpoint: pathlib.Path, target: pathlib.Path) -> int:
+    """Writes a checkpoint's tables with settings by which each item of the replay table is drawn once.
+
+    Returns:
+      The number of its items.
+    """
+    num_items = 0
+    with tf.io.TFRecordWriter(str(target / _ITEMS), _COMPRESSION) as file:
+        for record in tf.data.TFRecordDataset(str(checkpoint / _ITEMS), _COMPRESSION).as_numpy_iterator():
+            item = schema_pb2.PrioritizedItem.FromString(record)
+            num_items += item.table == REPLAY
+            item.times_sampled = 0  # Reverb removes an item when this is equal to the maximum
+            file.write(item.SerializeToString())
+    with tf.io.TFRecordWriter(str(target / _TABLES), _COMPRESSION) as file:
+        for record in tf.data.TFRecordDataset(str(checkpoint / _TABLES), _COMPRESSION).as_numpy_iterator():
+            table = checkpoint_pb2.PriorityTableCheckpoint.FromString(record)
+            if table.table_name == REPLAY:
+                limiter = table.rate_limiter
+                limiter.samples_per_insert, limiter.min_size_to_sample = 1.0, 1
+                limiter.min_diff, limiter.max_diff = -sys.float_info.max, sys.float_info.max
+                table.max_times_sampled = 1
+                table.sampler.CopyFrom(schema_pb2.KeyDistributionOptions(fifo=True, is_deterministic=True))
+            file.write(table.SerializeToString())
+    return num_items
 
 
 def _draw(checkpoint: pathlib.Path, names: list[str], num_items: int) -> list[np.ndarray]:

@@ -1,0 +1,149 @@
+"""Episodes that are complete in the replay are found there, field by field; of others no row gets in."""
+
+import threading
+
+import numpy as np
+import pytest
+import reverb
+import tensorflow as tf
+
+from tests import fakes
+from tests.testing import replay
+from tflearn.data.writer import EpisodeRecorder
+from tflearn.experience import Experience, Prioritized, Queue, Slicing, Uniform
+from tflearn.replay import stored_episodes, stored_rows
+from tflearn.replay.storage import REPLAY
+from tflearn.replay.writers import ReplayWriter
+from tflearn.sampling import table_scan
+
+UNIFORM = Uniform(min_size=1, max_size=10_000, samples_per_insert=None)
+EXPERIENCES = {
+    'mirrored': Experience(replay=UNIFORM, chunk_steps=16),
+    'n-step': Experience(slicing=Slicing(sequence_length=4), replay=UNIFORM, chunk_steps=8),
+    'history': Experience(slicing=Slicing(sequence_length=2, history_steps=2), replay=UNIFORM, chunk_steps=8),
+    'by the server': Experience(replay=Uniform(min_size=1, max_size=10_000, sampling='server'), chunk_steps=8),
+    'prioritized': Experience(replay=Prioritized(min_size=1, max_size=10_000)),
+    'queue': Experience(slicing=Slicing(sequence_length=5, stride=4), replay=Queue(max_size=10_000)),
+    'padded': Experience(
+        slicing=Slicing(sequence_length=6, stride=3, pad_episodes=True), replay=Queue(max_size=10_000)
+    ),
+    'crossing': Experience(
+        slicing=Slicing(sequence_length=5, stride=4, cross_episodes=True), replay=Queue(max_size=999)
+    ),
+}
+
+
+@pytest.fixture
+def serve(tmp_path):
+    with replay.serving(tmp_path) as start:
+        yield start
+
+
+class Numbers(fakes.CheckedEnvironment):
+    """Rewards and observations that no two environments share."""
+
+    def _time_step(self, reward):
+        time_step = super()._time_step(reward)
+        number = np.arange(self.num_environments, dtype=np.float32)
+        return time_step._replace(observation=time_step.observation + 100 * number[:, None])
+
+
+class Kept:
+    """An episode writer that keeps what it gets."""
+
+    def __init__(self):
+        self.episodes = []
+
+    def write(self, episode):
+        self.episodes.append(episode)
+
+
+class Both:
+    """Writes steps to the server, and their complete episodes to a list."""
+
+    def __init__(self, served, num_environments):
+        self._writer = ReplayWriter(served.address, served.storage, num_environments, threading.Event())
+        self._kept, self._num_steps = Kept(), 0
+        self._recorder = EpisodeRecorder(self._kept, num_environments)
+        self.episodes, self.flush = self._kept.episodes, self._writer.flush
+
+    def __call__(self, row, version):
+        self._writer(row, version + self._num_steps // 10)
+        self._recorder(row)
+        self._num_steps += 1
+
+
+def collect(served, environment, num_steps):
+    """Writes steps to the server; returns the complete episodes among them."""
+    both = Both(served, environment.num_environments)
+    replay.write_steps(both, environment, num_steps)
+    return both.episodes
+
+
+def by_content(episodes):
+    return sorted(b''.join(np.ascontiguousarray(leaf).tobytes() for leaf in leaves) for leaves in episodes)
+
+
+@pytest.mark.parametrize('name', EXPERIENCES)
+def test_all_episodes_of_a_checkpoint(serve, tmp_path, name):
+    served = serve(EXPERIENCES[name])
+    written = collect(served, Numbers((3, 5, 9), (False, True, False)), 61)
+    if name == 'by the server':  # some items were drawn before
+        list(zip(range(3), reverb.Client(served.address).sample(REPLAY, 3), strict=False))
+    served.server.checkpoint()
+    before = {path: path.read_bytes() for path in tmp_path.rglob('*') if path.is_file()}
+    chunks = stored_rows.read_chunks(tmp_path / 'replay' / 'checkpoints', served.storage)
+    assert {path: path.read_bytes() for path in tmp_path.rglob('*') if path.is_file()} == before
+    assert len(chunks) == served.table().current_size
+    found = stored_episodes.join(chunks, served.storage)
+    assert by_content(found.episodes) == by_content(written)
+    assert found.num_incomplete <= 3
+    assert [leaf.dtype for leaf in found.episodes[0]] == [
+        spec.dtype.as_numpy_dtype for spec in tf.nest.flatten(served.storage.data_spec)
+    ]
+
+
+def test_what_was_removed_from_the_table_is_counted(serve, tmp_path):
+    served = serve(Experience(replay=Uniform(min_size=1, max_size=100, samples_per_insert=None), chunk_steps=10))
+    written = by_content(collect(served, Numbers((3, 15)), 200))
+    served.server.checkpoint()
+    chunks = stored_rows.read_chunks(tmp_path / 'replay' / 'checkpoints', served.storage)
+    found = stored_episodes.join(chunks, served.storage)
+    assert 0 < len(found.episodes) < len(written)
+    assert set(by_content(found.episodes)) <= set(written)
+    rows = sum(len(leaves[0]) for leaves in found.episodes)
+    assert 0 < found.incomplete_rows < 40
+    assert 80 < rows + found.incomplete_rows < 140
+
+
+def test_what_could_continue_several_ways_is_left_out(serve, tmp_path):
+    """Environments of equal rows, whose chunks end within an episode."""
+    served = serve(EXPERIENCES['mirrored'])
+    written = by_content(collect(served, fakes.CheckedEnvironment((40, 40, 3)), 200))
+    served.server.checkpoint()
+    chunks = stored_rows.read_chunks(tmp_path / 'replay' / 'checkpoints', served.storage)
+    found = stored_episodes.join(chunks, served.storage)
+    assert set(by_content(found.episodes)) <= set(written)
+    assert found.num_incomplete > 0
+    long = [leaves for leaves in found.episodes if len(leaves[0]) == 41]
+    assert not long
+
+
+def test_all_episodes_of_a_running_server(serve):
+    served = serve(EXPERIENCES['mirrored'])
+    written = collect(served, Numbers((3, 5)), 60)
+    for _ in range(2):  # reading changes nothing
+        chunks = table_scan.read_chunks(served.address, served.storage, REPLAY, 30.0, threading.Event())
+        assert by_content(stored_episodes.join(chunks, served.storage).episodes) == by_content(written)
+
+
+def test_wrong_checkpoints_are_refused(serve, tmp_path):
+    served = serve(EXPERIENCES['mirrored'])
+    checkpoints = tmp_path / 'replay' / 'checkpoints'
+    with pytest.raises(ValueError, match='got no checkpoint of the replay in .*; or name the running server'):
+        stored_rows.read_chunks(checkpoints, served.storage)
+    served.server.checkpoint()
+    assert stored_rows.read_chunks(checkpoints, served.storage) == []
+    other = replay.Storage(EXPERIENCES['n-step'], replay.DATA_SPEC)
+    with pytest.raises(ValueError, match='got the replay checkpoint .*; need .*; use the gin file of its run'):
+        stored_rows.read_chunks(checkpoints, other)

@@ -1,0 +1,151 @@
+"""Complete episodes from the chunks of a replay table.
+
+A chunk begins with the last rows of the one before it from the same environment, but says neither which environment
+that is nor which chunk came before. So chunks are joined where the rows of one, policy versions included, end as those
+of exactly one other begin. What several could continue is not joined.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import tensorflow as tf
+from tf_agents.trajectories import time_step as ts
+
+from tflearn.replay.chunks import chunk_id, chunk_rows
+from tflearn.replay.storage import Storage
+
+
+@dataclasses.dataclass
+class StoredEpisodes:
+    """The episodes of a replay table.
+
+    Attributes:
+      episodes: the complete ones, by the version of the policy that began them: the leaves of a Trajectory [T, ...],
+        with the boundary row if it was stored.
+      incomplete_rows: rows of episodes whose beginning or end is not in the table.
+      num_incomplete: the number of runs of such rows, of one episode each; an episode may have left two.
+    """
+
+    episodes: list[list[np.ndarray]]
+    incomplete_rows: int = 0
+    num_incomplete: int = 0
+
+
+def join(chunks: Iterable[np.ndarray], storage: Storage) -> StoredEpisodes:
+    """Joins chunks to episodes.
+
+    Where two environments can have equal rows at once, the end of an episode may be another one's that went on from an
+    equal row.
+
+    Args:
+      chunks: the items of the table, uint8 of `Storage.item_shape`, in any order.
+      storage: the layout of the table.
+    """
+    parts = _rows_of(chunks, storage)
+    slices = storage.layout.slices
+    found, episodes = StoredEpisodes([]), []
+    for rows in _streams(parts, storage.experience.slicing.num_rows - 1):
+        step_type, next_step_type = (
+            _column(rows, getattr(slices['trajectory'], name), tf.int32)[:, 0]
+            for name in ('step_type', 'next_step_type')
+        )
+        for begin, end, is_complete in _split(step_type, next_step_type):
+            if is_complete:
+                episodes.append(rows[begin:end])
+            else:
+                found.incomplete_rows += end - begin
+                found.num_incomplete += 1
+    versions = [int(_column(rows[:1], slices['policy_version'], tf.int64)[0, 0]) for rows in episodes]
+    for i in np.argsort(versions, kind='stable'):
+        leaves = zip(tf.nest.flatten(slices['trajectory']), tf.nest.flatten(storage.data_spec), strict=True)
+        found.episodes.append(
+            [_column(episodes[i], where, spec.dtype).reshape(-1, *spec.shape) for where, spec in leaves]
+        )
+    return found
+
+
+def _rows_of(chunks: Iterable[np.ndarray], storage: Storage) -> list[np.ndarray]:
+    """Returns the rows of each chunk, uint8 [rows, bytes], without flags and padding; of one sent twice only once."""
+    row_bytes = storage.layout.num_bytes
+    if storage.mirrored:
+        by_id = {chunk_id(chunk): chunk for chunk in chunks}
+        parts = [chunk_rows(by_id[key], row_bytes) for key in sorted(by_id)]
+    else:
+        parts = [chunk.reshape(-1, row_bytes) for chunk in chunks]
+    rows = []
+    for part in parts:
+        used = np.flatnonzero(part.any(axis=1))
+        taken = part[: used[-1] + 1 if used.size else 0].copy()
+        taken[:, 0] = 0
+        if len(taken):
+            rows.append(taken)
+    return rows
+
+
+def _streams(parts: list[np.ndarray], most: int) -> Iterator[np.ndarray]:
+    """Yields the joined rows of chunks that follow each other, which share at most `most` rows."""
+    by_first_row = collections.defaultdict(list)
+    for j, rows in enumerate(parts):
+        by_first_row[rows[0].tobytes()].append(j)
+    shared = np.zeros(len(parts), int)  # the first rows of a chunk that another one has too
+    following: dict[int, int] = {}
+    preceding = collections.Counter[int]()
+    for i, rows in enumerate(parts):
+        for begin in range(max(1, len(rows) - most), len(rows)):
+            num_shared = len(rows) - begin
+            continued = [
+                j
+                for j in by_first_row.get(rows[begin].tobytes(), ())
+                if j != i and len(parts[j]) > num_shared and np.array_equal(rows[begin:], parts[j][:num_shared])
+            ]
+            for j in continued:
+                shared[j] = max(shared[j], num_shared)
+                preceding[j] += 1
+            if len(continued) == 1:
+                following[i] = continued[0]
+            if continued:
+                break
+    joined = {i: j for i, j in following.items() if preceding[j] == 1}
+    yield from _chains(parts, shared, joined)
+
+
+def _chains(parts: list[np.ndarray], shared: np.ndarray, joined: dict[int, int]) -> Iterator[np.ndarray]:
+    later = set(joined.values())
+    left = set(range(len(parts)))
+    # Those that begin no chain are in one, or in a circle of equal rows, which is cut anywhere.
+    for start in [*(i for i in range(len(parts)) if i not in later), *sorted(later)]:
+        chain, i = [], start
+        while i in left:
+            left.remove(i)
+            chain.append(parts[i][shared[i] :])
+            i = joined.get(i, -1)
+        if chain:
+            yield np.concatenate(chain)
+
+
+def _split(step_type: np.ndarray, next_step_type: np.ndarray) -> Iterator[tuple[int, int, bool]]:
+    """Yields the parts of consecutive rows that are of one episode: begin, end, and whether it is complete."""
+    begin, started = 0, False
+    t = 0
+    while t < len(step_type):
+        if step_type[t] == ts.StepType.FIRST:
+            if t > begin and not (started and (step_type[begin:t] == ts.StepType.FIRST).all()):
+                yield begin, t, False
+            begin, started = t, True  # the first row may be there several times, as history
+        if step_type[t] == ts.StepType.LAST or next_step_type[t] == ts.StepType.FIRST:
+            yield begin, t + 1, started
+            begin, started = t + 1, False
+            while begin < len(step_type) and step_type[begin] == ts.StepType.LAST:
+                begin += 1  # the boundary row may be repeated
+            t = begin
+        else:
+            t += 1
+    if begin < len(step_type):
+        yield begin, len(step_type), False
+
+
+def _column(rows: np.ndarray, where: slice, dtype: tf.DType) -> np.ndarray:
+    """Returns one column of packed rows, [T, numbers of it in a row]."""
+    return np.ascontiguousarray(rows[:, where]).view(dtype.as_numpy_dtype)
