@@ -1,6 +1,7 @@
 """Trains the agent of a run on episodes in files (tflearn-data), without a replay server and without an environment.
 
-Uses the gin file of the other jobs: what it binds for train. Sequences are drawn uniformly (experience.Uniform). It
+Uses the gin file of the other jobs: what it binds for train, with experience.Uniform. Its own settings are
+train_offline.Dataset, Reading, Validation and DataStopConditions. It
 writes to --root_dir what train writes there, so evaluate and export work with it.
 """
 
@@ -28,6 +29,9 @@ def bindings() -> Sequence[str]:
     return [
         'from tflearn.jobs import train_offline',
         'train_offline.train_offline.dataset = @train_offline.Dataset()',
+        'train_offline.train_offline.data_stop_conditions = @train_offline.DataStopConditions()',
+        'train_offline.train_offline.reading = @train_offline.Reading()',
+        'train_offline.train_offline.validation = @train_offline.Validation()',
         *([f'train_offline.Dataset.paths = {paths!r}'] if paths else []),
     ]
 

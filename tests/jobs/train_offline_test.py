@@ -1,7 +1,9 @@
 """Training on episodes in files: the same sequences as from the environment, and everything that a run leaves."""
 
+import contextlib
 import functools
 import threading
+import zlib
 
 import numpy as np
 import pytest
@@ -11,18 +13,20 @@ from tests import fakes
 from tests.data import data_sets
 from tests.testing import written_summaries
 from tflearn.agents import dqn
-from tflearn.data.reader import Dataset, EpisodeReader
+from tflearn.data.reader import Dataset
 from tflearn.experience import BatchItems, Experience, Queue, Slicing, Uniform
+from tflearn.jobs import batch_source
 from tflearn.jobs import train_offline as job
 from tflearn.jobs.policy_exports import ExportOptions
-from tflearn.jobs.train_settings import Initial, Intervals
+from tflearn.jobs.train_settings import Initial, Intervals, Reading, Validation
 from tflearn.learner.learner import LearnerOptions
-from tflearn.learner.stop_conditions import StopConditions
+from tflearn.learner.stop_conditions import DataStopConditions, StopConditions
 from tflearn.learner.summaries import SummaryOptions
+from tflearn.learner.train_loop import LoopOptions
 from tflearn.policies import loader
 from tflearn.replay.storage import Storage
 from tflearn.run_dir import RunDir, read_json
-from tflearn.sampling import recorded
+from tflearn.sampling.episode_stream import FileSource
 from tflearn.sampling.local import LocalReplay
 
 make_agent = functools.partial(dqn.make_agent, fc_layer_params=(8,), epsilon=0.0)
@@ -38,26 +42,29 @@ def sequences(replay):
     return {b''.join(leaf[i].tobytes() for leaf in leaves) for i in range(len(leaves[0]))}
 
 
+@pytest.mark.parametrize('storage', ['memory', 'stream'])
 @pytest.mark.parametrize(
     'slicing',
     [Slicing(), Slicing(sequence_length=3), Slicing(sequence_length=4, stride=3, pad_episodes=True)],
     ids=lambda slicing: f'{slicing.sequence_length}-{slicing.stride}',
 )
-def test_files_give_the_sequences_of_the_environment(tmp_path, slicing):
+def test_files_give_the_sequences_of_the_environment(tmp_path, slicing, storage):
     lengths = (3, 5, 2, 9)
     rows = data_sets.write(tmp_path, 60, fakes.CheckedEnvironment(lengths, truncated=(False, True, False, True)))
     batch = BatchItems(4096)  # so that one draw has all of them
     experience = Experience(slicing=slicing, replay=Uniform(min_size=1), batch=batch)
-    reader = EpisodeReader(Dataset([str(tmp_path)]), data_sets.SPEC)
-    loaded = recorded.load(experience, data_sets.SPEC, reader, seed=0)
+    source = batch_source.from_files(
+        Dataset([str(tmp_path)]), experience, data_sets.SPEC, tf.distribute.get_strategy(), 0, Reading(storage)
+    )
     replay = LocalReplay(Storage(experience, data_sets.SPEC), len(lengths), 4096)
     last = max(t for t, row in enumerate(rows) if (row.step_type == 2).all())  # all episodes are complete
     for row in rows[: last + 1]:
         replay(row, 0)
     complete = {leaves[1].tobytes() for leaves in data_sets.split(rows[: last + 1])}
     assert len(complete) == len(data_sets.split(rows[: last + 1]))
-    assert sequences(loaded) >= sequences(replay)
+    assert sequences(source) >= sequences(replay)
     assert len(sequences(replay)) > 20
+    source.close()
 
 
 def train(root, data, num_steps=60, **settings):
@@ -104,12 +111,131 @@ def test_the_same_seed_gives_the_same_weights(tmp_path):
     tf.nest.map_structure(np.testing.assert_array_equal, *actions)
 
 
+class Interrupted(Exception):
+    """Ends a run in the middle, with no more than what it has saved."""
+
+
+def batches_of(root, data, interrupt_at=None, **settings):
+    """Runs the job. Returns the train step that it began with, and what identifies each batch from there on."""
+    hashes = []
+
+    def after_step(batch, loss_info):
+        leaves = tf.nest.flatten(batch[0])
+        add = lambda *columns: hashes.append(zlib.crc32(b''.join(column.tobytes() for column in columns)))  # noqa: E731
+        tf.numpy_function(add, leaves, [])
+
+    restored = checkpoints_of(root)
+    options = LearnerOptions(
+        20, SummaryOptions(30), loop=LoopOptions(after_step=after_step), make_triggers=lambda _: [interrupting]
+    )
+
+    def interrupting(before, after):
+        if interrupt_at is not None and after >= interrupt_at:
+            raise Interrupted
+
+    with contextlib.suppress(Interrupted):
+        train(root, data, learner_options=options, **settings)
+    return restored, hashes
+
+
+def checkpoints_of(root):
+    """The newest train step that a run would be restored from; 0 if there is none."""
+    steps = [int(path.name.removeprefix('ckpt-').removesuffix('.index')) for path in root.rglob('ckpt-*.index')]
+    return max(steps, default=0)
+
+
+@pytest.mark.parametrize('reading', [Reading(), Reading('stream', window_steps=20)], ids=lambda it: it.storage)
+def test_a_resumed_run_has_the_batches_of_an_undisturbed_one(tmp_path, reading, monkeypatch):
+    monkeypatch.setattr(FileSource, 'owed_steps', 25)  # calls of the learner, after which it can save
+    for i in range(2):
+        data_sets.write(tmp_path / f'data_{i}', 60, seed=i)
+    settings = {
+        'reading': reading,
+        'num_steps': 120,
+        'intervals': Intervals(export_interval_steps=1000),
+        'dataset': Dataset([str(tmp_path / 'data_0'), str(tmp_path / 'data_1')], weights=(3, 1)),
+    }
+    begun, undisturbed = batches_of(tmp_path / 'a', None, **settings)
+    assert begun == 0 and len(undisturbed) == 120
+    assert len(set(undisturbed)) > 100
+    settings['initial'] = Initial()  # the checkpoint has the seed
+    begun, first = batches_of(tmp_path / 'b', None, 70, **{**settings, 'initial': Initial(seed=3)})
+    assert first == undisturbed[: len(first)] and 70 <= len(first) < 120
+    begun, rest = batches_of(tmp_path / 'b', None, **settings)
+    assert 0 < begun < 120
+    assert rest == undisturbed[begun:]
+
+
+def test_it_validates_on_episodes_of_their_own_and_stops_when_they_get_no_better(tmp_path):
+    data_sets.write(tmp_path / 'data', 200)
+    settings = {
+        'num_steps': 10_000,
+        'reading': Reading(order='epochs'),
+        'validation': Validation(0.3, 20),
+        'intervals': Intervals(export_interval_steps=10_000),
+    }
+    run_dir = train(
+        tmp_path / 'run', tmp_path / 'data', data_stop_conditions=DataStopConditions(patience=2), **settings
+    )
+    result = read_json(run_dir.train_result)
+    assert result['reason'].startswith('patience 2 reached: the least validation loss is that of train step')
+    losses = written_summaries.scalars(run_dir.summaries('train'))['validation/loss']
+    best = min(losses, key=losses.get)
+    assert result['reason'].endswith(f' {best}')
+    assert [step for step in losses if step > best] == sorted(losses)[-2:]
+    assert result['train_step'] == max(losses)
+
+
+def test_it_stops_after_epochs(tmp_path):
+    data_sets.write(tmp_path / 'data', 60)
+    conditions = DataStopConditions(max_epochs=3)
+    steps = []
+    for storage in ('memory', 'stream'):
+        run_dir = train(
+            tmp_path / storage,
+            tmp_path / 'data',
+            1000,
+            reading=Reading(storage, 'epochs', 30),
+            data_stop_conditions=conditions,
+        )
+        result = read_json(run_dir.train_result)
+        assert result['reason'] == 'max_epochs 3 reached'
+        steps.append(result['train_step'])
+    assert steps[0] == steps[1]
+    sequences = sum(len(leaves[0]) - 1 for leaves in data_sets.split(data_sets.write(tmp_path / 'again', 60)))
+    assert steps[0] == -(-3 * sequences // 8)
+
+
+def test_data_that_do_not_fit_are_read_as_a_stream(tmp_path):
+    data_sets.write(tmp_path / 'data', 60)
+    run_dir = train(
+        tmp_path / 'run',
+        tmp_path / 'data',
+        experience=Experience(Slicing(), Uniform(max_mirror_gb=1e-6), BatchItems(8)),
+    )
+    assert read_json(run_dir.train_result)['train_step'] == 60
+
+
 def test_mistakes_are_refused(tmp_path):
     data_sets.write(tmp_path / 'data', 8)
     with pytest.raises(ValueError, match='which draws uniformly'):
         train(tmp_path / 'run', tmp_path / 'data', experience=Experience(replay=Queue()))
-    with pytest.raises(ValueError, match=r'got 11 steps, which take .* need at most Uniform.max_mirror_gb=1e-09'):
-        train(tmp_path / 'run', tmp_path / 'data', experience=Experience(replay=Uniform(max_mirror_gb=1e-9)))
+    small = Experience(replay=Uniform(max_mirror_gb=1e-9))
+    with pytest.raises(ValueError, match=r'for data that take .* need at most Uniform.max_mirror_gb=1e-09'):
+        train(tmp_path / 'run', tmp_path / 'data', experience=small, reading=Reading('memory'))
+    with pytest.raises(ValueError, match='got Dataset.max_episodes=3 for a stream'):
+        train(
+            tmp_path / 'run',
+            tmp_path / 'data',
+            experience=small,
+            dataset=Dataset([str(tmp_path / 'data')], max_episodes=3),
+        )
+    with pytest.raises(ValueError, match='got DataStopConditions.patience=2 without validation'):
+        train(tmp_path / 'run', tmp_path / 'data', data_stop_conditions=DataStopConditions(patience=2))
+    with pytest.raises(ValueError, match=r'got Validation.share=1e-09, by which 0 of 3 episodes are for validation'):
+        train(tmp_path / 'run', tmp_path / 'data', validation=Validation(1e-9))
+    with pytest.raises(ValueError, match=r"got Dataset.weights=\(1.0,\) for Dataset.paths=\['a', 'b'\]; need"):
+        Dataset(['a', 'b'], weights=(1.0,))
     data_sets.write(tmp_path / 'short', 8, fakes.CheckedEnvironment(truncated=True))
     long = Experience(slicing=Slicing(sequence_length=20))
     with pytest.raises(ValueError, match='got no episode of 20 steps or more'):

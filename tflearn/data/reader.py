@@ -3,10 +3,12 @@
 import contextlib
 import dataclasses
 import glob
+import itertools
 import pathlib
 import shutil
 import struct
 import tempfile
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -32,6 +34,8 @@ class Dataset:
 
     Attributes:
       paths: directories that `tflearn-data` has written, or patterns of such, such as 'data/*'.
+      weights: one for each of `paths`: each batch has sequences of all of them, in these proportions; then the other
+        settings hold for each path by itself. () draws from all episodes alike.
       min_return: the smallest return of an episode that is read; None reads all.
       max_return: the greatest return of an episode that is read; None reads all.
       max_episodes: episodes that are read, of all files; None reads all.
@@ -43,6 +47,7 @@ class Dataset:
     max_return: float | None = None
     max_episodes: int | None = None
     max_damaged: int = 0
+    weights: Sequence[float] = ()
 
     def __post_init__(self) -> None:
         if isinstance(self.paths, str) or not self.paths:
@@ -51,6 +56,64 @@ class Dataset:
             raise UserValueError(f'got Dataset.max_episodes={self.max_episodes}; need at least 1, or None')
         if self.max_damaged < 0:
             raise UserValueError(f'got Dataset.max_damaged={self.max_damaged}; need 0 or more')
+        if self.weights and len(self.weights) != len(self.paths):
+            raise UserValueError(
+                f'got Dataset.weights={tuple(self.weights)} for Dataset.paths={list(self.paths)}; need one for each'
+            )
+
+    def parts(self) -> list['Dataset']:
+        """Returns the data sets that the weights are of: one for each path; this one if there are no weights."""
+        if not self.weights:
+            return [self]
+        return [dataclasses.replace(self, paths=[path], weights=()) for path in self.paths]
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """The part of a data set's episodes that a reader reads.
+
+    Attributes:
+      validation_share: the share of episodes that are kept for validation; the content of an episode decides, so it
+        stays the same when others are added, and equal episodes are on one side.
+      validation: read those that are kept for validation, not the others.
+      pipeline: the index of the input pipeline that reads.
+      num_pipelines: input pipelines that divide the data: by files, or by episodes if there are fewer files.
+    """
+
+    validation_share: float = 0.0
+    validation: bool = False
+    pipeline: int = 0
+    num_pipelines: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.validation_share < 1:
+            raise UserValueError(f'got validation_share={self.validation_share}; need a number from 0, below 1')
+        if not 0 <= self.pipeline < self.num_pipelines:
+            raise UserValueError(f'got pipeline {self.pipeline} of {self.num_pipelines}; need an index below that')
+
+    def files(self, shards: Sequence[writer.Shard]) -> list[writer.Shard]:
+        """Returns the files that hold episodes of this pipeline: about the same number of steps for each."""
+        if self._divides_episodes(shards):
+            return list(shards)
+        loads = [0] * self.num_pipelines
+        mine = set()
+        for i in sorted(range(len(shards)), key=lambda i: -shards[i].steps):
+            least = loads.index(min(loads))
+            loads[least] += shards[i].steps
+            if least == self.pipeline:
+                mine.add(i)
+        return [shard for i, shard in enumerate(shards) if i in mine]
+
+    def episode_divisor(self, shards: Sequence[writer.Shard]) -> int:
+        """Returns n: each n-th record of a file is of this pipeline."""
+        return self.num_pipelines if self._divides_episodes(shards) else 1
+
+    def holds(self, record: bytes) -> bool:
+        """Returns whether an episode is on this side of the split."""
+        return not self.validation_share or (zlib.crc32(record) < self.validation_share * 2**32) == self.validation
+
+    def _divides_episodes(self, shards: Sequence[writer.Shard]) -> bool:
+        return len(shards) < self.num_pipelines
 
 
 class EpisodeReader:
@@ -63,7 +126,13 @@ class EpisodeReader:
       num_damaged: damaged records skipped since the beginning.
     """
 
-    def __init__(self, dataset: Dataset, data_spec: types.NestedTensorSpec | None = None, need_finite: bool = True):
+    def __init__(
+        self,
+        dataset: Dataset,
+        data_spec: types.NestedTensorSpec | None = None,
+        need_finite: bool = True,
+        part: Part = Part(),
+    ):
         """Finds the files, and checks that they have the columns that are needed; reads no episode.
 
         Args:
@@ -71,11 +140,12 @@ class EpisodeReader:
           data_spec: the spec of a Trajectory without outer dimensions; columns that it does not have are not read,
             and those of `derived` are computed. None reads all columns of the first data set.
           need_finite: whether an episode with a number that is NaN or infinite counts as damaged.
+          part: which part of them is read.
 
         Raises:
           ValueError: if a path has no data set, or one without episodes, or with other columns.
         """
-        self._dataset, self._spec, self._need_finite = dataset, data_spec, need_finite
+        self._dataset, self._spec, self._need_finite, self._part = dataset, data_spec, need_finite, part
         self.directories = find_directories(dataset)
         described = data_spec is None
         self.columns = columns.read_columns(self.directories[0]) if described else columns.columns_of(data_spec)
@@ -86,16 +156,19 @@ class EpisodeReader:
         self._shards = [shard for directory in self.directories for shard in writer.shards(directory)]
         if not self._shards:
             raise UserValueError(f'got no episodes in {", ".join(map(str, self.directories))}; need at least one file')
+        self._every = part.episode_divisor(self._shards)
+        self._shards = part.files(self._shards)
         self.num_read = self.num_damaged = 0
+        self._named: set[str] = set()
 
     @property
     def num_steps(self) -> int:
-        """Environment steps in all files, before any filter."""
+        """Environment steps in all files that are read, before any filter."""
         return sum(shard.steps for shard in self._shards)
 
     @property
     def num_episodes(self) -> int:
-        """Episodes in all files, before any filter."""
+        """Episodes in all files that are read, before any filter."""
         return sum(shard.episodes for shard in self._shards)
 
     def episodes(self) -> Iterator[Any]:
@@ -109,18 +182,57 @@ class EpisodeReader:
     def records(self) -> Iterator[tuple[bytes, Any]]:
         """Yields each episode's bytes in its file, a `tf.train.Example`, and the episode; see `episodes`."""
         self.num_read = self.num_damaged = 0
+        num_passed = 0  # the filters
         for shard in self._shards:
-            for record, where in self._records(shard.path):
-                if self.num_read == self._dataset.max_episodes:
+            for record, where in self._own_records(shard.path):
+                if num_passed == self._dataset.max_episodes:
                     return
-                try:
-                    episode = self._decode(record)
-                except (ValueError, IndexError, message.DecodeError) as error:
-                    self._skip(where, error)
-                    continue
+                passes, episode = self._try(record, where)
+                num_passed += passes
                 if episode is not None:
-                    self.num_read += 1
                     yield record, episode
+
+    def shuffled(self, seed: int, epoch: int, begin: tuple[int, int] = (0, 0)) -> Iterator[tuple[tuple[int, int], Any]]:
+        """Yields the episodes file by file, the files in another order in each epoch.
+
+        Args:
+          seed: the seed of the order.
+          epoch: the number of the epoch.
+          begin: files that are passed over, and records of the next one.
+
+        Returns:
+          For each episode, what `begin` has to be to go on after it; and the episode, see `episodes`.
+
+        Raises:
+          RuntimeError: if more records are damaged than the data set allows.
+        """
+        self.num_read = self.num_damaged = 0
+        order = np.random.default_rng([seed, epoch]).permutation(len(self._shards))
+        for i in range(begin[0], len(order)):
+            passed_over = begin[1] if i == begin[0] else 0
+            for number, (record, where) in enumerate(self._own_records(self._shards[order[i]].path), 1):
+                episode = self._try(record, where)[1] if number > passed_over else None
+                if episode is not None:
+                    yield (i, number), episode
+
+    def _try(self, record: bytes, where: str) -> tuple[bool, Any]:
+        """Returns whether a record passes the filters; and its episode, None if it does not or is of another part."""
+        try:
+            features = tf.train.Example.FromString(record).features.feature
+            if not self._passes(features):
+                return False, None
+            if not self._part.holds(record):
+                return True, None
+            episode = self._decode(features)
+        except (ValueError, IndexError, message.DecodeError) as error:
+            self._skip(where, error)
+            return False, None
+        self.num_read += 1
+        return True, episode
+
+    def _own_records(self, path: pathlib.Path) -> Iterator[tuple[bytes, str]]:
+        records = self._records(path)
+        return records if self._every == 1 else itertools.islice(records, self._part.pipeline, None, self._every)
 
     def _records(self, path: pathlib.Path) -> Iterator[tuple[bytes, str]]:
         """Yields records, and where each is in its file."""
@@ -147,16 +259,18 @@ class EpisodeReader:
                 f'got {self.num_damaged} damaged records, the last one in {where}: {reason}; need at most '
                 f'Dataset.max_damaged={self._dataset.max_damaged}; restore the file, or allow more'
             ) from error
-        if self.num_damaged <= _MAX_NAMED:
+        if self.num_damaged <= _MAX_NAMED and where not in self._named:
+            self._named.add(where)
             logging.warning('skipped a damaged record in %s: %s', where, reason)
 
-    def _decode(self, record: bytes) -> Any:
-        """Returns the episode of a record; None if a filter leaves it out."""
-        features = tf.train.Example.FromString(record).features.feature
+    def _passes(self, features: Any) -> bool:
+        """Returns whether the filters leave an episode in."""
         total = sum(features[writer.RETURN].float_list.value)
         low, high = self._dataset.min_return, self._dataset.max_return
-        if (low is not None and total < low) or (high is not None and total > high):
-            return None
+        return not ((low is not None and total < low) or (high is not None and total > high))
+
+    def _decode(self, features: Any) -> Any:
+        """Returns the episode of a record's features."""
         (num_rows,) = features[writer.NUM_STEPS].int64_list.value
         if missing := [column.name for column in self._stored if column.name not in features]:
             raise UserValueError(f'got an episode without {", ".join(missing)}')

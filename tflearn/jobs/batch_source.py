@@ -1,22 +1,28 @@
-"""The source of a train job's batches, chosen by its experience."""
+"""The source of a train job's batches: a replay server, chosen by its experience, or episodes in files."""
 
+import dataclasses
 import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 from absl import logging
+from tf_agents.typing import types
 
-from tflearn.data.reader import EpisodeReader
+from tflearn.data.reader import Dataset, EpisodeReader, Part
 from tflearn.distribute import strategies
 from tflearn.errors import UserValueError
 from tflearn.experience import Experience, Iteration, Prioritized, Queue, Reuse, Uniform
-from tflearn.jobs.train_settings import Demonstrations
+from tflearn.jobs.train_settings import Demonstrations, Reading
 from tflearn.learner import agent_data
 from tflearn.learner.minibatches import MinibatchSource
 from tflearn.replay.storage import Storage
 from tflearn.sampling import mixed, recorded
+from tflearn.sampling.episode_rows import EpisodeRows
+from tflearn.sampling.episode_stream import EpisodeStream, FileSource
 from tflearn.sampling.hybrid import HybridSource
+from tflearn.sampling.loaded_episodes import LoadedEpisodes
 from tflearn.sampling.mirror import ReplayMirror
 from tflearn.sampling.mixed import MixedSource
 from tflearn.sampling.queue_source import QueueSource
@@ -173,3 +179,127 @@ def checkpointed(source: Source) -> dict[str, ReplayMirror]:
     own: Any = source.online if isinstance(source, HybridSource) else source
     sources = own.sources if isinstance(own, MixedSource) else [own]
     return {f'replay_{i}' if i else 'replay': one for i, one in enumerate(sources) if isinstance(one, ReplayMirror)}
+
+
+def from_files(
+    dataset: Dataset,
+    experience: Experience,
+    data_spec: types.NestedTensorSpec,
+    placement: tf.distribute.Strategy,
+    seed: int,
+    reading: Reading = Reading(),
+    validation_share: float = 0.0,
+    max_epochs: int | None = None,
+) -> FileSource:
+    """Makes a source of batches of recorded episodes. Workers divide the episodes.
+
+    Args:
+      dataset: the episodes.
+      experience: the run's experience settings, with `Uniform`.
+      data_spec: the spec of a Trajectory without outer dimensions.
+      placement: the strategy that the agent was made in.
+      seed: the seed of the order.
+      reading: how they are read.
+      validation_share: the share of episodes that are left out, see `Part`.
+      max_epochs: passes over the data; None is no limit.
+
+    Raises:
+      ValueError: if the data set does not have the columns of the spec, or holds no sequence, or too much for 'memory'.
+      RuntimeError: if more records are damaged than the data set allows.
+    """
+    layout, storage = strategies.layout(placement), Storage(experience, data_spec)
+    replicas_here = layout.replicas // layout.workers
+    part = Part(validation_share, pipeline=layout.worker, num_pipelines=layout.workers)
+    readers = [EpisodeReader(each, data_spec, part) for each in dataset.parts()]
+    shares = mixed.sizes(experience.per_replica_batch_size, dataset.weights or [1.0])
+    max_rows = [EpisodeRows(storage).max_rows(reader.num_steps, reader.num_episodes) for reader in readers]
+    streams = _streams(experience, sum(max_rows) * (storage.layout.num_bytes + 8), reading)
+    if streams:
+        _check_stream(dataset, layout.workers)
+    quarter = int(_max_gb(experience) * 1e9 / 4 / storage.layout.num_bytes / len(readers))
+    sources: list[LoadedEpisodes | EpisodeStream] = []
+    for i, (reader, share, most) in enumerate(zip(readers, shares, max_rows, strict=True)):
+        batch_size = share * replicas_here
+        if streams:
+            window = reading.window_steps or max(1, quarter)
+            sources.append(EpisodeStream(storage, reader.shuffled, batch_size, window, seed + i, max_epochs))
+        else:
+            start = time.monotonic()
+            episodes = reader.episodes()
+            loaded = LoadedEpisodes(storage, episodes, most, batch_size, seed + i, reading.order, max_epochs)
+            _log_read(reader, loaded.size, time.monotonic() - start)
+            sources.append(loaded)
+    return FileSource(sources, replicas_here, lambda: _counts(readers))
+
+
+def validation_episodes(
+    dataset: Dataset, experience: Experience, data_spec: types.NestedTensorSpec, share: float
+) -> LoadedEpisodes:
+    """Returns the sequences of the episodes that `from_files` leaves out; raises as it does."""
+    reader = EpisodeReader(dataclasses.replace(dataset, weights=()), data_spec, Part(share, validation=True))
+    storage = Storage(experience, data_spec)
+    try:
+        loaded = LoadedEpisodes(storage, reader.episodes(), None, experience.per_replica_batch_size)
+    except UserValueError as error:
+        raise UserValueError(
+            f'got Validation.share={share}, by which {reader.num_read} of {reader.num_episodes} episodes are for '
+            f'validation: {error}; raise the share'
+        ) from error
+    logging.info('validate on %d episodes: %d sequences', reader.num_read, loaded.size)
+    return loaded
+
+
+def _counts(readers: Sequence[EpisodeReader]) -> dict[str, float]:
+    return {
+        'data/episodes': float(sum(reader.num_read for reader in readers)),
+        'data/damaged_records': float(sum(reader.num_damaged for reader in readers)),
+    }
+
+
+def _log_read(reader: EpisodeReader, num_sequences: int, secs: float) -> None:
+    logging.info(
+        'train on %d of %d episodes, in %d directories: %d sequences; read in %.1f s',
+        reader.num_read,
+        reader.num_episodes,
+        len(reader.directories),
+        num_sequences,
+        secs,
+    )
+
+
+def _streams(experience: Experience, num_bytes: int, reading: Reading) -> bool:
+    """Returns whether episodes are read while training goes on."""
+    limit = _max_gb(experience)
+    fits = num_bytes <= limit * 1e9
+    if reading.storage == 'memory' and not fits:
+        raise UserValueError(
+            f"got Reading.storage='memory' for data that take {num_bytes / 1e9:.3g} GB; need at most "
+            f"Uniform.max_mirror_gb={limit}; raise it, or take 'stream'"
+        )
+    if reading.storage == 'auto' and not fits:
+        logging.info(
+            'the data take %.3g GB, more than Uniform.max_mirror_gb=%g: they are read from the files in each epoch, in '
+            'a shuffled order',
+            num_bytes / 1e9,
+            limit,
+        )
+    return reading.storage == 'stream' or (reading.storage == 'auto' and not fits)
+
+
+def _max_gb(experience: Experience) -> float:
+    if not isinstance(experience.replay, Uniform):
+        raise UserValueError(f'got Experience.replay={experience.replay!r} for episodes in files; need Uniform(...)')
+    return experience.replay.max_mirror_gb
+
+
+def _check_stream(dataset: Dataset, num_workers: int) -> None:
+    if dataset.max_episodes is not None:
+        raise UserValueError(
+            f'got Dataset.max_episodes={dataset.max_episodes} for a stream, which reads the files in another order in '
+            'each epoch; need None; make a smaller data set by tflearn-data copy --max_episodes'
+        )
+    if num_workers > 1:
+        raise UserValueError(
+            f'got a stream of episodes on {num_workers} workers, whose positions would not be in the checkpoint; need '
+            "one worker, or Reading.storage='memory'"
+        )

@@ -4,7 +4,7 @@ import json
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -21,6 +21,7 @@ from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.triggers import IntervalTrigger
 from tflearn.run_dir import RunDir, Status
 from tflearn.sampling import local
+from tflearn.sampling.episode_stream import FileSource
 from tflearn.sampling.hybrid import HybridSource
 from tflearn.transforms.reward_weights import RewardWeights
 from tflearn.types import Agent
@@ -55,11 +56,21 @@ class Acting(Protocol):
     metrics: Any  # such as `EpisodeMetrics`
 
     @property
+    def state(self) -> Mapping[str, Any]:
+        """What belongs in the checkpoint, by name."""
+
+    @property
     def num_rebuilt(self) -> int:
         """See `Collection`."""
 
     def run(self, num_steps: int, write: Callable[[Any], None], env_steps_of_run: int = 0) -> None:
         """See `Collection.run`."""
+
+    def begin(self) -> None:
+        """Called before the first step, when the checkpoint was restored."""
+
+    def end_reason(self) -> str | None:
+        """Returns why training is over, besides the stop conditions of all jobs; None while it goes on."""
 
 
 class Counts(tf.train.experimental.PythonState):
@@ -95,7 +106,7 @@ class SynchronousSession:
         self,
         run_dir: RunDir,
         acting: Acting,
-        replay: local.LocalReplay | HybridSource,
+        replay: local.LocalReplay | HybridSource | FileSource,
         agent: Agent,
         settings: Settings,
         stop_conditions: StopConditions,
@@ -105,7 +116,7 @@ class SynchronousSession:
         Args:
           run_dir: the run's directory.
           acting: takes the environment steps.
-          replay: stores the steps, and gives the batches.
+          replay: gives the batches; stores the steps, unless they are in files.
           agent: the agent to train, whose collect policy acts.
           settings: what the session does, and how often.
           stop_conditions: when training is over.
@@ -113,7 +124,8 @@ class SynchronousSession:
         Raises:
           ValueError: if the checkpoint is made for other networks.
         """
-        self._run_dir, self._collection, self._replay = run_dir, acting, replay
+        self._run_dir, self._collection = run_dir, acting
+        self._replay: Any = replay  # files need no steps
         self._stop_conditions, self._num_pretrain_steps = stop_conditions, settings.num_pretrain_steps
         self._status = Status(run_dir.status('train'), 'train')
         self._collect_summaries = CollectSummaries(run_dir.summaries('collect'))
@@ -134,7 +146,7 @@ class SynchronousSession:
                 *self._summary_triggers(settings.summary_steps),
             ],
             options=settings.learner_options(lambda: int(counter.numpy()), self._metrics),
-            state={'in_step': self._counts},
+            state={'in_step': self._counts, **acting.state},
         )
         self._earlier = {'env_steps': self._counts.env_steps, 'episodes': self._counts.episodes}
         self._exports = PolicyExports(agent, run_dir, settings.exports, self._export_facts, settings.texts)
@@ -175,11 +187,12 @@ class SynchronousSession:
             self._run_dir.train_result.unlink(missing_ok=True)
         self._exports.drop_newer_than(self._learner.step)
         self._exports.export(self._learner.step)
-        if self._learner.step:
+        if self._learner.step and not self._collection.state:
             logging.info('the replay is in no checkpoint: it is filled again before training continues')
         self._status.update(
             'waiting for data', train_step=self._learner.step, num_train_steps=self._stop_conditions.num_train_steps
         )
+        self._collection.begin()
         self._counted_at = time.monotonic()
 
     def _collect(self) -> None:
@@ -200,7 +213,11 @@ class SynchronousSession:
         owed = min(self._replay.owed_steps, self._stop_conditions.num_train_steps - self._learner.step)
         if owed:
             before, first = self._learner.step, self._loss is None
-            self._loss = self._learner.run(self._learner.calls(owed)).loss
+            result = self._learner.run(self._learner.calls(owed))
+            if result.data_ended and self._replay.error:
+                raise self._replay.error
+            if result.num_steps:
+                self._loss = result.loss
             if first:  # the time of compiling does not count
                 self._counted_at = time.monotonic()
             self._count_secs()
@@ -211,9 +228,10 @@ class SynchronousSession:
     def _end_reason(self) -> str | None:
         """Returns why training is over; None while it goes on."""
         counts = self._counts
-        return run_outputs.reason(
+        common = run_outputs.reason(
             self._run_dir, self._stop_conditions, self._learner.step, counts.env_steps, counts.secs
         )
+        return common or self._collection.end_reason()
 
     def _export(self, step: int) -> None:
         self._run_dir.check_owner()

@@ -2,24 +2,26 @@
 
 import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tflearn import waiting
 from tflearn.data import columns
-from tflearn.data.reader import Dataset, EpisodeReader, find_directories
+from tflearn.data.reader import Dataset, find_directories
 from tflearn.distribute import strategies
 from tflearn.errors import UserValueError
 from tflearn.experience import Experience
-from tflearn.jobs import initial_agent, run_outputs
+from tflearn.jobs import batch_source, initial_agent, run_outputs
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.synchronous_session import SynchronousSession, check_strategy, set_seed
-from tflearn.jobs.train_settings import Device, Hooks, Initial, Intervals, Settings
+from tflearn.jobs.train_settings import Device, Hooks, Initial, Intervals, Reading, Settings, Validation
 from tflearn.learner import agent_data
-from tflearn.learner.learner import LearnerOptions
-from tflearn.learner.stop_conditions import StopConditions
+from tflearn.learner.learner import Learner, LearnerOptions, Trigger
+from tflearn.learner.stop_conditions import DataStopConditions, StopConditions
+from tflearn.learner.validation import Validator
 from tflearn.run_dir import RunDir
-from tflearn.sampling import local, recorded
+from tflearn.sampling import local
+from tflearn.sampling.episode_stream import FileSource
 from tflearn.types import AgentFactory, EnvironmentSpecs
 
 
@@ -31,6 +33,9 @@ def train_offline(
     make_agent: AgentFactory,
     experience: Experience,
     stop_conditions: StopConditions,
+    data_stop_conditions: DataStopConditions = DataStopConditions(),
+    reading: Reading = Reading(),
+    validation: Validation = Validation(),
     intervals: Intervals = Intervals(),
     device: Device = Device(),
     initial: Initial = Initial(),
@@ -38,11 +43,12 @@ def train_offline(
     learner_options: LearnerOptions = LearnerOptions(),
     hooks: Hooks = Hooks(),
 ) -> None:
-    """Trains on the sequences of the episodes, drawn uniformly, until a stop condition is reached or it is stopped.
+    """Trains on the sequences of the episodes until a stop condition is reached or it is stopped.
 
-    All sequences are held in memory. The environment's specs are those that the data set was written with, so there is
-    no environment in this process; the evaluate job has its own. The sizes and the ratio of `Uniform` have no meaning
-    here, nor do a stop condition in environment steps and intervals of publications.
+    The environment's specs are those that the data set was written with, so there is no environment in this process;
+    the evaluate job has its own. The sizes and the ratio of `Uniform` have no meaning here, nor do a stop condition in
+    environment steps and intervals of publications. The position in the data belongs to the checkpoint, so that a
+    resumed run goes on with the batches that it would have had.
 
     Args:
       run_dir: the run's directory, for the files that the train job writes.
@@ -51,6 +57,9 @@ def train_offline(
       make_agent: makes the run's agent.
       experience: the run's experience settings, with `Uniform`.
       stop_conditions: when training ends.
+      data_stop_conditions: when it ends besides: by epochs, or by the loss on the data for validation.
+      reading: how the episodes are read.
+      validation: which of them are for validation, and how often.
       intervals: how often policies are exported.
       device: see the train job; the strategy is 'default'.
       initial: see the train job.
@@ -59,7 +68,7 @@ def train_offline(
       hooks: what the program does during the job.
 
     Raises:
-      ValueError: if the data set does not have what the agent needs, or does not fit into `Uniform.max_mirror_gb`.
+      ValueError: if the data set does not have what the agent needs, or settings exclude each other.
       RuntimeError: if more records are damaged than the data set allows.
     """
     check_strategy(device.strategy)
@@ -69,6 +78,10 @@ def train_offline(
             'got Initial.demonstrations in a job that trains on recorded episodes alone; need None, '
             "such as --gin_bindings='demonstrations=None'"
         )
+    if data_stop_conditions.patience is not None and not validation.share:
+        raise UserValueError(
+            f'got DataStopConditions.patience={data_stop_conditions.patience} without validation; need Validation.share'
+        )
     settings = Settings(intervals, learner_options, exports).over(stop_conditions.num_train_steps)
     if run_outputs.is_done(run_dir):
         return
@@ -77,17 +90,36 @@ def train_offline(
     settings = dataclasses.replace(settings, texts=lambda: {'run/seed': str(seed), **hooks.describe()})
     with run_outputs.only_learner(run_dir, stop) as stopped:
         with waiting.may_exit(stop, stopped):
-            specs = environment_specs(dataset)
-            agent = initial_agent.make(make_agent, specs, experience, strategies.make('default'), device.precision)
+            specs, placement = environment_specs(dataset), strategies.make('default')
+            agent = initial_agent.make(make_agent, specs, experience, placement, device.precision)
             settings = dataclasses.replace(settings, preprocess=agent_data.preprocessing(agent))
             initial_agent.load(agent, initial, run_dir)
             spec = initial_agent.data_spec(agent, experience)
-            reader = EpisodeReader(dataset, spec)
-            replay = recorded.load(experience, spec, reader, seed)
-            session = SynchronousSession(run_dir, _FileSteps(reader), replay, agent, settings, stop_conditions)
+            max_epochs = data_stop_conditions.max_epochs
+            source = batch_source.from_files(
+                dataset, experience, spec, placement, seed, reading, validation.share, max_epochs
+            )
+            validator = None
+            if validation.share:
+                kept = batch_source.validation_episodes(dataset, experience, spec, validation.share)
+                validator = Validator(kept.all_batches, validation.interval_steps, data_stop_conditions)
+                settings = dataclasses.replace(settings, learner=_validating(settings.learner, validator))
+            session = SynchronousSession(
+                run_dir, _FileSteps(source, validator, max_epochs), source, agent, settings, stop_conditions
+            )
             hooks.on_restored()
             session.begin()
         session.run(stop)
+
+
+def _validating(options: LearnerOptions, validator: Validator) -> LearnerOptions:
+    """Returns the learner's options with a trigger that validates, after the user's own."""
+
+    def make_triggers(learner: Learner) -> Sequence[Trigger]:
+        own = options.make_triggers(learner) if options.make_triggers else ()
+        return (*own, validator.make_trigger(learner))
+
+    return dataclasses.replace(options, make_triggers=make_triggers)
 
 
 def environment_specs(dataset: Dataset) -> EnvironmentSpecs:
@@ -96,20 +128,34 @@ def environment_specs(dataset: Dataset) -> EnvironmentSpecs:
 
 
 class _FileSteps:
-    """The steps of the files in place of a `Collection`: they are all in the replay before training begins.
+    """The steps of the files in place of a `Collection`: there are no environments.
 
     Attributes:
       metrics: those of a collection without environments.
       num_rebuilt: 0.
+      state: what belongs in the checkpoint, by name.
     """
 
     num_rebuilt = 0
 
-    def __init__(self, reader: EpisodeReader):
-        self.metrics = _FileMetrics(reader)
+    def __init__(self, source: FileSource, validator: Validator | None, max_epochs: int | None):
+        self.metrics = _FileMetrics()
+        self._source, self._validator, self._max_epochs = source, validator, max_epochs
+        self.state = {**source.states(), **({'validation': validator} if validator else {})}
+
+    def begin(self) -> None:
+        """Validates if that is due since the checkpoint."""
+        if self._validator:
+            self._validator.validate_if_due()
 
     def run(self, num_steps: int, write: Callable[[Any], None], env_steps_of_run: int = 0) -> None:
         """Nothing; there are no environments."""
+
+    def end_reason(self) -> str | None:
+        """Returns the stop condition that is reached, for the log; None if none is."""
+        if self._source.ended:
+            return f'max_epochs {self._max_epochs} reached'
+        return self._validator.end_reason() if self._validator else None
 
 
 class _FileMetrics:
@@ -119,9 +165,6 @@ class _FileMetrics:
     env_steps_per_sec = 0.0
     mean_return = None
 
-    def __init__(self, reader: EpisodeReader):
-        self._means = {'data/episodes': float(reader.num_read), 'data/damaged_records': float(reader.num_damaged)}
-
     def means(self) -> dict[str, float]:
-        """Returns what was read."""
-        return self._means
+        """Returns nothing: the source has its own metrics."""
+        return {}

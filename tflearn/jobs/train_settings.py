@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 from tflearn.data.reader import Dataset
 from tflearn.distribute.watchdog import Watchdog
@@ -12,6 +12,7 @@ from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions, SummarySources
+from tflearn.sampling.loaded_episodes import Order
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,6 +212,53 @@ class Data:
             raise UserValueError(
                 f'got Data.weights={tuple(self.weights)} with Initial.demonstrations; need one of them'
             )
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """How a data set is read.
+
+    Attributes:
+      storage: where its sequences are: all of them in 'memory'; or a 'stream' of them, read from the files in each
+        epoch while training goes on, with a window of episodes in memory. 'auto' is 'memory' if that takes at most
+        `Uniform.max_mirror_gb`.
+      order: 'uniform' draws from memory with replacement. With 'epochs' each sequence is drawn once in an epoch, in
+        another order each time, as a stream always does.
+      window_steps: environment steps of a stream's window, within which sequences are shuffled; None takes as many as
+        need a quarter of `Uniform.max_mirror_gb`. While the next window is read, up to four are in memory.
+    """
+
+    storage: Literal['auto', 'memory', 'stream'] = 'auto'
+    order: Order = 'uniform'
+    window_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.storage not in ('auto', 'memory', 'stream'):
+            raise UserValueError(f'got Reading.storage={self.storage!r}; need one of auto, memory, stream')
+        if self.order not in get_args(Order):
+            raise UserValueError(f'got Reading.order={self.order!r}; need one of {", ".join(get_args(Order))}')
+        if self.window_steps is not None and self.window_steps < 1:
+            raise UserValueError(f'got Reading.window_steps={self.window_steps}; need at least 1, or None')
+
+
+@dataclasses.dataclass(frozen=True)
+class Validation:
+    """What is validated on, and how often; the metrics are `validation/loss` and those of the agent.
+
+    Attributes:
+      share: the share of whole episodes that are not trained on; 0 validates nothing. They are held in memory.
+      interval_steps: train steps between two validations. One takes place after the learner's call that passes a
+        multiple of it.
+    """
+
+    share: float = 0.0
+    interval_steps: int = 1_000
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share < 1:
+            raise UserValueError(f'got Validation.share={self.share}; need a number from 0, below 1')
+        if self.interval_steps < 1:
+            raise UserValueError(f'got Validation.interval_steps={self.interval_steps}; need at least 1 train step')
 
 
 @dataclasses.dataclass(frozen=True)

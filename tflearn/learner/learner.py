@@ -294,9 +294,9 @@ class Learner:
             self._loop.close(self.step)
         self._closed_at = self.step
 
-    def summarize(self, values: Mapping[str, float]) -> None:
-        """Adds the caller's metrics to the summaries of this train step."""
-        self._loop.summaries.write_values(self.step, values)
+    def summarize(self, values: Mapping[str, float], group: str = 'train') -> None:
+        """Adds the caller's metrics to the summaries of this train step, under the tags `<group>/<name>`."""
+        self._loop.summaries.write_values(self.step, values, group)
 
     def write_text(self, name: str, markdown: str) -> None:
         """Writes a text for TensorBoard, under the tag `name`."""

@@ -1,4 +1,4 @@
-"""StopConditions: when training ends."""
+"""StopConditions: when training ends; DataStopConditions: when it ends for data that are given beforehand."""
 
 import dataclasses
 
@@ -34,3 +34,26 @@ class StopConditions:
         if self.max_secs is not None and secs >= self.max_secs:
             return f'max_secs {self.max_secs:.0f} reached'
         return None
+
+
+@dataclasses.dataclass(frozen=True)
+class DataStopConditions:
+    """When training on a data set ends, besides `StopConditions`; None is no condition.
+
+    Attributes:
+      max_epochs: passes over the data; of several weighted data sets over the one that is passed first.
+      patience: validations in a row whose loss is not less than the least one so far.
+      min_improvement: by how much a loss has to be less than that to count as less.
+    """
+
+    max_epochs: int | None = None
+    patience: int | None = None
+    min_improvement: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ('max_epochs', 'patience'):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserValueError(f'got DataStopConditions.{name}={value}; need at least 1, or None')
+        if not self.min_improvement >= 0:
+            raise UserValueError(f'got DataStopConditions.min_improvement={self.min_improvement}; need 0 or more')

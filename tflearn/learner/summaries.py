@@ -135,12 +135,12 @@ class Summaries:
         more = self._options.sources.metrics() if self._options.sources.metrics else {}
         self.write_values(step, {**values, **more})
 
-    def write_values(self, step: int, values: Mapping[str, float | None]) -> None:
-        """Writes scalars under the tag `train/<name>`; None is left out."""
+    def write_values(self, step: int, values: Mapping[str, float | None], group: str = 'train') -> None:
+        """Writes scalars under the tags `<group>/<name>`; None is left out."""
         with self._open().as_default(step=step):
             for name, value in values.items():
                 if value is not None:
-                    tf.summary.scalar(f'train/{name}', value)
+                    tf.summary.scalar(f'{group}/{name}', value)
 
     def write_text(self, step: int, name: str, markdown: str) -> None:
         """Writes a text under the tag `name`, at once."""

@@ -87,6 +87,8 @@ class MixedSource:
 
     def batch(self, drawn: tuple[Any, ...], i: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
         """See `BatchSource`. Returns the items of all sources, in each replica's part in the order of the sources."""
+        if len(self.sources) == 1:
+            return self.sources[0].batch(drawn[0], i)
         parts = [source.batch(own, i) for source, own in zip(self.sources, drawn, strict=True)]
         return tf.nest.map_structure(self._joined, *parts)
 

@@ -60,11 +60,12 @@ class RingColumns:
 
     Attributes:
       drawn_bytes: bytes of a row that a draw copies.
+      num_bytes: bytes of a row.
     """
 
     def __init__(self, layout: RowLayout, num_rows: int):
         """Allocates the memory, on the host."""
-        self._spec = layout.spec
+        self._spec, self.num_bytes = layout.spec, layout.num_bytes
         leaves, slices = tf.nest.flatten(layout.spec), tf.nest.flatten(layout.slices)
         self._is_wide = [where.stop - where.start > _WIDE_BYTES for where in slices]
         # Neighbours of one dtype are one column here.

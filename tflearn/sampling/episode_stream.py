@@ -1,0 +1,353 @@
+"""EpisodeStream: sequences of episodes that are read while training goes on, in a shuffled order, as batches.
+
+For data that do not fit into memory. Episodes fill a *window*: rows in memory, of which each sequence is given once, in
+a random order. The next window is read meanwhile. With each batch it is known where its window began, so a resumed run
+reads that window again, passes over what was given, and goes on exactly.
+"""
+
+import collections
+import concurrent.futures
+import dataclasses
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from tflearn.errors import UserValueError
+from tflearn.replay.storage import Storage
+from tflearn.sampling import episode_rows
+from tflearn.sampling.episode_rows import EpisodeRows
+from tflearn.sampling.loaded_episodes import LoadedEpisodes, block_rows, max_draw_steps
+from tflearn.sampling.mixed import MixedSource
+from tflearn.sampling.ring_columns import RingColumns
+
+# (seed, epoch, (files, records of the next file) that are passed over) -> (the same after an episode, the episode).
+ReadEpisodes = Callable[[int, int, tuple[int, int]], Iterator[tuple[tuple[int, int], Any]]]
+
+_MAX_RING_BYTES = 256 << 20
+_PARTS = 4  # of the ring, which are written one by one
+_MAX_BATCHES = 4096
+_CLOSE_SECS = 60.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Position:
+    """Where a window begins.
+
+    Attributes:
+      epoch: passes over the data before.
+      number: windows of this epoch before.
+      files: files of this epoch, in its order, that are read.
+      records: records of the next file that are read.
+      sequences: sequences in all windows before, of all epochs.
+    """
+
+    epoch: int = 0
+    number: int = 0
+    files: int = 0
+    records: int = 0
+    sequences: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Window:
+    """Rows uint8 [N, num_bytes] in memory, and the rows that begin a sequence, in the order in which they are given."""
+
+    position: Position
+    rows: np.ndarray
+    starts: np.ndarray
+
+
+class EpisodeStream(tf.train.experimental.PythonState):
+    """A `BatchSource` of episodes that are read again in each epoch. Its position belongs in the checkpoint.
+
+    Each sequence is given once in an epoch. `close` ends its threads.
+
+    Attributes:
+      max_draw_steps: see `BatchSource`.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        read: ReadEpisodes,
+        batch_size: int,
+        window_rows: int,
+        seed: int = 0,
+        max_epochs: int | None = None,
+    ):
+        """Allocates memory for batches; reads nothing before the first `grant`.
+
+        Args:
+          storage: the layout of a row, and how steps become items.
+          read: reads the episodes of an epoch, Trajectories of arrays [T, ...], from a position on.
+          batch_size: sequences of a batch, over all replicas of this process.
+          window_rows: rows of a window; it ends with the episode that fills it. Up to four times as many are in memory.
+          seed: the seed of the order; that of a checkpoint takes precedence.
+          max_epochs: passes over the data; the last batch may have sequences of one more.
+        """
+        self._rows, self._read, self._batch_size = EpisodeRows(storage), read, batch_size
+        self._window_rows, self._seed, self._max_epochs = window_rows, seed, max_epochs
+        self._length, self._block_rows = storage.experience.slicing.num_rows, block_rows(storage)
+        self._num_sequence_steps = storage.experience.slicing.sequence_length
+        self._batch_rows = batch_size * self._length
+        in_ring = _MAX_RING_BYTES // (self._batch_rows * storage.layout.num_bytes)
+        in_window = window_rows // self._batch_rows
+        self._part = max(1, min(_MAX_BATCHES // _PARTS, in_ring // _PARTS, in_window))
+        self._capacity = _PARTS * self._part
+        self._columns = RingColumns(storage.layout, self._capacity * self._batch_rows)
+        self.max_draw_steps = min(self._capacity, max_draw_steps(self._columns, self._batch_rows))
+        with tf.device('CPU:0'):
+            self._drawn = tf.Variable(0, dtype=tf.int64, trainable=False)  # batches
+        self._positions = collections.deque([Position()])  # of the windows that are not given completely
+        self._changed = threading.Condition()  # guards the attributes below
+        self._written = self._released = 0  # batches
+        self._limit: int | None = None
+        self._error: Exception | None = None
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    @property
+    def error(self) -> Exception | None:
+        """Why there are no more batches; None if there are, or if it was closed."""
+        return self._error
+
+    @property
+    def ended(self) -> bool:
+        """Whether `max_epochs` are over."""
+        return self._limit is not None and self._num_drawn() >= self._limit
+
+    @property
+    def epochs(self) -> float:
+        """The passes over the data that are complete."""
+        return float(self._current().epoch)
+
+    def metrics(self) -> dict[str, float]:
+        """Returns the epochs so far."""
+        return {'data/epochs': self.epochs}
+
+    def serialize(self) -> str:
+        """Returns the position as JSON."""
+        position = dataclasses.asdict(self._current())
+        return json.dumps(
+            {'seed': self._seed, 'window_rows': self._window_rows, 'batches': self._num_drawn(), 'position': position}
+        )
+
+    def deserialize(self, string_value: str) -> None:
+        """Restores the position of a checkpoint, before the first `grant`; logs it if the windows were others."""
+        saved = json.loads(string_value)
+        self._seed = saved['seed']
+        if saved.get('window_rows') != self._window_rows:
+            logging.warning(
+                'the checkpoint has windows of %s rows, these have %d: the batches are not those that an undisturbed '
+                'run would have had',
+                saved.get('window_rows'),
+                self._window_rows,
+            )
+        if 'position' in saved:
+            self._positions = collections.deque([Position(**saved['position'])])
+            self._drawn.assign(saved['batches'])
+
+    def grant(self, num_steps: int) -> int:
+        """See `BatchSource`: as many as are read by now; waits for the first of them."""
+        drawn = self._num_drawn()
+        with self._changed:
+            if self._thread is None and not self._closed:
+                self._written = drawn
+                self._thread = threading.Thread(target=self._run, name='episode_stream', daemon=True)
+                self._thread.start()
+            self._released = drawn
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._closed or self._error or self._available(drawn) > 0 or self.ended)
+            return 0 if self._closed else max(0, min(num_steps, self._available(drawn)))
+
+    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> Any:
+        """See `BatchSource`; the seed has no meaning, since the stream has its own order."""
+        del seed
+        with tf.device('CPU:0'):
+            first, count = self._drawn.read_value(), tf.cast(num_steps, tf.int64)
+            with tf.control_dependencies([first]):
+                self._drawn.assign_add(count)
+            slots = (first + tf.range(count, dtype=tf.int64)) % self._capacity
+            rows = tf.range(self._batch_rows, dtype=tf.int64)
+            rows = tf.reshape(rows, [1, self._batch_size, self._length])
+            return self._columns.draw(slots[:, None, None] * self._batch_rows + rows)
+
+    def batch(self, drawn: Any, i: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
+        """See `BatchSource`: the trajectory [B, T, ...], and `policy_version` int64 [B, T], which is 0."""
+        with tf.device('CPU:0'):
+            columns = self._columns.batch(drawn, i)
+            return columns['trajectory'], {'policy_version': columns['policy_version']}
+
+    def close(self) -> None:
+        """See `BatchSource`."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(_CLOSE_SECS)
+
+    def _num_drawn(self) -> int:
+        return int(self._drawn.numpy())
+
+    def _available(self, drawn: int) -> int:
+        return (self._written if self._limit is None else min(self._written, self._limit)) - drawn
+
+    def _current(self) -> Position:
+        """Returns where the window of the next sequence begins."""
+        drawn = self._num_drawn() * self._batch_size
+        while len(self._positions) > 1 and self._positions[1].sequences <= drawn:
+            self._positions.popleft()
+        return self._positions[0]
+
+    def _run(self) -> None:
+        """Writes batches to the ring until it is closed, or `max_epochs` are written."""
+        try:
+            with concurrent.futures.ThreadPoolExecutor(1, 'episode_reader') as pool:
+                self._write_windows(pool)
+        except Exception as error:  # the training thread raises it
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
+    def _write_windows(self, pool: concurrent.futures.Executor) -> None:
+        first = self._positions[0]
+        windows = self._windows(first)
+        given = first.sequences  # of all windows, by now
+        skipped = self._written * self._batch_size - given  # sequences of the first window
+        waiting = np.empty((0, self._columns.num_bytes), np.uint8)  # rows of sequences that are in no batch yet
+        coming = pool.submit(next, windows)
+        while True:
+            window = coming.result()
+            if self._stops_before(window.position):
+                return
+            coming = pool.submit(next, windows)
+            if window.position is not first:
+                self._positions.append(window.position)
+            starts, skipped = window.starts[skipped:], max(0, skipped - len(window.starts))
+            while len(starts):
+                missing = self._part * self._batch_size - len(waiting) // self._length
+                taken, starts = starts[:missing], starts[missing:]
+                rows = window.rows[(taken[:, None] + np.arange(self._length)).reshape(-1)]
+                waiting = np.concatenate([waiting, rows]) if len(waiting) else rows
+                end = len(waiting) // self._batch_rows * self._batch_rows
+                if end and not self._write(waiting[:end]):
+                    return
+                waiting = waiting[end:]
+
+    def _stops_before(self, position: Position) -> bool:
+        """Sets the limit when the last epoch is over. Returns whether nothing more is needed."""
+        with self._changed:
+            if self._max_epochs is not None and self._limit is None and position.epoch >= self._max_epochs:
+                self._limit = -(-position.sequences // self._batch_size)
+                self._changed.notify_all()
+            return self._closed or (self._limit is not None and self._written >= self._limit)
+
+    def _write(self, rows: np.ndarray) -> bool:
+        """Writes batches to the ring when there is room. Returns whether it goes on."""
+        count = len(rows) // self._batch_rows
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._written + count <= self._released + self._capacity)
+            if self._closed:
+                return False
+        slot = self._written % self._capacity * self._batch_rows
+        fitting = self._capacity * self._batch_rows - slot
+        self._columns.write(slot, rows[:fitting])
+        self._columns.write(0, rows[fitting:])
+        with self._changed:
+            self._written += count
+            self._changed.notify_all()
+            return self._limit is None or self._written < self._limit
+
+    def _windows(self, position: Position) -> Iterator[_Window]:
+        """Yields the windows from a position on, for ever."""
+        while True:
+            begins, epoch = position.sequences, position.epoch
+            for window in self._windows_of_epoch(position):
+                yield window
+                position = dataclasses.replace(
+                    window.position, sequences=window.position.sequences + len(window.starts)
+                )
+            if position.sequences == begins and not (position.files or position.records):
+                raise UserValueError(
+                    f'got no episode of {self._num_sequence_steps} steps or more; need at least one '
+                    'Slicing.sequence_length'
+                )
+            position = Position(epoch + 1, sequences=position.sequences)
+
+    def _windows_of_epoch(self, position: Position) -> Iterator[_Window]:
+        after = (position.files, position.records)
+
+        def episodes() -> Iterator[Any]:
+            nonlocal after
+            for position_after, episode in self._read(self._seed, position.epoch, after):
+                after = position_after
+                yield episode
+
+        blocks: list[tuple[np.ndarray, np.ndarray]] = []
+        num_rows = 0
+        for rows, starts in episode_rows.blocks(self._rows, episodes(), min(self._block_rows, self._window_rows)):
+            if self._closed:
+                return
+            blocks.append((rows, num_rows + starts))
+            num_rows += len(rows)
+            if num_rows >= self._window_rows:
+                window = self._window(position, blocks)
+                yield window
+                position = dataclasses.replace(
+                    position,
+                    number=position.number + 1,
+                    files=after[0],
+                    records=after[1],
+                    sequences=position.sequences + len(window.starts),
+                )
+                blocks, num_rows = [], 0
+        if blocks:
+            yield self._window(position, blocks)
+
+    def _window(self, position: Position, blocks: list[tuple[np.ndarray, np.ndarray]]) -> _Window:
+        rows, starts = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
+        order = np.random.default_rng([self._seed, position.epoch, position.number])
+        return _Window(position, rows, order.permutation(starts))
+
+
+class FileSource(MixedSource):
+    """A `BatchSource` of one or several data sets: each batch has a fixed share of each.
+
+    Attributes:
+      owed_steps: train steps that may be taken at once, at any time.
+    """
+
+    owed_steps = 1_000
+
+    def __init__(
+        self,
+        sources: Sequence[LoadedEpisodes | EpisodeStream],
+        num_replicas: int = 1,
+        counts: Callable[[], dict[str, float]] = dict,
+    ):
+        """
+        Args:
+          sources: one for each data set, see `MixedSource`.
+          num_replicas: the replicas of this process.
+          counts: returns metrics of the files.
+        """
+        super().__init__(sources, num_replicas)
+        self._files, self._counts = tuple(sources), counts
+
+    def metrics(self) -> dict[str, Any]:
+        """Returns the sources' metrics, and those of the files."""
+        return {**super().metrics(), **self._counts()}
+
+    @property
+    def ended(self) -> bool:
+        """Whether `max_epochs` of one of the data sets are over."""
+        return any(source.ended for source in self._files)
+
+    def states(self) -> dict[str, Any]:
+        """Returns the positions, which belong in the checkpoint, by name."""
+        return {f'data_{i}' if i else 'data': source for i, source in enumerate(self._files)}

@@ -1,0 +1,201 @@
+"""LoadedEpisodes: all sequences of recorded episodes in memory, as a source of batches."""
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from tflearn.errors import UserValueError
+from tflearn.replay.storage import Storage
+from tflearn.sampling import episode_rows
+from tflearn.sampling.episode_rows import EpisodeRows
+from tflearn.sampling.ring_columns import RingColumns
+from tflearn.waiting import LOG_EVERY_SECS
+
+Order = Literal['uniform', 'epochs']
+
+_MAX_DRAWN_ROWS = 1 << 16
+_MAX_DRAWN_BYTES = 16 << 20
+_BLOCK_ROWS = 4096
+
+
+def max_draw_steps(columns: RingColumns, batch_rows: int) -> int:
+    """Returns the maximum number of batches, of so many rows each, that should be drawn at once."""
+    return max(1, min(_MAX_DRAWN_ROWS, _MAX_DRAWN_BYTES // columns.drawn_bytes) // batch_rows)
+
+
+class LoadedEpisodes(tf.train.experimental.PythonState):
+    """A `BatchSource` of recorded episodes, whose position belongs in the checkpoint: a `Learner` of it saves that.
+
+    Which sequence is drawn depends on the seed and on how many were drawn before, and on nothing else. So a resumed run
+    goes on with the batches that it would have had, wherever it was interrupted.
+
+    Attributes:
+      size: the number of sequences.
+      max_draw_steps: see `BatchSource`.
+      error: None.
+    """
+
+    error = None
+
+    def __init__(
+        self,
+        storage: Storage,
+        episodes: Iterator[Any],
+        max_rows: int | None,
+        batch_size: int,
+        seed: int = 0,
+        order: Order = 'uniform',
+        max_epochs: int | None = None,
+    ):
+        """Reads the episodes.
+
+        Args:
+          storage: the layout of a row, and how steps become items.
+          episodes: Trajectories of arrays [T, ...].
+          max_rows: the rows that they have at most, see `EpisodeRows.max_rows`; None takes twice the memory meanwhile.
+          batch_size: sequences of a batch, over all replicas of this process.
+          seed: the seed of the order; that of a checkpoint takes precedence.
+          order: 'uniform' draws with replacement; with 'epochs' each sequence is drawn once in an epoch.
+          max_epochs: how often as many sequences are drawn as there are; the last batch may have a few more.
+
+        Raises:
+          ValueError: if there is no sequence.
+        """
+        self._length, self._batch_size, self._order = storage.experience.slicing.num_rows, batch_size, order
+        blocks = episode_rows.blocks(EpisodeRows(storage), episodes, block_rows(storage))
+        if max_rows is None:
+            gathered = list(blocks)
+            max_rows, blocks = sum(len(rows) for rows, _ in gathered), iter(gathered)
+        self._columns = RingColumns(storage.layout, max_rows)
+        self.max_draw_steps = max_draw_steps(self._columns, batch_size * self._length)
+        starts = self._write(blocks)
+        self.size = sum(map(len, starts))
+        if not self.size:
+            length = storage.experience.slicing.sequence_length
+            raise UserValueError(f'got no episode of {length} steps or more; need at least one Slicing.sequence_length')
+        self._limit = None if max_epochs is None else -(-max_epochs * self.size // batch_size)
+        with tf.device('CPU:0'):
+            self._starts = tf.constant(np.concatenate(starts))
+            self._seed = tf.Variable(seed, dtype=tf.int64, trainable=False)
+            self._drawn = tf.Variable(0, dtype=tf.int64, trainable=False)  # sequences
+        self._closed = False
+
+    def serialize(self) -> str:
+        """Returns the position as JSON."""
+        position = {'seed': int(self._seed.numpy()), 'drawn': int(self._drawn.numpy())}
+        return json.dumps({'order': self._order, 'size': self.size, **position})
+
+    def deserialize(self, string_value: str) -> None:
+        """Restores the position of a checkpoint; logs it if its data were others."""
+        saved = json.loads(string_value)
+        if (saved.get('order'), saved.get('size')) != (self._order, self.size):
+            logging.warning(
+                'the checkpoint is of %s sequences in the order %r, these are %d in the order %r: the batches are not '
+                'those that an undisturbed run would have had',
+                saved.get('size'),
+                saved.get('order'),
+                self.size,
+                self._order,
+            )
+        self._seed.assign(saved['seed'])
+        self._drawn.assign(saved.get('drawn', 0))
+
+    @property
+    def epochs(self) -> float:
+        """How many sequences were drawn, for each one that there is."""
+        return int(self._drawn.numpy()) / self.size
+
+    @property
+    def ended(self) -> bool:
+        """Whether `max_epochs` are over."""
+        return self._limit is not None and self._num_batches() >= self._limit
+
+    def metrics(self) -> dict[str, float]:
+        """Returns the number of sequences, and the epochs so far."""
+        return {'replay_size': self.size, 'data/epochs': self.epochs}
+
+    def grant(self, num_steps: int) -> int:
+        """See `BatchSource`: all, until `max_epochs` are over."""
+        if self._closed:
+            return 0
+        return num_steps if self._limit is None else max(0, min(num_steps, self._limit - self._num_batches()))
+
+    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> Any:
+        """See `BatchSource`; the seed has no meaning, since the source counts by itself."""
+        del seed
+        with tf.device('CPU:0'):
+            first = self._drawn.read_value()
+            count = tf.cast(num_steps, tf.int64) * self._batch_size
+            with tf.control_dependencies([first]):
+                self._drawn.assign_add(count)
+            numbers = first + tf.range(count, dtype=tf.int64)
+            choose = _uniform if self._order == 'uniform' else _once_per_epoch
+            starts = tf.gather(self._starts, choose(numbers, self._seed.read_value(), self.size))
+            starts = tf.reshape(starts, [-1, self._batch_size, 1])
+            return self._columns.draw(starts + tf.range(self._length, dtype=tf.int64))
+
+    def batch(self, drawn: Any, i: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
+        """See `BatchSource`: the trajectory [B, T, ...], and `policy_version` int64 [B, T], which is 0."""
+        with tf.device('CPU:0'):
+            columns = self._columns.batch(drawn, i)
+            return columns['trajectory'], {'policy_version': columns['policy_version']}
+
+    def all_batches(self) -> Iterator[tuple[int, Any]]:
+        """Yields each sequence once, in the order of the episodes: the number of sequences, and an element."""
+        for first in range(0, self.size, self._batch_size):
+            starts = self._starts[first : first + self._batch_size]
+            with tf.device('CPU:0'):
+                drawn = self._columns.draw(starts[None, :, None] + tf.range(self._length, dtype=tf.int64))
+            yield len(starts), self.batch(drawn, tf.constant(0))
+
+    def close(self) -> None:
+        """Grants no more."""
+        self._closed = True
+
+    def _write(self, blocks: Iterator[tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray]:
+        """Writes rows to memory. Returns where the sequences begin."""
+        starts, num_rows, logged_at = [np.empty(0, np.int64)], 0, time.monotonic()
+        for rows, begins in blocks:
+            self._columns.write(num_rows, rows)
+            starts.append(num_rows + begins)
+            num_rows += len(rows)
+            if time.monotonic() - logged_at > LOG_EVERY_SECS:
+                logged_at = time.monotonic()
+                logging.info('read %d steps', num_rows)
+        return starts
+
+    def _num_batches(self) -> int:
+        return int(self._drawn.numpy()) // self._batch_size
+
+
+def block_rows(storage: Storage) -> int:
+    """Returns the rows that are packed at once: few where they are large."""
+    return max(1, min(_BLOCK_ROWS, (32 << 20) // storage.layout.num_bytes))
+
+
+def _uniform(numbers: tf.Tensor, seed: tf.Tensor, size: int) -> tf.Tensor:
+    """Returns the draws `numbers` int64 [n] from range(size), of SplitMix64 (Steele et al. 2014)."""
+
+    def mixed(z: tf.Tensor) -> tf.Tensor:
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            z = tf.bitwise.bitwise_xor(z, tf.bitwise.right_shift(z, tf.constant(shift, tf.uint64)))
+            z *= tf.constant(factor, tf.uint64)
+        return tf.bitwise.bitwise_xor(z, tf.bitwise.right_shift(z, tf.constant(31, tf.uint64)))
+
+    increment = tf.constant(0x9E3779B97F4A7C15, tf.uint64)
+    begin = mixed(tf.cast(seed, tf.uint64) + increment)
+    drawn = mixed(begin + tf.cast(numbers, tf.uint64) * increment)
+    return tf.cast(tf.bitwise.right_shift(drawn, tf.constant(1, tf.uint64)), tf.int64) % size
+
+
+def _once_per_epoch(numbers: tf.Tensor, seed: tf.Tensor, size: int) -> tf.Tensor:
+    """Returns the draws `numbers` int64 [n] from range(size): each epoch is another permutation of it."""
+    epochs = numbers // size
+    seeds = tf.stack([tf.fill(tf.shape(numbers), seed), epochs, tf.ones_like(epochs)], axis=1)
+    last = tf.fill(tf.shape(numbers), tf.constant(size - 1, tf.int64))
+    return tf.raw_ops.RandomIndexShuffle(index=numbers % size, seed=seeds, max_index=last, rounds=4)
