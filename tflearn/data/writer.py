@@ -17,7 +17,7 @@ from tflearn.types import EnvironmentSpecs
 
 SUFFIX = '.tfrecord'
 NUM_STEPS, RETURN = 'episode/num_steps', 'episode/return'
-_MAX_UNUSED_ROWS = 256  # that are kept before all of them are dropped at once
+_MIN_ROWS = 64  # that a recorder has room for
 _SHARD = re.compile(r'(?P<writer>[\w.]+)-(?P<number>\d{5})-e(?P<episodes>\d+)-s(?P<steps>\d+)\.tfrecord(\.gz)?')
 
 
@@ -169,25 +169,39 @@ class EpisodeRecorder:
           num_environments: B.
         """
         self._writer = writer
-        self._rows: list[list[np.ndarray]] = []
-        self._first_row = 0  # the number of the oldest row that is kept
-        self._begin = np.full(num_environments, -1)  # the number of the first row of each environment's episode
+        self._columns: list[np.ndarray] = []  # [rows, B, ...]
+        self._num_rows = 0
+        self._begin = np.full(num_environments, -1)  # the index of the first row of each environment's episode
 
     def __call__(self, row: trajectory.Trajectory) -> None:
         """Takes one step of every environment: arrays [B, ...], boundary rows included."""
-        number = self._first_row + len(self._rows)
-        self._rows.append(tf.nest.flatten(row))
+        leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(row)]
+        number = self._make_room(leaves)
+        for column, leaf in zip(self._columns, leaves, strict=True):
+            column[number] = leaf
+        self._num_rows = number + 1
         self._begin[row.step_type == ts.StepType.FIRST] = number
         ended = (row.step_type == ts.StepType.LAST) | (row.next_step_type == ts.StepType.FIRST)
         for i in np.flatnonzero(ended & (self._begin >= 0)):
-            rows = self._rows[self._begin[i] - self._first_row :]
-            self._writer.write([np.stack([leaves[k][i] for leaves in rows]) for k in range(len(rows[0]))])
+            self._writer.write([column[self._begin[i] : number + 1, i] for column in self._columns])
             self._begin[i] = -1
+
+    def _make_room(self, leaves: Sequence[np.ndarray]) -> int:
+        """Makes room for one more row. Returns its index."""
+        if not self._columns:
+            self._columns = [np.empty((_MIN_ROWS, *leaf.shape), leaf.dtype) for leaf in leaves]
+        number, room = self._num_rows, len(self._columns[0])
+        if number < room:
+            return number
         started = self._begin[self._begin >= 0]
-        unused = (int(started.min()) if started.size else number + 1) - self._first_row
-        if unused >= min(_MAX_UNUSED_ROWS, len(self._rows)):
-            del self._rows[:unused]
-            self._first_row += unused
+        unused = int(started.min()) if started.size else number
+        if unused < room // 2:
+            self._columns = [np.concatenate([column, np.empty_like(column)]) for column in self._columns]
+            return number
+        for column in self._columns:
+            column[: number - unused] = column[unused:]  # no overlap
+        self._begin[self._begin >= 0] -= unused
+        return number - unused
 
 
 def _bytes(value: bytes) -> tf.train.Feature:

@@ -210,7 +210,7 @@ def from_files(
     layout, storage = strategies.layout(placement), Storage(experience, data_spec)
     replicas_here = layout.replicas // layout.workers
     part = Part(validation_share, pipeline=layout.worker, num_pipelines=layout.workers)
-    readers = [EpisodeReader(each, data_spec, part) for each in dataset.parts()]
+    readers = [EpisodeReader(each, data_spec, part=part) for each in dataset.parts()]
     shares = mixed.sizes(experience.per_replica_batch_size, dataset.weights or [1.0])
     max_rows = [EpisodeRows(storage).max_rows(reader.num_steps, reader.num_episodes) for reader in readers]
     streams = _streams(experience, sum(max_rows) * (storage.layout.num_bytes + 8), reading)
@@ -236,7 +236,7 @@ def validation_episodes(
     dataset: Dataset, experience: Experience, data_spec: types.NestedTensorSpec, share: float
 ) -> LoadedEpisodes:
     """Returns the sequences of the episodes that `from_files` leaves out; raises as it does."""
-    reader = EpisodeReader(dataclasses.replace(dataset, weights=()), data_spec, Part(share, validation=True))
+    reader = EpisodeReader(dataclasses.replace(dataset, weights=()), data_spec, part=Part(share, validation=True))
     storage = Storage(experience, data_spec)
     try:
         loaded = LoadedEpisodes(storage, reader.episodes(), None, experience.per_replica_batch_size)

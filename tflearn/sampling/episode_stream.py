@@ -69,6 +69,7 @@ class EpisodeStream(tf.train.experimental.PythonState):
 
     Attributes:
       max_draw_steps: see `BatchSource`.
+      max_read_ahead: batches that are ready before they are needed, at most.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class EpisodeStream(tf.train.experimental.PythonState):
         in_ring = _MAX_RING_BYTES // (self._batch_rows * storage.layout.num_bytes)
         in_window = window_rows // self._batch_rows
         self._part = max(1, min(_MAX_BATCHES // _PARTS, in_ring // _PARTS, in_window))
-        self._capacity = _PARTS * self._part
+        self.max_read_ahead = self._capacity = _PARTS * self._part
         self._columns = RingColumns(storage.layout, self._capacity * self._batch_rows)
         self.max_draw_steps = min(self._capacity, max_draw_steps(self._columns, self._batch_rows))
         with tf.device('CPU:0'):
@@ -338,6 +339,11 @@ class FileSource(MixedSource):
         """
         super().__init__(sources, num_replicas)
         self._files, self._counts = tuple(sources), counts
+
+    @property
+    def max_read_ahead(self) -> int:
+        """The batches that streams have ready before they are needed, at most; 0 if all data are in memory."""
+        return max(source.max_read_ahead if isinstance(source, EpisodeStream) else 0 for source in self._files)
 
     def metrics(self) -> dict[str, Any]:
         """Returns the sources' metrics, and those of the files."""
