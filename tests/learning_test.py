@@ -1,8 +1,11 @@
 """Complete runs that learn, as users start them, to the return that their task is solved at."""
 
+import dataclasses
+import json
+
 import pytest
 
-from benchmarks import learning
+from benchmarks import learning, offline, offline_report
 from tests.end_to_end.programs import Program
 from tflearn.config import files, preview
 from tflearn.run_dir import RunDir, read_json
@@ -34,6 +37,52 @@ def test_bindings_of_the_learning_benchmark_are_valid():
     bindings = [*(f'{name}=1' for name in learning.SEEDS), *learning.QUICK_BINDINGS]
     jobs = [f'tflearn.jobs.{job}' for job in ('replay_server', 'train', 'evaluate', 'collect')]
     preview.check(files.resolve('dqn_cartpole'), bindings, jobs)
+
+
+@pytest.mark.parametrize('task', offline.TASKS)
+def test_bindings_of_the_offline_benchmark_are_valid(task):
+    jobs = [f'tflearn.jobs.{job}' for job in ('replay_server', 'train', 'evaluate', 'collect')]
+    behaviour = [*offline.TASKS[task].behaviour, 'train.ExportOptions.keep_last=10_000']
+    for gin_file, *bindings in (behaviour, *offline.TASKS[task].agents.values()):
+        seeds = (f'{name}=1' for name in learning.SEEDS)
+        preview.check(files.resolve(gin_file), [*bindings, *offline.TASKS[task].evaluation, *seeds], jobs)
+
+
+def rows(agent, returns, level='medium'):
+    facts = {'random_return': 0.0, 'expert_return': 200.0, 'data_return': 80.0, 'train_secs': 2.0}
+    return [
+        {'task': 'cartpole', 'level': level, 'agent': agent, 'mean_return': float(each), **facts} for each in returns
+    ]
+
+
+def test_the_offline_benchmark_reports_what_was_run(tmp_path):
+    found = [
+        *rows('BC', [100, 110, 90]),
+        *rows('IQL', [150, 151, 149]),
+        *rows('CQL', [130]),
+        *rows('BC', [191], 'expert'),
+    ]
+    low, high = offline_report.interval([90, 100, 110])
+    assert 90 <= low < 100 < high <= 110
+    assert offline_report.interval([7.0]) == (7.0, 7.0)
+    lines = offline_report.table(found, seeds=3).splitlines()
+    assert '| cartpole | medium | 80.0 | IQL | 150.0 | 149.0 to 151.0 | 75 | 3 | 2 |' in lines
+    assert '| cartpole | medium | 80.0 | CQL | 130.0 | one seed | 65 | **1 of 3** | 2 |' in lines
+    judged = offline_report.verdicts(found).splitlines()
+    assert 'cartpole: IQL exceeds BC on medium data, intervals apart: True' in judged
+    assert 'cartpole: CQL exceeds BC on medium data, intervals apart: unknown with one seed' in judged
+    assert 'cartpole: BC has a score of 95.5 on expert data; within 5%: True' in judged
+    offline_report.draw(tmp_path / 'scores.png', found)
+    assert (tmp_path / 'scores.png').read_bytes().startswith(b'\x89PNG')
+
+
+def test_a_cell_of_the_offline_benchmark_is_found_again(tmp_path):
+    cell = offline.Cell('cartpole', 'medium', 'BC', 1, 20, ('bc_cartpole', 'a.b=1'))
+    row = {**dataclasses.asdict(cell), 'mean_return': 3.0}
+    (tmp_path / 'results.jsonl').write_text(json.dumps(row) + '\n{"task": "cartp')
+    assert list(offline._results(tmp_path)) == [cell]
+    other = dataclasses.replace(cell, episodes=30)
+    assert other.folder(tmp_path) != cell.folder(tmp_path) == dataclasses.replace(cell).folder(tmp_path)
 
 
 @pytest.mark.slow

@@ -1,0 +1,97 @@
+"""The table, the verdicts and the picture of `offline.py`'s results: rows of its file, a dict for each run."""
+
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+LEVELS = ('random', 'medium', 'expert', 'mixed')  # in the order of the picture
+
+
+def interval(values: Sequence[float], draws: int = 10_000) -> tuple[float, float]:
+    """Returns the 95% percentile bootstrap interval of the mean; both ends are that value if there is one alone."""
+    resampled = np.random.default_rng(0).choice(np.asarray(values, float), (draws, len(values))).mean(axis=1)
+    low, high = np.percentile(resampled, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def _groups(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str, str], list[Mapping[str, Any]]]:
+    groups: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row['task'], row['level'], row['agent']), []).append(row)
+    return groups
+
+
+def _score(row: Mapping[str, Any], value: float) -> float:
+    spread = row['expert_return'] - row['random_return']
+    return 100 * (value - row['random_return']) / spread if spread else float('nan')
+
+
+def table(rows: Sequence[Mapping[str, Any]], seeds: int) -> str:
+    """Returns a Markdown table: a line for each task, data set and algorithm."""
+    lines = [
+        '| task | data | return of the data | algorithm | mean return | 95% interval | score | seeds | training, s |',
+        '|---|---|---|---|---|---|---|---|---|',
+    ]
+    for (task, level, agent), found in sorted(_groups(rows).items()):
+        returns = [row['mean_return'] for row in found]
+        mean, (low, high) = float(np.mean(returns)), interval(returns)
+        number = f'{len(found)}' if len(found) == seeds else f'**{len(found)} of {seeds}**'
+        between = f'{low:.1f} to {high:.1f}' if len(found) > 1 else 'one seed'
+        secs = np.mean([row['train_secs'] for row in found])
+        lines.append(
+            f'| {task} | {level} | {found[0]["data_return"]:.1f} | {agent} | {mean:.1f} | {between} | '
+            f'{_score(found[0], mean):.0f} | {number} | {secs:.0f} |'
+        )
+    return '\n'.join(lines)
+
+
+def verdicts(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Returns what can be judged: is BC as good as the expert, are others better than BC on medium data?"""
+    lines, groups = [], _groups(rows)
+    for (task, level, agent), found in sorted(groups.items()):
+        returns = [row['mean_return'] for row in found]
+        if level == 'expert' and agent == 'BC':
+            score = _score(found[0], float(np.mean(returns)))
+            lines.append(f'{task}: BC has a score of {score:.1f} on expert data; within 5%: {score >= 95}')
+        cloned = groups.get((task, level, 'BC'))
+        if level == 'medium' and agent != 'BC' and cloned:
+            low, high = interval(returns)[0], interval([row['mean_return'] for row in cloned])[1]
+            few = min(len(found), len(cloned)) < 2
+            known = 'unknown with one seed' if few else str(low > high)
+            lines.append(f'{task}: {agent} exceeds BC on medium data, intervals apart: {known}')
+    return '\n'.join(lines)
+
+
+def draw(path: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Draws the score of each algorithm on each data set: the mean's bar, its interval, and a point for each seed."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    groups = _groups(rows)
+    tasks = sorted({task for task, _, _ in groups})
+    agents = sorted({agent for _, _, agent in groups})
+    figure = Figure(figsize=(5 * len(tasks), 4), dpi=120, layout='constrained')
+    for axes, task in zip(np.atleast_1d(figure.subplots(1, len(tasks))), tasks, strict=True):
+        levels = [level for level in LEVELS if any(key[:2] == (task, level) for key in groups)]
+        for i, agent in enumerate(agents):
+            for j, level in enumerate(levels):
+                found = groups.get((task, level, agent))
+                if not found:
+                    continue
+                scores = [_score(row, row['mean_return']) for row in found]
+                mean, (low, high) = float(np.mean(scores)), interval(scores)
+                x = j + (i - (len(agents) - 1) / 2) * 0.8 / len(agents)
+                label = agent if j == 0 else None
+                axes.bar(x, mean, 0.7 / len(agents), color=f'C{i}', alpha=0.5, label=label)
+                axes.errorbar(x, mean, [[mean - low], [high - mean]], color='0.2', capsize=3, linewidth=1)
+                axes.plot([x] * len(scores), scores, '.', color=f'C{i}', markersize=4)
+        for score in (0, 100):
+            axes.axhline(score, color='0.35', linestyle='--', linewidth=0.8)
+        axes.set_xticks(range(len(levels)), levels)
+        axes.set_title(task)
+    figure.axes[0].set_ylabel('score: 0 is random actions, 100 the expert')
+    figure.axes[0].legend(frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    FigureCanvasAgg(figure).print_png(path)
