@@ -8,7 +8,13 @@ import numpy as np
 from benchmarks import recorded_environment
 
 
-def draw(path: pathlib.Path, sides: Mapping[str, Iterable[pathlib.Path]], goal: float, window: int) -> None:
+def draw(
+    path: pathlib.Path,
+    sides: Mapping[str, Iterable[pathlib.Path]],
+    goal: float,
+    window: int,
+    least: int | None = None,
+) -> None:
     """Draws every run of every side, those of a side in one colour.
 
     Args:
@@ -16,6 +22,7 @@ def draw(path: pathlib.Path, sides: Mapping[str, Iterable[pathlib.Path]], goal: 
       sides: label -> files that `recorded_environment` wrote, one for each run.
       goal: is drawn as a line.
       window: episodes that a mean is over.
+      least: episodes that a run's first means are over; None is `window`.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -25,13 +32,14 @@ def draw(path: pathlib.Path, sides: Mapping[str, Iterable[pathlib.Path]], goal: 
     for i, (label, files) in enumerate(sides.items()):
         for j, file in enumerate(files):
             start, episodes = recorded_environment.read(file)
-            if start is None or len(episodes) < window:
+            first = least or window
+            if start is None or len(episodes) < first:
                 continue
             times, returns, env_steps = np.array(episodes).T
-            means = np.convolve(returns, np.full(window, 1 / window), 'valid')
+            means = [returns[max(0, end - window) : end].mean() for end in range(first, len(returns) + 1)]
             style = {'color': f'C{i}', 'alpha': 0.8, 'linewidth': 1.2, 'label': None if j else label}
-            by_secs.plot(times[window - 1 :] - start, means, **style)
-            by_steps.plot(env_steps[window - 1 :], means, **style)
+            by_secs.plot(times[first - 1 :] - start, means, **style)
+            by_steps.plot(env_steps[first - 1 :], means, **style)
     for axes, name in ((by_secs, 'seconds after start-up'), (by_steps, 'environment steps')):
         axes.axhline(goal, color='0.35', linestyle='--', linewidth=1)
         axes.set_xlabel(name)

@@ -13,39 +13,23 @@ With --root_dir the runs are kept, and those that are there already are not made
 """
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import pathlib
-import signal
-import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import recorded_environment, return_curves  # noqa: E402
-from tflearn.launch.local import free_port  # noqa: E402
+from benchmarks import recorded_runs, return_curves  # noqa: E402
 
 OURS = {'PPO': 'ppo_cartpole', 'IMPALA': 'impala_reuse_cartpole'}
 PEERS = {'RLlib PPO': 'ppo', 'RLlib IMPALA': 'impala'}
 # Of RLlib PPO's medians, at most: seconds, environment steps.
 WANTED = {'PPO': (0.25, 1.5), 'IMPALA': (0.5, 1.5)}
-_WINDOW = 20
-_START_SECS, _STOP_SECS = 120.0, 30.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """What a run took to the goal; None if it did not get there in time. `start` is in seconds since 1970."""
-
-    start: float
-    secs: float | None
-    env_steps: int | None
 
 
 def main() -> int:
@@ -65,7 +49,7 @@ def main() -> int:
     sides = [side for side in options.sides if side in OURS or options.rllib_python.exists()]
     with tempfile.TemporaryDirectory() as temporary:
         root = options.root_dir or pathlib.Path(temporary)
-        outcomes: dict[str, list[Outcome]] = {side: [] for side in sides}
+        outcomes: dict[str, list[recorded_runs.Outcome]] = {side: [] for side in sides}
         begun = time.monotonic()
         for seed in range(1, options.seeds + 1):
             for side in sides:
@@ -76,8 +60,8 @@ def main() -> int:
                 print(f'seed {seed}, {side}: {outcomes[side][-1]}', file=sys.stderr, flush=True)
         if options.picture:
             paths = {side: (root / side.replace(' ', '_')).glob('*/episodes.jsonl') for side in sides}
-            return_curves.draw(options.picture, paths, options.goal, _WINDOW)
-    print(_table(outcomes))
+            return_curves.draw(options.picture, paths, options.goal, recorded_runs.WINDOW)
+    print(recorded_runs.table(outcomes))
     print(_verdict(outcomes))
     if options.json:
         dicts = {side: [dataclasses.asdict(outcome) for outcome in found] for side, found in outcomes.items()}
@@ -85,116 +69,31 @@ def main() -> int:
     return int(any(outcome.secs is None for side in OURS for outcome in outcomes.get(side, [])))
 
 
-def _outcome(side: str, path: pathlib.Path, seed: int, options: argparse.Namespace) -> Outcome:
+def _outcome(side: str, path: pathlib.Path, seed: int, options: argparse.Namespace) -> recorded_runs.Outcome:
     """Returns how a run went, after making it if it is not there."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        run = _run_ours if side in OURS else _run_rllib
-        run(side, path, seed, options)
-    return _read(path, options.goal, options.limit_secs)
-
-
-def _read(path: pathlib.Path, goal: float, limit_secs: float) -> Outcome:
-    start, episodes = recorded_environment.read(path)
-    if start is None:
-        raise RuntimeError(f'got no environment step in {path.parent}; see its log files')
-    for i in range(_WINDOW, len(episodes) + 1):
-        secs = episodes[i - 1][0] - start
-        if secs <= limit_secs and statistics.fmean(episode[1] for episode in episodes[i - _WINDOW : i]) >= goal:
-            return Outcome(start, secs, episodes[i - 1][2])
-    return Outcome(start, None, None)
-
-
-def _run_ours(side: str, path: pathlib.Path, seed: int, options: argparse.Namespace) -> None:
-    bindings = [
-        'from benchmarks import recorded_environment',
-        'make_environment=@recorded_environment.make',
-        'recorded_environment.make.make_environment=@gymnasium_env.make',
-        f'recorded_environment.make.path="{path.resolve()}"',
-        f'train.Initial.seed={seed}',
-        f'collect.collect.seed={seed}',
-        *options.gin_bindings,
-    ]
-    flags = [
-        f'--root_dir={path.parent / "run"}',
-        f'--gin_file={OURS[side]}',
-        f'--replay_address=localhost:{free_port()}',
-        *(f'--gin_bindings={binding}' for binding in bindings),
-    ]
-    with contextlib.ExitStack() as stack:
-        jobs = [
-            stack.enter_context(
-                _process([sys.executable, '-m', f'scripts.{job}', *flags], path.with_name(f'{job}.log'))
-            )
-            for job in ('replay_server', 'train', 'collect')
-        ]
-        alive = lambda: all(job.poll() is None for job in jobs)  # noqa: E731
-        _wait(lambda: recorded_environment.read(path)[0] is not None or not alive(), _START_SECS)
-        _wait(lambda: _read(path, options.goal, options.limit_secs).secs is not None or not alive(), options.limit_secs)
+        if side in OURS:
+            recorded_runs.run(OURS[side], path, seed, options.goal, options.limit_secs, options.gin_bindings)
+        else:
+            _run_rllib(side, path, seed, options)
+    return recorded_runs.read(path, options.goal, options.limit_secs)
 
 
 def _run_rllib(side: str, path: pathlib.Path, seed: int, options: argparse.Namespace) -> None:
     program = pathlib.Path(__file__).with_name('time_to_return_rllib.py')
     flags = [f'--path={path}', f'--seed={seed}', f'--limit_secs={options.limit_secs}']
     command = [str(options.rllib_python), str(program), f'--algorithm={PEERS[side]}', *flags]
-    with _process(command, path.with_name('rllib.log')) as process:
-        there = lambda: path.exists() and _read(path, options.goal, options.limit_secs).secs is not None  # noqa: E731
-        _wait(lambda: process.poll() is not None or there(), _START_SECS + options.limit_secs)
+    with recorded_runs.process(command, path.with_name('rllib.log')) as process:
+        there = lambda: path.exists() and recorded_runs.read(path, options.goal, options.limit_secs).secs is not None  # noqa: E731
+        recorded_runs.wait(lambda: process.poll() is not None or there(), recorded_runs.START_SECS + options.limit_secs)
 
 
-@contextlib.contextmanager
-def _process(command: Sequence[str], log: pathlib.Path):
-    with open(log, 'w', encoding='utf-8') as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT)
-        try:
-            yield process
-        finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(_STOP_SECS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
-def _wait(condition: Callable[[], bool], secs: float) -> None:
-    from tflearn.waiting import wait_until
-
-    with contextlib.suppress(TimeoutError):
-        wait_until(condition, 'a run', secs)
-
-
-def _table(outcomes: Mapping[str, Sequence[Outcome]]) -> str:
-    lines = [
-        '| side | seconds of each seed | median | environment steps of each seed | median |',
-        '|---|---|---|---|---|',
-    ]
-    for side, found in outcomes.items():
-        secs = ', '.join('-' if outcome.secs is None else f'{outcome.secs:.1f}' for outcome in found)
-        steps = ', '.join('-' if outcome.env_steps is None else f'{outcome.env_steps:,}' for outcome in found)
-        lines.append(
-            f'| {side} | {secs} | {_median(found, "secs", ".1f")} | {steps} | {_median(found, "env_steps", ",.0f")} |'
-        )
-    return '\n'.join(lines)
-
-
-def _median(found: Sequence[Outcome], name: str, form: str) -> str:
-    value = _middle(found, name)
-    return '-' if value is None else format(value, form)
-
-
-def _middle(found: Sequence[Outcome], name: str) -> float | None:
-    """The median, where a run that did not get there took longer than any other; None if that is the median."""
-    values = [getattr(outcome, name) for outcome in found]
-    median = statistics.median([float('inf') if value is None else value for value in values] or [float('inf')])
-    return None if median == float('inf') else median
-
-
-def _verdict(outcomes: Mapping[str, Sequence[Outcome]]) -> str:
+def _verdict(outcomes: Mapping[str, Sequence[recorded_runs.Outcome]]) -> str:
     lines = []
     for side, wanted in WANTED.items():
         for name, most in zip(('secs', 'env_steps'), wanted, strict=True):
-            ours, theirs = (_middle(outcomes.get(key, []), name) for key in (side, 'RLlib PPO'))
+            ours, theirs = (recorded_runs.middle(outcomes.get(key, []), name) for key in (side, 'RLlib PPO'))
             if ours is not None and theirs is not None:
                 lines.append(f"our {side}: {ours / theirs:.2f} of RLlib PPO's {name} (wanted: at most {most})")
     return '\n'.join(lines)

@@ -113,6 +113,7 @@ class RunDir:
       greedy_policy: the directory of the exported versions of the policy that is evaluated.
       serving_models: TensorFlow Serving's --model_config_file for this run.
       serving_batching: TensorFlow Serving's --batching_parameters_file for this run.
+      cloning: the run directory of the behavioural cloning that a run may begin with.
       commands: the commands that start the run's jobs by hand.
       config: the run's gin configuration.
       code_snapshot: git revisions and differences of the code that runs, if a program was asked for that.
@@ -137,6 +138,7 @@ class RunDir:
         self.greedy_policy = self.policies / 'greedy_policy'
         self.serving_models = path / 'serving' / 'models.config'
         self.serving_batching = path / 'serving' / 'batching.config'
+        self.cloning = path / 'cloning'
         self.commands = path / 'commands.txt'
         self.config = path / 'config.gin'
         self.code_snapshot = path / 'code_snapshot.md'

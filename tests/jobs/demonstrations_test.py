@@ -8,6 +8,7 @@ import pytest
 
 from tests.testing import jobs, written_summaries
 from tflearn.actors.actor import Actor
+from tflearn.data.demonstrations import Demonstrations
 from tflearn.data.reader import Dataset
 from tflearn.data.writer import EpisodeRecorder, EpisodeWriter
 from tflearn.environments import gymnasium_env
@@ -16,7 +17,7 @@ from tflearn.jobs.collect import collect
 from tflearn.jobs.record import _Acting
 from tflearn.jobs.synchronous import synchronous
 from tflearn.jobs.train import train
-from tflearn.jobs.train_settings import Data, Demonstrations, Initial
+from tflearn.jobs.train_settings import Data, Initial
 from tflearn.run_dir import read_json
 
 FEW = {

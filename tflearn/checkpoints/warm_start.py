@@ -127,6 +127,23 @@ def load_policy(path: str | os.PathLike[str], variables: Sequence[tf.Variable]) 
         raise UserValueError(
             f'got {path} as a policy, which cannot be read as one ({reason}); need the directory of a SavedModel policy'
         ) from error
+    return copy(stored, variables, f'the policy {path}')
+
+
+def copy(stored: Sequence[tf.Variable], variables: Sequence[tf.Variable], source: str) -> list[str]:
+    """Assigns the values of variables to those of another object with equal names; see `load_policy`.
+
+    Args:
+      stored: the variables to read, each once.
+      variables: the variables to assign to, each once.
+      source: what `stored` is of, for messages: 'the policy runs/before'.
+
+    Returns:
+      The names of those that `stored` does not have, which keep their values.
+
+    Raises:
+      ValueError: if one of `stored` has no counterpart. Then nothing is assigned.
+    """
     there, here = _by_name(stored), _by_name(variables)
     pairs, problems = [], []
     for name, values in there.items():
@@ -140,13 +157,13 @@ def load_policy(path: str | os.PathLike[str], variables: Sequence[tf.Variable]) 
     if problems or not pairs:
         more = f' (and {len(problems) - 3} more)' if len(problems) > 3 else ''
         raise UserValueError(
-            f'got the policy {path} for another agent: {"; ".join(problems[:3]) or "it has no variables"}{more}; '
+            f'got {source} for another agent: {"; ".join(problems[:3]) or "it has no variables"}{more}; '
             'need equal networks; undo the change, or load a checkpoint by prefixes'
         )
     for value, target in pairs:
         target.assign(value.numpy())
     missing = sorted(name for name in here if name not in there)
-    logging.info('loaded %d variables of the policy %s; it has no %s', len(pairs), path, ', '.join(missing) or 'others')
+    logging.info('loaded %d variables of %s; it has no %s', len(pairs), source, ', '.join(missing) or 'others')
     return missing
 
 

@@ -10,11 +10,12 @@ import tensorflow as tf
 from absl import logging
 from tf_agents.typing import types
 
+from tflearn.data.demonstrations import Demonstrations
 from tflearn.data.reader import Dataset, EpisodeReader, Part
 from tflearn.distribute import strategies
 from tflearn.errors import UserValueError
 from tflearn.experience import Experience, Iteration, Prioritized, Queue, Reuse, Uniform
-from tflearn.jobs.train_settings import Demonstrations, Reading
+from tflearn.jobs.train_settings import Reading
 from tflearn.learner import agent_data
 from tflearn.learner.minibatches import MinibatchSource
 from tflearn.replay.storage import Storage

@@ -1,6 +1,8 @@
-"""Makes a run's agent for its environment, optionally with values of another run."""
+"""Makes a run's agent for its environment, optionally with values of another run or of recorded episodes."""
 
 import pathlib
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -10,17 +12,28 @@ from tf_agents.typing import types
 from tflearn.actors import stored_state
 from tflearn.checkpoints import warm_start
 from tflearn.checkpoints.files import CheckpointFiles
+from tflearn.data.demonstrations import Cloning
+from tflearn.data.reader import EpisodeReader
 from tflearn.distribute import precision as precisions
 from tflearn.distribute import strategies
 from tflearn.errors import UserValueError
 from tflearn.experience import Experience
 from tflearn.jobs.train_settings import Initial
 from tflearn.learner import agent_data
+from tflearn.learner.learner import Learner, LearnerOptions
+from tflearn.learner.summaries import SummaryOptions
+from tflearn.learner.train_loop import LoopOptions
 from tflearn.policies import versions
 from tflearn.run_dir import RunDir, local_path
+from tflearn.sampling import recorded
 from tflearn.train_step import create_train_step
 from tflearn.types import Agent, AgentFactory, EnvironmentSpecs
+from tflearn.waiting import Stopped
 from tflearn.weights import contract
+
+_CLONING_STEPS_PER_CALL = 200
+_CLONING_CHECKPOINT_STEPS = 1_000
+_CLONING_SUMMARIES = 50
 
 
 def make(
@@ -47,6 +60,11 @@ def make(
     return agent
 
 
+def continues(run_dir: RunDir) -> bool:
+    """Returns whether the run has a checkpoint, so that it begins with nothing else."""
+    return bool(CheckpointFiles(run_dir.checkpoints, 1, None).steps())
+
+
 def load(agent: Agent, initial: Initial, run_dir: RunDir) -> None:
     """Loads values of another run or of an exported policy into the agent, unless its own run has a checkpoint.
 
@@ -62,8 +80,8 @@ def load(agent: Agent, initial: Initial, run_dir: RunDir) -> None:
     if source is None:
         return
     local_path(source, 'initial_checkpoint' if initial.checkpoint else 'initial_policy')
-    if steps := CheckpointFiles(run_dir.checkpoints, 1, None).steps():
-        logging.info('loaded nothing from %s: this run continues from its own train step %d', source, steps[-1])
+    if continues(run_dir):
+        logging.info('loaded nothing from %s: this run continues from its own checkpoint', source)
         return
     if initial.policy:
         _load_policy(agent, pathlib.Path(initial.policy))
@@ -83,9 +101,66 @@ def _load_policy(agent: Agent, path: pathlib.Path) -> None:
         path = path if version is None else directory / str(version)
     elif (newest := versions.newest_version(path)) is not None:
         path = path / str(newest)
+    warm_start.load_policy(path, _policy_variables(agent))
+
+
+def _policy_variables(agent: Agent) -> list[tf.Variable]:
+    """Returns the variables of both policies, each once."""
     policies = [agent.policy, agent.collect_policy]
-    variables = {variable.ref(): variable for policy in policies for variable in contract.published(policy)}
-    warm_start.load_policy(path, list(variables.values()))
+    return list({variable.ref(): variable for policy in policies for variable in contract.published(policy)}.values())
+
+
+def clone(
+    agent: Agent,
+    cloning: Cloning,
+    specs: EnvironmentSpecs,
+    run_dir: RunDir,
+    placement: tf.distribute.Strategy,
+    precision: str,
+    seed: int,
+    stop: threading.Event,
+    alive: Callable[[int], None],
+) -> None:
+    """Clones recorded episodes, and begins the agent with the policy.
+
+    Checkpoints and summaries are in a directory of their own, from which a restarted job continues.
+
+    Args:
+      agent: the run's agent.
+      cloning: what is cloned, and how.
+      specs: the environment's specs.
+      run_dir: the run's directory.
+      placement: the strategy that the agent was made in, on one worker.
+      precision: see `make`.
+      seed: of the draws.
+      stop: ends the cloning when set.
+      alive: is called with the train step of the cloning about every few seconds.
+
+    Raises:
+      ValueError: if the data do not have what the agent needs, or the policies have other variables.
+      Stopped: if `stop` is set.
+    """
+    layout = strategies.layout(placement)
+    if layout.workers > 1:
+        raise UserValueError(f'got Initial.cloning on {layout.workers} workers; need one')
+    experience = cloning.experience
+    cloner = make(cloning.make_agent, specs, experience, placement, precision)
+    spec, batch_size = data_spec(cloner, experience), experience.per_replica_batch_size * layout.replicas
+    replay = recorded.load(experience, spec, EpisodeReader(cloning.dataset, spec), seed, batch_size)
+    options = LearnerOptions(
+        checkpoint_interval_steps=_CLONING_CHECKPOINT_STEPS,
+        summaries=SummaryOptions(max(1, cloning.num_train_steps // _CLONING_SUMMARIES)),
+        loop=LoopOptions(preprocess=agent_data.preprocessing(cloner)),
+    )
+    with Learner(cloner, replay, RunDir(run_dir.cloning), strategy=placement, options=options) as learner:
+        while learner.step < cloning.num_train_steps and not stop.is_set():
+            steps = min(_CLONING_STEPS_PER_CALL, cloning.num_train_steps - learner.step)
+            learner.run(learner.calls(steps))
+            alive(learner.step)
+    if learner.step < cloning.num_train_steps:
+        raise Stopped(f'stopped at train step {learner.step} of the cloning; its checkpoint is saved')
+    logging.info('cloned recorded episodes in %d train steps', learner.step)
+    warm_start.copy(_policy_variables(cloner), _policy_variables(agent), 'the cloned policy')
 
 
 def data_spec(agent: Agent, experience: Experience) -> types.NestedTensorSpec:

@@ -7,10 +7,10 @@ from typing import Any
 
 from absl import logging
 
+from tflearn.data.demonstrations import Demonstrations
 from tflearn.data.reader import EpisodeReader
 from tflearn.experience import Experience
 from tflearn.jobs import initial_agent
-from tflearn.jobs.train_settings import Demonstrations
 from tflearn.learner import agent_data
 from tflearn.replay import credits, reports
 from tflearn.replay.server import CheckpointDirectory, ReplayServer

@@ -80,6 +80,7 @@ def synchronous(
     """
     check_counts('', {'num_environments': (num_environments, 1)})
     check_strategy(device.strategy)
+    initial.check_no_cloning('the synchronous job')
     local.check(experience)
     settings = Settings.make(intervals, learner_options, exports, initial, experience, stop_conditions)
     max_env_steps = _least(stop_conditions.max_env_steps, collect_options.max_env_steps)

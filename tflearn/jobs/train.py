@@ -10,6 +10,8 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn import waiting
+from tflearn.data.demonstrations import Cloning as Cloning  # for gin: train.Cloning
+from tflearn.data.demonstrations import Demonstrations as Demonstrations  # for gin: train.Demonstrations
 from tflearn.data.reader import Dataset as Dataset  # for gin: train.Dataset
 from tflearn.distribute import strategies, workers
 from tflearn.distribute.watchdog import Watchdog
@@ -18,14 +20,15 @@ from tflearn.jobs import batch_source, initial_agent, run_outputs
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.train_session import TrainSession
 from tflearn.jobs.train_settings import Data, Device, Hooks, Initial, Intervals, Settings
-from tflearn.jobs.train_settings import Demonstrations as Demonstrations  # for gin: train.Demonstrations
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions as SummaryOptions  # for gin: train.SummaryOptions
 from tflearn.replay import connection
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.run_dir import RunDir, Status
-from tflearn.types import AgentFactory, EnvironmentFactory, specs_of
+from tflearn.types import Agent, AgentFactory, EnvironmentFactory, EnvironmentSpecs, specs_of
+from tflearn.weights import contract
+from tflearn.weights.publisher import Publisher
 
 _TRACE_SECS = 300.0
 _WRITE_SECS = 600.0  # checkpoints and exports time out after that
@@ -92,6 +95,8 @@ def train(
                 agent = initial_agent.make(make_agent, specs, experience, placement, device.precision)
             storage = Storage(experience, initial_agent.data_spec(agent, experience))
             _wait_for_replay(run_dir, [replay_address, *data.addresses], storage, connect_timeout_secs, stop)
+            if initial.cloning is not None and not initial_agent.continues(run_dir):
+                _clone(agent, initial.cloning, specs, run_dir, replay_address, placement, device, seed, stop)
             with watchdog.guard('the construction of the learner'):
                 initial_agent.load(agent, initial, run_dir)
                 servers = data.addresses or [replay_address]
@@ -125,6 +130,32 @@ def _seed(seed: int | None, placement: tf.distribute.Strategy) -> int:
         logging.info('got no seed; drew %d: the same seed gives the same draws', seed)
     tf.keras.utils.set_random_seed(seed + strategies.layout(placement).worker)
     return seed
+
+
+def _clone(
+    agent: Agent,
+    cloning: Cloning,
+    specs: EnvironmentSpecs,
+    run_dir: RunDir,
+    replay_address: str,
+    placement: tf.distribute.Strategy,
+    device: Device,
+    seed: int,
+    stop: threading.Event,
+) -> None:
+    """Begins the agent with a policy that is cloned from recorded episodes; collectors get to know that they wait."""
+    status = Status(run_dir.status('train'), 'train')
+    publisher = Publisher(replay_address, contract.published(agent.collect_policy))
+
+    def alive(step: int) -> None:
+        publisher.publish(0, contract.PRETRAINING, 0)
+        status.update('running on recorded episodes', cloning_step=step, num_cloning_steps=cloning.num_train_steps)
+
+    alive(0)
+    try:
+        initial_agent.clone(agent, cloning, specs, run_dir, placement, device.precision, seed, stop, alive)
+    finally:
+        publisher.close()
 
 
 def _wait_for_replay(

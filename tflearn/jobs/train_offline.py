@@ -73,6 +73,7 @@ def train_offline(
     """
     check_strategy(device.strategy)
     local.check(experience)
+    initial.check_no_cloning('the offline job')
     if initial.demonstrations is not None:
         raise UserValueError(
             'got Initial.demonstrations in a job that trains on recorded episodes alone; need None, '

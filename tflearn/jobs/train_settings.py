@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, get_args
 
-from tflearn.data.reader import Dataset
+from tflearn.data.demonstrations import Cloning, Demonstrations
 from tflearn.distribute.watchdog import Watchdog
 from tflearn.errors import UserValueError
-from tflearn.experience import Experience, Prioritized, Queue, Scheduled, Uniform
+from tflearn.experience import Experience, Prioritized, Queue, Uniform
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
@@ -76,75 +76,6 @@ class Device:
 
 
 @dataclasses.dataclass(frozen=True)
-class Demonstrations:
-    """Recorded episodes that a run trains on besides the steps that it collects itself; for uniform replay.
-
-    The learner holds them in memory (at most `Uniform.max_mirror_gb`) to the end of the run, and draws them uniformly.
-
-    Attributes:
-      dataset: the episodes.
-      share: the share of demonstrations in each batch, at least 0 and below 1, rounded to items of a replica's batch;
-        or a schedule of the train step. Only the other items count for `samples_per_insert`.
-      num_pretrain_steps: the run's first train steps, which are on demonstrations alone; collection begins after them.
-        They count for `num_train_steps` and for schedules.
-      fill_replay: whether the replay begins with the episodes. There they are drawn and removed like all others; they
-        count for `min_size`, but not for `samples_per_insert`.
-    """
-
-    dataset: Dataset
-    share: Scheduled = 0.25
-    num_pretrain_steps: int = 0
-    fill_replay: bool = False
-
-    def __post_init__(self) -> None:
-        if not callable(self.share) and not 0 <= self.share < 1:
-            raise UserValueError(
-                f'got Demonstrations.share={self.share!r}; need a number from 0 to below 1, or a schedule; train on '
-                'demonstrations alone with num_pretrain_steps, or with the job train_offline'
-            )
-        if self.num_pretrain_steps < 0:
-            raise UserValueError(f'got Demonstrations.num_pretrain_steps={self.num_pretrain_steps}; need 0 or more')
-        if not (self.are_drawn or self.fill_replay):
-            raise UserValueError(
-                f'got Demonstrations.share={self.share} with num_pretrain_steps=0 and fill_replay=False, so that no '
-                'episode would be used; need one of them'
-            )
-
-    @property
-    def are_drawn(self) -> bool:
-        """Whether batches have demonstrations, apart from those in the replay."""
-        return callable(self.share) or self.share > 0 or self.num_pretrain_steps > 0
-
-    def check(self, experience: Experience) -> None:
-        """Raises a ValueError if such an experience cannot have demonstrations, or a batch has no room for them."""
-        replay, size = experience.replay, experience.per_replica_batch_size
-        if not isinstance(replay, Uniform) or replay.sampling == 'server' or replay.max_times_sampled:
-            raise UserValueError(
-                f'got Initial.demonstrations with Experience.replay={replay!r}; need Uniform(...) that the learner '
-                "draws from (sampling 'auto' or 'learner', max_times_sampled=0), or no demonstrations"
-            )
-        if experience.slicing.cross_episodes:
-            raise UserValueError(
-                'got Initial.demonstrations with Slicing.cross_episodes, but recorded episodes do not follow each '
-                'other; need cross_episodes=False'
-            )
-        if not callable(self.share) and self.share > 0 and not 1 <= round(size * self.share) < size:
-            raise UserValueError(
-                f'got Demonstrations.share={self.share} for batches of {size} items on each replica, of which '
-                f'{round(size * self.share)} would be demonstrations; need at least one item of both kinds'
-            )
-
-    def check_mirrored(self, mirrored: bool) -> None:
-        """Raises a ValueError if the learner does not draw from its own memory."""
-        if not mirrored:
-            raise UserValueError(
-                'got Initial.demonstrations with a replay that the server draws from, because of its sequences or its '
-                "size; need one that fits into the learner's memory; set Uniform.sampling='learner', or a smaller "
-                'Uniform.max_size'
-            )
-
-
-@dataclasses.dataclass(frozen=True)
 class Initial:
     """What a run begins with.
 
@@ -159,6 +90,8 @@ class Initial:
         begins with, instead of a checkpoint's: a version, a directory of versions (its newest), or a run's directory
         (its best). What no policy has, such as critics, begins as usual and is named in the log.
       demonstrations: recorded episodes that the run trains on first, or all the time; None for none.
+      cloning: how the policy is made that the run begins with, instead of another run's: by cloning recorded episodes.
+        Only of the train job, on one worker.
     """
 
     seed: int | None = None
@@ -166,11 +99,22 @@ class Initial:
     prefixes: Collection[str] | Mapping[str, str] = ('agent',)
     policy: str | None = None
     demonstrations: Demonstrations | None = None
+    cloning: Cloning | None = None
 
     def __post_init__(self) -> None:
         if self.checkpoint is not None and self.policy is not None:
             raise UserValueError(
                 f'got Initial.checkpoint={self.checkpoint!r} and policy={self.policy!r}; need one of them'
+            )
+        if self.cloning is not None and (source := self.checkpoint or self.policy):
+            raise UserValueError(f'got Initial.cloning and the values of {source!r}; need one of them')
+
+    def check_no_cloning(self, job: str) -> None:
+        """Raises a ValueError if there is cloning in a job that does none."""
+        if self.cloning is not None:
+            raise UserValueError(
+                f'got Initial.cloning in {job}; need None; clone in a run of its own (tflearn-train-offline) and begin '
+                'with its policy (Initial.policy), or start separate jobs (tflearn-launch)'
             )
 
 

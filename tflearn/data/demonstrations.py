@@ -1,0 +1,103 @@
+"""What a run does with recorded episodes besides the steps that it collects itself: settings, and what they need."""
+
+import dataclasses
+
+from tflearn.data.reader import Dataset
+from tflearn.errors import UserValueError
+from tflearn.experience import BatchItems, Experience, Scheduled, Uniform
+from tflearn.types import AgentFactory
+
+
+@dataclasses.dataclass(frozen=True)
+class Demonstrations:
+    """Recorded episodes that a run trains on besides the steps that it collects itself; for uniform replay.
+
+    The learner holds them in memory (at most `Uniform.max_mirror_gb`) to the end of the run, and draws them uniformly.
+
+    Attributes:
+      dataset: the episodes.
+      share: the share of demonstrations in each batch, at least 0 and below 1, rounded to items of a replica's batch;
+        or a schedule of the train step. Only the other items count for `samples_per_insert`.
+      num_pretrain_steps: the run's first train steps, which are on demonstrations alone; collection begins after them.
+        They count for `num_train_steps` and for schedules.
+      fill_replay: whether the replay begins with the episodes. There they are drawn and removed like all others; they
+        count for `min_size`, but not for `samples_per_insert`.
+    """
+
+    dataset: Dataset
+    share: Scheduled = 0.25
+    num_pretrain_steps: int = 0
+    fill_replay: bool = False
+
+    def __post_init__(self) -> None:
+        if not callable(self.share) and not 0 <= self.share < 1:
+            raise UserValueError(
+                f'got Demonstrations.share={self.share!r}; need a number from 0 to below 1, or a schedule; train on '
+                'demonstrations alone with num_pretrain_steps, or with the job train_offline'
+            )
+        if self.num_pretrain_steps < 0:
+            raise UserValueError(f'got Demonstrations.num_pretrain_steps={self.num_pretrain_steps}; need 0 or more')
+        if not (self.are_drawn or self.fill_replay):
+            raise UserValueError(
+                f'got Demonstrations.share={self.share} with num_pretrain_steps=0 and fill_replay=False, so that no '
+                'episode would be used; need one of them'
+            )
+
+    @property
+    def are_drawn(self) -> bool:
+        """Whether batches have demonstrations, apart from those in the replay."""
+        return callable(self.share) or self.share > 0 or self.num_pretrain_steps > 0
+
+    def check(self, experience: Experience) -> None:
+        """Raises a ValueError if such an experience cannot have demonstrations, or a batch has no room for them."""
+        replay, size = experience.replay, experience.per_replica_batch_size
+        if not isinstance(replay, Uniform) or replay.sampling == 'server' or replay.max_times_sampled:
+            raise UserValueError(
+                f'got Initial.demonstrations with Experience.replay={replay!r}; need Uniform(...) that the learner '
+                "draws from (sampling 'auto' or 'learner', max_times_sampled=0), or no demonstrations"
+            )
+        if experience.slicing.cross_episodes:
+            raise UserValueError(
+                'got Initial.demonstrations with Slicing.cross_episodes, but recorded episodes do not follow each '
+                'other; need cross_episodes=False'
+            )
+        if not callable(self.share) and self.share > 0 and not 1 <= round(size * self.share) < size:
+            raise UserValueError(
+                f'got Demonstrations.share={self.share} for batches of {size} items on each replica, of which '
+                f'{round(size * self.share)} would be demonstrations; need at least one item of both kinds'
+            )
+
+    def check_mirrored(self, mirrored: bool) -> None:
+        """Raises a ValueError if the learner does not draw from its own memory."""
+        if not mirrored:
+            raise UserValueError(
+                'got Initial.demonstrations with a replay that the server draws from, because of its sequences or its '
+                "size; need one that fits into the learner's memory; set Uniform.sampling='learner', or a smaller "
+                'Uniform.max_size'
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Cloning:
+    """Behavioural cloning of recorded episodes, with whose policy a run of another agent begins, such as PPO.
+
+    The train job clones before it trains, while collectors wait; the policies' variables need equal names and shapes,
+    so the networks' options are bound once, for both agents. It is done when the run has a checkpoint.
+
+    Attributes:
+      dataset: the episodes.
+      make_agent: makes the agent that clones, such as `agents.bc.make_agent`.
+      num_train_steps: its train steps, which do not count for the run.
+      experience: its experience settings, with `Uniform`.
+    """
+
+    dataset: Dataset
+    make_agent: AgentFactory
+    num_train_steps: int = 5_000
+    experience: Experience = Experience(batch=BatchItems(256))  # noqa: RUF009 - it is frozen
+
+    def __post_init__(self) -> None:
+        if self.num_train_steps < 1:
+            raise UserValueError(f'got Cloning.num_train_steps={self.num_train_steps}; need at least 1')
+        if not isinstance(self.experience.replay, Uniform):
+            raise UserValueError(f'got Cloning.experience with replay={self.experience.replay!r}; need Uniform(...)')
