@@ -15,6 +15,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,7 @@ from collections.abc import Mapping, Sequence
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SIDES = ('tf_agents', 'tflearn')
+_ADDRESS = re.compile(' at 0x[0-9a-f]+')
 # Client -> the folder that tells it, and the folders of the tests that have to do with training.
 CLIENTS = {
     'circuit_training': ('circuit_training', ('circuit_training/learning', 'circuit_training/model')),
@@ -89,7 +91,8 @@ def _tests(checkout: pathlib.Path, client: str, side: str, timeout_secs: float) 
         if not report.exists():
             raise RuntimeError(f'the tests of {checkout} did not start, with the learner of {side}')
         cases = xml.etree.ElementTree.parse(report).iter('testcase')
-        return {f'{case.get("classname")}.{case.get("name")}': _outcome(case) for case in cases}
+        # Names of parameters may hold addresses of functions, which differ from process to process.
+        return {_ADDRESS.sub('', f'{case.get("classname")}.{case.get("name")}'): _outcome(case) for case in cases}
 
 
 def _outcome(case: xml.etree.ElementTree.Element) -> str:
