@@ -33,6 +33,9 @@ def define_record() -> None:
     flags.DEFINE_float('epsilon', 0.0, 'Share of random actions.', 0.0, 1.0)
     flags.DEFINE_integer('seed', 0, 'Seed of the environments and the random actions.')
     flags.DEFINE_bool('compress', False, 'Compresses the files with gzip.')
+    flags.DEFINE_bool(
+        'log_probabilities', False, 'Records the log-probability of each action, for tflearn-evaluate --data.'
+    )
 
 
 def record_bindings() -> Sequence[str]:
@@ -43,7 +46,8 @@ def record_bindings() -> Sequence[str]:
     if flags.FLAGS.episodes and flags.FLAGS.steps:
         raise UserValueError(f'got --episodes={flags.FLAGS.episodes} and --steps={flags.FLAGS.steps}; need one of them')
     given = {'num_episodes': 'episodes', 'num_steps': 'steps'}
-    given |= {name: name for name in ('num_environments', 'policy', 'train_step', 'epsilon', 'seed', 'compress')}
+    names = ('num_environments', 'policy', 'train_step', 'epsilon', 'seed', 'compress', 'log_probabilities')
+    given |= {name: name for name in names}
     # What is not given is left to the gin file.
     values = {name: flags.FLAGS[flag].value for name, flag in given.items() if flags.FLAGS[flag].present}
     return [f'tflearn.jobs.record.record.{name} = {value!r}' for name, value in {'output': output, **values}.items()]

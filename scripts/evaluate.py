@@ -2,14 +2,23 @@
 
 When a target return is set and reached, it asks the train job to finish. --replay_address is used only if the published
 weights are evaluated (EvaluateOptions.follow).
+
+With --data=DIR it evaluates one exported policy on recorded episodes instead, without an environment and a gin file,
+and prints a table of estimates; tflearn-evaluate --data=DIR --help lists the flags of that.
 """
 
-from . import job_setup
+import re
+import sys
+
+from . import data_evaluation_flags, job_setup
 
 
 def main() -> None:
     """Runs the program; see `job_setup.main`."""
-    job_setup.main('evaluate', __doc__)
+    if any(re.match('--?data(=|$)', argument) for argument in sys.argv[1:]):
+        data_evaluation_flags.main(__doc__)
+    else:
+        job_setup.main('evaluate', __doc__)
 
 
 if __name__ == '__main__':

@@ -116,6 +116,15 @@ class ActionMask:
         chosen = np.stack([part.argmax(axis=1) for part in parts], axis=1)
         return chosen.reshape(len(mask), *self._shape).astype(self._dtype)
 
+    def log_probability(self, observation: Any, action: np.ndarray) -> np.ndarray:
+        """Returns the log-probabilities with which `sample` draws the actions [B, *shape], float64 [B]."""
+        mask = np.asarray(tf.nest.flatten(observation)[self._index]) != 0
+        ends = np.cumsum(self._sizes)
+        num_legal = np.stack([part.sum(axis=1) for part in np.split(mask, ends[:-1], axis=1)], axis=1)
+        places = np.reshape(action, (len(mask), -1)).astype(int) + ends - self._sizes
+        legal = np.take_along_axis(mask, places, axis=1)
+        return np.where(legal, -np.log(np.maximum(num_legal, 1.0)), -np.inf).sum(axis=1)
+
 
 def make_mask(specs: EnvironmentSpecs, path: str | None) -> tuple[ActionMask | None, types.NestedTensorSpec]:
     """Returns the mask at a path, None for no path, and the spec of the observation without it."""

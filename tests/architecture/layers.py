@@ -38,6 +38,7 @@ PACKAGES = {
     'sampling': ('replay',),
     'weights': ('rpc',),
     'data': ('rpc',),
+    'ope': (),
     'policies': (),
     'serving': ('policies', 'rpc'),
     'checkpoints': (),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from tf_agents.specs import tensor_spec
-from tf_agents.trajectories import trajectory
+from tf_agents.trajectories import policy_step, trajectory
 from tf_agents.typing import types
 
 from tflearn.errors import UserTypeError, UserValueError
@@ -17,6 +17,8 @@ from tflearn.types import EnvironmentSpecs, leaf_paths
 
 FORMAT = 1
 DESCRIPTION, SPECS = 'dataset.json', 'environment_specs.pbtxt'
+# What a policy records of an action, for off-policy evaluation.
+LOG_PROBABILITY = policy_step.PolicyInfo(log_probability=tf.TensorSpec((), tf.float32, 'log_probability'))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,6 +25,7 @@ from tflearn.experience import Experience
 from tflearn.jobs import initial_agent
 from tflearn.jobs.train_settings import Hooks
 from tflearn.policies import external, loader, versions
+from tflearn.policies.action_probabilities import ActionProbabilities
 from tflearn.policies.exporter import ACTION_MASK
 from tflearn.replay import connection, stored_episodes, stored_rows
 from tflearn.replay.storage import REPLAY, Storage
@@ -53,6 +54,7 @@ def record(
     seed: int = 0,
     compress: bool = False,
     hooks: Hooks = Hooks(),
+    log_probabilities: bool = False,
 ) -> None:
     """Writes complete episodes until there are enough; those of an earlier call with this output count.
 
@@ -73,9 +75,11 @@ def record(
       seed: the seed of the environments and the random actions; a call that continues uses other ones.
       compress: compress the files with gzip.
       hooks: what the program does during the job; its texts describe the environment.
+      log_probabilities: whether to record the log-probability of each action, for off-policy evaluation.
 
     Raises:
-      ValueError: if there is no such policy, or it is of another environment, or the data set has other columns.
+      ValueError: if there is no such policy, or it is of another environment, or the data set has other columns, or
+        the policy's actions have no probabilities that are known.
     """
     check_at_least(1, num_episodes=num_episodes, num_steps=num_steps, num_environments=num_environments)
     if num_episodes and num_steps:
@@ -91,7 +95,7 @@ def record(
     num_earlier = sum(shard.episodes for shard in earlier)
     episodes_seed = int(np.random.SeedSequence([seed, num_earlier]).generate_state(1)[0] >> 1) if num_earlier else seed
     with contextlib.closing(make_environment(num_environments=num_environments, seed=episodes_seed)) as environment:
-        acting = _Acting(environment.specs, found, 1.0 if found is None else epsilon, episodes_seed)
+        acting = _Acting(environment.specs, found, 1.0 if found is None else epsilon, episodes_seed, log_probabilities)
         facts = {
             'policy': policy if isinstance(policy, str) else external.function_name(policy),
             'train_step': getattr(found, 'train_step', None),
@@ -101,7 +105,8 @@ def record(
             **metadata.environment(make_environment, hooks.describe()),
             **metadata.versions(),
         }
-        writer = EpisodeWriter(directory, environment.specs, metadata=facts, compress=compress)
+        stored = columns.columns_of(columns.data_spec(environment.specs, acting.info_spec))
+        writer = EpisodeWriter(directory, environment.specs, stored, metadata=facts, compress=compress)
         recorder = EpisodeRecorder(writer, num_environments)
         try:
             with contextlib.closing(writer):
@@ -237,10 +242,11 @@ def _find(run_dir: RunDir, policy: str | external.ActFunction, train_step: int |
         return None
     if '/' in policy:
         return external.load(local_path(policy, 'policy'), train_step)
-    return external.find_function(policy) if ':' in policy else _load(run_dir, policy, train_step)
+    return external.find_function(policy) if ':' in policy else load_policy(run_dir, policy, train_step)
 
 
-def _load(run_dir: RunDir, name: str, train_step: int | None) -> loader.LoadedPolicy:
+def load_policy(run_dir: RunDir, name: str, train_step: int | None) -> loader.LoadedPolicy:
+    """Returns a version of an exported policy; None as train step takes the run's result, else the newest."""
     directory = run_dir.policy(name)
     step = train_step
     if step is None:  # the policy that the run ended with, which is the best one that was evaluated
@@ -271,26 +277,44 @@ class _Nothing:
 
 
 class _Acting:
-    """A loaded policy, a function of observations, or random actions (None), as an `ActingPolicy` without info."""
+    """A loaded policy, a function of observations, or random actions (None), as an `ActingPolicy`.
 
-    def __init__(self, specs: EnvironmentSpecs, policy: Any, epsilon: float, seed: int):
+    It records nothing but, if wanted, the log-probabilities of its actions.
+    """
+
+    def __init__(
+        self, specs: EnvironmentSpecs, policy: Any, epsilon: float, seed: int, log_probabilities: bool = False
+    ):
         mask = None
         if isinstance(policy, loader.LoadedPolicy | external.SavedPolicy):
             policy.check(specs)
             mask = policy.metadata.get(ACTION_MASK) if isinstance(policy, loader.LoadedPolicy) else None
         elif policy is not None:
             policy = external.FunctionPolicy(policy, specs)
+        if log_probabilities and not isinstance(policy, loader.LoadedPolicy | None):
+            raise UserValueError(
+                'got log_probabilities for a policy that is not exported by a run, whose probabilities are not known; '
+                f"need the name of an exported one, or policy='{RANDOM}'"
+            )
         self._policy: EvaluationPolicy = policy or _Nothing(specs)
+        action_mask = None if mask is None else ActionMask(specs, mask)
         if epsilon or mask:
-            action_mask = None if mask is None else ActionMask(specs, mask)
             self._policy = EpsilonPolicy(self._policy, epsilon, specs.action, seed, action_mask)
+        self.info_spec: Any = columns.LOG_PROBABILITY if log_probabilities else ()
+        self._probabilities = ActionProbabilities(policy, specs, epsilon, action_mask) if log_probabilities else None
 
     def initial_state(self, batch_size: int) -> Any:
         return self._policy.initial_state(batch_size)
 
     def step(self, time_step: ts.TimeStep, policy_state: Any) -> policy_step.PolicyStep:
         action, state = self._policy.action(time_step, policy_state)
-        return policy_step.PolicyStep(action, state, ())
+        info: Any = ()
+        if self._probabilities is not None:
+            found, _ = self._probabilities.log_probability(time_step, policy_state, action)
+            # The action of a boundary row has no effect, and may be one that is not legal anywhere else.
+            found = np.where(time_step.step_type == ts.StepType.LAST, 0.0, found)
+            info = policy_step.PolicyInfo(log_probability=found.astype(np.float32))
+        return policy_step.PolicyStep(action, state, info)
 
     def check(self, time_step: ts.TimeStep) -> None:
         """Nothing: the policy's specs were compared with the environment's."""

@@ -10,7 +10,7 @@ import functools
 import hashlib
 import pathlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -140,6 +140,11 @@ class LoadedModel:
         self._graph, self._weights = graph, weights
         self.signature_defs: Mapping[str, Any] = graph.signature_defs
         self.signatures = {name: self._bound(definition) for name, definition in graph.signatures.items()}
+
+    @property
+    def functions(self) -> Collection[str]:
+        """The names of the functions that were traced once."""
+        return self._graph.functions.keys()
 
     def function(self, *names: str) -> ModelFunction:
         """Returns the first of the named functions that the SavedModel has, traced once.

@@ -8,6 +8,7 @@ from tf_agents.trajectories import time_step as ts
 
 from tflearn.errors import UserFileNotFoundError, UserValueError
 from tflearn.policies import loaded_model, plain_nests, versions
+from tflearn.policies.export_check import is_stochastic
 from tflearn.policies.loaded_model import LoadedModel
 from tflearn.run_dir import read_json
 from tflearn.types import EnvironmentSpecs
@@ -25,6 +26,7 @@ class LoadedPolicy:
         self.metadata = metadata
         self._action = model.function('action_of_fields', 'action')  # version 0.1 has only the latter
         self._initial_state = model.function('get_initial_state')
+        self._distribution = model.function('distribution') if 'distribution' in model.functions else None
         self._input_dtypes = [argument.dtype for argument in self._action.inputs]
         arguments, _ = self._action.definition.structured_input_signature
         self.time_step_spec = ts.TimeStep(*arguments[:4])  # plain nests [B, ...]
@@ -33,6 +35,11 @@ class LoadedPolicy:
     def train_step(self) -> int:
         """The train step of the weights."""
         return int(self.metadata['train_step'])
+
+    @property
+    def is_stochastic(self) -> bool:
+        """Whether the policy draws its actions."""
+        return is_stochastic(self._action.definition)
 
     def check(self, specs: EnvironmentSpecs) -> None:
         """Checks that the policy fits an environment. An unknown dimension of the policy's specs fits any size.
@@ -65,6 +72,22 @@ class LoadedPolicy:
         Returns:
           The actions (numpy, [B, ...]; a nest for a nested action spec) and the next policy state.
         """
+        step = self._action(self._inputs(time_step, policy_state))
+        return tf.nest.map_structure(lambda tensor: tensor.numpy(), step['action']), step['policy_state']
+
+    def distribution(self, time_step: Any, policy_state: Any = ()) -> tuple[Any, Any] | None:
+        """Returns the parameters of the distributions of one step's actions; arguments as for `action`.
+
+        Returns:
+          The parameters by their names (numpy, [B, ...]), in the nest of the action, and the next policy state. None if
+          the policy was exported without its distribution.
+        """
+        if self._distribution is None:
+            return None
+        step = self._distribution(self._inputs(time_step, policy_state))
+        return tf.nest.map_structure(lambda tensor: tensor.numpy(), step['distribution']), step['policy_state']
+
+    def _inputs(self, time_step: Any, policy_state: Any) -> list[tf.Tensor]:
         inputs = (
             time_step.step_type,
             plain_nests.to_plain(time_step.reward),
@@ -73,8 +96,7 @@ class LoadedPolicy:
             policy_state,
         )
         leaves = zip(tf.nest.flatten(inputs), self._input_dtypes, strict=True)
-        step = self._action([tf.convert_to_tensor(leaf, dtype) for leaf, dtype in leaves])
-        return tf.nest.map_structure(lambda tensor: tensor.numpy(), step['action']), step['policy_state']
+        return [tf.convert_to_tensor(leaf, dtype) for leaf, dtype in leaves]
 
 
 def _fits(own: Any, other: Any) -> bool:

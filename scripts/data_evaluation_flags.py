@@ -1,0 +1,72 @@
+"""tflearn-evaluate --data: its flags, and what it prints."""
+
+import math
+import threading
+from typing import Any
+
+from absl import flags
+
+from tflearn import waiting
+from tflearn.errors import UserValueError
+from tflearn.run_dir import RunDir, local_path, write_json
+
+from . import job_setup, preflight
+
+
+def main(description: str | None) -> None:
+    """Runs the program, see `job_setup.plain_main`; `description` begins its --help."""
+    job_setup.plain_main('evaluate', description, _run, _define, '--data=data/expert', _check)
+
+
+def _define() -> None:
+    flags.DEFINE_multi_string('data', [], "Directory of episodes, or a pattern such as 'data/*'; may be repeated.")
+    flags.DEFINE_string('policy', 'greedy_policy', "Name of the run's exported policy that is evaluated.")
+    flags.DEFINE_integer(
+        'train_step', None, "Train step of the version; default: the run's result, else the newest.", 0
+    )
+    flags.DEFINE_float('epsilon', 0.0, "Share of random actions among the policy's own.", 0.0, 1.0)
+    flags.DEFINE_float('gamma', 1.0, "Discount of the value; 1 estimates an episode's return.", 0.0, 1.0)
+    flags.DEFINE_integer('horizon', None, 'Steps of an episode that count; default: the longest episode.', 1)
+    flags.DEFINE_integer('num_features', 256, 'Features of fitted values and of an estimated behaviour policy.', 1)
+    flags.DEFINE_integer('num_bootstrap', 1000, 'Bootstrap samples of the intervals.', 1)
+    flags.DEFINE_integer('num_refits', 20, 'Bootstrap samples to which fitted Q evaluation is fitted again.', 2)
+    flags.DEFINE_bool(
+        'estimate_behaviour', False, 'Estimates the behaviour policy even if its log-probabilities were recorded.'
+    )
+    flags.DEFINE_float('min_return', None, 'The smallest return of an episode.')
+    flags.DEFINE_float('max_return', None, 'The greatest return of an episode.')
+    flags.DEFINE_integer('max_episodes', None, 'Episodes to read.', 1)
+    flags.DEFINE_integer('max_damaged', 0, 'Damaged records that are skipped; one more is an error.', 0)
+    flags.DEFINE_integer('seed', 0, 'Seed of the bootstrap samples and of the features.')
+    flags.DEFINE_string('output', None, 'A JSON file for the estimates.')
+
+
+def _check() -> None:
+    if not all(flags.FLAGS.data):
+        raise UserValueError('got an empty --data; need a directory of episodes, such as --data=data/expert')
+    for name in ('epsilon', 'gamma'):
+        if math.isnan(flags.FLAGS[name].value or 0.0):
+            raise UserValueError(f'got --{name}={flags.FLAGS[name].value}; need a number from 0 to 1')
+    if flags.FLAGS.output:
+        local_path(flags.FLAGS.output, '--output')
+
+
+def _values(*names: str) -> dict[str, Any]:
+    return {name: flags.FLAGS[name].value for name in names}
+
+
+def _run(stop: threading.Event) -> None:
+    with waiting.may_exit(stop, lambda: None):  # nothing is written before the end
+        preflight.import_quietly('tensorflow', 'gym')
+        from tflearn.api import data_evaluation
+
+        found, facts = data_evaluation.evaluate_on_data(
+            RunDir(flags.FLAGS.root_dir),
+            flags.FLAGS.data,
+            _values('min_return', 'max_return', 'max_episodes', 'max_damaged'),
+            **_values('policy', 'train_step', 'epsilon', 'gamma', 'horizon', 'num_features', 'num_bootstrap'),
+            **_values('num_refits', 'estimate_behaviour', 'seed'),
+        )
+        print(found.text(), flush=True)
+        if flags.FLAGS.output:
+            write_json(local_path(flags.FLAGS.output, '--output'), facts)

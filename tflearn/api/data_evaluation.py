@@ -1,0 +1,206 @@
+"""Off-policy evaluation of a run's exported policy on recorded episodes: no environment is needed."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+from tf_agents.trajectories import policy_step
+from tf_agents.trajectories import time_step as ts
+
+from tflearn.action_mask import ActionMask
+from tflearn.actors.exploration import EpsilonPolicy
+from tflearn.data import columns
+from tflearn.data.reader import Dataset, EpisodeReader
+from tflearn.errors import UserValueError
+from tflearn.jobs import record
+from tflearn.ope import evaluation
+from tflearn.ope.evaluation import Evaluation, OpeOptions, RecordedSteps
+from tflearn.ope.features import MAX_INPUTS
+from tflearn.policies.action_probabilities import ActionProbabilities, NoDensityError
+from tflearn.policies.exporter import ACTION_MASK
+from tflearn.policies.loader import LoadedPolicy
+from tflearn.run_dir import RunDir
+from tflearn.types import EnvironmentSpecs, EvaluationPolicy
+
+_NUM_SAMPLES = 8  # actions of a stochastic policy in each state
+_NUM_ROWS, _NUM_EPISODES = 4096, 256  # of a call of the policy
+
+# Time steps and actions [B], and the policy's state before them -> arrays [B, ...], and the next state.
+_Call = Callable[[Any, Any], tuple[list[np.ndarray], Any]]
+
+
+def evaluate_on_data(
+    run_dir: RunDir,
+    paths: Sequence[str],
+    filters: Mapping[str, Any],
+    policy: str = 'greedy_policy',
+    train_step: int | None = None,
+    epsilon: float = 0.0,
+    **options: Any,
+) -> tuple[Evaluation, dict[str, Any]]:
+    """Estimates the value of an exported policy from recorded episodes.
+
+    Args:
+      run_dir: the directory of the run that exported the policy.
+      paths: the data sets, see `Dataset`.
+      filters: which episodes are read, see `Dataset`.
+      policy: the name of the policy that is evaluated.
+      train_step: the train step of its version; None takes the run's result, else the newest.
+      epsilon: the share of uniformly random actions among the policy's own, in [0, 1].
+      **options: see `OpeOptions`.
+
+    Returns:
+      (estimates, facts): the facts, for a JSON file, are the estimates and what was evaluated.
+
+    Raises:
+      ValueError: if there is no such policy or data set, they are of different environments, the reward is no single
+        number, or the policy draws actions of unknown probabilities.
+    """
+    dataset, ope_options = Dataset(paths, **filters), OpeOptions(**options)
+    loaded = record.load_policy(run_dir, policy, train_step)
+    reader = EpisodeReader(dataset)
+    specs = columns.read_specs(reader.directories[0])
+    loaded.check(specs)
+    if tf.nest.is_nested(specs.reward) or specs.reward.shape.rank:
+        raise UserValueError(f'got episodes with the reward {specs.reward}; need a single number')
+    logging.info('evaluate the policy %s on %s', loaded.path, ', '.join(map(str, reader.directories)))
+    episodes, log_behaviour = _read(dataset, specs)
+    recorded = _recorded(episodes, log_behaviour, specs, loaded, epsilon)
+    found = evaluation.evaluate(recorded, ope_options)
+    facts = {
+        'policy': str(loaded.path),
+        'train_step': loaded.train_step,
+        'epsilon': epsilon,
+        'data': [str(directory) for directory in reader.directories],
+        'options': dataclasses.asdict(ope_options),
+    }
+    return found, facts | found.json()
+
+
+def _read(dataset: Dataset, specs: EnvironmentSpecs) -> tuple[list[Any], np.ndarray | None]:
+    """Returns the episodes, and the log-probabilities of all their rows [S]; None if a data set has none."""
+    plain = columns.data_spec(specs)
+    with_info = columns.data_spec(specs, columns.LOG_PROBABILITY)
+    (column,) = set(columns.columns_of(with_info)) - set(columns.columns_of(plain))
+    known = all(column in columns.read_columns(each) for each in EpisodeReader(dataset).directories)
+    episodes = list(EpisodeReader(dataset, with_info if known else plain).episodes())
+    if not episodes:
+        raise UserValueError('got no episodes that pass the filters; need at least two')
+    if not known:
+        return episodes, None
+    rows = [policy_step.get_log_probability(episode.policy_info) for episode in episodes]
+    return episodes, np.concatenate(rows).astype(np.float64)
+
+
+def _recorded(
+    episodes: Sequence[Any],
+    log_behaviour: np.ndarray | None,
+    specs: EnvironmentSpecs,
+    policy: LoadedPolicy,
+    epsilon: float,
+) -> RecordedSteps:
+    """Returns the episodes' rows, and what the policy does in them."""
+    lengths = np.array([len(episode.reward) for episode in episodes])
+    without_info = [episode._replace(policy_info=()) for episode in episodes]
+    rows: Any = tf.nest.map_structure(lambda *leaves: np.concatenate(leaves), *without_info)
+    path = policy.metadata.get(ACTION_MASK)
+    mask = None if path is None else ActionMask(specs, path)
+    given = (_time_steps(rows), rows.action)
+    log_target, choices, samples = None, None, np.zeros((0, len(rows.reward), 0))
+    try:
+        known = ActionProbabilities(policy, specs, epsilon, mask)
+    except NoDensityError:
+        known = None
+    if known is not None:
+        (log_target,) = _over_rows(policy, _log_probability(known), given, lengths)
+    if known is not None and known.num_choices:
+        (choices,) = _over_rows(policy, _probabilities(known), given, lengths)
+    else:
+        acting: EvaluationPolicy = policy
+        if epsilon:
+            acting = EpsilonPolicy(policy, epsilon, specs.action, 0, mask)
+        num_samples = _NUM_SAMPLES if policy.is_stochastic or epsilon else 1
+        samples = np.stack(_over_rows(policy, _samples(acting, num_samples), given, lengths))
+    actions = _numbers(rows.action)
+    if choices is not None:
+        actions = actions - float(np.asarray(specs.action.minimum))
+    return RecordedSteps(
+        lengths,
+        _observations(rows.observation),
+        (rows.step_type != ts.StepType.LAST) & (rows.next_step_type != ts.StepType.FIRST),
+        rows.reward.astype(np.float64),
+        rows.discount.astype(np.float64),
+        actions,
+        log_behaviour,
+        log_target,
+        choices,
+        samples,
+    )
+
+
+def _time_steps(rows: Any) -> ts.TimeStep:
+    """Returns what the policy saw: the reward and the discount of a time step are those of the row before."""
+    first = rows.step_type == ts.StepType.FIRST
+    reward = np.where(first, 0, np.roll(rows.reward, 1)).astype(rows.reward.dtype)
+    discount = np.where(first, 1, np.roll(rows.discount, 1)).astype(rows.discount.dtype)
+    return ts.TimeStep(rows.step_type, reward, discount, rows.observation)
+
+
+def _log_probability(known: ActionProbabilities) -> _Call:
+    def call(given: Any, state: Any) -> tuple[list[np.ndarray], Any]:
+        found, state = known.log_probability(given[0], state, given[1])
+        return [found], state
+
+    return call
+
+
+def _probabilities(known: ActionProbabilities) -> _Call:
+    def call(given: Any, state: Any) -> tuple[list[np.ndarray], Any]:
+        found, state = known.probabilities(given[0], state)
+        return [found], state
+
+    return call
+
+
+def _samples(policy: EvaluationPolicy, num_samples: int) -> _Call:
+    def call(given: Any, state: Any) -> tuple[list[np.ndarray], Any]:
+        drawn = [policy.action(given[0], state) for _ in range(num_samples)]
+        return [_numbers(action) for action, _ in drawn], drawn[0][1]
+
+    return call
+
+
+def _over_rows(policy: LoadedPolicy, call: _Call, given: Any, lengths: np.ndarray) -> list[np.ndarray]:
+    """Returns what `call` returns for all rows [S], in their order; a policy with memory takes the episodes in time."""
+    at = lambda index: tf.nest.map_structure(lambda leaf: leaf[index], given)  # noqa: E731
+    num_rows, starts = int(lengths.sum()), np.cumsum(lengths) - lengths
+    if not tf.nest.flatten(policy.initial_state(1)):
+        blocks = [call(at(slice(i, i + _NUM_ROWS)), ())[0] for i in range(0, num_rows, _NUM_ROWS)]
+        return [np.concatenate(leaves) for leaves in zip(*blocks, strict=True)]
+    results: list[np.ndarray] = []
+    for begin in range(0, len(lengths), _NUM_EPISODES):
+        first, size = starts[begin : begin + _NUM_EPISODES], lengths[begin : begin + _NUM_EPISODES]
+        state = policy.initial_state(len(first))
+        for t in range(size.max()):
+            index, inside = first + np.minimum(t, size - 1), t < size
+            found, state = call(at(index), state)
+            results = results or [np.zeros((num_rows, *leaf.shape[1:])) for leaf in found]
+            for result, leaf in zip(results, found, strict=True):
+                result[index[inside]] = leaf[inside]
+    return results
+
+
+def _numbers(nest: Any) -> np.ndarray:
+    """Returns all numbers of each row, float64 [S, number of numbers]."""
+    leaves = tf.nest.flatten(nest)
+    return np.concatenate([np.reshape(leaf, (len(leaf), -1)).astype(np.float64) for leaf in leaves], axis=1)
+
+
+def _observations(observation: Any) -> np.ndarray:
+    """Returns the numbers of the observations; without their values if no value is fitted to so many."""
+    leaves = tf.nest.flatten(observation)
+    size = sum(int(np.prod(leaf.shape[1:])) for leaf in leaves)
+    return _numbers(observation) if size <= MAX_INPUTS else np.broadcast_to(0.0, (len(leaves[0]), size))

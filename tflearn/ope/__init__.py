@@ -1,0 +1,1 @@
+"""Off-policy evaluation: the value of a policy from episodes that another policy has recorded. Pure functions."""

@@ -1,0 +1,184 @@
+"""ActionProbabilities: how likely an exported policy, or uniformly random actions, are to take given actions.
+
+SavedModels hold the parameters of distributions, not their classes. The names of the parameters tell the class:
+
+    logits                                categorical, counted from the action's minimum
+    loc                                   one action, of a greedy policy
+    loc, scale_diag                       normal; an action at or beyond a bound stands for all of them, since the
+                                          environment clips: its probability is that of the tail
+    distribution: {loc, scale_diag}       normal, squashed by tanh into the bounds (TF-Agents' SquashToSpecNormal)
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tf_agents.trajectories import time_step as ts
+
+from tflearn.action_mask import ActionMask
+from tflearn.errors import UserValueError
+from tflearn.policies.loader import LoadedPolicy
+from tflearn.types import EnvironmentSpecs
+
+_NORMAL, _SQUASHED = {'loc', 'scale_diag'}, {'distribution'}
+_LARGEST_TANH = 1 - 1e-7  # float32 actions reach the bounds themselves, where the density has no limit
+
+
+class NoDensityError(UserValueError):
+    """A policy always takes the same floats, which have no density."""
+
+
+class ActionProbabilities:
+    """The probabilities, for floats the densities, of actions that are mixed with uniform ones as by `EpsilonPolicy`.
+
+    Attributes:
+      num_choices: the number of choices of a single Discrete action; None for any other.
+    """
+
+    def __init__(
+        self, policy: LoadedPolicy | None, specs: EnvironmentSpecs, epsilon: float, action_mask: ActionMask | None
+    ):
+        """
+        Args:
+          policy: the policy; None stands for uniform actions.
+          specs: the environment's specs.
+          epsilon: the share of uniform actions, in [0, 1]; 1 without a policy.
+          action_mask: the part of the observation that marks legal actions; uniform actions are legal ones.
+
+        Raises:
+          ValueError: if the policy draws its actions and was exported without the distribution, or with another one
+            than this file knows; or if it always takes the same floats, which have no density.
+        """
+        self._policy, self._epsilon, self._mask = policy, 1.0 if policy is None else epsilon, action_mask
+        self._leaves: Sequence[Any] = tf.nest.flatten(specs.action)
+        single = not tf.nest.is_nested(specs.action) and not specs.action.shape.rank
+        integer = specs.action.dtype.is_integer if single else False
+        self.num_choices = int(specs.action.maximum - specs.action.minimum) + 1 if integer else None
+        self._specs = specs
+        if policy is not None:
+            zeros = tf.nest.map_structure(lambda s: np.zeros((1, *s.shape), s.dtype.as_numpy_dtype), specs.time_step)
+            self._check(policy, self._parameters(policy, zeros, policy.initial_state(1))[0])
+
+    def log_probability(self, time_step: ts.TimeStep, policy_state: Any, action: Any) -> tuple[np.ndarray, Any]:
+        """Returns the log-probabilities of actions, float64 [B], and the policy's next state.
+
+        Args:
+          time_step: time steps [B] of numpy arrays.
+          policy_state: the policy's state before them; () without a policy.
+          action: a nest of numpy arrays [B, ...].
+        """
+        actions = tf.nest.flatten(action)
+        uniform = self._uniform(time_step.observation, action, actions) if self._epsilon else None
+        if self._policy is None:
+            return np.asarray(uniform), policy_state
+        parameters, policy_state = self._parameters(self._policy, time_step, policy_state)
+        own = np.sum(
+            [_log_probability(*each) for each in zip(parameters, self._leaves, actions, strict=True)],
+            axis=0,
+        )
+        if uniform is None:
+            return own, policy_state
+        with np.errstate(divide='ignore'):
+            shares = np.log1p(-self._epsilon), np.log(self._epsilon)
+        return np.logaddexp(own + shares[0], uniform + shares[1]), policy_state
+
+    def probabilities(self, time_step: ts.TimeStep, policy_state: Any) -> tuple[np.ndarray, Any]:
+        """Returns the probabilities of the choices of a single Discrete action, float64 [B, A], and the next state."""
+        spec, size = self._leaves[0], len(time_step.step_type)
+        columns, after = [], policy_state
+        for i in range(self.num_choices or 0):
+            action = np.full(size, i + spec.minimum, spec.dtype.as_numpy_dtype)
+            column, after = self.log_probability(time_step, policy_state, action)
+            columns.append(np.exp(column))
+        return np.stack(columns, axis=1), after
+
+    def _parameters(self, policy: LoadedPolicy, time_step: ts.TimeStep, state: Any) -> tuple[list[Any], Any]:
+        """Returns the parameters for each tensor of the action, and the next policy state."""
+        computed = policy.distribution(time_step, state)
+        if computed is None:
+            if policy.is_stochastic:
+                raise UserValueError(
+                    f'got the policy {policy.path}, which draws its actions and was exported without their '
+                    "probabilities; need 'greedy_policy' with an epsilon, or 'raw_policy'"
+                )
+            action, state = policy.action(time_step, state)
+            return [{'loc': leaf} for leaf in tf.nest.flatten(action)], state
+        return _by_leaf(computed[0]), computed[1]
+
+    def _check(self, policy: LoadedPolicy, parameters: Sequence[Mapping[str, Any]]) -> None:
+        for found, spec in zip(parameters, self._leaves, strict=True):
+            names, integer = found.keys(), spec.dtype.is_integer
+            if names == {'loc'} and not integer:
+                raise NoDensityError(
+                    f'got the policy {policy.path}, which always takes the same floats: no action has a density; '
+                    "need one that draws them, such as 'raw_policy' or 'collect_policy'"
+                )
+            if names == _SQUASHED and found['distribution'].keys() == _NORMAL and not integer:
+                continue
+            if names not in (({'logits'}, {'loc'}) if integer else (_NORMAL,)):
+                raise UserValueError(
+                    f'got the policy {policy.path}, whose distribution has {", ".join(names)}; need logits, loc, or '
+                    'loc and scale_diag'
+                )
+
+    def _uniform(self, observation: Any, action: Any, actions: Sequence[np.ndarray]) -> np.ndarray:
+        if self._mask is not None:
+            return self._mask.log_probability(observation, action)
+        total = 0.0
+        for spec in self._leaves:
+            sizes = np.broadcast_to(spec.maximum, spec.shape) - np.broadcast_to(spec.minimum, spec.shape).astype(float)
+            total -= float(np.log(sizes + spec.dtype.is_integer).sum())
+        return np.full(len(actions[0]), total)
+
+
+def _by_leaf(parameters: Any) -> list[Any]:
+    """Returns the parameters of each tensor of the action, of a nest of dicts of them."""
+    if isinstance(parameters, Mapping):
+        names = parameters.keys()
+        if names == _SQUASHED or any(not isinstance(value, Mapping) for value in parameters.values()):
+            return [parameters]
+        return [leaf for name in sorted(parameters) for leaf in _by_leaf(parameters[name])]
+    return [leaf for value in parameters for leaf in _by_leaf(value)]
+
+
+def _log_probability(parameters: Mapping[str, Any], spec: Any, action: np.ndarray) -> np.ndarray:
+    """Returns the log-probabilities of one tensor of the action, float64 [B]."""
+    if 'logits' in parameters:
+        logits = np.asarray(parameters['logits'], np.float64)
+        logits -= logits.max(axis=-1, keepdims=True)
+        chosen = np.take_along_axis(logits, (action - spec.minimum)[..., np.newaxis].astype(int), axis=-1)
+        each = chosen[..., 0] - np.log(np.exp(logits).sum(axis=-1))
+    elif 'distribution' in parameters:
+        each = _squashed(parameters['distribution'], spec, np.asarray(action, np.float64))
+    elif 'scale_diag' in parameters:
+        each = _clipped_normal(parameters, spec, np.asarray(action, np.float64))
+    else:
+        each = np.where(np.equal(action, parameters['loc']), 0.0, -np.inf)
+    return each.reshape(len(each), -1).sum(axis=1)
+
+
+def _squashed(parameters: Mapping[str, Any], spec: Any, action: np.ndarray) -> np.ndarray:
+    mean, magnitude = (spec.maximum + spec.minimum) / 2, (spec.maximum - spec.minimum) / 2
+    tanh = np.clip((action - mean) / magnitude, -_LARGEST_TANH, _LARGEST_TANH)
+    return _normal(parameters, np.arctanh(tanh)) - np.log1p(-(tanh**2)) - np.log(magnitude)
+
+
+def _clipped_normal(parameters: Mapping[str, Any], spec: Any, action: np.ndarray) -> np.ndarray:
+    loc, scale = (np.asarray(parameters[name], np.float64) for name in ('loc', 'scale_diag'))
+    inside = _normal(parameters, action)
+    below = np.where(action <= spec.minimum, _log_cdf((spec.minimum - loc) / scale), inside)
+    return np.where(action >= spec.maximum, _log_cdf((loc - spec.maximum) / scale), below)
+
+
+def _normal(parameters: Mapping[str, Any], value: np.ndarray) -> np.ndarray:
+    loc, scale = (np.asarray(parameters[name], np.float64) for name in ('loc', 'scale_diag'))
+    return -0.5 * ((value - loc) / scale) ** 2 - np.log(scale) - 0.5 * np.log(2 * np.pi)
+
+
+def _log_cdf(z: np.ndarray) -> np.ndarray:
+    """Returns the logarithm of the standard normal distribution function, also where the function is 0 in float64."""
+    near = np.log(0.5 * tf.math.erfc(np.maximum(-z, -30.0).clip(max=10.0) / np.sqrt(2)).numpy())
+    far = np.maximum(-z, 10.0)
+    series = -0.5 * far**2 - np.log(far * np.sqrt(2 * np.pi)) + np.log1p(-1 / far**2 + 3 / far**4)
+    return np.where(z < -10, series, near)
