@@ -15,6 +15,7 @@ from tflearn.errors import UserValueError
 from tflearn.experience import Experience, Prioritization
 
 WEIGHTS = 'weights'  # importance weights in the info of a batch
+IDLE = 'idle'  # in the info of environments: bool [B], which of them have no episode and return FIRST
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +64,8 @@ class BatchedEnvironment(Protocol):
 
         Numeric arrays [B, ...], NaN or 0 where an environment gave no value. A key that has appeared once stays.
         'executed_action', of the action's dtype and shape, is the action that was executed if it differs from the one
-        that `step` was given (apart from clipping).
+        that `step` was given (apart from clipping). 'idle' marks environments that have no episode at the moment and
+        return FIRST: no failures, see `tflearn.external`.
         """
 
     @property

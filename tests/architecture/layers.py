@@ -28,6 +28,7 @@ VOCABULARY = (
 # jobs/ knows all of them but config/, launch/ and tools/.
 PACKAGES = {
     'environments': (),
+    'external': (),
     'transforms': (),
     'networks': (),
     'optimization': (),

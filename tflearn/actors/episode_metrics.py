@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-EXECUTED_ACTION = 'executed_action'  # see `types.BatchedEnvironment.info`; it is data, not a metric
+EXECUTED_ACTION, IDLE = 'executed_action', 'idle'  # see `types.BatchedEnvironment.info`; they are no metrics
 
 
 class InfoMetrics:
@@ -55,7 +55,7 @@ class InfoMetrics:
     def _add_keys(self, info: Mapping[str, np.ndarray]) -> None:
         """Adds rows for new numbers."""
         shape = (self._num_environments,)
-        new = [key for key in info if key not in self._seen and key != EXECUTED_ACTION]
+        new = [key for key in info if key not in self._seen and key not in (EXECUTED_ACTION, IDLE)]
         new = [key for key in new if info[key].shape == shape and info[key].dtype.kind in 'biuf']
         self._seen = self._seen.union(info)
         self._keys += new
@@ -121,6 +121,7 @@ class EpisodeMetrics:
         self._factors, self._addends = np.array([[1.0], [gamma], [gamma]]), np.array([[0.0], [0.0], [1.0]])
         self._lengths = np.zeros(num_environments, np.int64)
         self._returns: np.ndarray | None = None  # of each of several rewards, [B, n]
+        self._was_idle: np.ndarray | bool | None = None  # whether the newest time steps belong to no episode
         self._read_info, self._info = read_info, InfoMetrics(num_environments)
         self._newest: collections.deque[Episode] = collections.deque(maxlen=max(buffer_size, num_environments))
         self._undrained: collections.deque[Episode] = collections.deque(maxlen=_MAX_DRAINED)
@@ -149,10 +150,16 @@ class EpisodeMetrics:
         self._lengths += 1  # at boundaries too, but the next row resets it
         num_steps = np.count_nonzero(next_step_type)  # FIRST is 0; no action leads to it
         self.env_steps += num_steps
-        if info := self._read_info():
+        info = self._read_info()
+        if info:
             self._info.add(info, next_step_type != _FIRST)
+        if self._was_idle is None:  # what a reset returned is unknown
+            self._was_idle = IDLE in info
         if num_steps < len(step_type):
-            self.dropped_episodes += np.count_nonzero((next_step_type == _FIRST) & (step_type != _LAST))
+            failed = (next_step_type == _FIRST) & (step_type != _LAST)
+            # One that had no episode, or begins its next one, has lost none.
+            self.dropped_episodes += np.count_nonzero(failed & np.logical_not(self._was_idle))
+        self._was_idle = info.get(IDLE, False)
         ended = next_step_type == _LAST
         if np.count_nonzero(ended):
             for i in np.flatnonzero(ended).tolist():

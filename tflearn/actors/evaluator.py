@@ -8,7 +8,7 @@ import numpy as np
 from tf_agents.trajectories import time_step as ts
 
 from tflearn.errors import UserValueError, check_at_least
-from tflearn.types import BatchedEnvironment, EvaluationPolicy
+from tflearn.types import IDLE, BatchedEnvironment, EvaluationPolicy
 from tflearn.waiting import Stopped
 
 _MAX_DROPPED_IN_A_ROW = 10
@@ -110,7 +110,7 @@ class Evaluator:
         while missing.any():
             if stop is not None and stop.is_set():
                 raise Stopped(f'stopped with {missing.sum()} of {self._quotas.sum()} episodes still to play')
-            ended = time_step.step_type == ts.StepType.LAST
+            ended = (time_step.step_type == ts.StepType.LAST) | self._environment.info.get(IDLE, False)
             action, policy_state = policy.action(time_step, policy_state)
             time_step = self._environment.step(action)
             first = time_step.step_type == ts.StepType.FIRST

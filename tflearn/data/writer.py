@@ -181,6 +181,9 @@ class EpisodeRecorder:
             column[number] = leaf
         self._num_rows = number + 1
         self._begin[row.step_type == ts.StepType.FIRST] = number
+        # An environment that returned FIRST twice has made no step between.
+        none = (row.step_type == ts.StepType.FIRST) & (row.next_step_type == ts.StepType.FIRST)
+        self._begin[none] = -1
         ended = (row.step_type == ts.StepType.LAST) | (row.next_step_type == ts.StepType.FIRST)
         for i in np.flatnonzero(ended & (self._begin >= 0)):
             self._writer.write([column[self._begin[i] : number + 1, i] for column in self._columns])

@@ -174,7 +174,12 @@ def _run(
         if waits and isinstance(limit, CreditLimit) and weights.newest.policy_version > acted + 1:
             writer.begin_with_next()  # others acted meanwhile: new items must not hold steps of an older policy
         waits, acted = False, weights.newest.policy_version
-        collection.run(1 if limit or is_queue else _STEPS_PER_RUN, write, weights.newest.env_steps)
+        # Simulators may be slow: weights are to be refreshed, and leases renewed, all the same.
+        until = time.monotonic() + REPORT_SECS
+        for _ in range(1 if limit or is_queue else _STEPS_PER_RUN):
+            collection.run(1, write, weights.newest.env_steps)
+            if time.monotonic() >= until:
+                break
         reporter.report_if_due('running')
         if max_env_steps is not None and metrics.env_steps >= max_env_steps:
             writer.flush()

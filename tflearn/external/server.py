@@ -1,0 +1,312 @@
+"""The HTTP server of external simulators: JSON requests -> slots. docs/external-simulators.md is the protocol.
+
+    GET    /v1/specs                  what observations and actions are, and the timeouts
+    POST   /v1/episodes               {"observation": ...} -> 201 {"episode": ID, "action": ...}
+    POST   /v1/episodes/ID/steps      {"reward": ..., "observation": ..., "terminated": ..., "truncated": ...}
+    DELETE /v1/episodes/ID
+
+An error is {"error": ...} with the status 400 for a message that is wrong (the episode goes on), 404 for an unknown
+path, 409 out of turn, 410 for an episode that is gone, 411 and 413 for the size, 503 to try again.
+"""
+
+import dataclasses
+import http.server
+import json
+import pathlib
+import re
+import socketserver
+import ssl
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+import numpy as np
+from absl import logging
+
+from tflearn.errors import UserValueError, check_at_least
+from tflearn.external import descriptions
+from tflearn.external.slots import Busy, Gone, OutOfTurn, Result, Slots, check_secs
+from tflearn.types import EnvironmentSpecs
+
+_EPISODE = re.compile(r'/v1/episodes/(\w{1,64})(/steps)?')
+_STEP_KEYS = {'reward', 'observation', 'terminated', 'truncated', 'step'}
+_STATUS = {
+    UserValueError: HTTPStatus.BAD_REQUEST,
+    Gone: HTTPStatus.GONE,
+    OutOfTurn: HTTPStatus.CONFLICT,
+    Busy: HTTPStatus.SERVICE_UNAVAILABLE,
+}
+_LARGEST_REWARD = float(np.finfo(np.float32).max)
+_MAX_QUOTED = 300  # characters of an error that a client gets
+
+
+@dataclasses.dataclass(frozen=True)
+class TlsFiles:
+    """PEM files of an encrypted server.
+
+    Attributes:
+      certificate: the server's certificate, with its chain.
+      key: the certificate's key.
+      client_ca: the certificates that sign those of clients; if given, clients need such a certificate (mutual TLS).
+    """
+
+    certificate: pathlib.Path | str
+    key: pathlib.Path | str
+    client_ca: pathlib.Path | str | None = None
+
+    def context(self) -> ssl.SSLContext:
+        """Returns the settings of a server; raises ValueError for files that are no such."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            context.load_cert_chain(self.certificate, self.key)
+            if self.client_ca:
+                context.load_verify_locations(self.client_ca)
+                context.verify_mode = ssl.CERT_REQUIRED
+        except OSError as error:
+            names = ', '.join(str(file) for file in (self.certificate, self.key, self.client_ca) if file)
+            raise UserValueError(
+                f'got the files {names} ({error}); need a certificate, its key, CAs, in PEM'
+            ) from error
+        return context
+
+
+@dataclasses.dataclass(frozen=True)
+class ExternalOptions:
+    """Where external simulators connect to, and how long they may take.
+
+    Attributes:
+      host: the name or address to listen at; '0.0.0.0' is all networks.
+      ports: the ports to listen at: the first free one is taken, so that several collectors of one machine can share
+        the list. 0 takes any free port.
+      step_timeout_secs: how long the other simulators wait for one that steps; one that takes longer loses its episode.
+      begin_wait_secs: how long they wait for one whose episode has ended to begin the next.
+      slot_timeout_secs: how long a simulator waits for a slot before it is told to try again.
+      max_connections: connections at the same time.
+      max_request_bytes: the size of the largest request.
+      tls: the files for encryption; None listens without it.
+    """
+
+    host: str = 'localhost'
+    ports: Sequence[int] = (8600, 8601, 8602, 8603, 8604, 8605, 8606, 8607)
+    step_timeout_secs: float = 10.0
+    begin_wait_secs: float = 1.0
+    slot_timeout_secs: float = 60.0
+    max_connections: int = 256
+    max_request_bytes: int = 4 << 20
+    tls: TlsFiles | None = None
+
+    def __post_init__(self) -> None:
+        check_at_least(1, max_connections=self.max_connections, max_request_bytes=self.max_request_bytes)
+        names = ('step_timeout_secs', 'begin_wait_secs', 'slot_timeout_secs')
+        check_secs(**{f'ExternalOptions.{name}': getattr(self, name) for name in names})
+        if isinstance(self.ports, str) or not self.ports or not all(0 <= port <= 65535 for port in self.ports):
+            raise UserValueError(f'got ExternalOptions.ports={self.ports!r}; need a list of ports from 0 to 65535')
+
+
+class Server:
+    """Answers clients from its construction until `close`, each connection in a thread of its own.
+
+    Attributes:
+      address: 'http://host:port', or https.
+    """
+
+    def __init__(self, slots: Slots, specs: EnvironmentSpecs, options: ExternalOptions):
+        """Starts to listen.
+
+        Raises:
+          ValueError: if it cannot listen at one of the ports, or a file of TLS is invalid.
+        """
+        self._slots, self._specs, self._options = slots, specs, options
+        tls = options.tls.context() if options.tls else None
+        self._server = self._listen(tls)
+        scheme = 'http' if tls is None else 'https'
+        self.address = f'{scheme}://{options.host}:{self._server.server_address[1]}'
+        self._thread = threading.Thread(target=self._server.serve_forever, name='external_server', daemon=True)
+        self._thread.start()
+        logging.info('external simulators can connect to %s', self.address)
+
+    def close(self) -> None:
+        """Tells waiting clients that there are no more actions, and stops listening. May be called twice."""
+        self._slots.close()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(10.0)
+
+    def answer(self, method: str, path: str, body: bytes) -> tuple[HTTPStatus, dict[str, Any]]:
+        """Returns the status and the response to a request; raises nothing that a client causes."""
+        try:
+            match = _EPISODE.fullmatch(path)
+            if (method, path) == ('GET', '/v1/specs'):
+                return HTTPStatus.OK, self._describe()
+            if (method, path) == ('POST', '/v1/episodes'):
+                return HTTPStatus.CREATED, self._begin(_parsed(body, {'observation'}, {'observation'}))
+            if method == 'POST' and match and match[2]:
+                return HTTPStatus.OK, self._step(match[1], _parsed(body, {'reward', 'observation'}, _STEP_KEYS))
+            if method == 'DELETE' and match and not match[2]:
+                self._slots.drop(match[1])
+                return HTTPStatus.OK, {}
+            return HTTPStatus.NOT_FOUND, {
+                'error': f'got {method} {path[:_MAX_QUOTED]}; need GET /v1/specs, POST /v1/episodes, POST '
+                '/v1/episodes/ID/steps or DELETE /v1/episodes/ID'
+            }
+        except tuple(_STATUS) as error:
+            status = next(status for kind, status in _STATUS.items() if isinstance(error, kind))
+            logging.log_first_n(logging.WARNING, 'refused a request of a simulator: %s', 20, error)
+            return status, {'error': str(error)[:_MAX_QUOTED]}
+
+    def _describe(self) -> dict[str, Any]:
+        return {
+            'observation': descriptions.describe(self._specs.observation),
+            'action': descriptions.describe(self._specs.action),
+            'step_timeout_secs': self._options.step_timeout_secs,
+            'slots': len(self._slots.slots),
+        }
+
+    def _begin(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        observation = descriptions.from_json(message['observation'], self._specs.observation, 'observation')
+        episode, action = self._slots.begin(observation, self._options.slot_timeout_secs)
+        return {'episode': episode, 'step': 0, 'action': descriptions.to_json(action, self._specs.action)}
+
+    def _step(self, episode: str, message: Mapping[str, Any]) -> dict[str, Any]:
+        ends = [message.get(name, False) for name in ('terminated', 'truncated')]
+        if not all(isinstance(end, bool) for end in ends):
+            raise UserValueError(f'got terminated, truncated = {ends}; need true or false')
+        number = message.get('step')
+        if number is not None and type(number) is not int:
+            raise UserValueError(f'got step={number!r}; need the number of the step, counted from 0')
+        result = Result(
+            _reward(message['reward']),
+            descriptions.from_json(message['observation'], self._specs.observation, 'observation'),
+            *ends,
+        )
+        answer = self._slots.step(episode, number, result)
+        if answer.action is None:
+            return {'steps': answer.num_steps, 'return': answer.total}
+        return {'step': answer.num_steps, 'action': descriptions.to_json(answer.action, self._specs.action)}
+
+    def _listen(self, tls: ssl.SSLContext | None) -> 'socketserver.TCPServer':
+        failures = []
+        for port in self._options.ports:
+            try:
+                server = _HttpServer((self._options.host, port), _handler(self.answer, self._options.max_request_bytes))
+            except OSError as error:
+                failures.append(f'{port}: {error.strerror or error}')
+                continue
+            server.free_connections = threading.BoundedSemaphore(self._options.max_connections)
+            if tls:  # the handshake is made in the connection's thread, so that none can block the others
+                server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+            return server
+        raise UserValueError(
+            f'got host={self._options.host!r}, which cannot be listened at ({"; ".join(failures)}); need a name of '
+            'this machine and a free port; add ports to ExternalOptions.ports'
+        )
+
+
+class _HttpServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
+    """One thread for each connection, and a limit of them; those beyond it are closed."""
+
+    daemon_threads = True
+    block_on_close = False
+    allow_reuse_address = True
+    request_queue_size = 128
+    free_connections: threading.BoundedSemaphore
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """See `socketserver.BaseServer`."""
+        if self.free_connections.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            logging.log_first_n(logging.WARNING, 'refused a connection: too many at the same time', 5)
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """See `socketserver.ThreadingMixIn`."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.free_connections.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Logs one line: a client that vanished, or spoke no HTTP."""
+        logging.log_first_n(logging.WARNING, 'lost the connection of %s', 20, client_address, exc_info=False)
+
+
+def _handler(
+    answer: Callable[[str, str, bytes], tuple[HTTPStatus, dict[str, Any]]], max_bytes: int
+) -> type[http.server.BaseHTTPRequestHandler]:
+    """Returns the class of the handlers that answer by `answer`."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = 'HTTP/1.1'  # connections stay open
+        timeout = 600.0  # of a connection without requests
+        disable_nagle_algorithm = True
+        wbufsize = -1  # a response is sent at once
+
+        def do_GET(self) -> None:
+            self._respond(b'')
+
+        def do_DELETE(self) -> None:
+            self._respond(b'')
+
+        def do_POST(self) -> None:
+            length = self.headers.get('Content-Length', '')
+            if not length.isdecimal():
+                self._refuse(HTTPStatus.LENGTH_REQUIRED, 'got no Content-Length; need the size of the body')
+            elif int(length) > max_bytes:
+                self._refuse(
+                    HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f'got a request of {length} bytes; need at most {max_bytes}'
+                )
+            else:
+                self._respond(self.rfile.read(int(length)))
+
+        def _respond(self, body: bytes) -> None:
+            try:
+                status, message = answer(self.command, self.path, body)
+            except Exception as error:
+                logging.error('a request failed', exc_info=error)
+                status = HTTPStatus.INTERNAL_SERVER_ERROR
+                message = {'error': f'{type(error).__name__}: the collector has the details in its log'}
+            self._send(status, message)
+
+        def _refuse(self, status: HTTPStatus, error: str) -> None:
+            self.close_connection = True  # the body is not read
+            self._send(status, {'error': error})
+
+        def _send(self, status: HTTPStatus, message: dict[str, Any]) -> None:
+            if status == HTTPStatus.SERVICE_UNAVAILABLE:  # after the end a client finds out that nobody listens
+                self.close_connection = True
+            body = (json.dumps(message) + '\n').encode()
+            self.send_response(status)
+            self.send_header('Content-Type', 'application/json')
+            self.send_header('Content-Length', str(len(body)))
+            if self.close_connection:
+                self.send_header('Connection', 'close')
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Logs no line for each request."""
+
+    return Handler
+
+
+def _parsed(body: bytes, needed: set[str], known: set[str]) -> Mapping[str, Any]:
+    """Returns the JSON object in a request's body; raises ValueError if there is none, or one with other keys."""
+    try:
+        message = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise UserValueError(f'got a body that is no JSON ({error}); need a JSON object') from error
+    if not isinstance(message, dict):
+        raise UserValueError(f'got a JSON {type(message).__name__}; need an object with {", ".join(sorted(needed))}')
+    if missing := needed - message.keys():
+        raise UserValueError(f'got a message without {", ".join(sorted(missing))}; need {", ".join(sorted(needed))}')
+    if unknown := message.keys() - known:
+        raise UserValueError(f'got a message with {", ".join(sorted(unknown))}; need only {", ".join(sorted(known))}')
+    return message
+
+
+def _reward(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LARGEST_REWARD:
+        raise UserValueError(f'got reward={value!r}; need a finite number')
+    return float(value)
