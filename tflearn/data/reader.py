@@ -25,6 +25,7 @@ from tflearn.run_dir import local_path
 
 _HEADER_BYTES, _FOOTER_BYTES = 12, 4  # of a record: its length and two checksums
 _BUFFER_BYTES = 1 << 20
+_MAX_AT_ONCE, _BYTES_AT_ONCE = 64, 4 << 20  # of records that are read by one call
 _MAX_NAMED = 10  # damaged records that are logged one by one
 
 
@@ -184,7 +185,7 @@ class EpisodeReader:
         self.num_read = self.num_damaged = 0
         num_passed = 0  # the filters
         for shard in self._shards:
-            for record, where in self._own_records(shard.path):
+            for record, where in self._own_records(shard):
                 if num_passed == self._dataset.max_episodes:
                     return
                 passes, episode = self._try(record, where)
@@ -210,7 +211,7 @@ class EpisodeReader:
         order = np.random.default_rng([seed, epoch]).permutation(len(self._shards))
         for i in range(begin[0], len(order)):
             passed_over = begin[1] if i == begin[0] else 0
-            for number, (record, where) in enumerate(self._own_records(self._shards[order[i]].path), 1):
+            for number, (record, where) in enumerate(self._own_records(self._shards[order[i]]), 1):
                 episode = self._try(record, where)[1] if number > passed_over else None
                 if episode is not None:
                     yield (i, number), episode
@@ -230,16 +231,19 @@ class EpisodeReader:
         self.num_read += 1
         return True, episode
 
-    def _own_records(self, path: pathlib.Path) -> Iterator[tuple[bytes, str]]:
-        records = self._records(path)
+    def _own_records(self, shard: writer.Shard) -> Iterator[tuple[bytes, str]]:
+        records = self._records(shard)
         return records if self._every == 1 else itertools.islice(records, self._part.pipeline, None, self._every)
 
-    def _records(self, path: pathlib.Path) -> Iterator[tuple[bytes, str]]:
+    def _records(self, shard: writer.Shard) -> Iterator[tuple[bytes, str]]:
         """Yields records, and where each is in its file."""
+        path = shard.path
         offset, size, compressed = 0, path.stat().st_size, path.suffix == '.gz'
+        # Each call of TensorFlow takes longer than to read a small record.
+        at_once = max(1, min(_MAX_AT_ONCE, _BYTES_AT_ONCE * shard.episodes // max(1, size)))
         while offset < size:
             try:
-                for record in _read(path, offset, compressed):
+                for record in _read(path, offset, compressed, at_once):
                     where = f'{path} at byte {offset}'
                     offset += _HEADER_BYTES + len(record) + _FOOTER_BYTES
                     yield record, where
@@ -312,7 +316,7 @@ def _check_columns(directory: pathlib.Path, found: Sequence[Column], needed: Seq
         )
 
 
-def _read(path: pathlib.Path, offset: int, compressed: bool) -> Iterator[bytes]:
+def _read(path: pathlib.Path, offset: int, compressed: bool, at_once: int) -> Iterator[bytes]:
     """Yields the records of a file from `offset` on [bytes]. Raises OpError at a damaged one."""
     with contextlib.ExitStack() as opened:
         if offset:  # TensorFlow reads from the beginning of a file only
@@ -323,7 +327,13 @@ def _read(path: pathlib.Path, offset: int, compressed: bool) -> Iterator[bytes]:
             rest.flush()
             path = pathlib.Path(rest.name)
         records = tf.data.TFRecordDataset(str(path), 'GZIP' if compressed else '', buffer_size=_BUFFER_BYTES)
-        yield from records.as_numpy_iterator()
+        num_read = 0
+        try:
+            for several in records.batch(at_once).as_numpy_iterator():
+                yield from several
+                num_read += len(several)
+        except tf.errors.OpError:  # in these, some may be readable
+            yield from records.skip(num_read).as_numpy_iterator()
 
 
 def _end_of_record(path: pathlib.Path, offset: int) -> int:

@@ -224,11 +224,11 @@ class EpisodeStream(tf.train.experimental.PythonState):
         coming = pool.submit(next, windows)
         while True:
             window = coming.result()
+            if window.position is not first:
+                self._positions.append(window.position)
             if self._stops_before(window.position):
                 return
             coming = pool.submit(next, windows)
-            if window.position is not first:
-                self._positions.append(window.position)
             starts, skipped = window.starts[skipped:], max(0, skipped - len(window.starts))
             while len(starts):
                 missing = self._part * self._batch_size - len(waiting) // self._length
