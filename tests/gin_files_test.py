@@ -21,6 +21,7 @@ NEEDED = {
     'sac_halfcheetah': ('mujoco', 'mujoco'),
     'bc_halfcheetah': ('mujoco', 'mujoco'),
     'iql_halfcheetah': ('mujoco', 'mujoco'),
+    'td3_halfcheetah': ('mujoco', 'mujoco'),
     'dqn_lunar_lander': ('Box2D', 'box2d'),
     'dqn_pong': ('ale_py', 'atari'),
     'impala_pong': ('ale_py', 'atari'),

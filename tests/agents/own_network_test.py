@@ -10,7 +10,7 @@ from tf_agents.networks import encoding_network, lstm_encoding_network
 from tf_agents.specs import tensor_spec
 
 from tests.agents import example_data
-from tflearn.agents import appo, awac, bc, dqn, impala, iql, ppo, reinforce, sac
+from tflearn.agents import appo, awac, bc, dqn, impala, iql, ppo, reinforce, sac, td3
 from tflearn.agents.actor_value import NetworkOptions
 from tflearn.networks import sets
 from tflearn.train_step import create_train_step
@@ -26,6 +26,7 @@ AGENTS = {
     'iql': (iql, CONTINUOUS, {'network': NetworkOptions()}, 2),
     'awac': (awac, DISCRETE, {'critic_fc_layer_params': (8,)}, 2),
     'bc': (bc, DISCRETE, {'network': NetworkOptions()}, 2),
+    'td3': (td3, CONTINUOUS, {'critic_fc_layer_params': (8,), 'policy_delay': 1}, 2),
     'ppo': (ppo, DISCRETE, {'network': NetworkOptions()}, 9),
     'ppo shared': (ppo, DISCRETE, {'network': NetworkOptions(shared=True)}, 9),
     'impala': (impala, DISCRETE, {'network': NetworkOptions()}, 9),
@@ -192,7 +193,7 @@ def test_memory_is_for_algorithms_that_can_have_one():
     agent = make_agent('impala', memory)
     assert agent.collect_policy.policy_state_spec
     assert np.isfinite(agent.train(example_data.sequences(agent, 4, 9)).loss)
-    for name in ('dqn', 'sac', 'reinforce'):
+    for name in ('dqn', 'sac', 'td3', 'reinforce'):
         with pytest.raises(ValueError, match='^got .*; need one without memory.*choose an algorithm with memory'):
             make_agent(name, memory)
     with pytest.raises(ValueError, match='^got a network with memory and Slicing.store_policy_state=False; need True'):

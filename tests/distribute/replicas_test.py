@@ -1,8 +1,8 @@
 """The Learner on 1, 2 and 4 replicas with the same global batch: one result, for every agent.
 
 Compared over 50 steps: the loss (TF-Agents' convention, the mean over the global batch), the extras, the global norm of
-the gradients before and after clipping, and all parameters in the end. SAC samples actions in its losses: replicas
-draw differently, as they should, so here its actor's noise is a function of the data.
+the gradients before and after clipping, and all parameters in the end. SAC and TD3 draw noise in their losses:
+replicas draw differently, as they should, so here it is a function of the data.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from tf_agents.specs import distribution_spec, tensor_spec
 
 from tests.agents import example_data
 from tests.testing import experiences
-from tflearn.agents import appo, awac, bc, dqn, impala, iql, ppo, sac
+from tflearn.agents import appo, awac, bc, ddpg, dqn, impala, iql, ppo, sac, td3
 from tflearn.agents.actor_value import NetworkOptions
 from tflearn.distribute import strategies
 from tflearn.experience import BatchItems
@@ -104,6 +104,30 @@ def _make_sac(experience, **settings):
     )
 
 
+def _make_cql(experience, **settings):
+    agent = _make_sac(experience, conservative_weight=0.5, conservative_target_gap=2.0, **settings)
+
+    def draw(steps):
+        actions = tf.stack([tf.sin(k * steps.observation[:, :2]) for k in range(4)], axis=1)
+        return actions, tf.reduce_sum(actions, axis=2)
+
+    agent._draw = draw
+    return agent
+
+
+def _make_td3(experience, make_agent=td3.make_agent, **settings):
+    agent = make_agent(
+        example_data.CONTINUOUS,
+        create_train_step(),
+        experience,
+        actor_fc_layer_params=(16,),
+        critic_fc_layer_params=(16,),
+        **settings,
+    )
+    agent._noise = lambda actions: tf.sin(10.0 * actions)
+    return agent
+
+
 NESTED = EnvironmentSpecs(
     {
         'arm': (example_data.CONTINUOUS.observation, tensor_spec.BoundedTensorSpec((2,), tf.float32, -1.0, 1.0)),
@@ -168,6 +192,10 @@ AGENTS = {
     'bc': (_make_bc, experiences.changed(bc.EXPERIENCE, sequence_length=3)),
     'dqn': (_make_dqn, dqn.EXPERIENCE),
     'sac': (_make_sac, sac.EXPERIENCE),
+    'cql': (_make_cql, sac.EXPERIENCE),
+    'td3': (_make_td3, experiences.changed(td3.EXPERIENCE, sequence_length=3)),
+    'td3+bc': (functools.partial(_make_td3, behavior_cloning_alpha=2.5), td3.EXPERIENCE),
+    'ddpg': (functools.partial(_make_td3, make_agent=ddpg.make_agent), ddpg.EXPERIENCE),
     'ppo': (_make_ppo, experiences.changed(ppo.EXPERIENCE, sequence_length=5, stride=4)),
     'nested ppo': (_make_nested_ppo, experiences.changed(ppo.EXPERIENCE, sequence_length=5, stride=4)),
     'impala': (_make_impala, experiences.changed(impala.EXPERIENCE, sequence_length=5, stride=4)),

@@ -9,7 +9,7 @@ from tf_agents.agents.dqn import dqn_agent
 from tf_agents.networks import q_network
 
 from tests.agents import example_data
-from tflearn.agents import dqn, ppo, sac
+from tflearn.agents import dqn, ppo, sac, td3
 from tflearn.agents.actor_value import NetworkOptions
 from tflearn.distribute import strategies
 from tflearn.learner.learner import Learner, LearnerOptions
@@ -23,10 +23,11 @@ SMALL = {'actor_fc_layer_params': (8,)}
 AGENTS = {
     'dqn': (dqn, example_data.DISCRETE, {'fc_layer_params': (8,)}, 2),
     'sac': (sac, example_data.CONTINUOUS, SMALL | {'critic_fc_layer_params': (8,)}, 2),
+    'td3': (td3, example_data.CONTINUOUS, SMALL | {'critic_fc_layer_params': (8,)}, 2),
     'ppo': (ppo, example_data.CONTINUOUS, {'network': NetworkOptions(fc_layer_params=(8,))}, 5),
 }
-# SAC and PPO take long to compile.
-KINDS = ['dqn', *(pytest.param(kind, marks=pytest.mark.slow) for kind in ('sac', 'ppo'))]
+# The others take long to compile.
+KINDS = ['dqn', *(pytest.param(kind, marks=pytest.mark.slow) for kind in ('sac', 'td3', 'ppo'))]
 SKIPPING = functools.partial(optimizers.make, skip_nonfinite=True)
 
 

@@ -7,13 +7,14 @@ import tensorflow as tf
 
 from tests.agents import example_data
 from tests.testing import experiences, written_summaries
-from tflearn.agents import dqn, ppo, sac
+from tflearn.agents import dqn, ppo, sac, td3
 from tflearn.learner.summaries import StepSummaries, Summaries, SummaryOptions, SummarySources
 from tflearn.train_step import create_train_step
 
 AGENTS = {
     'dqn': (dqn, example_data.DISCRETE, dqn.EXPERIENCE, 1.0),
     'sac': (sac, example_data.CONTINUOUS, sac.EXPERIENCE, 2.0),
+    'td3': (td3, example_data.CONTINUOUS, td3.EXPERIENCE, 2.0),
     'ppo': (ppo, example_data.CONTINUOUS, experiences.changed(ppo.EXPERIENCE, sequence_length=5, stride=4), 2.0),
 }
 
@@ -44,7 +45,12 @@ def test_writes_histograms_of_actions(tmp_path, name):
 
 @pytest.mark.parametrize(
     ('name', 'parameters'),
-    [('dqn', {'logits': 6 * 2}), ('sac', {'loc': 6 * 2, 'scale': 6 * 2}), ('ppo', {'loc': 6 * 2, 'scale': 6 * 2})],
+    [
+        ('dqn', {'logits': 6 * 2}),
+        ('sac', {'loc': 6 * 2, 'scale': 6 * 2}),
+        ('td3', {'loc': 6 * 2}),
+        ('ppo', {'loc': 6 * 2, 'scale': 6 * 2}),
+    ],
 )
 def test_writes_histograms_of_the_distributions_parameters(tmp_path, name, parameters):
     module, specs, experience, _ = AGENTS[name]

@@ -12,7 +12,7 @@ from tf_agents.trajectories import time_step as ts
 
 from tests.agents import example_data
 from tests.environments import example_environments
-from tflearn.agents import appo, dqn, impala, ppo, reinforce, sac
+from tflearn.agents import appo, dqn, impala, ppo, reinforce, sac, td3
 from tflearn.agents.actor_value import NetworkOptions
 from tflearn.distribute import precision
 from tflearn.environments import gymnasium_env
@@ -82,6 +82,7 @@ FEW = NetworkOptions(fc_layer_params=(8,))
 AGENTS = {
     'dqn': (dqn, DISCRETE, {'fc_layer_params': (8,)}, 2),
     'sac': (sac, CONTINUOUS, {'actor_fc_layer_params': (8,), 'critic_fc_layer_params': (8,)}, 2),
+    'td3': (td3, CONTINUOUS, {'actor_fc_layer_params': (8,), 'critic_fc_layer_params': (8,)}, 2),
     'ppo': (ppo, DISCRETE, {'network': FEW}, 9),
     'impala': (impala, DISCRETE, {'network': NetworkOptions(fc_layer_params=(8,), lstm_size=(4,))}, 9),
     'appo': (appo, DISCRETE, {'network': FEW}, 9),

@@ -17,7 +17,8 @@ STRATEGIES = ['default', 'mirrored:2', 'mirrored:4']
 class Problem:
     """Two variables whose gradients are given, under a strategy, stepped as one compiled program."""
 
-    def __init__(self, strategy='default', **settings):
+    def __init__(self, strategy='default', due=None, **settings):
+        self._due = due
         self.strategy = strategies.make(strategy)
         with self.strategy.scope():
             self.variables = [tf.Variable(np.ones((3,), np.float32), name='a'), tf.Variable(2.0, name='b')]
@@ -42,7 +43,8 @@ class Problem:
         share = len(ITEMS) // context.num_replicas_in_sync
         own = items[context.replica_id_in_sync_group * share :][:share]
         gradients = [tf.reduce_sum(own, axis=0) / len(ITEMS), tf.reduce_sum(own) / len(ITEMS)]
-        self.optimizer.apply_gradients(zip(gradients, self.variables, strict=True))
+        due = None if self._due is None else self._due(self.train_step)
+        self.optimizer.apply_gradients(zip(gradients, self.variables, strict=True), due=due)
         self.train_step.assign_add(1)
 
 
@@ -115,6 +117,32 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(strategy, bad):
     for a, b in zip(straight.step(), problem.step(), strict=True):
         np.testing.assert_array_equal(a, b)
     assert problem.optimizer.num_skipped.numpy() == 1
+
+
+@pytest.mark.parametrize('strategy', STRATEGIES[:2])
+@pytest.mark.parametrize('skip_nonfinite', [False, True])
+def test_a_step_that_is_not_due_changes_nothing(strategy, skip_nonfinite):
+    every, second = (
+        Problem(strategy, due=due, skip_nonfinite=skip_nonfinite)
+        for due in (None, lambda train_step: tf.equal(train_step % 2, 1))
+    )
+    for step in range(1, 5):
+        before = [*second.slots(), *(variable.numpy() for variable in second.variables)]
+        after = second.step()
+        if step == 3:  # at first there are no slots yet
+            for a, b in zip(before, [*second.slots(), *after], strict=True):
+                np.testing.assert_array_equal(a, b)
+        elif step == 1:
+            np.testing.assert_array_equal(before[-1], after[-1])
+        else:
+            for a, b in zip(every.step(), after, strict=True):
+                np.testing.assert_array_equal(a, b)
+            assert second.optimizer.iterations.numpy() == step // 2
+    if skip_nonfinite:
+        before = second.step()
+        after = second.step(np.full_like(ITEMS, np.nan))
+        assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+        assert (second.optimizer.num_skipped.numpy(), second.optimizer.iterations.numpy()) == (1, 3)
 
 
 def test_the_learning_rate_follows_the_train_step():

@@ -19,7 +19,7 @@ from tests.testing.structured import TASKS, make_environment
 from tflearn.action_mask import mask_of
 from tflearn.actors.actor import Actor
 from tflearn.actors.evaluator import Evaluator
-from tflearn.agents import appo, dqn, impala, ppo, r2d2, reinforce, sac
+from tflearn.agents import appo, ddpg, dqn, impala, ppo, r2d2, reinforce, sac, td3
 from tflearn.agents.actor_value import NetworkOptions
 from tflearn.experience import BatchItems, Experience, Prioritized, Queue, Uniform
 from tflearn.networks import sets
@@ -46,6 +46,9 @@ class Kind:
 
 FEW = {'network': NetworkOptions(fc_layer_params=(8,))}
 SEQUENCES = {'sequence_length': 5, 'stride': 4, 'store_policy_state': False}
+SMALL = {'actor_fc_layer_params': (8,), 'critic_fc_layer_params': (8,)}
+NO_FLOATS = ('multi-discrete', 'masked discrete', 'masked multi-discrete', 'nested action')  # tasks
+CONTINUOUS = ('sac', 'td3', 'ddpg')  # agents
 UNIFORM = ('synchronous', 'mirror', 'server')
 AGENTS = {
     'dqn': Kind(
@@ -59,10 +62,12 @@ AGENTS = {
     ),
     'sac': Kind(
         sac,
-        {'actor_fc_layer_params': (8,), 'critic_fc_layer_params': (8,)},
-        ('multi-discrete', 'masked discrete', 'masked multi-discrete', 'nested action'),
+        SMALL,
+        NO_FLOATS,
         ('queue', 'prioritized'),
     ),
+    'td3': Kind(td3, SMALL, NO_FLOATS, ('queue', 'prioritized')),
+    'ddpg': Kind(ddpg, SMALL, NO_FLOATS, ('queue', 'prioritized')),
     'ppo': Kind(ppo, FEW, (), (*UNIFORM, 'prioritized')),
     'impala': Kind(impala, {'network': NetworkOptions(fc_layer_params=(8,), lstm_size=(4,))}, (), ('prioritized',)),
     'appo': Kind(appo, FEW, (), ('prioritized',)),
@@ -102,10 +107,10 @@ def with_network(kind, make_network):
 def make_agent(agent, task, path, specs):
     kind, (kept, _) = AGENTS[agent], PATHS[path]
     slicing = kind.module.EXPERIENCE.slicing
-    if agent not in ('dqn', 'sac'):
+    if agent not in ('dqn', *CONTINUOUS):
         slicing = dataclasses.replace(slicing, **SEQUENCES)
     experience = Experience(slicing, kept, BatchItems(2))
-    more = {'action_mask': 'mask'} if task.startswith('masked') and agent != 'sac' else {}
+    more = {'action_mask': 'mask'} if task.startswith('masked') and agent not in CONTINUOUS else {}
     if task == 'set of nodes':
         more = with_network(kind, functools.partial(sets.make_network, **SET))
     made = kind.module.make_agent(specs, create_train_step(), experience, **{**kind.arguments, **more})
@@ -180,7 +185,7 @@ def run(agent, task, path, folder, serve, exports=True):
       serve: starts a replay server; see `replay.serving`.
       exports: whether to export.
     """
-    with contextlib.closing(make_environment(task, continuous=agent == 'sac')) as environments:
+    with contextlib.closing(make_environment(task, continuous=agent in CONTINUOUS)) as environments:
         made, storage = make_agent(agent, task, path, environments.specs)
         batch = collected(made, storage, path, environments, serve)
         tf.nest.assert_same_structure(batch, made.collect_data_spec)
@@ -194,7 +199,7 @@ def run(agent, task, path, folder, serve, exports=True):
 
 def refusal(agent, task, path):
     """Makes the agent of a cell that cannot work; returns the error's message."""
-    with contextlib.closing(make_environment(task, continuous=agent == 'sac')) as environments:
+    with contextlib.closing(make_environment(task, continuous=agent in CONTINUOUS)) as environments:
         try:
             make_agent(agent, task, path, environments.specs)
         except ValueError as error:

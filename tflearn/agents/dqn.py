@@ -19,7 +19,7 @@ from tflearn.errors import UserValueError
 from tflearn.experience import Experience, Queue, Uniform
 from tflearn.joined_leaves import JoinedLeaves
 from tflearn.networks import encoder, networks, spec_checks
-from tflearn.optimization import optimizers, schedules
+from tflearn.optimization import conservative, optimizers, schedules
 from tflearn.types import Agent, EnvironmentSpecs
 
 EXPERIENCE = Experience(replay=Uniform(samples_per_insert=32.0))
@@ -152,7 +152,7 @@ class _DqnAgent(dqn_agent.DqnAgent):
         values, _ = self._q_network(observation, step_type=steps.step_type, training=True)
         possible = values if legal is None else tf.where(tf.cast(legal, tf.bool), values, values.dtype.min)
         own = tf.gather(values, policy_step.action, batch_dims=1)
-        per_item = tf.reduce_logsumexp(possible, axis=-1) - own
+        per_item = conservative.gap(possible, own)
         per_item *= tf.cast(~steps.is_last(), per_item.dtype)
         return common.aggregate_losses(per_example_loss=per_item, sample_weight=weights).total_loss
 

@@ -73,16 +73,19 @@ class Networks(NamedTuple):
     targets: tuple[recurrent.RecurrentCritic, recurrent.RecurrentCritic]
 
 
-def check(experience: Experience, burn_in_steps: int, actor_network: Any) -> None:
+def check(experience: Experience, burn_in_steps: int, actor_network: Any, conservative_weight: float) -> None:
     """Checks the arguments of `sac.make_agent` that are for an agent with memory.
 
     Raises:
-      ValueError: if the sequences are too short for the burn-in, or there is an `actor_network`.
+      ValueError: if the sequences are too short for the burn-in, or there is an `actor_network` or a
+        `conservative_weight`.
     """
     if actor_network is not None:
         raise UserValueError(
             'got actor_network with lstm_size; need one of them; use make_network for a memory of your own'
         )
+    if conservative_weight:
+        raise UserValueError('got conservative_weight with lstm_size; need one of them; remove lstm_size')
     length = experience.slicing.sequence_length
     if burn_in_steps < 0 or length < burn_in_steps + 2:
         raise UserValueError(

@@ -1,25 +1,39 @@
-"""Soft actor-critic with a learned temperature, for continuous actions.
+"""Soft actor-critic with a learned temperature, for continuous actions; and conservative Q-learning, for recorded data.
 
 Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications" (arXiv 1812.05905). The agent is TF-Agents'; here
 it gets its networks and optimizers. Differs from the paper: the log of the standard deviation is clipped to [-20, 2].
+
+CQL (Kumar et al. 2020, arXiv 2006.04779) adds to the critics' loss, with the `gap` of `optimization/conservative.py`:
+
+  weight sum_i gap(Q_i)                                        with a fixed weight
+  weight sum_i (gap(Q_i) - target gap)                         with one that is adapted: it grows above the target gap
+
+The integral over actions is estimated from N uniform actions and N of the policy, each divided by its density
+(appendix F). The squared errors of the critics have the factor 1, as in the authors' code, not 1/2. That
+code also draws from the policy at the next observation, and leaves the entropy out of the targets; here they are SAC's.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tf_agents.agents import tf_agent
 from tf_agents.agents.sac import sac_agent
 from tf_agents.networks import network
 from tf_agents.policies import greedy_policy, tf_policy
 from tf_agents.typing import types
+from tf_agents.utils import common
 
 from tflearn.agents import recurrent_sac
 from tflearn.errors import UserValueError
 from tflearn.experience import BatchItems, Experience, Uniform
 from tflearn.networks import encoder, heads, networks, spec_checks
-from tflearn.optimization import optimizers, schedules
+from tflearn.optimization import conservative, optimizers, schedules
 from tflearn.types import Agent, EnvironmentSpecs
+
+_MAX_CONSERVATIVE_WEIGHT = 1e6
 
 EXPERIENCE = Experience(
     replay=Uniform(max_size=1_000_000, min_size=10_000, samples_per_insert=256.0), batch=BatchItems(256)
@@ -51,6 +65,9 @@ def make_agent(
     actor_network: network.Network | None = None,
     lstm_size: Sequence[int] | None = None,
     burn_in_steps: int = 10,
+    conservative_weight: float = 0.0,
+    conservative_target_gap: float | None = None,
+    conservative_actions: int = 10,
 ) -> Agent:
     """Makes a SAC agent for one vector of continuous actions. The defaults are the paper's (table 1).
 
@@ -86,24 +103,26 @@ def make_agent(
       lstm_size: units of the LSTM layers of the actor and of each critic, after a layer of as many units as the first
         of `actor_fc_layer_params`; None is without memory. See `recurrent_sac`.
       burn_in_steps: with `lstm_size`, the first steps of a sequence, which only change the networks' states.
+      conservative_weight: CQL's weight of the values of actions that the data do not have; the paper's is 5 for most
+        robots. For training from files, without memory; 0 has none.
+      conservative_target_gap: the gap to which the weight is adapted, the paper's tau, which has 5 and 10; it begins at
+        `conservative_weight`. None keeps the weight.
+      conservative_actions: the number N of uniform actions, and of those of the policy, for each item.
 
     Raises:
       ValueError: if the action is not one vector of floats with bounds, or the experience has another order or
         sequence length.
     """
     action = _checked_action(specs, experience, lstm_size is not None)
+    regularizer = conservative.Options(conservative_weight, conservative_target_gap, conservative_actions)
     spec_checks.check_observation(specs.observation, 'SAC', conv_layer_params, preprocessing_layers)
-    encoding: Any = {
-        'conv_layer_params': conv_layer_params,
-        'preprocessing_layers': preprocessing_layers,
-        'make_network': make_network,
-    }
+    encoding = _encoding(conv_layer_params, preprocessing_layers, make_network)
     rates = {'critic': critic_learning_rate, 'actor': actor_learning_rate, 'alpha': alpha_learning_rate}
+    rates |= {} if conservative_target_gap is None else {'conservative': critic_learning_rate}
     made = _make_optimizers(make_optimizer, train_step, experience, gradient_clipping, rates)
-    # TF-Agents' own default is half of the paper's.
-    entropy = -float(action.shape.num_elements()) if target_entropy is None else target_entropy
+    entropy = _papers_entropy(action) if target_entropy is None else target_entropy
     if lstm_size is not None:
-        recurrent_sac.check(experience, burn_in_steps, actor_network)
+        recurrent_sac.check(experience, burn_in_steps, actor_network, conservative_weight)
         units = recurrent_sac.Units(tuple(lstm_size), actor_fc_layer_params, critic_fc_layer_params)
         loss = recurrent_sac.LossOptions(gamma, reward_scale, entropy, initial_log_alpha, burn_in_steps)
         update = recurrent_sac.TargetUpdate(target_update_period, target_update_tau)
@@ -115,6 +134,7 @@ def make_agent(
         critic_network=networks.CriticNetwork((specs.observation, specs.action), critic_fc_layer_params, **encoding),
         actor_network=actor_network or _make_actor(specs, actor_fc_layer_params, **encoding),
         **made,
+        conservative_options=regularizer,
         target_update_tau=target_update_tau,
         target_update_period=target_update_period,
         gamma=gamma,
@@ -124,6 +144,16 @@ def make_agent(
         debug_summaries=debug_summaries,
         train_step_counter=train_step,
     )
+
+
+def _encoding(*layers: Any) -> dict[str, Any]:
+    """Returns how observations enter the networks, as their arguments."""
+    return dict(zip(('conv_layer_params', 'preprocessing_layers', 'make_network'), layers, strict=True))
+
+
+def _papers_entropy(action: types.BoundedTensorSpec) -> float:
+    """Returns the target entropy; TF-Agents' own default is half of the paper's."""
+    return -float(action.shape.num_elements())
 
 
 def _make_actor(specs: EnvironmentSpecs, units: Sequence[int], **encoding: Any) -> network.Network:
@@ -173,10 +203,16 @@ class _SacAgent(sac_agent.SacAgent):
     raises an error if a loss is not finite, which the learner checks.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        """Takes SacAgent's arguments."""
+    def __init__(
+        self, *args: Any, conservative_options: conservative.Options, conservative_optimizer: Any = None, **kwargs: Any
+    ):
+        """Takes SacAgent's arguments, CQL's settings, and the optimizer of its weight if that is adapted."""
         super().__init__(*args, **kwargs)
         self._mean_policy = greedy_policy.GreedyPolicy(self._policy)
+        self._conservative = conservative_options
+        if conservative_optimizer is not None:
+            self._conservative_optimizer = conservative_optimizer
+            self._log_conservative_weight = tf.Variable(math.log(conservative_options.weight), name='conservative')
 
     @property
     def policy(self) -> tf_policy.TFPolicy:
@@ -185,11 +221,13 @@ class _SacAgent(sac_agent.SacAgent):
 
     def _train(self, experience: Any, weights: tf.Tensor | None) -> tf_agent.LossInfo:
         critics = [*self._critic_network_1.trainable_weights, *self._critic_network_2.trainable_weights]
-        trained = (
+        trained = [
             (critics, self._critic_optimizer),
             (self._actor_network.trainable_weights, self._actor_optimizer),
             ([self._log_alpha], self._alpha_optimizer),
-        )
+        ]
+        if self._conservative.target_gap is not None:
+            trained.append(([self._log_conservative_weight], self._conservative_optimizer))
         losses: list[tf.Tensor] = []
         for loss, (variables, optimizer) in zip(self._parts(experience, weights, True), trained, strict=True):
             with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -207,28 +245,68 @@ class _SacAgent(sac_agent.SacAgent):
         return self._loss_info([loss() for loss in self._parts(experience, weights, training)])
 
     def _parts(self, experience: Any, weights: tf.Tensor | None, training: bool) -> list[Callable[[], tf.Tensor]]:
-        """Returns the losses of the critics, the actor and the temperature as functions of the variables."""
+        """Returns the losses of the critics, the actor, the temperature and CQL's weight, in the order of training."""
         steps, policy_steps, next_steps = self._as_transition(experience)
+        gaps: list[tf.Tensor] = []
+
+        def critic_loss() -> tf.Tensor:
+            loss = self._critic_loss_weight * self.critic_loss(
+                steps,
+                policy_steps.action,
+                next_steps,
+                td_errors_loss_fn=self._td_errors_loss_fn,
+                gamma=self._gamma,
+                reward_scale_factor=self._reward_scale_factor,
+                weights=weights,
+                training=training,
+            )
+            if not self._conservative.weight:
+                return loss
+            gaps.append(self._excess_gap(steps, policy_steps.action, weights))
+            return loss + self._conservative_weight() * gaps[0]
+
+        adapted = [lambda: -self._conservative_weight() * tf.stop_gradient(gaps[0]) / 2]
         return [
-            lambda: (
-                self._critic_loss_weight
-                * self.critic_loss(
-                    steps,
-                    policy_steps.action,
-                    next_steps,
-                    td_errors_loss_fn=self._td_errors_loss_fn,
-                    gamma=self._gamma,
-                    reward_scale_factor=self._reward_scale_factor,
-                    weights=weights,
-                    training=training,
-                )
-            ),
+            critic_loss,
             lambda: self._actor_loss_weight * self.actor_loss(steps, weights=weights, training=training),
             lambda: self._alpha_loss_weight * self.alpha_loss(steps, weights=weights, training=training),
+            *([] if self._conservative.target_gap is None else adapted),
         ]
 
+    def _conservative_weight(self) -> float | tf.Tensor:
+        if self._conservative.target_gap is None:
+            return self._conservative.weight
+        return tf.minimum(tf.exp(self._log_conservative_weight), _MAX_CONSERVATIVE_WEIGHT)
+
+    def _excess_gap(self, steps: Any, action: Any, weights: tf.Tensor | None) -> tf.Tensor:
+        """Returns this replica's share of the mean of the critics' gaps, less the target gap, summed over critics."""
+        drawn, log_densities = self._draw(steps)
+        count = drawn.shape[1]
+        repeat = lambda leaf: tf.repeat(leaf, count, axis=0)  # noqa: E731
+        flat = tf.nest.pack_sequence_as(self.action_spec, [tf.reshape(drawn, [-1, drawn.shape[2]])])
+        repeated = (tf.nest.map_structure(repeat, steps.observation), flat)
+        gaps = []
+        for critic in (self._critic_network_1, self._critic_network_2):
+            values, _ = critic(repeated, step_type=())
+            own, _ = critic((steps.observation, action), step_type=())
+            gaps.append(conservative.gap(tf.reshape(values, [-1, count]), own, log_densities))
+        excess = tf.add_n(gaps) - 2 * (self._conservative.target_gap or 0.0)
+        return common.aggregate_losses(per_example_loss=excess, sample_weight=weights).total_loss
+
+    def _draw(self, steps: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns uniform actions and the policy's, float32 [B, 2 N, A], and the logs of their densities [B, 2 N]."""
+        spec, count = tf.nest.flatten(self.action_spec)[0], self._conservative.num_actions
+        distribution = tf.nest.flatten(self._train_policy.distribution(steps, ()).action)[0]
+        own = distribution.sample(count)
+        own_densities = common.log_probability(distribution, own, spec)
+        low, high = (np.broadcast_to(bound, spec.shape) for bound in (spec.minimum, spec.maximum))
+        uniform = low + (high - low) * tf.random.uniform(tf.shape(own), dtype=own.dtype)
+        density = -np.log((high - low)[high > low]).sum()
+        log_densities = tf.concat([tf.fill(tf.shape(own_densities), np.float32(density)), own_densities], axis=0)
+        return tf.transpose(tf.concat([uniform, own], axis=0), [1, 0, 2]), tf.transpose(log_densities)
+
     def _loss_info(self, losses: Sequence[tf.Tensor]) -> tf_agent.LossInfo:
-        critic, actor, alpha = losses
+        critic, actor, alpha, *_ = losses  # that of CQL's weight is a part of the critics'
         with tf.name_scope('Losses'):
             for name, loss in (('critic_loss', critic), ('actor_loss', actor), ('alpha_loss', alpha)):
                 tf.summary.scalar(name, loss, self.train_step_counter)

@@ -59,7 +59,10 @@ class Optimizer(tf.Module):
         return self.keras.iterations
 
     def apply_gradients(
-        self, grads_and_vars: Iterable[tuple[tf.Tensor | None, tf.Variable]], loss: tf.Tensor | None = None
+        self,
+        grads_and_vars: Iterable[tuple[tf.Tensor | None, tf.Variable]],
+        loss: tf.Tensor | None = None,
+        due: tf.Tensor | None = None,
     ) -> tf.Tensor | None:
         """Takes one step, in replica context.
 
@@ -67,9 +70,11 @@ class Optimizer(tf.Module):
           grads_and_vars: this replica's gradients, of its share of the global batch's mean loss, and their variables.
           loss: that share, a scalar. With `skip_nonfinite` a step is also skipped if the loss is not finite while its
             gradients are (as for a Huber loss).
+          due: bool scalar, the same on all replicas: whether to take this step at all. One that is not due changes
+            nothing, and is not counted. None takes it.
 
         Returns:
-          Whether the step was taken, the same on all replicas; None if steps are never skipped.
+          Whether the step was taken, the same on all replicas; None if steps are always taken.
 
         Raises:
           ValueError: if there is no gradient at all.
@@ -89,15 +94,19 @@ class Optimizer(tf.Module):
             step = self._train_step + 1  # agents count a step when it is done
             summarize(self.name, step, variables, summed, norm, clipped_norm)
             self._summarize_noise(step, [gradient for gradient, _ in own], norm)
-        if self.num_skipped is None:
+        if self.num_skipped is None and due is None:
             self._apply(clipped, variables)
             return None
+        due = tf.constant(True) if due is None else due
+        if self.num_skipped is None:
+            self._apply_if(due, due, clipped, variables)
+            return due
         finite = tf.math.is_finite(norm)
         if loss is not None:
             total = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, loss)
             finite &= tf.math.is_finite(total)
-        self._apply_if(finite, clipped, variables)
-        return finite
+        self._apply_if(finite & due, due, clipped, variables)
+        return finite & due
 
     def clip(self, gradients: Sequence[tf.Tensor], norm: tf.Tensor) -> list[tf.Tensor]:
         """Returns the clipped gradients of the global batch. `norm` is their global norm."""
@@ -113,24 +122,32 @@ class Optimizer(tf.Module):
     def _apply(self, gradients: Sequence[tf.Tensor], variables: Sequence[tf.Variable]) -> None:
         self.keras.apply_gradients(zip(gradients, variables, strict=True), skip_gradients_aggregation=True)
 
-    def _apply_if(self, finite: tf.Tensor, gradients: Sequence[tf.Tensor], variables: Sequence[tf.Variable]) -> None:
+    def _apply_if(
+        self, taken: tf.Tensor, due: tf.Tensor, gradients: Sequence[tf.Tensor], variables: Sequence[tf.Variable]
+    ) -> None:
+        """Takes the step if `taken`; else it counts as skipped if it is `due`."""
         with tf.init_scope():
             self.keras.build(variables)  # a branch must not make variables
 
-        def skip() -> None:
-            self.num_skipped.assign_add(1)
-            self.keras.iterations.assign_add(1)  # the learning rate's schedule depends on train steps
+        def skip(due: tf.Tensor) -> None:
+            if self.num_skipped is not None:
+                self.num_skipped.assign_add(tf.cast(due, tf.int64))
+            # The learning rate's schedule depends on train steps.
+            self.keras.iterations.assign_add(tf.cast(due, tf.int64))
 
         # A branch in replica context cannot update variables, but one in cross-replica context can. The variables are
         # not passed as arguments, which would be each replica's own.
-        def update(strategy: tf.distribute.Strategy, finite: tf.Tensor, gradients: Sequence[tf.Tensor]) -> None:
+        def update(
+            strategy: tf.distribute.Strategy, taken: tf.Tensor, due: tf.Tensor, gradients: Sequence[tf.Tensor]
+        ) -> None:
+            first_due = strategy.experimental_local_results(due)[0]
             tf.cond(
-                strategy.experimental_local_results(finite)[0],
+                strategy.experimental_local_results(taken)[0],
                 lambda: strategy.run(lambda *parts: self._apply(parts, variables), gradients),
-                skip,
+                lambda: skip(first_due),
             )
 
-        tf.distribute.get_replica_context().merge_call(update, (finite, tuple(gradients)))
+        tf.distribute.get_replica_context().merge_call(update, (taken, due, tuple(gradients)))
 
     def _summarize_noise(self, step: tf.Tensor, replica_gradients: Sequence[tf.Tensor], norm: tf.Tensor) -> None:
         # Outside a tf.function only the first replica gets here, and would wait for the others.

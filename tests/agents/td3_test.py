@@ -1,0 +1,193 @@
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tf_agents.specs import tensor_spec
+
+from tests.agents import example_data
+from tests.testing import deterministic_oracle as oracle
+from tflearn.agents import td3
+from tflearn.experience import Prioritized, Slicing
+from tflearn.optimization import schedules
+from tflearn.policies import exporter, loader
+from tflearn.train_step import create_train_step
+from tflearn.types import EnvironmentSpecs, zeros
+
+SPECS = EnvironmentSpecs(
+    example_data.CONTINUOUS.observation,
+    tensor_spec.BoundedTensorSpec((2,), tf.float32, [-2.0, 0.0], [2.0, 0.5], 'action'),
+)
+NESTED = EnvironmentSpecs(
+    {'a': SPECS.observation, 'b': tensor_spec.BoundedTensorSpec((), tf.int64, 0, 4)},
+    {
+        'arm': (SPECS.action, tensor_spec.BoundedTensorSpec((2, 2), tf.float64, -1.0, 3.0)),
+        'grip': tensor_spec.BoundedTensorSpec((), tf.float32, 0.0, 1.0),
+    },
+)
+SMALL = {'actor_fc_layer_params': (8,), 'critic_fc_layer_params': (9,)}
+
+
+def _agent(specs=SPECS, length=2, **changes):
+    experience = dataclasses.replace(td3.EXPERIENCE, slicing=Slicing(sequence_length=length))
+    agent = td3.make_agent(specs, create_train_step(), experience, **SMALL | changes)
+    agent.initialize()
+    return agent
+
+
+def _spread(agent):
+    """Gives all variables, those of the targets too, weights that differ."""
+    for i, variable in enumerate(agent.variables):
+        if variable.dtype.is_floating and variable.shape.rank:
+            variable.assign(tf.random.stateless_uniform(variable.shape, (i, 3), -0.7, 0.7))
+
+
+@pytest.mark.parametrize('alpha', [None, 2.5])
+@pytest.mark.parametrize('length', [2, 4])
+def test_losses_are_the_papers(alpha, length):
+    agent = _agent(length=length, behavior_cloning_alpha=alpha, gamma=0.9, reward_scale=3.0, target_policy_noise=0.4)
+    _spread(agent)
+    data = example_data.sequences(agent, 16, length)
+    noise = np.random.default_rng(5).normal(size=(16, 2))
+    agent._noise = lambda actions: tf.constant(noise, tf.float32)
+    weights = tf.linspace(0.5, 1.5, 16)
+    losses = oracle.Losses(gamma=0.9, reward_scale=3.0, sigma=0.4, clip=0.5, alpha=alpha)
+    critic, actor = losses(agent, data, noise, weights.numpy())
+    info = agent.loss(data, weights)
+    assert float(info.extra.critic_loss) == pytest.approx(critic, rel=1e-5)
+    assert float(info.extra.actor_loss) == pytest.approx(actor, rel=1e-5)
+    assert float(info.loss) == pytest.approx(critic + actor, rel=1e-5)
+
+
+def test_actor_and_targets_are_updated_each_second_step():
+    agent = _agent(target_update_tau=0.25)
+    data, train = example_data.sequences(agent, 8, 2), tf.function(agent.train)
+    slow = lambda: [variable.numpy() for variable in (*agent._actor.variables, *_targets(agent))]  # noqa: E731
+    for step in range(1, 5):
+        before, critic = slow(), agent._critics[1].variables[0].numpy()
+        train(data)
+        changed = [np.any(a != b) for a, b in zip(before, slow(), strict=True)]
+        assert all(changed) if step % 2 == 0 else not any(changed)
+        assert np.any(critic != agent._critics[1].variables[0].numpy())
+        if step % 2 == 0:
+            new = zip(before[len(agent._actor.variables) :], _targets(agent), _trained(agent), strict=True)
+            for old, target, trained in new:
+                np.testing.assert_allclose(target, 0.75 * old + 0.25 * trained, rtol=1e-5, atol=1e-7)
+    assert (int(agent._critic_optimizer.iterations), int(agent._actor_optimizer.iterations)) == (4, 2)
+
+
+def _targets(agent):
+    return [variable for part in (agent._target_actor, *agent._target_critics) for variable in part.variables]
+
+
+def _trained(agent):
+    return [variable for part in (agent._actor, *agent._critics) for variable in part.variables]
+
+
+def test_the_actors_learning_rate_follows_the_train_step():
+    agent = _agent(actor_learning_rate=schedules.linear(1.0, 0.0, 10))
+    data = example_data.sequences(agent, 4, 2)
+    for _ in range(4):
+        agent.train(data)
+    # Its second update is in the train step that begins at 3.
+    assert agent._actor_optimizer.learning_rate.numpy() == pytest.approx(0.7)
+
+
+def test_noise_is_a_share_of_half_the_range_and_actions_are_within_their_bounds():
+    agent = _agent(exploration_noise=0.1)
+    steps = zeros(SPECS.time_step, (2_000,))
+    greedy = agent.policy.action(steps).action.numpy()
+    assert (greedy == greedy[0]).all()
+    np.testing.assert_allclose(greedy[0], [0.0, 0.25], atol=0.01)
+    np.testing.assert_allclose(agent.collect_policy.action(steps).action.numpy().std(axis=0), [0.2, 0.025], rtol=0.1)
+    wild = _agent(exploration_noise=5.0).collect_policy.action(steps).action.numpy()
+    assert (wild.min(axis=0), wild.max(axis=0)) == (pytest.approx([-2.0, 0.0]), pytest.approx([2.0, 0.5]))
+
+
+def test_the_exported_policies_act_equally(tmp_path):
+    """The noise falls to 0 by a schedule, so that the collect policy repeats itself."""
+    agent = _agent(NESTED, exploration_noise=schedules.linear(0.3, 0.0, 1))
+    agent.train(example_data.sequences(agent, 4, 2))
+    agent.train(example_data.sequences(agent, 4, 2))
+    steps = zeros(NESTED.time_step, (3,))
+    expected = agent.policy.action(steps).action
+    assert tf.nest.map_structure(lambda leaf: (leaf.dtype, leaf.shape[1:]), expected) == tf.nest.map_structure(
+        lambda spec: (spec.dtype, spec.shape), NESTED.action
+    )
+    for name in ('policy', 'collect_policy'):
+        path = exporter.PolicyExporter(getattr(agent, name), tmp_path / name).export(2, {})
+        loaded = loader.load(path)
+        actions, _ = loaded.action(tf.nest.map_structure(lambda leaf: leaf.numpy(), steps), loaded.initial_state(3))
+        flat = zip(tf.nest.flatten(actions), tf.nest.flatten(expected), strict=True)
+        for mine, theirs in flat:
+            np.testing.assert_allclose(mine, theirs, rtol=1e-5)
+
+
+@pytest.mark.parametrize('units', [(8,), (256, 256)])
+def test_the_export_of_a_vector_is_bit_equal(tmp_path, units):
+    """`PolicyExporter` compares; TensorFlow fuses some layers in the one program and not in the other."""
+    agent = _agent(actor_fc_layer_params=units)
+    for variable in agent.policy.variables():
+        variable.assign(tf.random.stateless_normal(variable.shape, (1, 2), stddev=0.3))
+    exporter.PolicyExporter(agent.policy, tmp_path).export(1, {})
+
+
+def test_a_nested_action_is_learned():
+    """The reward is the sum of the action's numbers, half of them with the other sign; episodes have one step."""
+    agent = _agent(NESTED, actor_learning_rate=1e-2, critic_learning_rate=1e-2, gamma=0.0)
+    signs = np.float32([1, -1, 1, -1, 1, -1, 1])
+    data = example_data.sequences(agent, 64, 2)
+    actions = tensor_spec.sample_spec_nest(NESTED.action, seed=4, outer_dims=(64,))
+    reward = tf.reduce_sum(signs * _shares(agent, actions), axis=1)
+    data = data._replace(
+        action=tf.nest.map_structure(lambda leaf: tf.stack([leaf, leaf], axis=1), actions),
+        reward=tf.stack([reward, reward], axis=1),
+    )
+    train = tf.function(agent.train)
+    for _ in range(200):
+        train(data)
+    found = _shares(agent, agent.policy.action(zeros(NESTED.time_step, (1,))).action)[0].numpy()
+    assert (signs * found > 0.7).all(), found
+
+
+def _shares(agent, actions):
+    """Returns the numbers of actions [N, ...] as shares of half their range, from the middle, float32 [N, numbers]."""
+    low, high = agent._bounds()
+    return (agent._join(actions) - (low + high) / 2) / ((high - low) / 2)
+
+
+def test_behavior_cloning_keeps_the_data_s_actions():
+    """The reward is the first action, whose mean in the data is 0: TD3 goes to its bound, TD3+BC stays."""
+    actions = {}
+    for alpha in (None, 0.01):
+        rates = {'actor_learning_rate': 1e-2, 'critic_learning_rate': 1e-2}
+        agent = _agent(example_data.CONTINUOUS, gamma=0.0, behavior_cloning_alpha=alpha, **rates)
+        data = example_data.sequences(agent, 64, 2)
+        data = data._replace(reward=data.action[..., 0])
+        train = tf.function(agent.train)
+        for _ in range(200):
+            train(data)
+        actions[alpha] = agent.policy.action(zeros(example_data.CONTINUOUS.time_step, (1,))).action.numpy()[0, 0]
+    assert actions[None] > 1.5
+    assert abs(actions[0.01]) < 0.5
+
+
+@pytest.mark.parametrize(
+    ('action', 'experience', 'message'),
+    [
+        (example_data.DISCRETE.action, td3.EXPERIENCE, 'TD3 needs continuous actions'),
+        ((SPECS.action, example_data.DISCRETE.action), td3.EXPERIENCE, 'TD3 needs continuous actions'),
+        ((), td3.EXPERIENCE, 'TD3 needs continuous actions'),
+        (SPECS.action, dataclasses.replace(td3.EXPERIENCE, replay=Prioritized()), 'TD3 needs Uniform'),
+        (tensor_spec.BoundedTensorSpec((1,), tf.float32, -np.inf, np.inf), td3.EXPERIENCE, 'TD3 needs bounded actions'),
+    ],
+)
+def test_rejects_what_it_cannot_learn(action, experience, message):
+    with pytest.raises(ValueError, match=message) as error:
+        td3.make_agent(EnvironmentSpecs(SPECS.observation, action), create_train_step(), experience)
+    assert '\n' not in str(error.value)
+
+
+def test_rejects_negative_noise():
+    with pytest.raises(ValueError, match='got exploration_noise=-0.1; need a number of at least 0'):
+        _agent(exploration_noise=-0.1)

@@ -1,0 +1,48 @@
+"""The regularizer of conservative Q-learning (CQL), for discrete and continuous actions.
+
+Kumar et al. 2020, "Conservative Q-Learning for Offline Reinforcement Learning" (arXiv 2006.04779): CQL(H), equation 4;
+the estimate for continuous actions and the adapted weight are of appendix F and equation 30.
+
+  gap = log integral of exp(Q(s, a)) da - Q(s, a of the data)
+"""
+
+import dataclasses
+import math
+
+import tensorflow as tf
+
+from tflearn.errors import UserValueError
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The regularizer for continuous actions; see `sac.make_agent` for the settings."""
+
+    weight: float = 0.0
+    target_gap: float | None = None
+    num_actions: int = 10
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.weight < math.inf:
+            raise UserValueError(f'got conservative_weight={self.weight!r}; need a number of at least 0')
+        if self.target_gap is not None and not (self.weight > 0 and math.isfinite(self.target_gap)):
+            raise UserValueError(
+                f'got conservative_target_gap={self.target_gap!r} with conservative_weight={self.weight!r}; need a '
+                'number, and a weight above 0 to begin with'
+            )
+        if not isinstance(self.num_actions, int) or self.num_actions < 1:
+            raise UserValueError(f'got conservative_actions={self.num_actions!r}; need an integer of at least 1')
+
+
+def gap(values: tf.Tensor, own: tf.Tensor, log_densities: tf.Tensor | None = None) -> tf.Tensor:
+    """Returns how far values of other actions are above those of the data's actions, float32 [B].
+
+    Args:
+      values: float32 [B, K], the values of all K choices, or of K actions that were drawn.
+      own: float32 [B], the values of the data's actions.
+      log_densities: float32 [B, K], the logs of the densities that the actions were drawn from: the integral over
+        actions is then the mean of exp(value) / density. None: they are all choices, and it is the sum.
+    """
+    if log_densities is None:
+        return tf.reduce_logsumexp(values, axis=-1) - own
+    return tf.reduce_logsumexp(values - log_densities, axis=-1) - math.log(values.shape[-1]) - own
