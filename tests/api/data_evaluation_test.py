@@ -91,6 +91,8 @@ def test_mistakes_are_refused(run_dir, recorded, tmp_path):
         evaluate(run_dir, recorded('random'), 'collect_policy')
     with pytest.raises(ValueError, match='exported without their probabilities'):
         recorded('collect_policy')
+    with pytest.raises(ValueError, match='got log_probabilities for a policy that is not exported by a run'):
+        recorded(lambda observation: np.zeros(len(observation), np.int64))
     with pytest.raises(ValueError, match='got no episodes that pass the filters'):
         evaluate_on_data(run_dir, [recorded('random')], {'min_return': 1e6})
     pendulum = tmp_path / 'pendulum'

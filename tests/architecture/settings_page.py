@@ -38,7 +38,7 @@ SECTIONS = (
     ('Networks', r'tflearn\.networks\.\w+\.(make_network|from_\w+)', {'spec', 'name'}),
     (
         'Environments',
-        rf'{ENVIRONMENTS}(tasks\.)?\w+\.(make|record|from_dm_env)',
+        rf'{ENVIRONMENTS}(tasks\.)?\w+\.(make|record|from_dm_env)|tflearn\.external\.external_env\.make',
         {'num_environments', 'seed', 'folder'},
     ),
 )

@@ -15,6 +15,10 @@ import urllib.parse
 from typing import Any
 
 
+class WrongValueError(ValueError):
+    """The server cannot use a value; the episode goes on."""
+
+
 class EpisodeGoneError(LookupError):
     """The episode was dropped, since the simulator took too long, or the collector began anew: begin another one."""
 
@@ -39,7 +43,7 @@ class Client:
         """
         parts = urllib.parse.urlsplit(address)
         if parts.scheme not in ('http', 'https') or not parts.hostname:
-            raise ValueError(f"got address={address!r}; need one such as 'http://localhost:8600'")
+            raise WrongValueError(f"got address={address!r}; need one such as 'http://localhost:8600'")
         self.last_return: float | None = None
         self._episode, self._step = '', 0
         self._connection: http.client.HTTPConnection
@@ -60,7 +64,7 @@ class Client:
 
         Raises:
           CollectorBusyError: if there is no slot in time.
-          ValueError: if the observation is wrong.
+          WrongValueError: if the observation is wrong.
         """
         answer = self._request('POST', '/v1/episodes', {'observation': observation})
         self._episode, self._step = answer['episode'], 0
@@ -78,7 +82,7 @@ class Client:
         Raises:
           EpisodeGoneError: if the episode was dropped.
           CollectorBusyError: if the collector has ended.
-          ValueError: if a value is wrong; the episode goes on.
+          WrongValueError: if a value is wrong; the episode goes on.
         """
         message = {'reward': float(reward), 'observation': observation, 'step': self._step}
         message |= {'terminated': bool(terminated), 'truncated': bool(truncated)}
@@ -111,5 +115,5 @@ class Client:
         answer: dict[str, Any] = json.loads(text)
         if response.status < 300:
             return answer
-        kind = {400: ValueError, 410: EpisodeGoneError, 503: CollectorBusyError}.get(response.status, RuntimeError)
+        kind = {400: WrongValueError, 410: EpisodeGoneError, 503: CollectorBusyError}.get(response.status, RuntimeError)
         raise kind(answer.get('error', f'HTTP status {response.status}'))
