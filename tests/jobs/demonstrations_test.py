@@ -107,6 +107,16 @@ def settings(**changes):
     return {'intervals': None, **changes}
 
 
+@pytest.mark.slow
+def test_two_replicas_train_on_demonstrations(small_run, data):
+    small_run.start_replay()
+    small_run.start(collect, num_environments=2)
+    given = {'strategy': 'mirrored:2', 'demonstrations': Demonstrations(data, num_pretrain_steps=20)}
+    small_run.start(train, num_train_steps=40, summary_interval_steps=20, **given).join()
+    shares = written_summaries.scalars(small_run.dir.summaries('train'))['train/demonstration_share']
+    assert shares == {20: 1.0, 40: 0.25}
+
+
 @pytest.mark.parametrize(
     ('changes', 'message'),
     [

@@ -10,6 +10,7 @@ from tflearn.optimization import schedules
 from tflearn.replay.storage import Storage
 from tflearn.sampling.hybrid import HybridSource
 from tflearn.sampling.local import LoadedReplay, LocalReplay
+from tflearn.train_step import set_env_steps
 from tflearn.types import BatchSource
 
 SHOWN = 100  # more than the observations of the run's own steps
@@ -95,6 +96,12 @@ def test_the_share_follows_a_schedule():
         counts.append(int(demonstrations(trajectory).sum()))
         assert source.online._samples - before == BATCH - counts[-1]
     assert counts == [8, 4, 0, 15], 'at least one item is the own one'
+
+
+def test_the_share_may_follow_environment_steps():
+    source, _ = make_source(share=schedules.by_env_steps(schedules.linear(0.5, 0.0, 100)))
+    set_env_steps(50)
+    assert demonstrations(draw(source)[0]).sum() == 4
 
 
 def test_trains_on_demonstrations_alone_before_there_are_other_items():

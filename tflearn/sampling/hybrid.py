@@ -85,9 +85,10 @@ class HybridSource:
     @property
     def owed_steps(self) -> int:
         """See `LocalReplay.owed_steps`; before collection, train steps that may be taken at once."""
-        self._set_sizes()
         left = self._num_pretrain_steps - self._step
-        return min(left, _STEPS_PER_CALL) if left > 0 else self._local.owed_steps
+        if left > 0:
+            return min(left, _STEPS_PER_CALL)
+        return self._local.owed_with((self._batch_size - self._count()) * self._num_replicas)
 
     @property
     def error(self) -> Exception | None:
@@ -135,14 +136,17 @@ class HybridSource:
     def _step(self) -> int:
         return int(self._train_step.numpy())
 
-    def _set_sizes(self) -> None:
-        """Sets how many items of both kinds the next batches have."""
+    def _count(self) -> int:
+        """Returns how many demonstrations a replica's batch has at this train step."""
         step, most = self._step, self._batch_size
         if step < self._num_pretrain_steps:
-            count = most
-        else:
-            share = self._share(tf.constant(step, tf.int64)) if callable(self._share) else self._share
-            count = max(0, min(most - 1, round(most * float(share))))
+            return most
+        share = self._share(tf.constant(step, tf.int64)) if callable(self._share) else self._share
+        return max(0, min(most - 1, round(most * float(share))))
+
+    def _set_sizes(self) -> None:
+        """Sets how many items of both kinds the next batches have."""
+        count, most = self._count(), self._batch_size
         if count != self._num_demonstrations:
             self._num_demonstrations = count
             self.online.batch_size = (most - count) * self._num_replicas

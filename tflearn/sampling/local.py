@@ -106,9 +106,13 @@ class LocalReplay:
         With n sequences inserted beyond `min_size`, floor(n * samples_per_insert / batch size) in all; if the
         experience sets no ratio, one for each batched step since then.
         """
+        return self.owed_with(self.batch_size)
+
+    def owed_with(self, batch_size: int) -> int:
+        """Returns the train steps that are owed if their batches have so many sequences."""
         if self._ratio is None:
             return self._rounds - self._granted
-        return int((max(0, self._inserts_beyond) * self._ratio - self._samples) // self.batch_size)
+        return int((max(0, self._inserts_beyond) * self._ratio - self._samples) // batch_size)
 
     def metrics(self) -> dict[str, float | None]:
         """Returns `replay_size` and `samples_per_insert` (since the first draw was allowed; None before)."""
