@@ -1,6 +1,7 @@
-"""A run on demonstrations is killed before and after its collection began: real programs, real signals."""
+"""A run that begins with recorded episodes is killed before and after it collects: real programs, real signals."""
 
 import contextlib
+import re
 import signal
 
 import pytest
@@ -32,17 +33,32 @@ SETTINGS = (
 )
 
 
-def flags():
-    bindings = [f'--gin_bindings={setting}' for setting in SETTINGS]
-    return ['--root_dir=run', '--gin_file=dqn_cartpole', *bindings]
+def flags(gin_file='dqn_cartpole', settings=SETTINGS):
+    return ['--root_dir=run', f'--gin_file={gin_file}', *(f'--gin_bindings={setting}' for setting in settings)]
 
 
-def killed(learner, run_dir, step):
+def killed(learner, run_dir, step, name='train_step'):
     """Kills the learner after this train step; returns the train step that was last seen."""
-    learner.wait_for(lambda: metric(run_dir, 'train', 'train_step') > step, f'train step {step}')
+    learner.wait_for(lambda: metric(run_dir, 'train', name) > step, f'{name} {step}')
     learner.send(signal.SIGKILL)
     assert learner.end() == -signal.SIGKILL
-    return metric(run_dir, 'train', 'train_step')
+    return metric(run_dir, 'train', name)
+
+
+CLONING = 100_000
+CLONING_SETTINGS = (
+    'from tflearn.agents import bc',
+    'train.Initial.cloning=@train.Cloning()',
+    'train.Cloning.dataset=@train.Dataset()',
+    "train.Dataset.paths=('data',)",
+    'train.Cloning.make_agent=@bc.make_agent',
+    f'train.Cloning.num_train_steps={CLONING}',
+    'bc.make_agent.network=@actor_value.NetworkOptions()',
+    'actor_value.NetworkOptions.fc_layer_params=(8,)',
+    'train.StopConditions.num_train_steps=1_000_000',
+    'train.LearnerOptions.checkpoint_interval_steps=100',
+    'train.Intervals.export_interval_steps=1_000_000',
+)
 
 
 def write_data(tmp_path):
@@ -106,3 +122,28 @@ def test_the_synchronous_job_continues_in_both_phases(tmp_path):
         assert last.end() == 0, last.output
         assert 'from scratch' not in last.output
     assert check(run_dir)['env_steps'] > (TOTAL - PRETRAIN) * 12 / 32 * 0.8
+
+
+@pytest.mark.slow
+def test_a_killed_cloning_and_the_ppo_after_it_go_on(tmp_path):
+    run_dir, address = RunDir(tmp_path / 'run'), free_address()
+    write_data(tmp_path)
+    with contextlib.ExitStack() as programs:
+
+        def start(job, name=''):
+            given = [*flags('ppo_cartpole', CLONING_SETTINGS), f'--replay_address={address}']
+            return programs.enter_context(Program(job, *given, folder=tmp_path, name=name))
+
+        start('replay_server')
+        collector = start('collect')
+        assert killed(start('train'), run_dir, 3_000, 'cloning_step') < CLONING
+        assert metric(run_dir, 'collect_0', 'env_steps') == 0
+        learner = start('train', 'again')
+        step = killed(learner, run_dir, 300)
+        assert re.search(r'train step [1-9]\d*, .*/cloning/train/checkpoints/ckpt-', learner.output)
+        assert f'cloned recorded episodes in {CLONING} train steps' in learner.output
+        learner = start('train', 'last')
+        learner.wait_for(lambda: metric(run_dir, 'train', 'train_step') > step + 100, 'training to go on')
+        assert 'cloned recorded episodes' not in learner.output
+        collected = metric(run_dir, 'collect_0', 'env_steps')
+        collector.wait_for(lambda: metric(run_dir, 'collect_0', 'env_steps') > collected, 'collecting to go on')
