@@ -1,5 +1,6 @@
 """A job's process: runs the job in a thread, stops it on signals, and ends with an exit status."""
 
+import contextlib
 import faulthandler
 import logging as standard_logging
 import multiprocessing
@@ -93,8 +94,9 @@ def _attempt(program: str, work: Callable[[threading.Event], None], stop: thread
         if not isinstance(error, UserError):
             logging.error('the job failed', exc_info=error)
             text = f'{type(error).__name__}: {text}'
-        logging.flush()
-        print(f'{program}: error: {text}', file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # a full disk
+            logging.flush()
+            print(f'{program}: error: {text}', file=sys.stderr, flush=True)
         return 2 if isinstance(error, UserError) else 1
 
 
@@ -148,7 +150,8 @@ def _exit(code: int) -> NoReturn:
     """Ends the process without Python's shutdown, which may hang because of threads of TensorFlow and Reverb."""
     for child in multiprocessing.active_children():
         child.kill()
-    logging.flush()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # a full disk
+        logging.flush()
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(code)

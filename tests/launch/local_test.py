@@ -64,6 +64,18 @@ def test_appends_to_logs(run, run_dir):
     assert 'say=second' in lines[2]
 
 
+def test_a_full_disk_does_not_end_the_launch(run, run_dir):
+    run_dir.logs.mkdir(parents=True)
+    run_dir.log('launch').symlink_to('/dev/full')
+    code, out, err = run(
+        train=['await=second_life'],
+        evaluate=['await=second_life', 'done'],
+        collect_0=['once=exit=5', 'write=second_life', WAIT],
+    )
+    assert (code, err) == (0, '')
+    assert 'collect_0 ended with exit code 5' in out
+
+
 def test_fails_without_done_file(run, run_dir):
     code, _, err = run(train=[], evaluate=[])
     assert code == 1

@@ -196,14 +196,14 @@ def test_training_ends_when_checkpoints_cannot_be_saved_again_and_again(tmp_path
     )
     with pytest.raises(OSError, match=message):
         learner.run(2)
-    assert learner.step == 6
+    learner.close()  # without another error
     run_dir.checkpoints.unlink()
     moved.rename(run_dir.checkpoints)
-    learner.save()
-    learner.checkpoints.wait()
-    assert learner.checkpoints.num_failed == 0
-    learner.run(2)
-    learner.close()
+    with Learner(make_agent(), make_dataset_fn(), run_dir, options=options) as learner:
+        assert learner.step == 2
+        learner.run(2)
+        learner.checkpoints.wait()
+        assert learner.checkpoints.num_failed == 0
 
 
 def test_a_number_of_failed_saves_below_one_is_refused():

@@ -1,3 +1,5 @@
+import shutil
+
 import pytest
 import tensorflow as tf
 
@@ -104,3 +106,19 @@ def test_recording_ends_with_its_block(tmp_path):
 def test_rejects_invalid_options(settings, message):
     with pytest.raises(ValueError, match=message):
         SummaryOptions(**settings)
+
+
+def test_nothing_is_written_while_the_disk_is_full(tmp_path, monkeypatch, caplog):
+    summaries = Summaries(tmp_path, SummaryOptions(10))
+    summaries.write(10, {'loss': 1.0})
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, 'disk_usage', lambda path: usage._replace(free=0))
+    assert summaries.next_step(10) is None
+    summaries.write(20, {'loss': 2.0})
+    summaries.write_text(20, 'config', 'text')
+    monkeypatch.undo()
+    assert summaries.next_step(20) == 30
+    summaries.write(30, {'loss': 3.0})
+    summaries.close()
+    assert written_summaries.scalars(tmp_path)['train/loss'] == {10: 1.0, 30: 3.0}
+    assert caplog.text.count('no summaries are written while the disk') == 1

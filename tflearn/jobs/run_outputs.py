@@ -32,6 +32,10 @@ class CollectSummaries:
         if env_steps <= self._written_at or metrics.get('mean_return') is None:
             return
         self._written_at = env_steps
+        with _logged_errors(self._directory):
+            self._write(env_steps, metrics)
+
+    def _write(self, env_steps: int, metrics: Mapping[str, float | None]) -> None:
         if self._writer is None:
             self._writer = tf.summary.create_file_writer(self._directory)
         with self._writer.as_default(step=env_steps):
@@ -42,7 +46,16 @@ class CollectSummaries:
     def close(self) -> None:
         """Closes the event file."""
         if self._writer:
-            self._writer.close()
+            with _logged_errors(self._directory):
+                self._writer.close()
+
+
+@contextlib.contextmanager
+def _logged_errors(directory: str) -> Iterator[None]:
+    try:
+        yield
+    except tf.errors.OpError as error:  # a full disk; summaries are no reason to end the training
+        logging.warning('could not write summaries to %s: %s', directory, error)
 
 
 def is_done(run_dir: RunDir) -> bool:

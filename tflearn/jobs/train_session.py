@@ -36,6 +36,7 @@ from tflearn.weights.publisher import Publisher
 
 _POLL_SECS = 1.0
 _LAST_POLL_SECS = 5.0
+_LAST_SEND_SECS = 15.0
 
 
 class Ending(enum.IntEnum):
@@ -289,7 +290,8 @@ class TrainSession:
                 self._finish(self._end_reason() or 'max_secs reached on another worker')
             else:
                 self._exports.settle()
-            self._publisher.close()
+            # A session that is resumed publishes again; the end of training must reach the collectors.
+            self._publisher.close(_LAST_SEND_SECS if self._ending == Ending.LIMIT else _LAST_POLL_SECS)
         if self._ending == Ending.NO_DATA:
             raise self._source.error or RuntimeError('got no more data on another worker; need them; see its log')
         if self._ending == Ending.STOP:

@@ -2,12 +2,14 @@
 
 import contextlib
 import fcntl
+import io
 import os
 import pathlib
 import random
 import signal
 import socket
 import sys
+import threading
 import time
 import types
 from collections.abc import Callable, Iterator
@@ -24,6 +26,8 @@ from tflearn.run_dir import RunDir, Status, read_json
 
 STOP_TIMEOUT_SECS = 60.0
 LINE_INTERVAL_SECS = 10.0
+_REAPER_SECS = 10.0  # longer than the jobs get to stop
+_LOCK_POLL_SECS = 0.1
 
 _FIRST_PORT = 10_000
 _OUTGOING_PORTS = pathlib.Path('/proc/sys/net/ipv4/ip_local_port_range')
@@ -103,7 +107,7 @@ def run(
     if done := read_json(run_dir.done):
         _print(out, run_summary.already_done_line(run_dir, done))
         return 0
-    with _locked_log(run_dir) as log, _StopSignals() as signals:
+    with _StopSignals() as signals, _locked_log(run_dir, stop_timeout_secs, signals) as log:
         status, state = Status(run_dir.status('launch'), 'launch'), 'failed'
         status.update('running')
         try:
@@ -182,25 +186,59 @@ def _make_view(out: TextIO, run_dir: RunDir, line_interval_secs: float) -> View:
 
 
 @contextlib.contextmanager
-def _locked_log(run_dir: RunDir) -> Iterator[TextIO]:
+def _locked_log(run_dir: RunDir, stop_timeout_secs: float, signals: '_StopSignals') -> Iterator[TextIO]:
     """Opens launch's own log and locks it, so that a run directory has one launch at a time.
 
-    The kernel releases the lock when the processes that hold it have ended.
+    The kernel releases the lock when the processes that hold it have ended: a launch, and the reaper of its jobs. It
+    waits for the reaper of a launch that was killed.
     """
     run_dir.logs.mkdir(exist_ok=True)
-    with open(run_dir.log('launch'), 'a', encoding='utf-8') as log:
+    with _Log(run_dir.log('launch').open('ab'), encoding='utf-8') as log:
+        deadline, told = time.monotonic() + stop_timeout_secs + _REAPER_SECS, False
         try:
-            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            pid = (read_json(run_dir.status('launch')) or {}).get('pid', 'unknown')
-            raise UserValueError(
-                f'got root_dir={str(run_dir.root)!r}, which another launch (pid {pid}) uses; need a directory '
-                'for each run; wait for it, stop it or choose another --root_dir'
-            ) from None
+            while not _lock(log):
+                pid = (read_json(run_dir.status('launch')) or {}).get('pid', 'unknown')
+                if _lives(pid) or signals.received or time.monotonic() > deadline:
+                    raise UserValueError(
+                        f'got root_dir={str(run_dir.root)!r}, which another launch (pid {pid}) uses; need a directory '
+                        'for each run; wait for it, stop it or choose another --root_dir'
+                    )
+                if not told:
+                    text = f'tflearn-launch: launch {pid} was killed; waiting for the end of its jobs'
+                    print(text, file=sys.stderr, flush=True)
+                told = True
+                threading.Event().wait(_LOCK_POLL_SECS)
         except OSError as error:  # A file system without locks.
             print(f'tflearn-launch: warning: cannot lock {log.name} ({error.strerror})', file=sys.stderr)
         log.write(f'===== {time.strftime("%F %T")} launch, pid {os.getpid()}\n')
         yield log
+
+
+class _Log(io.TextIOWrapper):
+    """A log without which launch goes on where the disk is full."""
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            os.write(self.fileno(), text.encode())
+        return len(text)
+
+
+def _lock(log: TextIO) -> bool:
+    try:
+        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _lives(pid: Any) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except (ValueError, ProcessLookupError):
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 class _StopSignals:

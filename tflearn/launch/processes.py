@@ -102,9 +102,9 @@ class JobProcess:
         self._started_at = time.time()
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with open(self.log, 'ab') as log:
-            log.write(f'===== {time.strftime("%F %T")} $ {shlex.join(self.job.command)}\n'.encode())
-            log.flush()
-            self._log_start = log.tell()
+            with contextlib.suppress(OSError):  # a full disk
+                os.write(log.fileno(), f'===== {time.strftime("%F %T")} $ {shlex.join(self.job.command)}\n'.encode())
+            self._log_start = log.seek(0, os.SEEK_END)
             warm = self._warm_parent and self._warm_parent.start(self.job.command, log.fileno())
             self._process = warm or subprocess.Popen(
                 self.job.command,

@@ -3,6 +3,8 @@
 import contextlib
 import dataclasses
 import math
+import pathlib
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +19,7 @@ from tflearn.run_dir import RunDir
 
 POLL_SECS = 0.05
 _LATER = math.inf  # when a job is started that waits for the end of the others
+_FULL_BYTES = 1 << 20  # a disk with less than this is full
 _DUMP_SECS = 1.0  # to write its stacks before it is killed
 SHOW_INTERVAL_SECS = 0.5
 
@@ -152,6 +155,8 @@ class Supervisor:
                 return None
         restarts = f' after {process.restarts} restarts' if restarted else ''
         message = f'{job.name} {process.exit_text()}{restarts}; its log is {shown(process.log)}'
+        if _is_full(self._run_dir.root):
+            message += f'; the disk of {shown(self._run_dir.root)} is full; make room, and start the same command again'
         if self._only(process):
             message += f'; the others are done, the policies are in {shown(self._run_dir.policies)}'
         return Failure(message, is_user_error=False)
@@ -231,3 +236,10 @@ class Supervisor:
         # A closed terminal or pipe is no reason to end a run.
         with contextlib.suppress(OSError):
             show()
+
+
+def _is_full(directory: pathlib.Path) -> bool:
+    try:
+        return shutil.disk_usage(directory).free < _FULL_BYTES
+    except OSError:
+        return False

@@ -358,6 +358,7 @@ class Learner:
     def _check_saves(self) -> None:
         failed, most = self.checkpoints.num_failed, self._options.max_failed_saves
         if most is not None and failed >= most:
+            self._healthy = False  # `close` need not try again
             raise UserOSError(
                 f'got {failed} checkpoints in a row that could not be saved in {self.checkpoints.directory}, up to '
                 f'train step {self.step}; need room for them; make room, and start the same command again: it goes on '
@@ -369,6 +370,9 @@ class Learner:
             self.checkpoints.wait()
         except FloatingPointError:
             if self._healthy and self._options.loop.on_nonfinite != 'ignore':
+                raise
+        except OSError:
+            if self._healthy:
                 raise
 
     def _not_finite(self, more: str = '') -> FloatingPointError:

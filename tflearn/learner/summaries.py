@@ -3,11 +3,13 @@
 import contextlib
 import dataclasses
 import pathlib
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import tensorflow as tf
+from absl import logging
 from tf_agents.distributions import utils as distributions
 from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories import trajectory
@@ -16,6 +18,8 @@ from tflearn import histograms
 from tflearn.errors import UserValueError
 from tflearn.learner.batch_structure import flatten_with_names
 from tflearn.types import Agent
+
+_LEAST_FREE_BYTES = 4 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,6 +120,7 @@ class Summaries:
         self._directory, self._options, self._clock = str(directory), options, clock
         self._written_at = clock()
         self._writer: tf.summary.SummaryWriter | None = None
+        self._had_room = True
 
     @property
     def wanted(self) -> bool:
@@ -125,6 +130,8 @@ class Summaries:
     def next_step(self, before: int) -> int | None:
         """Returns the next train step after `before` that is summarized, as far as is known now."""
         secs = self._options.interval_secs
+        if not self._has_room():
+            return None
         if secs is not None and self._clock() - self._written_at >= secs:
             return before + 1
         return self._options.next_step(before)
@@ -137,14 +144,18 @@ class Summaries:
 
     def write_values(self, step: int, values: Mapping[str, float | None], group: str = 'train') -> None:
         """Writes scalars under the tags `<group>/<name>`; None is left out."""
-        with self._open().as_default(step=step):
+        if not self._has_room():
+            return
+        with self._logged_errors(), self._open().as_default(step=step):
             for name, value in values.items():
                 if value is not None:
                     tf.summary.scalar(f'{group}/{name}', value)
 
     def write_text(self, step: int, name: str, markdown: str) -> None:
         """Writes a text under the tag `name`, at once."""
-        with self._open().as_default(step=step) as writer:
+        if not self._has_room():
+            return
+        with self._logged_errors(), self._open().as_default(step=step) as writer:
             tf.summary.text(name, markdown)
             writer.flush()
 
@@ -163,7 +174,26 @@ class Summaries:
     def close(self) -> None:
         """Flushes and closes the event file."""
         if self._writer:
-            self._writer.close()
+            with self._logged_errors():
+                self._writer.close()
+
+    def _has_room(self) -> bool:
+        """Returns whether the disk has room: an error while a train step writes would end the training."""
+        try:
+            has_room = shutil.disk_usage(self._directory).free >= _LEAST_FREE_BYTES
+        except OSError:  # it is not there yet
+            return True
+        if self._had_room and not has_room:
+            logging.warning('no summaries are written while the disk of %s is full', self._directory)
+        self._had_room = has_room
+        return has_room
+
+    @contextlib.contextmanager
+    def _logged_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except tf.errors.OpError as error:  # summaries are no reason to end the training
+            logging.warning('could not write summaries to %s: %s', self._directory, error)
 
 
 class StepSummaries:
