@@ -38,6 +38,8 @@ from tflearn.errors import UserError  # noqa: E402
 from tflearn.run_dir import RunDir, read_json  # noqa: E402
 
 _MIXED = ('random', 'medium', 'expert')
+_CHEETAH = ("gymnasium_env.make.name='HalfCheetah-v5'", 'train.StopConditions.num_train_steps=100_000')
+_TD3_RATES = ('td3.make_agent.actor_learning_rate=3e-4', 'td3.make_agent.critic_learning_rate=3e-4')
 _CONSERVATIVE = 'dqn.make_agent.conservative_weight=1.0'
 
 
@@ -77,7 +79,13 @@ TASKS = {
     ),
     'pendulum': Task(
         ('sac_pendulum', 'train.Intervals.export_interval_steps=250'),
-        {'BC': ('bc_pendulum',), 'IQL': ('iql_pendulum',), 'AWAC': ('awac_pendulum',)},
+        {
+            'BC': ('bc_pendulum',),
+            'IQL': ('iql_pendulum',),
+            'CQL': ('cql_pendulum',),
+            'TD3+BC': ('td3_bc_pendulum',),
+            'AWAC': ('awac_pendulum',),
+        },
         episodes=300,
     ),
     'halfcheetah': Task(
@@ -87,7 +95,12 @@ TASKS = {
             'train.Intervals.export_interval_steps=5_000',
             'evaluate.evaluate.target_return=None',
         ),
-        {'BC': ('bc_halfcheetah',), 'IQL': ('iql_halfcheetah',)},
+        {
+            'BC': ('bc_halfcheetah',),
+            'IQL': ('iql_halfcheetah',),
+            'CQL': ('cql_pendulum', *_CHEETAH, 'sac.make_agent.critic_learning_rate=3e-4'),
+            'TD3+BC': ('td3_bc_pendulum', *_CHEETAH, *_TD3_RATES),
+        },
         episodes=100,
         eval_episodes=20,
     ),
