@@ -48,6 +48,7 @@ AFTER = {
     'index.md': 'assert actions.numpy() in (0, 1)',
     'library.md': """
 assert result.loss > 0
+assert trained.num_steps == 160 and trained.extra['accuracy'] > 0.7
 assert len(rounds) == 15 and rounds[-1].mean_return > rounds[0].mean_return
 """,
     'python.md': """

@@ -144,7 +144,11 @@ def checkpoints_of(root):
     return max(steps, default=0)
 
 
-@pytest.mark.parametrize('reading', [Reading(), Reading('stream', window_steps=20)], ids=lambda it: it.storage)
+@pytest.mark.parametrize(
+    'reading',
+    [pytest.param(Reading(), marks=pytest.mark.slow), Reading('stream', window_steps=20)],
+    ids=lambda it: it.storage,
+)
 def test_a_resumed_run_has_the_batches_of_an_undisturbed_one(tmp_path, reading, monkeypatch):
     monkeypatch.setattr(FileSource, 'owed_steps', 25)  # calls of the learner, after which it can save
     for i in range(2):

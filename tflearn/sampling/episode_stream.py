@@ -10,6 +10,7 @@ import concurrent.futures
 import dataclasses
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -212,7 +213,7 @@ class EpisodeStream(tf.train.experimental.PythonState):
                 self._write_windows(pool)
         except Exception as error:  # the training thread raises it
             with self._changed:
-                self._error = error
+                self._error = None if self._closed else error
                 self._changed.notify_all()
 
     def _write_windows(self, pool: concurrent.futures.Executor) -> None:
@@ -221,9 +222,11 @@ class EpisodeStream(tf.train.experimental.PythonState):
         given = first.sequences  # of all windows, by now
         skipped = self._written * self._batch_size - given  # sequences of the first window
         waiting = np.empty((0, self._columns.num_bytes), np.uint8)  # rows of sequences that are in no batch yet
-        coming = pool.submit(next, windows)
+        start, coming = time.monotonic(), pool.submit(next, windows)
         while True:
             window = coming.result()
+            if window.position is first:
+                logging.info('read a window of %d sequences in %.1f s', len(window.starts), time.monotonic() - start)
             if window.position is not first:
                 self._positions.append(window.position)
             if self._stops_before(window.position):
@@ -265,15 +268,15 @@ class EpisodeStream(tf.train.experimental.PythonState):
             return self._limit is None or self._written < self._limit
 
     def _windows(self, position: Position) -> Iterator[_Window]:
-        """Yields the windows from a position on, for ever."""
-        while True:
+        """Yields the windows from a position on, until it is closed."""
+        while not self._closed:
             begins, epoch = position.sequences, position.epoch
             for window in self._windows_of_epoch(position):
                 yield window
                 position = dataclasses.replace(
                     window.position, sequences=window.position.sequences + len(window.starts)
                 )
-            if position.sequences == begins and not (position.files or position.records):
+            if position.sequences == begins and not (position.files or position.records or self._closed):
                 raise UserValueError(
                     f'got no episode of {self._num_sequence_steps} steps or more; need at least one '
                     'Slicing.sequence_length'
