@@ -55,6 +55,9 @@ setuptools.setup(
             'tensorflow-serving-api>=2.15,<2.16',
         ],
         'video': ['moviepy>=2.1,<3', 'pillow<12'],
+        'minari': ['minari>=0.5.3,<0.6', 'h5py>=3.8,<4', 'pillow>=9'],
+        # From 1.18 on tensorflow-metadata may need a newer protobuf than TensorFlow 2.15 allows, and does not say so.
+        'rlds': ['tensorflow-datasets>=4.9,<5', 'tensorflow-metadata>=1.17,<1.18'],
         'gpu': ['tensorflow[and-cuda]>=2.15,<2.16'],
         'dev': [
             'ipykernel>=6.29,<8',

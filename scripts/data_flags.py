@@ -11,7 +11,8 @@ from tflearn.run_dir import local_path
 
 from . import preflight
 
-COMMANDS = ('describe', 'merge', 'filter', 'copy')
+COMMANDS = ('describe', 'merge', 'filter', 'copy', 'convert')
+FORMATS = ('tflearn', 'minari', 'rlds')
 _FILTERS = ('min_return', 'max_return', 'max_episodes')
 
 
@@ -99,7 +100,8 @@ def define_read() -> None:
     flags.DEFINE_integer('max_episodes', None, 'Episodes to read.', 1)
     flags.DEFINE_integer('max_damaged', 0, 'Damaged records that are skipped; one more is an error.', 0)
     flags.DEFINE_string('picture', None, 'describe: a PNG file for histograms of returns and lengths.')
-    flags.DEFINE_string('output', None, 'merge, filter, copy: a new directory.')
+    flags.DEFINE_string('output', None, 'merge, filter, copy, convert: a new directory.')
+    flags.DEFINE_enum('format', 'tflearn', FORMATS, 'convert: the format of --output; that of --data is recognized.')
     flags.DEFINE_bool('compress', False, 'merge, filter, copy: compresses the files with gzip.')
     flags.DEFINE_bool('help', False, 'Shows these flags.')
 
@@ -118,7 +120,10 @@ def read(command: str) -> None:
     from tflearn.jobs import record
 
     filters: dict[str, Any] = {name: flags.FLAGS[name].value for name in (*_FILTERS, 'max_damaged')}
-    if command != 'describe':
+    if command == 'convert':
+        output = local_path(flags.FLAGS.output, '--output')
+        print(record.convert(flags.FLAGS.data, output, flags.FLAGS.format, flags.FLAGS.compress, **filters))
+    elif command != 'describe':
         output = local_path(flags.FLAGS.output, '--output')
         print(record.copy(flags.FLAGS.data, output, flags.FLAGS.compress, **filters))
     else:

@@ -18,6 +18,10 @@ _EXTRAS = {
     'prometheus_client': 'serving',
     'tensorflow_serving': 'serving',
     'moviepy': 'video',
+    'minari': 'minari',
+    'h5py': 'minari',
+    'PIL': 'minari',
+    'tensorflow_datasets': 'rlds',
 }
 
 # Extra -> its requirements, as in setup.py.
@@ -35,6 +39,8 @@ REQUIREMENTS = {
         'tensorflow-serving-api>=2.15,<2.16',
     ),
     'video': ('moviepy>=2.1,<3', 'pillow<12'),
+    'minari': ('minari>=0.5.3,<0.6', 'h5py>=3.8,<4', 'pillow>=9'),
+    'rlds': ('tensorflow-datasets>=4.9,<5', 'tensorflow-metadata>=1.17,<1.18'),
 }
 
 

@@ -23,7 +23,7 @@ def run(program, *arguments):
 def test_help_names_the_commands():
     ended = run('data', '--help')
     assert (ended.returncode, ended.stderr) == (0, '')
-    for command in ('record', 'extract', 'describe', 'merge', 'filter', 'copy'):
+    for command in ('record', 'extract', 'describe', 'merge', 'filter', 'copy', 'convert'):
         assert f'tflearn-data {command}  ' in ended.stdout
 
 
@@ -37,7 +37,7 @@ def test_help_of_a_command_lists_its_flags():
 @pytest.mark.parametrize(
     ('arguments', 'message'),
     [
-        (('show',), "got 'show'; need one of record, extract, describe, merge, filter, copy"),
+        (('show',), "got 'show'; need one of record, extract, describe, merge, filter, copy, convert"),
         (('describe',), 'got no --data; need a directory'),
         (('copy', '--data=x'), 'got no --output; need a directory'),
         (('filter', '--data=x', '--output=y'), 'got no filter; need at least one of --min_return'),

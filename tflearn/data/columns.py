@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from google.protobuf import text_format
+from tensorflow.core.protobuf import struct_pb2
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import policy_step, trajectory
 from tf_agents.typing import types
@@ -124,7 +126,7 @@ def read_columns(directory: pathlib.Path) -> tuple[Column, ...]:
     Raises:
       ValueError: if the directory is no data set, or of a newer format.
     """
-    return tuple(Column(c['name'], c['dtype'], tuple(c['shape'])) for c in _read(directory)['columns'])
+    return _columns(_read(directory))
 
 
 def read_metadata(directory: pathlib.Path) -> dict[str, Any]:
@@ -143,10 +145,38 @@ def read_specs(directory: pathlib.Path) -> EnvironmentSpecs:
     return EnvironmentSpecs(**tensor_spec.from_pbtxt_file(str(directory / SPECS)))
 
 
+def to_json(specs: EnvironmentSpecs, columns: Sequence[Column]) -> dict[str, Any]:
+    """Returns specs and columns as JSON, for the files of other formats."""
+    parts = {field.name: getattr(specs, field.name) for field in dataclasses.fields(specs)}
+    text = text_format.MessageToString(tensor_spec.to_proto(parts))
+    return {'columns': [dataclasses.asdict(column) for column in columns], 'specs': text}
+
+
+def from_json(described: Mapping[str, Any]) -> tuple[EnvironmentSpecs, tuple[Column, ...]]:
+    """The inverse of `to_json`."""
+    specs = tensor_spec.from_proto(text_format.Parse(described['specs'], struct_pb2.StructuredValue()))
+    return EnvironmentSpecs(**specs), _columns(described)
+
+
 def difference(got: Sequence[Column], need: Sequence[Column]) -> str:
     """Returns the columns of `got` that are not in `need`; of `need` those that `got` lacks, if there are none."""
     other = [str(column) for column in got if column not in need]
     return ', '.join(other) or f'no {", ".join(str(column) for column in need if column not in got)}'
+
+
+def _columns(described: Mapping[str, Any]) -> tuple[Column, ...]:
+    columns = tuple(Column(c['name'], c['dtype'], tuple(c['shape'])) for c in described['columns'])
+    for column in columns:
+        try:
+            known = np.dtype(column.dtype).name == column.dtype
+        except TypeError:
+            known = False
+        if not known:
+            raise UserValueError(
+                f'got the column {column.name} of {column.dtype}; need a dtype of numpy such as float32, without a '
+                'byte order: files hold little-endian numbers'
+            )
+    return columns
 
 
 def _read(directory: pathlib.Path) -> dict[str, Any]:

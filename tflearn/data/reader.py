@@ -16,17 +16,19 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 from google.protobuf import message
+from tf_agents.trajectories import time_step as ts
 from tf_agents.typing import types
 
 from tflearn.data import columns, derived, writer
 from tflearn.data.columns import Column
-from tflearn.errors import UserRuntimeError, UserValueError
+from tflearn.errors import UserOSError, UserRuntimeError, UserValueError
 from tflearn.run_dir import local_path
 
 _HEADER_BYTES, _FOOTER_BYTES = 12, 4  # of a record: its length and two checksums
 _BUFFER_BYTES = 1 << 20
 _MAX_AT_ONCE, _BYTES_AT_ONCE = 64, 4 << 20  # of records that are read by one call
 _MAX_NAMED = 10  # damaged records that are logged one by one
+_OTHER_FORMATS = {'Minari': 'main_data.hdf5', 'RLDS': 'features.json', 'Parquet': '*.parquet', 'HDF5': '*.hdf5'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,7 +240,11 @@ class EpisodeReader:
     def _records(self, shard: writer.Shard) -> Iterator[tuple[bytes, str]]:
         """Yields records, and where each is in its file."""
         path = shard.path
-        offset, size, compressed = 0, path.stat().st_size, path.suffix == '.gz'
+        try:
+            with path.open('rb'):  # TensorFlow's error for a file that cannot be opened is that of a damaged record
+                offset, size, compressed = 0, path.stat().st_size, path.suffix == '.gz'
+        except OSError as error:
+            raise UserOSError(f'got {path}, which cannot be read ({error.strerror}); need a readable file') from error
         # Each call of TensorFlow takes longer than to read a small record.
         at_once = max(1, min(_MAX_AT_ONCE, _BYTES_AT_ONCE * shard.episodes // max(1, size)))
         while offset < size:
@@ -285,6 +291,8 @@ class EpisodeReader:
         for column, array in zip(self.columns, arrays, strict=True):
             if self._need_finite and array.dtype.kind == 'f' and not np.isfinite(array).all():
                 raise UserValueError(f'got {column.name} with numbers that are not finite')
+        by_name = {column.name: array for column, array in zip(self.columns, arrays, strict=True)}
+        _check_steps(by_name['step_type'], by_name['next_step_type'])
         if self._spec is None:
             return {column.name: array for column, array in zip(self.columns, arrays, strict=True)}
         return tf.nest.pack_sequence_as(self._spec, arrays)
@@ -300,12 +308,34 @@ def _directories(path: str) -> list[pathlib.Path]:
     found = [pathlib.Path(name) for name in sorted(glob.glob(str(pathlib.Path(path).expanduser())))]
     directories = [directory for directory in found if (directory / columns.DESCRIPTION).exists()]
     if not directories:
-        nearby = f'; the paths found are {", ".join(map(str, found))}' if found else ''
+        nearby = f'; the paths found are {", ".join(map(_with_format, found))}' if found else ''
         raise UserValueError(
             f'got Dataset.paths with {path!r}, where no {columns.DESCRIPTION} is{nearby}; need a directory that '
-            'tflearn-data has written'
+            'tflearn-data has written, or has converted (tflearn-data convert)'
         )
     return directories
+
+
+def _with_format(path: pathlib.Path) -> str:
+    """Returns the path, and which other format it seems to have."""
+    for name, pattern in _OTHER_FORMATS.items():
+        if path.match(pattern) or (path.is_dir() and any(path.rglob(pattern))):
+            return f'{path} ({name})'
+    return str(path)
+
+
+def _check_steps(step_type: np.ndarray, next_step_type: np.ndarray) -> None:
+    """Raises ValueError for steps that are not one episode from its beginning to its end."""
+    first, last = ts.StepType.FIRST, ts.StepType.LAST
+    if not ((step_type >= first) & (step_type <= last)).all():
+        raise UserValueError(
+            f'got the step types {np.unique(step_type)[:4].tolist()}; need 0, 1 and 2; check that the numbers are '
+            'little-endian'
+        )
+    if not len(step_type) or step_type[0] != first or (step_type[1:] == first).any() or (step_type[:-1] == last).any():
+        raise UserValueError('got steps that do not begin with the first one of an episode, or are of several episodes')
+    if step_type[-1] != last and next_step_type[-1] not in (first, last):
+        raise UserValueError('got an episode without an end; need complete episodes')
 
 
 def _check_columns(directory: pathlib.Path, found: Sequence[Column], needed: Sequence[Column]) -> None:

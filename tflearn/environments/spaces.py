@@ -4,7 +4,7 @@ Every discrete space becomes int64 counted from 0, whatever its dtype and start;
 float64 becomes float32. Dict and Tuple become nests.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,23 @@ def _bounds(space: Any, name: str) -> tuple[Any, Any, tf.DType]:
         f'got the {name} space {space}; need a Box of numbers, Discrete, MultiDiscrete or MultiBinary, or a Dict or '
         'Tuple of these; wrap the environment so that it has one'
     )
+
+
+def to_space(spec: types.NestedTensorSpec) -> spaces.Space:
+    """Returns a space whose elements have the spec; integers that are bounded from 0 are categories."""
+    if isinstance(spec, Mapping):
+        return spaces.Dict({key: to_space(part) for key, part in spec.items()})
+    if isinstance(spec, list | tuple):
+        return spaces.Tuple([to_space(part) for part in spec])
+    shape, dtype = tuple(spec.shape), np.dtype(spec.dtype.as_numpy_dtype)
+    bounds = integer_bounds(spec)
+    if dtype == np.int64 and bounds is not None and not bounds[0].any():
+        return spaces.MultiDiscrete(bounds[1] + 1) if shape else spaces.Discrete(int(bounds[1]) + 1)
+    bounded = tensor_spec.BoundedTensorSpec.from_spec(spec)
+    if dtype.kind == 'b':
+        return spaces.Box(0, 1, shape, dtype)
+    low, high = (np.broadcast_to(bound, shape).astype(dtype) for bound in (bounded.minimum, bounded.maximum))
+    return spaces.Box(low, high, shape, dtype)
 
 
 def reader(space: spaces.Space) -> Convert:

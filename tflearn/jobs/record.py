@@ -17,9 +17,11 @@ from tf_agents.trajectories import time_step as ts
 from tflearn.action_mask import ActionMask
 from tflearn.actors.actor import Actor
 from tflearn.actors.exploration import EpsilonPolicy
-from tflearn.data import columns, metadata, statistics
+from tflearn.data import columns, conversion, metadata, statistics
+from tflearn.data.minari_format import Spaces
 from tflearn.data.reader import Dataset
 from tflearn.data.writer import EpisodeRecorder, EpisodeWriter, shards
+from tflearn.environments import spaces
 from tflearn.errors import UserValueError, check_at_least
 from tflearn.experience import Experience
 from tflearn.jobs import initial_agent
@@ -209,6 +211,13 @@ def copy(paths: Sequence[str], output: pathlib.Path, compress: bool = False, **f
     """Copies episodes to a new data set, see `statistics.copy`; returns a line that says what was copied."""
     num_episodes, num_steps = statistics.copy(Dataset(paths, **filters), output, compress)
     return f'{num_episodes} episodes, {num_steps} environment steps in {output}'
+
+
+def convert(paths: Sequence[str], output: pathlib.Path, target: str, compress: bool = False, **filters: Any) -> str:
+    """Writes a data set in another format, see `conversion.convert`; returns a line that says what was written."""
+    space_conversions = Spaces(spaces.to_space, spaces.to_spec, spaces.reader)
+    num_episodes = conversion.convert(Dataset(paths, **filters), output, target, space_conversions, compress)
+    return f'{num_episodes} episodes in {output}, format {target}'
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,101 @@
+"""Data sets from one format to another: ours, Minari and RLDS."""
+
+import contextlib
+import dataclasses
+import pathlib
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tflearn.data import columns, minari_format, rlds_format
+from tflearn.data.minari_format import Spaces
+from tflearn.data.reader import Dataset, EpisodeReader
+from tflearn.data.writer import EpisodeWriter
+from tflearn.errors import UserValueError
+from tflearn.types import EnvironmentSpecs
+
+TFLEARN, MINARI, RLDS = 'tflearn', 'minari', 'rlds'
+FORMATS = (TFLEARN, MINARI, RLDS)
+
+
+def convert(dataset: Dataset, output: pathlib.Path, target: str, spaces: Spaces, compress: bool = False) -> int:
+    """Writes the episodes to a new directory, which appears whole.
+
+    Args:
+      dataset: data sets of our format, or one of Minari or RLDS, which its filters do not concern.
+      output: the new directory.
+      target: one of `FORMATS`.
+      spaces: see `Spaces`.
+      compress: compress files of our format with gzip.
+
+    Returns:
+      The number of episodes.
+
+    Raises:
+      ImportError: if the format's package is not installed.
+      ValueError: if the directory exists, or the format cannot hold a column.
+    """
+    if target not in FORMATS:
+        raise UserValueError(f'got the format {target!r}; need one of {", ".join(FORMATS)}')
+    if output.exists():
+        raise UserValueError(f'got the output {output}, which exists; need a new directory')
+    begun = output.with_name(f'.{output.name}')
+    shutil.rmtree(begun, ignore_errors=True)  # of a call that was killed
+    try:
+        num_episodes = _write(begun, target, _open(dataset, spaces), spaces, compress)
+        if not num_episodes:
+            raise UserValueError(f'got no episodes in {", ".join(dataset.paths)}; need at least one')
+        begun.rename(output)
+    finally:
+        shutil.rmtree(begun, ignore_errors=True)
+    return num_episodes
+
+
+@dataclasses.dataclass
+class _Source:
+    """Episodes of any format: the leaves of each, in the order of the columns."""
+
+    specs: EnvironmentSpecs
+    stored: tuple[columns.Column, ...]
+    metadata: dict[str, Any]
+    episodes: Iterator[list[np.ndarray]]
+
+
+def _open(dataset: Dataset, spaces: Spaces) -> _Source:
+    path = pathlib.Path(dataset.paths[0]).expanduser()
+    others = [each for each in (minari_format, rlds_format) if each.directory_of(path)]
+    if not others or (path / columns.DESCRIPTION).exists():
+        reader = EpisodeReader(dataset)
+        directory = reader.directories[0]
+        metadata = columns.read_metadata(directory)
+        episodes = (list(episode.values()) for episode in reader.episodes())
+        return _Source(columns.read_specs(directory), reader.columns, metadata, episodes)
+    if len(dataset.paths) > 1 or dataset.min_return is not None or dataset.max_return is not None:
+        raise UserValueError(f'got {path} of another format with more data or filters; convert it first, then filter')
+    return _Source(*(minari_format.read(path, spaces) if others[0] is minari_format else rlds_format.read(path)))
+
+
+def _write(path: pathlib.Path, target: str, source: _Source, spaces: Spaces, compress: bool) -> int:
+    num_episodes = 0
+
+    def counted() -> Iterator[list[np.ndarray]]:
+        nonlocal num_episodes
+        for leaves in source.episodes:
+            num_episodes += 1
+            yield leaves
+
+    if target == TFLEARN:
+        writer = EpisodeWriter(path, source.specs, source.stored, metadata=source.metadata, compress=compress)
+        with contextlib.closing(writer):
+            for leaves in counted():
+                writer.write(leaves)
+        return num_episodes
+    names = [column.name for column in source.stored]
+    episodes = (dict(zip(names, leaves, strict=True)) for leaves in counted())
+    if target == MINARI:
+        minari_format.write(path, source.specs, source.stored, episodes, spaces, source.metadata)
+    else:
+        rlds_format.write(path, source.specs, source.stored, episodes, source.metadata)
+    return num_episodes
