@@ -39,6 +39,7 @@ setuptools.setup(
         'rich>=13.7,<16',
         'setuptools>=68,<82',
         'tensorflow>=2.15,<2.16',
+        'tensorflow-probability==0.23.*',
         'tf-agents==0.19.*',
     ],
     extras_require={

@@ -97,7 +97,7 @@ class ChaosRun:
 
     def restored_step(self) -> int:
         """Returns the train step that the newest learner began with, as it logged it."""
-        begun = re.findall(r'learner: .* train step (\d+), from', self.run_dir.log('train').read_text(errors='replace'))
+        begun = re.findall(r'learner: .* train step (\d+), ', self.run_dir.log('train').read_text(errors='replace'))
         return int(begun[-1])
 
     def newest_checkpoint(self) -> int:
