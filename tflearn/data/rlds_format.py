@@ -100,7 +100,7 @@ def read(path: pathlib.Path) -> tuple[EnvironmentSpecs, tuple[Column, ...], dict
         builder = tfds.builder_from_directory(str(directory_of(path)))
     except Exception as error:  # whatever its parsers raise
         raise UserValueError(f'got {path}, which TFDS cannot read ({" ".join(str(error).split())})') from error
-    features = dict(builder.info.features.items()).get('steps')
+    features: Any = dict(builder.info.features.items()).get('steps')
     needed = {'observation', 'action', 'is_first', 'is_last'}
     if not hasattr(features, 'feature') or not needed <= set(features.feature):
         raise UserValueError(f'got {path}, whose examples are no episodes of RLDS; need steps with observations')
@@ -167,12 +167,12 @@ def _specs(tfds: Any, builder: Any, features: Mapping[str, Any]) -> EnvironmentS
             bounds[path] = min(least, taken.min()), max(greatest, taken.max())
     if not bounds:
         raise UserValueError('got no episodes; need at least one')
-    leaves = []
+    bounded = []
     for path, leaf in zip(paths, tf.nest.flatten(nests['action']), strict=True):
         least, greatest = bounds[path]
         least = min(0, int(least)) if leaf.dtype.is_integer else least
-        leaves.append(tensor_spec.BoundedTensorSpec(leaf.shape, leaf.dtype, least, greatest, path))
-    return EnvironmentSpecs(nests['observation'], tf.nest.pack_sequence_as(nests['action'], leaves))
+        bounded.append(tensor_spec.BoundedTensorSpec(leaf.shape, leaf.dtype, least, greatest, path))
+    return EnvironmentSpecs(nests['observation'], tf.nest.pack_sequence_as(nests['action'], bounded))
 
 
 def _nested(by_name: Mapping[str, Any]) -> dict[str, Any]:

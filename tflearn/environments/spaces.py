@@ -62,7 +62,8 @@ def to_space(spec: types.NestedTensorSpec) -> spaces.Space:
         return spaces.Dict({key: to_space(part) for key, part in spec.items()})
     if isinstance(spec, list | tuple):
         return spaces.Tuple([to_space(part) for part in spec])
-    shape, dtype = tuple(spec.shape), np.dtype(spec.dtype.as_numpy_dtype)
+    shape = tuple(spec.shape)
+    dtype: Any = np.dtype(spec.dtype.as_numpy_dtype)
     bounds = integer_bounds(spec)
     if dtype == np.int64 and bounds is not None and not bounds[0].any():
         return spaces.MultiDiscrete(bounds[1] + 1) if shape else spaces.Discrete(int(bounds[1]) + 1)
