@@ -135,6 +135,9 @@ class BatchSource(Protocol):
     Attributes:
       max_draw_steps: the maximum number of batches in one draw.
       error: why there are no more batches; None if there are, or if the source was closed.
+
+    A source may have a further attribute, `takes_indices`. If it is True, `batch` also takes several indices, int64
+    [K], and returns tensors [K, B, ...]: faster than K calls where train steps are one program of XLA's.
     """
 
     max_draw_steps: int

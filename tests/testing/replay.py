@@ -138,9 +138,17 @@ def draw(source, num_steps=1, seed=0):
         granted = source.grant(min(num_steps, source.max_draw_steps))
         assert granted, source.error
         drawn = draw_some(tf.constant(granted, tf.int64), tf.constant(seed, tf.int64))
-        batches += [batch(drawn, tf.constant(i, tf.int64)) for i in range(granted)]
+        new = [batch(drawn, tf.constant(i, tf.int64)) for i in range(granted)]
+        if getattr(source, 'takes_indices', False):
+            together = batch(drawn, tf.range(granted, dtype=tf.int64))
+            tf.nest.map_structure(np.testing.assert_array_equal, together, tf.nest.map_structure(_stack, *new))
+        batches += new
         num_steps, seed = num_steps - granted, seed + 1
-    return tf.nest.map_structure(lambda *parts: tf.stack(parts), *batches)
+    return tf.nest.map_structure(_stack, *batches)
+
+
+def _stack(*parts):
+    return tf.stack(parts)
 
 
 def read_items(served):

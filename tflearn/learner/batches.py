@@ -1,11 +1,16 @@
-"""Batches: a dataset or a `BatchSource`, wrapped once, so that the learner sees one kind of input."""
+"""Batches: a dataset or a `BatchSource`, wrapped once, so that the learner sees one kind of input.
+
+With them is the loop that takes train steps, in TensorFlow or in XLA.
+"""
 
 import functools
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from tflearn.distribute import strategies
 from tflearn.distribute.workers import Agreement
@@ -15,6 +20,10 @@ from tflearn.types import BatchSource, PrioritizedSource
 
 DatasetFn = Callable[[tf.distribute.InputContext], tf.data.Dataset]
 TakeStep = Callable[[tf.Tensor, Any], tuple[tf.Tensor, tf.Tensor, tuple[tf.Tensor, ...]]]
+TakeSteps = Callable[[Any, tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor, tf.Tensor]]
+
+_MAX_TOGETHER = 128
+_MAX_TOGETHER_BYTES = 16 << 20
 
 
 class DatasetBatches:
@@ -144,10 +153,48 @@ class SourceBatches:
                 i += 1
             taken += i
             if self.last_info:  # of each step they would cost more than the step's own metrics
-                _, info = self._source.batch(drawn, i - 1)
-                means = tf.stack([tf.reduce_mean(tf.cast(info[name], tf.float32)) for name in self.last_info])
+                means = self._means(drawn, i - 1)
         stacked = tuple(array.stack() for array in arrays)
         return taken, tf.constant(0.0, tf.float64), tf.concat([sums, means], axis=0), stacked
+
+    def loop_over_draws(self, take: TakeSteps, sums: tf.Tensor, num_steps: tf.Tensor) -> Any:
+        """Like `loop`, on the same batches, where `take` takes the train steps of a whole draw. For a graph.
+
+        Args:
+          take: (draw, its train steps, sums) -> those taken, the sums after them, and whether to go on.
+        """
+        taken, going_on = tf.constant(0, tf.int64), tf.constant(True)
+        means = tf.zeros([len(self.last_info)])
+        while tf.logical_and(going_on, taken < num_steps):
+            count = tf.minimum(num_steps - taken, self._source.max_draw_steps)
+            drawn = self._source.draw(count, self._train_step)
+            i, sums, going_on = take(drawn, count, sums)
+            taken += i
+            if self.last_info:
+                means = self._means(drawn, i - 1)
+        return taken, tf.constant(0.0, tf.float64), tf.concat([sums, means], axis=0), ()
+
+    def _means(self, drawn: Any, i: tf.Tensor) -> tf.Tensor:
+        _, info = self._source.batch(drawn, i)
+        return tf.stack([tf.reduce_mean(tf.cast(info[name], tf.float32)) for name in self.last_info])
+
+    @property
+    def num_together(self) -> int:
+        """How many batches can be gathered: at most 128, 16 MB; 0 if they have no fixed shape, or not only numbers."""
+        specs = tf.nest.flatten(self.element_spec)
+        if not all(isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined() for spec in specs):
+            return 0
+        if any(spec.dtype in (tf.string, tf.variant, tf.resource) for spec in specs):
+            return 0
+        batch_bytes = sum(spec.shape.num_elements() * spec.dtype.size for spec in specs)
+        return min(_MAX_TOGETHER, self._source.max_draw_steps, _MAX_TOGETHER_BYTES // max(1, batch_bytes))
+
+    def gather(self, drawn: Any, indices: tf.Tensor) -> Any:
+        """Returns batches of a draw, int64 [K], as one element with leaves [K, ...]. For a graph."""
+        if getattr(self._source, 'takes_indices', False):
+            return self._source.batch(drawn, indices)
+        one = functools.partial(self._source.batch, drawn)
+        return tf.map_fn(one, indices, fn_output_signature=self.element_spec)
 
     def update(self, step: int, errors: np.ndarray) -> None:
         if isinstance(self._source, PrioritizedSource):
@@ -155,6 +202,93 @@ class SourceBatches:
 
     def close(self) -> None:
         self._source.close()
+
+
+class XlaLoop:
+    """Like `SourceBatches.loop`, with the train steps in XLA, many in one program.
+
+    The train step of a small network is mostly the overhead of a few hundred operations, which XLA removes if it
+    compiles the loop around them, not only the step. What XLA cannot do (reading memory that other threads write, and
+    queues) stays outside: a program of TensorFlow draws, gathers the batches of some train steps, and calls XLA's.
+
+    Attributes:
+      size: train steps of one call of XLA's program, whose batches are in memory together.
+    """
+
+    def __init__(self, batches: SourceBatches, take: TakeStep, num_sums: int, size: int):
+        """Traces the train steps; XLA compiles them later.
+
+        Args:
+          take: see `SourceBatches.loop`.
+          num_sums: the length of the vector of sums.
+          size: at most the batches' `num_together`.
+        """
+        self._batches, self._take, self._num_sums, self.size = batches, take, num_sums, size
+        self._compiles: bool | None = None  # not known yet
+        specs = tf.nest.flatten(batches.element_spec)
+        self._stack_spec = [tf.TensorSpec((size, *spec.shape), spec.dtype) for spec in specs]
+        stack = tf.nest.pack_sequence_as(batches.element_spec, self._stack_spec)
+        self._steps = tf.function(self._many_steps, autograph=False, jit_compile=True).get_concrete_function(
+            stack, tf.TensorSpec((num_sums,), tf.float32), tf.TensorSpec((), tf.int64)
+        )
+
+    def compile(self) -> bool:
+        """Lets XLA compile, unless it has, by a call without any train step. Returns whether it can."""
+        if self._compiles is None:
+            start = time.perf_counter()
+            # Not a direct call of the function: what XLA compiles for that is not used by other programs.
+            call = tf.function(lambda: self._steps(*self._zeros(), tf.constant(0, tf.int64)), autograph=False)
+            try:
+                call.get_concrete_function()()
+                self._compiles = True
+                secs = time.perf_counter() - start
+                logging.info('XLA takes up to %d train steps at a time; compiled in %.1f s', self.size, secs)
+            except tf.errors.OpError as error:
+                self._compiles = False
+                logging.warning('trains without XLA, which cannot compile the train step: %s', error)
+        return self._compiles
+
+    def loop(self, sums: tf.Tensor, num_steps: tf.Tensor) -> Any:
+        """See `SourceBatches.loop`."""
+        return self._batches.loop_over_draws(self._steps_of_draw, sums, num_steps)
+
+    def _steps_of_draw(self, drawn: Any, count: tf.Tensor, sums: tf.Tensor) -> Any:
+        """Takes `count` train steps on a draw. Returns those taken, the sums and whether to go on."""
+
+        def some(i: tf.Tensor, sums: tf.Tensor, going_on: tf.Tensor) -> Any:
+            del going_on
+            taken, sums, going_on = self._steps(*self._stack(drawn, i, count), sums, count - i)
+            return i + taken, sums, going_on
+
+        start = tf.constant(0, tf.int64), sums, tf.constant(True)
+        return tf.while_loop(lambda i, _, going_on: tf.logical_and(going_on, i < count), some, start)
+
+    def _stack(self, drawn: Any, i: tf.Tensor, count: tf.Tensor) -> list[tf.Tensor]:
+        """Returns batches i, i + 1, ... of a draw, always `size` of them: the last one again at the end."""
+        indices = tf.minimum(i + tf.range(self.size, dtype=tf.int64), count - 1)
+        columns = tf.nest.flatten(self._batches.gather(drawn, indices))
+        return [tf.ensure_shape(column, spec.shape) for column, spec in zip(columns, self._stack_spec, strict=True)]
+
+    def _zeros(self) -> list[tf.Tensor]:
+        """Returns a stack, and sums, of zeros."""
+        specs = [*self._stack_spec, tf.TensorSpec((self._num_sums,))]
+        return [tf.zeros(spec.shape, spec.dtype) for spec in specs]
+
+    def _many_steps(self, stack: Any, sums: tf.Tensor, count: tf.Tensor) -> Any:
+        """Takes train steps on the first `count` batches, or all. For XLA."""
+        count = tf.minimum(count, self.size)
+
+        def one(i: tf.Tensor, sums: tf.Tensor, going_on: tf.Tensor) -> Any:
+            del going_on
+            sums, going_on, _ = self._take(sums, tf.nest.map_structure(lambda column: tf.gather(column, i), stack))
+            return i + 1, sums, going_on
+
+        return tf.while_loop(
+            lambda i, _, going_on: tf.logical_and(going_on, i < count),
+            one,
+            (tf.constant(0, tf.int64), sums, tf.constant(True)),
+            maximum_iterations=self.size,
+        )
 
 
 Batches = DatasetBatches | SourceBatches

@@ -167,6 +167,11 @@ class Learner:
         """How often the train step was traced: a few times at the beginning, never again."""
         return self._loop.num_traces
 
+    @property
+    def jit_compiles(self) -> bool:
+        """Whether many train steps are one XLA program, see `LoopOptions.jit_compile`."""
+        return self._loop.jit_compiles
+
     def calls(self, num_train_steps: int) -> int:
         """Returns how many calls of `agent.train` take at most so many train steps, for `run`; at least 1.
 
@@ -176,7 +181,7 @@ class Learner:
         return max(1, num_train_steps // self._loop.steps_per_call) if self._loop.steps_per_call else 1
 
     def prepare(self, num_train_steps: int) -> None:
-        """Compiles what summaries of steps up to `num_train_steps` need: of a `BatchSource`, before it has data."""
+        """Compiles what train steps up to `num_train_steps` need, before there are data; only for a `BatchSource`."""
         self._loop.prepare(self.step, num_train_steps)
 
     def run(self, num_steps: int) -> TrainResult:

@@ -25,7 +25,10 @@ class MinibatchSource:
 
     Attributes:
       max_draw_steps: train steps of an iteration.
+      takes_indices: see `BatchSource`.
     """
+
+    takes_indices = True
 
     def __init__(
         self,
@@ -128,7 +131,8 @@ class MinibatchSource:
             indices = tf.gather(drawn, i)
             valid = tf.minimum(indices, self._num_samples - 1)
             samples, weights, versions = self._joined.divide([tf.gather(column, valid) for column in self._columns])
-            used = tf.reshape(indices < self._num_samples, [-1, *[1] * (weights.shape.rank - 1)])
+            used = indices < self._num_samples
+            used = used[(..., *[None] * (weights.shape.rank - used.shape.rank))]
             weights = tf.where(used, weights, 0.0)
             return samples, {WEIGHTS: weights, 'policy_version': versions}
 

@@ -147,6 +147,11 @@ class SummarizedLoop:
         return self._loop.num_traces
 
     @property
+    def jit_compiles(self) -> bool:
+        """Whether the steps that are not summarized are taken in XLA, many in one program."""
+        return self._loop.jit_compiles
+
+    @property
     def steps_per_call(self) -> int | None:
         """Train steps that a call of `agent.train` counts; None before a first call has shown it."""
         return self._counter.observed or (1 if agent_data.is_packaged(self._agent) else None)
@@ -191,10 +196,12 @@ class SummarizedLoop:
         return min(counts), False
 
     def prepare(self, before: int, end: int) -> None:
-        """Compiles the summary program if one of the steps up to `end` is summarized, and the data are a `BatchSource`.
+        """Compiles what needs no data: XLA's program, and the summary program if a step up to `end` is summarized.
 
-        A dataset's program cannot run without taking an element: it is compiled when it is first needed.
+        Both are for a `BatchSource`. A dataset's program cannot run without taking an element: it is compiled when it
+        is first needed.
         """
+        self._loop.prepare()
         due = self.summaries.next_step(before)
         if due is not None and due <= end and isinstance(self._batches, SourceBatches):
             self._take_summarized(0)

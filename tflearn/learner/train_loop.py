@@ -1,27 +1,35 @@
 """TrainLoop: many train steps on all replicas as one compiled program.
 
 There are two programs: a plain one, and one for the steps that are summarized, in which the agent, its networks and its
-optimizers write their summaries. So steps that are not summarized do not pay for summaries.
+optimizers write their summaries. So steps that are not summarized do not pay for summaries. The plain program has a
+variant in XLA (see `XlaLoop`), which `LoopOptions.jit_compile` asks for.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from tflearn.errors import UserValueError
 from tflearn.learner import batch_structure
 from tflearn.learner.batch_structure import split
-from tflearn.learner.batches import Batches
+from tflearn.learner.batches import Batches, SourceBatches, TakeStep, XlaLoop
 from tflearn.learner.metrics import Metrics, Reduction, StepMetrics
 from tflearn.types import Agent
 
 OnNonfinite = Literal['stop', 'skip', 'ignore']
+JitCompile = bool | Literal['auto']
 
 AfterStep = Callable[[Any, Any], object]
 Program = Callable[[int], Metrics]
+
+MIN_XLA_STEPS = 4  # for fewer, what a call costs is more than what XLA gains
+_MAX_MULTIPLICATIONS = 8e6  # in the matrix products of a train step, for 'auto'
+_PRODUCTS = ('MatMul', 'BatchMatMul', 'BatchMatMulV2')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +37,11 @@ class LoopOptions:
     """How train steps are taken, and how their metrics are reduced.
 
     Attributes:
-      jit_compile: compile the train step with XLA; for one replica. The steps that are summarized are not.
+      jit_compile: whether train steps are compiled with XLA, on one replica; 'auto' does so where it is faster: for
+        small train steps, see `why_slower_in_xla`. With a `BatchSource` that does not draw by priority, many steps are
+        one XLA program (see `XlaLoop`); steps that XLA cannot compile are taken without it, with a line in the log.
+        With other data, True compiles the single step, and 'auto' does nothing. XLA ignores the steps' assertions, and
+        a seed for random numbers that they draw. The steps that are summarized are not compiled with it.
       on_nonfinite: at a loss that is not finite, 'stop' ends the loop; 'skip' leaves it out of the means and goes on,
         for optimizers that do not apply such gradients; 'ignore' does nothing.
       extra_reductions: by the name of one of the agent's extra metrics, how it is reduced to one number over its own
@@ -41,7 +53,7 @@ class LoopOptions:
         TF-Agents' agents; None where the data are that already.
     """
 
-    jit_compile: bool = False
+    jit_compile: JitCompile = False
     on_nonfinite: OnNonfinite = 'stop'
     extra_reductions: Mapping[str, Reduction] = dataclasses.field(default_factory=dict)
     after_step: AfterStep | None = None
@@ -49,6 +61,8 @@ class LoopOptions:
     preprocess: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
+        if self.jit_compile not in (False, True, 'auto'):
+            raise UserValueError(f"got jit_compile={self.jit_compile!r}; need False, True or 'auto'")
         if self.on_nonfinite not in get_args(OnNonfinite):
             raise UserValueError(
                 f'got on_nonfinite={self.on_nonfinite!r}; need one of {", ".join(get_args(OnNonfinite))}'
@@ -69,7 +83,7 @@ class TrainLoop:
         Raises:
           ValueError: for XLA on more than one replica.
         """
-        if options.jit_compile and strategy.num_replicas_in_sync > 1:
+        if options.jit_compile is True and strategy.num_replicas_in_sync > 1:
             raise UserValueError(
                 f'got jit_compile=True with {strategy.num_replicas_in_sync} replicas; need one replica, or '
                 'jit_compile=False'
@@ -77,8 +91,9 @@ class TrainLoop:
         self._agent, self._strategy, self._options = agent, strategy, options
         self._reductions = options.extra_reductions, strategy.num_replicas_in_sync
         self._train = agent.train
-        if options.jit_compile:
+        if options.jit_compile is True:
             self._train = tf.function(agent.train, autograph=False, jit_compile=True)
+        self._xla: XlaLoop | None = None
         self.num_traces = 0
 
     def program(self, batches: Batches, summarize: AfterStep | None = None) -> Program:
@@ -90,13 +105,14 @@ class TrainLoop:
         """
         # The data's metrics are in the vector, or follow it.
         layout = StepMetrics(*self._reductions, with_info=not batches.last_info, last_info=batches.last_info)
+        wants_xla = not summarize and self._wants_xla_loop(batches)
         # XLA would leave out the summaries.
-        train = self._agent.train if summarize else self._train
+        train = self._agent.train if summarize or wants_xla else self._train
         step = tf.function(
             lambda element: self._distributed_step(element, layout, train, batches, summarize=summarize),
             autograph=False,
         )
-        step.get_concrete_function(batches.element_spec)  # makes the optimizer's slots
+        graph = step.get_concrete_function(batches.element_spec).graph  # makes the optimizer's slots
 
         def take(sums: tf.Tensor, element: Any) -> Any:
             vector, loss, *errors = step(element)
@@ -106,10 +122,46 @@ class TrainLoop:
             goes_on = finite if self._options.on_nonfinite == 'stop' else tf.constant(True)
             return sums + tf.where(finite, vector, 0.0), goes_on, tuple(errors)
 
-        loop = tf.function(batches.loop)
+        plain = self._compiled(layout, batches, batches.loop, take)
+        if wants_xla and isinstance(batches, SourceBatches):
+            return self._with_xla(plain, batches, take, layout, graph)
+        return plain
+
+    def _wants_xla_loop(self, batches: Batches) -> bool:
+        if not self._options.jit_compile or self._strategy.num_replicas_in_sync > 1:
+            return False
+        return isinstance(batches, SourceBatches) and not batches.prioritization
+
+    def _with_xla(
+        self, plain: Program, batches: SourceBatches, take: TakeStep, layout: StepMetrics, graph: tf.Graph
+    ) -> Program:
+        """Returns a program that uses XLA for as many steps as it is worth it; `plain` if XLA is not chosen."""
+        size, slower = batches.num_together, None
+        if self._options.jit_compile == 'auto':
+            slower = why_slower_in_xla(graph)
+        if slower or size < MIN_XLA_STEPS:
+            logging.info('trains without XLA: %s', slower or 'batches are too large to gather, or have no fixed shape')
+            return plain
+        self._xla = xla = XlaLoop(batches, take, layout.size, size)
+        many = self._compiled(layout, batches, xla.loop)
+        return lambda num_steps: (many if num_steps >= MIN_XLA_STEPS and xla.compile() else plain)(num_steps)
+
+    @property
+    def jit_compiles(self) -> bool:
+        """Whether the plain program's train steps are taken in XLA, many in one program."""
+        return bool(self._xla and self._xla.compile())
+
+    def prepare(self) -> None:
+        """Lets XLA compile, if it is to be used; otherwise it does so when it is first needed."""
+        if self._xla:
+            self._xla.compile()
+
+    def _compiled(self, layout: StepMetrics, batches: Batches, loop: Callable[..., Any], *first: Any) -> Program:
+        """Compiles a loop, (*first, sums, number of steps) -> what `Batches.loop` returns."""
+        in_graph = tf.function(loop)
         # One tensor: fetching many small ones costs more than a small train step.
         compiled = tf.function(
-            lambda num_steps: _packed(*loop(take, tf.zeros([layout.size]), num_steps)), autograph=False
+            lambda num_steps: _packed(*in_graph(*first, tf.zeros([layout.size]), num_steps)), autograph=False
         )
         concrete = compiled.get_concrete_function(tf.TensorSpec((), tf.int64))
 
@@ -173,6 +225,37 @@ class TrainLoop:
         total = self._strategy.reduce(tf.distribute.ReduceOp.SUM, loss, axis=None)
         per_item = (tf.concat(self._strategy.experimental_local_results(part), axis=0) for part in errors)
         return vector, total, *per_item
+
+
+def why_slower_in_xla(graph: tf.Graph) -> str | None:
+    """Returns why XLA is not expected to take the train steps of a graph faster, on a CPU; None if it is.
+
+    XLA removes the overhead of operations, but its own matrix products and convolutions are slower than TensorFlow's
+    (`benchmarks/train_loops.py`). So it is for train steps with small matrix products alone. Random numbers with a seed
+    would be others in XLA.
+    """
+    nested = [node.op for function in graph.as_graph_def().library.function for node in function.node_def]
+    operations = graph.get_operations()
+    for kind in (*nested, *(operation.type for operation in operations)):
+        if kind.startswith(('Conv', 'DepthwiseConv')):
+            return f'the train step has convolutions ({kind})'
+        if kind.startswith('Random'):
+            return f'the train step draws random numbers ({kind}), and XLA would draw others'
+    if not set(_PRODUCTS).isdisjoint(nested):
+        return 'the train step has matrix products in loops or functions, whose size is not known'
+    multiplications = 0.0
+    for operation in operations:
+        if operation.type in _PRODUCTS:
+            shapes = [tensor.shape for tensor in (*operation.inputs, *operation.outputs)]
+            if not all(shape.is_fully_defined() for shape in shapes):
+                return 'the train step has matrix products of varying size'
+            # The square of m * k * n, for [m, k], [k, n] and [m, n].
+            multiplications += math.prod(float(shape.num_elements()) for shape in shapes) ** 0.5
+    if multiplications > _MAX_MULTIPLICATIONS:
+        return (
+            f'its matrix products are too large ({multiplications / 1e6:.0f} million multiplications in a train step)'
+        )
+    return None
 
 
 def _packed(*results: Any) -> tuple[tf.Tensor, ...]:

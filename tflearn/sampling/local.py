@@ -39,8 +39,10 @@ class LocalReplay:
 
     Attributes:
       batch_size: sequences of the batches that are granted from now on, and that count as samples.
+      takes_indices: see `BatchSource`.
     """
 
+    takes_indices = True
     _chunk_steps = 1  # each sequence is its own chunk, so that none waits for others
 
     def __init__(self, storage: Storage, num_environments: int, batch_size: int, seed: int = 0):

@@ -32,7 +32,10 @@ class ReplayMirror(tf.train.experimental.PythonState):
 
     Attributes:
       batch_size: sequences of the batches that are granted from now on, which count as samples.
+      takes_indices: see `BatchSource`.
     """
+
+    takes_indices = True
 
     def __init__(
         self,

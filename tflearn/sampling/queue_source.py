@@ -89,7 +89,10 @@ class QueueSource:
       newest_version: the newest published policy version, from which policy lags are counted; the train job sets it.
       num_used: items taken for train steps so far.
       num_stale: items dropped as too old so far.
+      takes_indices: see `BatchSource`.
     """
+
+    takes_indices = True
 
     def __init__(
         self,

@@ -111,7 +111,10 @@ class RingBuffer:
             return self.columns.draw(starts[..., None] + tf.range(self._length, dtype=tf.int64))
 
     def batch(self, drawn: Any, i: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
-        """Returns batch `i` of a draw: the trajectory [B, T, ...], and `policy_version` int64 [B, T]. For a graph."""
+        """Returns batch `i` of a draw: the trajectory [B, T, ...], and `policy_version` int64 [B, T]. For a graph.
+
+        For several indices `i` [K], all have the leading dimension K.
+        """
         with tf.device('CPU:0'):
             columns = self.columns.batch(drawn, i)
             return columns['trajectory'], {'policy_version': columns['policy_version']}

@@ -1,0 +1,248 @@
+"""Train steps in one XLA program: the same numbers as without, or not chosen.
+
+Both compute in float32, in another order: after tens of steps of Adam, variables differ by about 1e-5.
+"""
+
+import logging
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.agents import example_data
+from tests.testing import experiences, written_summaries
+from tflearn.agents import dqn, impala, ppo, sac
+from tflearn.agents.actor_value import NetworkOptions
+from tflearn.distribute import strategies
+from tflearn.experience import BatchItems, Experience, Iteration, Uniform
+from tflearn.learner import train_loop
+from tflearn.learner.learner import Learner, LearnerOptions
+from tflearn.learner.minibatches import MinibatchSource
+from tflearn.learner.summaries import SummaryOptions
+from tflearn.learner.train_loop import LoopOptions
+from tflearn.optimization import optimizers, schedules
+from tflearn.replay.storage import Storage
+from tflearn.run_dir import RunDir
+from tflearn.sampling.local import LoadedReplay
+from tflearn.train_step import create_train_step
+
+# TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
+pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
+LENGTH = 5
+SMALL = NetworkOptions(fc_layer_params=(8,))
+REPLAY = Experience(replay=Uniform(max_size=500, min_size=1), batch=BatchItems(8))
+
+
+class Stored:
+    """A `BatchSource` of given batches, again and again, as many as are asked for; it takes one index at a time."""
+
+    max_draw_steps = 40
+    error = None
+
+    def __init__(self, *batches):
+        self._batches, self._size = tf.nest.map_structure(lambda *parts: tf.stack(parts), *batches), len(batches)
+
+    def grant(self, num_steps):
+        return num_steps
+
+    def draw(self, num_steps, seed):
+        return (seed + tf.range(tf.cast(num_steps, tf.int64))) % self._size
+
+    def batch(self, drawn, i):
+        data = tf.nest.map_structure(lambda leaf: tf.gather(leaf, drawn[i]), self._batches)
+        return data, {'policy_version': tf.fill(tf.nest.flatten(data)[0].shape[:2], drawn[i])}
+
+    def close(self):
+        pass
+
+
+def _fixed(agent):
+    parts = tf.train.TrackableView(agent).descendants()
+    trained = [part for part in parts if isinstance(part, tf.Variable) and part.trainable and part.dtype.is_floating]
+    for i, variable in enumerate(trained):
+        variable.assign(tf.random.stateless_uniform(variable.shape, (i, 3), -0.5, 0.5))
+    return agent
+
+
+def _dqn(**changes):
+    settings = {
+        'fc_layer_params': (8,),
+        'target_update_period': 7,
+        'gradient_clipping': 1.0,
+        'learning_rate': schedules.linear(1e-2, 1e-3, 100),
+        **changes,
+    }
+    agent = _fixed(dqn.make_agent(example_data.DISCRETE, create_train_step(), REPLAY, **settings))
+    replay = LoadedReplay(Storage(REPLAY, agent.collect_data_spec), 4, 8, seed=3)
+    data = example_data.sequences(agent, 4, 60)
+    types = np.tile(np.array([0, *[1] * 58, 2, 0], np.int32), (4, 1))  # an episode each
+    data = data._replace(step_type=types[:, :-1], next_step_type=types[:, 1:])
+    data = tf.nest.map_structure(np.asarray, data)
+    for step in range(60):
+        replay(tf.nest.map_structure(lambda leaf, step=step: leaf[:, step], data), step)
+    replay.finish()
+    return agent, replay
+
+
+def _ppo():
+    experience = experiences.changed(ppo.EXPERIENCE, sequence_length=LENGTH, stride=LENGTH - 1)
+    agent = _fixed(ppo.make_agent(example_data.CONTINUOUS, create_train_step(), experience, network=SMALL))
+    sequences = Stored(example_data.sequences(agent, 6, LENGTH))
+    # 24 steps in minibatches of 8, of which the last has no more than 6.
+    return agent, MinibatchSource(sequences, agent.prepare, Iteration(4, 7), strategies.make('default'))
+
+
+def _impala():
+    agent = _fixed(impala.make_agent(example_data.DISCRETE, create_train_step(), impala.EXPERIENCE, network=SMALL))
+    return agent, Stored(*(example_data.sequences(agent, 4, 9, seed) for seed in range(50)))
+
+
+def _sac():
+    layers = {'actor_fc_layer_params': (8,), 'critic_fc_layer_params': (8,)}
+    agent = _fixed(sac.make_agent(example_data.CONTINUOUS, create_train_step(), REPLAY, **layers))
+    return agent, Stored(*(example_data.sequences(agent, 64, 2, seed) for seed in range(50)))
+
+
+def _learner(directory, agent, source, summaries=None, **loop):
+    return Learner(agent, source, RunDir(directory), options=LearnerOptions(None, summaries, loop=LoopOptions(**loop)))
+
+
+def _trained(directory, made, counts, jit_compile, **loop):
+    """Returns the results of calls of `run`, the agent's variables after them, and whether XLA was used."""
+    agent, source = made
+    learner = _learner(directory, agent, source, jit_compile=jit_compile, **loop)
+    learner.prepare(1000)
+    results = [learner.run(count) for count in counts]
+    uses_xla = learner.jit_compiles
+    parts = tf.train.TrackableView(agent).descendants()
+    learner.close()
+    return results, [part.numpy() for part in parts if isinstance(part, tf.Variable)], uses_xla
+
+
+@pytest.mark.parametrize(
+    ('make', 'counts'),
+    [
+        (_dqn, (1, 5, 150)),  # XLA's program takes 128 at a time
+        (_ppo, (3, 5, 40)),  # in parts of an iteration of 16, and three more
+        (_impala, (50,)),  # more than are drawn at a time
+    ],
+)
+def test_same_numbers_as_without(tmp_path, make, counts):
+    plain, expected, _ = _trained(tmp_path / 'plain', make(), counts, False)
+    results, variables, uses_xla = _trained(tmp_path / 'xla', make(), counts, True)
+    assert uses_xla
+    for ours, theirs in zip(results, plain, strict=True):
+        assert ours.num_steps == theirs.num_steps > 0
+        assert ours.data_ended == theirs.data_ended
+        assert ours.loss == pytest.approx(theirs.loss, rel=1e-4, abs=1e-6)
+        assert ours.extra == pytest.approx(theirs.extra, rel=1e-3, abs=1e-5)
+        assert ours.info == theirs.info
+    for ours, theirs in zip(variables, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_sac_learns_the_same_on_average(tmp_path):
+    """Its losses depend on sampled actions, for which XLA draws other random numbers."""
+    ((plain,), _, _) = _trained(tmp_path / 'plain', _sac(), (300,), False)
+    ((ours,), _, uses_xla) = _trained(tmp_path / 'xla', _sac(), (300,), True)
+    assert uses_xla
+    assert ours.extra['critic_loss'] == pytest.approx(plain.extra['critic_loss'], rel=0.1)
+
+
+def test_summarized_steps_are_taken_without(tmp_path):
+    agent, source = _dqn()
+    learner = _learner(tmp_path, agent, source, SummaryOptions(interval_steps=10), jit_compile=True)
+    assert learner.run(35).num_steps == learner.step == 35
+    learner.close()
+    scalars = written_summaries.scalars(RunDir(tmp_path).summaries('train'))
+    assert list(scalars['train/loss']) == [10, 20, 30, 35]
+    assert list(scalars['Losses/td_loss']) == [9, 19, 29], 'of the steps that are summarized'
+
+
+@pytest.mark.parametrize('on_nonfinite', ['stop', 'skip', 'ignore'])
+def test_losses_that_are_not_finite(tmp_path, on_nonfinite):
+    def make():
+        skipping = lambda *args, **kwargs: optimizers.make(*args, skip_nonfinite=True, **kwargs)  # noqa: E731
+        agent = _fixed(
+            dqn.make_agent(
+                example_data.DISCRETE, create_train_step(), REPLAY, fc_layer_params=(8,), make_optimizer=skipping
+            )
+        )
+        batches = [example_data.sequences(agent, 4, 2, seed) for seed in range(20)]
+        batches[6] = batches[6]._replace(reward=batches[6].reward * np.nan)
+        return agent, Stored(*batches)
+
+    outcomes = []
+    for jit_compile in (False, True):
+        agent, source = make()
+        loop = {'jit_compile': jit_compile, 'on_nonfinite': on_nonfinite}
+        learner = _learner(tmp_path / str(jit_compile), agent, source, **loop)
+        if on_nonfinite == 'stop':
+            with pytest.raises(FloatingPointError, match='not finite at train step 7'):
+                learner.run(12)
+        else:
+            result = learner.run(12)
+            assert result.num_steps == 12
+            assert result.num_nonfinite == (on_nonfinite == 'skip')
+            outcomes.append(result.loss)
+        outcomes += [variable.numpy() for variable in agent.collect_policy.variables()]
+        assert learner.step == (7 if on_nonfinite == 'stop' else 12)
+    for ours, theirs in zip(outcomes[len(outcomes) // 2 :], outcomes[: len(outcomes) // 2], strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5)
+
+
+def test_trains_without_where_xla_cannot_compile(tmp_path, caplog):
+    seen = []
+
+    def after_step(element, loss_info):
+        tf.py_function(lambda loss: seen.append(float(loss)), [loss_info.loss], [])
+
+    made = _dqn()
+    with caplog.at_level(logging.INFO, 'absl'):
+        (result, again), _, uses_xla = _trained(tmp_path, made, (6, 6), True, after_step=after_step)
+    assert not uses_xla
+    assert result.num_steps == again.num_steps == 6
+    assert len(seen) == 12
+    assert sum('trains without XLA' in record.message for record in caplog.records) == 1
+
+
+def test_auto_chooses_small_networks(tmp_path):
+    assert _trained(tmp_path / 'small', _dqn(), (4,), 'auto')[2]
+    units = (1024, 1024)
+    assert not _trained(tmp_path / 'large', _dqn(fc_layer_params=units), (4,), 'auto')[2]
+
+
+@pytest.mark.parametrize(
+    ('shape', 'reason'), [((8, 8), None), ((3000, 3000), 'too large'), ((None, 8), 'varying size')]
+)
+def test_rule_counts_matrix_products(shape, reason):
+    def product(a):
+        return a @ tf.ones((shape[1], 8))
+
+    found = train_loop.why_slower_in_xla(tf.function(product).get_concrete_function(tf.TensorSpec(shape)).graph)
+    assert (reason in found) if reason else found is None
+
+
+def test_rule_refuses_random_numbers():
+    graph = tf.function(lambda: tf.random.normal((3,), seed=1)).get_concrete_function().graph
+    assert 'random numbers' in train_loop.why_slower_in_xla(graph)
+
+
+def test_rule_does_not_know_the_size_of_products_in_loops():
+    def loop(a):
+        return tf.while_loop(lambda i, _: i < 3, lambda i, a: (i + 1, a @ tf.ones((8, 8))), (0, a))
+
+    graph = tf.function(loop).get_concrete_function(tf.TensorSpec((8, 8))).graph
+    assert 'in loops' in train_loop.why_slower_in_xla(graph)
+
+
+def test_rule_refuses_convolutions():
+    convolve = tf.function(lambda x: tf.nn.conv2d(x, tf.ones((3, 3, 1, 2)), 1, 'SAME'))
+    graph = convolve.get_concrete_function(tf.TensorSpec((1, 8, 8, 1))).graph
+    assert 'convolutions' in train_loop.why_slower_in_xla(graph)
+
+
+def test_rejects_other_values():
+    with pytest.raises(ValueError, match="got jit_compile='yes'; need False, True or 'auto'"):
+        LoopOptions(jit_compile='yes')
