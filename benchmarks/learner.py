@@ -49,6 +49,7 @@ TIMEOUT_SECS = 600.0
 SINGLE_CALLS, PEER_SINGLE_CALLS = 1_000, 200
 SETTLE_SECS = 0.5
 LOADED = 'limit beside a writer'
+XLA_LOOP = 'xla_loop'  # the mirror, with many train steps in one XLA program
 PEER, PEER_BESIDE_OURS = 'tf_agents', 'tf_agents beside our writer'
 
 
@@ -69,7 +70,7 @@ def main() -> int:
     parser.add_argument('--rounds', type=int, default=7)
     parser.add_argument('--inter_op_threads', type=int, default=None, help="TensorFlow's, for all sides")
     parser.add_argument('--jit_compile', action='store_true', help='XLA for the limit and for us')
-    parser.add_argument('--sides', default='mirror,server,tf_agents', help='of these, or prioritized,tf_agents')
+    parser.add_argument('--sides', default='mirror,server,tf_agents', help='also xla_loop; or prioritized,tf_agents')
     parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the results there')
     parser.add_argument('--quick', action='store_true', help='a short run of the first case')
     options = parser.parse_args()
@@ -94,6 +95,7 @@ def _measure_case(
     min_size = int(0.97 * num_stored)
     known: dict[str, dict[str, Any]] = {
         'mirror': {'sampling': 'learner'},
+        XLA_LOOP: {'sampling': 'learner'},
         'server': {'sampling': 'server'},
         'prioritized': {'prioritized': True},
     }
@@ -101,15 +103,14 @@ def _measure_case(
     prioritized = 'prioritized' in chosen
     served = servers(name, experiences, num_stored, prioritized, with_peer=PEER in chosen)
     with tempfile.TemporaryDirectory() as directory, served as (ports, command):
-        options = LearnerOptions(
-            checkpoint_interval_steps=None, summaries=None, loop=LoopOptions(jit_compile=jit_compile)
-        )
         limit = _limit(case, jit_compile)
         sides = [Side('limit', limit), Side('limit with XLA', _limit(case, True))]
         our_writer = 'server' if 'server' in chosen else chosen[0]
         sides.append(Side(LOADED, limit, our_writer))
         for side, changes in experiences.items():
             batches = source(case, changes, ports[side])
+            loop = LoopOptions(jit_compile=jit_compile or side == XLA_LOOP)
+            options = LearnerOptions(checkpoint_interval_steps=None, summaries=None, loop=loop)
             run = _our_learner(case, batches, RunDir(pathlib.Path(directory) / side), options)
             sides.append(Side(side, run, side))
         if PEER in ports:

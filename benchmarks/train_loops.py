@@ -1,0 +1,215 @@
+"""Train steps in one XLA program (`LoopOptions.jit_compile`) beside the plain program, for which agents, of which size?
+
+    python -m benchmarks.train_loops --cpu_time
+
+Both sides are a learner whose data are in this process: a replay (DQN, SAC), the minibatches of an iteration (PPO), or
+batches as a queue has them (IMPALA). They are measured one after the other in each round; a ratio is the median of the
+ratios of the rounds. The last column is what `jit_compile='auto'` chooses.
+"""
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import learner_cases, tables  # noqa: E402
+from tflearn.agents import dqn, impala, ppo, sac  # noqa: E402
+from tflearn.agents.actor_value import NetworkOptions  # noqa: E402
+from tflearn.experience import BatchItems, Experience, Iteration, Uniform  # noqa: E402
+from tflearn.learner.learner import Learner, LearnerOptions  # noqa: E402
+from tflearn.learner.minibatches import MinibatchSource  # noqa: E402
+from tflearn.learner.train_loop import JitCompile, LoopOptions  # noqa: E402
+from tflearn.replay.storage import Storage  # noqa: E402
+from tflearn.run_dir import RunDir  # noqa: E402
+from tflearn.sampling.local import LoadedReplay  # noqa: E402
+from tflearn.train_step import create_train_step  # noqa: E402
+from tflearn.types import Agent, BatchSource  # noqa: E402
+
+NUM_STORED = 6_400
+NUM_ENVIRONMENTS = 64
+_SPECS = {name: case.specs for name, case in learner_cases.CASES.items()}
+
+
+class Stored:
+    """A `BatchSource` of one batch, again and again, whose length is that of a queue's draw."""
+
+    max_draw_steps, error, takes_indices = 32, None, True
+
+    def __init__(self, batch: Any, copies: int = 1):
+        self._copies = tf.nest.map_structure(lambda leaf: tf.stack([leaf] * copies), batch)
+
+    def grant(self, num_steps: int) -> int:
+        return num_steps
+
+    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        return tf.zeros([num_steps], tf.int32)
+
+    def batch(self, drawn: tf.Tensor, i: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
+        data = tf.nest.map_structure(lambda leaf: tf.gather(leaf, tf.gather(drawn, i)), self._copies)
+        return data, {'policy_version': tf.cast(data.step_type, tf.int64)}
+
+    def close(self) -> None:
+        pass
+
+
+Made = tuple[Agent, BatchSource]
+
+
+def replay_case(name: str, batch_size: int, make: Callable[..., Agent]) -> Made:
+    """Returns an agent and a replay with steps for it."""
+    case = dataclasses.replace(learner_cases.CASES[name], batch_size=batch_size)
+    experience = Experience(replay=Uniform(max_size=2 * NUM_STORED, min_size=1), batch=BatchItems(batch_size))
+    agent = make(case.specs, create_train_step(), experience)
+    source = LoadedReplay(Storage(experience, agent.collect_data_spec), NUM_ENVIRONMENTS, batch_size)
+    generator = learner_cases.steps(case, NUM_ENVIRONMENTS)
+    for _ in range(NUM_STORED // NUM_ENVIRONMENTS):
+        source(next(generator), 0)
+    source.finish()
+    return agent, source
+
+
+def _sequences(agent: Agent, size: int, length: int) -> Any:
+    """Returns trajectories [size, length] of the agent's collect data, within an episode."""
+    random = np.random.default_rng(0)
+
+    def draw(leaf: tf.TensorSpec) -> tf.Tensor:
+        shape = (size, length, *leaf.shape)
+        numbers = random.integers(0, 2, shape) if leaf.dtype.is_integer else random.uniform(-1, 1, shape)
+        return tf.constant(numbers, leaf.dtype)
+
+    data = tf.nest.map_structure(draw, agent.collect_data_spec)
+    ones = tf.ones((size, length), tf.int32)  # steps in the middle of an episode
+    return data._replace(step_type=ones, next_step_type=ones, discount=tf.ones((size, length)))
+
+
+def ppo_case(units: tuple[int, ...], minibatch_steps: int) -> Made:
+    """Returns an agent, and the minibatches of 8 x 32 steps, 20 epochs, as in `ppo_cartpole`."""
+    slicing = dataclasses.replace(ppo.EXPERIENCE.slicing, sequence_length=33, stride=32)
+    experience = dataclasses.replace(ppo.EXPERIENCE, slicing=slicing)
+    agent: Any = ppo.make_agent(
+        _SPECS['dqn'], create_train_step(), experience, network=NetworkOptions(fc_layer_params=units)
+    )
+    sequences = Stored(_sequences(agent, 8, 33))
+    iteration = Iteration(num_epochs=20, minibatch_steps=minibatch_steps)
+    return agent, MinibatchSource(sequences, agent.prepare, iteration, tf.distribute.get_strategy())
+
+
+def impala_case(units: tuple[int, ...], batch_size: int) -> Made:
+    """Returns an agent, and batches of sequences of 20 steps."""
+    network = NetworkOptions(fc_layer_params=units)
+    agent = impala.make_agent(_SPECS['dqn'], create_train_step(), impala.EXPERIENCE, network=network)
+    return agent, Stored(_sequences(agent, batch_size, 21), copies=32)
+
+
+def _dqn(units: tuple[int, ...], batch_size: int) -> Made:
+    return replay_case('dqn', batch_size, lambda *args: dqn.make_agent(*args, fc_layer_params=units))
+
+
+def _sac(units: tuple[int, ...], batch_size: int) -> Made:
+    layers = {'actor_fc_layer_params': units, 'critic_fc_layer_params': units}
+    return replay_case('sac', batch_size, lambda *args: sac.make_agent(*args, **layers))
+
+
+CASES: dict[str, Callable[[], Made]] = {
+    'DQN 100-50, batch 64': lambda: _dqn((100, 50), 64),
+    'DQN 128-128, batch 64': lambda: _dqn((128, 128), 64),
+    'DQN 256-256, batch 32': lambda: _dqn((256, 256), 32),
+    'DQN 256-256, batch 64': lambda: _dqn((256, 256), 64),
+    'DQN 256-256, batch 256': lambda: _dqn((256, 256), 256),
+    'PPO 64-64, minibatch 64': lambda: ppo_case((64, 64), 64),
+    'PPO 256-256, minibatch 256': lambda: ppo_case((256, 256), 256),
+    'IMPALA 64-64, batch 4 x 20': lambda: impala_case((64, 64), 4),
+    'IMPALA 64-64, batch 32 x 20': lambda: impala_case((64, 64), 32),
+    'IMPALA 256-256, batch 32 x 20': lambda: impala_case((256, 256), 32),
+    'SAC 64-64, batch 64': lambda: _sac((64, 64), 64),
+    'SAC 256-256, batch 256': lambda: _sac((256, 256), 256),
+    'DQN 84x84x4 pixels, batch 32': lambda: replay_case('pixels', 32, learner_cases.CASES['pixels'].make_agent),
+}
+
+
+def main() -> int:
+    """Measures every case, prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--cases', default='', help='those whose names contain it')
+    parser.add_argument('--rounds', type=int, default=7)
+    parser.add_argument('--secs', type=float, default=0.5, help='of the plain side in a round')
+    parser.add_argument('--cpu_time', action='store_true', help='steps per CPU second of this process')
+    parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the results there')
+    parser.add_argument('--quick', action='store_true', help='a short run of the first case')
+    options = parser.parse_args()
+    if options.quick:
+        options.rounds, options.secs, options.cases = 3, 0.2, 'DQN 100-50'
+    clock = time.process_time if options.cpu_time else time.perf_counter
+    rows = []
+    for name, make in CASES.items():
+        if options.cases in name:
+            rows.append(_measured(name, make, options.rounds, options.secs, clock))
+            print(tables.table(rows[-1:]).splitlines()[-1], flush=True)
+    print(tables.table(rows))
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=2) + '\n')
+    return 0
+
+
+def _measured(
+    name: str, make: Callable[[], Made], rounds: int, secs: float, clock: Callable[[], float]
+) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as directory:
+        plain, with_xla, auto = (
+            _learner(make(), pathlib.Path(directory) / str(choice), choice) for choice in (False, True, 'auto')
+        )
+        start = clock()
+        with_xla.prepare(1)
+        compile_secs = clock() - start
+        sides = {'plain': plain, 'xla': with_xla}
+        rates: dict[str, list[float]] = {side: [] for side in sides}
+        count = _count(plain, secs)
+        for learner in sides.values():
+            learner.run(count)
+        for _ in range(rounds):
+            for side, learner in sides.items():
+                start = clock()
+                learner.run(count)
+                rates[side].append(count / (clock() - start))
+        chosen = auto.jit_compiles
+    return {
+        'case': name,
+        'metric': f'XLA of many steps; compiled in {compile_secs:.1f} s; auto: {"XLA" if chosen else "plain"}',
+        'ours': statistics.median(rates['xla']),
+        'peer': None,
+        'limit': statistics.median(rates['plain']),
+        'ratio_to_peer': None,
+        'ratio_to_limit': tables.ratio(rates['xla'], rates['plain']),
+        'unit': 'train steps/s',
+        'rounds': rounds,
+    }
+
+
+def _count(learner: Learner, secs: float) -> int:
+    """Returns how many train steps take about so long, 8 at least."""
+    learner.run(10)
+    start = time.perf_counter()
+    learner.run(20)
+    return max(8, int(20 * secs / (time.perf_counter() - start)))
+
+
+def _learner(made: Made, directory: pathlib.Path, jit_compile: JitCompile) -> Learner:
+    agent, source = made
+    loop = LoopOptions(jit_compile=jit_compile)
+    return Learner(agent, source, RunDir(directory), options=LearnerOptions(None, None, loop=loop))
+
+
+if __name__ == '__main__':
+    sys.exit(main())
