@@ -145,7 +145,7 @@ def test_it_learns_what_the_recorded_policy_did(specs, network, length):
         push = 1.5 * tf.tanh(arm[..., :2])
         action = {'push': push, 'which': tf.cast(arm[..., 1:] > 0, tf.int64)} if specs is NEST else push
         scores.append(train_step(data._replace(action=action)).extra)
-    assert float(scores[-1]['squared_error']) < 0.1 * float(scores[0]['squared_error'])
+    assert float(scores[-1]['squared_error']) < 0.2 * float(scores[0]['squared_error'])
     if specs is NEST:
         assert float(scores[-1]['accuracy']) > 0.85 > 0.6 > float(scores[0]['accuracy'])
 
