@@ -55,7 +55,7 @@ class Kept:
         self.episodes = []
 
     def write(self, episode):
-        self.episodes.append(episode)
+        self.episodes.append([leaf.copy() for leaf in episode])  # the recorder uses their memory again
 
 
 class Both:

@@ -37,7 +37,7 @@ def test_help(job, flag):
 NEEDED = ('--root_dir=run', '--gin_file=dqn_cartpole')
 WRONG = {
     (): 'got no --root_dir; need',
-    ('--root_dir=run',): 'got no --gin_file; need the path of one, or one of a2c_cartpole, appo_cartpole, dqn_acrobot',
+    ('--root_dir=run',): 'got no --gin_file; need the path of one, or one of a2c_cartpole, appo_cartpole, ',
     (*NEEDED, '--replay_address=foo'): 'got --replay_address=foo; need HOST:PORT with a port from 1 to 65535',
     (
         '--root_dir=gs://bucket/run',
