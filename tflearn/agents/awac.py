@@ -13,7 +13,7 @@ what is drawn.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -179,29 +179,15 @@ class AWACAgent(tf_agent.TFAgent):
             (self._critics.trainable_variables, self._critic_optimizer),
             (self._actor.trainable_variables, self._actor_optimizer),
         )
-        losses: list[tf.Tensor] = []
-        metrics: dict[str, tf.Tensor] = {}
-        for loss, (variables, optimizer) in zip(self._parts(experience, weights, True), trained, strict=True):
-            with tf.GradientTape(watch_accessed_variables=False) as tape:
-                tape.watch(variables)
-                share, found = loss()
-            losses.append(share)
-            metrics |= found
-            # The sum of the losses so far: if the critics' step is skipped, so is the actor's on the same batch.
-            gradients = tape.gradient(share, variables)
-            optimizer.apply_gradients(zip(gradients, variables, strict=True), tf.add_n(losses))
+        losses = optimizers.minimize_in_turn(self._parts(experience, weights, True), trained)
         self.train_step_counter.assign_add(1)
         self._critics.update_targets()
-        return tf_agent.LossInfo(tf.add_n(losses), metrics)
+        return tf_agent.LossInfo(*losses)
 
     def _loss(self, experience: Any, weights: tf.Tensor | None = None, training: bool = False) -> tf_agent.LossInfo:
-        found = [loss() for loss in self._parts(experience, weights, training)]
-        metrics = {name: value for _, part in found for name, value in part.items()}
-        return tf_agent.LossInfo(tf.add_n([share for share, _ in found]), metrics)
+        return tf_agent.LossInfo(*optimizers.total([loss() for loss in self._parts(experience, weights, training)]))
 
-    def _parts(
-        self, experience: Any, weights: tf.Tensor | None, training: bool
-    ) -> list[Callable[[], tuple[tf.Tensor, dict[str, tf.Tensor]]]]:
+    def _parts(self, experience: Any, weights: tf.Tensor | None, training: bool) -> list[optimizers.PartialLoss]:
         """Returns the losses of critics and actor: functions that return this replica's share, and metrics."""
         options, now = self._options, tf.nest.map_structure(lambda leaf: leaf[:, :-1], experience)
         counts = tf.cast(now.next_step_type != ts.StepType.FIRST, tf.float32)

@@ -16,7 +16,7 @@ that does not depend on the observation, as in the paper. Discrete actions have 
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -197,29 +197,15 @@ class IQLAgent(tf_agent.TFAgent):
             ([v for v in self._network.trainable_variables if v.ref() not in of_value], self._actor_optimizer),
             (self._critics.trainable_variables, self._critic_optimizer),
         )
-        losses: list[tf.Tensor] = []
-        metrics: dict[str, tf.Tensor] = {}
-        for loss, (variables, optimizer) in zip(self._parts(experience, weights, True), trained, strict=True):
-            with tf.GradientTape(watch_accessed_variables=False) as tape:
-                tape.watch(variables)
-                share, found = loss()
-            losses.append(share)
-            metrics |= found
-            # The sum of the losses so far: if one step is skipped, so are the others on the same batch.
-            gradients = tape.gradient(share, variables)
-            optimizer.apply_gradients(zip(gradients, variables, strict=True), tf.add_n(losses))
+        losses = optimizers.minimize_in_turn(self._parts(experience, weights, True), trained)
         self.train_step_counter.assign_add(1)
         self._critics.update_targets()
-        return tf_agent.LossInfo(tf.add_n(losses), metrics)
+        return tf_agent.LossInfo(*losses)
 
     def _loss(self, experience: Any, weights: tf.Tensor | None = None, training: bool = False) -> tf_agent.LossInfo:
-        found = [loss() for loss in self._parts(experience, weights, training)]
-        metrics = {name: value for _, part in found for name, value in part.items()}
-        return tf_agent.LossInfo(tf.add_n([share for share, _ in found]), metrics)
+        return tf_agent.LossInfo(*optimizers.total([loss() for loss in self._parts(experience, weights, training)]))
 
-    def _parts(
-        self, experience: Any, weights: tf.Tensor | None, training: bool
-    ) -> list[Callable[[], tuple[tf.Tensor, dict[str, tf.Tensor]]]]:
+    def _parts(self, experience: Any, weights: tf.Tensor | None, training: bool) -> list[optimizers.PartialLoss]:
         """Returns the losses of value, actor and critics: functions that return this replica's share, and metrics."""
         options, now = self._options, tf.nest.map_structure(lambda leaf: leaf[:, :-1], experience)
         counts = tf.cast(now.next_step_type != ts.StepType.FIRST, tf.float32)

@@ -4,7 +4,7 @@ TF-Agents clips the gradients of each replica and variable before they are summe
 the number of replicas. Here they are summed first, and the agents do not clip.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, Protocol, get_args
 
 import tensorflow as tf
@@ -14,6 +14,8 @@ from tflearn import histograms
 from tflearn.errors import UserValueError
 from tflearn.optimization import schedules
 
+# Returns this replica's share of a loss, a scalar, and metrics.
+PartialLoss = Callable[[], tuple[tf.Tensor, dict[str, tf.Tensor]]]
 Kind = Literal['adam', 'rmsprop']
 ClipBy = Literal['global_norm', 'variable_norm', 'value']
 _KINDS = {'adam': tf.keras.optimizers.Adam, 'rmsprop': tf.keras.optimizers.RMSprop}
@@ -251,6 +253,36 @@ def summarize(
             tf.summary.scalar(f'{tag}/variable_norm', tf.norm(variable), step=step)
             histograms.write(f'{tag}/gradient', gradient, step)
             histograms.write(f'{tag}/variable', variable, step)
+
+
+def total(found: Sequence[tuple[tf.Tensor, dict[str, tf.Tensor]]]) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    """Returns the sum of the losses of several parts of an agent, and the metrics of all."""
+    metrics = {name: value for _, of_part in found for name, value in of_part.items()}
+    return tf.add_n([loss for loss, _ in found]), metrics
+
+
+def minimize_in_turn(
+    losses: Sequence[PartialLoss], trained: Sequence[tuple[Sequence[tf.Variable], Optimizer]]
+) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    """Takes a step on each loss in turn, so that each sees what the ones before changed; in replica context.
+
+    If the step of one is skipped since it is not finite, so are those after it on the same batch.
+
+    Args:
+      losses: the losses of the parts of an agent.
+      trained: for each of them the variables that it trains, and their optimizer.
+
+    Returns:
+      The sum of the losses, and the metrics of all.
+    """
+    found: list[tuple[tf.Tensor, dict[str, tf.Tensor]]] = []
+    for loss, (variables, optimizer) in zip(losses, trained, strict=True):
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(variables)
+            found.append(loss())
+        gradients = tape.gradient(found[-1][0], variables)
+        optimizer.apply_gradients(zip(gradients, variables, strict=True), total(found)[0])
+    return total(found)
 
 
 class GradientNoise(tf.Module):
