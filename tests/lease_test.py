@@ -24,7 +24,7 @@ lease.RENEW_SECS, lease.LEASE_SECS, lease._CHECK_SECS = 0.1, 1.0, 0.05
 directory, machine = pathlib.Path(sys.argv[1]), sys.argv[2]
 if machine:
     lease._machine = lambda: machine
-end = time.monotonic() + 30
+end, pause = time.monotonic() + 30, threading.Event()
 with lease.hold(directory / 'owners', 'train', threading.Event()) as held:
     print('owner', held.epoch, flush=True)
     while not (directory / 'end').exists() and time.monotonic() < end:
@@ -33,7 +33,7 @@ with lease.hold(directory / 'owners', 'train', threading.Event()) as held:
         except RuntimeError as error:
             print(error, flush=True)
             break
-        time.sleep(0.02)
+        pause.wait(0.02)
 print('ended', flush=True)
 """
 

@@ -20,7 +20,7 @@ class WrongValueError(ValueError):
 
 
 class EpisodeGoneError(LookupError):
-    """The episode was dropped, since the simulator took too long, or the collector began anew: begin another one."""
+    """The episode was dropped: the simulator took too long, or the collector was restarted. Begin another one."""
 
 
 class CollectorBusyError(RuntimeError):
