@@ -33,7 +33,7 @@ from tflearn.learner.minibatches import MinibatchSource  # noqa: E402
 from tflearn.learner.train_loop import JitCompile, LoopOptions  # noqa: E402
 from tflearn.replay.storage import Storage  # noqa: E402
 from tflearn.run_dir import RunDir  # noqa: E402
-from tflearn.sampling.local import LoadedReplay  # noqa: E402
+from tflearn.sampling.local import LocalReplay  # noqa: E402
 from tflearn.train_step import create_train_step  # noqa: E402
 from tflearn.types import Agent, BatchSource  # noqa: E402
 
@@ -70,13 +70,13 @@ Made = tuple[Agent, BatchSource]
 def replay_case(name: str, batch_size: int, make: Callable[..., Agent]) -> Made:
     """Returns an agent and a replay with steps for it."""
     case = dataclasses.replace(learner_cases.CASES[name], batch_size=batch_size)
-    experience = Experience(replay=Uniform(max_size=2 * NUM_STORED, min_size=1), batch=BatchItems(batch_size))
+    replay = Uniform(max_size=2 * NUM_STORED, min_size=1, samples_per_insert=1e9)
+    experience = Experience(replay=replay, batch=BatchItems(batch_size))
     agent = make(case.specs, create_train_step(), experience)
-    source = LoadedReplay(Storage(experience, agent.collect_data_spec), NUM_ENVIRONMENTS, batch_size)
+    source = LocalReplay(Storage(experience, agent.collect_data_spec), NUM_ENVIRONMENTS, batch_size)
     generator = learner_cases.steps(case, NUM_ENVIRONMENTS)
     for _ in range(NUM_STORED // NUM_ENVIRONMENTS):
         source(next(generator), 0)
-    source.finish()
     return agent, source
 
 

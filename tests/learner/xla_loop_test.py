@@ -23,14 +23,14 @@ from tflearn.learner.train_loop import LoopOptions
 from tflearn.optimization import optimizers, schedules
 from tflearn.replay.storage import Storage
 from tflearn.run_dir import RunDir
-from tflearn.sampling.local import LoadedReplay
+from tflearn.sampling.local import LocalReplay
 from tflearn.train_step import create_train_step
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
 LENGTH = 5
 SMALL = NetworkOptions(fc_layer_params=(8,))
-REPLAY = Experience(replay=Uniform(max_size=500, min_size=1), batch=BatchItems(8))
+REPLAY = Experience(replay=Uniform(max_size=500, min_size=1, samples_per_insert=1e9), batch=BatchItems(8))
 
 
 class Stored:
@@ -73,14 +73,13 @@ def _dqn(**changes):
         **changes,
     }
     agent = _fixed(dqn.make_agent(example_data.DISCRETE, create_train_step(), REPLAY, **settings))
-    replay = LoadedReplay(Storage(REPLAY, agent.collect_data_spec), 4, 8, seed=3)
+    replay = LocalReplay(Storage(REPLAY, agent.collect_data_spec), 4, 8, seed=3)
     data = example_data.sequences(agent, 4, 60)
     types = np.tile(np.array([0, *[1] * 58, 2, 0], np.int32), (4, 1))  # an episode each
     data = data._replace(step_type=types[:, :-1], next_step_type=types[:, 1:])
     data = tf.nest.map_structure(np.asarray, data)
     for step in range(60):
         replay(tf.nest.map_structure(lambda leaf, step=step: leaf[:, step], data), step)
-    replay.finish()
     return agent, replay
 
 

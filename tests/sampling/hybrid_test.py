@@ -5,28 +5,23 @@ import pytest
 import tensorflow as tf
 
 from tests import fakes
+from tests.sampling.episode_rows_test import episode
 from tests.testing.replay import BATCH, DATA_SPEC, draw, experience, write_steps
+from tflearn.jobs import batch_source
 from tflearn.optimization import schedules
 from tflearn.replay.storage import Storage
 from tflearn.sampling.hybrid import HybridSource
-from tflearn.sampling.local import LoadedReplay, LocalReplay
+from tflearn.sampling.loaded_episodes import LoadedEpisodes
+from tflearn.sampling.local import LocalReplay
 from tflearn.train_step import set_env_steps
 from tflearn.types import BatchSource
 
 SHOWN = 100  # more than the observations of the run's own steps
 
 
-class Shifted:
-    """A writer whose observations are greater by `SHOWN`."""
-
-    def __init__(self, replay):
-        self._replay = replay
-
-    def __call__(self, trajectory, version):
-        self._replay(trajectory._replace(observation=trajectory.observation + np.float32(SHOWN)), version)
-
-    def flush(self):
-        self._replay.finish()
+def shifted(one):
+    """An episode whose observations are greater by `SHOWN`."""
+    return one._replace(observation=one.observation + np.float32(SHOWN))
 
 
 class Own:
@@ -46,8 +41,8 @@ def make_source(num_own_steps=100, num_replicas=1, train_step=0, **settings):
     """A source of `BATCH` items for each replica, whose run has taken so many batched steps of two environments."""
     storage = Storage(experience('learner', samples_per_insert=4.0, min_size=10), DATA_SPEC)
     size = BATCH * num_replicas
-    own, shown = LocalReplay(storage, 2, size), LoadedReplay(storage, 2, size, seed=1)
-    write_steps(Shifted(shown), fakes.CheckedEnvironment((3, 5)), 50)
+    shown = LoadedEpisodes(storage, (shifted(episode(i, 3 + i % 4)) for i in range(20)), None, size, seed=1)
+    own = LocalReplay(storage, 2, size)
     counter = tf.Variable(train_step, dtype=tf.int64)
     source = HybridSource(own, shown, counter, BATCH, num_replicas, **settings)
     if num_own_steps:
@@ -133,3 +128,17 @@ def test_what_fills_a_replay_counts_for_its_minimum_only(ratio):
     assert replay.owed_steps == 0
     write_steps(Own(replay), fakes.CheckedEnvironment((3, 5)), 30)
     assert replay.owed_steps == (30 if ratio is None else (replay._inserts - size) * 2 // BATCH)
+
+
+def test_demonstrations_go_on_where_a_checkpoint_was():
+    source, _ = make_source(share=0.5)
+    position = source.offline.serialize()
+    drawn = draw(source, 3)[0].observation.numpy()
+    resumed, _ = make_source(share=0.5)
+    draw(resumed, 2)  # of a run that was killed before it saved again
+    assert set(batch_source.checkpointed(resumed)) == {'demonstrations'}
+    batch_source.checkpointed(resumed)['demonstrations'].deserialize(position)
+    again = draw(resumed, 3)[0].observation.numpy()
+    shown = drawn[..., 1] >= SHOWN
+    assert shown.sum() == 3 * BATCH // 2 * 2, 'two rows of each'
+    np.testing.assert_array_equal(again[shown], drawn[shown])

@@ -19,7 +19,7 @@ from tflearn.jobs.train_settings import Reading
 from tflearn.learner import agent_data
 from tflearn.learner.minibatches import MinibatchSource
 from tflearn.replay.storage import Storage
-from tflearn.sampling import mixed, recorded
+from tflearn.sampling import mixed
 from tflearn.sampling.episode_rows import EpisodeRows
 from tflearn.sampling.episode_stream import EpisodeStream, FileSource
 from tflearn.sampling.hybrid import HybridSource
@@ -127,10 +127,7 @@ def with_demonstrations(
     if demonstrations is None or not demonstrations.are_drawn:
         return source
     batch_size = storage.experience.per_replica_batch_size
-    reader = EpisodeReader(demonstrations.dataset, storage.data_spec)
-    offline = recorded.load(
-        storage.experience, storage.data_spec, reader, seed + _DEMONSTRATIONS_SEED, batch_size * num_replicas
-    )
+    offline = loaded(demonstrations.dataset, storage, batch_size * num_replicas, seed + _DEMONSTRATIONS_SEED)
     share, steps = demonstrations.share, demonstrations.num_pretrain_steps
     return HybridSource(source, offline, agent.train_step_counter, batch_size, num_replicas, share, steps)
 
@@ -175,11 +172,46 @@ def set_newest_version(source: Source, policy_version: int) -> None:
         queue.newest_version = policy_version
 
 
-def checkpointed(source: Source) -> dict[str, ReplayMirror]:
+def checkpointed(source: Any) -> dict[str, ReplayMirror | LoadedEpisodes]:
     """Returns the parts of the source that belong in a checkpoint. (If the server draws, the server counts.)"""
-    own: Any = source.online if isinstance(source, HybridSource) else source
-    sources = own.sources if isinstance(own, MixedSource) else [own]
+    if isinstance(source, HybridSource):
+        return {**checkpointed(source.online), 'demonstrations': source.offline}
+    sources = source.sources if isinstance(source, MixedSource) else [source]
     return {f'replay_{i}' if i else 'replay': one for i, one in enumerate(sources) if isinstance(one, ReplayMirror)}
+
+
+def loaded(dataset: Dataset, storage: Storage, batch_size: int, seed: int) -> LoadedEpisodes:
+    """Returns all sequences of recorded episodes in memory, drawn uniformly.
+
+    Args:
+      dataset: the episodes; its weights have no meaning here.
+      storage: the layout of a row, and how steps become items.
+      batch_size: sequences of a batch, over all replicas of this process.
+      seed: the seed of the draws.
+
+    Raises:
+      ValueError: if the data set does not have the columns of the spec, or holds no sequence, or does not fit into
+        `Uniform.max_mirror_gb`.
+      RuntimeError: if more records are damaged than the data set allows.
+    """
+    reader = EpisodeReader(dataset, storage.data_spec)
+    most = EpisodeRows(storage).max_rows(reader.num_steps, reader.num_episodes)
+    _streams(storage.experience, most * (storage.layout.num_bytes + 8), Reading('memory'))
+    return _loaded(reader, storage, most, batch_size, seed)
+
+
+def _loaded(reader: EpisodeReader, storage: Storage, max_rows: int, *settings: Any) -> LoadedEpisodes:
+    start = time.monotonic()
+    source = LoadedEpisodes(storage, reader.episodes(), max_rows, *settings)
+    logging.info(
+        'train on %d of %d episodes, in %d directories: %d sequences; read in %.1f s',
+        reader.num_read,
+        reader.num_episodes,
+        len(reader.directories),
+        source.size,
+        time.monotonic() - start,
+    )
+    return source
 
 
 def from_files(
@@ -225,11 +257,7 @@ def from_files(
             window = reading.window_steps or max(1, quarter)
             sources.append(EpisodeStream(storage, reader.shuffled, batch_size, window, seed + i, max_epochs))
         else:
-            start = time.monotonic()
-            episodes = reader.episodes()
-            loaded = LoadedEpisodes(storage, episodes, most, batch_size, seed + i, reading.order, max_epochs)
-            _log_read(reader, loaded.size, time.monotonic() - start)
-            sources.append(loaded)
+            sources.append(_loaded(reader, storage, most, batch_size, seed + i, reading.order, max_epochs))
     return FileSource(sources, replicas_here, lambda: _counts(readers))
 
 
@@ -240,14 +268,14 @@ def validation_episodes(
     reader = EpisodeReader(dataclasses.replace(dataset, weights=()), data_spec, part=Part(share, validation=True))
     storage = Storage(experience, data_spec)
     try:
-        loaded = LoadedEpisodes(storage, reader.episodes(), None, experience.per_replica_batch_size)
+        found = LoadedEpisodes(storage, reader.episodes(), None, experience.per_replica_batch_size)
     except UserValueError as error:
         raise UserValueError(
             f'got Validation.share={share}, by which {reader.num_read} of {reader.num_episodes} episodes are for '
             f'validation: {error}; raise the share'
         ) from error
-    logging.info('validate on %d episodes: %d sequences', reader.num_read, loaded.size)
-    return loaded
+    logging.info('validate on %d episodes: %d sequences', reader.num_read, found.size)
+    return found
 
 
 def _counts(readers: Sequence[EpisodeReader]) -> dict[str, float]:
@@ -255,17 +283,6 @@ def _counts(readers: Sequence[EpisodeReader]) -> dict[str, float]:
         'data/episodes': float(sum(reader.num_read for reader in readers)),
         'data/damaged_records': float(sum(reader.num_damaged for reader in readers)),
     }
-
-
-def _log_read(reader: EpisodeReader, num_sequences: int, secs: float) -> None:
-    logging.info(
-        'train on %d of %d episodes, in %d directories: %d sequences; read in %.1f s',
-        reader.num_read,
-        reader.num_episodes,
-        len(reader.directories),
-        num_sequences,
-        secs,
-    )
 
 
 def _streams(experience: Experience, num_bytes: int, reading: Reading) -> bool:

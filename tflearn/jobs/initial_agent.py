@@ -13,19 +13,19 @@ from tflearn.actors import stored_state
 from tflearn.checkpoints import warm_start
 from tflearn.checkpoints.files import CheckpointFiles
 from tflearn.data.demonstrations import Cloning
-from tflearn.data.reader import EpisodeReader
 from tflearn.distribute import precision as precisions
 from tflearn.distribute import strategies
 from tflearn.errors import UserValueError
 from tflearn.experience import Experience
+from tflearn.jobs import batch_source
 from tflearn.jobs.train_settings import Initial
 from tflearn.learner import agent_data
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.summaries import SummaryOptions
 from tflearn.learner.train_loop import LoopOptions
 from tflearn.policies import versions
+from tflearn.replay.storage import Storage
 from tflearn.run_dir import RunDir, local_path
-from tflearn.sampling import recorded
 from tflearn.train_step import create_train_step
 from tflearn.types import Agent, AgentFactory, EnvironmentSpecs
 from tflearn.waiting import Stopped
@@ -146,7 +146,7 @@ def clone(
     experience = cloning.experience
     cloner = make(cloning.make_agent, specs, experience, placement, precision)
     spec, batch_size = data_spec(cloner, experience), experience.per_replica_batch_size * layout.replicas
-    replay = recorded.load(experience, spec, EpisodeReader(cloning.dataset, spec), seed, batch_size)
+    replay = batch_source.loaded(cloning.dataset, Storage(experience, spec), batch_size, seed)
     options = LearnerOptions(
         checkpoint_interval_steps=_CLONING_CHECKPOINT_STEPS,
         summaries=SummaryOptions(max(1, cloning.num_train_steps // _CLONING_SUMMARIES)),

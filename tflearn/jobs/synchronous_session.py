@@ -12,7 +12,7 @@ from absl import logging
 
 from tflearn import train_step
 from tflearn.errors import UserValueError
-from tflearn.jobs import run_outputs
+from tflearn.jobs import batch_source, run_outputs
 from tflearn.jobs.policy_exports import PolicyExports
 from tflearn.jobs.run_outputs import CollectSummaries
 from tflearn.jobs.train_settings import Settings
@@ -146,7 +146,7 @@ class SynchronousSession:
                 *self._summary_triggers(settings.summary_steps),
             ],
             options=settings.learner_options(lambda: int(counter.numpy()), self._metrics),
-            state={'in_step': self._counts, **acting.state},
+            state={'in_step': self._counts, **acting.state, **batch_source.checkpointed(replay)},
         )
         self._earlier = {'env_steps': self._counts.env_steps, 'episodes': self._counts.episodes}
         self._exports = PolicyExports(agent, run_dir, settings.exports, self._export_facts, settings.texts)

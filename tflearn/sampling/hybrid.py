@@ -5,7 +5,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from tflearn.experience import Scheduled
-from tflearn.sampling.local import LoadedReplay
+from tflearn.sampling.loaded_episodes import LoadedEpisodes
 
 _STEPS_PER_CALL = 200  # of training before collection, in a process that acts and trains alternately
 
@@ -45,13 +45,14 @@ class HybridSource:
 
     Attributes:
       online: the run's own replay, which is closed with it.
+      offline: the demonstrations, whose position belongs in the checkpoint.
       max_draw_steps: the least of both.
     """
 
     def __init__(
         self,
         online: OnlineSource,
-        offline: LoadedReplay,
+        offline: LoadedEpisodes,
         train_step: tf.Variable,
         batch_size: int,
         num_replicas: int = 1,
@@ -68,7 +69,7 @@ class HybridSource:
           share: the share of demonstrations in a batch, or a schedule; it is rounded to items.
           num_pretrain_steps: train steps with demonstrations alone.
         """
-        self.online, self._offline, self._train_step = online, offline, train_step
+        self.online, self.offline, self._train_step = online, offline, train_step
         self._local: Any = online
         self._batch_size, self._num_replicas = batch_size, num_replicas
         self._share, self._num_pretrain_steps = share, num_pretrain_steps
@@ -102,25 +103,25 @@ class HybridSource:
     def close(self) -> None:
         """See `BatchSource`."""
         self.online.close()
-        self._offline.close()
+        self.offline.close()
 
     def grant(self, num_steps: int) -> int:
         """See `BatchSource`. It waits for the run's own items only if these steps need them."""
         self._set_sizes()
         left = self._num_pretrain_steps - self._step
-        return self._offline.grant(min(num_steps, left)) if left > 0 else self.online.grant(num_steps)
+        return self.offline.grant(min(num_steps, left)) if left > 0 else self.online.grant(num_steps)
 
     def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> tuple[Any, Any]:
         """See `BatchSource`."""
         online, offline = tf.unstack(self._sizes.read_value())
-        return self.online.draw(num_steps, seed, online), self._offline.draw(num_steps, seed, offline)
+        return self.online.draw(num_steps, seed, online), self.offline.draw(num_steps, seed, offline)
 
     def batch(self, drawn: tuple[Any, Any], i: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
         """See `BatchSource`. In each replica's part, the run's own items come first.
 
         A demonstration has no policy version: in the info it has the mean of the others.
         """
-        (own, own_info), (shown, shown_info) = self.online.batch(drawn[0], i), self._offline.batch(drawn[1], i)
+        (own, own_info), (shown, shown_info) = self.online.batch(drawn[0], i), self.offline.batch(drawn[1], i)
         versions = own_info['policy_version']
         total, count = tf.reduce_sum(versions), tf.size(versions, tf.int64)
         mean = total // tf.maximum(count, 1)

@@ -37,9 +37,11 @@ class LoadedEpisodes(tf.train.experimental.PythonState):
     Attributes:
       size: the number of sequences.
       max_draw_steps: see `BatchSource`.
+      takes_indices: see `BatchSource`.
       error: None.
     """
 
+    takes_indices = True
     error = None
 
     def __init__(
@@ -125,18 +127,22 @@ class LoadedEpisodes(tf.train.experimental.PythonState):
             return 0
         return num_steps if self._limit is None else max(0, min(num_steps, self._limit - self._num_batches()))
 
-    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> Any:
-        """See `BatchSource`; the seed has no meaning, since the source counts by itself."""
+    def draw(self, num_steps: tf.Tensor, seed: tf.Tensor, batch_size: tf.Tensor | None = None) -> Any:
+        """See `BatchSource`; the seed has no meaning, since the source counts by itself.
+
+        `batch_size` is the number of sequences of a batch if it varies: at most that of the constructor.
+        """
         del seed
         with tf.device('CPU:0'):
-            first = self._drawn.read_value()
-            count = tf.cast(num_steps, tf.int64) * self._batch_size
+            first, num_steps = self._drawn.read_value(), tf.cast(num_steps, tf.int64)
+            size = tf.cast(self._batch_size if batch_size is None else batch_size, tf.int64)
+            count = num_steps * size
             with tf.control_dependencies([first]):
                 self._drawn.assign_add(count)
             numbers = first + tf.range(count, dtype=tf.int64)
             choose = _uniform if self._order == 'uniform' else _once_per_epoch
             starts = tf.gather(self._starts, choose(numbers, self._seed.read_value(), self.size))
-            starts = tf.reshape(starts, [-1, self._batch_size, 1])
+            starts = tf.reshape(starts, [num_steps, size, 1])
             return self._columns.draw(starts + tf.range(self._length, dtype=tf.int64))
 
     def batch(self, drawn: Any, i: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:

@@ -43,7 +43,6 @@ class LocalReplay:
     """
 
     takes_indices = True
-    _chunk_steps = 1  # each sequence is its own chunk, so that none waits for others
 
     def __init__(self, storage: Storage, num_environments: int, batch_size: int, seed: int = 0):
         """Allocates the memory.
@@ -53,9 +52,8 @@ class LocalReplay:
           num_environments: B.
         """
         experience = storage.experience
-        self._storage = dataclasses.replace(
-            storage, experience=dataclasses.replace(experience, chunk_steps=self._chunk_steps)
-        )
+        # Each sequence is its own chunk, so that none waits for others.
+        self._storage = dataclasses.replace(storage, experience=dataclasses.replace(experience, chunk_steps=1))
         ratio = experience.replay.samples_per_insert
         self._ratio = None if ratio is None else fractions.Fraction(str(ratio))  # in floats 100 * 0.29 < 29
         self._min_size, self._seed = experience.replay.min_size, seed
@@ -146,30 +144,3 @@ class LocalReplay:
     def close(self) -> None:
         """Grants no more."""
         self._closed = True
-
-
-class LoadedReplay(LocalReplay):
-    """A `LocalReplay` that is filled first, such as from files, and then drawn from without a limit.
-
-    Attributes:
-      owed_steps: train steps that may be taken at once, at any time.
-    """
-
-    _chunk_steps = 64
-    owed_steps = 1_000
-
-    def finish(self) -> None:
-        """Makes the last sequences drawable; to be called when all steps were added.
-
-        Raises:
-          ValueError: if the steps are fewer than a sequence.
-        """
-        if chunks := self._chunks.take_all():
-            self._inserts += self._ring.add(np.stack(chunks))
-        if not self._ring.size:
-            length = self._storage.experience.slicing.sequence_length
-            raise UserValueError(f'got no episode of {length} steps or more; need at least one Slicing.sequence_length')
-
-    def grant(self, num_steps: int) -> int:
-        """Returns `num_steps`; 0 once it is closed."""
-        return 0 if self._closed else num_steps
