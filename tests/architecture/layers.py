@@ -40,6 +40,7 @@ PACKAGES = {
     'weights': ('rpc',),
     'data': ('rpc',),
     'ope': (),
+    'tools': (),
     'policies': (),
     'serving': ('policies', 'rpc'),
     'checkpoints': (),
@@ -119,7 +120,7 @@ def _may_import(file: SourceFile, job_parts: Sequence[str]) -> tuple[str, ...]:
     """Returns the names of the project that `file` may use; `job_parts` are the modules in jobs/ that are no jobs."""
     vocabulary = tuple(f'tflearn.{name}' for name in VOCABULARY)
     if file.parts[0] == 'scripts':
-        return ('scripts', *(f'tflearn.{name}' for name in ('api', 'jobs', 'launch', 'config')), *vocabulary)
+        return ('scripts', *(f'tflearn.{name}' for name in ('api', 'jobs', 'launch', 'config', 'tools')), *vocabulary)
     package = file.parts[1]
     if package == '__init__':
         return ('tflearn',)

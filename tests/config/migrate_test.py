@@ -244,7 +244,10 @@ def test_program_writes_beside_the_file_or_in_place(old):
     assert not (old / 'environments' / 'cartpole.gin.new').exists()
 
 
-@pytest.mark.parametrize(('arguments', 'error'), [([], 'got no file; need'), (['x.gin'], 'got the gin file x.gin')])
+@pytest.mark.parametrize(
+    ('arguments', 'error'),
+    [([], 'got no argument; need'), (['x.gin'], 'got the gin file x.gin')],
+)
 def test_user_errors_take_one_line(tmp_path, arguments, error):
     code, output, errors = run(*arguments, cwd=tmp_path)
     assert (code, output, errors.count('\n')) == (2, '', 1)

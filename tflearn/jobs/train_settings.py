@@ -13,6 +13,7 @@ from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions, SummarySources
 from tflearn.sampling.loaded_episodes import Order
+from tflearn.tools.watch import Watch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -324,7 +325,10 @@ class Settings:
         if summaries is None:
             return learner
         sources = SummarySources(
-            policy_version, _joined(summaries.sources.metrics, metrics), _joined(summaries.sources.texts, self.texts)
+            policy_version,
+            _joined(summaries.sources.metrics, metrics),
+            _joined(summaries.sources.texts, self.texts),
+            summaries.sources.watch or Watch(),
         )
         summaries = dataclasses.replace(summaries, sources=sources)
         return dataclasses.replace(learner, summaries=summaries)

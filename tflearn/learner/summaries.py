@@ -30,11 +30,13 @@ class SummarySources:
       policy_version: returns the newest version, for a histogram of how many versions the batch is behind.
       metrics: returns more metrics by name, for every summary; None is left out.
       texts: returns texts by tag, in markdown; they are written before the first train step.
+      watch: called with the train step and the metrics of each summary, by name.
     """
 
     policy_version: Callable[[], int] | None = None
     metrics: Callable[[], Mapping[str, float | None]] | None = None
     texts: Callable[[], Mapping[str, str]] | None = None
+    watch: Callable[[int, Mapping[str, float | None]], None] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,8 +141,11 @@ class Summaries:
     def write(self, step: int, values: Mapping[str, float | None]) -> None:
         """Writes the summary of a train step, with the metrics of `SummaryOptions.metrics`."""
         self._written_at = self._clock()
-        more = self._options.sources.metrics() if self._options.sources.metrics else {}
-        self.write_values(step, {**values, **more})
+        sources = self._options.sources
+        written = {**values, **(sources.metrics() if sources.metrics else {})}
+        self.write_values(step, written)
+        if sources.watch:
+            sources.watch(step, written)
 
     def write_values(self, step: int, values: Mapping[str, float | None], group: str = 'train') -> None:
         """Writes scalars under the tags `<group>/<name>`; None is left out."""

@@ -1,0 +1,220 @@
+"""Checks of a run's metrics for the signs that learning goes wrong.
+
+A check is a pure function of the metrics' series. `docs/diagnosis.md` says of each what it means and what helps; the
+bounds are rules of thumb, not laws: Andrychowicz et al. 2020, "What Matters In On-Policy Reinforcement Learning?"
+(arXiv 2006.05990), and Schulman 2017, "The Nuts and Bolts of Deep RL Experimentation", name most of them.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+_LEAST_POINTS = 6  # of a metric, before its course means something
+PAGE = 'docs/diagnosis.md'
+
+
+@dataclasses.dataclass(frozen=True)
+class Points:
+    """One metric's course: `steps` int64 [n], rising, and its finite `values` float64 [n] there."""
+
+    steps: np.ndarray
+    values: np.ndarray
+
+    @functools.cached_property
+    def quarters(self) -> tuple[np.ndarray, np.ndarray]:
+        """The values of the first and of the last quarter of the points, at least two each."""
+        size = max(2, len(self.values) // 4)
+        return self.values[:size], self.values[-size:]
+
+
+Series = Mapping[str, Points]  # by tag, such as 'train/extra/entropy'
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """What one check says.
+
+    Attributes:
+      check: the check's name, which is the heading's anchor in `PAGE`.
+      wrong: whether it looks wrong; None if the run has not recorded what is needed, or too little of it.
+      text: what was seen, with the figure; of an unmeasured check what is needed.
+    """
+
+    check: str
+    wrong: bool | None
+    text: str
+
+    @property
+    def link(self) -> str:
+        """Where the documentation says what it means and what helps."""
+        return f'{PAGE}#{self.check}'
+
+
+def _course(series: Series, *tags: str) -> tuple[str, Points] | None:
+    """Returns the first of these metrics that has enough points."""
+    for tag in tags:
+        if tag in series and len(series[tag].values) >= _LEAST_POINTS:
+            return tag, series[tag]
+    return None
+
+
+def _returns(series: Series) -> tuple[str, Points] | None:
+    return _course(series, 'evaluate/mean_return', 'collect/mean_return', 'train/mean_return')
+
+
+def _change(points: Points) -> tuple[float, float, float]:
+    """Returns the means of the first and the last quarter, and the standard deviation from one point to the next."""
+    first, last = points.quarters
+    noise = float(np.std(np.diff(points.values)) / np.sqrt(2.0))
+    return float(first.mean()), float(last.mean()), noise
+
+
+def returns_flat(series: Series) -> Finding | None:
+    """The return is where it was: its change is within what one evaluation differs from the next."""
+    if (found := _returns(series)) is None:
+        return None
+    tag, points = found
+    first, last, noise = _change(points)
+    flat = bool(last - first <= noise)
+    return Finding('returns-flat', flat, f'{tag} went from {first:.4g} to {last:.4g} (noise {noise:.2g})')
+
+
+def returns_fell(series: Series) -> Finding | None:
+    """The return lost more than half of what it had gained."""
+    if (found := _returns(series)) is None:
+        return None
+    tag, points = found
+    first, last, noise = _change(points)
+    width = len(points.quarters[0])
+    best = float(np.convolve(points.values, np.full(width, 1 / width), 'valid').max())
+    fell = bool(best - first > 2 * noise and best - last > max(0.5 * (best - first), noise))
+    return Finding('returns-fell', fell, f'{tag} is {last:.4g} after a best of {best:.4g} (mean of {width} points)')
+
+
+def entropy_collapsed(series: Series) -> Finding | None:
+    """A discrete policy has lost nearly all of its entropy [nats] within the first half of the run."""
+    found = _course(series, 'train/extra/entropy')
+    if found is None:
+        return None
+    tag, points = found
+    first, half = float(points.values[:2].mean()), float(points.values[: len(points.values) // 2 + 1][-2:].mean())
+    wrong = first > 0 and 0 <= half < max(0.05 * first, 0.01)  # below 0 it is a density's, which means nothing
+    return Finding('entropy-collapsed', wrong, f'{tag} went from {first:.3g} to {half:.3g} in half of the run')
+
+
+def values_grow(series: Series) -> Finding | None:
+    """Values are far beyond the discounted returns that episodes had."""
+    found = _course(series, 'train/extra/mean_value', 'train/extra/value', 'train/extra/mean_q')
+    returns = _course(series, 'collect/mean_discounted_return')
+    if found is None or returns is None:
+        return None
+    tag, points = found
+    value, seen = float(np.abs(points.quarters[1]).mean()), float(np.abs(returns[1].values).max())
+    text = f'the mean of |{tag}| is {value:.4g}; the greatest mean discounted return was {seen:.4g}'
+    return Finding('values-grow', value > 3 * seen, text)
+
+
+def critic_loss_grows(series: Series) -> Finding | None:
+    """The loss of the values becomes ten times as large, and goes on growing."""
+    names = ('critic_loss', 'value_loss', 'td_loss')
+    found = _course(series, *(f'train/extra/{name}' for name in names), 'train/loss')
+    if found is None:
+        return None
+    tag, points = found
+    first, last = (float(np.median(np.abs(part))) for part in points.quarters)
+    middle = float(np.median(np.abs(points.values[len(points.values) // 2 :])))
+    grows = last > 10 * first and last > middle
+    return Finding('critic-loss-grows', grows, f'{tag} went from {first:.4g} to {last:.4g}')
+
+
+def _last_above(
+    name: str, tag: str, bound: float, what: str
+) -> dict[str, tuple[str, Callable[[Series], Finding | None]]]:
+    """Returns a check of whether a metric's mean over the last quarter is above a bound, by its name."""
+
+    def check(series: Series) -> Finding | None:
+        if _course(series, tag) is None:
+            return None
+        last = float(series[tag].quarters[1].mean())
+        return Finding(name, last > bound, f'{tag} is {last:.3g}; {what} is at most {bound:g}')
+
+    return {name: (tag, check)}
+
+
+def explained_variance(series: Series) -> Finding | None:
+    """The values explain nothing of the returns that they should predict."""
+    found = _course(series, 'train/extra/explained_variance')
+    if found is None:
+        return None
+    last = float(found[1].quarters[1].mean())
+    return Finding('explained-variance', last < 0.05, f'{found[0]} is {last:.2f}; 1 is perfect, 0 is a constant')
+
+
+def gradients_clipped(series: Series) -> Finding | None:
+    """Nearly every gradient is clipped to a tenth of its norm or less."""
+    ratios = {}
+    for tag in series:
+        if tag.startswith('gradients/') and tag.endswith('/clipped_norm'):
+            before = series.get(tag.replace('/clipped_norm', '/norm'))
+            if before is not None and len(before.values) >= _LEAST_POINTS:
+                clipped = np.interp(before.steps, series[tag].steps, series[tag].values)
+                ratios[tag.split('/')[1]] = float(np.median(before.values / np.maximum(clipped, 1e-12)))
+    if not ratios:
+        return None
+    name = max(ratios, key=lambda each: ratios[each])
+    text = f"the norm of {name}'s gradient is {ratios[name]:.3g} times the clipped one (median)"
+    return Finding('gradients-clipped', ratios[name] > 10, text)
+
+
+def dead_layers(series: Series) -> Finding | None:
+    """The gradients of some layers are zero, in all of the last quarter: their units are dead, or cut off."""
+    layers = {tag: points for tag, points in series.items() if tag.endswith('/gradient_norm')}
+    known = {tag: points for tag, points in layers.items() if len(points.values) >= _LEAST_POINTS}
+    if not known:
+        return None
+    dead = [tag.removesuffix('/gradient_norm') for tag, points in known.items() if not points.quarters[1].any()]
+    text = f'{len(dead)} of {len(known)} variables have no gradient' + (f', such as {dead[0]}' if dead else '')
+    return Finding('dead-layers', bool(dead), text)
+
+
+def lost_data(series: Series) -> Finding | None:
+    """Episodes are interrupted, environments rebuilt or steps lost, more than one for a hundred episodes."""
+    episodes = _course(series, 'collect/episodes')
+    if episodes is None:
+        return None
+    names = ('dropped_episodes', 'rebuilt_environments')
+    counts = {name: float(series[f'collect/{name}'].values[-1]) for name in names if f'collect/{name}' in series}
+    share = sum(counts.values()) / max(float(episodes[1].values[-1]), 1.0)
+    seen = ', '.join(f'{count:.0f} {name.replace("_", " ")}' for name, count in counts.items())
+    return Finding('lost-data', share > 0.01, f'{seen} in {episodes[1].values[-1]:.0f} episodes')
+
+
+_RETURN = 'evaluate/mean_return or collect/mean_return'
+CHECKS: Mapping[str, tuple[str, Callable[[Series], Finding | None]]] = {  # what is needed, and the check
+    'returns-flat': (_RETURN, returns_flat),
+    'returns-fell': (_RETURN, returns_fell),
+    'entropy-collapsed': ('train/extra/entropy', entropy_collapsed),
+    'values-grow': ('train/extra/mean_value or value, and collect/mean_discounted_return', values_grow),
+    'critic-loss-grows': ('train/extra/critic_loss, value_loss or td_loss', critic_loss_grows),
+    'explained-variance': ('train/extra/explained_variance', explained_variance),
+    **_last_above('clipped-share', 'train/extra/clipped_share', 0.3, 'a usual share'),
+    **_last_above('policy-divergence', 'train/extra/kl_to_behaviour', 0.05, 'a careful update'),
+    'gradients-clipped': ('gradients/*/norm and clipped_norm', gradients_clipped),
+    'dead-layers': ('gradients/*/gradient_norm', dead_layers),
+    **_last_above('nonfinite-steps', 'train/nonfinite_steps', 0.0, 'what is right'),
+    **_last_above('data-wait', 'train/data_wait_share', 0.5, 'that of a busy learner'),
+    **_last_above('off-policy', 'train/extra/mean_abs_log_rho', 0.5, 'that of nearly on-policy data'),
+    **_last_above('replay-ratio', 'train/samples_per_insert', 2048, 'what is usual'),
+    'lost-data': ('collect/episodes', lost_data),
+}
+
+
+def run_all(series: Series) -> list[Finding]:
+    """Returns what each check says, those that look wrong first."""
+    found = [
+        check(series) or Finding(name, None, f'needs {_LEAST_POINTS} points of {needs}')
+        for name, (needs, check) in CHECKS.items()
+    ]
+    return sorted(found, key=lambda finding: {True: 0, False: 1, None: 2}[finding.wrong])

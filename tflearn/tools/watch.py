@@ -1,0 +1,41 @@
+"""The checks of a run while it trains: a warning in the log when one begins to look wrong."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from absl import logging
+
+from tflearn.tools import checks
+from tflearn.tools.checks import Points
+
+_MOST_POINTS = 512  # of a metric; of a longer run every second one is kept
+_ONLY_AT_THE_END = {'returns-flat', 'data-wait'}  # a young run has not learned yet, or waits for its first data
+
+
+class Watch:
+    """Takes each summary's metrics, and logs what looks wrong, once until it looks right again."""
+
+    def __init__(self) -> None:
+        self._steps: dict[str, list[int]] = {}
+        self._values: dict[str, list[float]] = {}
+        self._wrong: set[str] = set()
+
+    def __call__(self, step: int, metrics: Mapping[str, float | None]) -> None:
+        """Adds the metrics of a train step; those that are None or not finite are left out."""
+        for name, value in metrics.items():
+            if value is not None and np.isfinite(value):
+                self._add(f'train/{name}', step, float(value))
+        series = {
+            tag: Points(np.array(steps, np.int64), np.array(self._values[tag])) for tag, steps in self._steps.items()
+        }
+        wrong = {finding.check: finding for finding in checks.run_all(series) if finding.wrong}
+        for check in wrong.keys() - self._wrong - _ONLY_AT_THE_END:
+            logging.warning('train step %d: %s: %s; see %s', step, check, wrong[check].text, wrong[check].link)
+        self._wrong = set(wrong)
+
+    def _add(self, tag: str, step: int, value: float) -> None:
+        steps, values = self._steps.setdefault(tag, []), self._values.setdefault(tag, [])
+        steps.append(step)
+        values.append(value)
+        if len(steps) > _MOST_POINTS:
+            del steps[::2], values[::2]
