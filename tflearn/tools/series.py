@@ -35,7 +35,8 @@ def read(run_dir: RunDir) -> Series:
 def _read_file(file: pathlib.Path, found: dict[str, dict[int, tuple[float, float]]]) -> None:
     """Adds a file's scalars, tag -> step -> (time, value); of several at one step the newest counts."""
     try:
-        for event in tf.compat.v1.train.summary_iterator(str(file)):
+        for record in tf.data.TFRecordDataset(str(file)).as_numpy_iterator():
+            event = tf.compat.v1.Event.FromString(record)
             for value in event.summary.value:
                 if value.WhichOneof('value') == 'tensor' and not value.tensor.tensor_shape.dim:
                     array = tf.make_ndarray(value.tensor)
