@@ -13,7 +13,7 @@ from tf_agents.utils import common
 from tests.agents import example_data
 from tflearn.agents import dqn
 from tflearn.experience import Experience, Prioritized, Queue, Slicing
-from tflearn.optimization import optimizers, schedules
+from tflearn.optimization import distributional, optimizers, schedules
 from tflearn.train_step import create_train_step
 from tflearn.types import EnvironmentSpecs
 
@@ -215,3 +215,52 @@ def test_learns_from_images():
     assert (weights[0].numpy() != before).any()
     with pytest.raises(ValueError, match=r'got conv_layer_params for the observation .*; need images'):
         _agent(2, conv_layer_params=((4, 4, 2),))
+
+
+class TestDistributions:
+    """QR-DQN and C51; tests/optimization/distributional_test.py checks their losses."""
+
+    @pytest.mark.parametrize('double', [True, False])
+    @pytest.mark.parametrize('dueling', [True, False])
+    def test_the_target_is_the_n_step_return_of_the_best_action(self, double, dueling):
+        quantiles = distributional.Quantiles(4)
+        agent = _agent(4, double=double, dueling=dueling, distribution=quantiles)
+        agent.initialize()
+        generator = np.random.default_rng(1)
+        for network in (agent._q_network, agent._target_q_network):
+            for variable in network.variables:
+                variable.assign(generator.normal(0.0, 1.0, variable.shape))
+        batch = _sequence([1.0, 1.0, 1.0, 1.0], [1.0, 2.0, 4.0, 9.0])
+        first, last = (tf.constant([[step, step]], tf.float32) for step in (0.0, 3.0))
+        chooses = agent._q_network if double else agent._target_q_network
+        best = int(np.argmax(chooses(last)[0]))
+        own = agent._q_network.outputs(first)[:, 0]
+        following = agent._target_q_network.outputs(last)[:, best]
+        wanted = quantiles.losses(own, following, tf.constant([1.0 + 0.5 * 2 + 0.25 * 4]), tf.constant([0.125]))
+        np.testing.assert_allclose(agent._q_network(last)[0], tf.reduce_mean(agent._q_network.outputs(last), axis=2))
+        loss, extra = agent.train(batch)
+        assert float(loss) == pytest.approx(float(wanted[0]), rel=1e-4)
+        error = 3.0 + 0.125 * tf.reduce_mean(following) - tf.reduce_mean(own)
+        assert float(extra.td_error[0]) == pytest.approx(float(error), rel=1e-4)
+
+    @pytest.mark.parametrize(
+        'distribution', [distributional.Quantiles(8, 0.1), distributional.Categorical(21, 0.0, 10.0)]
+    )
+    def test_they_learn_both_returns_of_a_gamble(self, distribution):
+        agent = _agent(2, learning_rate=3e-2, distribution=distribution)
+        agent.initialize()
+        train = tf.function(agent.train)
+        batch = tf.nest.map_structure(
+            lambda *items: tf.concat(items, axis=0),
+            _sequence([0.0, 1.0], [2.0, 0.0]),
+            _sequence([0.0, 1.0], [7.0, 0.0]),
+        )
+        for _ in range(300):
+            train(batch)
+        outputs = agent._q_network.outputs(tf.zeros([1, 2]))[0, 0].numpy()
+        if isinstance(distribution, distributional.Quantiles):  # between the two returns any median is right
+            np.testing.assert_allclose(np.sort(outputs)[[0, -1]], [2.0, 7.0], atol=0.3)
+            assert 3.0 < _q(agent._q_network, 0)[0] < 6.0
+        else:
+            np.testing.assert_allclose(tf.nn.softmax(outputs).numpy()[[4, 14]], [0.5, 0.5], atol=0.05)
+            assert _q(agent._q_network, 0)[0] == pytest.approx(4.5, abs=0.3)

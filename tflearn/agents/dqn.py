@@ -1,17 +1,20 @@
-"""Deep Q-networks: plain, double, n-step.
+"""Deep Q-networks: plain, double, n-step, dueling, of distributions (C51, QR-DQN).
 
 Mnih et al. 2015, "Human-level control through deep reinforcement learning" (Nature 518); van Hasselt et al. 2016, "Deep
 Reinforcement Learning with Double Q-learning" (arXiv 1509.06461); n-step returns as in Hessel et al. 2018, "Rainbow"
 (arXiv 1710.02298). The agent is TF-Agents', except for its train step; here it gets network, optimizer and schedules.
 """
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 from tf_agents.agents import tf_agent
 from tf_agents.agents.dqn import dqn_agent
+from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories import trajectory
+from tf_agents.typing import types
 from tf_agents.utils import common
 
 from tflearn.action_mask import make_mask
@@ -19,7 +22,8 @@ from tflearn.errors import UserValueError
 from tflearn.experience import Experience, Queue, Uniform
 from tflearn.joined_leaves import JoinedLeaves
 from tflearn.networks import encoder, networks, spec_checks
-from tflearn.optimization import conservative, optimizers, schedules
+from tflearn.networks.distributional import DistributionalQNetwork
+from tflearn.optimization import conservative, distributional, optimizers, schedules
 from tflearn.types import Agent, EnvironmentSpecs
 
 EXPERIENCE = Experience(replay=Uniform(samples_per_insert=32.0))
@@ -39,6 +43,7 @@ def make_agent(
     gamma: float = 0.99,
     double: bool = True,
     dueling: bool = False,
+    distribution: distributional.Quantiles | distributional.Categorical | None = None,
     conservative_weight: float = 0.0,
     epsilon: float | schedules.Schedule = 0.1,
     target_update_period: int = 100,
@@ -69,6 +74,8 @@ def make_agent(
       double: whether the online network chooses the next action (van Hasselt et al. 2016, equation 4).
       dueling: whether the last layer computes the observation's value and the actions' advantages (Wang et al. 2016,
         "Dueling Network Architectures for Deep Reinforcement Learning", arXiv 1511.06581).
+      distribution: `distributional.Quantiles` (QR-DQN) or `Categorical` (C51) learns the distributions of the actions'
+        returns; None learns their means.
       conservative_weight: the weight alpha of log(sum over actions of exp(value)) - value of the item's action in the
         loss (Kumar et al. 2020, "Conservative Q-Learning for Offline Reinforcement Learning", arXiv 2006.04779,
         equation 4): values of actions that the data do not have stay low. For training from files; 0 has none.
@@ -76,6 +83,7 @@ def make_agent(
       target_update_period: train steps between two updates of the target network.
       target_update_tau: weight of the online network in an update of the target; 1 copies it.
       huber: whether the loss is the Huber loss of the temporal-difference error, as in Mnih et al.; else its square.
+        With a distribution it has no meaning.
       gradient_clipping: the bound of the global batch's gradient, by default of its norm (see `optimizers.make`); None
         does not clip.
       make_optimizer: makes the optimizer; Adam by default.
@@ -85,25 +93,21 @@ def make_agent(
       ValueError: if the action is not one discrete number, the experience is a queue, or there are convolutions and
         the observation has no image.
     """
-    spec_checks.check_one_discrete_action(specs.action, 'DQN')
-    if isinstance(experience.replay, Queue):
-        raise UserValueError(
-            'got a Queue as Experience.replay; DQN needs Uniform or Prioritized: it learns from old items'
-        )
+    _check(specs, experience)
     spec_checks.check_observation(specs.observation, 'DQN', conv_layer_params, preprocessing_layers)
     mask, observation_spec = make_mask(specs, action_mask)
-    return (_DdqnAgent if double else _DqnAgent)(
+    encoding: Any = {
+        'conv_layer_params': conv_layer_params,
+        'fc_layer_params': fc_layer_params,
+        'preprocessing_layers': preprocessing_layers,
+        'make_network': make_network,
+        'dueling': dueling,
+    }
+    made, q_network = _parts(distribution, double, observation_spec, specs.action, encoding)
+    return made(
         specs.time_step,
         specs.action,
-        q_network=networks.QNetwork(
-            observation_spec,
-            specs.action,
-            conv_layer_params,
-            fc_layer_params,
-            preprocessing_layers,
-            make_network,
-            dueling,
-        ),
+        q_network=q_network,
         optimizer=make_optimizer(
             train_step,
             learning_rate,
@@ -122,6 +126,30 @@ def make_agent(
         debug_summaries=debug_summaries,
         train_step_counter=train_step,
     )
+
+
+def _check(specs: EnvironmentSpecs, experience: Experience) -> None:
+    spec_checks.check_one_discrete_action(specs.action, 'DQN')
+    if isinstance(experience.replay, Queue):
+        raise UserValueError(
+            'got a Queue as Experience.replay; DQN needs Uniform or Prioritized: it learns from old items'
+        )
+
+
+def _parts(
+    distribution: distributional.Distribution | None,
+    double: bool,
+    observation_spec: types.NestedTensorSpec,
+    action_spec: types.BoundedTensorSpec,
+    encoding: Mapping[str, Any],
+) -> tuple[Callable[..., '_DqnAgent'], networks.QNetwork]:
+    """Returns the agent's class, or what makes it, and the network."""
+    if distribution is None:
+        return _DdqnAgent if double else _DqnAgent, networks.QNetwork(observation_spec, action_spec, **encoding)
+    network = DistributionalQNetwork(
+        observation_spec, action_spec, num_outputs=distribution.num, means=distribution.means, **encoding
+    )
+    return functools.partial(_DistributionalAgent, distribution, double), network
 
 
 class _DqnAgent(dqn_agent.DqnAgent):
@@ -193,3 +221,41 @@ def _ends_at_once(as_transition: Callable[[Any], Any], joined: JoinedLeaves) -> 
 
 class _DdqnAgent(_DqnAgent, dqn_agent.DdqnAgent):
     """The agent with the double DQN's target."""
+
+
+class _DistributionalAgent(_DqnAgent):
+    """The agent whose values are the means of learned distributions: TF-Agents' agent with another loss."""
+
+    def __init__(self, distribution: distributional.Distribution, double: bool, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._distribution, self._double = distribution, double
+
+    def _compute_q_values(self, time_steps: ts.TimeStep, actions: tf.Tensor, training: bool = False) -> tf.Tensor:
+        """Returns the distributions of the items' actions, float32 [B, N]."""
+        return self._of_actions(self._q_network, time_steps, actions, training)
+
+    def _compute_next_q_values(self, next_time_steps: ts.TimeStep, info: Any) -> tf.Tensor:
+        """Returns the target network's distributions of the best actions, float32 [B, N]."""
+        del info
+        policy = self._policy if self._double else self._target_greedy_policy
+        best = policy.action(next_time_steps, ()).action
+        return self._of_actions(self._target_q_network, next_time_steps, best)
+
+    def _of_actions(
+        self, made: DistributionalQNetwork, steps: ts.TimeStep, actions: tf.Tensor, training: bool = False
+    ) -> tf.Tensor:
+        observation = steps.observation
+        if self._observation_and_action_constraint_splitter is not None:
+            observation, _ = self._observation_and_action_constraint_splitter(observation)
+        outputs = made.outputs(observation, steps.step_type, training)
+        first = tf.nest.flatten(self.action_spec)[0].minimum
+        return tf.gather(outputs, tf.reshape(actions, [-1]) - first, batch_dims=1)
+
+    def _td_loss(
+        self, q_values: tf.Tensor, next_q_values: tf.Tensor, rewards: tf.Tensor, discounts: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the losses of distributions, and the errors of their means, float32 [B] each."""
+        distribution = self._distribution
+        losses = distribution.losses(q_values, next_q_values, rewards, discounts)
+        targets = rewards + discounts * distribution.means(next_q_values)
+        return losses, targets - distribution.means(q_values)

@@ -1,0 +1,68 @@
+"""A network of the distributions of the actions' returns; see `optimization/distributional.py`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from tf_agents.typing import types
+
+from tflearn.networks.networks import QNetwork
+
+
+class DistributionalQNetwork(QNetwork):
+    """Observation -> values of the actions, float32 [B, num_actions]: the means of their distributions."""
+
+    def __init__(
+        self,
+        input_tensor_spec: types.TensorSpec,
+        action_spec: types.BoundedTensorSpec,
+        *,
+        num_outputs: int,
+        means: Callable[[tf.Tensor], tf.Tensor],
+        dueling: bool = False,
+        name: str = 'DistributionalQNetwork',
+        **encoding: Any,
+    ):
+        """Makes no variables yet.
+
+        Args:
+          input_tensor_spec: the observation's spec.
+          action_spec: the spec of one discrete action.
+          num_outputs: N, the numbers that are an action's distribution.
+          means: returns float32 [..., num_actions] of float32 [..., num_actions, N].
+          dueling: whether the last layer computes the observation's distribution and the actions' differences from it.
+          name: the network's name.
+          **encoding: `QNetwork`'s other arguments.
+        """
+        super().__init__(input_tensor_spec, action_spec, name=name, **encoding)
+        num_actions = int(action_spec.maximum - action_spec.minimum) + 1
+        self._q_value_layer = _Outputs(num_actions, num_outputs, dueling)
+        self._means = means
+
+    def outputs(self, observation: Any, step_type: tf.Tensor | None = None, training: bool = False) -> tf.Tensor:
+        """Returns the actions' distributions, float32 [B, num_actions, N]."""
+        features, _ = self._encoder(observation, step_type=step_type, training=training)
+        return self._q_value_layer(features)
+
+    def call(self, observation: Any, step_type: Any = None, network_state: Any = (), training: bool = False) -> Any:
+        """See `network.Network.call`."""
+        return self._means(self.outputs(observation, step_type, training)), network_state
+
+
+class _Outputs(tf.keras.layers.Layer):
+    """Features [..., F] -> float32 [..., num_actions, N], with the dueling layer's equation for each of the N."""
+
+    def __init__(self, num_actions: int, num_outputs: int, dueling: bool):
+        super().__init__(dtype='float32', name='outputs')
+        small = tf.keras.initializers.RandomUniform(-0.03, 0.03)
+        self._shape = (num_actions, num_outputs)
+        self._actions = tf.keras.layers.Dense(num_actions * num_outputs, kernel_initializer=small, name='actions')
+        self._state = tf.keras.layers.Dense(num_outputs, name='state') if dueling else None
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        """See the class."""
+        flat = self._actions(inputs)
+        outputs = tf.reshape(flat, tf.concat([tf.shape(flat)[:-1], self._shape], axis=0))
+        if self._state is None:
+            return outputs
+        return self._state(inputs)[..., tf.newaxis, :] + outputs - tf.reduce_mean(outputs, axis=-2, keepdims=True)
