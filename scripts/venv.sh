@@ -1,11 +1,11 @@
 # shellcheck shell=bash
 # Sourced by scripts/quickstart and scripts/test. Offers make_venv, after which $venv holds what requirements/lock.txt
-# lists and the checkout itself.
+# lists and the checkout itself. pip checks the SHA-256 of each file that it installs.
 
 checkout=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=${TFLEARN_VENV:-$checkout/.venv}
 [[ "$venv" == /* ]] || venv=$PWD/$venv
-lock=$checkout/requirements/lock.txt
+lock=$checkout/requirements/hashed/lock.txt
 stamp=$venv/tflearn-stamp # What is installed: written first as `incomplete`, last as the real thing.
 
 say() { echo "scripts/$(basename "$0"): $*" >&2; }
@@ -43,7 +43,7 @@ venv_is_ready() { [[ -f "$stamp" && "$(<"$stamp")" == "$(wanted_stamp)" ]]; }
 # pip in the environment: reports its progress now and then; the log has it all.
 pip_install() {
   local log=$venv/install.log total fetched=0 line
-  total=$(grep -c '==' "$lock")
+  total=$(grep -c '^[^ ]*==' "$lock")
   "$venv/bin/python" -m pip --disable-pip-version-check --no-input install --no-deps "$@" 2>&1 |
     while read -r line; do
       echo "$line" >>"$log"
@@ -62,9 +62,9 @@ install_venv() {
   find "$venv" -mindepth 1 -maxdepth 1 ! -name "$(basename "$stamp")" -exec rm -rf {} +
   "$python" -m venv "$venv" || fail "got no environment from $python -m venv; see above"
   # What builds comes first, in the lock's version: otherwise pip would fetch the newest to build with.
-  grep -E '^(setuptools|wheel)==' "$lock" >"$venv/build.txt"
-  pip_install -r "$venv/build.txt"
-  pip_install --no-build-isolation -r "$lock"
+  awk '/^[^ ]/ { builds = /^(setuptools|wheel)==/ } builds' "$lock" >"$venv/build.txt"
+  pip_install --require-hashes -r "$venv/build.txt"
+  pip_install --require-hashes --no-build-isolation -r "$lock"
   # Metadata are written into the checkout, where another environment may be at it too.
   (flock -w 600 9 && pip_install --no-build-isolation --editable "$checkout") 9<"$checkout" ||
     fail "got no installation of $checkout; see above"

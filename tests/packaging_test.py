@@ -4,6 +4,7 @@ import ast
 import contextlib
 import email
 import importlib.metadata
+import json
 import os
 import pathlib
 import re
@@ -149,6 +150,14 @@ def test_locked_versions_are_exact(name):
     assert locked(name) and not inexact
 
 
+@pytest.mark.parametrize('name', ['lock', *EXTRAS])
+def test_locked_versions_have_hashes(name):
+    text = (ROOT / 'requirements' / 'hashed' / f'{name}.txt').read_text(encoding='utf-8')
+    blocks = re.findall(r'^[^\s#].*(?:\n .*)*', text, re.M)
+    assert [Requirement(block.splitlines()[0].rstrip(' \\')) for block in blocks] == locked(name)
+    assert not [block for block in blocks if not re.search(r'--hash=sha256:[0-9a-f]{64}\b', block)]
+
+
 @pytest.mark.parametrize('extra', [*LOCKED_EXTRAS, *EXTRAS])
 @pytest.mark.parametrize('python_version', ['3.10', '3.11'])
 def test_the_lock_fits_setup_py(wheel, extra, python_version):
@@ -169,6 +178,20 @@ def test_the_lock_fits_setup_py(wheel, extra, python_version):
             assert requirement.specifier.contains(version), (
                 f'got {name} {version}; need {requirement}; run scripts/lock'
             )
+
+
+def test_the_bill_of_materials_lists_the_lock_and_named_extras():
+    bill = json.loads(run(ROOT / 'scripts' / 'sbom', 'video').stdout)
+    assert (bill['bomFormat'], bill['specVersion']) == ('CycloneDX', '1.5')
+    wanted = [f'{line.name}{line.specifier}' for name in ('lock', 'video') for line in locked(name)]
+    assert [f'{found["name"]}=={found["version"]}' for found in bill['components']] == wanted
+    needs = {entry['ref']: entry['dependsOn'] for entry in bill['dependencies']}
+    references = [found['bom-ref'] for found in bill['components']]
+    assert set(needs) == set(references) and {each for found in needs.values() for each in found} <= set(references)
+    (reverb,) = [reference for reference in references if '/dm-reverb@' in reference]
+    assert any('/portpicker@' in each for each in needs[reverb])
+    wrong = run(ROOT / 'scripts' / 'sbom', 'none')
+    assert wrong.returncode == 2 and wrong.stderr.startswith('scripts/sbom: error: got none; need some of atari')
 
 
 def test_no_file_names_a_registry():
