@@ -52,6 +52,11 @@ def define_process() -> None:
     flags.DEFINE_float(
         'stop_timeout_secs', 30.0, 'How long a job may take to end after SIGINT or SIGTERM [s].', lower_bound=0.0
     )
+    define_help()
+
+
+def define_help() -> None:
+    """Defines the flags of every program that `read` reads the flags of."""
     flags.DEFINE_bool('help', False, 'Shows these flags.')
     flags.DEFINE_bool('helpfull', False, 'Shows these flags and those of the libraries.')
 
@@ -67,6 +72,9 @@ def define(name_flag: tuple[str, str] | None = None) -> None:
         'gin_file', None, "The run's gin file: a path, or the name of a packaged one (dqn_cartpole). Needed."
     )
     flags.DEFINE_multi_string('gin_bindings', [], _GIN_BINDINGS_HELP)
+    flags.DEFINE_bool(
+        'share_with_group', False, 'Whether the users of its group can read a new --root_dir; otherwise you alone.'
+    )
     flags.DEFINE_string(
         'replay_address',
         DEFAULT_REPLAY_ADDRESS,
@@ -86,7 +94,7 @@ def define(name_flag: tuple[str, str] | None = None) -> None:
 
 
 def read(
-    program: str, description: str | None, check: Callable[[], None], example: str = '--gin_file=dqn_cartpole'
+    program: str, description: str | None, check: Callable[[], object], example: str = '--gin_file=dqn_cartpole'
 ) -> bool:
     """Reads the command line of a program whose flags are defined; a wrong one ends the process with status 2.
 
@@ -111,16 +119,21 @@ def read(
             logging.set_verbosity(logging.INFO)
         if rest:
             raise UserValueError(f'got the argument {rest[0]!r}; need flags only, such as --root_dir=DIR')
-        if not flags.FLAGS.root_dir:
-            raise UserValueError(
-                'got no --root_dir; need a directory for the files of the run, such as --root_dir=/tmp/run'
-            )
-        local_path(flags.FLAGS.root_dir, '--root_dir')
+        if 'root_dir' in flags.FLAGS:
+            _check_root_dir()
         check()
     except UserError as error:
         print(f'{program}: error: {error}', file=sys.stderr)
         sys.exit(2)
     return True
+
+
+def _check_root_dir() -> None:
+    if not flags.FLAGS.root_dir:
+        raise UserValueError(
+            'got no --root_dir; need a directory for the files of the run, such as --root_dir=/tmp/run'
+        )
+    local_path(flags.FLAGS.root_dir, '--root_dir')
 
 
 def check() -> None:
@@ -142,8 +155,9 @@ def _help_text(program: str, description: str, full: bool, example: str) -> str:
     """Returns the text of --help; if `full`, with the flags of the libraries."""
     modules = flags.FLAGS.flags_by_module_dict()
     ours = [flag for module, items in modules.items() if not module.startswith('absl') for flag in items]
+    root = '--root_dir=/tmp/run ' if 'root_dir' in flags.FLAGS else ''
     about = [textwrap.fill(paragraph, _WIDTH) for paragraph in f'{program}: {description.strip()}'.split('\n\n')]
-    parts = [*about, f'Example: {program} --root_dir=/tmp/run {example}']
+    parts = [*about, f'Example: {program} {root}{example}']
     parts += ['Flags:', *map(flag_help, ours)]
     if full:
         theirs = [flag for module, items in modules.items() if module.startswith('absl') for flag in items]

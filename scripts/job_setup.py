@@ -46,7 +46,7 @@ def main(
     def run(stop: threading.Event) -> None:
         # What can be checked within a second comes before TensorFlow, which takes several.
         run_dir = RunDir(flags.FLAGS.root_dir)
-        run_dir.make()
+        run_dir.make(flags.FLAGS.share_with_group)
         gin_file = files.resolve(flags.FLAGS.gin_file)
         reader.read(gin_file, flags.FLAGS.gin_bindings)
         preflight.import_quietly('tensorflow', 'gym')

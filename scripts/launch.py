@@ -22,9 +22,12 @@ def main() -> None:
     if not job_flags.read('tflearn-launch', __doc__, job_flags.check):
         return
     values = flags.FLAGS
+    run_dir = RunDir(values.root_dir)
     try:
+        if values.share_with_group:
+            run_dir.make(share_with_group=True)
         code = process_run.run(
-            RunDir(values.root_dir),
+            run_dir,
             values.gin_file,
             values.gin_bindings,
             package=str(__package__),

@@ -30,6 +30,18 @@ def test_creates_nothing_before_it_is_needed(tmp_path):
     assert root.is_dir()
 
 
+@pytest.mark.parametrize(('shared', 'mode'), [(False, 0o700), (True, 0o750)])
+def test_a_new_root_is_the_users_alone_unless_it_is_shared(tmp_path, shared, mode):
+    run_dir, existing = RunDir(tmp_path / 'runs' / 'new'), tmp_path / 'existing'
+    for _ in range(2):
+        run_dir.make(shared)
+        assert stat.S_IMODE(run_dir.root.stat().st_mode) == mode
+    existing.mkdir()
+    existing.chmod(0o775)
+    RunDir(existing).make(shared)
+    assert stat.S_IMODE(existing.stat().st_mode) == 0o775
+
+
 def test_rejects_root_that_is_not_writable(tmp_path):
     (tmp_path / 'file').write_text('')
     with pytest.raises(ValueError, match='root_dir=.*cannot be written to.*choose another'):

@@ -19,6 +19,9 @@ from tflearn.errors import UserValueError
 
 _NOT_JSON = (math.inf, -math.inf)
 
+# Modes of a new run directory: who can write to it controls the run, and what it learned is the user's.
+_PRIVATE, _GROUP_READS = 0o700, 0o750
+
 # The beginning of a URL. pathlib makes one slash of two.
 _URL_SCHEME = re.compile(r'[A-Za-z][A-Za-z0-9+.-]*:/')
 
@@ -204,14 +207,21 @@ class RunDir:
         if self._lease is not None:
             self._lease.check()
 
-    def make(self) -> None:
-        """Creates the root and checks that it can be written to.
+    def make(self, share_with_group: bool = False) -> None:
+        """Creates the root, for this user alone, and checks that it can be written to. An existing one keeps its mode.
+
+        Args:
+          share_with_group: lets the users of its group read a new root.
 
         Raises:
           ValueError: if the root is not a directory or not writable.
         """
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
+            self.root.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                self.root.mkdir(_PRIVATE)
+                if share_with_group:
+                    self.root.chmod(_GROUP_READS)
             with tempfile.TemporaryFile(dir=self.root):
                 pass
         except OSError as error:
