@@ -52,6 +52,9 @@ def define() -> None:
     flags.DEFINE_string(
         'tls_client_ca', None, 'PEM file of the authority of client certificates; clients without one are refused.'
     )
+    flags.DEFINE_string(
+        'clients', None, 'JSON file of the clients that are admitted, by token or certificate, with their quotas.'
+    )
 
 
 def check() -> None:
@@ -61,7 +64,7 @@ def check() -> None:
         raise UserValueError(f'got --versions={wrong[0]}; need train steps, such as --versions=1000,2000')
     if wrong := [policy for policy in values.policies if not re.fullmatch(r'\w[\w.-]*', policy)]:
         raise UserValueError(f'got --policies={wrong[0]}; need names of directories, such as --policies=greedy_policy')
-    for flag in ('tls_certificate', 'tls_key', 'tls_client_ca'):
+    for flag in ('tls_certificate', 'tls_key', 'tls_client_ca', 'clients'):
         name: Any = values[flag].value
         if name and not pathlib.Path(name).is_file():
             raise UserValueError(f'got --{flag}={name}; need a file')
@@ -82,6 +85,7 @@ def serve_options() -> serve.ServeOptions:
         max_rows=values.max_rows,
         poll_secs=values.poll_secs,
         metrics_port=values.metrics_port,
+        clients=pathlib.Path(values.clients) if values.clients else None,
     )
 
 

@@ -8,6 +8,8 @@ import pytest
 from tflearn import control
 from tflearn.control import Credits, HeldLease, Lease, Leases, Report, Share
 
+LEASE = '"lease": {"name": "a", "owner": "b"}'
+
 
 def shares(*items_at_once):
     return tuple(Share(f'owner{i}', 1, items, 0, 0) for i, items in enumerate(items_at_once))
@@ -83,6 +85,17 @@ def test_messages_survive_encoding():
         ('{"protocol": 1, "kind": "Order", "lease": {"name": "a", "owner": "b"}}', "of the kind 'Order'"),
         ('{"protocol": 1, "kind": "Report"}', 'need a control message'),
         ('{"protocol": 1, "kind": "Report", "lease": {"name": "a", "owner": "b"}, "x": 1}', 'need a control message'),
+        (f'{{"protocol": 1, "kind": "Report", {LEASE}, "counts": {{"env_steps": "5"}}}}', 'a value of str'),
+        (f'{{"protocol": 1, "kind": "Report", {LEASE}, "counts": [5]}}', 'need a control message'),
+        (
+            f'{{"protocol": 1, "kind": "Report", {LEASE}, "counts": {{}}, "episodes": [{{"return": null}}]}}',
+            'of NoneType',
+        ),
+        (f'{{"protocol": 1, "kind": "Report", {LEASE}, "counts": {{}}, "served": true}}', 'a value of bool'),
+        ('{"protocol": 1, "kind": "Report", "lease": {"name": "a", "owner": 5}, "counts": {}}', 'a value of int'),
+        ('[' * 100_000, 'need a control message'),
+        (' ' * 2_000_000, 'of 2000000 bytes; need at most'),
+        (b'\xff', 'need a control message'),
         ('[]', 'need a control message'),
         ('half a messa', 'need a control message'),
     ],

@@ -22,6 +22,7 @@ from tflearn.errors import UserValueError
 
 PROTOCOL = 1
 LEASE_SECS = 5.0
+_MAX_BYTES = 1 << 20  # of a message: far beyond those of any run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,9 +213,11 @@ def decode(text: str | bytes) -> Report | Credits:
     Raises:
       ValueError: if the text is not a message of this version of the protocol.
     """
+    if len(text) > _MAX_BYTES:
+        raise UserValueError(f'got a control message of {len(text)} bytes; need at most {_MAX_BYTES}')
     try:
         return _decode(json.loads(text))
-    except (TypeError, KeyError, AttributeError, json.JSONDecodeError) as error:
+    except (TypeError, KeyError, AttributeError, RecursionError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise UserValueError(f'got {text[:80]!r} ({error}); need a control message') from error
 
 
@@ -226,9 +229,23 @@ def _decode(fields: dict[str, Any]) -> Report | Credits:
             'tflearn'
         )
     lease = Lease(**fields.pop('lease'))
+    _check(lease.name, lease.owner, kind=str)
+    _check(lease.epoch, kind=int)
+    _check(lease.ttl_secs, kind=int | float)
     if kind == 'Report':
-        return Report(lease, **fields)
+        report = Report(lease, **fields)
+        _check(report.served, report.items_at_once, kind=int)
+        numbers = [value for values in (report.counts, *report.episodes) for value in values.values()]
+        _check(*numbers, kind=int | float)
+        return report
     if kind != 'Credits':
         raise UserValueError(f'got a control message of the kind {kind!r}; need Report or Credits')
     shares = tuple(Share(**share) for share in fields.pop('shares'))
     return Credits(lease, **fields, shares=shares)
+
+
+def _check(*values: Any, kind: Any) -> None:
+    """Raises ValueError if a value is of another kind: it would fail where messages are summed."""
+    for value in values:
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise UserValueError(f'got a control message with a value of {type(value).__name__}; need {kind}')

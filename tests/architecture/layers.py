@@ -27,23 +27,24 @@ VOCABULARY = (
 # Package -> the packages that it may import. An annex is a part of a large subject and knows the package it belongs to;
 # jobs/ knows all of them but config/, launch/ and tools/.
 PACKAGES = {
+    'security': (),
     'environments': (),
-    'external': (),
+    'external': ('security',),
     'transforms': (),
     'networks': (),
     'optimization': (),
     'agents': ('networks', 'optimization'),
     'actors': (),
-    'rpc': (),
+    'rpc': ('security',),
     'replay': ('rpc',),
     'sampling': ('replay',),
     'weights': ('rpc',),
     'data': ('rpc',),
     'ope': (),
     'tools': (),
-    'policies': (),
-    'serving': ('policies', 'rpc'),
-    'checkpoints': (),
+    'policies': ('security',),
+    'serving': ('policies', 'rpc', 'security'),
+    'checkpoints': ('security',),
     'distribute': (),
     'learner': ('checkpoints', 'distribute'),
     'tf_agents_compat': ('learner', 'checkpoints', 'distribute'),
@@ -51,6 +52,7 @@ PACKAGES = {
 # File -> what it may import besides, and why the rule does not fit.
 EXCEPTIONS = {
     'tflearn/learner/tf_agents_learner.py': ('tflearn.tf_agents_compat',),  # its documented name in version 0.1
+    'scripts/tunnel.py': ('tflearn.rpc.tunnel', 'tflearn.security'),  # no job, and without TensorFlow
 }
 JOBS = ('replay_server', 'collect', 'train', 'synchronous', 'train_offline', 'record', 'evaluate', 'serve', 'export')
 VOCABULARY_LIBRARIES = (
@@ -120,7 +122,8 @@ def _may_import(file: SourceFile, job_parts: Sequence[str]) -> tuple[str, ...]:
     """Returns the names of the project that `file` may use; `job_parts` are the modules in jobs/ that are no jobs."""
     vocabulary = tuple(f'tflearn.{name}' for name in VOCABULARY)
     if file.parts[0] == 'scripts':
-        return ('scripts', *(f'tflearn.{name}' for name in ('api', 'jobs', 'launch', 'config', 'tools')), *vocabulary)
+        packages = (f'tflearn.{name}' for name in ('api', 'jobs', 'launch', 'config', 'tools'))
+        return ('scripts', *packages, *vocabulary, *EXCEPTIONS.get(file.path, ()))
     package = file.parts[1]
     if package == '__init__':
         return ('tflearn',)

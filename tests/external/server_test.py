@@ -123,6 +123,40 @@ def test_the_commands_of_the_page():
     ]
 
 
+def test_simulators_show_a_token(tmp_path, monkeypatch):
+    (tmp_path / 'token').write_text('0123456789abcdef\n')
+    monkeypatch.setenv('SIMULATORS', '0123456789abcdef')
+    for source in (str(tmp_path / 'token'), 'env:SIMULATORS'):
+        with Playing(make(1, ExternalOptions(ports=(0,), token=source))) as playing:
+            address = playing.environment.address
+            for token in ('', '0123456789abcdeF', '0123456789abcde'):
+                stranger = Client(address, DEADLINE_SECS, token=token)
+                for call in (stranger.specs, lambda: stranger.begin([1, 0]), stranger.give_up):  # noqa: B023
+                    with pytest.raises(PermissionError, match='got no token, or another; need Authorization: Bearer'):
+                        call()
+                stranger.close()
+            simulator = Client(address, DEADLINE_SECS, token='0123456789abcdef')
+            assert simulator.begin([1, 0]) == 1
+            simulator.close()
+
+
+def test_tls_files_are_replaced_while_it_listens(tmp_path):
+    files = [tmp_path / 'used.key', tmp_path / 'used.pem']
+    made = [certificates.make(tmp_path, name) for name in ('first', 'second')]
+
+    def use(pair):
+        for source, target in zip(pair, files, strict=True):
+            shutil.copy(source, target)
+
+    use(made[0])
+    with Playing(make(1, ExternalOptions(ports=(0,), tls=TlsFiles(files[1], files[0])))) as playing:
+        for pair in made:
+            use(pair)
+            simulator = Client(playing.environment.address, DEADLINE_SECS, ssl.create_default_context(cafile=pair[1]))
+            assert simulator.specs()['slots'] == 1
+            simulator.close()
+
+
 def test_tls_with_certificates_of_clients(tmp_path):
     key, certificate = certificates.make(tmp_path, 'server')
     client_key, client_certificate = certificates.make(tmp_path, 'client')

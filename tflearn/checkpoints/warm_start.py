@@ -4,6 +4,7 @@
 """
 
 import os
+import pathlib
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from absl import logging
 from tflearn.checkpoints.files import newest_checkpoint
 from tflearn.checkpoints.snapshots import Layout, describe, name_of
 from tflearn.errors import UserValueError
+from tflearn.security import digests
 
 _COUNTED = re.compile(r'_\d+(?=[/:])')  # Keras numbers the layers of a process
 
@@ -120,6 +122,7 @@ def load_policy(path: str | os.PathLike[str], variables: Sequence[tf.Variable]) 
       ValueError: if it cannot be read, or has a variable without a counterpart here; names those. Then nothing is
         loaded.
     """
+    digests.check(pathlib.Path(path))
     try:
         stored = list(tf.saved_model.load(os.fspath(path)).model_variables)
     except (OSError, AttributeError, tf.errors.OpError) as error:

@@ -27,6 +27,9 @@ class CollectorBusyError(RuntimeError):
     """There is no slot, or the collector has ended: try again later."""
 
 
+_ERRORS = {400: WrongValueError, 401: PermissionError, 410: EpisodeGoneError, 503: CollectorBusyError}
+
+
 class Client:
     """Plays one episode at a time. Not thread-safe: make one for each simulator.
 
@@ -34,13 +37,15 @@ class Client:
       last_return: the sum of rewards of the last complete episode; None before.
     """
 
-    def __init__(self, address: str, timeout_secs: float = 600.0, tls: ssl.SSLContext | None = None):
+    def __init__(self, address: str, timeout_secs: float = 600.0, tls: ssl.SSLContext | None = None, token: str = ''):
         """
         Args:
           address: 'http://host:port', or https.
           timeout_secs: how long to wait for an action; the collector may wait for the learner.
           tls: the TLS settings of an https address; None takes Python's default ones.
+          token: what the collector asks for, if it does (`ExternalOptions.token`).
         """
+        self._headers = {'Authorization': f'Bearer {token}'} if token else {}
         parts = urllib.parse.urlsplit(address)
         if parts.scheme not in ('http', 'https') or not parts.hostname:
             raise WrongValueError(f"got address={address!r}; need one such as 'http://localhost:8600'")
@@ -56,7 +61,7 @@ class Client:
             self._connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_secs)
 
     def specs(self) -> dict[str, Any]:
-        """Returns what observations and actions are."""
+        """Returns what observations and actions are. Raises PermissionError, as all calls, without the right token."""
         return self._request('GET', '/v1/specs')
 
     def begin(self, observation: Any) -> Any:
@@ -101,9 +106,10 @@ class Client:
 
     def _request(self, method: str, path: str, message: Any = None) -> dict[str, Any]:
         body = None if message is None else json.dumps(message).encode()
+        headers = {**self._headers, **({'Content-Type': 'application/json'} if body else {})}
         for last in (False, True):
             try:
-                self._connection.request(method, path, body, {'Content-Type': 'application/json'} if body else {})
+                self._connection.request(method, path, body, headers)
                 response = self._connection.getresponse()
                 text = response.read()
                 break
@@ -115,5 +121,4 @@ class Client:
         answer: dict[str, Any] = json.loads(text)
         if response.status < 300:
             return answer
-        kind = {400: WrongValueError, 410: EpisodeGoneError, 503: CollectorBusyError}.get(response.status, RuntimeError)
-        raise kind(answer.get('error', f'HTTP status {response.status}'))
+        raise _ERRORS.get(response.status, RuntimeError)(answer.get('error', f'HTTP status {response.status}'))

@@ -6,18 +6,18 @@
     DELETE /v1/episodes/ID
 
 An error is {"error": ...} with the status 400 for a message that is wrong (the episode goes on), 404 for an unknown
-path, 409 out of turn, 410 for an episode that is gone, 411 and 413 for the size, 503 to try again.
+path, 401 without the token, 409 out of turn, 410 for an episode that is gone, 411 and 413 for the size, 503 to try
+again.
 """
 
 import dataclasses
 import http.server
 import json
-import pathlib
 import re
 import socketserver
 import ssl
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -27,6 +27,9 @@ from absl import logging
 from tflearn.errors import UserValueError, check_at_least
 from tflearn.external import descriptions
 from tflearn.external.slots import Busy, Gone, OutOfTurn, Result, Slots, check_secs
+from tflearn.security import tokens
+from tflearn.security.renewed import Renewed
+from tflearn.security.tls import TlsFiles
 from tflearn.types import EnvironmentSpecs
 
 _EPISODE = re.compile(r'/v1/episodes/(\w{1,64})(/steps)?')
@@ -38,37 +41,8 @@ _STATUS = {
     Busy: HTTPStatus.SERVICE_UNAVAILABLE,
 }
 _LARGEST_REWARD = float(np.finfo(np.float32).max)
+_FIRST_REQUEST_SECS, _IDLE_SECS = 10.0, 600.0
 _MAX_QUOTED = 300  # characters of an error that a client gets
-
-
-@dataclasses.dataclass(frozen=True)
-class TlsFiles:
-    """PEM files of an encrypted server.
-
-    Attributes:
-      certificate: the server's certificate, with its chain.
-      key: the certificate's key.
-      client_ca: the certificates that sign those of clients; if given, clients need such a certificate (mutual TLS).
-    """
-
-    certificate: pathlib.Path | str
-    key: pathlib.Path | str
-    client_ca: pathlib.Path | str | None = None
-
-    def context(self) -> ssl.SSLContext:
-        """Returns the settings of a server; raises ValueError for files that are no such."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        try:
-            context.load_cert_chain(self.certificate, self.key)
-            if self.client_ca:
-                context.load_verify_locations(self.client_ca)
-                context.verify_mode = ssl.CERT_REQUIRED
-        except OSError as error:
-            names = ', '.join(str(file) for file in (self.certificate, self.key, self.client_ca) if file)
-            raise UserValueError(
-                f'got the files {names} ({error}); need a certificate, its key, CAs, in PEM'
-            ) from error
-        return context
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +59,8 @@ class ExternalOptions:
       max_connections: connections at the same time.
       max_request_bytes: the size of the largest request.
       tls: the files for encryption; None listens without it.
+      token: where the token is that simulators must show: a file's path, or 'env:NAME' for an environment variable.
+        None asks for none.
     """
 
     host: str = 'localhost'
@@ -95,6 +71,7 @@ class ExternalOptions:
     max_connections: int = 256
     max_request_bytes: int = 4 << 20
     tls: TlsFiles | None = None
+    token: str | None = None
 
     def __post_init__(self) -> None:
         check_at_least(1, max_connections=self.max_connections, max_request_bytes=self.max_request_bytes)
@@ -115,12 +92,12 @@ class Server:
         """Starts to listen.
 
         Raises:
-          ValueError: if it cannot listen at one of the ports, or a file of TLS is invalid.
+          ValueError: if it cannot listen at one of the ports, a file of TLS is invalid, or there is no token.
         """
+        self._token = tokens.read(options.token, 'ExternalOptions.token') if options.token else ''
         self._slots, self._specs, self._options = slots, specs, options
-        tls = options.tls.context() if options.tls else None
-        self._server = self._listen(tls)
-        scheme = 'http' if tls is None else 'https'
+        self._server = self._listen(Renewed(options.tls.names, options.tls.context) if options.tls else None)
+        scheme = 'https' if options.tls else 'http'
         self.address = f'{scheme}://{options.host}:{self._server.server_address[1]}'
         self._thread = threading.Thread(target=self._server.serve_forever, name='external_server', daemon=True)
         self._thread.start()
@@ -132,6 +109,10 @@ class Server:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(10.0)
+
+    def admits(self, authorization: str | None) -> bool:
+        """Returns whether a request may be answered, by its header `Authorization`."""
+        return not self._token or tokens.equal(tokens.shown(authorization), self._token)
 
     def answer(self, method: str, path: str, body: bytes) -> tuple[HTTPStatus, dict[str, Any]]:
         """Returns the status and the response to a request; raises nothing that a client causes."""
@@ -185,21 +166,29 @@ class Server:
             return {'steps': answer.num_steps, 'return': answer.total}
         return {'step': answer.num_steps, 'action': descriptions.to_json(answer.action, self._specs.action)}
 
-    def _listen(self, tls: ssl.SSLContext | None) -> 'socketserver.TCPServer':
+    def _listen(self, tls: Renewed[ssl.SSLContext] | None) -> 'socketserver.TCPServer':
         failures = []
         for port in self._options.ports:
             try:
-                server = _HttpServer((self._options.host, port), _handler(self.answer, self._options.max_request_bytes))
+                server = _HttpServer((self._options.host, port), self._handler())
             except OSError as error:
                 failures.append(f'{port}: {error.strerror or error}')
                 continue
             server.free_connections = threading.BoundedSemaphore(self._options.max_connections)
-            if tls:  # the handshake is made in the connection's thread, so that none can block the others
-                server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+            server.tls = tls
             return server
         raise UserValueError(
             f'got host={self._options.host!r}, which cannot be listened at ({"; ".join(failures)}); need a name of '
             'this machine and a free port; add ports to ExternalOptions.ports'
+        )
+
+    def _handler(self) -> type['_Handler']:
+        # A stranger keeps the place of a connection for a short time only.
+        secs = _FIRST_REQUEST_SECS if self._options.token or self._options.tls else _IDLE_SECS
+        return type(
+            'Handler',
+            (_Handler,),
+            {'server_of': self, 'max_bytes': self._options.max_request_bytes, 'timeout': secs},
         )
 
 
@@ -211,6 +200,14 @@ class _HttpServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
     allow_reuse_address = True
     request_queue_size = 128
     free_connections: threading.BoundedSemaphore
+    tls: Renewed[ssl.SSLContext] | None = None
+
+    def get_request(self) -> tuple[Any, Any]:
+        """See `socketserver.TCPServer`."""
+        accepted, address = super().get_request()
+        if self.tls:  # the handshake is made in the connection's thread, so that none can block the others
+            accepted = self.tls.get().wrap_socket(accepted, server_side=True, do_handshake_on_connect=False)
+        return accepted, address
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """See `socketserver.BaseServer`."""
@@ -232,63 +229,81 @@ class _HttpServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
         logging.log_first_n(logging.WARNING, 'lost the connection of %s', 20, client_address, exc_info=False)
 
 
-def _handler(
-    answer: Callable[[str, str, bytes], tuple[HTTPStatus, dict[str, Any]]], max_bytes: int
-) -> type[http.server.BaseHTTPRequestHandler]:
-    """Returns the class of the handlers that answer by `answer`."""
+class _Handler(http.server.BaseHTTPRequestHandler):
+    """Handles the requests of one connection.
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = 'HTTP/1.1'  # connections stay open
-        timeout = 600.0  # of a connection without requests
-        disable_nagle_algorithm = True
-        wbufsize = -1  # a response is sent at once
+    Attributes:
+      server_of: answers them; set by a subclass, as are the others.
+      max_bytes: the size of the largest request.
+      timeout: of a connection without requests [s].
+    """
 
-        def do_GET(self) -> None:
-            self._respond(b'')
+    server_of: Server
+    max_bytes: int
+    timeout = _IDLE_SECS
+    protocol_version = 'HTTP/1.1'  # connections stay open
+    disable_nagle_algorithm = True
+    wbufsize = -1  # a response is sent at once
 
-        def do_DELETE(self) -> None:
-            self._respond(b'')
+    def parse_request(self) -> bool:
+        """See `http.server.BaseHTTPRequestHandler`; refuses whoever does not show the token."""
+        if not super().parse_request():
+            return False
+        if not self.server_of.admits(self.headers.get('Authorization')):
+            logging.log_first_n(
+                logging.WARNING, 'refused a request of %s: no token, or another', 20, self.client_address
+            )
+            self._refuse(HTTPStatus.UNAUTHORIZED, 'got no token, or another; need Authorization: Bearer TOKEN')
+            return False
+        self.connection.settimeout(_IDLE_SECS)
+        return True
 
-        def do_POST(self) -> None:
-            length = self.headers.get('Content-Length', '')
-            if not length.isdecimal():
-                self._refuse(HTTPStatus.LENGTH_REQUIRED, 'got no Content-Length; need the size of the body')
-            elif int(length) > max_bytes:
-                self._refuse(
-                    HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f'got a request of {length} bytes; need at most {max_bytes}'
-                )
-            else:
-                self._respond(self.rfile.read(int(length)))
+    def do_GET(self) -> None:
+        self._respond(b'')
 
-        def _respond(self, body: bytes) -> None:
-            try:
-                status, message = answer(self.command, self.path, body)
-            except Exception as error:
-                logging.error('a request failed', exc_info=error)
-                status = HTTPStatus.INTERNAL_SERVER_ERROR
-                message = {'error': f'{type(error).__name__}: the collector has the details in its log'}
-            self._send(status, message)
+    def do_DELETE(self) -> None:
+        self._respond(b'')
 
-        def _refuse(self, status: HTTPStatus, error: str) -> None:
-            self.close_connection = True  # the body is not read
-            self._send(status, {'error': error})
+    def do_POST(self) -> None:
+        length = self.headers.get('Content-Length', '')
+        if not length.isdecimal():
+            self._refuse(HTTPStatus.LENGTH_REQUIRED, 'got no Content-Length; need the size of the body')
+        elif int(length) > self.max_bytes:
+            self._refuse(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f'got a request of {length} bytes; need at most {self.max_bytes}'
+            )
+        else:
+            self._respond(self.rfile.read(int(length)))
 
-        def _send(self, status: HTTPStatus, message: dict[str, Any]) -> None:
-            if status == HTTPStatus.SERVICE_UNAVAILABLE:  # after the end a client finds out that nobody listens
-                self.close_connection = True
-            body = (json.dumps(message) + '\n').encode()
-            self.send_response(status)
-            self.send_header('Content-Type', 'application/json')
-            self.send_header('Content-Length', str(len(body)))
-            if self.close_connection:
-                self.send_header('Connection', 'close')
-            self.end_headers()
-            self.wfile.write(body)
+    def _respond(self, body: bytes) -> None:
+        try:
+            status, message = self.server_of.answer(self.command, self.path, body)
+        except Exception as error:
+            logging.error('a request failed', exc_info=error)
+            status = HTTPStatus.INTERNAL_SERVER_ERROR
+            message = {'error': f'{type(error).__name__}: the collector has the details in its log'}
+        self._send(status, message)
 
-        def log_message(self, format: str, *args: Any) -> None:
-            """Logs no line for each request."""
+    def _refuse(self, status: HTTPStatus, error: str) -> None:
+        self.close_connection = True  # the body is not read
+        self._send(status, {'error': error})
 
-    return Handler
+    def _send(self, status: HTTPStatus, message: dict[str, Any]) -> None:
+        if status == HTTPStatus.SERVICE_UNAVAILABLE:  # after the end a client finds out that nobody listens
+            self.close_connection = True
+        body = (json.dumps(message) + '\n').encode()
+        self.send_response(status)
+        self.send_header('Content-Type', 'application/json')
+        self.send_header('Content-Length', str(len(body)))
+        if status == HTTPStatus.UNAUTHORIZED:
+            self.send_header('WWW-Authenticate', 'Bearer')
+        if self.close_connection:
+            self.send_header('Connection', 'close')
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Logs no line for each request."""
 
 
 def _parsed(body: bytes, needed: set[str], known: set[str]) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ from tflearn.policies.exporter import OBSERVATION_NAMES
 from tflearn.policies.products import ProductOptions
 from tflearn.replay import stored_rows
 from tflearn.run_dir import RunDir, read_json
+from tflearn.security import digests
 
 # Columns of a stored row before the observation: the sequence flag, the policy's version, the step type.
 _BEFORE_OBSERVATION = 3
@@ -77,6 +78,7 @@ def export(
         return version
     if not versions.is_complete(version):
         version = updates.materialise(directory, step)
+    digests.check(version)
     if product is not None:
         return _product(run_dir, version, pathlib.Path(output) if output else None, product)
     if tflite is None:

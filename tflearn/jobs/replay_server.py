@@ -16,6 +16,7 @@ from tflearn.replay import credits, reports
 from tflearn.replay.server import CheckpointDirectory, ReplayServer
 from tflearn.replay.storage import REPLAY, ReplayStatistics, Storage
 from tflearn.replay.writers import ReplayWriter
+from tflearn.rpc import interfaces
 from tflearn.run_dir import RunDir, Status
 from tflearn.sampling import recorded
 from tflearn.train_step import create_train_step
@@ -37,6 +38,7 @@ def replay_server(
     experience: Experience,
     checkpoint_interval_secs: float = 300.0,
     demonstrations: Demonstrations | None = None,
+    shield: str | None = None,
 ) -> None:
     """Serves the run's experience and weights until it is stopped; then saves them.
 
@@ -49,6 +51,8 @@ def replay_server(
       experience: the run's experience settings.
       checkpoint_interval_secs: seconds between two checkpoints; inserts and draws wait while one is written.
       demonstrations: the train job's; with `fill_replay` the replay begins with them.
+      shield: what keeps strangers from the port, such as 'firewall', for the log. None logs a warning, unless no other
+        machine can reach this one.
 
     Raises:
       RuntimeError: if another replay server works in this directory.
@@ -72,10 +76,22 @@ def replay_server(
         server = _start(storage, agent, int(replay_address.rpartition(':')[2]), run_dir)
         megabytes = storage.num_bytes / 1e6
         logging.info('replay server on port %d; a full table takes up to %.1f MB', server.port, megabytes)
+        _log_shield(server.port, shield)
         with contextlib.closing(server):
             _serve(server, run_dir, status, storage, checkpoint_interval_secs, stop)
             _save_last(server)
         status.update('stopped')
+
+
+def _log_shield(port: int, shield: str | None) -> None:
+    if shield is not None:
+        logging.info('strangers are kept from port %d by: %s', port, shield)
+    elif networks := interfaces.reachable():
+        logging.warning(
+            'port %d is open to everybody who reaches %s: Reverb has no authentication; shield it as docs/security.md '
+            'says (a firewall rule, tflearn-tunnel, a network namespace), and set replay_server.shield = "firewall"',
+            port, ', '.join(networks),
+        )  # fmt: skip
 
 
 def _start(storage: Storage, agent: Agent, port: int, run_dir: RunDir) -> ReplayServer:

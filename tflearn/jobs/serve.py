@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import pathlib
 import threading
 import time
 
@@ -13,6 +14,7 @@ from tflearn.errors import UserTimeoutError, UserValueError
 from tflearn.rpc.server import TlsFiles
 from tflearn.run_dir import RunDir, Status, write_atomically
 from tflearn.serving.batching import BatchOptions
+from tflearn.serving.clients import Clients
 from tflearn.serving.metrics import ServingMetrics
 from tflearn.serving.models import Models
 from tflearn.serving.served_version import ServedVersion
@@ -21,6 +23,9 @@ from tflearn.waiting import LOG_EVERY_SECS
 
 # Includes the types of the job's arguments.
 __all__ = ['BatchOptions', 'ServeOptions', 'ServerOptions', 'TlsFiles', 'serve']
+
+
+_LOCAL = ('localhost', '127.0.0.1', '[::1]')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +39,7 @@ class ServeOptions:
       max_rows: the maximum batch size of a request. Without `batching` 16 times as many rows may wait.
       poll_secs: seconds between two polls for new versions.
       metrics_port: the port of the metrics for Prometheus; None serves none.
+      clients: the JSON file of the clients that are admitted, see `serving.clients`; None admits everybody.
     """
 
     policies: tuple[str, ...] = ()
@@ -42,6 +48,7 @@ class ServeOptions:
     max_rows: int = 1024
     poll_secs: float = 1.0
     metrics_port: int | None = None
+    clients: pathlib.Path | None = None
 
     def __post_init__(self) -> None:
         for name, value in (('max_rows', self.max_rows), ('poll_secs', self.poll_secs)):
@@ -71,12 +78,13 @@ def serve(
 
     Raises:
       TimeoutError: if there is no such version in time.
-      ValueError: if the port is in use, or for invalid arguments or TLS files.
+      ValueError: if the port is in use, or for invalid arguments, TLS files or a file of clients.
     """
     load = functools.partial(ServedVersion, options=options.batching, max_rows=options.max_rows)
     models = Models(run_dir.policies, load, options.policies, options.versions)
     metrics = ServingMetrics(models)
-    server = PolicyServer(models, server_options, metrics)
+    clients = Clients(options.clients, metrics.record_refused) if options.clients else None
+    server = PolicyServer(models, server_options, metrics, clients)
     status = Status(run_dir.status('serve'), 'serve')
     with contextlib.ExitStack() as ending:  # calls all of them, the last one first, even if some fail
         ending.callback(status.update, 'stopped')
@@ -84,6 +92,8 @@ def serve(
         ending.callback(server.close)
         if options.metrics_port is not None:
             metrics.serve(server_options.host, options.metrics_port)
+        if clients and clients.have_tokens and not server_options.tls and server_options.host not in _LOCAL:
+            logging.warning("the clients' tokens travel unencrypted; need --tls_certificate and --tls_key on a network")
         logging.info('listens at %s:%d; policies in %s', server_options.host, server.port, run_dir.policies)
         _follow(models, server, status, run_dir, options, stop, connect_timeout_secs)
 

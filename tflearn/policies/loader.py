@@ -11,6 +11,7 @@ from tflearn.policies import loaded_model, plain_nests, versions
 from tflearn.policies.export_check import is_stochastic
 from tflearn.policies.loaded_model import LoadedModel
 from tflearn.run_dir import read_json
+from tflearn.security import digests
 from tflearn.types import EnvironmentSpecs
 
 
@@ -123,10 +124,11 @@ def load_model(path: pathlib.Path) -> tuple[LoadedModel, dict[str, Any]]:
 
     Raises:
       FileNotFoundError: if the version does not exist (any more).
-      ValueError: if it is damaged.
+      ValueError: if it is damaged, or a file is another one than was exported.
     """
     try:
         metadata = read_json(path / versions.METADATA)
+        digests.check(path)
         model = loaded_model.load(path)
     except (OSError, ValueError, tf.errors.OpError) as error:
         if not versions.is_complete(path):

@@ -15,6 +15,7 @@ from tflearn.errors import UserValueError
 from tflearn.policies import versions
 from tflearn.policies.model_files import ModelFiles
 from tflearn.run_dir import read_json
+from tflearn.security import digests
 
 GRAPH = 'graph'
 
@@ -68,7 +69,7 @@ def materialise(directory: pathlib.Path, train_step: int, output: pathlib.Path |
       The model's path. An existing version is not overwritten.
 
     Raises:
-      ValueError: if there is no such update, or `output` exists.
+      ValueError: if there is no such update, a file of it is another one than was exported, or `output` exists.
     """
     version = output or directory / str(train_step)
     if output is None and versions.is_complete(version):
@@ -84,6 +85,8 @@ def materialise(directory: pathlib.Path, train_step: int, output: pathlib.Path |
     model = update.with_name(_MODEL + str((read_json(update / versions.METADATA) or {}).get(GRAPH)))
     if not model.is_dir():
         raise UserValueError(f'got the update {update} without its graph; need {model}; copy both')
+    for part in (model, update):
+        digests.check(part)
     written = versions.temporary(version.parent, version.name)
     try:
         for part in (model, update):

@@ -22,6 +22,7 @@ from typing import Any
 from absl import logging
 
 from tflearn.run_dir import read_json
+from tflearn.security import digests
 
 METADATA = 'metadata.json'
 LATEST = 'latest'
@@ -70,7 +71,8 @@ def temporary(directory: pathlib.Path, name: str) -> pathlib.Path:
 
 
 def publish(written: pathlib.Path, version: pathlib.Path) -> None:
-    """Renames a written version to its path, durably: it survives a power failure."""
+    """Renames a written version, with the digests of its files, to its path, durably: it survives a power failure."""
+    digests.record(written, (METADATA, KEPT, IN_USE))
     for path in [*written.rglob('*'), written]:
         _sync(path)
     os.rename(written, version)

@@ -1,9 +1,9 @@
 """A gRPC server, of a mapping of methods: its address, TLS, limits and health; and channels to servers."""
 
 import asyncio
+import contextlib
 import dataclasses
 import pathlib
-import ssl
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -14,6 +14,8 @@ from absl import logging
 
 from tflearn import extras
 from tflearn.errors import UserValueError, check_at_least
+from tflearn.security import tls
+from tflearn.security.renewed import Renewed
 
 try:
     import grpc
@@ -39,39 +41,68 @@ class Overloaded(RuntimeError):
     """Too many requests wait; the client gets RESOURCE_EXHAUSTED and this message."""
 
 
-@dataclasses.dataclass(frozen=True)
-class TlsFiles:
-    """PEM files of an encrypted server.
-
-    Attributes:
-      certificate: the server's certificate, with its chain.
-      key: the certificate's key.
-      client_ca: the certificates that sign those of clients; if given, clients need such a certificate (mutual TLS).
-    """
-
-    certificate: pathlib.Path
-    key: pathlib.Path
-    client_ca: pathlib.Path | None = None
+class TlsFiles(tls.TlsFiles):
+    """See `tls.TlsFiles`."""
 
     def credentials(self) -> Any:
-        """Returns gRPC's credentials.
+        """Returns gRPC's credentials, which take over replaced files at the next connection.
 
         Raises:
           ValueError: if a file cannot be read or is not what it should be. (gRPC would blame the port.)
         """
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        try:
-            context.load_cert_chain(self.certificate, self.key)
-            if self.client_ca:
-                context.load_verify_locations(self.client_ca)
-        except OSError as error:
-            names = ', '.join(str(file) for file in (self.certificate, self.key, self.client_ca) if file)
-            raise UserValueError(
-                f'got the files {names} ({error}); need a certificate, its key, CAs, in PEM'
-            ) from error
-        ca = self.client_ca.read_bytes() if self.client_ca else None
-        pair = (self.key.read_bytes(), self.certificate.read_bytes())
-        return grpc.ssl_server_credentials([pair], ca, require_client_auth=ca is not None)
+        renewed = Renewed(self.names, lambda: _configuration(self))
+        sent = first = renewed.get()
+
+        def changed() -> Any:
+            nonlocal sent
+            newest = renewed.get()
+            if newest is sent:
+                return None
+            sent = newest
+            return newest
+
+        return grpc.dynamic_ssl_server_credentials(
+            first, changed, require_client_authentication=self.client_ca is not None
+        )
+
+
+def _configuration(files: tls.TlsFiles) -> Any:
+    files.context()  # checks what gRPC does not
+    pair = (pathlib.Path(files.key).read_bytes(), pathlib.Path(files.certificate).read_bytes())
+    ca = pathlib.Path(files.client_ca).read_bytes() if files.client_ca else None
+    return grpc.ssl_server_certificate_configuration([pair], ca)
+
+
+class Unauthenticated(RuntimeError):
+    """The client is not known; it gets UNAUTHENTICATED and this message."""
+
+
+class PermissionDenied(RuntimeError):
+    """The client may not ask this; it gets PERMISSION_DENIED and this message."""
+
+
+_CODES = {
+    Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
+    PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Caller:
+    """Who sends a request.
+
+    Attributes:
+      metadata: the request's metadata, by name in lower case.
+      certificate_names: the common name and the DNS names in the client's certificate, if it had to show one.
+    """
+
+    metadata: Mapping[str, str]
+    certificate_names: tuple[str, ...] = ()
+
+
+# Admits a request for the time of a block, or raises one of the errors above.
+Admit = Callable[[Caller], contextlib.AbstractContextManager[None]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +139,7 @@ class Server:
         options: ServerOptions,
         status_of: StatusOf = lambda error: None,
         record: Callable[[str, str, float], object] = lambda method, code, secs: None,
+        admit: Admit = lambda caller: contextlib.nullcontext(),
     ):
         """Starts to listen.
 
@@ -115,13 +147,14 @@ class Server:
           methods: the methods by their full gRPC names, such as '/package.Service/Method'.
           status_of: the status of an exception that a request causes. Others are logged, and answered as INTERNAL.
           record: called after each request with the method's name, the status code's name and the seconds it took.
+          admit: admits each request, on the thread of the event loop. (Health checks need no admission.)
 
         Raises:
           ValueError: if it cannot listen at the address, or a file of `options.tls` is invalid.
         """
         # gRPC's own limit, maximum_concurrent_rpcs, accepts one more for each request that it rejected.
         self._slots = asyncio.Semaphore(options.max_concurrent_requests)
-        self._status_of, self._record = status_of, record
+        self._status_of, self._record, self._admit = status_of, record, admit
         self._health = health.aio.HealthServicer()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name='rpc_server', daemon=True)
@@ -157,10 +190,11 @@ class Server:
             start = time.perf_counter()
             code, response = grpc.StatusCode.CANCELLED, b''  # by the client or its deadline: that is not caught below
             try:
-                if self._slots.locked():
-                    raise Overloaded('too many requests at the same time; send less, or try again later')
-                async with self._slots:
-                    message = await method(data)
+                with self._admit(_caller(context)):
+                    if self._slots.locked():
+                        raise Overloaded('too many requests at the same time; send less, or try again later')
+                    async with self._slots:
+                        message = await method(data)
                 code, response = grpc.StatusCode.OK, message.SerializeToString()
             except Exception as error:
                 code, details = self._status(error)
@@ -173,8 +207,8 @@ class Server:
         return answer
 
     def _status(self, error: Exception) -> tuple[Any, str]:
-        if isinstance(error, Overloaded):
-            return grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)
+        if code := _CODES.get(type(error)):
+            return code, str(error)
         if status := self._status_of(error):
             return status
         logging.error('a request failed', exc_info=error)
@@ -208,6 +242,13 @@ class _Handler(grpc.GenericRpcHandler):
 
     def service(self, handler_call_details: Any) -> Any:
         return self._handlers.get(handler_call_details.method)
+
+
+def _caller(context: Any) -> Caller:
+    shown = context.auth_context()
+    names = [name for key in ('x509_common_name', 'x509_subject_alternative_name') for name in shown.get(key, ())]
+    metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+    return Caller(metadata, tuple(name.decode(errors='replace') for name in names))
 
 
 async def _start(options: ServerOptions, handlers: Mapping[str, Any], servicer: Any) -> tuple[Any, int]:

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tflearn.policies import plain_nests, signatures
 from tflearn.rpc.server import connect
+from tflearn.security import tokens
 from tflearn.serving import tensor_protos
 from tflearn.serving.protos import predict_pb2, prediction_service_pb2_grpc
 
@@ -23,14 +24,17 @@ class PolicyClient:
         version: int | None = None,
         timeout_secs: float = 10.0,
         credentials: Any = None,
+        token: str = '',
     ):
         """
         Args:
           address: the server's 'host:port'.
           version: the version that answers; None is the newest.
           credentials: `grpc.ssl_channel_credentials(...)`; None is no encryption.
+          token: what the server knows this client by, if it asks for that.
         """
         self._channel = connect(address, credentials)
+        self._metadata = (('authorization', tokens.header(token)),) if token else ()
         self._stub = prediction_service_pb2_grpc.PredictionServiceStub(self._channel)
         self._model = model
         self._version = version
@@ -57,7 +61,7 @@ class PolicyClient:
             request.model_spec.version.value = self._version
         for name, value in inputs.items():
             tensor_protos.fill(request.inputs[name], np.asarray(value), content=True)
-        response = self._stub.Predict(request, self._timeout_secs)
+        response = self._stub.Predict(request, self._timeout_secs, self._metadata)
         outputs = {name: tf.make_ndarray(tensor) for name, tensor in response.outputs.items()}
         return outputs, response.model_spec.version.value
 

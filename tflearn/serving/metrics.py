@@ -30,12 +30,22 @@ class ServingMetrics:
         self._rows = prometheus_client.Histogram(
             'tflearn_request_rows', 'Rows of a Predict request', ['model'], registry=self.registry, buckets=_ROWS
         )
+        self._refused = prometheus_client.Counter(
+            'tflearn_refused_requests',
+            'Requests of unknown clients and beyond quotas',
+            ['client', 'reason'],
+            registry=self.registry,
+        )
         self._version = prometheus_client.Gauge(
             'tflearn_served_version', 'Train step of the newest version served', ['model'], registry=self.registry
         )
         self._reloads = prometheus_client.Counter(
             'tflearn_reloads', 'Times that a change of versions was taken over', registry=self.registry
         )
+
+    def record_refused(self, client: str, reason: str) -> None:
+        """Counts a request that was refused before it was read: of an unknown client (''), or beyond a quota."""
+        self._refused.labels(client, reason).inc()
 
     def record_request(self, method: str, code: str, secs: float) -> None:
         """Counts one request."""

@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError
 
 from tflearn.policies import signatures
 from tflearn.serving import tensor_protos
+from tflearn.serving.clients import check_policy
 from tflearn.serving.models import ModelHolder, Models
 from tflearn.serving.protos import get_model_metadata_pb2, get_model_status_pb2, predict_pb2
 from tflearn.serving.request_queue import Arrays, RequestQueue
@@ -47,6 +48,7 @@ class PredictionService:
           InvalidRequest: if it is malformed or does not fit the signature.
           NotServed: if the model or the version is not served.
           Overloaded: if too many requests wait.
+          PermissionDenied: if the client may not ask this policy.
         """
         request = _parse(predict_pb2.PredictRequest, data)
         model = self._version(request.model_spec)
@@ -122,6 +124,7 @@ class PredictionService:
     def _holder(self, spec: Any) -> tuple[ModelHolder, int | None]:
         if not spec.name:
             raise InvalidRequest('got no model_spec.name; need the name of a model')
+        check_policy(spec.name)
         if spec.version_label:
             raise InvalidRequest(
                 'got a version_label; need a version number, or none for the newest; labels are not supported'

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tflearn.errors import check_at_least
 from tflearn.rpc import server as rpc_server
+from tflearn.serving.clients import Clients
 from tflearn.serving.metrics import ServingMetrics
 from tflearn.serving.models import Models, NotServed
 from tflearn.serving.prediction_service import PredictionService
@@ -35,12 +36,19 @@ class ServerOptions(rpc_server.ServerOptions):
 class PolicyServer:
     """Answers requests at `port` from its construction until `close`."""
 
-    def __init__(self, models: Models, options: ServerOptions, metrics: ServingMetrics | None = None):
+    def __init__(
+        self,
+        models: Models,
+        options: ServerOptions,
+        metrics: ServingMetrics | None = None,
+        clients: Clients | None = None,
+    ):
         """Starts to listen.
 
         Args:
           models: the models to serve. Call `reloaded` after they have changed.
           metrics: counts the requests; None counts none.
+          clients: those that may send requests; None is everybody.
 
         Raises:
           ValueError: if it cannot listen at the address, or a file of `options.tls` is invalid.
@@ -48,8 +56,10 @@ class PolicyServer:
         self._models, self._metrics = models, metrics
         self._requests = RequestQueue(options.num_threads)
         service = PredictionService(models, self._requests, *([metrics.record_rows] if metrics else []))
-        recorders = [metrics.record_request] if metrics else []
-        self._server = rpc_server.Server(service.methods, options, _status_of, *recorders)
+        given: dict[str, Any] = {'record': metrics.record_request} if metrics else {}
+        if clients is not None:
+            given['admit'] = clients.admit
+        self._server = rpc_server.Server(service.methods, options, _status_of, **given)
         self.port = self._server.port
         self.reloaded()
 

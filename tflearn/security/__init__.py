@@ -1,0 +1,1 @@
+"""What protects a run: TLS files, tokens, digests of models."""

@@ -1,0 +1,98 @@
+"""SHA-256 digests of the files of an exported model: recorded when it is published, checked before it is loaded.
+
+A SavedModel is a program. The digests show that it is still the one that was exported: they find damage, and changes by
+whoever cannot change the record too. Where the environment variable TFLEARN_MODEL_KEY names a file with a key (or
+env:NAME), the record is signed with it (HMAC-SHA-256, RFC 2104), and models without a valid signature are refused.
+"""
+
+import hashlib
+import hmac
+import json
+import os
+import pathlib
+from typing import Any
+
+from absl import logging
+
+from tflearn.errors import UserValueError
+from tflearn.security import tokens
+
+RECORD = 'digests.json'
+KEY_VARIABLE = 'TFLEARN_MODEL_KEY'
+_FILES, _SIGNATURE = 'sha256', 'hmac_sha256'
+# What TensorFlow reads of a SavedModel; others, such as an evaluation's marks, may be added to it.
+_LOADED = ('saved_model.', 'variables/', 'assets/')
+
+
+def record(model: pathlib.Path, changing: tuple[str, ...] = ()) -> None:
+    """Writes the digests of all files of a model beside them.
+
+    Args:
+      model: the model's directory.
+      changing: names of files in it that may change later.
+    """
+    names = [file.relative_to(model).as_posix() for file in model.rglob('*') if file.is_file()]
+    files = {name: _digest(model / name) for name in sorted(names) if name not in (RECORD, *changing)}
+    recorded: dict[str, Any] = {_FILES: files}
+    if key := _key():
+        recorded[_SIGNATURE] = _signature(files, key)
+    (model / RECORD).write_text(json.dumps(recorded, indent=2) + '\n', encoding='utf-8')
+
+
+def check(model: pathlib.Path) -> None:
+    """Checks that the files of a model are those that were recorded. A model without a record is older; that is logged.
+
+    Raises:
+      ValueError: if a file differs, is missing or was added, or the record is not signed as `TFLEARN_MODEL_KEY` asks.
+    """
+    key = _key()
+    try:
+        recorded = json.loads((model / RECORD).read_text(encoding='utf-8'))
+        files, signature = recorded[_FILES], str(recorded.get(_SIGNATURE, ''))
+        expected = {str(name): str(digest) for name, digest in files.items()}
+    except FileNotFoundError:
+        if key:
+            raise UserValueError(f'got {model} without {RECORD}; need a signed one, as {KEY_VARIABLE} is set') from None
+        text = '%s has no %s, so its files are not checked: an earlier version of tflearn, or another program, wrote it'
+        logging.log_first_n(logging.INFO, text, 1, model, RECORD)
+        return
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserValueError(f'got a damaged {model / RECORD} ({error}); need the digests of the export') from error
+    if key and not hmac.compare_digest(signature.encode(), _signature(expected, key).encode()):
+        raise UserValueError(
+            f'got {model / RECORD} without a signature by the key of {KEY_VARIABLE}; need a signed model'
+        )
+    for name, digest in expected.items():
+        if _digest_of(model, name) != digest:
+            raise UserValueError(
+                f'got another file {model / name} than was exported; need the one with SHA-256 {digest}'
+            )
+    for file in model.rglob('*'):
+        name = file.relative_to(model).as_posix()
+        if name.startswith(_LOADED) and file.is_file() and name not in expected:
+            raise UserValueError(f'got the file {file}, which was not exported; need only those in {RECORD}')
+
+
+def _digest_of(model: pathlib.Path, name: str) -> str:
+    try:
+        return _digest(model / name)
+    except FileNotFoundError as error:
+        raise UserValueError(f'got {model} without {name}; need all files that were exported') from error
+
+
+def _digest(file: pathlib.Path) -> str:
+    digest = hashlib.sha256()
+    with file.open('rb') as content:
+        while block := content.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _key() -> str:
+    source = os.environ.get(KEY_VARIABLE)
+    return tokens.read(source, KEY_VARIABLE) if source else ''
+
+
+def _signature(files: dict[str, str], key: str) -> str:
+    text = json.dumps(files, sort_keys=True)
+    return hmac.new(key.encode(), text.encode(), hashlib.sha256).hexdigest()
