@@ -16,6 +16,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 from absl import logging
 
@@ -129,6 +130,7 @@ class Tunnel:
         self.port = None if options.listen.port is None else self._listener.getsockname()[1]
         self._connections: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
+        self._accepting = self._loop.create_task(self._accept())
         self._thread = threading.Thread(target=self._run, name='tunnel', daemon=True)
         self._thread.start()
 
@@ -145,7 +147,6 @@ class Tunnel:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._accepting = self._loop.create_task(self._accept())
         with contextlib.suppress(asyncio.CancelledError):
             self._loop.run_until_complete(self._accepting)
         self._loop.run_until_complete(self._end())
@@ -194,26 +195,25 @@ class Tunnel:
                 writers.append(writer)
             await _both_ways(readers, writers)
         except (OSError, asyncio.TimeoutError, ValueError) as error:
-            text = 'no connection between %s and %s: %s'
+            text = 'a connection of %s to %s failed: %s'
             logging.log_first_n(logging.WARNING, text, 50, who, self._options.to, _reason(error))
         finally:
             for writer in writers:
                 writer.transport.abort()
             accepted.close()
 
-    async def _take(
-        self, accepted: socket.socket, encrypted: bool
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _take(self, accepted: socket.socket, encrypted: bool) -> _Stream:
         accepted.setblocking(False)
         _keep_alive(accepted)
         reader = asyncio.StreamReader(_BUFFER_BYTES, self._loop)
         protocol = asyncio.StreamReaderProtocol(reader, loop=self._loop)
-        settings = {'ssl': self._settings.get()} if encrypted else {}
+        settings: dict[str, Any] = {'ssl': self._settings.get()} if encrypted else {}
         transport, _ = await self._loop.connect_accepted_socket(lambda: protocol, accepted, **settings)
         return reader, asyncio.StreamWriter(transport, protocol, reader, self._loop)
 
     async def _connect(self, encrypted: bool) -> _Stream:
-        to, settings = self._options.to, {}
+        to = self._options.to
+        settings: dict[str, Any] = {}
         if encrypted:
             settings = {'ssl': self._settings.get(), 'server_hostname': self._options.server_name or to.host}
         if to.port is None:
@@ -241,10 +241,10 @@ def _newest_protocol(settings: ssl.SSLContext) -> ssl.SSLContext:
 def _listen(address: Address) -> socket.socket:
     with contextlib.ExitStack() as on_failure:
         try:
-            family, name = socket.AF_UNIX, address.host
+            family: socket.AddressFamily = socket.AF_UNIX
+            name: Any = address.host
             if address.port is not None:
-                found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-                family, name = found[0][0], found[0][4]
+                family, _, _, _, name = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
             listener = on_failure.enter_context(socket.socket(family, socket.SOCK_STREAM))
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(name)
