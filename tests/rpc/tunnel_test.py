@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import pathlib
 import random
 import shutil
 import socket
@@ -175,6 +176,10 @@ def test_unix_sockets_for_network_namespaces(files, echo, tmp_path):
         assert not os.path.exists(path.host)
 
 
+def resident_bytes():
+    return int(pathlib.Path('/proc/self/statm').read_text().split()[1]) * os.sysconf('SC_PAGE_SIZE')
+
+
 def _malformed(rng):
     """Bytes that are no handshake, and beginnings of one."""
     hello = bytes.fromhex('16030100c8010000c40303') + rng.randbytes(32)
@@ -194,12 +199,15 @@ def test_malformed_messages_end_nothing_and_leave_nothing_behind(files, echo, co
     with tunnel(files, echo[0], handshake_timeout_secs=2.0) as (server, client):
         assert reached(client.port) == b'ping'
         handles = len(os.listdir('/proc/self/fd'))
-        for _ in range(count):
+        for i in range(count):
+            if i == 100:
+                before = resident_bytes()
             with contextlib.suppress(OSError), connected(server.port) as connection:
                 connection.sendall(_malformed(rng))
         assert reached(client.port) == b'ping'
         wait_until(lambda: not server.num_connections, 'the end of the connections', DEADLINE_SECS)
         assert len(echo[1]) == 2
+        assert resident_bytes() - before < 20e6
         wait_until(lambda: len(os.listdir('/proc/self/fd')) <= handles + 4, 'closed handles', DEADLINE_SECS)
 
 
