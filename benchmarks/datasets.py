@@ -6,7 +6,7 @@ The same steps are in a replay in memory (`LocalReplay`, whose draws are those o
 TFRecords, from which the learner is fed in three ways: loaded into memory and drawn uniformly; loaded, and each
 sequence once an epoch; as a stream, which reads, parses and shuffles the files again in each epoch while it trains.
 Before its time counts, a stream trains on what it has read ahead. A collector of 64 environments writes to a replay
-server in this process, with and without an `EpisodeRecorder` beside it; episodes of 200 steps, and of CartPole with
+server in another process, with and without an `EpisodeRecorder` beside it; episodes of 200 steps, and of CartPole with
 random actions, which takes about 22.
 
 All sides are measured in another order each round; a ratio is the median of the ratios of the rounds. Where other
@@ -17,6 +17,8 @@ import argparse
 import contextlib
 import itertools
 import json
+import multiprocessing
+import multiprocessing.connection
 import pathlib
 import random
 import statistics
@@ -64,6 +66,7 @@ READINGS = {
     'files as a stream': Reading('stream'),
 }
 COLLECTORS = ('200 steps', 'CartPole, random')
+RECORDINGS = ('not recorded', 'recorded')
 IDLE_SHARE, IDLE_SECS, MAX_SETTLE_SECS = 0.1, 0.3, 20.0
 
 Run = Callable[[int], object]
@@ -159,28 +162,55 @@ def _collectors(
 ) -> tuple[str, dict[str, tuple[Run, int]]]:
     """Returns the case's name and its sides: collectors that write to a replay server, one of them also to files."""
     sides = {}
-    for side in ('not recorded', 'recorded'):
-        made: VectorEnvironment
-        if kind == 'CartPole, random':
-            made = gymnasium_env.make('CartPole-v1', num_environments=structured.NUM_ENVIRONMENTS, seed=0)
-        else:
-            made = structured.environments('vector')
-        stack.callback(made.close)
-        experience = Experience(replay=Uniform(max_size=10_000, min_size=1, sampling='server'))
-        agent = dqn.make_agent(made.specs, create_train_step(), experience, epsilon=1.0)
-        agent.initialize()
-        storage = Storage(experience, agent.collect_data_spec)
-        server = ReplayServer(storage.make_tables(), 0, directory / side / 'replay')
-        stack.callback(server.close)
+    ports = _start_servers(kind, directory, stack)
+    for side in RECORDINGS:
+        environment, agent, storage = _collecting(kind)
+        stack.callback(environment.close)
         stop = threading.Event()
         stack.callback(stop.set)
-        writer = ReplayWriter(f'localhost:{server.port}', storage, structured.NUM_ENVIRONMENTS, stop)
+        writer = ReplayWriter(f'localhost:{ports[side]}', storage, structured.NUM_ENVIRONMENTS, stop)
         observers: list[Observer] = [EpisodeMetrics(structured.NUM_ENVIRONMENTS), _written(writer)]
         if side == 'recorded':
-            files = stack.enter_context(contextlib.closing(EpisodeWriter(directory / side / 'data', made.specs)))
+            files = EpisodeWriter(directory / side / 'data', environment.specs)
+            stack.callback(files.close)
             observers.append(EpisodeRecorder(files, structured.NUM_ENVIRONMENTS))
-        sides[side] = (Actor(made, agent.collect_policy, observers).run, 0)
+        sides[side] = (Actor(environment, agent.collect_policy, observers).run, 0)
     return f'collect, episodes of {kind}', sides
+
+
+def _collecting(kind: str) -> tuple[VectorEnvironment, Any, Storage]:
+    """Returns a collector's environment, agent, and replay tables, from which the server draws."""
+    made: VectorEnvironment
+    if kind == 'CartPole, random':
+        made = gymnasium_env.make('CartPole-v1', num_environments=structured.NUM_ENVIRONMENTS, seed=0)
+    else:
+        made = structured.environments('vector')
+    experience = Experience(replay=Uniform(max_size=10_000, min_size=1, sampling='server'))
+    agent = dqn.make_agent(made.specs, create_train_step(), experience, epsilon=1.0)
+    agent.initialize()
+    return made, agent, Storage(experience, agent.collect_data_spec)
+
+
+def _start_servers(kind: str, directory: pathlib.Path, stack: contextlib.ExitStack) -> dict[str, int]:
+    """Starts a process with a replay server for each side; returns the servers' ports."""
+    context = multiprocessing.get_context('spawn')
+    mine, other = context.Pipe()
+    process = context.Process(target=_serve, args=(kind, directory, other), daemon=True)
+    process.start()
+    stack.callback(process.join, MAX_SETTLE_SECS)
+    stack.callback(mine.send, 'end')
+    other.close()
+    return mine.recv()
+
+
+def _serve(kind: str, directory: pathlib.Path, connection: multiprocessing.connection.Connection) -> None:
+    environment, _, storage = _collecting(kind)
+    environment.close()
+    servers = {side: ReplayServer(storage.make_tables(), 0, directory / side / 'replay') for side in RECORDINGS}
+    connection.send({side: server.port for side, server in servers.items()})
+    connection.recv()
+    for server in servers.values():
+        server.close()
 
 
 def _written(writer: ReplayWriter) -> Observer:

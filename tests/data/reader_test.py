@@ -1,6 +1,7 @@
 """What was written is read, field by field; what is damaged is skipped and named."""
 
 import gzip
+import itertools
 import json
 
 import numpy as np
@@ -11,7 +12,8 @@ from tests import fakes
 from tests.data import data_sets
 from tests.testing import structured
 from tflearn.data import columns, writer
-from tflearn.data.reader import Dataset, EpisodeReader
+from tflearn.data import reader as reader_module
+from tflearn.data.reader import Dataset, EpisodeReader, Part
 
 
 def read(directory, spec=data_sets.SPEC, **filters):
@@ -195,3 +197,68 @@ def test_more_columns_than_needed_are_left_out(tmp_path):
     with_info.close()
     assert_equal(read(tmp_path / 'more'), rows)
     assert set(read(tmp_path / 'more', None)[0]) == {column.name for column in stored}
+
+
+def rows_of(trajectories):
+    """The rows of Trajectories [T, ...], as bytes."""
+    return [
+        b''.join(leaf[t].tobytes() for leaf in tf.nest.flatten(one))
+        for one in trajectories
+        for t in range(len(one.step_type))
+    ]
+
+
+def own(directory, num_pipelines, **settings):
+    """A reader for each input pipeline."""
+    dataset = Dataset([str(directory)], **settings)
+    return [
+        EpisodeReader(dataset, data_sets.SPEC, part=Part(pipeline=i, num_pipelines=num_pipelines))
+        for i in range(num_pipelines)
+    ]
+
+
+@pytest.mark.parametrize('num_pipelines', [2, 3])
+@pytest.mark.parametrize('file_bytes', [1000, 64 << 20], ids=['by files', 'by episodes'])
+def test_parts_are_disjoint_and_together_whole(tmp_path, num_pipelines, file_bytes):
+    for seed in range(2):
+        data_sets.write(tmp_path / str(seed), 90, seed=seed, file_bytes=file_bytes)
+    whole = rows_of(read(tmp_path / '*'))
+    parts = [rows_of(reader.episodes()) for reader in own(tmp_path / '*', num_pipelines)]
+    assert sorted(itertools.chain(*parts)) == sorted(whole)
+    assert max(map(len, parts)) - min(map(len, parts)) < 0.5 * len(whole) / num_pipelines
+    for reader, part in zip(own(tmp_path / '*', num_pipelines), parts, strict=True):
+        assert sorted(rows_of(episodes for _, episodes in reader.shuffled(1, 0))) == sorted(part)
+
+
+@pytest.mark.parametrize('num_pipelines', [1, 2])
+def test_a_shuffled_part_goes_on_at_each_position(tmp_path, num_pipelines, monkeypatch):
+    monkeypatch.setattr(reader_module, '_MAX_AT_ONCE', 3)
+    data_sets.write(tmp_path, 90, file_bytes=1500)
+    for reader in own(tmp_path, num_pipelines):
+        found = list(reader.shuffled(3, 1))
+        assert len(found) > 3
+        for number, (position, _) in enumerate(found):
+            assert rows_of(each for _, each in reader.shuffled(3, 1, position)) == rows_of(
+                each for _, each in found[number + 1 :]
+            )
+        assert rows_of(each for _, each in found) != rows_of(each for _, each in reader.shuffled(3, 2))
+
+
+def test_a_damaged_record_among_others_is_skipped_and_named(tmp_path, caplog):
+    data_sets.write(tmp_path, 60)
+    (shard,) = writer.shards(tmp_path)
+    wanted = rows_of(read(tmp_path))
+    examples = [record.numpy() for record in tf.data.TFRecordDataset(str(shard.path))]
+    spoilt = tf.train.Example.FromString(examples[4])
+    _not_a_number(spoilt.features.feature)
+    with tf.io.TFRecordWriter(str(shard.path)) as file:
+        for example in [*examples[:4], spoilt.SerializeToString(), *examples[5:]]:
+            file.write(example)
+    (reader,) = own(tmp_path, 1, max_damaged=1)
+    found = rows_of(episodes for _, episodes in reader.shuffled(0, 0))
+    assert set(found) < set(wanted) and (reader.num_damaged, reader.num_read) == (1, len(examples) - 1)
+    assert (
+        f'skipped a damaged record in {shard.path} at byte {sum(len(one) + 16 for one in examples[:4])}' in caplog.text
+    )
+    with pytest.raises(RuntimeError, match='got 1 damaged records'):
+        list(own(tmp_path, 1)[0].shuffled(0, 0))

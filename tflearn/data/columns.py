@@ -1,6 +1,8 @@
 """The columns of a data set: what an episode file holds for each step, and the file that describes them."""
 
 import dataclasses
+import functools
+import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -40,20 +42,30 @@ class Column:
     def __str__(self) -> str:
         return f'{self.name}: {self.dtype}[{", ".join(map(str, self.shape))}]'
 
-    @property
+    @functools.cached_property
+    def given(self) -> np.dtype:
+        """The dtype of the numbers in memory."""
+        return np.dtype(self.dtype)
+
+    @functools.cached_property
     def stored(self) -> np.dtype:
         """The dtype of the numbers in a file."""
-        return np.dtype(self.dtype).newbyteorder('<')
+        return self.given.newbyteorder('<')
+
+    @functools.cached_property
+    def num_bytes(self) -> int:
+        """The bytes of one step."""
+        return math.prod(self.shape) * self.given.itemsize
 
     def encode(self, values: np.ndarray) -> bytes:
         """Returns the bytes of values [T, *shape]; raises ValueError for others."""
-        if values.shape[1:] != self.shape or values.dtype != np.dtype(self.dtype):
+        if values.shape[1:] != self.shape or values.dtype != self.given:
             raise UserValueError(f'got {self.name} with shape {values.shape[1:]}, {values.dtype}; need {self}')
-        return np.ascontiguousarray(values, self.stored).tobytes()
+        return values.astype(self.stored, copy=False).tobytes()
 
     def decode(self, data: bytes, num_steps: int) -> np.ndarray:
         """Returns values [T, *shape]; raises ValueError if the bytes are not as many."""
-        return np.frombuffer(data, self.stored).reshape(num_steps, *self.shape).astype(self.dtype, copy=False)
+        return np.frombuffer(data, self.stored).reshape(num_steps, *self.shape).astype(self.given, copy=False)
 
 
 def columns_of(spec: types.NestedTensorSpec) -> tuple[Column, ...]:

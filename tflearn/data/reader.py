@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import glob
+import inspect
 import itertools
 import pathlib
 import shutil
@@ -16,19 +17,22 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 from google.protobuf import message
-from tf_agents.trajectories import time_step as ts
 from tf_agents.typing import types
 
 from tflearn.data import columns, derived, writer
 from tflearn.data.columns import Column
+from tflearn.data.records import RETURN, Decoder, Features
 from tflearn.errors import UserOSError, UserRuntimeError, UserValueError
 from tflearn.run_dir import local_path
 
 _HEADER_BYTES, _FOOTER_BYTES = 12, 4  # of a record: its length and two checksums
-_BUFFER_BYTES = 1 << 20
-_MAX_AT_ONCE, _BYTES_AT_ONCE = 64, 4 << 20  # of records that are read by one call
+_MAX_AT_ONCE, _BYTES_AT_ONCE = 64, 4 << 20  # of records that are decoded together
 _MAX_NAMED = 10  # damaged records that are logged one by one
+_DAMAGES = (ValueError, IndexError, message.DecodeError)
 _OTHER_FORMATS = {'Minari': 'main_data.hdf5', 'RLDS': 'features.json', 'Parquet': '*.parquet', 'HDF5': '*.hdf5'}
+
+# A tf.data.TFRecordDataset takes several times as long. The function itself logs nothing, its wrapper that it is old.
+_read_records = inspect.unwrap(tf.compat.v1.io.tf_record_iterator)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,14 +152,15 @@ class EpisodeReader:
         Raises:
           ValueError: if a path has no data set, or one without episodes, or with other columns.
         """
-        self._dataset, self._spec, self._need_finite, self._part = dataset, data_spec, need_finite, part
+        self._dataset, self._spec, self._part = dataset, data_spec, part
         self.directories = find_directories(dataset)
         described = data_spec is None
         self.columns = columns.read_columns(self.directories[0]) if described else columns.columns_of(data_spec)
-        self._computed = () if described else tuple(column for column in self.columns if column in derived.COLUMNS)
-        self._stored = tuple(column for column in self.columns if column not in self._computed)
+        computed = [] if described else [column for column in self.columns if column in derived.COLUMNS]
+        stored = [column for column in self.columns if column not in computed]
         for directory in self.directories:
-            _check_columns(directory, columns.read_columns(directory), self._stored)
+            _check_columns(directory, columns.read_columns(directory), stored)
+        self._decode = Decoder(self.columns, computed, need_finite)
         self._shards = [shard for directory in self.directories for shard in writer.shards(directory)]
         if not self._shards:
             raise UserValueError(f'got no episodes in {", ".join(map(str, self.directories))}; need at least one file')
@@ -204,7 +209,8 @@ class EpisodeReader:
           begin: files that are passed over, and records of the next one.
 
         Returns:
-          For each episode, what `begin` has to be to go on after it; and the episode, see `episodes`.
+          Of several episodes at a time, what `begin` has to be to go on after them; and the episodes, joined: a
+          Trajectory of arrays [T, ...], in which each begins with its FIRST row.
 
         Raises:
           RuntimeError: if more records are damaged than the data set allows.
@@ -212,26 +218,49 @@ class EpisodeReader:
         self.num_read = self.num_damaged = 0
         order = np.random.default_rng([seed, epoch]).permutation(len(self._shards))
         for i in range(begin[0], len(order)):
-            passed_over = begin[1] if i == begin[0] else 0
-            for number, (record, where) in enumerate(self._own_records(self._shards[order[i]]), 1):
-                episode = self._try(record, where)[1] if number > passed_over else None
-                if episode is not None:
-                    yield (i, number), episode
+            for number, group in self._groups(self._shards[order[i]], begin[1] if i == begin[0] else 0):
+                episodes = self._join(group)
+                if episodes is not None:
+                    yield (i, number), episodes
 
     def _try(self, record: bytes, where: str) -> tuple[bool, Any]:
         """Returns whether a record passes the filters; and its episode, None if it does not or is of another part."""
         try:
-            features = tf.train.Example.FromString(record).features.feature
-            if not self._passes(features):
-                return False, None
-            if not self._part.holds(record):
-                return True, None
-            episode = self._decode(features)
-        except (ValueError, IndexError, message.DecodeError) as error:
+            passes, features = self._chosen(record)
+            return passes, None if features is None else self._episode([features])
+        except _DAMAGES as error:
             self._skip(where, error)
             return False, None
-        self.num_read += 1
-        return True, episode
+
+    def _join(self, group: Sequence[tuple[bytes, str]]) -> Any:
+        """Returns the episodes of those of several records that are read, joined; None if there are none."""
+        try:
+            chosen = [features for record, _ in group if (features := self._chosen(record)[1]) is not None]
+            return self._episode(chosen) if chosen else None
+        except _DAMAGES:  # of one of them
+            episodes = [episode for one in group if (episode := self._try(*one)[1]) is not None]
+            return tf.nest.map_structure(lambda *arrays: np.concatenate(arrays), *episodes) if episodes else None
+
+    def _chosen(self, record: bytes) -> tuple[bool, Features | None]:
+        """Returns whether a record passes the filters; and its features, None if it does not or is of another part."""
+        features = tf.train.Example.FromString(record).features.feature
+        passes = self._passes(features)
+        return passes, features if passes and self._part.holds(record) else None
+
+    def _groups(self, shard: writer.Shard, passed_over: int) -> Iterator[tuple[int, list[tuple[bytes, str]]]]:
+        """Yields several records of a file, and how many were read by then; passes over the first ones.
+
+        A group ends at the same record wherever the first one begins.
+        """
+        size, number, group = _at_once(shard), 0, []
+        for number, record in enumerate(self._own_records(shard), 1):
+            if number > passed_over:
+                group.append(record)
+            if number % size == 0 and group:
+                yield number, group
+                group = []
+        if group:
+            yield number, group
 
     def _own_records(self, shard: writer.Shard) -> Iterator[tuple[bytes, str]]:
         records = self._records(shard)
@@ -239,17 +268,11 @@ class EpisodeReader:
 
     def _records(self, shard: writer.Shard) -> Iterator[tuple[bytes, str]]:
         """Yields records, and where each is in its file."""
-        path = shard.path
-        try:
-            with path.open('rb'):  # TensorFlow's error for a file that cannot be opened is that of a damaged record
-                offset, size, compressed = 0, path.stat().st_size, path.suffix == '.gz'
-        except OSError as error:
-            raise UserOSError(f'got {path}, which cannot be read ({error.strerror}); need a readable file') from error
-        # Each call of TensorFlow takes longer than to read a small record.
-        at_once = max(1, min(_MAX_AT_ONCE, _BYTES_AT_ONCE * shard.episodes // max(1, size)))
+        path, offset, size = shard.path, 0, _size(shard.path)
+        compressed = path.suffix == '.gz'
         while offset < size:
             try:
-                for record in _read(path, offset, compressed, at_once):
+                for record in _read(path, offset, compressed):
                     where = f'{path} at byte {offset}'
                     offset += _HEADER_BYTES + len(record) + _FOOTER_BYTES
                     yield record, where
@@ -275,27 +298,19 @@ class EpisodeReader:
 
     def _passes(self, features: Any) -> bool:
         """Returns whether the filters leave an episode in."""
-        total = sum(features[writer.RETURN].float_list.value)
         low, high = self._dataset.min_return, self._dataset.max_return
+        if low is None and high is None:
+            return True
+        total = sum(features[RETURN].float_list.value)
         return not ((low is not None and total < low) or (high is not None and total > high))
 
-    def _decode(self, features: Any) -> Any:
-        """Returns the episode of a record's features."""
-        (num_rows,) = features[writer.NUM_STEPS].int64_list.value
-        if missing := [column.name for column in self._stored if column.name not in features]:
-            raise UserValueError(f'got an episode without {", ".join(missing)}')
-        stored = [column.decode(features[column.name].bytes_list.value[0], num_rows) for column in self._stored]
-        named = dict(zip(self._stored, stored, strict=True))
-        named |= {column: derived.compute(column, named) for column in self._computed}
-        arrays = [named[column] for column in self.columns]
-        for column, array in zip(self.columns, arrays, strict=True):
-            if self._need_finite and array.dtype.kind == 'f' and not np.isfinite(array).all():
-                raise UserValueError(f'got {column.name} with numbers that are not finite')
-        by_name = {column.name: array for column, array in zip(self.columns, arrays, strict=True)}
-        _check_steps(by_name['step_type'], by_name['next_step_type'])
+    def _episode(self, features: Sequence[Features]) -> Any:
+        """Returns the episodes of records, joined: a Trajectory, or a dict of arrays by column."""
+        values = self._decode(features)
+        self.num_read += len(features)
         if self._spec is None:
-            return {column.name: array for column, array in zip(self.columns, arrays, strict=True)}
-        return tf.nest.pack_sequence_as(self._spec, arrays)
+            return {column.name: array for column, array in values.items()}
+        return tf.nest.pack_sequence_as(self._spec, list(values.values()))
 
 
 def find_directories(dataset: Dataset) -> list[pathlib.Path]:
@@ -324,20 +339,6 @@ def _with_format(path: pathlib.Path) -> str:
     return str(path)
 
 
-def _check_steps(step_type: np.ndarray, next_step_type: np.ndarray) -> None:
-    """Raises ValueError for steps that are not one episode from its beginning to its end."""
-    first, last = ts.StepType.FIRST, ts.StepType.LAST
-    if not ((step_type >= first) & (step_type <= last)).all():
-        raise UserValueError(
-            f'got the step types {np.unique(step_type)[:4].tolist()}; need 0, 1 and 2; check that the numbers are '
-            'little-endian'
-        )
-    if not len(step_type) or step_type[0] != first or (step_type[1:] == first).any() or (step_type[:-1] == last).any():
-        raise UserValueError('got steps that do not begin with the first one of an episode, or are of several episodes')
-    if step_type[-1] != last and next_step_type[-1] not in (first, last):
-        raise UserValueError('got an episode without an end; need complete episodes')
-
-
 def _check_columns(directory: pathlib.Path, found: Sequence[Column], needed: Sequence[Column]) -> None:
     if set(needed) - set(found):
         raise UserValueError(
@@ -346,7 +347,21 @@ def _check_columns(directory: pathlib.Path, found: Sequence[Column], needed: Seq
         )
 
 
-def _read(path: pathlib.Path, offset: int, compressed: bool, at_once: int) -> Iterator[bytes]:
+def _at_once(shard: writer.Shard) -> int:
+    """Returns how many records are decoded together: a call of numpy takes longer than a short episode."""
+    return max(1, min(_MAX_AT_ONCE, _BYTES_AT_ONCE * shard.episodes // max(1, _size(shard.path))))
+
+
+def _size(path: pathlib.Path) -> int:
+    """Returns the size of a file [bytes]; raises OSError for one that cannot be read."""
+    try:
+        with path.open('rb'):  # TensorFlow's error for a file that cannot be opened is that of a damaged record
+            return path.stat().st_size
+    except OSError as error:
+        raise UserOSError(f'got {path}, which cannot be read ({error.strerror}); need a readable file') from error
+
+
+def _read(path: pathlib.Path, offset: int, compressed: bool) -> Iterator[bytes]:
     """Yields the records of a file from `offset` on [bytes]. Raises OpError at a damaged one."""
     with contextlib.ExitStack() as opened:
         if offset:  # TensorFlow reads from the beginning of a file only
@@ -356,14 +371,7 @@ def _read(path: pathlib.Path, offset: int, compressed: bool, at_once: int) -> It
                 shutil.copyfileobj(file, rest)
             rest.flush()
             path = pathlib.Path(rest.name)
-        records = tf.data.TFRecordDataset(str(path), 'GZIP' if compressed else '', buffer_size=_BUFFER_BYTES)
-        num_read = 0
-        try:
-            for several in records.batch(at_once).as_numpy_iterator():
-                yield from several
-                num_read += len(several)
-        except tf.errors.OpError:  # in these, some may be readable
-            yield from records.skip(num_read).as_numpy_iterator()
+        yield from _read_records(str(path), tf.io.TFRecordOptions('GZIP' if compressed else ''))
 
 
 def _end_of_record(path: pathlib.Path, offset: int) -> int:

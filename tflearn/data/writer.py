@@ -7,16 +7,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories import trajectory
 
 from tflearn.data import columns
 from tflearn.data.columns import Column
+from tflearn.data.records import FIRST, LAST, Encoder
 from tflearn.errors import UserValueError
 from tflearn.types import EnvironmentSpecs
 
 SUFFIX = '.tfrecord'
-NUM_STEPS, RETURN = 'episode/num_steps', 'episode/return'
 _MIN_ROWS = 64  # that a recorder has room for
 _SHARD = re.compile(r'(?P<writer>[\w.]+)-(?P<number>\d{5})-e(?P<episodes>\d+)-s(?P<steps>\d+)\.tfrecord(\.gz)?')
 
@@ -81,8 +80,9 @@ class EpisodeWriter:
             raise UserValueError(f'got name={name!r}; need letters, digits, _ and dots')
         self._directory, self._name, self._file_bytes = directory, name, file_bytes
         self._compress = compress
-        self._columns = tuple(stored or columns.columns_of(columns.data_spec(specs)))
-        columns.describe(directory, specs, self._columns, metadata or {})
+        stored = tuple(stored or columns.columns_of(columns.data_spec(specs)))
+        self._encode = Encoder(stored)
+        columns.describe(directory, specs, stored, metadata or {})
         for left in directory.glob(f'.{name}-*{SUFFIX}*'):
             left.unlink()
         mine = [shard for shard in shards(directory) if shard.writer == name]
@@ -102,17 +102,9 @@ class EpisodeWriter:
         Raises:
           ValueError: if it does not fit the spec.
         """
-        arrays = dict(
-            zip((column.name for column in self._columns), map(np.asarray, tf.nest.flatten(episode)), strict=True)
-        )
-        num_rows = len(arrays['step_type'])
-        features = {column.name: _bytes(column.encode(arrays[column.name])) for column in self._columns}
-        features[NUM_STEPS] = tf.train.Feature(int64_list=tf.train.Int64List(value=[num_rows]))
-        total = np.asarray(arrays['reward'], np.float64).reshape(num_rows, -1).sum(axis=0)
-        features[RETURN] = tf.train.Feature(float_list=tf.train.FloatList(value=total))
-        self.returns.append(float(total.sum()))
-        record = tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
-        self.write_record(record, int(np.count_nonzero(arrays['step_type'] != ts.StepType.LAST)))
+        record = self._encode(episode)
+        self.returns.append(record.total)
+        self.write_record(record.data, record.num_steps)
 
     def write_record(self, record: bytes, num_steps: int) -> None:
         """Adds one episode as it is in a file of a data set with the same columns.
@@ -125,12 +117,11 @@ class EpisodeWriter:
             options = tf.io.TFRecordOptions(compression_type='GZIP' if self._compress else '')
             self._writer = tf.io.TFRecordWriter(str(self._begun), options)
         self._writer.write(record)
-        self._episodes, self._steps, self._bytes = (
-            self._episodes + 1,
-            self._steps + num_steps,
-            self._bytes + len(record),
-        )
-        self.num_episodes, self.num_steps = self.num_episodes + 1, self.num_steps + num_steps
+        self._episodes += 1
+        self._steps += num_steps
+        self._bytes += len(record)
+        self.num_episodes += 1
+        self.num_steps += num_steps
         if self._bytes >= self._file_bytes:
             self.finish_file()
 
@@ -169,43 +160,42 @@ class EpisodeRecorder:
           num_environments: B.
         """
         self._writer = writer
-        self._columns: list[np.ndarray] = []  # [rows, B, ...]
+        self._columns: list[np.ndarray] = []  # [B, rows, ...]
         self._num_rows = 0
         self._begin = np.full(num_environments, -1)  # the index of the first row of each environment's episode
 
     def __call__(self, row: trajectory.Trajectory) -> None:
         """Takes one step of every environment: arrays [B, ...], boundary rows included."""
-        leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(row)]
+        leaves = tf.nest.flatten(row)
         number = self._make_room(leaves)
         for column, leaf in zip(self._columns, leaves, strict=True):
-            column[number] = leaf
+            column[:, number] = leaf
         self._num_rows = number + 1
-        self._begin[row.step_type == ts.StepType.FIRST] = number
-        # An environment that returned FIRST twice has made no step between.
-        none = (row.step_type == ts.StepType.FIRST) & (row.next_step_type == ts.StepType.FIRST)
-        self._begin[none] = -1
-        ended = (row.step_type == ts.StepType.LAST) | (row.next_step_type == ts.StepType.FIRST)
-        for i in np.flatnonzero(ended & (self._begin >= 0)):
-            self._writer.write([column[self._begin[i] : number + 1, i] for column in self._columns])
-            self._begin[i] = -1
+        step_type = np.asarray(row.step_type)
+        begins, ends = step_type == FIRST, np.asarray(row.next_step_type) == FIRST
+        if np.count_nonzero(begins):
+            # An environment that returned FIRST twice has made no step between.
+            self._begin[begins] = np.where(ends[begins], -1, number)
+        ends |= step_type == LAST
+        if np.count_nonzero(ends):
+            for i in np.flatnonzero(ends & (self._begin >= 0)).tolist():
+                self._writer.write([column[i, self._begin[i] : number + 1] for column in self._columns])
+                self._begin[i] = -1
 
-    def _make_room(self, leaves: Sequence[np.ndarray]) -> int:
+    def _make_room(self, leaves: Sequence[Any]) -> int:
         """Makes room for one more row. Returns its index."""
         if not self._columns:
-            self._columns = [np.empty((_MIN_ROWS, *leaf.shape), leaf.dtype) for leaf in leaves]
-        number, room = self._num_rows, len(self._columns[0])
+            arrays = [np.asarray(leaf) for leaf in leaves]
+            self._columns = [np.empty((len(array), _MIN_ROWS, *array.shape[1:]), array.dtype) for array in arrays]
+        number, room = self._num_rows, self._columns[0].shape[1]
         if number < room:
             return number
         started = self._begin[self._begin >= 0]
         unused = int(started.min()) if started.size else number
         if unused < room // 2:
-            self._columns = [np.concatenate([column, np.empty_like(column)]) for column in self._columns]
+            self._columns = [np.concatenate([column, np.empty_like(column)], axis=1) for column in self._columns]
             return number
         for column in self._columns:
-            column[: number - unused] = column[unused:]  # no overlap
+            column[:, : number - unused] = column[:, unused:]  # no overlap
         self._begin[self._begin >= 0] -= unused
         return number - unused
-
-
-def _bytes(value: bytes) -> tf.train.Feature:
-    return tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))

@@ -9,6 +9,8 @@ from tf_agents.trajectories import time_step as ts
 
 from tflearn.replay.storage import Storage
 
+_FIRST, _LAST = int(ts.StepType.FIRST), int(ts.StepType.LAST)
+
 
 class EpisodeRows:
     """Makes of episodes the same sequences that a `ChunkBuilder` makes of their steps, for all steps at once.
@@ -30,64 +32,59 @@ class EpisodeRows:
         """Packs episodes.
 
         Args:
-          episodes: Trajectories of arrays [T, ...] of the storage's spec, each from its FIRST row on. They may end with
-            a boundary row (LAST -> FIRST).
+          episodes: Trajectories of arrays [T, ...] of the storage's spec, each of one or several episodes from their
+            FIRST rows on. They may end with a boundary row (LAST -> FIRST).
 
         Returns:
           The rows uint8 [N, num_bytes], and the rows that begin a sequence, int64 [S], in their order.
         """
-        lengths = [len(episode.step_type) for episode in episodes]
-        columns = [np.concatenate(leaves) for leaves in zip(*map(tf.nest.flatten, episodes), strict=True)]
+        leaves = zip(*map(tf.nest.flatten, episodes), strict=True)
+        columns = [column[0] if len(column) == 1 else np.concatenate(column) for column in leaves]
         joined = tf.nest.pack_sequence_as(episodes[0], columns)
-        num_rows = sum(lengths)
+        num_rows = len(joined.step_type)
         rows = self._layout.pack(
             {'begins': np.zeros(num_rows, np.uint8), 'policy_version': np.zeros(num_rows, np.int64)}
             | {'trajectory': joined}
         )
         if self._slicing.cross_episodes:
             return rows, np.arange(0, num_rows - self._length + 1, self._slicing.stride, np.int64)
-        begin, end, starts, sources, repeats = 0, 0, [], [], False
-        for episode, length in zip(episodes, lengths, strict=True):
-            missing, takes_end = self._end(episode)
-            number = self._history + length + missing
-            starts.append(end + self._starts(number, takes_end))
-            repeats |= number > length
-            sources.append((begin, length, missing))
-            begin, end = begin + length, end + number
-        if repeats:
-            rows = rows[np.concatenate([self._source(*source) for source in sources])]
-        return rows, np.concatenate(starts)
+        begins = np.flatnonzero(joined.step_type == _FIRST)
+        ends = np.append(begins[1:], num_rows) - 1
+        repeats, takes_end = self._ends(joined, begins, ends)
+        lengths = self._history + ends + 1 - begins + repeats
+        if self._history or repeats.any():
+            sources, index = _ranges(lengths)
+            rows = rows[np.clip(begins[sources] - self._history + index, begins[sources], ends[sources])]
+        stride, excess = self._slicing.stride, lengths - self._length
+        # Where the stride passes over the end, one more sequence ends there.
+        passes_over = takes_end & (not self._slicing.pad_episodes) & (excess > 0) & (excess % stride > 0)
+        sources, index = _ranges(np.where(excess < 0, 0, excess // stride + 1 + passes_over))
+        return rows, (np.cumsum(lengths) - lengths)[sources] + np.minimum(index * stride, excess[sources])
 
-    def _end(self, episode: Any) -> tuple[int, bool]:
-        """Returns how often the boundary row is repeated, and whether a sequence ends with the last row in any case."""
-        step_type, slicing = episode.step_type, self._slicing
-        last = step_type[-1] == ts.StepType.LAST
-        if not last:
-            return 0, episode.next_step_type[-1] == ts.StepType.FIRST
-        age = self._history + len(step_type)
-        missing = self._length - slicing.future_steps - age
+    def _ends(self, joined: Any, begins: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns for each episode how often its boundary row is repeated, int64 [E]; and whether a sequence ends with
+        its last row in any case, bool [E]."""
+        slicing, step_type = self._slicing, joined.step_type
+        has_boundary = step_type[ends] == _LAST
+        takes_end = has_boundary | (joined.next_step_type[ends] == _FIRST)
         if slicing.pad_episodes:
-            return (missing if missing > 0 else missing % slicing.stride) + slicing.future_steps, True
-        # See `ChunkBuilder`: after a termination nothing is bootstrapped.
-        terminated = len(step_type) > 1 and step_type[-2] != ts.StepType.LAST and episode.discount[-2] == 0
-        return (self._length - self._history - 2 if terminated else slicing.future_steps), True
+            missing = self._length - slicing.future_steps - (self._history + ends + 1 - begins)
+            repeats = np.where(missing > 0, missing, missing % slicing.stride) + slicing.future_steps
+        else:
+            # See `ChunkBuilder`: after a termination nothing is bootstrapped.
+            terminated = (ends > begins) & (step_type[ends - 1] != _LAST) & (joined.discount[ends - 1] == 0)
+            repeats = np.where(terminated, self._length - self._history - 2, slicing.future_steps)
+        return np.where(has_boundary, repeats, 0), takes_end
 
-    def _starts(self, num_rows: int, takes_end: bool) -> np.ndarray:
-        """Returns the rows of an episode that begin a sequence."""
-        stride, excess = self._slicing.stride, num_rows - self._length
-        starts = np.arange(0, excess + 1, stride, np.int64)
-        if takes_end and not self._slicing.pad_episodes and excess > 0 and excess % stride:
-            return np.append(starts, excess)  # the stride has passed over the end
-        return starts
 
-    def _source(self, begin: int, length: int, missing: int) -> np.ndarray:
-        """Returns the packed rows that are an episode's rows, with what is repeated."""
-        end = begin + length - 1
-        return np.clip(np.arange(begin - self._history, end + missing + 1), begin, end)
+def _ranges(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns for ranges of these lengths, one after the other: the number of each element's range, and its index."""
+    numbers = np.repeat(np.arange(len(lengths)), lengths)
+    return numbers, np.arange(len(numbers)) - (np.cumsum(lengths) - lengths)[numbers]
 
 
 def blocks(rows: EpisodeRows, episodes: Iterator[Any], num_rows: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields rows and starts (see `EpisodeRows`) of several episodes at a time: of about `num_rows` rows."""
+    """Yields rows and starts (see `EpisodeRows`) of several Trajectories at a time: of about `num_rows` rows."""
     waiting: list[Any] = []
     count = 0
     for episode in episodes:

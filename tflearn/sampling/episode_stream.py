@@ -26,7 +26,7 @@ from tflearn.sampling.loaded_episodes import LoadedEpisodes, block_rows, max_dra
 from tflearn.sampling.mixed import MixedSource
 from tflearn.sampling.ring_columns import RingColumns
 
-# (seed, epoch, (files, records of the next file) that are passed over) -> (the same after an episode, the episode).
+# (seed, epoch, (files, records of the next file) that are passed over) -> (the same after some episodes, these).
 ReadEpisodes = Callable[[int, int, tuple[int, int]], Iterator[tuple[tuple[int, int], Any]]]
 
 _MAX_RING_BYTES = 256 << 20
@@ -86,9 +86,11 @@ class EpisodeStream(tf.train.experimental.PythonState):
 
         Args:
           storage: the layout of a row, and how steps become items.
-          read: reads the episodes of an epoch, Trajectories of arrays [T, ...], from a position on.
+          read: reads the episodes of an epoch from a position on: Trajectories of arrays [T, ...], each of one or
+            several episodes.
           batch_size: sequences of a batch, over all replicas of this process.
-          window_rows: rows of a window; it ends with the episode that fills it. Up to four times as many are in memory.
+          window_rows: rows of a window; it ends with the Trajectory that fills it. Up to four times as many are in
+            memory.
           seed: the seed of the order; that of a checkpoint takes precedence.
           max_epochs: passes over the data; the last batch may have sequences of one more.
         """
@@ -236,7 +238,7 @@ class EpisodeStream(tf.train.experimental.PythonState):
             while len(starts):
                 missing = self._part * self._batch_size - len(waiting) // self._length
                 taken, starts = starts[:missing], starts[missing:]
-                rows = window.rows[(taken[:, None] + np.arange(self._length)).reshape(-1)]
+                rows = window.rows.take((taken[:, None] + np.arange(self._length)).reshape(-1), axis=0)
                 waiting = np.concatenate([waiting, rows]) if len(waiting) else rows
                 end = len(waiting) // self._batch_rows * self._batch_rows
                 if end and not self._write(waiting[:end]):
