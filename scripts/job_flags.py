@@ -3,7 +3,7 @@
 import re
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from absl import flags, logging
 
@@ -27,9 +27,26 @@ A gin statement on top of the gin file, which it overrides; may be given many ti
   'make_agent=@dqn.make_agent'                   a macro
   'from tflearn.optimization import schedules'         for names of modules that no gin file of the run imports"""
 
+_BACKEND_OPTION_HELP = """\
+name=value, an option of --backend; may be given many times. docs/clusters.md lists them:
+  --backend=slurm --backend_option=partition=gpu --backend_option=time=04:00:00"""
+_RESOURCES_HELP = """\
+KIND:name=value,... is what each job of a kind gets; may be given once for each kind:
+  --resources=collect:cores=1,memory_gb=2
+  --resources=train:cores=4,memory_gb=8,accelerators=1,accelerator=a100
+Other names are countable resources of the cluster. On this machine, jobs that ask for cores share them with no other
+that does."""
 
-def define_launch() -> None:
-    """Defines the flags of the program that starts all jobs."""
+
+def define_launch(backends: Sequence[str]) -> None:
+    """Defines the flags of the program that starts all jobs; the first of `backends` is the default one."""
+    flags.DEFINE_enum('backend', backends[0], list(backends), f'Where the jobs run: {", ".join(backends)}.')
+    flags.DEFINE_bool('render', False, 'Print what would be run or submitted, and do nothing.')
+    flags.DEFINE_multi_string('backend_option', [], _BACKEND_OPTION_HELP)
+    flags.DEFINE_multi_string('resources', [], _RESOURCES_HELP)
+    flags.DEFINE_integer(
+        'num_workers', 1, 'Processes of the train job that train as one, a machine each (not local).', lower_bound=1
+    )
     flags.DEFINE_integer('num_collectors', 1, 'How many collect jobs to start.', lower_bound=1)
     flags.DEFINE_bool(
         'warm_start', True, "Load the jobs' libraries once and fork the jobs; --nowarm_start: each job loads its own."

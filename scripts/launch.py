@@ -1,6 +1,8 @@
 """Starts all jobs of a run on this machine and shows them in one view until the run has ended.
 
 The same command continues a run that was stopped. Without --replay_address the replay server gets a free port.
+
+With another --backend it submits the jobs to a cluster's scheduler instead, and ends; --render prints what it would do.
 """
 
 import sys
@@ -17,7 +19,7 @@ from . import job_flags, preflight
 def main() -> None:
     """Runs the jobs with the flags of this program. The exit code is that of `process_run.run`."""
     job_flags.define()
-    job_flags.define_launch()
+    job_flags.define_launch(process_run.BACKENDS)
     preflight.import_from_here()
     if not job_flags.read('tflearn-launch', __doc__, job_flags.check):
         return
@@ -38,6 +40,9 @@ def main() -> None:
             warm_start=values.warm_start,
             code_snapshot=values.code_snapshot,
             silent_timeout_secs=values.silent_timeout_secs,
+            backend=process_run.Backend(
+                values.backend, values.backend_option, values.resources, values.num_workers, values.render
+            ),
         )
     except UserError as error:
         print(f'tflearn-launch: error: {error}', file=sys.stderr)

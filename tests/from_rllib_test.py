@@ -135,7 +135,7 @@ def test_describes_nested_observations():
 
 def test_describes_what_the_launcher_restarts():
     assert f'up to {MAX_RESTARTS} times each' in PAGE and 'where a signal killed them' in PAGE
-    jobs = topology.local_topology(package='scripts', flags=[], num_collectors=1).jobs
+    jobs = topology.run_topology(package='scripts', flags=[], num_collectors=1).jobs
     assert {job.kind for job in jobs if job.restart.after_error} == {'collect', 'evaluate'}
 
 

@@ -129,6 +129,9 @@ class RunDir:
       train_result: written by the train job when it has reached a stop condition and exported the last policy.
       stop_request: written to ask the train job to finish; holds the reason.
       reward_weights: written to change the weights of several rewards while a run goes on.
+      topology: the jobs of a run that a scheduler starts.
+      failure: written when a job of such a run failed for good; ends the others.
+      submitted: the scheduler's own numbers of the jobs.
       owners: the leases of the learner and of the replay server, see `lease`.
     """
 
@@ -154,6 +157,9 @@ class RunDir:
         self.train_result = path / 'train' / 'result.json'
         self.stop_request = path / 'train' / 'stop_request.json'
         self.reward_weights = path / 'reward_weights.json'
+        self.topology = path / 'topology.json'
+        self.failure = path / 'failure.json'
+        self.submitted = path / 'submitted.json'
         self.owners = path / 'owners'
         self._lease: lease.Lease | None = None
 
@@ -180,6 +186,10 @@ class RunDir:
     def status(self, job: str) -> pathlib.Path:
         """The file of the job's newest metrics, see `Status`."""
         return self.root / 'status' / f'{job}.json'
+
+    def address(self, job: str) -> pathlib.Path:
+        """Where a job of a scheduler publishes its address for the others."""
+        return self.root / 'addresses' / f'{job}.json'
 
     def done_line(self) -> str | None:
         """Returns the content of DONE in one line; None while the run goes on."""

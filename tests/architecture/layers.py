@@ -25,7 +25,7 @@ VOCABULARY = (
     'control',
 )
 # Package -> the packages that it may import. An annex is a part of a large subject and knows the package it belongs to;
-# jobs/ knows all of them but config/, launch/ and tools/.
+# jobs/ knows all of them but config/, launch/, schedulers/ and tools/.
 PACKAGES = {
     'security': (),
     'environments': (),
@@ -60,7 +60,9 @@ VOCABULARY_LIBRARIES = (
     *sys.stdlib_module_names,
 )
 USERS_KINDS = ('ValueError', 'TypeError', 'TimeoutError', 'ImportError', 'OSError', 'FileNotFoundError')
-LAUNCH_NEVER = ('tensorflow', 'tf_agents', 'numpy', 'gin', 'reverb')
+# launch/ and its annex start jobs: they are to be there at once.
+LIGHT = ('launch', 'schedulers')
+LIGHT_NEVER = ('tensorflow', 'tf_agents', 'numpy', 'gin', 'reverb')
 
 # What may be used where. A name stands for all that is in it; what nobody may use has no place.
 DOORS = {
@@ -122,7 +124,7 @@ def _may_import(file: SourceFile, job_parts: Sequence[str]) -> tuple[str, ...]:
     """Returns the names of the project that `file` may use; `job_parts` are the modules in jobs/ that are no jobs."""
     vocabulary = tuple(f'tflearn.{name}' for name in VOCABULARY)
     if file.parts[0] == 'scripts':
-        packages = (f'tflearn.{name}' for name in ('api', 'jobs', 'launch', 'config', 'tools'))
+        packages = (f'tflearn.{name}' for name in ('api', 'jobs', *LIGHT, 'config', 'tools'))
         return ('scripts', *packages, *vocabulary, *EXCEPTIONS.get(file.path, ()))
     package = file.parts[1]
     if package == '__init__':
@@ -131,12 +133,13 @@ def _may_import(file: SourceFile, job_parts: Sequence[str]) -> tuple[str, ...]:
         return vocabulary[: VOCABULARY.index(package)]
     if package == 'config':
         return (*vocabulary, 'tflearn.config')
-    if package == 'launch':
-        return ('tflearn.errors', 'tflearn.run_dir', 'tflearn.launch')
+    if package in ('launch', 'schedulers'):
+        own = ('tflearn.launch', 'tflearn.schedulers') if package == 'schedulers' else ('tflearn.launch',)
+        return ('tflearn.errors', 'tflearn.run_dir', *own)
     if package == 'jobs':
         return (*vocabulary, *(f'tflearn.{name}' for name in PACKAGES), *job_parts)
     if package == 'api':
-        return (*vocabulary, *(f'tflearn.{name}' for name in (*PACKAGES, 'api', 'config', 'jobs', 'launch')))
+        return (*vocabulary, *(f'tflearn.{name}' for name in (*PACKAGES, 'api', 'config', 'jobs', *LIGHT)))
     if package not in PACKAGES:
         return ()
     own = (package, *PACKAGES[package])
@@ -144,7 +147,7 @@ def _may_import(file: SourceFile, job_parts: Sequence[str]) -> tuple[str, ...]:
 
 
 def libraries(files: Sequence[SourceFile]) -> list[str]:
-    """Checks the outside libraries of the layers that are to stay light: the vocabulary and launch/."""
+    """Checks the outside libraries of the layers that are to stay light: the vocabulary, launch/ and its annex."""
     problems = []
     for file in files:
         if file.parts[0] != 'tflearn':
@@ -155,8 +158,10 @@ def libraries(files: Sequence[SourceFile]) -> list[str]:
                     f'{file.at(line)}: got an import of {name} in the vocabulary; need Python, numpy, TensorFlow or '
                     'tf_agents.{specs,trajectories,typing}; move what needs it to a package'
                 )
-            if file.parts[1] == 'launch' and is_within(name, LAUNCH_NEVER):
-                problems.append(f'{file.at(line)}: got an import of {name} in launch/, which starts jobs and is none')
+            if file.parts[1] in LIGHT and is_within(name, LIGHT_NEVER):
+                problems.append(
+                    f'{file.at(line)}: got an import of {name} in {file.parts[1]}/, which starts jobs and is none'
+                )
     return problems
 
 

@@ -6,6 +6,7 @@
   write=PATH     writes an empty file below ROOT              done         writes DONE
   once=STEP      does STEP only in its first process          exit=CODE    exits
   env=NAME       prints an environment variable               last_words=TEXT  prints a line at SIGTERM
+  cores          prints the cores that it may use
 
 It exits with 0 after the last step. SIGTERM: exits with 143, its name appended to ROOT/stopped.
 """
@@ -54,6 +55,8 @@ def do(step: str) -> None:
         LAST_WORDS.append(value)
     elif verb == 'env':
         sys.stdout.write(f'{value}={os.environ.get(value)}\n')
+    elif verb == 'cores':
+        sys.stdout.write(f'cores {sorted(os.sched_getaffinity(0))}\n')
     elif verb == 'wait':
         threading.Event().wait(float(value))
     elif verb == 'await':

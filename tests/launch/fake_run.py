@@ -8,11 +8,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tflearn.launch.restarts import RULES
-from tflearn.launch.topology import Job, Topology
+from tflearn.launch.topology import Job, Resources, Topology
 from tflearn.run_dir import RunDir, read_json
 
 DEADLINE_SECS = 20.0
@@ -35,14 +35,20 @@ RUNNING, WAIT = 'status={"state": "running"}', 'wait=30'
 RUN = [RUNNING, WAIT]
 
 
-def topology(run_dir: RunDir, warm_parent: tuple[str, ...] | None = None, **steps: list[str]) -> Topology:
+def topology(
+    run_dir: RunDir,
+    warm_parent: tuple[str, ...] | None = None,
+    resources: Mapping[str, Resources] | None = None,
+    **steps: list[str],
+) -> Topology:
     """A topology of fake jobs: their names, which begin with their kind, and their steps (see fake_job.py)."""
     jobs = []
     for name, its_steps in steps.items():
         kind = next(kind for kind in ROLES if name.startswith(kind))
         program = ('-m', 'tests.launch.fake_job') if warm_parent else (str(_PROGRAM),)
         command = (sys.executable, *program, str(run_dir.root), name, *its_steps)
-        jobs.append(Job(name, command, kind, restart=RULES[kind], **ROLES[kind]))
+        its_resources = (resources or {}).get(kind, Resources())
+        jobs.append(Job(name, command, kind, restart=RULES[kind], resources=its_resources, **ROLES[kind]))
     return Topology(tuple(jobs), warm_parent)
 
 

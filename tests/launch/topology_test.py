@@ -1,15 +1,17 @@
 """What a local run is made of."""
 
+import re
 import sys
 
 import pytest
 
 from tflearn.launch.restarts import RULES
-from tflearn.launch.topology import Job, Topology, local_topology
+from tflearn.launch.topology import Job, Resources, Topology, load, read_resources, run_topology
+from tflearn.run_dir import RunDir
 
 
 def make(num_collectors):
-    return local_topology(package='some_scripts', flags=['--a=1', '--b=x y'], num_collectors=num_collectors)
+    return run_topology(package='some_scripts', flags=['--a=1', '--b=x y'], num_collectors=num_collectors)
 
 
 def test_every_job_of_a_run_gets_the_same_flags():
@@ -42,3 +44,42 @@ def test_names_must_differ_and_served_jobs_exist():
         Topology((train, train))
     with pytest.raises(ValueError, match="collect that serves 'trian'; need one of train, collect"):
         Topology((train, Job('collect', ('true',), kind='collect', serves='trian')))
+
+
+def test_reads_resources_by_kind_of_job():
+    texts = ['train:cores=4,memory_gb=8.5,accelerators=2,accelerator=a100', 'collect:cores=1,license/sim=1']
+    assert read_resources(texts) == {
+        'train': Resources(cores=4, memory_gb=8.5, accelerators=2, accelerator='a100'),
+        'collect': Resources(cores=1, custom={'license/sim': 1}),
+    }
+    assert read_resources(['train:accelerators=0'])['train'].accelerators == 0
+
+
+@pytest.mark.parametrize(
+    ('texts', 'message'),
+    [
+        (['trian:cores=1'], 'need one for each kind of job (replay_server, train, collect, evaluate), such as'),
+        (['train:cores=1', 'train:memory_gb=1'], 'got --resources=train:memory_gb=1; need one for each kind'),
+        (['train:cores=0'], 'got cores=0 in --resources=train:cores=0; need a number above 0'),
+        (['train:cores=1.5'], 'got cores=1.5'),
+        (['train:memory_gb=0'], 'got memory_gb=0'),
+        (['train:cores'], 'got cores= in'),
+        (['train'], 'got --resources=train; need'),
+        (['train:accelerator=a100'], 'an accelerator without a number'),
+        (['train:custom=1'], 'got custom=1'),
+    ],
+)
+def test_refuses_wrong_resources(texts, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        read_resources(texts)
+
+
+def test_a_saved_topology_is_the_same(tmp_path):
+    resources = {'collect': Resources(cores=2, custom={'sim': 1}), 'train': Resources(memory_gb=4.0)}
+    topology = run_topology(package='p', flags=['--a=1'], num_collectors=3, resources=resources, num_workers=2)
+    topology.save(RunDir(tmp_path))
+    assert load(RunDir(tmp_path)) == topology
+    assert [job.resources.cores for job in topology.group('collect')] == [2] * 3
+    assert topology.group('train')[0].command[-1] == '--strategy=multi_worker'
+    with pytest.raises(ValueError, match='need a run that was submitted there'):
+        load(RunDir(tmp_path / 'other'))

@@ -1,19 +1,67 @@
 """All jobs of a run as processes of this machine, from their configuration on. Loads no TensorFlow."""
 
 import contextlib
+import dataclasses
 import importlib.util
 import os
 import pathlib
 import sys
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from tflearn.config import files
-from tflearn.errors import UserImportError
-from tflearn.launch import local
-from tflearn.launch.topology import local_topology
+from tflearn.errors import UserImportError, UserValueError
+from tflearn.launch import local, run_summary
+from tflearn.launch.placement import place, this_machine
+from tflearn.launch.topology import REPLAY_ADDRESS, Topology, read_resources, run_topology
 from tflearn.run_dir import RunDir
+from tflearn.schedulers import kubernetes, options, pods, slurm
+
+# The schedulers: their options, and the module that renders and submits for them.
+_SCHEDULERS: dict[str, tuple[type, Any]] = {
+    'slurm': (slurm.SlurmOptions, slurm),
+    'kubernetes': (pods.KubernetesOptions, kubernetes),
+}
+BACKENDS = ('local', *_SCHEDULERS)
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@dataclasses.dataclass(frozen=True)
+class Backend:
+    """Where the jobs of a run are started.
+
+    Attributes:
+      name: 'local', or a scheduler.
+      options: 'name=value' each, for the scheduler.
+      resources: 'KIND:name=value,...' each, see `topology.read_resources`.
+      num_workers: processes of the train job, which train as one.
+      render: print what would be run, and run nothing.
+    """
+
+    name: str = 'local'
+    options: Sequence[str] = ()
+    resources: Sequence[str] = ()
+    num_workers: int = 1
+    render: bool = False
+
+    def run(self, topology: Topology, run_dir: RunDir, package: str) -> int:
+        """Runs the jobs on this machine until the run has ended, or submits them. Returns the exit code."""
+        if self.name == 'local':
+            if self.options:
+                raise UserValueError(f'got --backend_option={self.options[0]} and --backend=local, which has none')
+            if self.render:
+                _show(run_summary.render(topology, place(topology, this_machine())))
+                return 0
+            times = topology.stop_timeout_secs, topology.silent_timeout_secs
+            return local.run(topology, run_dir, stop_timeout_secs=times[0], silent_timeout_secs=times[1])
+        kind, scheduler = _SCHEDULERS[self.name]
+        its_options: Any = options.read(kind, self.options)
+        if self.render:
+            _show(scheduler.render(topology, run_dir, package, its_options))
+            return 0
+        _show(scheduler.submit(topology, run_dir, package, its_options))
+        return 0
 
 
 def run(
@@ -29,6 +77,7 @@ def run(
     warm_start: bool = True,
     code_snapshot: bool = False,
     silent_timeout_secs: float = 300.0,
+    backend: Backend = Backend(),
 ) -> int:
     """Checks the run's configuration, then runs its jobs until the run has ended.
 
@@ -44,29 +93,49 @@ def run(
       warm_start: load the jobs' libraries once, in a process that forks the jobs; else each job loads them itself.
       code_snapshot: record how the code differs from its git revision.
       silent_timeout_secs: a job that has not reported for so long is killed and started again; 0: never.
+      backend: where the jobs run, and what each of them gets.
 
     Returns:
-      An exit code; see `local.run`.
+      An exit code; see `local.run`. Under a scheduler 0: the jobs are submitted.
 
     Raises:
       ValueError: if the configuration is wrong, or the run directory cannot be used.
+      RuntimeError: if the scheduler refuses a job.
     """
     path = files.resolve(gin_file)
-    flags = [f'--root_dir={run_dir.root}', f'--gin_file={path}']
+    # An image has the packaged gin files elsewhere.
+    its_gin_file = gin_file if backend.name == 'kubernetes' else path
+    flags = [f'--root_dir={run_dir.root}', f'--gin_file={its_gin_file}']
     flags += [f'--gin_bindings={binding}' for binding in gin_bindings]
-    flags += [f'--replay_address={replay_address or local.free_address()}']
+    free_address = local.free_address() if backend.name == 'local' else REPLAY_ADDRESS
+    flags += [f'--replay_address={replay_address or free_address}']
     flags += [f'--connect_timeout_secs={connect_timeout_secs:g}', f'--stop_timeout_secs={stop_timeout_secs:g}']
     flags += ['--code_snapshot'] if code_snapshot else []
-    topology = local_topology(package=package, flags=flags, num_collectors=num_collectors, warm_start=warm_start)
+    topology = run_topology(
+        package=package,
+        flags=flags,
+        num_collectors=num_collectors,
+        warm_start=warm_start,
+        resources=read_resources(backend.resources),
+        num_workers=backend.num_workers,
+    )
+    # The jobs end themselves when that time is over; this is for those that cannot.
+    topology = dataclasses.replace(
+        topology,
+        stop_timeout_secs=stop_timeout_secs + 10.0,
+        silent_timeout_secs=silent_timeout_secs,
+        connect_timeout_secs=connect_timeout_secs,
+    )
     from tflearn.config import preview  # Half a second that a wrong flag need not wait for.
     from tflearn.environments import registry
 
     kinds = sorted({f'tflearn.jobs.{job.kind}' for job in topology.jobs})
     preview.check(path, gin_bindings, kinds, registry.check_factory)
-    # The jobs end themselves when that time is over; this is for those that cannot.
-    return local.run(
-        topology, run_dir, stop_timeout_secs=stop_timeout_secs + 10.0, silent_timeout_secs=silent_timeout_secs
-    )
+    return backend.run(topology, run_dir, package)
+
+
+def _show(text: str) -> None:
+    sys.stdout.write(f'{text}\n')
 
 
 def programs() -> str:

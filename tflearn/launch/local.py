@@ -17,6 +17,7 @@ from typing import Any, TextIO
 
 from tflearn.errors import UserValueError
 from tflearn.launch import run_summary
+from tflearn.launch.placement import place, this_machine
 from tflearn.launch.plain_view import PlainView
 from tflearn.launch.processes import OrphanReaper
 from tflearn.launch.supervisor import Failure, Supervisor, View
@@ -99,15 +100,17 @@ def run(
       failed otherwise; 128 + the signal's number when a signal ended the run.
 
     Raises:
-      ValueError: if the run directory cannot be written to or another launch uses it.
+      ValueError: if the run directory cannot be written to or another launch uses it, or if the jobs ask for more than
+        this machine has.
       OSError: if a job cannot be started.
     """
     out = out or sys.stdout
+    placements = place(topology, this_machine())
     run_dir.make()
     if done := read_json(run_dir.done):
         _print(out, run_summary.already_done_line(run_dir, done))
         return 0
-    with _StopSignals() as signals, _locked_log(run_dir, stop_timeout_secs, signals) as log:
+    with StopSignals() as signals, _locked_log(run_dir, stop_timeout_secs, signals) as log:
         status, state = Status(run_dir.status('launch'), 'launch'), 'failed'
         status.update('running')
         try:
@@ -118,7 +121,9 @@ def run(
                 _warm_parent(topology, log, stop=lambda: len(signals.received) > 0) as warm_parent,
                 contextlib.closing(OrphanReaper(stop_timeout_secs, log.fileno())) as reaper,
             ):
-                supervisor = Supervisor(topology, run_dir, reaper, warm_parent, view, log, silent_timeout_secs)
+                supervisor = Supervisor(
+                    topology, run_dir, reaper, warm_parent, view, log, silent_timeout_secs, placements
+                )
                 failure = _work(supervisor, view, signals, stop_timeout_secs)
             code = _conclude(run_dir, out, log, failure, signals.received)
             state = {0: 'finished', 1: 'failed', 2: 'failed'}.get(code, 'stopped')
@@ -138,7 +143,7 @@ def _warm_parent(topology: Topology, log: TextIO, stop: Callable[[], bool]) -> I
         yield warm_parent
 
 
-def _work(supervisor: Supervisor, view: View, signals: '_StopSignals', stop_timeout_secs: float) -> Failure | None:
+def _work(supervisor: Supervisor, view: View, signals: 'StopSignals', stop_timeout_secs: float) -> Failure | None:
     """Starts the jobs, watches them and stops them. Returns why the run failed, if it did."""
     failure = None
     try:
@@ -186,7 +191,7 @@ def _make_view(out: TextIO, run_dir: RunDir, line_interval_secs: float) -> View:
 
 
 @contextlib.contextmanager
-def _locked_log(run_dir: RunDir, stop_timeout_secs: float, signals: '_StopSignals') -> Iterator[TextIO]:
+def _locked_log(run_dir: RunDir, stop_timeout_secs: float, signals: 'StopSignals') -> Iterator[TextIO]:
     """Opens launch's own log and locks it, so that a run directory has one launch at a time.
 
     The kernel releases the lock when the processes that hold it have ended: a launch, and the reaper of its jobs. It
@@ -241,7 +246,7 @@ def _lives(pid: Any) -> bool:
     return True
 
 
-class _StopSignals:
+class StopSignals:
     """A context in which SIGINT, SIGTERM and SIGHUP do not end the process but are appended to `received`."""
 
     def __init__(self) -> None:
@@ -249,7 +254,7 @@ class _StopSignals:
         self.received: list[int] = []
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> '_StopSignals':
+    def __enter__(self) -> 'StopSignals':
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             # nohup ignores SIGHUP for its command.
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:

@@ -11,6 +11,7 @@ import sys
 import time
 
 from tflearn.launch import orphan_reaper
+from tflearn.launch.placement import Placement
 from tflearn.launch.reports import JobReport
 from tflearn.launch.restarts import RestartBudget
 from tflearn.launch.topology import Job
@@ -78,7 +79,9 @@ class JobProcess:
       start_at: when it is started again [s of time.monotonic]; None if it is not.
     """
 
-    def __init__(self, job: Job, run_dir: RunDir, reaper: OrphanReaper, warm_parent: WarmParent | None):
+    def __init__(
+        self, job: Job, run_dir: RunDir, reaper: OrphanReaper, warm_parent: WarmParent | None, placement: Placement
+    ):
         self.job = job
         self.log: pathlib.Path = run_dir.log(job.name)
         self.exit_code: int | None = None
@@ -88,7 +91,8 @@ class JobProcess:
         self.budget = RestartBudget()
         self._status = run_dir.status(job.name)
         self._reaper = reaper
-        self._warm_parent = warm_parent
+        self._placement = placement
+        self._warm_parent = None if placement.environment else warm_parent  # Its forks have its environment.
         self._process: Process | None = None
         self._started_at = 0.0
         self._log_start = 0
@@ -111,9 +115,12 @@ class JobProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=unbuffered_environment(),
+                env=unbuffered_environment() | dict(self._placement.environment),
                 start_new_session=True,
             )
+        if self._placement.cores:
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(self._process.pid, self._placement.cores)  # Its threads come later.
         self._reaper.add(self._process.pid)
         self.exit_code = None
 

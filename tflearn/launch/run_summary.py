@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from tflearn.launch.placement import Placement
 from tflearn.launch.reports import count, duration, plain
 from tflearn.launch.topology import Topology
 from tflearn.run_dir import RunDir, write_atomically
@@ -33,6 +34,17 @@ def write_commands(run_dir: RunDir, topology: Topology) -> None:
     lines = ['# The jobs of this run, one terminal each, in any order. For a run from its start: another --root_dir.']
     lines += [shlex.join(job.command) for job in topology.jobs]
     write_atomically(run_dir.commands, '\n'.join(lines) + '\n')
+
+
+def render(topology: Topology, placements: Mapping[str, Placement]) -> str:
+    """Returns the jobs' commands, each with the cores and the variables that it would get."""
+    lines = []
+    for job in topology.jobs:
+        placement = placements[job.name]
+        cores = ('taskset', '--cpu-list', ','.join(map(str, sorted(placement.cores)))) if placement.cores else ()
+        variables = [f'{name}={value}' for name, value in placement.environment.items()]
+        lines.append(' '.join([*variables, shlex.join([*cores, *job.command])]))
+    return '\n'.join(lines)
 
 
 def done_lines(run_dir: RunDir, done: Mapping[str, Any]) -> list[str]:

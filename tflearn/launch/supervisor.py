@@ -7,9 +7,11 @@ import pathlib
 import shutil
 import threading
 import time
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping
 from typing import Protocol, TextIO
 
+from tflearn.launch.placement import Placement
 from tflearn.launch.processes import JobProcess, OrphanReaper
 from tflearn.launch.reports import RunReport
 from tflearn.launch.run_summary import shown
@@ -65,10 +67,25 @@ class Supervisor:
         view: View,
         log: TextIO,
         silent_timeout_secs: float = 0.0,
+        placements: Mapping[str, Placement] = types.MappingProxyType({}),
     ):
-        """Takes the topology's jobs; `silent_timeout_secs`: see `local.run`."""
+        """Takes the topology's jobs.
+
+        Args:
+          topology: the jobs.
+          run_dir: the run directory.
+          reaper: ends the jobs if this process is killed.
+          warm_parent: starts the jobs faster; None: each loads its own libraries.
+          view: shows the run.
+          log: launch's own log.
+          silent_timeout_secs: see `local.run`.
+          placements: where jobs run, by name.
+        """
         self._run_dir, self._silent_timeout_secs = run_dir, silent_timeout_secs
-        self._processes = [JobProcess(job, run_dir, reaper, warm_parent) for job in topology.jobs]
+        self._processes = [
+            JobProcess(job, run_dir, reaper, warm_parent, placements.get(job.name, Placement()))
+            for job in topology.jobs
+        ]
         self._view = view
         self._log = log
         self._started_at = time.monotonic()

@@ -1,11 +1,80 @@
-"""The topology of a run: its jobs and their roles. Data only; local.py runs it."""
+"""The topology of a run: its jobs, their roles and resources. Data only; `local` and the schedulers run it."""
 
 import dataclasses
+import json
+import re
 import sys
-from collections.abc import Sequence
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tflearn.errors import UserValueError, check_at_least
 from tflearn.launch.restarts import RULES, RestartRule
+from tflearn.run_dir import RunDir, read_json, write_atomically
+
+# Stands for the replay server's address in commands, where it is known only when the server runs.
+REPLAY_ADDRESS = '{replay_address}'
+KINDS = tuple(RULES)
+_RESOURCES_EXAMPLE = 'train:cores=4,memory_gb=8,accelerators=1,accelerator=a100'
+
+
+@dataclasses.dataclass(frozen=True)
+class Resources:
+    """What each process of a job gets. None: what it gets without being asked for.
+
+    Attributes:
+      cores: CPU cores.
+      memory_gb: memory [GB, 10^9 bytes].
+      accelerators: GPUs, or chips of a TPU; 0 hides those that are there.
+      accelerator: their kind, as the cluster names it.
+      custom: countable resources of the cluster by name, like RLlib's `custom_resources_per_env_runner`.
+    """
+
+    cores: int | None = None
+    memory_gb: float | None = None
+    accelerators: int | None = None
+    accelerator: str | None = None
+    custom: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
+def read_resources(texts: Sequence[str]) -> dict[str, Resources]:
+    """Returns the resources by kind of job.
+
+    Args:
+      texts: 'KIND:name=value,...' each: cores, memory_gb, accelerators, accelerator, and custom resources.
+
+    Raises:
+      ValueError: that names what is wrong in a text.
+    """
+    found: dict[str, Resources] = {}
+    for text in texts:
+        kind, _, rest = text.partition(':')
+        pairs = [pair.partition('=') for pair in rest.split(',')]
+        if kind not in KINDS or kind in found or not all(re.fullmatch(r'[\w./-]+', name) for name, _, _ in pairs):
+            raise UserValueError(
+                f'got --resources={text}; need one for each kind of job ({", ".join(KINDS)}), such as '
+                f'--resources={_RESOURCES_EXAMPLE}'
+            )
+        values = {name: _resource(text, name, value) for name, _, value in pairs}
+        own = {field.name: values.pop(field.name) for field in dataclasses.fields(Resources) if field.name in values}
+        found[kind] = Resources(**own, custom=values)
+        if found[kind].accelerator and not found[kind].accelerators:
+            raise UserValueError(
+                f'got --resources={text}, an accelerator without a number; need accelerators=1 or more'
+            )
+    return found
+
+
+def _resource(text: str, name: str, value: str) -> Any:
+    if name == 'accelerator' and value:
+        return value
+    if name == 'memory_gb' and re.fullmatch(r'\d+(\.\d+)?', value) and float(value) > 0:
+        return float(value)
+    if re.fullmatch(r'\d+', value) and name not in ('memory_gb', 'custom') and (int(value) or name == 'accelerators'):
+        return int(value)
+    raise UserValueError(
+        f'got {name}={value} in --resources={text}; need a number above 0, such as {_RESOURCES_EXAMPLE}'
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,6 +88,8 @@ class Job:
       may_finish: whether it may end by itself, with exit code 0, before the job it serves.
       restart: what follows its death.
       stop_stage: jobs of a lower stage are stopped first.
+      resources: what each of its processes gets.
+      workers: processes that train as one, each with a TF_CONFIG; they are started and restarted together.
     """
 
     name: str
@@ -28,6 +99,8 @@ class Job:
     may_finish: bool = True
     restart: RestartRule = RULES['train']
     stop_stage: int = 0
+    resources: Resources = Resources()
+    workers: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,10 +110,16 @@ class Topology:
     Attributes:
       jobs: in the order in which they are started.
       warm_parent: the program that loads their libraries and forks them, see `WarmParent`; None: each loads its own.
+      stop_timeout_secs: how long a job may take to end after SIGTERM, before it is killed [s].
+      silent_timeout_secs: a running job that has not reported for so long is killed and started again [s]; 0: never.
+      connect_timeout_secs: how long a job waits for another one [s].
     """
 
     jobs: tuple[Job, ...]
     warm_parent: tuple[str, ...] | None = None
+    stop_timeout_secs: float = 60.0
+    silent_timeout_secs: float = 0.0
+    connect_timeout_secs: float = 300.0
 
     def __post_init__(self) -> None:
         names = [job.name for job in self.jobs]
@@ -50,45 +129,72 @@ class Topology:
             if job.serves is not None and job.serves not in names:
                 raise UserValueError(f'got job {job.name} that serves {job.serves!r}; need one of {", ".join(names)}')
 
+    def group(self, kind: str) -> tuple[Job, ...]:
+        """Returns the jobs of a kind, which have the same resources and differ in their names only."""
+        return tuple(job for job in self.jobs if job.kind == kind)
 
-def local_topology(*, package: str, flags: Sequence[str], num_collectors: int, warm_start: bool = True) -> Topology:
-    """Returns the topology of a run on one machine: replay_server, train, evaluate and collect_0, collect_1, ...
+    def save(self, run_dir: RunDir) -> None:
+        """Writes it to the run directory, from which the jobs of a scheduler read it."""
+        write_atomically(run_dir.topology, json.dumps(dataclasses.asdict(self), indent=2) + '\n')
+
+
+def load(run_dir: RunDir) -> Topology:
+    """Returns the topology that was saved in a run directory.
+
+    Raises:
+      ValueError: if there is none.
+    """
+    values = read_json(run_dir.topology)
+    if values is None:
+        raise UserValueError(f'got {run_dir.root} without {run_dir.topology.name}; need a run that was submitted there')
+    jobs = [
+        Job(**{**job, 'restart': RestartRule(**job['restart']), 'resources': Resources(**job['resources'])})
+        for job in ({**job, 'command': tuple(job['command'])} for job in values.pop('jobs'))
+    ]
+    return Topology(**{**values, 'jobs': tuple(jobs)})
+
+
+def run_topology(
+    *,
+    package: str,
+    flags: Sequence[str],
+    num_collectors: int,
+    warm_start: bool = True,
+    resources: Mapping[str, Resources] = types.MappingProxyType({}),
+    num_workers: int = 1,
+) -> Topology:
+    """Returns the topology of a run: replay_server, train, evaluate and collect_0, collect_1, ...
 
     Train stops first, so that its last checkpoint is the newest there is; the replay server last, so that it saves
     all that the collectors sent.
 
     Args:
+      package: the Python package of the jobs' programs.
+      flags: those that all jobs have.
+      num_collectors: collect jobs.
       warm_start: load the jobs' libraries once instead of in each of them.
+      resources: what the jobs of each kind get.
+      num_workers: processes of the train job, which train as one.
 
     Raises:
-      ValueError: if there is no collector.
+      ValueError: if there is no collector or no worker.
     """
-    check_at_least(1, num_collectors=num_collectors)
+    check_at_least(1, num_collectors=num_collectors, num_workers=num_workers)
 
     def command(program: str, *more: str) -> tuple[str, ...]:
         return (sys.executable, '-m', f'{package}.{program}', *flags, *more)
 
-    replay_server = Job(
-        'replay_server',
-        command('replay_server'),
-        'replay_server',
-        serves='train',
-        may_finish=False,
-        restart=RULES['replay_server'],
-        stop_stage=3,
-    )
-    train = Job('train', command('train'), 'train', restart=RULES['train'], stop_stage=0)
-    evaluate = Job('evaluate', command('evaluate'), 'evaluate', restart=RULES['evaluate'], stop_stage=1)
-    collectors = [
-        Job(
-            name,
-            command('collect', f'--collector_name={name}'),
-            'collect',
-            serves='train',
-            restart=RULES['collect'],
-            stop_stage=2,
-        )
-        for name in (f'collect_{i}' for i in range(num_collectors))
+    def job(name: str, kind: str, *more: str, **role: Any) -> Job:
+        its_resources = resources.get(kind, Resources())
+        return Job(name, command(kind, *more), kind, restart=RULES[kind], resources=its_resources, **role)
+
+    strategy = ('--strategy=multi_worker',) if num_workers > 1 else ()
+    jobs = [
+        job('replay_server', 'replay_server', serves='train', may_finish=False, stop_stage=3),
+        job('train', 'train', *strategy, workers=num_workers),
+        job('evaluate', 'evaluate', stop_stage=1),
     ]
+    for i in range(num_collectors):
+        jobs.append(job(f'collect_{i}', 'collect', f'--collector_name=collect_{i}', serves='train', stop_stage=2))
     warm_parent = (sys.executable, '-m', f'{package}.warm_parent') if warm_start else None
-    return Topology((replay_server, train, evaluate, *collectors), warm_parent)
+    return Topology(tuple(jobs), warm_parent)

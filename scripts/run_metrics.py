@@ -1,0 +1,43 @@
+"""Serves the numbers that a run's jobs report at http://HOST:PORT/metrics, for Prometheus.
+
+The manifests of --backend=kubernetes start it beside the replay server.
+"""
+
+import signal
+import sys
+import types
+
+from absl import flags
+
+from tflearn.run_dir import RunDir
+from tflearn.schedulers.run_metrics import MetricsServer
+
+from . import job_flags
+
+
+def main() -> None:
+    """Serves until SIGTERM or SIGINT."""
+    job_flags.define_process()
+    flags.DEFINE_string('host', 'localhost', "Name or address to listen at; '0.0.0.0' is all networks.")
+    flags.DEFINE_integer('port', 9100, 'Port of HTTP; 0 takes a free one.', 0, 65535)
+    flags.DEFINE_string('run', '', "The label 'run' of all metrics; the name of --root_dir by default.")
+    if not job_flags.read('tflearn-run-metrics', __doc__, lambda: None, '--port=9100'):
+        return
+    run_dir = RunDir(flags.FLAGS.root_dir)
+    signal.signal(signal.SIGTERM, _exit)
+    signal.signal(signal.SIGINT, _exit)
+    try:
+        server = MetricsServer(run_dir, flags.FLAGS.run or run_dir.root.name, flags.FLAGS.host, flags.FLAGS.port)
+    except OSError as error:
+        print(f'tflearn-run-metrics: error: got port {flags.FLAGS.port}; need a free one ({error})', file=sys.stderr)
+        sys.exit(2)
+    print(f'http://{flags.FLAGS.host}:{server.server_port}/metrics', flush=True)
+    server.serve_forever()
+
+
+def _exit(number: int, frame: types.FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
+if __name__ == '__main__':
+    main()

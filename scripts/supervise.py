@@ -1,0 +1,38 @@
+"""Supervises one job of a run that a scheduler started on this machine; see tflearn/schedulers/supervise.py.
+
+tflearn-launch --backend=slurm submits jobs that run this program; by hand it starts a job again as the scheduler would.
+"""
+
+import sys
+
+from absl import flags
+
+from tflearn.errors import UserError
+from tflearn.run_dir import RunDir
+from tflearn.schedulers import supervise
+
+from . import job_flags, preflight
+
+
+def main() -> None:
+    """Runs the job with the flags of this program. The exit code is that of `supervise.run`."""
+    job_flags.define_process()
+    flags.DEFINE_string('job', None, 'The name of the job, as in topology.json of the run: train, collect_0.')
+    preflight.import_from_here()
+    if not job_flags.read('tflearn-supervise', __doc__, _check, '--job=train'):
+        return
+    try:
+        code = supervise.run(RunDir(flags.FLAGS.root_dir), flags.FLAGS.job)
+    except UserError as error:
+        print(f'tflearn-supervise: error: {error}', file=sys.stderr)
+        code = 2
+    sys.exit(code)
+
+
+def _check() -> None:
+    if not flags.FLAGS.job:
+        raise UserError('got no --job; need the name of a job of the run, such as --job=train')
+
+
+if __name__ == '__main__':
+    main()

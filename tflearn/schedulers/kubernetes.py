@@ -1,0 +1,250 @@
+"""Kubernetes: the manifests of a run, as one JSON list that `kubectl apply -f` takes. Nothing is submitted.
+
+The learner is a JobSet: when a worker dies, all are started again. The replay server is a StatefulSet with a volume of
+its own; collectors are a Deployment, with an autoscaler if they are to be more when the learner waits for data.
+"""
+
+import json
+from typing import Any, NoReturn
+
+from tflearn.errors import UserValueError
+from tflearn.launch.restarts import MAX_RESTARTS
+from tflearn.launch.topology import Resources, Topology
+from tflearn.run_dir import RunDir
+from tflearn.schedulers.pods import (
+    METRICS_PORT,
+    REPLAY_PORT,
+    SERVE_PORT,
+    WORKER_PORT,
+    KubernetesOptions,
+    Manifest,
+    Pods,
+)
+
+_USER_ERROR_EXIT_CODE = 2
+_TARGET_DATA_WAIT = '100m'  # a tenth of the time
+
+
+def render(topology: Topology, run_dir: RunDir, package: str, options: KubernetesOptions) -> str:
+    """Returns the manifests as JSON, which is YAML too.
+
+    Args:
+      topology: the run's jobs.
+      run_dir: the run's directory in the containers, where the volume is mounted.
+      package: not used: the image has console commands.
+      options: what the jobs' resources do not say.
+    """
+    del package
+    return json.dumps({'apiVersion': 'v1', 'kind': 'List', 'items': manifests(topology, run_dir, options)}, indent=2)
+
+
+def submit(topology: Topology, run_dir: RunDir, package: str, options: KubernetesOptions) -> NoReturn:
+    """Submits nothing. Raises ValueError, which says what to do."""
+    raise UserValueError(
+        'got --backend=kubernetes without --render; need kubectl to submit it: '
+        'tflearn-launch ... --render | kubectl apply -f -'
+    )
+
+
+def manifests(topology: Topology, run_dir: RunDir, options: KubernetesOptions) -> list[Manifest]:
+    """Returns all objects of a run, in the order in which they are made."""
+    run = _Run(topology, run_dir, options)
+    made = [run.run_volume(), *run.replay_server(), *run.learner(), *run.collectors(), run.evaluate()]
+    made += [*run.serve(), run.network(), *run.disruption_budgets()]
+    for manifest in made:
+        manifest['metadata'] = {
+            'namespace': options.namespace,
+            'labels': run.pods.labels('run'),
+            **manifest['metadata'],
+        }
+    return made
+
+
+class _Run:
+    """The objects of one run."""
+
+    def __init__(self, topology: Topology, run_dir: RunDir, options: KubernetesOptions):
+        self._topology, self._run_dir, self._options = topology, run_dir, options
+        self.pods = Pods(topology, run_dir, options)
+        self._name = self.pods.name
+
+    def _labels(self, kind: str) -> Manifest:
+        return {'matchLabels': self.pods.labels(kind)}
+
+    def _claim(self, access: str) -> Manifest:
+        claim: Manifest = {
+            'accessModes': [access],
+            'resources': {'requests': {'storage': f'{self._options.storage_gb}G'}},
+        }
+        return claim | ({'storageClassName': self._options.storage_class} if self._options.storage_class else {})
+
+    def run_volume(self) -> Manifest:
+        """Returns the claim of the volume that all jobs share."""
+        return _manifest('v1', 'PersistentVolumeClaim', f'{self._name}-run', self._claim('ReadWriteMany'))
+
+    def replay_server(self) -> list[Manifest]:
+        """Returns the replay server with its address and a volume for its checkpoints."""
+        (job,) = self._topology.group('replay_server')
+        mount = {'name': 'replay', 'mountPath': str(self._run_dir.replay_checkpoints.parent)}
+        name = self.pods.replay_service
+        service: Manifest = {
+            'clusterIP': 'None',
+            'selector': self.pods.labels('replay_server'),
+            'ports': [{'name': 'replay', 'port': REPLAY_PORT, 'targetPort': 'replay'}],
+        }
+        server: Manifest = {
+            'serviceName': name,
+            'replicas': 1,
+            'selector': self._labels('replay_server'),
+            'template': self.pods.of_job(job, volumes=[mount]),
+            'volumeClaimTemplates': [{'metadata': {'name': 'replay'}, 'spec': self._claim('ReadWriteOnce')}],
+        }
+        return [_manifest('v1', 'Service', name, service), _manifest('apps/v1', 'StatefulSet', name, server)]
+
+    def learner(self) -> list[Manifest]:
+        """Returns the learner, and the queue that it waits in."""
+        (job,) = self._topology.group('train')
+        one_job: Manifest = {
+            'parallelism': job.workers,
+            'completions': job.workers,
+            'completionMode': 'Indexed',
+            'backoffLimit': 0,  # JobSet starts all workers again.
+            'podFailurePolicy': _user_errors_fail(),
+            'template': self.pods.of_job(job, restart='Never'),
+        }
+        spec: Manifest = {
+            'network': {'enableDNSHostnames': True, 'subdomain': self._name},
+            'failurePolicy': {
+                'maxRestarts': MAX_RESTARTS,
+                'rules': [{'name': 'userError', 'action': 'FailJobSet', 'onJobFailureReasons': ['PodFailurePolicy']}],
+            },
+            'replicatedJobs': [{'name': 'learner', 'replicas': 1, 'template': {'spec': one_job}}],
+        }
+        made = _manifest('jobset.x-k8s.io/v1alpha2', 'JobSet', self._name, spec)
+        metadata = made['metadata']
+        if self._options.tpu_topology:
+            # All pods on one slice, and nothing else on it.
+            metadata['annotations'] = {'alpha.jobset.sigs.k8s.io/exclusive-topology': 'cloud.google.com/gke-nodepool'}
+        if not self._options.queue:
+            return [made]
+        metadata['labels'] = {**self.pods.labels('run'), 'kueue.x-k8s.io/queue-name': self._options.queue}
+        spec['suspend'] = True  # Kueue starts it.
+        if not self._options.cluster_queue:
+            return [made]
+        queue: Manifest = {'clusterQueue': self._options.cluster_queue}
+        return [_manifest('kueue.x-k8s.io/v1beta1', 'LocalQueue', self._options.queue, queue), made]
+
+    def collectors(self) -> list[Manifest]:
+        """Returns the collectors, and what starts more of them while the learner waits for data."""
+        jobs, name = self._topology.group('collect'), f'{self._name}-collect'
+        spec: Manifest = {
+            'replicas': len(jobs),
+            'selector': self._labels('collect'),
+            'template': self.pods.of_job(jobs[0]),
+        }
+        deployment = _manifest('apps/v1', 'Deployment', name, spec)
+        if not self._options.max_collectors:
+            return [deployment]
+        if self._options.max_collectors < len(jobs):
+            raise UserValueError(
+                f'got max_collectors={self._options.max_collectors} and --num_collectors={len(jobs)}; need at least as '
+                'many; raise max_collectors'
+            )
+        del spec['replicas']  # The autoscaler's; applying the manifests again must not set it back.
+        metric = {'name': self._options.metric, 'selector': {'matchLabels': {'run': self._name}}}
+        scaler: Manifest = {
+            'scaleTargetRef': {'apiVersion': 'apps/v1', 'kind': 'Deployment', 'name': name},
+            'minReplicas': len(jobs),
+            'maxReplicas': self._options.max_collectors,
+            'metrics': [
+                {
+                    'type': 'External',
+                    'external': {'metric': metric, 'target': {'type': 'Value', 'value': _TARGET_DATA_WAIT}},
+                }
+            ],
+            # A restart of the learner is no reason to stop collectors.
+            'behavior': {'scaleDown': {'stabilizationWindowSeconds': 600}},
+        }
+        return [deployment, _manifest('autoscaling/v2', 'HorizontalPodAutoscaler', name, scaler)]
+
+    def evaluate(self) -> Manifest:
+        """Returns the evaluation, which writes DONE at the end of the run."""
+        (job,) = self._topology.group('evaluate')
+        spec: Manifest = {
+            'backoffLimit': MAX_RESTARTS,
+            'podFailurePolicy': _user_errors_fail(),
+            'template': self.pods.of_job(job, restart='Never'),
+        }
+        return _manifest('batch/v1', 'Job', f'{self._name}-evaluate', spec)
+
+    def serve(self) -> list[Manifest]:
+        """Returns servers of the run's newest policies, and their address."""
+        if not self._options.serve_replicas:
+            return []
+        name = f'{self._name}-serve'
+        words = ['tflearn-serve', f'--root_dir={self._run_dir.root}', '--host=0.0.0.0', f'--port={SERVE_PORT}']
+        check: Manifest = {'grpc': {'port': SERVE_PORT}, 'periodSeconds': 10}
+        container: Manifest = {
+            'ports': [{'name': 'grpc', 'containerPort': SERVE_PORT}],
+            'readinessProbe': check,  # No other: it waits for the first policy, which takes as long as the queue is.
+        }
+        spec: Manifest = {
+            'replicas': self._options.serve_replicas,
+            'selector': self._labels('serve'),
+            'template': self.pods.template('serve', words, Resources(), container),
+        }
+        service: Manifest = {
+            'selector': self.pods.labels('serve'),
+            'ports': [{'name': 'grpc', 'port': SERVE_PORT, 'targetPort': 'grpc', 'appProtocol': 'grpc'}],
+        }
+        return [_manifest('v1', 'Service', name, service), _manifest('apps/v1', 'Deployment', name, spec)]
+
+    def network(self) -> Manifest:
+        """Returns who may connect: the run's jobs to the replay server, workers to each other, all to metrics."""
+
+        def only(kind: str, *ports: int) -> Manifest:
+            return {'from': [{'podSelector': self.pods.selector(kind)}], 'ports': [_port(port) for port in ports]}
+
+        spec: Manifest = {
+            'podSelector': self.pods.selector('replay_server', 'train', 'collect', 'evaluate'),
+            'policyTypes': ['Ingress'],
+            'ingress': [
+                {
+                    'from': [{'podSelector': self.pods.selector('train', 'collect', 'evaluate')}],
+                    'ports': [_port(REPLAY_PORT)],
+                },
+                only('train', WORKER_PORT),
+                {'ports': [_port(METRICS_PORT)]},
+            ],
+        }
+        return _manifest('networking.k8s.io/v1', 'NetworkPolicy', self._name, spec)
+
+    def disruption_budgets(self) -> list[Manifest]:
+        """Returns how many pods of each kind the cluster may take away at a time."""
+        # A drain waits for the learner and the replay server, which somebody has to stop.
+        kept: dict[str, Any] = {'replay_server': 0, 'train': 0, 'collect': '25%', 'serve': 1}
+        if not self._options.serve_replicas:
+            del kept['serve']
+        return [
+            _manifest(
+                'policy/v1',
+                'PodDisruptionBudget',
+                f'{self._name}-{kind.replace("_", "-")}',
+                {'maxUnavailable': most, 'selector': self._labels(kind)},
+            )
+            for kind, most in kept.items()
+        ]
+
+
+def _manifest(version: str, kind: str, name: str, spec: Manifest) -> Manifest:
+    return {'apiVersion': version, 'kind': kind, 'metadata': {'name': name}, 'spec': spec}
+
+
+def _port(number: int) -> Manifest:
+    return {'protocol': 'TCP', 'port': number}
+
+
+def _user_errors_fail() -> Manifest:
+    """Returns the rule that an error which the user has to correct is not tried again."""
+    codes = {'operator': 'In', 'values': [_USER_ERROR_EXIT_CODE]}
+    return {'rules': [{'action': 'FailJob', 'onExitCodes': codes}]}
