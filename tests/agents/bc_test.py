@@ -130,22 +130,22 @@ NEST = EnvironmentSpecs(
 
 
 @pytest.mark.parametrize(
-    ('specs', 'network', 'length'),
-    [(NEST, SMALL, 2), (example_data.CONTINUOUS, dataclasses.replace(SMALL, lstm_size=(4,)), 6)],
+    ('specs', 'network', 'length', 'num_steps'),
+    [(NEST, SMALL, 2, 100), (example_data.CONTINUOUS, dataclasses.replace(SMALL, lstm_size=(4,)), 6, 150)],
     ids=['nest of discrete and continuous', 'memory'],
 )
-def test_it_learns_what_the_recorded_policy_did(specs, network, length):
+def test_it_learns_what_the_recorded_policy_did(specs, network, length, num_steps):
     experience = experiences.changed(bc.EXPERIENCE, sequence_length=length)
     agent = make_agent(specs, experience, network=network, learning_rate=5e-3)
-    train_step = tf.function(agent.train)
+    train_step = tf.function(agent.train, autograph=False)
     scores = []
-    for seed in range(100):
+    for seed in range(num_steps):
         data = example_data.sequences(agent, 64, length, seed % 20)
         arm = data.observation['arm'] if specs is NEST else data.observation
         push = 1.5 * tf.tanh(arm[..., :2])
         action = {'push': push, 'which': tf.cast(arm[..., 1:] > 0, tf.int64)} if specs is NEST else push
         scores.append(train_step(data._replace(action=action)).extra)
-    assert float(scores[-1]['squared_error']) < 0.2 * float(scores[0]['squared_error'])
+    assert float(scores[-1]['squared_error']) < 0.1 * float(scores[0]['squared_error'])
     if specs is NEST:
         assert float(scores[-1]['accuracy']) > 0.85 > 0.6 > float(scores[0]['accuracy'])
 
