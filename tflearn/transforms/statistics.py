@@ -12,7 +12,7 @@ import tensorflow as tf
 from tflearn.errors import UserValueError, check_at_least
 
 
-class Moments(tf.Module):
+class _Moments(tf.Module):
     """The mean and the variance of each element of some tensors; 0 and 1 before the first update.
 
     Attributes:
@@ -26,47 +26,20 @@ class Moments(tf.Module):
         self.means = [_variable(tf.zeros(spec.shape), 'mean') for spec in specs]
         self.variances = [_variable(tf.ones(spec.shape), 'variance') for spec in specs]
 
-    def update(self, values: Sequence[tf.Tensor], counts: tf.Tensor) -> None:
-        """Adds the values of the global batch, in replica context.
-
-        Args:
-          values: this replica's part of each tensor, [B, T, *spec].
-          counts: float32 [B, T], 1 for values that count, else 0. Steps with a value that is not finite do not count.
-        """
-        values = [tf.cast(value, tf.float32) for value in values]
-        for value in values:
-            finite = tf.reduce_all(tf.math.is_finite(value), axis=list(range(2, value.shape.rank)))
-            counts = tf.where(finite, counts, 0.0)
-        masks = [tf.reshape(counts, [*tf.unstack(tf.shape(counts)), *[1] * (value.shape.rank - 2)]) for value in values]
-        values = [tf.where(mask > 0, value, 0.0) for mask, value in zip(masks, values, strict=True)]
-        number, *sums = _sum_over_replicas(
-            [tf.reduce_sum(counts), *(tf.reduce_sum(value, axis=[0, 1]) for value in values)]
-        )
-        means = [tf.math.divide_no_nan(total, number) for total in sums]
-        squares = _sum_over_replicas(
-            [
-                tf.reduce_sum(mask * tf.math.squared_difference(value, mean), axis=[0, 1])
-                for mask, value, mean in zip(masks, values, means, strict=True)
-            ]
-        )
-        self._add(number, means, squares)
-
-    def _add(self, number: tf.Tensor, means: Sequence[tf.Tensor], squares: Sequence[tf.Tensor]) -> None:
-        """Adds a batch of `number` values, of which these are the means and the sums of squared deviations."""
-        raise NotImplementedError
-
     def _assign(self, valid: tf.Tensor, means: Sequence[tf.Tensor], variances: Sequence[tf.Tensor]) -> None:
         """Assigns means and variances if `valid`."""
         for variable, value in zip([*self.means, *self.variances], [*means, *variances], strict=True):
             variable.assign(tf.where(valid, value, variable))
 
 
-class _RunningMoments(Moments):
+class _RunningMoments(_Moments):
     def __init__(self, specs: Sequence[tf.TensorSpec], name: str):
         super().__init__(specs, name)
         self._count = _variable(tf.zeros(()), 'count')
 
-    def _add(self, number: tf.Tensor, means: Sequence[tf.Tensor], squares: Sequence[tf.Tensor]) -> None:
+    def update(self, values: Sequence[tf.Tensor], counts: tf.Tensor) -> None:
+        """Adds the values of the global batch, in replica context; see `_batch_moments`."""
+        number, means, squares = _batch_moments(values, counts)
         before, total = self._count.read_value(), self._count + number
         share = tf.math.divide_no_nan(number, total)
         deltas = [new - mean for new, mean in zip(means, self.means, strict=True)]
@@ -83,13 +56,15 @@ class _RunningMoments(Moments):
         self._count.assign(total)
 
 
-class _EmaMoments(Moments):
+class _EmaMoments(_Moments):
     def __init__(self, specs: Sequence[tf.TensorSpec], name: str, rate: float):
         super().__init__(specs, name)
         self._rate = rate
         self._started = _variable(tf.zeros(()), 'started')
 
-    def _add(self, number: tf.Tensor, means: Sequence[tf.Tensor], squares: Sequence[tf.Tensor]) -> None:
+    def update(self, values: Sequence[tf.Tensor], counts: tf.Tensor) -> None:
+        """Adds the values of the global batch, in replica context; see `_batch_moments`."""
+        number, means, squares = _batch_moments(values, counts)
         rate = tf.where(self._started > 0, self._rate, 1.0)
         deltas = [new - mean for new, mean in zip(means, self.means, strict=True)]
         variances = [
@@ -101,7 +76,7 @@ class _EmaMoments(Moments):
         self._started.assign(tf.where(number > 0, 1.0, self._started))
 
 
-class _WindowMoments(Moments):
+class _WindowMoments(_Moments):
     def __init__(self, specs: Sequence[tf.TensorSpec], name: str, num_batches: int):
         super().__init__(specs, name)
         rings = [tf.zeros((num_batches, *spec.shape)) for spec in specs]
@@ -110,7 +85,9 @@ class _WindowMoments(Moments):
         self._batch_squares = [_variable(ring, 'batch_squares') for ring in rings]
         self._next = _variable(tf.constant(0, tf.int64), 'next')
 
-    def _add(self, number: tf.Tensor, means: Sequence[tf.Tensor], squares: Sequence[tf.Tensor]) -> None:
+    def update(self, values: Sequence[tf.Tensor], counts: tf.Tensor) -> None:
+        """Adds the values of the global batch, in replica context; see `_batch_moments`."""
+        number, means, squares = _batch_moments(values, counts)
         size = self._counts.shape[0]
         is_slot = (tf.range(size, dtype=tf.int64) == self._next % size) & (number > 0)
         self._next.assign_add(tf.cast(number > 0, tf.int64))
@@ -127,6 +104,9 @@ class _WindowMoments(Moments):
             variances.append(tf.math.divide_no_nan(tf.reduce_sum(batch_squares + between, axis=0), total))
             new_means.append(mean)
         self._assign(number > 0, new_means, variances)
+
+
+Moments = _RunningMoments | _EmaMoments | _WindowMoments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,6 +156,37 @@ class Window:
 
 
 Statistics = Running | Ema | Window
+
+
+def _batch_moments(
+    values: Sequence[tf.Tensor], counts: tf.Tensor
+) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
+    """Returns the moments of the values of the global batch, in replica context.
+
+    Args:
+      values: this replica's part of each tensor, [B, T, *spec].
+      counts: float32 [B, T], 1 for values that count, else 0. Steps with a value that is not finite do not count.
+
+    Returns:
+      The number of steps that count; of each tensor the mean and the sum of squared deviations, float32 [*spec].
+    """
+    values = [tf.cast(value, tf.float32) for value in values]
+    for value in values:
+        finite = tf.reduce_all(tf.math.is_finite(value), axis=list(range(2, value.shape.rank)))
+        counts = tf.where(finite, counts, 0.0)
+    masks = [tf.reshape(counts, [*tf.unstack(tf.shape(counts)), *[1] * (value.shape.rank - 2)]) for value in values]
+    values = [tf.where(mask > 0, value, 0.0) for mask, value in zip(masks, values, strict=True)]
+    number, *sums = _sum_over_replicas(
+        [tf.reduce_sum(counts), *(tf.reduce_sum(value, axis=[0, 1]) for value in values)]
+    )
+    means = [tf.math.divide_no_nan(total, number) for total in sums]
+    squares = _sum_over_replicas(
+        [
+            tf.reduce_sum(mask * tf.math.squared_difference(value, mean), axis=[0, 1])
+            for mask, value, mean in zip(masks, values, means, strict=True)
+        ]
+    )
+    return number, means, squares
 
 
 def _sum_over_replicas(parts: list[tf.Tensor]) -> list[tf.Tensor]:
