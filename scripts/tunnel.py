@@ -35,7 +35,9 @@ def define() -> None:
     flags.DEFINE_string('key', None, 'PEM file with the key of --certificate.')
     flags.DEFINE_string('ca', None, 'PEM file of the authority that signs the certificates of the other side.')
     flags.DEFINE_string('server_name', None, "Name in the server's certificate, for the client; the host of --to.")
-    flags.DEFINE_integer('max_connections', 1024, 'Connections at the same time; further ones are closed.', 1)
+    flags.DEFINE_integer(
+        'max_connections', 256, 'Connections at the same time, of about 0.6 MB each; further ones are closed.', 1
+    )
 
 
 def options() -> TunnelOptions:

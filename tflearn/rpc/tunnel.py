@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 import enum
+import gc
 import os
 import re
 import socket
@@ -26,6 +27,7 @@ from tflearn.security.renewed import Renewed
 
 _BUFFER_BYTES = 256 * 1024  # read at once; a slow reader stops the other side after a few of them
 _BACKLOG = 128
+_COLLECT_EVERY = 25  # connections
 _CLOSE_SECS = 5.0
 _RETRY_SECS = 1.0  # without file handles
 _Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -87,7 +89,8 @@ class TunnelOptions:
       files: its certificate, the key, and the authority of the other side's certificates (`client_ca`), which is
         needed.
       server_name: the name that the server's certificate must have; None is the host of `to`. CLIENT only.
-      max_connections: connections at the same time, unfinished handshakes included; further ones are closed.
+      max_connections: connections at the same time, unfinished handshakes included; further ones are closed. Each takes
+        about 0.6 MB.
       handshake_timeout_secs: how long a handshake, or a connection to `to`, may take.
     """
 
@@ -96,7 +99,7 @@ class TunnelOptions:
     to: Address
     files: tls.TlsFiles
     server_name: str | None = None
-    max_connections: int = 1024
+    max_connections: int = 256
     handshake_timeout_secs: float = 10.0
 
     def __post_init__(self) -> None:
@@ -129,6 +132,7 @@ class Tunnel:
         self._listener = _listen(options.listen)
         self.port = None if options.listen.port is None else self._listener.getsockname()[1]
         self._connections: set[asyncio.Task[None]] = set()
+        self._num_ended = 0
         self._loop = asyncio.new_event_loop()
         self._accepting = self._loop.create_task(self._accept())
         self._thread = threading.Thread(target=self._run, name='tunnel', daemon=True)
@@ -167,12 +171,20 @@ class Tunnel:
                     continue
                 task = self._loop.create_task(self._forward(accepted, peer))
                 self._connections.add(task)
-                task.add_done_callback(self._connections.discard)
+                task.add_done_callback(self._forget)
         finally:
             self._listener.close()
             if self.port is None:
                 with contextlib.suppress(OSError):
                     os.unlink(self._options.listen.host)
+
+    def _forget(self, ended: asyncio.Task[None]) -> None:
+        self._connections.discard(ended)
+        self._num_ended += 1
+        # asyncio's TLS leaves cycles with a buffer of 256 kB each; Python would collect them too late, and the heap
+        # would grow with each stranger.
+        if self._num_ended % _COLLECT_EVERY == 0:
+            gc.collect()
 
     async def _end(self) -> None:
         for task in self._connections:

@@ -143,7 +143,8 @@ class Clients:
             usage.in_flight -= 1
 
     def _known(self, caller: Caller) -> Client:
-        shown = tokens.digest(tokens.shown(caller.metadata.get('authorization')))
+        token = tokens.shown(caller.metadata.get('authorization'))
+        shown = tokens.digest(token) if token else ''
         found = [
             client
             for client in self._clients.get().values()
