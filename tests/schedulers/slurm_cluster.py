@@ -44,6 +44,7 @@ SelectTypeParameters=CR_Core_Memory
 SlurmdParameters=config_overrides
 ReturnToService=2
 SlurmdTimeout=10
+SchedulerParameters=bf_interval=2,sched_interval=5
 KillWait=60
 {nodes}
 DefMemPerCPU=500
@@ -84,8 +85,12 @@ class SlurmCluster:
         wait_for(lambda: (root / 'munge.socket').exists(), 'munged')
         self._start('slurmctld', 'slurmctld', '-D', '-i')
         for node in NODES:
-            self._start(node, 'slurmd', '-D', '-N', node)
+            self.start_node(node)
         wait_for(lambda: self.run('sinfo', '-h', '-o', '%t %D').split() == ['idle', '3'], 'the nodes')
+
+    def start_node(self, node: str) -> None:
+        """Starts a node's daemon, for the first time or after `lose`."""
+        self._start(node, 'slurmd', '-D', '-N', node)
 
     def _start(self, name: str, program: str, *arguments: str) -> None:
         path = shutil.which(program, path=f'{os.environ["PATH"]}:/usr/sbin:/sbin')

@@ -1,6 +1,7 @@
 """CartPole on three nodes of a real Slurm cluster: solved, though jobs are killed, a node is lost, workers die."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -11,8 +12,11 @@ import sys
 
 import pytest
 
+from tests.launch.fake_run import RUNNING, topology
 from tests.schedulers.slurm_cluster import cluster, wait_for
+from tflearn.launch.topology import REPLAY_ADDRESS, Resources
 from tflearn.run_dir import RunDir, read_json, write_json
+from tflearn.schedulers import slurm as slurm_scripts
 
 pytestmark = pytest.mark.slow
 
@@ -74,6 +78,60 @@ class SlurmRun:
     def await_end(self):
         ids = ','.join(self.ids().values())
         wait_for(lambda: not self.slurm.run('squeue', '-h', '-j', ids).strip(), 'the end of all jobs', 300.0)
+
+
+def test_small_jobs_survive_the_loss_of_a_worker_and_of_a_node(slurm, tmp_path, monkeypatch):
+    """All of Slurm's part, with jobs that need no TensorFlow."""
+    for name in ('SLURM_CONF', 'PYTHONPATH'):
+        monkeypatch.setenv(name, {**slurm.environment, 'PYTHONPATH': str(ROOT)}[name])
+    run_dir, say = RunDir(tmp_path / 'run'), f'say=the server is at {REPLAY_ADDRESS}'
+    fakes = topology(
+        run_dir,
+        replay_server=[say, RUNNING, 'wait=900'],
+        train=['env=TF_CONFIG', say, RUNNING, 'wait=900'],
+        evaluate=[RUNNING, 'wait=900'],
+        collect_0=[say, RUNNING, 'wait=900'],
+        resources={'train': Resources(cores=2), 'replay_server': Resources(cores=5)},
+    )
+    jobs = tuple(dataclasses.replace(job, workers=2 if job.kind == 'train' else 1) for job in fakes.jobs)
+    fakes = dataclasses.replace(fakes, jobs=jobs, stop_timeout_secs=10.0)
+    text = slurm_scripts.submit(fakes, run_dir, 'scripts', slurm_scripts.SlurmOptions())
+    assert text.startswith('Submitted: replay_server '), text
+
+    def lines(job, beginning):
+        log = run_dir.log(job)
+        found = log.read_text().splitlines() if log.exists() else []
+        return [line.removeprefix(beginning) for line in found if line.startswith(beginning)]
+
+    def configs(count):
+        wait_for(lambda: len(lines('train', 'TF_CONFIG=')) >= count, f'{count} workers', 120.0)
+        two = [json.loads(line) for line in lines('train', 'TF_CONFIG=')[count - 2 : count]]
+        assert sorted(config['task']['index'] for config in two) == [0, 1]
+        assert two[0]['cluster'] == two[1]['cluster'] and len(two[0]['cluster']['worker']) == 2
+        return two[0]['cluster']['worker']
+
+    first = configs(2)
+    wait_for(lambda: read_json(run_dir.status('train')), 'the learner')
+    os.kill(read_json(run_dir.status('train'))['pid'], signal.SIGKILL)
+    assert configs(4) != first, 'both workers are started again, with other addresses'
+
+    wait_for(lambda: lines('collect_0', 'the server is at '), 'the collector', 120.0)
+    before = lines('collect_0', 'the server is at ')[-1]
+    lost = slurm.node_of(read_json(run_dir.submitted)['slurm']['replay_server'])
+    slurm.lose(lost)
+    wait_for(lambda: lines('collect_0', 'the server is at ')[-1] != before, 'the new address of the server', 300.0)
+    after = lines('collect_0', 'the server is at ')[-1]
+    assert after == read_json(run_dir.address('replay_server'))['address']
+    wait_for(lambda: after in lines('train', 'the server is at '), 'the learner with the new address', 120.0)
+
+    numbers = read_json(run_dir.submitted)['slurm'].values()
+    slurm.run('scancel', '--signal=TERM', '--batch', *numbers)
+    wait_for(lambda: not slurm.run('squeue', '-h', '-j', ','.join(numbers)).strip(), 'the end of all jobs', 60.0)
+    stopped = (run_dir.root / 'stopped').read_text().split()
+    assert {'replay_server', 'train', 'evaluate', 'collect_0'} == set(stopped)
+    assert stopped.count('train') >= 2, 'both workers get the signal'
+    assert not run_dir.address('replay_server').exists() and not run_dir.failure.exists()
+    slurm.start_node(lost)
 
 
 def test_cartpole_is_solved_though_jobs_are_killed_and_a_node_is_lost(slurm, tmp_path):
