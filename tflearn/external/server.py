@@ -42,6 +42,7 @@ _STATUS = {
 }
 _LARGEST_REWARD = float(np.finfo(np.float32).max)
 _FIRST_REQUEST_SECS, _IDLE_SECS = 10.0, 600.0
+_MAX_UNREAD = 1 << 16  # bytes of a stranger's message
 _MAX_QUOTED = 300  # characters of an error that a client gets
 
 
@@ -253,6 +254,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             logging.log_first_n(
                 logging.WARNING, 'refused a request of %s: no token, or another', 20, self.client_address
             )
+            # A body that is not read would reset the connection before the client has its answer.
+            length = self.headers.get('Content-Length', '')
+            self.rfile.read(min(int(length), _MAX_UNREAD) if length.isdecimal() else 0)
             self._refuse(HTTPStatus.UNAUTHORIZED, 'got no token, or another; need Authorization: Bearer TOKEN')
             return False
         self.connection.settimeout(_IDLE_SECS)
