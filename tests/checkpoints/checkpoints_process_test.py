@@ -1,20 +1,17 @@
 """Checkpoints of a process that is killed while it writes, and of one whose disk is full."""
 
 import os
-import pathlib
 import signal
-import subprocess
-import sys
 import threading
 import time
 
 import numpy as np
 import tensorflow as tf
 
+from tests.testing import forks
 from tflearn.checkpoints.checkpoints import Checkpoints
 
 DEADLINE_SECS = 120.0
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 SIZE = 8_000_000
 
 SAVE_FOREVER = f"""
@@ -52,18 +49,19 @@ print(checkpoints.newest, threading.active_count())
 """
 
 
-def _start(program, directory):
-    environment = {**os.environ, 'PYTHONPATH': str(ROOT), 'TF_CPP_MIN_LOG_LEVEL': '3', 'CUDA_VISIBLE_DEVICES': ''}
-    return subprocess.Popen(
-        [sys.executable, '-c', program, str(directory)], env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
+def _start(folder, text, directory):
+    program = folder / 'program.py'
+    program.write_text(text)
+    environment = {**os.environ, 'CUDA_VISIBLE_DEVICES': ''}
+    return forks.start(str(program), directory, log=folder / 'log', errors=folder / 'errors', env=environment)
 
 
-def test_process_killed_while_writing_leaves_complete_checkpoints(tmp_path):
+def test_process_killed_while_writing_leaves_complete_checkpoints(tmp_path, tmp_path_factory):
+    folder = tmp_path_factory.mktemp('program')
     killed_while_writing = False
     deadline = time.monotonic() + DEADLINE_SECS
     while not killed_while_writing:
-        process = _start(SAVE_FOREVER, tmp_path)
+        process = _start(folder, SAVE_FOREVER, tmp_path)
         try:
             while not (list(tmp_path.glob('*.index')) and _half_written(tmp_path)):
                 assert process.poll() is None and time.monotonic() < deadline
@@ -72,7 +70,6 @@ def test_process_killed_while_writing_leaves_complete_checkpoints(tmp_path):
             process.send_signal(signal.SIGKILL)
             process.wait(DEADLINE_SECS)
         killed_while_writing = bool(_half_written(tmp_path))
-        process.stdout.close()
     checkpoints = Checkpoints(tmp_path, {'a': (a := tf.Variable(tf.zeros(SIZE)))})
     path = checkpoints.restore_newest()
     np.testing.assert_array_equal(a, np.full(SIZE, float(path.rpartition('-')[2]), np.float32))
@@ -87,15 +84,15 @@ def _half_written(directory):
         return []
 
 
-def test_full_disk_keeps_the_previous_checkpoint(tmp_path):
-    process = _start(SAVE_TO_A_FULL_DISK, tmp_path)
+def test_full_disk_keeps_the_previous_checkpoint(tmp_path, tmp_path_factory):
+    folder = tmp_path_factory.mktemp('program')
+    process = _start(folder, SAVE_TO_A_FULL_DISK, tmp_path)
     try:
-        output, _ = process.communicate(timeout=DEADLINE_SECS)
+        code = process.wait(DEADLINE_SECS)
     finally:
         process.kill()
-        process.wait(DEADLINE_SECS)
-    assert process.returncode == 0
-    failure, success = output.splitlines()
+    assert code == 0, (folder / 'errors').read_text()
+    failure, success = (folder / 'log').read_text().splitlines()
     assert failure.startswith(f'could not save {tmp_path}/ckpt-2 (')
     assert failure.endswith(f'{tmp_path}/ckpt-1')
     assert success == f'{tmp_path}/ckpt-3 1'

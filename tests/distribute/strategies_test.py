@@ -1,16 +1,12 @@
 import json
 import os
-import pathlib
-import subprocess
-import sys
 
 import pytest
 import tensorflow as tf
 
+from tests.testing import forks
 from tflearn.distribute import strategies
 from tflearn.launch.local import free_address
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def test_default_is_one_replica():
@@ -99,10 +95,10 @@ def test_layout_describes_both_batch_sizes():
     )
 
 
-def _in_a_process_of_its_own(program, **environment):
-    environment = {**os.environ, 'PYTHONPATH': str(ROOT), 'CUDA_VISIBLE_DEVICES': '', **environment}
-    command = [sys.executable, '-c', program]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+def _in_a_process_of_its_own(folder, text, **environment):
+    program = folder / 'program.py'
+    program.write_text(text)
+    return forks.run(str(program), env={**os.environ, 'CUDA_VISIBLE_DEVICES': '', **environment}, timeout=200)
 
 
 def _tf_config(size, index=0):
@@ -110,13 +106,13 @@ def _tf_config(size, index=0):
     return json.dumps({'cluster': {'worker': addresses}, 'task': {'type': 'worker', 'index': index}})
 
 
-def test_sets_threads_before_tensorflow_starts():
+def test_sets_threads_before_tensorflow_starts(tmp_path):
     program = (
         'import tensorflow as tf; from tflearn.distribute import strategies; strategies.use_threads(1); '
         'tf.constant(1); print(tf.config.threading.get_inter_op_parallelism_threads()); strategies.use_threads(None); '
         'strategies.use_threads(2)'
     )
-    result = _in_a_process_of_its_own(program)
+    result = _in_a_process_of_its_own(tmp_path, program)
     assert result.stdout.strip() == '1'
     assert 'RuntimeError: Inter op parallelism cannot be modified after initialization.' in result.stderr
     with pytest.raises(ValueError, match='got inter_op_threads=0; need at least 1, or None'):
@@ -129,19 +125,19 @@ def test_multi_worker_needs_tf_config(monkeypatch):
         strategies.make('multi_worker')
 
 
-def test_rejects_multi_worker_after_tensorflow_has_started():
+def test_rejects_multi_worker_after_tensorflow_has_started(tmp_path):
     program = """
 import tensorflow as tf
 tf.constant(1.0) + 1.0
 from tflearn.distribute import strategies
 strategies.make('multi_worker')
 """
-    done = _in_a_process_of_its_own(program, TF_CONFIG=_tf_config(1))
+    done = _in_a_process_of_its_own(tmp_path, program, TF_CONFIG=_tf_config(1))
     assert done.returncode == 1
     assert "got strategy='multi_worker' too late" in done.stderr, done.stderr[-3000:]
 
 
-def test_multi_worker_restores_the_handler_of_sigterm():
+def test_multi_worker_restores_the_handler_of_sigterm(tmp_path):
     program = """
 import os, signal, threading
 received = threading.Event()
@@ -152,21 +148,21 @@ print(strategies.layout(strategy))
 os.kill(os.getpid(), signal.SIGTERM)
 print('received' if received.wait(30) else 'lost')
 """
-    done = _in_a_process_of_its_own(program, TF_CONFIG=_tf_config(1))
+    done = _in_a_process_of_its_own(tmp_path, program, TF_CONFIG=_tf_config(1))
     assert 'ReplicaLayout(replicas=1, input_pipelines=1, worker=0, workers=1, is_chief=True)' in done.stdout, (
         done.stderr
     )
     assert done.stdout.endswith('received\n')
 
 
-def test_wait_for_other_workers_has_a_deadline():
+def test_wait_for_other_workers_has_a_deadline(tmp_path):
     program = """
 from absl import logging
 logging.set_verbosity(logging.INFO)
 from tflearn.distribute import strategies
 strategies.make('multi_worker', timeout_secs=3)
 """
-    done = _in_a_process_of_its_own(program, TF_CONFIG=_tf_config(2))
+    done = _in_a_process_of_its_own(tmp_path, program, TF_CONFIG=_tf_config(2))
     assert done.returncode == 1
     assert 'waiting at most 3 s for 2 worker(s): localhost:' in done.stderr
     assert 'Timeout (0:00:03)!' in done.stderr and '_multi_worker' in done.stderr, done.stderr[-3000:]

@@ -1,10 +1,11 @@
 """A replay server as a process, for tests that kill it: `python -m tests.replay.replay_program PORT CHECKPOINTS`.
 
-It prints 'ready' once it is loaded, serves as soon as it reads a line, and ends when its standard input is closed.
+It prints 'serving' as soon as it serves, which it does for five minutes.
 """
 
 import pathlib
 import sys
+import threading
 
 from tests.testing.replay import DATA_SPEC
 from tflearn.experience import Experience, Uniform
@@ -17,17 +18,11 @@ EXPERIENCE = Experience(replay=Uniform(min_size=1, sampling='server'), chunk_ste
 def main() -> None:
     port, checkpoints = sys.argv[1:]
     tables = Storage(EXPERIENCE, DATA_SPEC).make_tables()
-    _tell('ready')
-    sys.stdin.readline()
     server = ReplayServer(tables, int(port), pathlib.Path(checkpoints))
-    _tell('serving')
-    sys.stdin.read()
-    server.close()
-
-
-def _tell(word: str) -> None:
-    sys.stdout.write(f'{word}\n')
+    sys.stdout.write('serving\n')
     sys.stdout.flush()
+    threading.Event().wait(300)
+    server.close()
 
 
 if __name__ == '__main__':

@@ -1,8 +1,6 @@
 """A replay server in another process is killed and started again while a writer writes."""
 
 import contextlib
-import subprocess
-import sys
 import threading
 import time
 
@@ -11,6 +9,7 @@ import reverb
 
 from tests import fakes
 from tests.replay.replay_program import EXPERIENCE
+from tests.testing import forks
 from tests.testing.replay import DATA_SPEC, write_steps
 from tflearn.launch.local import free_port
 from tflearn.replay import connection
@@ -22,27 +21,18 @@ RESUMES_WITHIN_SECS = 10.0
 
 
 class Server:
-    """The server process: loaded immediately, serving from `serve` on."""
+    """The server process, which serves."""
 
-    def __init__(self, port, checkpoints):
-        command = [sys.executable, '-m', 'tests.replay.replay_program', str(port), str(checkpoints)]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-
-    def wait_until_ready(self):
-        assert self._process.stdout.readline() == 'ready\n'
-
-    def serve(self):
-        self._process.stdin.write('go\n')
-        self._process.stdin.flush()
-        assert self._process.stdout.readline() == 'serving\n'
+    def __init__(self, port, folder):
+        log = folder / 'server.log'
+        program = 'tests.replay.replay_program'
+        self._process = forks.start(program, port, folder / 'checkpoints', log=log, cwd=forks.CHECKOUT)
+        wait_until(lambda: 'serving\n' in log.read_text() or self._process.poll() is not None, 'the server', 60)
+        assert self._process.poll() is None, log.read_text()
 
     def kill(self):
         self._process.kill()
         self._process.wait(30)
-        self._process.stdin.close()
-        self._process.stdout.close()
 
 
 @pytest.mark.parametrize('away_secs', [0.0, 4.0, pytest.param(40.0, marks=pytest.mark.slow)])
@@ -51,12 +41,12 @@ def test_writing_resumes_soon_after_a_server_restart(tmp_path, away_secs, idle):
     port = free_port()
     address, storage, stop = f'localhost:{port}', Storage(EXPERIENCE, DATA_SPEC), threading.Event()
     with contextlib.ExitStack() as stack:
-        servers = [Server(port, tmp_path / str(i)) for i in range(2)]
-        for server in servers:
-            stack.callback(server.kill)
-            server.wait_until_ready()
+        folders = [tmp_path / str(i) for i in range(2)]
+        for folder in folders:
+            folder.mkdir()
+        server = Server(port, folders[0])
+        stack.callback(server.kill)
         stack.callback(stop.set)
-        servers[0].serve()
         connection.wait_for_table(address, REPLAY, storage.signature, 60)
         pause, enough, errors = threading.Event(), threading.Event(), []
         writer = ReplayWriter(address, storage, 2, stop)
@@ -77,9 +67,9 @@ def test_writing_resumes_soon_after_a_server_restart(tmp_path, away_secs, idle):
         if idle:
             pause.set()
             stop.wait(0.5)
-        servers[0].kill()
+        server.kill()
         stop.wait(away_secs)
-        servers[1].serve()
+        stack.callback(Server(port, folders[1]).kill)
         back_at, before = time.monotonic(), writer.num_sequences
         pause.clear()
         assert not errors

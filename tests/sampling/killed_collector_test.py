@@ -1,7 +1,5 @@
 """Collectors are killed while a learner trains: it continues, and never gets a partial item."""
 
-import subprocess
-import sys
 import threading
 
 import numpy as np
@@ -10,6 +8,7 @@ import tensorflow as tf
 
 from tests import fakes
 from tests.replay.replay_program import EXPERIENCE
+from tests.testing import forks
 from tflearn.agents import dqn
 from tflearn.sampling.sampler import ReplaySampler
 from tflearn.train_step import create_train_step
@@ -18,7 +17,7 @@ from tflearn.waiting import wait_until
 
 
 @pytest.mark.parametrize('num_kills', [2, pytest.param(12, marks=pytest.mark.slow)])
-def test_training_continues_without_partial_items(serve, num_kills):
+def test_training_continues_without_partial_items(serve, tmp_path, num_kills):
     served = serve(EXPERIENCE)
     environment = EnvironmentSpecs(fakes.OBSERVATION_SPEC, fakes.ACTION_SPEC)
     agent = dqn.make_agent(environment, create_train_step(), EXPERIENCE, fc_layer_params=(8,))
@@ -38,8 +37,8 @@ def test_training_continues_without_partial_items(serve, num_kills):
     try:
         for _ in range(num_kills):
             items = served.table().current_size
-            command = [sys.executable, '-m', 'tests.replay.collector_program', served.address]
-            collector = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+            log = tmp_path / 'collector.log'
+            collector = forks.start('tests.replay.collector_program', served.address, log=log)
             try:
                 grown = lambda items=items: served.table().current_size > items + 20  # noqa: E731
                 wait_until(grown, 'items of the new collector', 120)

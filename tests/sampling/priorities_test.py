@@ -2,9 +2,8 @@
 
 import contextlib
 import os
+import pathlib
 import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -13,6 +12,7 @@ import pytest
 import reverb
 import tensorflow as tf
 
+from tests.testing import forks
 from tflearn.experience import Prioritization
 from tflearn.sampling.priorities import PriorityUpdater, importance_weights, priorities
 from tflearn.waiting import wait_until
@@ -20,34 +20,31 @@ from tflearn.waiting import wait_until
 TABLE = 'table'
 PLAIN = Prioritization(alpha=1.0, epsilon=0.0)
 SERVER = f"""
-import reverb, sys
+import reverb, sys, threading
 table = reverb.Table('{TABLE}', reverb.selectors.Prioritized(1.0), reverb.selectors.Fifo(), 100,
                      reverb.rate_limiters.MinSize(1))
 server = reverb.Server([table], int(sys.argv[1]) or None)
 print(server.port, flush=True)
-sys.stdin.read()
+threading.Event().wait(300)
 """
 
 
 class Server:
     """A replay server in a separate process, which can be suspended."""
 
-    def __init__(self, port=0):
-        self.process = subprocess.Popen(
-            [sys.executable, '-c', SERVER, str(port)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        self.port = int(self.process.stdout.readline())
+    def __init__(self, folder, port=0):
+        program, log = folder / 'server.py', folder / 'server.log'
+        program.write_text(SERVER)
+        self.process = forks.start(str(program), port, log=log)
+        wait_until(lambda: log.read_text().endswith('\n') or self.process.poll() is not None, 'the server', 60)
+        self.port = int(log.read_text().splitlines()[-1])
         self.address = f'localhost:{self.port}'
 
     def halt(self):
         """Suspends the process, and returns once it is suspended."""
         os.kill(self.process.pid, signal.SIGSTOP)
-        _, status = os.waitpid(self.process.pid, os.WUNTRACED)
-        assert os.WIFSTOPPED(status)
+        state = lambda: pathlib.Path(f'/proc/{self.process.pid}/stat').read_text().rpartition(')')[2].split()[0]  # noqa: E731
+        wait_until(lambda: state() == 'T', 'the server to be suspended', 30)
 
     def fill(self, count):
         """Inserts items of priority 1; returns their keys."""
@@ -70,19 +67,17 @@ class Server:
         return found
 
     def close(self):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.process.pid, signal.SIGCONT)
-        with self.process:  # closes its pipes, too
-            self.process.kill()
+        self.process.kill()
+        self.process.wait(30)
 
 
 @pytest.fixture
-def serve():
+def serve(tmp_path):
     """Returns a function port -> Server; all are ended at the end."""
     with contextlib.ExitStack() as stack:
 
         def start(port=0):
-            server = Server(port)
+            server = Server(tmp_path, port)
             stack.callback(server.close)
             return server
 

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import scripts
+from tests.testing import forks
 
 CHECKOUT = pathlib.Path(scripts.__path__[0]).parent
 DEADLINE_SECS = 120.0
@@ -78,8 +79,11 @@ def test_gin_syntax_error_takes_one_line(tmp_path):
     ],
 )
 def test_user_errors_take_one_line(tmp_path, job, flags, message):
-    code, stderr = run('--root_dir=run', '--gin_file=dqn_cartpole', *flags, cwd=tmp_path, job=job)
-    assert code == 2, stderr
-    assert stderr.splitlines()[-1].startswith(f'tflearn-{job.replace("_", "-")}: error: {message}')
-    assert 'Traceback' not in stderr
+    flags = ('--root_dir=run', '--gin_file=dqn_cartpole', *flags)
+    log = tmp_path / 'log'
+    code = forks.start(f'scripts.{job}', *flags, log=log, cwd=tmp_path).wait(DEADLINE_SECS)
+    output = log.read_text()
+    assert code == 2, output
+    assert output.splitlines()[-1].startswith(f'tflearn-{job.replace("_", "-")}: error: {message}')
+    assert 'Traceback' not in output
     assert [name for name in files(tmp_path / 'run') if 'checkpoint' in name or 'policies' in name] == []
