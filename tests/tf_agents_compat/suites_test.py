@@ -3,17 +3,30 @@
 import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 import tf_agents.train
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from tests.testing import forks
+
 DEADLINE_SECS = 280  # before that of every test
 # Tests in each file, and the processes that share them, one after the other: each is done long before the deadline.
 NUM_TESTS = {'learner': 23, 'ppo_learner': 14}
 SHARDS = {'learner': range(5), 'ppo_learner': range(1)}
+# Those that run by default: one of each kind, the others differ in agent and strategy; () are all of a file.
+SAMPLE = {
+    'learner': (
+        'testLearnerRun',
+        'testLearnerLoss',
+        'testLearnerLossPassExperience',
+        'testLearnerAssertInvalidIterations',
+        'testLearnerRaiseExceptionOnMismatchingBatchSetup',
+        'testInitialCheckpointStoresOptimizerVariablesDQN_mirrored',
+        'testCheckpointStoresOptimizerVariablesPPO_one_device',
+        'testLossLearnerDifferentDistStratDQN',
+    ),
+    'ppo_learner': (),
+}
 
 
 def _with_our_module(name):
@@ -24,39 +37,38 @@ def _with_our_module(name):
     return text.replace(line, f'from tflearn.learner import tf_agents_learner as {name}\n')
 
 
+def _run(folder, name, *tests, **environment):
+    """Runs tests of a file, all by default; returns how many there were that were not skipped."""
+    file, log = folder / f'{name}_test.py', folder / 'log'
+    file.write_text(_with_our_module(name), encoding='utf-8')
+    environment = {**os.environ, 'CUDA_VISIBLE_DEVICES': '-1', 'TEST_TMPDIR': str(folder), **environment}
+    code = forks.start(str(file), *tests, log=log, cwd=folder, env=environment).wait(DEADLINE_SECS)
+    output = log.read_text(errors='replace')
+    assert code == 0, output[-6000:]
+    ran = re.search(r'^Ran (\d+) tests? in', output, re.M)
+    skipped = re.search(r'^OK \(skipped=(\d+)\)', output, re.M)
+    return int(ran.group(1)) - int(skipped.group(1) if skipped else 0)
+
+
+@pytest.mark.parametrize('name', SAMPLE)
+def test_a_sample_of_tf_agents_tests_passes(tmp_path, name):
+    tests = [f'LearnerTest.{test}' for test in SAMPLE[name]]
+    assert _run(tmp_path, name, *tests) == (len(tests) or NUM_TESTS[name])
+
+
 @pytest.fixture(scope='module')
 def num_run():
     """Tests that ran, by module."""
     return dict.fromkeys(SHARDS, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('name', 'shard'), [(name, shard) for name in SHARDS for shard in SHARDS[name]])
 def test_tf_agents_tests_pass(tmp_path, num_run, name, shard):
-    file = tmp_path / f'{name}_test.py'
-    file.write_text(_with_our_module(name), encoding='utf-8')
-    environment = {
-        **os.environ,
-        'PYTHONPATH': str(ROOT),
-        'CUDA_VISIBLE_DEVICES': '-1',
-        'TEST_TMPDIR': str(tmp_path),
-        'TEST_TOTAL_SHARDS': str(len(SHARDS[name])),
-        'TEST_SHARD_INDEX': str(shard),
-    }
-    done = subprocess.run(
-        [sys.executable, str(file)],
-        cwd=tmp_path,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors='replace',
-        timeout=DEADLINE_SECS,
-    )
-    assert done.returncode == 0, done.stdout[-6000:]
-    ran = re.search(r'^Ran (\d+) tests? in', done.stdout, re.M)
-    skipped = re.search(r'^OK \(skipped=(\d+)\)', done.stdout, re.M)
-    num_run[name] += int(ran.group(1)) - int(skipped.group(1) if skipped else 0)
+    shards = {'TEST_TOTAL_SHARDS': str(len(SHARDS[name])), 'TEST_SHARD_INDEX': str(shard)}
+    num_run[name] += _run(tmp_path, name, **shards)
 
 
+@pytest.mark.slow
 def test_all_tf_agents_tests_ran(num_run):
     assert num_run == NUM_TESTS
