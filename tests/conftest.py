@@ -17,21 +17,25 @@ SEED = int(os.environ.get('TFLEARN_TEST_SEED', '0'))
 
 # Files whose tests take longest, longest first: last of all they would keep one process busy while the others are done.
 LONGEST = (
-    'tf_agents_compat/suites_test.py',
     'end_to_end_test.py',
     'distribute/multi_worker_test.py',
     'jobs/train_test.py',
-    'jobs/multi_worker_train_test.py',
-    'jobs/synchronous_test.py',
     'docs_code_test.py',
-    'docs_commands_test.py',
-    'tf_agents_compat/plain_learner_test.py',
-    'learner/summarized_loop_test.py',
-    'policies/exporter_test.py',
-    'distribute/replicas_test.py',
-    'replay/restart_test.py',
-    'scripts/job_setup_test.py',
+    'api/training_test.py',
+    'tf_agents_compat/suites_test.py',
     'learner/learner_test.py',
+    'jobs/synchronous_test.py',
+    'jobs/train_offline_test.py',
+    'distribute/replicas_test.py',
+    'jobs/multi_worker_train_test.py',
+    'learner/summarized_loop_test.py',
+    'tf_agents_compat/plain_learner_test.py',
+    'learner/learner_options_test.py',
+    'agents/observation_matrix_test.py',
+    'policies/exporter_test.py',
+    'jobs/on_policy_test.py',
+    'jobs/demonstrations_test.py',
+    'replay/restart_test.py',
 )
 
 _exit_status = 1

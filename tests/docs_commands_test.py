@@ -132,6 +132,7 @@ def test_exceptions_are_needed():
     assert set(UNCHECKED) <= {pathlib.Path(words[0]).name for _, words in OTHERS}
 
 
+@pytest.mark.slow  # tests/end_to_end_test.py starts the same jobs
 def test_jobs_by_hand(tmp_path):
     by_hand = [
         (program, words) for place, program, words in OURS if place.startswith('index.md') and 'by_hand' in str(words)

@@ -265,6 +265,7 @@ def test_mistakes_take_one_line_and_keep_what_is_saved(interrupted, start, tmp_p
     assert (processor_secs() - used) / len(programs) < MISTAKE_SECS
 
 
+@pytest.mark.slow  # tests/jobs/train_test.py has such a test of the train job
 def test_a_checkpoint_of_another_network_is_refused_and_left_alone(interrupted, start, tmp_path):
     run_dir = interrupted.copy(tmp_path)
     # As after a crash. With its checkpoint the replay server would be the first to refuse.

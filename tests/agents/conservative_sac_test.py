@@ -80,6 +80,7 @@ def test_the_weight_is_adapted_to_the_target_gap():
         assert (float(agent._log_conservative_weight) > 0) == grows
 
 
+@pytest.mark.slow  # the tests above check the loss that does it
 def test_values_of_other_actions_fall():
     """Rewards are 0 everywhere; the data's actions are at the upper bounds."""
     differences = {}

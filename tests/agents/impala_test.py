@@ -230,13 +230,22 @@ def _bandit(agent, specs, size=64):
     return float(tf.reduce_mean(reward))
 
 
-@pytest.mark.parametrize(
+BANDITS = pytest.mark.parametrize(
     ('specs', 'least'),
     [(example_data.DISCRETE, 0.85), (example_data.CONTINUOUS, 0.5), (SEVERAL, 0.85)],
     ids=['one', 'floats', 'many'],
 )
-def test_it_learns(make, specs, least):
-    assert _bandit(make(specs, learning_rate=1e-2), specs) > least
+
+
+@BANDITS
+def test_impala_learns(specs, least):
+    assert _bandit(_impala(specs=specs, learning_rate=1e-2), specs) > least
+
+
+@pytest.mark.slow
+@BANDITS
+def test_appo_learns(specs, least):
+    assert _bandit(_agent(appo.make_agent, specs, learning_rate=1e-2), specs) > least
 
 
 @pytest.mark.parametrize(

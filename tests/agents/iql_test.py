@@ -30,7 +30,6 @@ SMALL = {
     awac: {'actor_fc_layer_params': (16, 8), 'critic_fc_layer_params': (8, 16)},
 }
 BOTH = pytest.mark.parametrize('module', [iql, awac], ids=['iql', 'awac'])
-ONE_IS_SLOW = pytest.mark.parametrize('module', [iql, pytest.param(awac, marks=pytest.mark.slow)], ids=['iql', 'awac'])
 
 
 def make_agent(module, specs=CONTINUOUS, experience=None, loss=None, **changes):
@@ -251,7 +250,8 @@ def test_other_mistakes_are_refused():
             make_agent(iql, network=wrong)
 
 
-@ONE_IS_SLOW
+@pytest.mark.slow  # tests/agents/bc_test.py has such a run
+@BOTH
 def test_a_run_on_files_exports_the_policy_of_its_checkpoint(module, tmp_path):
     data_sets.write(tmp_path / 'data', 40)
     make = functools.partial(module.make_agent, **SMALL[module])

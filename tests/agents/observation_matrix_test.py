@@ -1,4 +1,4 @@
-"""All pairs of agent, task and path of the conformance matrix, each in one cell at least.
+"""Each agent, task and path of the conformance matrix in one cell at least; the slow tests have all their pairs.
 
 `python -m benchmarks.conformance` runs all cells.
 """
@@ -7,32 +7,33 @@ import itertools
 
 import pytest
 
-from tests.testing.conformance_cells import AGENTS, CELLS, TASKS, possible, refusal, run
+from tests.testing.conformance_cells import CELLS, possible, refusal, run
 from tests.testing.replay import serve  # noqa: F401 - a fixture
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
 
 
-def cover():
-    """Returns cells that hold every possible pair of two of agent, task and path."""
-    open_pairs = {pair for cell in CELLS if possible(*cell) for pair in itertools.combinations(cell, 2)}
-    chosen = []
-    while open_pairs:
-        counts = {cell: len(open_pairs & set(itertools.combinations(cell, 2))) for cell in CELLS if possible(*cell)}
-        chosen.append(max(counts, key=counts.get))
-        open_pairs -= set(itertools.combinations(chosen[-1], 2))
+def cover(size, chosen=()):
+    """Returns cells that hold every possible choice of `size` of agent, task and path, beginning with `chosen`."""
+    parts = {cell: set(itertools.combinations(cell, size)) for cell in CELLS if possible(*cell)}
+    chosen = [*chosen]
+    missing = set().union(*parts.values()).difference(*(parts[cell] for cell in chosen))
+    while missing:
+        chosen.append(max(parts, key=lambda cell: len(missing & parts[cell])))
+        missing -= parts[chosen[-1]]
     return chosen
 
 
-COVER = cover()
-# The first cell of each agent and of each task; exports take most of the time.
-EXPORTED = {next(cell for cell in COVER if name in cell) for name in (*AGENTS, *TASKS)}
+SINGLES = cover(1)
+PAIRS = cover(2, SINGLES)[len(SINGLES) :]
 
 
-@pytest.mark.parametrize('cell', COVER, ids=' - '.join)
-def test_every_pair_of_agent_task_and_path_trains(cell, tmp_path, serve):  # noqa: F811
-    run(*cell, tmp_path, serve, cell in EXPORTED)
+@pytest.mark.parametrize(
+    'cell', [*SINGLES, *(pytest.param(cell, marks=pytest.mark.slow) for cell in PAIRS)], ids=' - '.join
+)
+def test_every_agent_task_and_path_trains(cell, tmp_path, serve):  # noqa: F811
+    run(*cell, tmp_path, serve, exports=cell in SINGLES)
 
 
 def test_impossible_cells_are_refused_in_one_line():

@@ -156,6 +156,7 @@ def _shares(agent, actions):
     return (agent._join(actions) - (low + high) / 2) / ((high - low) / 2)
 
 
+@pytest.mark.slow  # the tests above check the loss that does it
 def test_behavior_cloning_keeps_the_data_s_actions():
     """The reward is the first action, whose mean in the data is 0: TD3 goes to its bound, TD3+BC stays."""
     actions = {}

@@ -126,7 +126,8 @@ BINDINGS = [
 ]
 
 
-@pytest.mark.parametrize('mode', ['synchronous', 'processes'])
+# tests/docs_code_test.py runs the one of docs/python.md synchronously.
+@pytest.mark.parametrize('mode', [pytest.param('synchronous', marks=pytest.mark.slow), 'processes'])
 def test_a_gin_file_in_both_modes(tmp_path, monkeypatch, mode):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(pathlib.Path(__file__).parents[2])

@@ -113,6 +113,7 @@ def test_two_workers_equal_one_process_with_the_global_batch(tmp_path, run):
     assert facts[0]['step'] == 60
 
 
+@pytest.mark.slow  # tests/jobs/multi_worker_train_test.py does so with tflearn-train
 def test_a_request_to_stop_one_worker_stops_both_at_the_same_step(tmp_path):
     with Cluster(tmp_path / 'run', 'stop') as cluster:
         for worker in (0, 1):
@@ -123,7 +124,7 @@ def test_a_request_to_stop_one_worker_stops_both_at_the_same_step(tmp_path):
     _assert_near(chief, other, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize('victim', [0, 1])
+@pytest.mark.parametrize('victim', [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_when_a_worker_dies_the_other_ends_with_an_error(tmp_path, victim):
     with Cluster(tmp_path / 'run', 'kill') as cluster:
         for worker in (0, 1):

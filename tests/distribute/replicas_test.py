@@ -260,6 +260,8 @@ def _run(name, replicas, directory):
 
 
 SLOW = pytest.mark.slow
+# Their losses and updates are mostly those of another one here.
+SLOW_AGENTS = ('appo', 'awac', 'cql', 'ddpg', 'nested ppo', 'td3+bc')
 
 
 @pytest.fixture(scope='module')
@@ -267,9 +269,7 @@ def directory(tmp_path_factory):
     return tmp_path_factory.mktemp('replicas')
 
 
-@pytest.mark.parametrize(
-    'name', [pytest.param(name, marks=pytest.mark.slow if name == 'awac' else ()) for name in AGENTS]
-)
+@pytest.mark.parametrize('name', [pytest.param(name, marks=SLOW if name in SLOW_AGENTS else ()) for name in AGENTS])
 @pytest.mark.parametrize('replicas', [2, pytest.param(4, marks=SLOW)])
 def test_replicas_agree_with_one(directory, name, replicas):
     alone, together = _run(name, 1, directory), _run(name, replicas, directory)

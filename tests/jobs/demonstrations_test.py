@@ -48,6 +48,7 @@ def run_synchronously(root, demonstrations, **arguments):
     return run.dir
 
 
+@pytest.mark.slow  # below, the jobs do the same
 def test_a_run_is_trained_on_demonstrations_first_and_all_the_time(tmp_path, data):
     shown = Demonstrations(data, share=0.5, num_pretrain_steps=25)
     run_dir = run_synchronously(tmp_path, shown, num_train_steps=20)

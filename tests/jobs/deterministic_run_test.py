@@ -37,6 +37,7 @@ RUN = {
 }
 
 
+@pytest.mark.slow  # the jobs are those of tests/jobs/train_test.py, the agent that of tests/agents/td3_test.py
 def test_collect_and_train(small_run):
     small_run.factories = lambda: RUN
     small_run.start_replay()

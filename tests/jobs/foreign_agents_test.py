@@ -105,6 +105,7 @@ def synchronously(root, num_train_steps, **given):
     return run
 
 
+@pytest.mark.slow
 def test_cloning_of_single_steps_begins_with_an_exported_policy(tmp_path):
     """Behavioral cloning trains on steps [B, ...], without a dimension of time."""
     given = factories('CartPole-v1', foreign_agents.behavioral_cloning, UNIFORM)

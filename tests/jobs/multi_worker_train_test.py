@@ -127,6 +127,7 @@ def test_two_workers_stop_and_resume_together(processes):
     assert len([*processes.run_dir.summaries('train').iterdir()]) == 2, 'one for each session of the chief'
 
 
+@pytest.mark.slow
 def test_stop_condition_of_one_worker_finishes_the_run_on_all(processes):
     processes.start_training(ENDLESS, of_worker_1=('train.StopConditions.max_secs=3.0',))
     for name in ('train_0', 'train_1'):

@@ -109,6 +109,7 @@ def test_iterations_keep_their_size_without_a_lost_collector(on_policy_run):
     assert 20 * 4 <= _inserts(run) <= 20 * 4 + 2 * 4 + 4
 
 
+@pytest.mark.slow
 def test_four_collectors_together_make_as_many_items_as_one(on_policy_run):
     run, calls = on_policy_run, []
     names = [f'collect_{i}' for i in range(4)]

@@ -135,9 +135,9 @@ def test_environments_can_have_another_seed(tmp_path):
 @pytest.mark.parametrize(
     ('limits', 'env_steps'),
     [
-        ({'max_env_steps': 80}, 80),
+        pytest.param({'max_env_steps': 80}, 80, marks=pytest.mark.slow),
         ({'max_env_steps': 80, 'collect_options': CollectOptions(max_env_steps=60)}, 60),
-        ({'collect_options': CollectOptions(max_env_steps=60)}, 60),
+        pytest.param({'collect_options': CollectOptions(max_env_steps=60)}, 60, marks=pytest.mark.slow),
     ],
 )
 def test_max_env_steps_ends_a_run(tmp_path, limits, env_steps):

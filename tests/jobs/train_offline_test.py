@@ -100,6 +100,7 @@ def test_a_run_trains_exports_and_continues(tmp_path):
     assert read_json(run_dir.train_result)['train_step'] == 80
 
 
+@pytest.mark.slow  # below, runs have equal batches; in tests/jobs/synchronous_test.py equal weights
 def test_the_same_seed_gives_the_same_weights(tmp_path):
     data_sets.write(tmp_path / 'data', 60)
     actions = []

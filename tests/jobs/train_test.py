@@ -170,7 +170,7 @@ def test_rejects_jobs_with_different_networks(small_run):
         small_run.start(collect, num_environments=2, **small_run.factories(units=(9,))).join()
 
 
-@pytest.mark.parametrize('how', ['stop_request', 'max_secs'])
+@pytest.mark.parametrize('how', [pytest.param('stop_request', marks=pytest.mark.slow), 'max_secs'])
 def test_learner_without_data_can_be_ended(small_run, how):
     small_run.start_replay()
     limits = {'max_secs': 2.0} if how == 'max_secs' else {}
@@ -292,6 +292,7 @@ def test_rejects_a_policy_version_of_the_user(small_run):
     assert not small_run.dir.root.exists()
 
 
+@pytest.mark.slow  # tests/transforms/jobs_test.py has the jobs of another agent on two replicas
 def test_trains_on_two_replicas(small_run):
     small_run.start_replay()
     small_run.start(collect, num_environments=2)

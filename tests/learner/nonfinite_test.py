@@ -92,7 +92,7 @@ def test_stop_does_not_save_variables_that_are_not_finite(tmp_path, kind):
 @pytest.mark.parametrize(
     ('kind', 'bad', 'strategy'),
     [
-        ('dqn', np.nan, 'default'),
+        pytest.param('dqn', np.nan, 'default', marks=pytest.mark.slow),
         ('dqn', np.inf, 'default'),
         pytest.param('dqn', np.inf, 'mirrored:2', marks=pytest.mark.slow),
         pytest.param('sac', np.inf, 'default', marks=pytest.mark.slow),

@@ -123,7 +123,7 @@ def _trained(directory, made, counts, jit_compile, **loop):
     [
         (_dqn, (1, 5, 150)),  # XLA's program takes 128 at a time
         (_ppo, (3, 5, 40)),  # in parts of an iteration of 16, and three more
-        (_impala, (50,)),  # more than are drawn at a time
+        pytest.param(_impala, (50,), marks=pytest.mark.slow),  # more than are drawn at a time
     ],
 )
 def test_same_numbers_as_without(tmp_path, make, counts):
