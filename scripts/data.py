@@ -16,7 +16,7 @@ import sys
 
 from absl import flags
 
-from tflearn.errors import UserError, UserValueError
+from tflearn.errors import UserValueError
 
 from . import data_flags, job_flags, job_setup
 
@@ -28,7 +28,7 @@ def main() -> None:
         del sys.argv[1]
         job_setup.main(command, __doc__, program=f'tflearn-data {command}', module='record', **data_flags.JOBS[command])
         return
-    try:
+    with job_flags.ending('tflearn-data'):
         if command in ('--help', 'help', '-h'):
             print(f'tflearn-data: {__doc__}\nEach has its own --help: tflearn-data record --help')
             return
@@ -36,10 +36,7 @@ def main() -> None:
             names = (*data_flags.JOBS, *data_flags.COMMANDS)
             raise UserValueError(f'got {command!r}; need one of {", ".join(names)}; see --help')
         data_flags.define_read()
-        try:
-            rest = flags.FLAGS(sys.argv[1:])[1:]
-        except flags.Error as error:
-            raise UserValueError(f'got a wrong flag: {" ".join(str(error).split())}; see --help') from error
+        rest = job_flags.parse(sys.argv[1:])
         if flags.FLAGS.help:
             own = flags.FLAGS.get_flags_for_module(data_flags.__name__)
             print(f'tflearn-data {command}: {__doc__}\nFlags:\n')
@@ -48,9 +45,6 @@ def main() -> None:
         if rest:
             raise UserValueError(f'got the argument {rest[0]!r}; need flags only, such as --data=DIR')
         data_flags.read(command)
-    except UserError as error:
-        print(f'tflearn-data: error: {error}', file=sys.stderr)
-        sys.exit(2)
 
 
 if __name__ == '__main__':

@@ -10,7 +10,7 @@ from tflearn import waiting
 from tflearn.errors import UserValueError
 from tflearn.run_dir import RunDir, local_path, write_json
 
-from . import job_setup, preflight
+from . import job_flags, job_setup, preflight
 
 
 def main(description: str | None) -> None:
@@ -33,8 +33,8 @@ def _define() -> None:
     flags.DEFINE_bool(
         'estimate_behaviour', False, 'Estimates the behaviour policy even if its log-probabilities were recorded.'
     )
-    flags.DEFINE_float('min_return', None, 'The smallest return of an episode.')
-    flags.DEFINE_float('max_return', None, 'The greatest return of an episode.')
+    job_flags.define_number('min_return', None, 'The smallest return of an episode.')
+    job_flags.define_number('max_return', None, 'The greatest return of an episode.')
     flags.DEFINE_integer('max_episodes', None, 'Episodes to read.', 1)
     flags.DEFINE_integer('max_damaged', 0, 'Damaged records that are skipped; one more is an error.', 0)
     flags.DEFINE_integer('seed', 0, 'Seed of the bootstrap samples and of the features.')

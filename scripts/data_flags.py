@@ -9,7 +9,7 @@ from tflearn.config import job_config
 from tflearn.errors import UserValueError
 from tflearn.run_dir import local_path
 
-from . import preflight
+from . import job_flags, preflight
 
 COMMANDS = ('describe', 'merge', 'filter', 'copy', 'convert')
 FORMATS = ('tflearn', 'minari', 'rlds')
@@ -31,7 +31,7 @@ def define_record() -> None:
     flags.DEFINE_integer(
         'train_step', None, "Train step of the version; default: the run's result, else the newest.", 0
     )
-    flags.DEFINE_float('epsilon', 0.0, 'Share of random actions.', 0.0, 1.0)
+    job_flags.define_number('epsilon', 0.0, 'Share of random actions.', 0.0, 1.0)
     flags.DEFINE_integer('seed', 0, 'Seed of the environments and the random actions.')
     flags.DEFINE_bool('compress', False, 'Compresses the files with gzip.')
     flags.DEFINE_bool(
@@ -95,8 +95,8 @@ JOBS: dict[str, dict[str, Any]] = {
 def define_read() -> None:
     """Defines the flags of all commands but `record`."""
     flags.DEFINE_multi_string('data', [], "Directory of episodes, or a pattern such as 'data/*'; may be repeated.")
-    flags.DEFINE_float('min_return', None, 'The smallest return of an episode.')
-    flags.DEFINE_float('max_return', None, 'The greatest return of an episode.')
+    job_flags.define_number('min_return', None, 'The smallest return of an episode.')
+    job_flags.define_number('max_return', None, 'The greatest return of an episode.')
     flags.DEFINE_integer('max_episodes', None, 'Episodes to read.', 1)
     flags.DEFINE_integer('max_damaged', 0, 'Damaged records that are skipped; one more is an error.', 0)
     flags.DEFINE_string('picture', None, 'describe: a PNG file for histograms of returns and lengths.')

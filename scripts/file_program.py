@@ -5,7 +5,9 @@ from collections.abc import Callable, Mapping
 
 from absl import flags
 
-from tflearn.errors import UserError, UserValueError
+from tflearn.errors import UserValueError
+
+from . import job_flags
 
 
 def run(
@@ -25,19 +27,12 @@ def run(
     """
     own = list(switches)
     flags.DEFINE_bool('help', False, 'Shows this.', flag_values=switches)
-    try:
-        try:
-            arguments = switches(sys.argv)[1:]
-        except flags.Error as error:
-            raise UserValueError(f'got a wrong flag: {" ".join(str(error).split())}; see --help') from error
+    with job_flags.ending(name):
+        arguments = job_flags.parse(sys.argv, switches)
         if switches.help:
             shown = '\n'.join(f'  --{flag}\n      {switches[flag].help}' for flag in own)
             print(f'{name}: {text}\nFlags:\n\n{shown}')
             return
         if not arguments:
             raise UserValueError(f'got no argument; need {needs}; see --help')
-        status = work(arguments, {flag: bool(switches[flag].value) for flag in own})
-    except UserError as error:
-        print(f'{name}: error: {error}', file=sys.stderr)
-        status = 2
-    sys.exit(status)
+        sys.exit(work(arguments, {flag: bool(switches[flag].value) for flag in own}))

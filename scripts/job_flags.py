@@ -1,9 +1,13 @@
 """The flags that all jobs have: their definitions, their help and their checks."""
 
+import contextlib
+import os
 import re
+import signal
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 
 from absl import flags, logging
 
@@ -14,6 +18,8 @@ from tflearn.run_dir import local_path
 DEFAULT_REPLAY_ADDRESS = 'localhost:8008'
 
 _WIDTH = 118
+
+_MAX_SECS = 1e9  # Threads cannot wait for longer than ten times this.
 
 # absl adds this to the help of flags that may be repeated.
 _REPEATED = re.compile(r';\s*repeat this option to specify a list of values$')
@@ -51,24 +57,30 @@ def define_launch(backends: Sequence[str]) -> None:
     flags.DEFINE_bool(
         'warm_start', True, "Load the jobs' libraries once and fork the jobs; --nowarm_start: each job loads its own."
     )
-    flags.DEFINE_float(
+    define_secs(
         'silent_timeout_secs',
         300.0,
         'A running job that has not reported for so long is killed and started again [s]; 0: never. More than the '
         'longest step of an environment.',
-        lower_bound=0.0,
     )
+
+
+def define_secs(name: str, default: float, help: str, least: float = 0.0) -> None:
+    """Defines a flag of seconds: of a number that threads can wait for."""
+    define_number(name, default, help, least, _MAX_SECS)
+
+
+def define_number(name: str, default: float | None, help: str, *bounds: float) -> None:
+    """Defines a flag of a number, between bounds if there are any. absl's own takes NaN for a number within them."""
+    flags.DEFINE_float(name, default, help, *bounds)
+    flags.register_validator(name, lambda number: number is None or number == number, 'need a number')
 
 
 def define_process() -> None:
     """Defines the flags of every program that runs a job."""
     flags.DEFINE_string('root_dir', None, 'Directory of the run, not a URL; it is created. The same for all jobs.')
-    flags.DEFINE_float(
-        'connect_timeout_secs', 300.0, 'How long a job waits for another one before it gives up [s].', lower_bound=0.0
-    )
-    flags.DEFINE_float(
-        'stop_timeout_secs', 30.0, 'How long a job may take to end after SIGINT or SIGTERM [s].', lower_bound=0.0
-    )
+    define_secs('connect_timeout_secs', 300.0, 'How long a job waits for another one before it gives up [s].')
+    define_secs('stop_timeout_secs', 30.0, 'How long a job may take to end after SIGINT or SIGTERM [s].')
     define_help()
 
 
@@ -110,6 +122,30 @@ def define(name_flag: tuple[str, str] | None = None) -> None:
         )
 
 
+@contextlib.contextmanager
+def ending(program: str, interrupted: str = 'stopped by SIGINT') -> Iterator[None]:
+    """Ends a program that runs no job by the exit statuses in docs/operate.md, as `job_process.run` ends a job.
+
+    Args:
+      program: the program's name, which begins the error line.
+      interrupted: the line for SIGINT.
+    """
+    try:
+        yield
+    except UserError as error:
+        print(f'{program}: error: {" ".join(str(error).split())}', file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print(f'{program}: {interrupted}', file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
+    except BrokenPipeError:  # as in `tflearn-data describe ... | head`
+        os._exit(128 + signal.SIGPIPE)
+    except Exception as error:
+        traceback.print_exc()
+        print(f'{program}: error: {type(error).__name__}: {" ".join(str(error).split())}', file=sys.stderr)
+        sys.exit(1)
+
+
 def read(
     program: str, description: str | None, check: Callable[[], object], example: str = '--gin_file=dqn_cartpole'
 ) -> bool:
@@ -124,11 +160,8 @@ def read(
     Returns:
       False if the program need not run, since it has shown its help.
     """
-    try:
-        try:
-            rest = flags.FLAGS(sys.argv)[1:]
-        except flags.Error as error:
-            raise UserValueError(f'got a wrong flag: {" ".join(str(error).split())}; see --help') from error
+    with ending(program):
+        rest = parse(sys.argv)
         if flags.FLAGS.help or flags.FLAGS.helpfull:
             print(_help_text(program, description or '', flags.FLAGS.helpfull, example))
             return False
@@ -139,9 +172,6 @@ def read(
         if 'root_dir' in flags.FLAGS:
             _check_root_dir()
         check()
-    except UserError as error:
-        print(f'{program}: error: {error}', file=sys.stderr)
-        sys.exit(2)
     return True
 
 
@@ -151,6 +181,14 @@ def _check_root_dir() -> None:
             'got no --root_dir; need a directory for the files of the run, such as --root_dir=/tmp/run'
         )
     local_path(flags.FLAGS.root_dir, '--root_dir')
+
+
+def parse(arguments: Sequence[str], values: flags.FlagValues = flags.FLAGS) -> list[str]:
+    """Reads flags from the arguments after the first one; returns the other ones. Raises ValueError for wrong ones."""
+    try:
+        return list(values(arguments)[1:])
+    except (flags.Error, OSError, UnicodeError) as error:  # the last ones: a file of --flagfile
+        raise UserValueError(f'got a wrong flag: {" ".join(str(error).split())}; see --help') from error
 
 
 def check() -> None:

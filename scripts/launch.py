@@ -10,7 +10,6 @@ import sys
 from absl import flags
 
 from tflearn.api import process_run
-from tflearn.errors import UserError
 from tflearn.run_dir import RunDir
 
 from . import job_flags, preflight
@@ -24,8 +23,9 @@ def main() -> None:
     if not job_flags.read('tflearn-launch', __doc__, job_flags.check):
         return
     values = flags.FLAGS
-    run_dir = RunDir(values.root_dir)
-    try:
+    # From the first job on, `local.run` handles SIGINT.
+    with job_flags.ending('tflearn-launch', 'stopped by SIGINT before any job was started'):
+        run_dir = RunDir(values.root_dir)
         if values.share_with_group:
             run_dir.make(share_with_group=True)
         code = process_run.run(
@@ -44,12 +44,6 @@ def main() -> None:
                 values.backend, values.backend_option, values.resources, values.num_workers, values.render
             ),
         )
-    except UserError as error:
-        print(f'tflearn-launch: error: {error}', file=sys.stderr)
-        code = 2
-    except KeyboardInterrupt:  # From the first job on, `local.run` handles it.
-        print('tflearn-launch: stopped by SIGINT before any job was started', file=sys.stderr)
-        code = 130
     sys.exit(code)
 
 

@@ -11,6 +11,8 @@ from absl import flags
 
 from tflearn.errors import UserValueError
 
+from . import job_flags
+
 if TYPE_CHECKING:
     from tflearn.jobs import serve
 
@@ -46,7 +48,7 @@ def define() -> None:
     flags.DEFINE_integer('max_concurrent_requests', 1024, 'Concurrent requests; further ones are refused.', 1)
     flags.DEFINE_integer('max_request_bytes', 4 * 1024 * 1024, 'Size of one request.', 1)
     flags.DEFINE_integer('max_rows', 1024, 'Largest batch in one request.', 1)
-    flags.DEFINE_float('poll_secs', 1.0, 'Seconds between two checks for new versions.', 0.01)
+    job_flags.define_secs('poll_secs', 1.0, 'Seconds between two checks for new versions.', 0.01)
     flags.DEFINE_string('tls_certificate', None, 'PEM file of the server certificate; encrypts, with --tls_key.')
     flags.DEFINE_string('tls_key', None, 'PEM file with the key of --tls_certificate.')
     flags.DEFINE_string(

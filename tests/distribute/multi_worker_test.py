@@ -132,7 +132,8 @@ def test_when_a_worker_dies_the_other_ends_with_an_error(tmp_path, victim):
         cluster.processes[victim].kill()
         status, log = cluster.end(1 - victim)
     assert status not in (0, -signal.SIGKILL)
-    assert 'UnavailableError' in log or 'heartbeat' in log.lower(), log[-3000:]
+    # TensorFlow's own service may end the process first.
+    assert 'PeerStopped: lost another worker (' in log or 'heartbeat' in log.lower(), log[-3000:]
 
 
 def test_watchdog_ends_the_worker_that_waits_for_a_stuck_one(tmp_path):

@@ -83,7 +83,7 @@ def main(directory, event):
     with strategy.scope():
         agent = make_agent()
     agreement, watchdog = workers.Agreement(strategy), Watchdog(20 if event == 'stuck' and layout.worker == 0 else 120)
-    with workers.writable_run_dir(strategy, RunDir(directory)) as run_dir:
+    with workers.peer_failures(strategy), workers.writable_run_dir(strategy, RunDir(directory)) as run_dir:
         stuck_at = 10 if event == 'stuck' and layout.worker == 1 else None
         with watchdog.guard('the first trace'):
             first_step = 20 if run_dir.checkpoints.exists() and any(run_dir.checkpoints.iterdir()) else 0

@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tflearn.distribute import strategies, workers
 from tflearn.run_dir import RunDir, read_json, write_json
+from tflearn.waiting import PeerStopped
 
 
 @pytest.mark.parametrize('name', ['default', 'mirrored:2'])
@@ -44,3 +46,15 @@ def test_other_workers_write_elsewhere_and_see_the_checkpoints(tmp_path, monkeyp
         assert read_json(mine.stop_request) == {'reason': 'enough'}
     assert not mine.root.exists()
     assert {path.name for path in run_dir.checkpoints.iterdir()} == {'ckpt-1.index', '.writing'}
+
+
+@pytest.mark.parametrize('num_workers', [1, 2])
+def test_a_lost_worker_asks_for_the_start_of_all(monkeypatch, num_workers):
+    layout = strategies.ReplicaLayout(
+        replicas=num_workers, input_pipelines=num_workers, worker=0, workers=num_workers, is_chief=True
+    )
+    monkeypatch.setattr(strategies, 'layout', lambda strategy: layout)
+    lost = tf.errors.UnavailableError(None, None, 'Collective ops is aborted\nmore')
+    expected = tf.errors.UnavailableError if num_workers == 1 else PeerStopped
+    with pytest.raises(expected, match='Collective ops is aborted'), workers.peer_failures(None):
+        raise lost

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tflearn.distribute import strategies
 from tflearn.errors import UserValueError
 from tflearn.run_dir import RunDir
+from tflearn.waiting import PeerStopped
 
 
 class Agreement:
@@ -88,3 +89,21 @@ def writable_run_dir(strategy: tf.distribute.Strategy, run_dir: RunDir) -> Itera
             )  # replacing or removing the link does not touch the chief's file
         mine.stop_request.symlink_to(run_dir.stop_request)  # so that each worker sees a later request
         yield mine
+
+
+@contextlib.contextmanager
+def peer_failures(strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """Turns the error of a collective that another worker no longer takes part in into `PeerStopped`.
+
+    Raises:
+      PeerStopped: if there are several workers and one of them has died: all have to start again.
+    """
+    try:
+        yield
+    except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
+        if strategies.layout(strategy).workers == 1:
+            raise
+        raise PeerStopped(
+            f'lost another worker ({str(error).partition(chr(10))[0]}); start all workers again: they continue from '
+            'the newest checkpoint'
+        ) from error

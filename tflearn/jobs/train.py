@@ -84,6 +84,7 @@ def train(
         return
     placement = _make_strategy(device)
     with (
+        workers.peer_failures(placement),
         workers.writable_run_dir(placement, run_dir) as run_dir,
         contextlib.closing(Watchdog(max(data.timeout_secs, _WRITE_SECS) + _TRACE_SECS)) as watchdog,
         run_outputs.only_learner(run_dir, stop) as stopped,
