@@ -9,6 +9,7 @@ from typing import Any
 
 from absl import flags
 
+from tflearn import waiting
 from tflearn.run_dir import RunDir, local_path
 
 from . import job_setup, preflight
@@ -42,9 +43,9 @@ def check() -> None:
 
 def run(stop: threading.Event) -> None:
     """Runs the job with the flags of this program, and prints where the model is."""
-    del stop  # it ends soon by itself
-    preflight.import_quietly('tensorflow', 'gym')
-    from tflearn.jobs import export  # After the flags are parsed: it loads TensorFlow.
+    with waiting.may_exit(stop, lambda: None):  # nothing was begun
+        preflight.import_quietly('tensorflow', 'gym')
+        from tflearn.jobs import export  # After the flags are parsed: it loads TensorFlow.
 
     names = ('policy', 'train_step', 'output', 'batch_size', 'tflite', 'observations')
     arguments: dict[str, Any] = {name: flags.FLAGS[name].value for name in names}

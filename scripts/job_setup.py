@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from absl import flags, logging
 
+from tflearn import waiting
 from tflearn.config import files, job_config, reader
 from tflearn.launch.code_revision import code_revision, code_snapshot
 from tflearn.run_dir import RunDir, write_atomically
@@ -49,10 +50,11 @@ def main(
         run_dir.make(flags.FLAGS.share_with_group)
         gin_file = files.resolve(flags.FLAGS.gin_file)
         reader.read(gin_file, flags.FLAGS.gin_bindings)
-        preflight.import_quietly('tensorflow', 'gym')
-        from tflearn.jobs.train_settings import Hooks
+        with waiting.may_exit(stop, lambda: None):  # nothing was begun
+            preflight.import_quietly('tensorflow', 'gym')
+            from tflearn.jobs.train_settings import Hooks
 
-        function = getattr(importlib.import_module(f'tflearn.jobs.{module or job}'), job)
+            function = getattr(importlib.import_module(f'tflearn.jobs.{module or job}'), job)
         given = {
             'run_dir': run_dir,
             'replay_address': flags.FLAGS.replay_address,

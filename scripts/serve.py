@@ -7,6 +7,7 @@ import threading
 
 from absl import flags
 
+from tflearn import waiting
 from tflearn.run_dir import RunDir
 
 from . import job_setup, preflight, serve_flags
@@ -14,8 +15,9 @@ from . import job_setup, preflight, serve_flags
 
 def run(stop: threading.Event) -> None:
     """Runs the job with the flags of this program."""
-    preflight.import_quietly('tensorflow', 'gym')
-    from tflearn.jobs import serve  # After the flags are parsed: it loads TensorFlow.
+    with waiting.may_exit(stop, lambda: None):  # nothing was begun
+        preflight.import_quietly('tensorflow', 'gym')
+        from tflearn.jobs import serve  # After the flags are parsed: it loads TensorFlow.
 
     serve.serve(
         run_dir=RunDir(flags.FLAGS.root_dir),

@@ -2,13 +2,16 @@
 
 import os
 import pathlib
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
 import scripts
 from tests.testing import forks
+from tflearn.waiting import wait_until
 
 CHECKOUT = pathlib.Path(scripts.__path__[0]).parent
 DEADLINE_SECS = 120.0
@@ -87,3 +90,15 @@ def test_user_errors_take_one_line(tmp_path, job, flags, message):
     assert output.splitlines()[-1].startswith(f'tflearn-{job.replace("_", "-")}: error: {message}')
     assert 'Traceback' not in output
     assert [name for name in files(tmp_path / 'run') if 'checkpoint' in name or 'policies' in name] == []
+
+
+@pytest.mark.parametrize('job', ['train', 'serve', 'export'])
+def test_a_job_that_loads_its_libraries_ends_at_once_on_a_signal(tmp_path, job):
+    flags = ['--root_dir=run', *(['--gin_file=dqn_cartpole'] if job == 'train' else [])]
+    command = [sys.executable, '-m', f'scripts.{job}', *flags]
+    environment = {**os.environ, 'PYTHONPATH': str(CHECKOUT)}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL)
+    tasks = pathlib.Path(f'/proc/{process.pid}/task')
+    wait_until(lambda: len(list(tasks.iterdir())) > 1, 'the thread of the job', DEADLINE_SECS, poll_secs=0.01)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(DEADLINE_SECS) == 128 + signal.SIGTERM
