@@ -166,6 +166,16 @@ def test_a_file_that_is_being_written_is_waited_for(tmp_path):
         assert held.epoch == 2
 
 
+@pytest.mark.parametrize('content', ['[]', '{"pid": "x"}', '{"machine": 1, "since": []}', '\0', ''])
+def test_a_damaged_file_is_taken_over(tmp_path, monkeypatch, content):
+    monkeypatch.setattr(lease, 'LEASE_SECS', 0.3)
+    with lease.hold(tmp_path, 'train', threading.Event()):
+        pass
+    (tmp_path / 'train-000001.json').write_text(content)
+    with lease.hold(tmp_path, 'train', threading.Event()) as held:
+        assert held.epoch == 2
+
+
 def test_a_run_directory_has_an_owner_for_each_job(tmp_path):
     run_dir, stop = RunDir(tmp_path), threading.Event()
     run_dir.check_owner()  # a program's own learner has none

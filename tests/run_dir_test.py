@@ -84,6 +84,20 @@ def test_json_round_trip_and_damage(tmp_path):
         read_json(path)
 
 
+@pytest.mark.parametrize('content', [b'[]', b'3', b'null', b'\xff', b'[' * 100_000, b'1' * 5000, None])
+def test_what_is_no_json_object_is_named(tmp_path, content):
+    path = tmp_path / 'file.json'
+    path.mkdir() if content is None else path.write_bytes(content)
+    with pytest.raises(ValueError, match='got a damaged file .*file.json.*; need a JSON object; remove the file'):
+        read_json(path)
+
+
+@pytest.mark.parametrize('path', ['~nobody_of_this_name/run', 'a\0b'])
+def test_refuses_what_is_no_path(path):
+    with pytest.raises(ValueError, match='got root_dir='):
+        RunDir(path)
+
+
 def test_done_line(tmp_path):
     write_json(RunDir(tmp_path).done, {'reason': 'num_train_steps 5 reached', 'train_step': 5})
     assert 'finished (num_train_steps 5 reached, train step 5)' in (RunDir(tmp_path).done_line() or '')

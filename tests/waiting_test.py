@@ -62,3 +62,8 @@ def test_stop_right_after_the_check_may_end_the_process():
     with waiting.may_exit(stop, before_exit):
         assert stop.allowed is before_exit
     assert stop.before_exit is None
+
+
+@pytest.mark.parametrize('address', ['a..b:80', f'{"a" * 64}.b:80', 'localhost:99999', '[g]:1'])
+def test_nothing_listens_where_nothing_can(address):
+    assert not waiting.is_listening(address)

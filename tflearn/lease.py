@@ -172,9 +172,10 @@ def _newest_epoch(directory: pathlib.Path, job: str) -> int:
 def _read(path: pathlib.Path) -> dict[str, Any] | None:
     """Returns a lease's file; None while it is being written."""
     try:
-        return json.loads(path.read_text(encoding='utf-8'))
-    except (OSError, ValueError):
+        value = json.loads(path.read_text(encoding='utf-8'))
+    except (OSError, ValueError, RecursionError):
         return None
+    return value if isinstance(value, dict) else None
 
 
 def _this_process() -> dict[str, Any]:
@@ -201,10 +202,12 @@ def _started(pid: int) -> str:
 def _has_died(owner: dict[str, Any]) -> bool:
     """Returns whether the owner ran on this machine and has ended."""
     machine = _machine()
-    return bool(machine) and owner.get('machine') == machine and owner.get('started') != _started(int(owner['pid']))
+    same_machine = bool(machine) and owner.get('machine') == machine
+    return same_machine and isinstance(owner.get('pid'), int) and owner.get('started') != _started(owner['pid'])
 
 
 def _described(owner: dict[str, Any]) -> str:
-    if 'pid' not in owner:
+    since = owner.get('since')
+    if 'pid' not in owner or not isinstance(since, int | float):
         return 'one that has just begun'
-    return f'pid {owner["pid"]} on {owner["host"]}, for {max(0.0, time.time() - owner["since"]):.0f} s'
+    return f'pid {owner["pid"]} on {owner.get("host")}, for {max(0.0, time.time() - since):.0f} s'

@@ -33,14 +33,22 @@ def local_path(path: str | os.PathLike[str], name: str) -> pathlib.Path:
       name: the flag's or argument's name, for the error.
 
     Raises:
-      ValueError: if it is a URL, such as gs://bucket/run, which would become a local folder named 'gs:'.
+      ValueError: if it is a URL, such as gs://bucket/run, which would become a local folder named 'gs:'; or '~name'
+        of an unknown user.
     """
     if _URL_SCHEME.match(os.fspath(path)):
         raise UserValueError(
             f'got {name}={os.fspath(path)!r}, which is a URL; need a path of a local or mounted file system; remote '
             'paths are not supported'
         )
-    return pathlib.Path(path).expanduser().absolute()
+    if '\0' in os.fspath(path):
+        raise UserValueError(f'got {name}={os.fspath(path)!r} with a null byte; need the path of a file or directory')
+    try:
+        return pathlib.Path(path).expanduser().absolute()
+    except RuntimeError as error:
+        raise UserValueError(
+            f'got {name}={os.fspath(path)!r}, whose home directory is unknown ({error}); need another path'
+        ) from error
 
 
 def write_atomically(path: pathlib.Path, text: str) -> None:
@@ -64,15 +72,21 @@ def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any] | None:
-    """Returns the JSON object in `path`; None if there is no such file."""
+    """Returns the JSON object in `path`; None if there is no such file.
+
+    Raises:
+      ValueError: if it cannot be read, or holds something else.
+    """
     try:
-        text = path.read_text(encoding='utf-8')
-    except FileNotFoundError:
+        value = json.loads(path.read_text(encoding='utf-8'))
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserValueError(f'got a damaged file {path} ({error}); need a JSON object; remove the file') from error
+    if not isinstance(value, dict):
+        kind = type(value).__name__
+        raise UserValueError(f'got a damaged file {path}, with a {kind}; need a JSON object; remove the file')
+    return value
 
 
 class Status:

@@ -62,7 +62,7 @@ def is_listening(address: str, timeout_secs: float = 2.0) -> bool:
     host, _, port = address.rpartition(':')
     try:
         socket.create_connection((host.strip('[]'), int(port)), timeout_secs).close()
-    except OSError:
+    except (OSError, UnicodeError, OverflowError):  # the latter ones: a name, a port that cannot be
         return False
     return True
 

@@ -48,6 +48,13 @@ def test_rejects_a_damaged_line(tmp_path):
         EvaluationRecord(path)
 
 
+@pytest.mark.parametrize('line', ['[]', '{"mean_return": "x"}', '{"mean_return": null}', '3'])
+def test_rejects_a_line_that_is_no_evaluation(tmp_path, line):
+    (tmp_path / 'evaluations.jsonl').write_text(f'{line}\n')
+    with pytest.raises(ValueError, match='got a damaged line 1 in .*; remove that line'):
+        EvaluationRecord(tmp_path / 'evaluations.jsonl')
+
+
 def test_repeated_training_is_another_policy(tmp_path):
     record = EvaluationRecord(tmp_path / 'evaluations.jsonl')
     record.append(entry(9, exported_at=1.0, mean_return=3.0))

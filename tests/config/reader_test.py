@@ -34,6 +34,9 @@ NO_GIN = {
     'a.b:': 'Expected indentation',
     'a..b = 1': 'Malformatted',
     'a.b = 1 2': 'Expected newline',
+    'a.b = {[]: 1}': 'unhashable type',
+    'a.b = ' + '[' * 3000: '',
+    'a.b = ' + '[' * 3000 + ']' * 3000: '',
 }
 
 
@@ -47,6 +50,16 @@ def test_rejects_what_is_not_gin(tmp_path, text):
     assert '\n' not in str(raised.value)
     with pytest.raises(ValueError, match='in --gin_bindings, which is no gin statement'):
         reader.read(None, [text])
+
+
+@pytest.mark.parametrize('name', ['a' * 300, 'loop.gin', 'a/b', '\\x00'])
+def test_rejects_includes_of_what_is_no_file(tmp_path, name):
+    (tmp_path / 'loop.gin').symlink_to('loop.gin')
+    (tmp_path / 'run.gin').write_text(f"include '{name}'\n")
+    with pytest.raises(ValueError, match='(got gin_file=.*included in|which cannot be read)'):
+        reader.read(tmp_path / 'run.gin')
+    with pytest.raises(ValueError, match='which cannot be read'):
+        reader.read(tmp_path / 'loop.gin')
 
 
 def test_rejects_unreadable_files(tmp_path):

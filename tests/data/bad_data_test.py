@@ -120,3 +120,20 @@ def test_a_byte_order_in_the_description_is_refused(tmp_path):
     file.write_text(json.dumps(json.loads(file.read_text())).replace('float32', '>f4'))
     with pytest.raises(UserError, match=r'got the column observation of >f4; need a dtype of numpy such as float32'):
         EpisodeReader(Dataset([str(tmp_path)]))
+
+
+@pytest.mark.parametrize('columns_there', [3, [{}], [{'name': 'a', 'dtype': 'float32', 'shape': ['x']}], None])
+def test_a_damaged_description_is_named(tmp_path, columns_there):
+    data_sets.write(tmp_path, 8)
+    file = tmp_path / columns.DESCRIPTION
+    file.write_text(json.dumps({**json.loads(file.read_text()), 'columns': columns_there}))
+    with pytest.raises(UserError, match='need a list of name, dtype, shape; restore dataset.json'):
+        columns.read_columns(tmp_path)
+
+
+@pytest.mark.parametrize('content', [b'\xff', b'a {', b''])
+def test_damaged_specs_are_named(tmp_path, content):
+    data_sets.write(tmp_path, 8)
+    (tmp_path / columns.SPECS).write_bytes(content)
+    with pytest.raises(UserError, match='environment_specs.pbtxt, which cannot be read .*; restore it'):
+        columns.read_specs(tmp_path)

@@ -156,3 +156,17 @@ def test_named_tuple_fields_keep_their_names(tmp_path):
         'observation_velocity': {1},
         'observation_position': {2},
     }
+
+
+@pytest.mark.parametrize('kind', ['missing', 'pipe', 'damaged', 'text', 'npy'])
+def test_rejects_observations_that_cannot_be_read(tmp_path, kind):
+    path = tmp_path / 'seen.npz'
+    if kind == 'pipe':
+        os.mkfifo(path)
+    elif kind == 'npy':
+        with path.open('wb') as file:
+            np.save(file, np.zeros(3))
+    elif kind != 'missing':
+        path.write_bytes({'damaged': b'PK\x03\x04' + bytes(40), 'text': b'no'}[kind])
+    with pytest.raises(ValueError, match=r'got observations=.*seen.npz.*; need an npz file'):
+        export_job._load(path, 5)

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tf_agents.policies import policy_saver
 
 from tests.testing import example_policies
+from tflearn.errors import UserValueError
 from tflearn.policies import loaded_model, loader
 from tflearn.policies.exporter import PolicyExporter
 from tflearn.serving.batching import BatchOptions
@@ -157,3 +158,15 @@ def test_rejects_a_damaged_version_of_a_known_graph(tmp_path):
         with pytest.raises(ValueError, match=f'got a damaged policy at {path}'):
             loader.load(path)
     np.testing.assert_array_equal(call(loaded_model.load(intact), observation=OBSERVATION)['action'], answer['action'])
+
+
+def test_whatever_the_loader_raises_names_the_damaged_policy(tmp_path):
+    for path in (tmp_path / 'nothing', tmp_path):
+        with (
+            pytest.raises(UserValueError, match=f'got a damaged policy at {path} .*; remove it'),
+            loaded_model.naming_damage(path),
+        ):
+            tf.saved_model.load(str(path))
+        (tmp_path / 'saved_model.pb').write_bytes(b'\x12')
+    with pytest.raises(UserValueError, match='^as it is$'), loaded_model.naming_damage(tmp_path):
+        raise UserValueError('as it is')

@@ -32,13 +32,20 @@ class EvaluationRecord:
         """
         self.evaluations: list[Evaluation] = []
         self._path = path
-        text = path.read_text(encoding='utf-8', errors='replace') if path.exists() else ''
+        try:
+            text = path.read_text(encoding='utf-8', errors='replace') if path.exists() else ''
+        except OSError as error:
+            raise UserValueError(
+                f'got {path}, which cannot be read ({error.strerror}); need a file; remove it'
+            ) from error
         complete, newline, incomplete = text.rpartition('\n')
         for number, line in enumerate(complete.splitlines(), start=1):
             try:
-                self.evaluations.append(json.loads(line))
-            except json.JSONDecodeError as error:
+                evaluation = json.loads(line)
+                float(evaluation.get('mean_return', 0.0))
+            except (ValueError, TypeError, AttributeError, RecursionError) as error:
                 raise UserValueError(f'got a damaged line {number} in {path} ({error}); remove that line') from error
+            self.evaluations.append(evaluation)
         if incomplete:
             logging.warning('removed the incomplete last line of %s', path)
             write_atomically(path, complete + newline)
@@ -61,4 +68,4 @@ class EvaluationRecord:
     @property
     def best_mean_return(self) -> float | None:
         """The highest mean return; None before the first evaluation."""
-        return max((evaluation['mean_return'] for evaluation in self.evaluations), default=None)
+        return max((each['mean_return'] for each in self.evaluations if 'mean_return' in each), default=None)

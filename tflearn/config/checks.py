@@ -1,5 +1,7 @@
 """Checks of gin files: every name exists, every binding is used, every required value is bound."""
 
+import collections.abc
+import dataclasses
 import inspect
 import pathlib
 import types
@@ -14,6 +16,9 @@ from tflearn.errors import UserValueError
 
 # Arguments of the jobs that their programs set; a binding of one would have no effect.
 GIVEN_BY_PROGRAMS = frozenset({'run_dir', 'replay_address', 'connect_timeout_secs', 'stop', 'name', 'hooks'})
+
+# Types of which a binding's value can be.
+_PLAIN = (int, float, str, bool, types.NoneType)
 
 # gin's way to say in a file that a value must be bound elsewhere.
 _REQUIRED = Macro('gin.REQUIRED')
@@ -171,19 +176,34 @@ def _check_parameter(binding: Binding, usage: Usage, jobs: Collection[Configurab
 
 
 def _wrong_type(parameter: inspect.Parameter | None, value: object) -> str | None:
-    """Returns the types of a parameter of numbers, strings or booleans, if it is bound to a value of another type.
+    """Returns what a parameter needs of numbers, strings, booleans, functions or settings, if it is bound to another.
 
     Functions check their other parameters. An integer is accepted for a float.
     """
-    if parameter is None or isinstance(value, Reference | Macro):
+    if parameter is None or isinstance(value, Macro):
         return None
     annotation = parameter.annotation
     is_union = typing.get_origin(annotation) in (types.UnionType, typing.Union)
     kinds = typing.get_args(annotation) if is_union else (annotation,)
-    accepted = {*kinds, *([int] if float in kinds else [])}
-    if type(value) in accepted or not {int, float, str, bool, types.NoneType}.issuperset(kinds):
+    others = [kind for kind in kinds if kind not in _PLAIN]
+    if any(not (_is_function(kind) or dataclasses.is_dataclass(kind)) for kind in others):
         return None
-    return ' or '.join(kind.__name__.removesuffix('Type') for kind in kinds)
+    if isinstance(value, Reference):
+        is_wrong = not value.evaluate and others and not any(map(_is_function, others))
+    else:
+        is_wrong = type(value) not in {*kinds, *([int] if float in kinds else [])}
+    return ' or '.join(map(_needed, kinds)) if is_wrong else None
+
+
+def _is_function(kind: Any) -> bool:
+    is_protocol = getattr(kind, '_is_protocol', False) and '__call__' in vars(kind)
+    return typing.get_origin(kind) is collections.abc.Callable or is_protocol
+
+
+def _needed(kind: Any) -> str:
+    if _is_function(kind):
+        return 'a function, such as @module.function'
+    return f'@{kind.__name__}()' if dataclasses.is_dataclass(kind) else kind.__name__.removesuffix('Type')
 
 
 def _is_used(binding: Binding, usage: Usage) -> bool:

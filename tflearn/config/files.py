@@ -2,6 +2,7 @@
 
 import difflib
 import functools
+import os
 import pathlib
 
 from absl import logging
@@ -37,13 +38,14 @@ def resolve(name: str) -> pathlib.Path:
     Raises:
       ValueError: if there is none; the message names similar ones.
     """
-    path = pathlib.Path(name).expanduser()
+    path = pathlib.Path(os.path.expanduser(name))
     packaged = (folder() / name, folder() / f'{name}.gin')
-    found = [candidate.absolute() for candidate in (path, *packaged) if candidate.is_file()]
+    # os.path's function, for which what cannot be a path is no file.
+    found = [candidate.absolute() for candidate in (path, *packaged) if os.path.isfile(candidate)]
     if found:
         others = [*found[1:], pathlib.Path(f'{path}.gin').absolute()]
         for other in others:
-            if other.is_file() and not other.samefile(found[0]):
+            if os.path.isfile(other) and not other.samefile(found[0]):
                 _warn(name, found[0], other)
         return found[0]
     there_are = names()

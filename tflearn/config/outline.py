@@ -69,7 +69,8 @@ class _Outline(types.ModuleType):
         has_types = self._imported.get('annotations') != ('__future__', 'annotations')
         times = collections.Counter(_bound_names(body))
         for node in body:
-            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            # A `__getattr__` of the module would be called for its names.
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith('__'):
                 signature = _signature(node, has_types) if times[node.name] == 1 else _ANYTHING
                 setattr(self, node.name, _Stub(name, node.name, signature))
 

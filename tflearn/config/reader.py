@@ -4,6 +4,7 @@ Nothing is looked up or imported here; names.py does that.
 """
 
 import dataclasses
+import os
 import pathlib
 import tokenize
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,9 @@ from tflearn.config import files
 from tflearn.errors import UserValueError
 
 FLAG = '--gin_bindings'
+
+# What gin's parser raises; TypeError: a list as a key; the last two: brackets in brackets in brackets, without end.
+_NO_GIN = (SyntaxError, ValueError, TypeError, tokenize.TokenError, StopIteration, RecursionError, MemoryError)
 
 
 @dataclasses.dataclass(eq=False)
@@ -127,13 +131,14 @@ class _Delegate(config_parser.ParserDelegate):
 
 
 def _read_file(path: pathlib.Path, statements: Statements, including: tuple[pathlib.Path, ...]) -> None:
-    if path.resolve() in including:
+    real = pathlib.Path(os.path.realpath(path))  # pathlib's own raises for links that go round in a circle
+    if real in including:
         raise UserValueError(f'got {path}, which includes itself through {including[-1]}; remove one of the includes')
     try:
         text = path.read_text(encoding='utf-8')
     except (OSError, UnicodeDecodeError) as error:
         raise UserValueError(f'got the gin file {path}, which cannot be read ({error}); need a text file') from error
-    _read_text(text, path, statements, (*including, path.resolve()), [])
+    _read_text(text, path, statements, (*including, real), [])
 
 
 def _read_text(
@@ -166,10 +171,10 @@ def _parsed(text: str, path: pathlib.Path | None) -> Iterator[Any]:
         parser = config_parser.ConfigParser(text, _Delegate())
         while statement := parser.parse_statement():
             yield statement
-    except (SyntaxError, ValueError, tokenize.TokenError, StopIteration) as error:
+    except _NO_GIN as error:
         lines = text.rstrip().splitlines() or ['']
         number = min(getattr(error, 'lineno', None) or len(lines), len(lines))
-        message = str((error.args or ['it ends too early'])[0]).splitlines()[-1].strip().rstrip('.')
+        message = (str((error.args or ['it ends too early'])[0]).splitlines() or [''])[-1].strip().rstrip('.')
         raise UserValueError(
             f'got {lines[number - 1].strip()!r} in {f"{path}:{number}" if path else FLAG}, which is no gin statement '
             f'({message}); need one like module.function.parameter = value, with text values in quotes'
@@ -178,7 +183,7 @@ def _parsed(text: str, path: pathlib.Path | None) -> Iterator[Any]:
 
 def _included(name: str, path: pathlib.Path | None, place: str) -> pathlib.Path:
     """Returns the included file: next to the file that includes it, or found as a run's file is."""
-    if path and (path.parent / name).is_file():
+    if path and os.path.isfile(path.parent / name):
         return path.parent / name
     try:
         return files.resolve(name)

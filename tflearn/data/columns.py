@@ -154,7 +154,14 @@ def write_metadata(directory: pathlib.Path, metadata: Mapping[str, Any]) -> None
 def read_specs(directory: pathlib.Path) -> EnvironmentSpecs:
     """Returns the specs of the environment that the data are of; raises ValueError like `read_columns`."""
     _read(directory)
-    return EnvironmentSpecs(**tensor_spec.from_pbtxt_file(str(directory / SPECS)))
+    try:
+        return EnvironmentSpecs(**tensor_spec.from_pbtxt_file(str(directory / SPECS)))
+    except Exception as error:  # by TensorFlow, protobuf and TF-Agents, for damaged files
+        reason = ' '.join(str(error).split())
+        raise UserValueError(
+            f'got {directory / SPECS}, which cannot be read ({type(error).__name__}: {reason:.300}); need the file of '
+            'tflearn-data; restore it'
+        ) from error
 
 
 def to_json(specs: EnvironmentSpecs, columns: Sequence[Column]) -> dict[str, Any]:
@@ -177,7 +184,13 @@ def difference(got: Sequence[Column], need: Sequence[Column]) -> str:
 
 
 def _columns(described: Mapping[str, Any]) -> tuple[Column, ...]:
-    columns = tuple(Column(c['name'], c['dtype'], tuple(c['shape'])) for c in described['columns'])
+    try:
+        columns = tuple(Column(str(c['name']), c['dtype'], tuple(map(int, c['shape']))) for c in described['columns'])
+    except (LookupError, TypeError, ValueError) as error:
+        raise UserValueError(
+            f'got columns {described.get("columns")!r:.200} ({type(error).__name__}: {error}); need a list of name, '
+            f'dtype, shape; restore {DESCRIPTION}'
+        ) from error
     for column in columns:
         try:
             known = np.dtype(column.dtype).name == column.dtype
@@ -193,7 +206,7 @@ def _columns(described: Mapping[str, Any]) -> tuple[Column, ...]:
 
 def _read(directory: pathlib.Path) -> dict[str, Any]:
     described = read_json(directory / DESCRIPTION)
-    if described is None or 'columns' not in described:
+    if described is None or 'columns' not in described or not isinstance(described.get('metadata'), dict):
         raise UserValueError(
             f'got {directory}, which has no readable {DESCRIPTION}; need a directory that tflearn-data has written'
         )

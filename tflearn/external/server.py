@@ -78,7 +78,8 @@ class ExternalOptions:
         check_at_least(1, max_connections=self.max_connections, max_request_bytes=self.max_request_bytes)
         names = ('step_timeout_secs', 'begin_wait_secs', 'slot_timeout_secs')
         check_secs(**{f'ExternalOptions.{name}': getattr(self, name) for name in names})
-        if isinstance(self.ports, str) or not self.ports or not all(0 <= port <= 65535 for port in self.ports):
+        ports = self.ports if isinstance(self.ports, list | tuple) else ()
+        if not ports or not all(type(port) is int and 0 <= port <= 65535 for port in ports):
             raise UserValueError(f'got ExternalOptions.ports={self.ports!r}; need a list of ports from 0 to 65535')
 
 

@@ -126,8 +126,7 @@ def _observations(run_dir: RunDir, version: pathlib.Path, file: str | None, limi
     if any(name.startswith('policy_state') for name in wanted):
         raise UserValueError(f'got the recurrent policy {version} for TFLite; need one without a policy state')
     if file is not None:
-        with np.load(file) as arrays:
-            found = {name: arrays[name][:limit] for name in arrays.files}
+        found = _load(pathlib.Path(file), limit)
     else:
         columns = stored_rows.read(run_dir.replay_checkpoints, limit)
         observed = columns[_BEFORE_OBSERVATION : _BEFORE_OBSERVATION + len(wanted)]
@@ -137,6 +136,19 @@ def _observations(run_dir: RunDir, version: pathlib.Path, file: str | None, limi
     if got != need or not _len(found):
         raise UserValueError(f'got observations of {got} in {file or run_dir.replay_checkpoints}; need {need}')
     return found
+
+
+def _load(file: pathlib.Path, limit: int) -> dict[str, np.ndarray]:
+    if not file.is_file():  # numpy would wait for what writes to a pipe
+        raise UserValueError(f'got observations={str(file)!r}, which is no file; need an npz file of arrays [N, ...]')
+    try:
+        with np.load(file) as arrays:
+            return {name: arrays[name][:limit] for name in arrays.files}
+    except Exception as error:  # by zipfile, zlib, numpy and what they call, for damaged files
+        raise UserValueError(
+            f'got observations={str(file)!r}, which cannot be read ({type(error).__name__}: {error}); need an npz file '
+            'of arrays [N, ...]'
+        ) from error
 
 
 def _names(version: pathlib.Path) -> list[str]:

@@ -12,7 +12,7 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
 from tflearn.errors import UserFileNotFoundError, UserImportError, UserTypeError, UserValueError
-from tflearn.policies import loader, plain_nests, versions
+from tflearn.policies import loaded_model, loader, plain_nests, versions
 from tflearn.types import EnvironmentSpecs, check_batch
 
 # A batch of observations [B, ...] -> actions [B, ...]; both are nests of numpy arrays.
@@ -31,12 +31,10 @@ class SavedPolicy:
           ValueError: if it is damaged, or another SavedModel.
         """
         self.path = path
-        try:
+        with loaded_model.naming_damage(path):
             self._model = tf.saved_model.load(str(path))
             saved = tensor_spec.from_pbtxt_file(str(path / _SAVER_SPECS))
-        except (OSError, ValueError, AssertionError, IndexError, tf.errors.OpError) as error:
-            raise UserValueError(f'got a damaged policy at {path} ({" ".join(str(error).split())})') from error
-        self._data_spec, self._state_spec = saved['collect_data_spec'], saved['policy_state_spec']
+            self._data_spec, self._state_spec = saved['collect_data_spec'], saved['policy_state_spec']
 
     @property
     def train_step(self) -> int | None:

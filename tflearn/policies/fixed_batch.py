@@ -6,7 +6,7 @@ import pathlib
 import tensorflow as tf
 
 from tflearn.errors import UserValueError
-from tflearn.policies import signatures, versions
+from tflearn.policies import loaded_model, signatures, versions
 
 
 def save(version: pathlib.Path, batch_size: int, output: pathlib.Path) -> None:
@@ -21,12 +21,13 @@ def save(version: pathlib.Path, batch_size: int, output: pathlib.Path) -> None:
     if output.exists():
         raise UserValueError(f'got output={output}, which exists; need a new path; choose another')
     module = tf.Module(name='policy')
-    module.policy = tf.saved_model.load(str(version))
-    serving = module.policy.signatures[signatures.DEFAULT]
-    specs = {
-        name: tf.TensorSpec([batch_size, *spec.shape[1:]], spec.dtype, name)
-        for name, spec in serving.structured_input_signature[1].items()
-    }
+    with loaded_model.naming_damage(version):
+        module.policy = tf.saved_model.load(str(version))
+        serving = module.policy.signatures[signatures.DEFAULT]
+        specs = {
+            name: tf.TensorSpec([batch_size, *spec.shape[1:]], spec.dtype, name)
+            for name, spec in serving.structured_input_signature[1].items()
+        }
 
     @tf.function(input_signature=[*specs.values()], autograph=False)
     def fixed(*tensors: tf.Tensor) -> dict[str, tf.Tensor]:

@@ -5,21 +5,21 @@ memory when it is unloaded. Here a graph is loaded once, and its functions are c
 instead of their captured inputs.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import pathlib
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 from absl import logging
-from google.protobuf.message import DecodeError
 from tensorflow.core.framework import function_pb2
 from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
-from tflearn.errors import UserValueError
+from tflearn.errors import UserError, UserValueError
 
 # Attributes of nodes and arguments that differ from tracing to tracing: a gradient's name, a captured tensor's id.
 _GRADIENT = '_gradient_op_type'
@@ -212,8 +212,24 @@ def load(path: pathlib.Path) -> LoadedModel:
     """
     try:
         return _load(path)
-    except (AssertionError, IndexError, DecodeError) as error:  # by TensorFlow, for incomplete files
+    except (OSError, ValueError, tf.errors.OpError):
+        raise
+    except Exception as error:  # TensorFlow's loader raises whatever a damaged file leads to
         raise UserValueError(f'{type(error).__name__}: {error}') from error
+
+
+@contextlib.contextmanager
+def naming_damage(path: pathlib.Path) -> Iterator[None]:
+    """Turns all that reading a damaged SavedModel at `path` raises during the block into a UserValueError."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # see above
+        reason = ' '.join(str(error).split())
+        raise UserValueError(
+            f'got a damaged policy at {path} ({type(error).__name__}: {reason:.300}); need a complete one; remove it'
+        ) from error
 
 
 def _load(path: pathlib.Path) -> LoadedModel:

@@ -25,7 +25,7 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
 from tflearn.errors import UserValueError, check_at_least
-from tflearn.policies import plain_nests, signatures, tflite, versions
+from tflearn.policies import loaded_model, plain_nests, signatures, tflite, versions
 from tflearn.policies.export_check import draw, is_stochastic
 from tflearn.policies.exporter import ACTION_MASK
 from tflearn.run_dir import read_json
@@ -126,9 +126,10 @@ class _Product:
         specs_file = version / policy_saver.POLICY_SPECS_PBTXT
         if not specs_file.is_file():
             raise UserValueError(f'got the version {version} without {specs_file.name}; need one of this tflearn')
-        specs = tensor_spec.from_pbtxt_file(str(specs_file))
-        data, state = specs['collect_data_spec'], specs['policy_state_spec']
-        self._version, self._policy, self._options = version, tf.saved_model.load(str(version)), options
+        with loaded_model.naming_damage(version):
+            specs = tensor_spec.from_pbtxt_file(str(specs_file))
+            data, state = specs['collect_data_spec'], specs['policy_state_spec']
+            self._version, self._policy, self._options = version, tf.saved_model.load(str(version)), options
         self.exact = not is_stochastic(signatures.action_program(self._policy))
         self._parameters = self._parameters_function(raw)
         self.module = tf.Module(name='policy')

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tflearn.errors import UserValueError
-from tflearn.policies import signatures
+from tflearn.policies import loaded_model, signatures
 
 # The tolerances of a model: the least share of equal discrete actions, and the greatest difference of continuous ones,
 # as a share of their range.
@@ -96,7 +96,8 @@ def run(model: bytes, given: Arrays, signature: str = signatures.DEFAULT) -> dic
 
 
 def _load(version: pathlib.Path) -> Any:
-    return tf.saved_model.load(str(version))
+    with loaded_model.naming_damage(version):
+        return tf.saved_model.load(str(version))
 
 
 def _rows(arrays: Arrays) -> Iterator[dict[str, np.ndarray]]:
