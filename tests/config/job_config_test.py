@@ -240,6 +240,8 @@ OTHER_KIND = {
     'train.num_train_steps=1e3': 'got train.num_train_steps = 1000.0 in --gin_bindings; need int',
     'train.num_train_steps=True': 'got train.num_train_steps = True in --gin_bindings; need int',
     'train.max_secs="3"': "got train.max_secs = '3' in --gin_bindings; need float or None",
+    'train.max_secs=-1e999': 'got train.max_secs = -inf in --gin_bindings; need finite numbers',
+    'make_agent={"a": [1e999]}': "got make_agent = {'a': [inf]} in --gin_bindings; need finite numbers",
     'Experience.max_size=None': 'got Experience.max_size = None in --gin_bindings; need int',
 }
 
@@ -369,3 +371,19 @@ def test_leaves_are_found_however_deep():
     statements = reader.read(None, ['x = {"a": [(@f.g(), 1)], %b: "c"}'])
     found = [repr(leaf) for leaf in reader.leaves(statements.bindings[0].value)]
     assert sorted(found) == ['%b', '@f.g()']
+
+
+CIRCLES = [
+    ['num = %num', 'train.train.num_train_steps = %num'],
+    [
+        'schedules.linear.start = @schedules.linear()',
+        'schedules.linear.end = 1',
+        'train.max_secs = @schedules.linear()',
+    ],
+]
+
+
+@pytest.mark.parametrize('bindings', CIRCLES, ids=str)
+def test_rejects_bindings_in_a_circle(configure, bindings):
+    with pytest.raises(UserValueError, match='^got bindings that refer to each other in a circle, .*; need values'):
+        configure(*bindings).run()

@@ -1,5 +1,6 @@
 """Checks of gin files: every name exists, every binding is used, every required value is bound."""
 
+import cmath
 import collections.abc
 import dataclasses
 import inspect
@@ -58,6 +59,7 @@ def read_run(
     macros = {binding.written for binding in bindings if not binding.parameter}
     for binding in bindings:
         _check_macros(binding, macros)
+        _check_finite(binding, binding.value)
         if binding.parameter:
             _check_parameter(binding, usage, jobs)
     for binding in bindings:
@@ -159,6 +161,15 @@ def _check_macros(binding: Binding, defined: Collection[str]) -> None:
                 f'got {leaf} in {binding.place}, but nothing defines this macro{there_are}; need a line '
                 f'{leaf.name} = ... in one of the files of the run'
             )
+
+
+def _check_finite(binding: Binding, value: Any) -> None:
+    """Raises ValueError for 1e999: gin reads it, but writes inf, which it could not read again."""
+    if isinstance(value, dict | list | tuple):
+        for item in [*value, *value.values()] if isinstance(value, dict) else value:
+            _check_finite(binding, item)
+    elif isinstance(value, float | complex) and not cmath.isfinite(value):
+        raise UserValueError(f'got {binding.written} = {binding.value!r} in {binding.place}; need finite numbers')
 
 
 def _check_parameter(binding: Binding, usage: Usage, jobs: Collection[Configurable]) -> None:

@@ -24,6 +24,9 @@ from tflearn.config.reader import Binding, Reference, join_scope
 from tflearn.errors import UserValueError
 from tflearn.run_dir import RunDir, write_atomically
 
+# Calls of gin within each other: settings of settings take some dozens.
+_MANY_CALLS = 100
+
 # By a job's argument: another job, and the name of its argument.
 Taken = Mapping[str, tuple[Callable[..., None], str]]
 
@@ -124,14 +127,26 @@ def plain_message(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _gin_errors_as_user_errors() -> Iterator[None]:
-    """Turns an error of gin itself into a UserValueError: a value is missing, or cannot be bound."""
+    """Turns an error of gin itself into a UserValueError: a value is missing, cannot be bound, or needs itself."""
     try:
         yield
     except (TypeError, ValueError) as error:
-        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-        if str(frame.f_globals.get('__name__')).partition('.')[0] != 'gin':
+        if not _in_gin(error)[-1]:
             raise
         raise UserValueError(plain_message(error)) from error
+    except RecursionError as error:
+        if sum(_in_gin(error)) < _MANY_CALLS:
+            raise
+        raise UserValueError(
+            'got bindings that refer to each other in a circle, such as x = %x or f.x = @f(); need values; run '
+            'with fewer --gin_bindings to find them'
+        ) from error
+
+
+def _in_gin(error: BaseException) -> list[bool]:
+    """Returns which calls that led to an error are gin's own."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return [str(frame.f_globals.get('__name__')).partition('.')[0] == 'gin' for frame in frames]
 
 
 def _verbatim(text: str) -> str:
