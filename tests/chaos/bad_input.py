@@ -309,6 +309,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--cases', type=int, default=1950)
     parser.add_argument('--seed', type=int, default=int(os.environ.get('TFLEARN_TEST_SEED', '0')))
+    parser.add_argument('--first', type=int, default=0, help='the number of the first case')
     parser.add_argument('--only', type=int, default=None)
     parser.add_argument('--families', default='flags,flags,bindings,bindings,addresses,files,functions')
     parser.add_argument('--programs', default=','.join(PROGRAMS), help='launch,migrate load no TensorFlow')
@@ -329,7 +330,7 @@ def main() -> int:
         flags = known_flags(directory, programs)
         maker = Maker(flags, known_names(['dqn_cartpole', 'ppo_pendulum', 'sac_pendulum'][: 1 + 2 * with_tensorflow]),
                       options.families.split(','))  # fmt: skip
-        numbers = range(options.cases) if options.only is None else [options.only]
+        numbers = range(options.first, options.first + options.cases) if options.only is None else [options.only]
         counts: collections.Counter[str] = collections.Counter()
         slowest = 0.0
         for number in numbers:
@@ -337,6 +338,8 @@ def main() -> int:
             outcome = _run_case(case, source, directory)
             slowest = max(slowest, outcome.secs)
             counts['defects' if outcome.defect else 'accepted' if outcome.accepted else 'refused'] += 1
+            if number % 100 == 99:
+                sys.stderr.write(f'{number + 1}: {dict(counts)}\n')
             if outcome.defect or options.only is not None:
                 shown = outcome.output[-1500:] if options.only is None else outcome.output
                 arguments = f'{list(case.arguments)!r:.600}'

@@ -17,7 +17,7 @@ ROOT = pathlib.Path(scripts.__path__[0]).parent
 DEADLINE_SECS = 60.0
 # The console programs; `data` and `evaluate` are each several.
 SETUP = (ROOT / 'setup.py').read_text()
-PROGRAMS = re.findall(r"'(\w+)'", ''.join(re.findall(r'^(?:JOBS|PROGRAMS) = \((.*)\)', SETUP, re.M)))
+PROGRAMS = re.findall(r"'(\w+)'", ''.join(re.findall(r'^(?:JOBS|PROGRAMS) = \((.*?)\)', SETUP, re.M | re.S)))
 COMMANDS = [
     *([program] for program in PROGRAMS),
     *(['data', command] for command in ('record', 'extract', 'describe', 'merge', 'filter', 'copy', 'convert')),
