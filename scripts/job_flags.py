@@ -14,6 +14,7 @@ from absl import flags, logging
 from tflearn.config import files
 from tflearn.errors import UserError, UserValueError
 from tflearn.run_dir import local_path
+from tflearn.waiting import HOST_PORT
 
 DEFAULT_REPLAY_ADDRESS = 'localhost:8008'
 
@@ -201,7 +202,7 @@ def check() -> None:
 
 def check_address(address: str) -> None:
     """Checks that --replay_address is HOST:PORT. Raises ValueError if it is not."""
-    match = re.fullmatch(r'([\w.-]+|\[[\da-fA-F:]+\]):(\d{1,5})', address, re.ASCII)
+    match = HOST_PORT.fullmatch(address)
     if not match or not 1 <= int(match[2]) <= 65535:
         raise UserValueError(f'got --replay_address={address}; need HOST:PORT with a port from 1 to 65535')
 

@@ -1,6 +1,7 @@
 """Waiting for something outside this process, with a deadline, a reason and a way to stop."""
 
 import contextlib
+import re
 import socket
 import threading
 import time
@@ -14,6 +15,8 @@ from tflearn.errors import UserTimeoutError
 T = TypeVar('T')
 
 LOG_EVERY_SECS = 10.0
+# HOST:PORT, its two groups. Longer or empty parts of a name cannot be looked up.
+HOST_PORT = re.compile(r'((?:[\w-]{1,63}\.)*[\w-]{1,63}\.?|\[[\da-fA-F:]+\]):(\d{1,5})', re.ASCII)
 
 
 class Stopped(Exception):

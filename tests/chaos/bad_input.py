@@ -26,12 +26,14 @@ from unittest import mock
 
 from scripts import preflight
 from tests.chaos import bad_reads, bad_values, forked
+from tests.testing import certificates
 
 DEADLINE_SECS = 90.0  # on a machine that other programs use, too
 _ROOT = ('--root_dir=run',)
 _RUN = (*_ROOT, '--gin_file=dqn_cartpole')
 _MEMORY = '/dev/shm'  # a file system without a disk
 _NEW = ('--output=new',)
+_CERTIFICATES = ('--certificate=tls/a.pem', '--key=tls/a.key', '--ca=tls/a.pem')
 # By program: its module, and flags that it accepts.
 PROGRAMS: dict[str, tuple[str, tuple[str, ...]]] = {
     'launch': ('launch', (*_RUN, '--nowarm_start')),
@@ -53,9 +55,10 @@ PROGRAMS: dict[str, tuple[str, tuple[str, ...]]] = {
     'convert': ('data', ('convert', '--data=data', *_NEW)),
     'migrate': ('migrate', ('old.gin',)),
     'doctor': ('doctor', ('run',)),
+    'tunnel': ('tunnel', ('--side=server', '--listen=localhost:0', '--to=localhost:1', *_CERTIFICATES)),
 }
 CONFIGURED = ('replay_server', 'collect', 'train', 'evaluate', 'synchronous', 'train_offline', 'record', 'extract')
-PLAIN = ('launch', 'migrate')  # these load no TensorFlow
+PLAIN = ('launch', 'migrate', 'tunnel')  # these load no TensorFlow
 # Jobs that would begin to work: they end as soon as gin has made their arguments.
 _JOBS = (
     *('replay_server', 'collect', 'train', 'evaluate', 'synchronous', 'train_offline', 'serve'),
@@ -91,12 +94,23 @@ def _until_work(program: str) -> Any:
     with contextlib.ExitStack() as stack:
         if program == 'launch':
             stack.enter_context(mock.patch('tflearn.launch.local._work', _reports))
-        elif program != 'migrate':
+        elif program == 'tunnel':
+            tunnel = importlib.import_module('scripts.tunnel')
+            stack.enter_context(mock.patch.object(tunnel, 'opened', functools.partial(_opened, tunnel.opened)))
+        elif program not in PLAIN:
             for name in _JOBS:
                 module, _, function = name.partition('.')
                 job = importlib.import_module(f'tflearn.jobs.{module}')
                 stack.enter_context(mock.patch.object(job, function or module, _accepting(job, function or module)))
         yield
+
+
+@contextlib.contextmanager
+def _opened(really: Any, options: Any) -> Any:
+    """Opens a tunnel, and ends."""
+    with really(options):
+        os._exit(0)
+    yield
 
 
 def _reports(supervisor: Any, *_: object) -> None:
@@ -206,6 +220,7 @@ class Maker:
                 ('train', 'run/config.gin', ()),
                 ('migrate', 'old.gin', ()),
                 ('doctor', 'run/summaries/train/*', ()),
+                ('tunnel', 'tls/*', ()),
                 ('serve', 'tls/*', ('--tls_certificate=tls/a.pem', '--tls_key=tls/a.key', '--tls_client_ca=tls/a.pem')),
                 *[('describe', 'data/*', (f'--max_damaged={n}',)) for n in (0, 0, 3, 1000)],
                 *[(name, 'data/*', ()) for name in ('merge', 'copy', 'convert', 'filter')],
@@ -216,7 +231,7 @@ class Maker:
                 ('export', 'observations.npz', ('--tflite=int8', '--observations=observations.npz')),
             ]
         )
-        if program not in PLAIN and not self.flags.get(program):
+        if not self.flags.get(program):
             return self._flags(rng)
         seed = rng.random()
         return Case(program, [*PROGRAMS[program][1], *more], functools.partial(_damage, pattern, seed))
@@ -241,6 +256,8 @@ def fixture(directory: pathlib.Path, with_tensorflow: bool) -> None:
         (run / 'status' / f'{job}.json').write_text(json.dumps(status))
     done = {'reason': 'num_train_steps 7', 'train_step': 7, 'policy': 'policies/greedy_policy/1', 'seconds': 3.0}
     (run / 'DONE').write_text(json.dumps({**done, 'evaluation': {'mean_return': 3.5, 'num_episodes': 3}}))
+    (directory / 'tls').mkdir()
+    certificates.make(directory / 'tls', 'a')
     (run / 'config.gin').write_text('train.train.x = 1\n')
     (directory / 'run.gin').write_text((pathlib.Path('gin') / 'dqn_cartpole.gin').read_text())
     (directory / 'old.gin').write_text((pathlib.Path('gin') / 'algorithms' / 'dqn.gin').read_text())
@@ -253,7 +270,7 @@ def _tensorflow_fixture(directory: pathlib.Path) -> None:
     import tensorflow as tf
 
     from tests.data import data_sets
-    from tests.testing import certificates, served_policies
+    from tests.testing import served_policies
 
     data_sets.write(directory / 'data', 60)
     with tf.summary.create_file_writer(str(directory / 'run' / 'summaries' / 'train')).as_default():
@@ -261,8 +278,6 @@ def _tensorflow_fixture(directory: pathlib.Path) -> None:
             tf.summary.scalar('loss', 0.5, step)
     served_policies.Publisher(directory / 'run' / 'policies').publish(1)
     np.savez(directory / 'observations.npz', observation=np.zeros((9, 4), np.float32))
-    (directory / 'tls').mkdir()
-    certificates.make(directory / 'tls', 'a')
 
 
 def known_flags(directory: pathlib.Path, programs: Sequence[str]) -> dict[str, list[str]]:

@@ -230,6 +230,7 @@ def test_connections_are_bounded_and_a_silent_one_is_closed(files, echo):
         ('unix:', False),
         ('host', False),
         ('a:70000', False),
+        ('a..b:80', False),
     ],
 )
 def test_addresses(text, valid):

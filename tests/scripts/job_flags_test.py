@@ -70,7 +70,22 @@ def test_accepts_addresses(address):
 
 @pytest.mark.parametrize(
     'address',
-    ['', 'localhost', 'localhost:', ':80', 'a:b', 'a:0', 'a:65536', 'http://a:80', 'a b:80', 'a:80 ', 'a:8_0'],
+    [
+        '',
+        'localhost',
+        'localhost:',
+        ':80',
+        'a:b',
+        'a:0',
+        'a:65536',
+        'http://a:80',
+        'a b:80',
+        'a:80 ',
+        'a:8_0',
+        'a..b:80',
+        '.:80',
+        f'{"a" * 64}.b:80',
+    ],
 )
 def test_rejects_wrong_addresses(address):
     with pytest.raises(ValueError, match='need HOST:PORT with a port from 1 to 65535'):

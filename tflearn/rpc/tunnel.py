@@ -12,7 +12,6 @@ import dataclasses
 import enum
 import gc
 import os
-import re
 import socket
 import ssl
 import threading
@@ -24,6 +23,7 @@ from absl import logging
 from tflearn.errors import UserValueError, check_at_least
 from tflearn.security import tls
 from tflearn.security.renewed import Renewed
+from tflearn.waiting import HOST_PORT
 
 _BUFFER_BYTES = 256 * 1024  # read at once; a slow reader stops the other side after a few of them
 _BACKLOG = 128
@@ -67,7 +67,7 @@ class Address:
         """
         if text.startswith('unix:') and len(text) > len('unix:'):
             return cls(text.removeprefix('unix:'), None)
-        match = re.fullmatch(r'([\w.-]+|\[[\da-fA-F:]+\]):(\d{1,5})', text, re.ASCII)
+        match = HOST_PORT.fullmatch(text)
         if not match or int(match[2]) > 65535:
             raise UserValueError(f'got {name}={text}; need HOST:PORT or unix:PATH')
         return cls(match[1].strip('[]'), int(match[2]))
