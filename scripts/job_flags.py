@@ -8,6 +8,7 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from absl import flags, logging
 
@@ -73,7 +74,8 @@ def define_secs(name: str, default: float, help: str, least: float = 0.0) -> Non
 
 def define_number(name: str, default: float | None, help: str, *bounds: float) -> None:
     """Defines a flag of a number, between bounds if there are any. absl's own takes NaN for a number within them."""
-    flags.DEFINE_float(name, default, help, *bounds)
+    define: Any = flags.DEFINE_float  # whose types know no default that is a number or None
+    define(name, default, help, *bounds)
     flags.register_validator(name, lambda number: number is None or number == number, 'need a number')
 
 

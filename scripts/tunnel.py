@@ -45,9 +45,9 @@ def options() -> TunnelOptions:
     values = flags.FLAGS
     if missing := [name for name in ('side', 'listen', 'to', 'certificate', 'key', 'ca') if not values[name].value]:
         raise UserValueError(f'got no --{missing[0]}; need it; see --help')
-    addresses = [Address.parse(values[name].value, f'--{name}') for name in ('listen', 'to')]
+    listen, to = (Address.parse(str(values[name].value), f'--{name}') for name in ('listen', 'to'))
     files = tls.TlsFiles(values.certificate, values.key, values.ca)
-    return TunnelOptions(Side(values.side), *addresses, files, values.server_name, values.max_connections)
+    return TunnelOptions(Side(values.side), listen, to, files, values.server_name, values.max_connections)
 
 
 def main() -> None:

@@ -81,7 +81,7 @@ class PermissionDenied(RuntimeError):
     """The client may not ask this; it gets PERMISSION_DENIED and this message."""
 
 
-_CODES = {
+_CODES: dict[type[Exception], Any] = {
     Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
     PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,

@@ -205,9 +205,9 @@ class Pods:
             # The shell puts a collector's name in: Kubernetes does not, in probes.
             status = self._run_dir.status('${POD_NAME:-' + job.name + '}')
             recent = f'find "$file" -newermt "-{silent} seconds"'
-            check = f'file="$0/{status.name}"; ! grep -q \'"state": "running\' "$file" || test -n "$({recent})"'
+            script = f'file="$0/{status.name}"; ! grep -q \'"state": "running\' "$file" || test -n "$({recent})"'
             probes['livenessProbe'] = {
-                'exec': {'command': ['sh', '-c', check, str(status.parent)]},
+                'exec': {'command': ['sh', '-c', script, str(status.parent)]},
                 'initialDelaySeconds': _START_SECS,
                 'periodSeconds': _PERIOD_SECS,
                 'timeoutSeconds': 10,
