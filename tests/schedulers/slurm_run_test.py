@@ -91,7 +91,7 @@ def test_small_jobs_survive_the_loss_of_a_worker_and_of_a_node(slurm, tmp_path, 
         train=['env=TF_CONFIG', say, RUNNING, 'wait=900'],
         evaluate=[RUNNING, 'wait=900'],
         collect_0=[say, RUNNING, 'wait=900'],
-        resources={'train': Resources(cores=2), 'replay_server': Resources(cores=5)},
+        resources={'train': Resources(cores=1), 'replay_server': Resources(cores=2)},
     )
     jobs = tuple(dataclasses.replace(job, workers=2 if job.kind == 'train' else 1) for job in fakes.jobs)
     fakes = dataclasses.replace(fakes, jobs=jobs, stop_timeout_secs=10.0)
@@ -122,7 +122,7 @@ def test_small_jobs_survive_the_loss_of_a_worker_and_of_a_node(slurm, tmp_path, 
     wait_for(lambda: lines('collect_0', 'the server is at ')[-1] != before, 'the new address of the server', 300.0)
     after = lines('collect_0', 'the server is at ')[-1]
     assert after == read_json(run_dir.address('replay_server'))['address']
-    wait_for(lambda: after in lines('train', 'the server is at '), 'the learner with the new address', 120.0)
+    wait_for(lambda: after in lines('train', 'the server is at '), 'the learner with the new address', 300.0)
 
     numbers = read_json(run_dir.submitted)['slurm'].values()
     slurm.run('scancel', '--signal=TERM', '--batch', *numbers)

@@ -151,7 +151,8 @@ def load(run_dir: RunDir) -> Topology:
         Job(**{**job, 'restart': RestartRule(**job['restart']), 'resources': Resources(**job['resources'])})
         for job in ({**job, 'command': tuple(job['command'])} for job in values.pop('jobs'))
     ]
-    return Topology(**{**values, 'jobs': tuple(jobs)})
+    warm_parent = values.pop('warm_parent')
+    return Topology(tuple(jobs), warm_parent and tuple(warm_parent), **values)
 
 
 def run_topology(
