@@ -196,10 +196,10 @@ class Pods:
         """Returns the probes: a port that listens; a job that reports while it runs, as the local supervisor asks."""
         probes: Manifest = {}
         if job.kind == 'replay_server':
-            check = {'tcpSocket': {'port': REPLAY_PORT}}
-            probes['readinessProbe'] = {**check, 'periodSeconds': 5}
+            port = {'tcpSocket': {'port': REPLAY_PORT}}
+            probes['readinessProbe'] = {**port, 'periodSeconds': 5}
             start_secs = max(_START_SECS, round(self._topology.connect_timeout_secs))
-            probes['startupProbe'] = {**check, 'periodSeconds': 5, 'failureThreshold': start_secs // 5}
+            probes['startupProbe'] = {**port, 'periodSeconds': 5, 'failureThreshold': start_secs // 5}
         silent = round(self._topology.silent_timeout_secs)
         if silent and job.workers == 1:  # Only the chief of several reports.
             # The shell puts a collector's name in: Kubernetes does not, in probes.
