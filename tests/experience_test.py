@@ -36,6 +36,7 @@ def test_defaults_are_valid():
         (Prioritized, {'min_size': 200_000}, 'got Prioritized.min_size=200000 > max_size=100000'),
         (Uniform, {'samples_per_insert': 0.0}, 'samples_per_insert=0.0; need a number above 0'),
         (Uniform, {'sampling': 'random'}, "sampling='random'; need one of auto, learner, server"),
+        (Uniform, {'samples_per_insert': 4.0, 'max_times_sampled': 2}, 'would wait for each other forever'),
         (Uniform, {'sampling': 'learner', 'max_times_sampled': 1}, "need 'server' or 'auto'"),
         (Queue, {'max_size': 0}, 'got Queue.max_size=0; need at least 1'),
         (Queue, {'versions_ahead': -1}, 'got Queue.versions_ahead=-1; need at least 0'),

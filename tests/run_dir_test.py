@@ -146,3 +146,12 @@ def test_status_is_written_after_the_clock_was_set_back(tmp_path, monkeypatch):
     now.update(monotonic=6.0)
     status.update('running', train_step=3)
     assert read_json(tmp_path / 'train.json')['train_step'] == 3
+
+
+def test_status_keeps_counts_of_the_process_before(tmp_path):
+    path = tmp_path / 'launch.json'
+    Status(path, 'launch').update('running', restarts={'train': 2}, other=1)
+    again = Status(path, 'launch', kept=('restarts',))
+    assert again.newest['restarts'] == {'train': 2} and 'other' not in again.newest
+    path.write_text('{')
+    assert 'restarts' not in Status(path, 'launch', kept=('restarts',)).newest

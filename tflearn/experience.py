@@ -35,6 +35,12 @@ def _check_table(kind: str, settings: Any) -> None:
         )
     if settings.samples_per_insert is not None and settings.samples_per_insert <= 0:
         raise UserValueError(f'got {kind}.samples_per_insert={settings.samples_per_insert}; need a number above 0')
+    if settings.max_times_sampled and (settings.samples_per_insert or 0) > settings.max_times_sampled:
+        raise UserValueError(
+            f'got {kind}.samples_per_insert={settings.samples_per_insert} with max_times_sampled='
+            f'{settings.max_times_sampled}, so that collectors and learner would wait for each other forever: items '
+            'are removed before they were drawn that often; need max_times_sampled of at least that, or 0'
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from absl import logging
@@ -92,11 +92,21 @@ def read_json(path: pathlib.Path) -> dict[str, Any] | None:
 class Status:
     """A job's newest metrics in a small file, for programs that watch the run. Written at most once a second."""
 
-    def __init__(self, path: pathlib.Path, job: str):
+    def __init__(self, path: pathlib.Path, job: str, kept: Collection[str] = ()):
+        """`kept` are the names of the metrics that begin with the values that the last process wrote."""
         self._path = path
         self._metrics: dict[str, Any] = {'job': job, 'pid': os.getpid()}
+        if kept:
+            with contextlib.suppress(UserValueError, OSError):  # a damaged file
+                before = read_json(path) or {}
+                self._metrics |= {name: before[name] for name in kept if name in before}
         self._written_at = -math.inf
         self._failure: str | None = None
+
+    @property
+    def newest(self) -> Mapping[str, Any]:
+        """The metrics now."""
+        return self._metrics
 
     def update(self, state: str, **metrics: Any) -> None:
         """Updates `metrics`; a change of `state` is written immediately.

@@ -70,6 +70,13 @@ def test_running_job_without_reports_is_silent():
     assert silent_secs('running', 100.0) == pytest.approx(100.0, abs=5.0)
 
 
+def test_a_step_of_the_clock_makes_no_job_silent():
+    metrics = {'time': time.time() - 3600.0}
+    assert JobReport('train', 'train', 'running', metrics=metrics, unchanged_secs=1.0).silent_secs is None
+    metrics = {'time': time.time() + 3600.0}
+    assert JobReport('train', 'train', 'running', metrics=metrics, unchanged_secs=60.0).silent_secs == 60.0
+
+
 @pytest.mark.parametrize(
     ('text', 'expected'),
     [

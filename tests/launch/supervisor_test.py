@@ -6,6 +6,7 @@ import signal
 import pytest
 
 from tests.launch.fake_run import RUN, RUNNING, WAIT, ended, gone, launched, pids, topology, wait_for
+from tflearn.run_dir import read_json
 
 
 def test_run_ends_when_a_job_without_restarts_dies(run, run_dir):
@@ -50,6 +51,16 @@ def test_restarts_collectors(run, run_dir):
         in out
     )
     assert out.count('failed start 1 of 3') == 1
+
+
+def test_the_numbers_of_restarts_survive_the_launch(run, run_dir):
+    def restarts():
+        run(train=['wait=1.5', 'exit=1'], evaluate=RUN, collect_0=['once=exit=5', WAIT])
+        (run_dir.root / 'once_collect_0').unlink(missing_ok=True)
+        return read_json(run_dir.status('launch'))['restarts']
+
+    assert restarts() == {'train': 0, 'evaluate': 0, 'collect_0': 1}
+    assert restarts() == {'train': 0, 'evaluate': 0, 'collect_0': 2}
 
 
 def test_run_ends_without_collectors(run):

@@ -107,8 +107,10 @@ def run(
     its_gin_file = gin_file if backend.name == 'kubernetes' else path
     flags = [f'--root_dir={run_dir.root}', f'--gin_file={its_gin_file}']
     flags += [f'--gin_bindings={binding}' for binding in gin_bindings]
-    free_address = local.free_address() if backend.name == 'local' else REPLAY_ADDRESS
-    flags += [f'--replay_address={replay_address or free_address}']
+    held = contextlib.ExitStack()
+    if replay_address is None:
+        replay_address = held.enter_context(local.held_address()) if backend.name == 'local' else REPLAY_ADDRESS
+    flags += [f'--replay_address={replay_address}']
     flags += [f'--connect_timeout_secs={connect_timeout_secs:g}', f'--stop_timeout_secs={stop_timeout_secs:g}']
     flags += ['--code_snapshot'] if code_snapshot else []
     topology = run_topology(
@@ -131,7 +133,8 @@ def run(
 
     kinds = sorted({f'tflearn.jobs.{job.kind}' for job in topology.jobs})
     preview.check(path, gin_bindings, kinds, registry.check_factory)
-    return backend.run(topology, run_dir, package)
+    with held:
+        return backend.run(topology, run_dir, package)
 
 
 def _show(text: str) -> None:

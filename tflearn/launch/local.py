@@ -72,6 +72,15 @@ def free_address() -> str:
     return f'localhost:{free_port()}'
 
 
+@contextlib.contextmanager
+def held_address() -> Iterator[str]:
+    """Gives 'localhost:port' with a port that only a gRPC server of this user can take during the block."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as gRPC does; nothing listens here
+        holder.bind(('', free_port()))
+        yield f'localhost:{holder.getsockname()[1]}'
+
+
 def run(
     topology: Topology,
     run_dir: RunDir,
@@ -111,7 +120,7 @@ def run(
         _print(out, run_summary.already_done_line(run_dir, done))
         return 0
     with StopSignals() as signals, _locked_log(run_dir, stop_timeout_secs, signals) as log:
-        status, state = Status(run_dir.status('launch'), 'launch'), 'failed'
+        status, state = Status(run_dir.status('launch'), 'launch', kept=('restarts',)), 'failed'
         status.update('running')
         try:
             run_summary.write_commands(run_dir, topology)
@@ -124,6 +133,7 @@ def run(
                 supervisor = Supervisor(
                     topology, run_dir, reaper, warm_parent, view, log, silent_timeout_secs, placements
                 )
+                supervisor.keep_restarts(status)
                 failure = _work(supervisor, view, signals, stop_timeout_secs)
             code = _conclude(run_dir, out, log, failure, signals.received)
             state = {0: 'finished', 1: 'failed', 2: 'failed'}.get(code, 'stopped')

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
 from tflearn.launch import orphan_reaper
 from tflearn.launch.placement import Placement
@@ -94,7 +95,9 @@ class JobProcess:
         self._placement = placement
         self._warm_parent = None if placement.environment else warm_parent  # Its forks have its environment.
         self._process: Process | None = None
-        self._started_at = 0.0
+        self._old_time: Any = None  # of its status; only compared with each other
+        self._heard_time: Any = None
+        self._heard_at = 0.0
         self._log_start = 0
         self._stopping = False
 
@@ -103,7 +106,8 @@ class JobProcess:
         if self._process is not None:
             self.restarts += 1
         self.has_run, self.start_at = False, None
-        self._started_at = time.time()
+        self._old_time = self._heard_time = self._read_status().get('time')
+        self._heard_at = time.monotonic()
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with open(self.log, 'ab') as log:
             with contextlib.suppress(OSError):  # a full disk
@@ -190,11 +194,10 @@ class JobProcess:
 
     def report(self) -> JobReport:
         """Returns the state and the metrics of the job now, without metrics of an earlier process."""
-        metrics = {}
-        with contextlib.suppress(ValueError, TypeError, OSError):
-            status = read_json(self._status) or {}
-            if status.get('time', 0.0) >= self._started_at:
-                metrics = status
+        status = self._read_status()
+        if status.get('time') != self._heard_time:
+            self._heard_time, self._heard_at = status.get('time'), time.monotonic()
+        metrics = status if status.get('time') != self._old_time else {}
         self.has_run |= str(metrics.get('state')).startswith('running')
         self.ever_ran |= self.has_run
         return JobReport(
@@ -204,7 +207,13 @@ class JobProcess:
             alive=self.alive,
             restarts=self.restarts,
             metrics=metrics,
+            unchanged_secs=time.monotonic() - self._heard_at,
         )
+
+    def _read_status(self) -> dict[str, Any]:
+        with contextlib.suppress(ValueError, TypeError, OSError):
+            return dict(read_json(self._status) or {})
+        return {}
 
     def _state(self, metrics: dict[str, object]) -> str:
         if self._process is None:

@@ -17,6 +17,7 @@ class JobReport:
       kind: 'replay_server', 'train', 'evaluate' or 'collect'.
       state: the state that it reported, or what launch knows: 'starting', 'stopping', 'stopped', 'finished', 'died'.
       metrics: the newest status of its current process; empty while there is none.
+      unchanged_secs: how long that has been the newest one, by a clock that nobody sets; None: by its time.
     """
 
     name: str
@@ -25,6 +26,7 @@ class JobReport:
     alive: bool = True
     restarts: int = 0
     metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    unchanged_secs: float | None = None
 
     def number(self, key: str) -> float | None:
         """Returns the metric `key`; None if it is missing or not a finite number."""
@@ -39,7 +41,7 @@ class JobReport:
         reported_at = self.number('time')
         if not self.alive or not self.state.startswith('running') or reported_at is None:
             return None
-        silent_secs = time.time() - reported_at
+        silent_secs = time.time() - reported_at if self.unchanged_secs is None else self.unchanged_secs
         return silent_secs if silent_secs > SILENT_SECS else None
 
     @property

@@ -17,7 +17,7 @@ from tflearn.launch.reports import RunReport
 from tflearn.launch.run_summary import shown
 from tflearn.launch.topology import Topology
 from tflearn.launch.warm_parent import WarmParent
-from tflearn.run_dir import RunDir
+from tflearn.run_dir import RunDir, Status
 
 POLL_SECS = 0.05
 _LATER = math.inf  # when a job is started that waits for the end of the others
@@ -86,12 +86,19 @@ class Supervisor:
             JobProcess(job, run_dir, reaper, warm_parent, placements.get(job.name, Placement()))
             for job in topology.jobs
         ]
+        self._status: Status | None = None
         self._view = view
         self._log = log
         self._started_at = time.monotonic()
         self._next_show_secs = 0.0
         self._logs_exits = True  # Not after a user's error, which ends the other jobs too.
         self._pause = threading.Event()  # Never set.
+
+    def keep_restarts(self, status: Status) -> None:
+        """Goes on with the numbers of restarts in this status, and keeps them there."""
+        self._status, known = status, status.newest.get('restarts', {})
+        for process in self._processes:
+            process.restarts = known.get(process.job.name, 0)
 
     @property
     def finished(self) -> bool:
@@ -232,6 +239,8 @@ class Supervisor:
         secs = time.monotonic() - self._started_at
         if secs >= self._next_show_secs:
             self._next_show_secs = secs + SHOW_INTERVAL_SECS
+            if self._status:
+                self._status.update('running', restarts={each.job.name: each.restarts for each in self._processes})
             report = RunReport(tuple(process.report() for process in self._processes), secs)
             self._show_safely(lambda: self._view.show(report))
             for process, its in zip(self._processes, report.jobs, strict=True):
