@@ -28,8 +28,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, _exit)
     try:
         server = MetricsServer(run_dir, flags.FLAGS.run or run_dir.root.name, flags.FLAGS.host, flags.FLAGS.port)
-    except OSError as error:
-        print(f'tflearn-run-metrics: error: got port {flags.FLAGS.port}; need a free one ({error})', file=sys.stderr)
+    except (OSError, UnicodeError) as error:  # the latter one for a name that cannot be looked up
+        address = f'{flags.FLAGS.host}:{flags.FLAGS.port}'
+        print(f'tflearn-run-metrics: error: got {address}; need a free port of this machine ({error})', file=sys.stderr)
         sys.exit(2)
     print(f'http://{flags.FLAGS.host}:{server.server_port}/metrics', flush=True)
     server.serve_forever()

@@ -29,7 +29,8 @@ def text(run_dir: RunDir, run: str) -> str:
             status = read_json(path) or {}
         # A collector's name is its pod's on a cluster.
         kind = next((kind for kind in KINDS if path.stem == kind), 'collect' if 'policy_version' in status else None)
-        if kind is None or time.time() - status.get('time', 0.0) > _FRESH_SECS:
+        reported_at = status.get('time')
+        if kind is None or not isinstance(reported_at, int | float) or time.time() - reported_at > _FRESH_SECS:
             continue
         for field, value in status.items():
             if isinstance(value, int | float) and not isinstance(value, bool) and field not in ('pid', 'time'):
@@ -46,6 +47,9 @@ class MetricsServer(http.server.ThreadingHTTPServer):
         """Listens at host:port; 0 takes a free port, see `server_port`. Raises OSError if another one listens there."""
         self.run_dir, self.run = run_dir, run
         super().__init__((host, port), _Handler)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Logs nothing: a client vanished, or spoke no HTTP."""
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
