@@ -153,6 +153,26 @@ def test_restart_reads_and_keeps_each_chunk_once(serve, open_source):
     assert all(chunk.base is None for chunk in chunks), 'views would keep entire batches in memory'
 
 
+def test_reads_several_streams_ahead_but_no_more_than_the_ratio_allows(serve, open_source):
+    """A learner that takes nothing has as many chunks as its queue and one stream would have."""
+    served = serve(experience('learner', chunk_steps=4, samples_per_insert=1.0, min_size=1))
+    ahead = served.storage.stream_chunks
+    writer = reverb.Client(served.address).trajectory_writer(1)
+    for chunk in chunks_of(served.storage, 0, 3 * ahead):
+        writer.append({'chunk': chunk})
+        writer.create_item(STREAM, 1.0, {'chunk': writer.history['chunk'][-1]})
+    source = open_source(served)
+    source._wanted_chunks = lambda: 0
+    threading.Thread(target=source.grant, args=(1,), daemon=True).start()
+    read = lambda: served.table(STREAM).rate_limiter_info.sample_stats.completed  # noqa: E731
+    wait_until(lambda: source._num_streams <= read(), 'a chunk of each stream', 60)
+    threading.Event().wait(0.3)
+    assert source._num_streams == 8 and read() <= ahead + 2
+    source._wanted_chunks = lambda: ahead
+    wait_until(lambda: source._ring.num_written == 3 * ahead * 4, 'all of them, each once', 30)
+    writer.close()
+
+
 def test_reads_items_that_a_dead_reader_left(serve):
     served = serve(experience('learner', chunk_steps=4))
     _insert(served, chunks_of(served.storage, 0, 50))

@@ -3,11 +3,16 @@
 The replay server remains the durable store: every chunk is sent there first, and after a restart of the learner the
 mirror is filled from it. New chunks arrive by the server's stream. A separate thread writes them to memory that is not
 drawn from; the training thread makes them visible to draws, between two calls of the compiled loop.
+
+The replay may be divided among several servers. There is one mirror of them all, and one ratio of samples to inserts.
 """
 
+import collections
+import functools
 import json
 import math
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,13 +23,14 @@ from tflearn.replay import connection
 from tflearn.replay.chunks import chunk_id, chunk_rows
 from tflearn.replay.storage import REPLAY, STREAM, Storage, error_buffer
 from tflearn.sampling import table_scan
-from tflearn.sampling.reader import TableReader
+from tflearn.sampling.reader import TableReader, close_all, one_by_one
 from tflearn.sampling.ring_buffer import RingBuffer
 from tflearn.waiting import Stopped, wait_until
 
 _MAX_CHUNKS_AT_ONCE = 16
 _POLL_SECS = 0.002
 _INGEST_POLL_SECS = 0.03
+_MAX_STREAMS = 8  # read at the same time, to hide the time of a round trip
 
 
 class ReplayMirror(tf.train.experimental.PythonState):
@@ -39,28 +45,40 @@ class ReplayMirror(tf.train.experimental.PythonState):
 
     def __init__(
         self,
-        address: str,
+        addresses: str | Sequence[str],
         storage: Storage,
         batch_size: int,
         timeout_secs: float,
         seed: int = 0,
         begins_filled: bool = False,
+        filled_from: Sequence[str] | None = None,
     ):
         """Allocates the memory; nothing is read before the first `grant`.
 
         Args:
+          addresses: the address of the replay server, 'host:port'; several if they share the replay.
           batch_size: sequences in a train step, over all replicas of this process.
           timeout_secs: how long to wait for data before `grant` returns 0 with `error` set.
           begins_filled: whether what the table holds before the run's first train step counts for `min_size`.
+          filled_from: the addresses of the servers whose tables fill this mirror after a restart; None is all. (Other
+            workers may be filled from the others.)
         """
-        self._address, self._storage = address, storage
+        self._addresses = (addresses,) if isinstance(addresses, str) else tuple(addresses)
+        self._filled_from = self._addresses if filled_from is None else tuple(filled_from)
+        self._storage = storage
         self.batch_size = self._traced_size = batch_size
         self._counts_content = begins_filled  # until counts are restored
         self._timeout_secs, self._seed = timeout_secs, seed
         self._ring = RingBuffer(storage)
-        self._reader = TableReader(
-            address, storage, STREAM, [storage.signature['chunk']], storage.stream_chunks, timeout_secs
-        )
+        # Each stream has one chunk in flight, which is not lost when a wait ends (see `TableReader`), and one that is
+        # to enter the queue. All chunks that were read ahead are ahead of the samples per insert too.
+        ahead = max(4, storage.stream_chunks // len(self._addresses))
+        self._num_streams = min(math.ceil(_MAX_STREAMS / len(self._addresses)), ahead // 2)
+        capacity = ahead + 2 - 2 * self._num_streams
+        self._readers = [
+            TableReader(address, storage, STREAM, [storage.signature['chunk']], capacity, timeout_secs)
+            for address in self._addresses
+        ]
         self._samples = self._inserts_before = 0  # inserts before this mirror, minus those it was filled with
         self._started = False
         self._closing = threading.Event()
@@ -81,7 +99,11 @@ class ReplayMirror(tf.train.experimental.PythonState):
     @property
     def error(self) -> Exception | None:
         """Why there are no more batches; None if there are, or if the source was closed."""
-        return self._reader.error or self._error
+        return next((reader.error for reader in self._readers if reader.error), self._error)
+
+    @property
+    def _closed(self) -> bool:
+        return any(reader.closed for reader in self._readers)
 
     def serialize(self) -> str:
         """Returns the counts of inserts and samples as JSON."""
@@ -102,21 +124,22 @@ class ReplayMirror(tf.train.experimental.PythonState):
     def close(self) -> None:
         """See `BatchSource`."""
         self._closing.set()
-        self._reader.close()
+        close_all(self._readers)
 
     def grant(self, num_steps: int) -> int:
         """See `BatchSource`. Waits for data, and for the inserts that the samples per insert require."""
         if not self._started:
             self._started = True
             self._start()
-        while not self._reader.closed:
+        while not self._closed:
             self._ring.publish()
             allowed = self._allowed_steps(num_steps)
             if allowed:
-                self._reader.resume()
+                self._resume()
                 self._samples += allowed * self.batch_size
                 return allowed
-            self._reader.wait(_POLL_SECS)
+            for reader in self._readers:
+                reader.wait(_POLL_SECS / len(self._readers))
         return 0
 
     def draw(self, num_steps: tf.Tensor, seed: tf.Tensor, batch_size: tf.Tensor | None = None) -> Any:
@@ -128,24 +151,35 @@ class ReplayMirror(tf.train.experimental.PythonState):
         """See `RingBuffer.batch`."""
         return self._ring.batch(drawn, i)
 
+    def _resume(self) -> None:
+        for reader in self._readers:
+            reader.resume()
+
     def _start(self) -> None:
-        what = f'the replay server at {self._address}'
         try:
-            wait_until(lambda: connection.server_info(self._address), what, self._timeout_secs, self._closing)
-            self._reader.start(lambda samples: samples.map(lambda sample: sample.data['chunk']), in_flight=1)
+            self._open_streams()
             self._rebuild()
         except Exception as error:
             self._error = None if isinstance(error, Stopped) else error
-            self._reader.close()
+            self.close()
             return
         self._inserts_before -= self._ring.num_published
         if self._counts_content:
             self._inserts_before += min(self._ring.size, self._storage.experience.replay.min_size)
         threading.Thread(target=self._ingest, name='replay_ingest', daemon=True).start()
 
+    def _open_streams(self) -> None:
+        for address in self._addresses:
+            what = f'the replay server at {address}'
+            wait_until(functools.partial(connection.server_info, address), what, self._timeout_secs, self._closing)
+        for reader in self._readers:
+            reader.start(one_by_one, 1, self._num_streams)
+
     def _rebuild(self) -> None:
-        """Fills the mirror with the replay server's content, oldest first."""
-        chunks = table_scan.read_chunks(self._address, self._storage, REPLAY, self._timeout_secs, self._closing)
+        """Fills the mirror with the replay servers' content, oldest first."""
+        chunks: list[np.ndarray] = []
+        for address in self._filled_from:
+            chunks += table_scan.read_chunks(address, self._storage, REPLAY, self._timeout_secs, self._closing)
         if not chunks:
             return
         first_rows = np.stack([chunk_rows(chunk, self._storage.layout.num_bytes)[0] for chunk in chunks])
@@ -154,26 +188,33 @@ class ReplayMirror(tf.train.experimental.PythonState):
         chunks = [chunks[i] for i in newest_first]
         while chunks:  # each is freed once it is in the ring
             self._ring.add([chunks.pop() for _ in range(min(len(chunks), _MAX_CHUNKS_AT_ONCE))])
-        logging.info('filled the mirror with %d sequences from %s', self._ring.size, self._address)
+        logging.info('filled the mirror with %d sequences from %s', self._ring.size, ', '.join(self._filled_from))
 
     def _ingest(self) -> None:
         """Writes new chunks to the ring, unless they are too far ahead of the samples: then the writers are blocked."""
+        readers = collections.deque(self._readers)
         try:
-            while not self._reader.closed:
-                count = min(self._reader.size(), self._wanted_chunks(), _MAX_CHUNKS_AT_ONCE)
-                if count:
-                    self._write(np.asarray(self._reader.take(count)[0]))  # no copy
-                    self._reader.resume()  # data arrive, even if not enough yet
-                else:
-                    self._reader.sleep(_POLL_SECS if self._reader.is_waited_for else _INGEST_POLL_SECS)
+            while not self._closed:
+                if not sum(map(self._ingest_from, readers)):
+                    waits = self._readers[0].is_waited_for
+                    self._readers[0].sleep(_POLL_SECS if waits else _INGEST_POLL_SECS)
+                readers.rotate()  # if only some chunks are wanted, another server comes first each time
         except Exception as error:  # the training thread raises it
-            if not self._reader.closed:
+            if not self._closed:
                 self._error = error
-                self._reader.close()
+                self.close()
+
+    def _ingest_from(self, reader: TableReader) -> int:
+        """Writes chunks of one server. Returns their number."""
+        count = min(reader.size(), self._wanted_chunks(), _MAX_CHUNKS_AT_ONCE)
+        if count:
+            self._write(np.asarray(reader.take(count)[0]))  # no copy
+            self._resume()  # data arrive, even if not enough yet
+        return count
 
     def _write(self, chunks: np.ndarray) -> None:
-        while len(chunks := chunks[self._ring.write(chunks) :]) and not self._reader.closed:
-            self._reader.sleep(_POLL_SECS)  # until the next call of the compiled loop makes room
+        while len(chunks := chunks[self._ring.write(chunks) :]) and not self._closed:
+            self._readers[0].sleep(_POLL_SECS)  # until the next call of the compiled loop makes room
 
     def _wanted_chunks(self) -> int:
         replay = self._storage.experience.replay

@@ -15,7 +15,7 @@ from tf_agents.trajectories import time_step as ts
 from tflearn.errors import UserTypeError
 from tflearn.experience import Queue, Reuse
 from tflearn.replay.storage import REPLAY, Storage
-from tflearn.sampling.reader import TableReader
+from tflearn.sampling.reader import TableReader, close_all, one_by_one
 
 
 class ReusePlan:
@@ -158,8 +158,7 @@ class QueueSource:
 
     def close(self) -> None:
         """See `BatchSource`."""
-        for reader in self._readers:
-            reader.close()
+        close_all(self._readers)
 
     def grant(self, num_steps: int) -> int:
         """See `BatchSource`. Waits for a batch, and plans the next train steps."""
@@ -200,7 +199,7 @@ class QueueSource:
 
     def _start(self) -> None:
         for reader in self._readers:
-            reader.start(_one_by_one, in_flight=max(1, min(self._ahead // 2, _MAX_IN_FLIGHT)))
+            reader.start(one_by_one, in_flight=max(1, min(self._ahead // 2, _MAX_IN_FLIGHT)))
 
     def _fetch(self, slots: Sequence[int], waits: bool) -> bool:
         """Puts a new batch into slots. Returns False if there is none: immediately, or if `waits`, after the end."""
@@ -265,10 +264,3 @@ class QueueSource:
     def _is_stale(self, version: Any) -> Any:
         bound = self._max_policy_lag
         return bound is not None and self.newest_version - version > bound
-
-
-def _one_by_one(samples: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns single items, without additional buffers."""
-    options = tf.data.Options()
-    options.autotune.enabled = False  # it would add buffers
-    return samples.map(lambda sample: sample.data['chunk']).with_options(options)

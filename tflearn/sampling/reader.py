@@ -52,18 +52,20 @@ class TableReader:
         with tf.device('CPU:0'):
             self._queue = tf.queue.FIFOQueue(capacity, [spec.dtype for spec in specs], [spec.shape for spec in specs])
 
-    def start(self, prepare: Prepare, in_flight: int) -> None:
+    def start(self, prepare: Prepare, in_flight: int, num_streams: int = 1) -> None:
         """Begins to read.
 
         Args:
           prepare: converts the table's `reverb.ReplaySample`s to elements of the queue, either single ones or k of them
             as tensors [k, ...]; at most the capacity.
-          in_flight: the number of items that the server may send ahead.
+          in_flight: the number of items that the server may send ahead on each stream.
+          num_streams: streams that are read at the same time and divide the items among them; their order may change.
         """
-        draw = threading.Thread(target=self._draw, args=(prepare, in_flight), name='replay_draw', daemon=True)
+        given = (prepare, in_flight, num_streams)
+        draw = threading.Thread(target=self._draw, args=given, name='replay_draw', daemon=True)
         watch = threading.Thread(target=self._watch, name='replay_watch', daemon=True)
         self._threads = [draw, watch]
-        for thread in self._threads:
+        for thread in (draw, watch):
             thread.start()
 
     @property
@@ -103,22 +105,18 @@ class TableReader:
 
     def close(self) -> None:
         """Stops reading at the next item. May be called from any thread."""
-        if self._closed.is_set():
-            return
-        self._closed.set()
-        if self._threads and threading.current_thread() not in self._threads:
-            self._threads[0].join(_CLOSE_SECS)  # while the server is still up: a stream would wait for it forever
+        close_all([self])
 
-    def _draw(self, prepare: Prepare, in_flight: int) -> None:
+    def _draw(self, prepare: Prepare, in_flight: int, num_streams: int) -> None:
         """Reads until closed; an earlier failure becomes `error`."""
         try:
-            self._read(prepare, in_flight)
+            self._read(prepare, in_flight, num_streams)
         except Exception as error:
             self.error = error
             self.close()
 
-    def _read(self, prepare: Prepare, in_flight: int) -> None:
-        """Reads until closed, in one operation outside of Python."""
+    def _read(self, prepare: Prepare, in_flight: int, num_streams: int) -> None:
+        """Reads until closed, each stream in one operation outside of Python."""
         shape = tf.TensorShape(self._storage.item_shape)
         samples = reverb.TrajectoryDataset(
             server_address=self._address,
@@ -141,9 +139,23 @@ class TableReader:
             with tf.control_dependencies([enqueue(components)]):
                 return count + 1
 
+        def read() -> None:
+            elements.reduce(tf.constant(0, tf.int64), put)
+
+        others = [
+            threading.Thread(target=self._repeat, args=(read,), name='replay_draw', daemon=True)
+            for _ in range(num_streams - 1)
+        ]
+        for thread in others:
+            thread.start()
+        self._threads += others
+        self._repeat(read)
+
+    def _repeat(self, read: Callable[[], None]) -> None:
+        """Reads one stream until closed."""
         while not self._closed.is_set():
             try:
-                elements.reduce(tf.constant(0, tf.int64), put)
+                read()
             except tf.errors.OpError as error:
                 if not self._closed.is_set():
                     logging.warning('the stream from %s broke; it is opened again: %s', self._address, error.message)
@@ -182,3 +194,22 @@ class TableReader:
         info = connection.server_info(self._address)
         table = f'with {ReplayStatistics.of(info[REPLAY], self._storage)}' if info else 'which does not answer'
         return f'the replay server at {self._address}, {table}'
+
+
+def close_all(readers: Sequence[TableReader]) -> None:
+    """Closes readers, and waits for all of them together, while their servers are still up: see `TableReader.close`."""
+    closing = [reader for reader in readers if not reader.closed]
+    for reader in closing:
+        reader._closed.set()
+    deadline = time.monotonic() + _CLOSE_SECS
+    for reader in closing:
+        if reader._threads and threading.current_thread() not in reader._threads:
+            for thread in reader._threads[:]:  # a stream would wait for a lost server forever
+                thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def one_by_one(samples: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns single items, without additional buffers; see `TableReader.start`."""
+    options = tf.data.Options()
+    options.autotune.enabled = False  # it would add buffers
+    return samples.map(lambda sample: sample.data['chunk']).with_options(options)
