@@ -56,6 +56,12 @@ def define_launch(backends: Sequence[str]) -> None:
         'num_workers', 1, 'Processes of the train job that train as one, a machine each (not local).', lower_bound=1
     )
     flags.DEFINE_integer('num_collectors', 1, 'How many collect jobs to start.', lower_bound=1)
+    flags.DEFINE_integer(
+        'num_replay_servers',
+        None,
+        'How many replay servers share the replay; one for each address of --replay_address by default.',
+        lower_bound=1,
+    )
     flags.DEFINE_bool(
         'warm_start', True, "Load the jobs' libraries once and fork the jobs; --nowarm_start: each job loads its own."
     )
@@ -110,7 +116,8 @@ def define(name_flag: tuple[str, str] | None = None) -> None:
     flags.DEFINE_string(
         'replay_address',
         DEFAULT_REPLAY_ADDRESS,
-        'HOST:PORT of the replay server: replay_server listens there, collect and train connect to it.',
+        'HOST:PORT of the replay server: replay_server listens there, collect and train connect to it. Several that '
+        'share the replay have commas between them, in the same order for all jobs; the first one has the weights too.',
     )
     flags.DEFINE_bool(
         'code_snapshot',
@@ -203,10 +210,14 @@ def check() -> None:
 
 
 def check_address(address: str) -> None:
-    """Checks that --replay_address is HOST:PORT. Raises ValueError if it is not."""
-    match = HOST_PORT.fullmatch(address)
-    if not match or not 1 <= int(match[2]) <= 65535:
-        raise UserValueError(f'got --replay_address={address}; need HOST:PORT with a port from 1 to 65535')
+    """Checks that --replay_address is HOST:PORT, or several that differ. Raises ValueError if it is not."""
+    each = address.split(',')
+    for one in each:
+        match = HOST_PORT.fullmatch(one)
+        if not match or not 1 <= int(match[2]) <= 65535:
+            raise UserValueError(f'got --replay_address={address}; need HOST:PORT with a port from 1 to 65535')
+    if len(set(each)) < len(each):
+        raise UserValueError(f'got --replay_address={address}; need addresses that differ')
 
 
 def _help_text(program: str, description: str, full: bool, example: str) -> str:

@@ -34,6 +34,7 @@ def main() -> None:
             values.gin_bindings,
             package=str(__package__),
             num_collectors=values.num_collectors,
+            num_replay_servers=values.num_replay_servers,
             replay_address=None if values['replay_address'].using_default_value else values.replay_address,
             connect_timeout_secs=values.connect_timeout_secs,
             stop_timeout_secs=values.stop_timeout_secs,

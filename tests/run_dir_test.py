@@ -22,6 +22,18 @@ def test_paths_are_stable(tmp_path):
     assert run_dir.log('train') == tmp_path / 'logs' / 'train.log'
 
 
+def test_a_replay_is_served_by_as_many_servers_as_saved_it(tmp_path):
+    run_dir = RunDir(tmp_path)
+    assert run_dir.shard_checkpoints(0) == run_dir.replay_checkpoints == tmp_path / 'replay' / 'checkpoints'
+    run_dir.check_num_shards(1)
+    run_dir.shard_checkpoints(2).mkdir(parents=True)
+    assert run_dir.saved_shards() == [run_dir.replay_checkpoints, *map(run_dir.shard_checkpoints, (1, 2))]
+    for num_shards in (3, 4):
+        run_dir.check_num_shards(num_shards)
+    with pytest.raises(ValueError, match=r'got 2 replay server\(s\) .*whose replay was saved by 3.*replay/2 away'):
+        run_dir.check_num_shards(2)
+
+
 def test_creates_nothing_before_it_is_needed(tmp_path):
     root = tmp_path / 'run'
     assert RunDir(root).done_line() is None

@@ -135,7 +135,8 @@ class RunDir:
     Attributes:
       root: the absolute path.
       checkpoints: the learner's checkpoints (`tf.train.CheckpointManager`'s layout).
-      replay_checkpoints: the replay server's checkpoints: `<number>/`, each with Reverb's files.
+      replay_checkpoints: the replay server's checkpoints: `<number>/`, each with Reverb's files; see also
+        `shard_checkpoints`.
       policies: the directory that holds a directory for each exported policy.
       greedy_policy: the directory of the exported versions of the policy that is evaluated.
       serving_models: TensorFlow Serving's --model_config_file for this run.
@@ -190,6 +191,31 @@ class RunDir:
     def summaries(self, job: str) -> pathlib.Path:
         """TensorBoard events of `job`."""
         return self.root / 'summaries' / job
+
+    def shard_checkpoints(self, shard: int) -> pathlib.Path:
+        """The checkpoints of one of several replay servers; the first one has those of a single server."""
+        return self.root / 'replay' / str(shard) / 'checkpoints' if shard else self.replay_checkpoints
+
+    def saved_shards(self) -> list[pathlib.Path]:
+        """Returns the directories of the checkpoints of all replay servers that the run had."""
+        replay = self.root / 'replay'
+        names = [path.name for path in replay.iterdir()] if replay.exists() else []
+        last = max((int(name) for name in names if name.isdigit()), default=0)
+        return [self.shard_checkpoints(shard) for shard in range(last + 1)]
+
+    def check_num_shards(self, num_shards: int) -> None:
+        """Checks that all of the run's replay is served. There may be more servers than before.
+
+        Raises:
+          ValueError: if there are checkpoints of more replay servers.
+        """
+        saved = self.saved_shards()
+        if len(saved) > num_shards:
+            raise UserValueError(
+                f'got {num_shards} replay server(s) for {self.root}, whose replay was saved by {len(saved)}; need as '
+                'many, since the rest would be left out; to do without it, move '
+                f'{", ".join(str(path.parent) for path in saved[num_shards:])} away'
+            )
 
     def policy(self, name: str) -> pathlib.Path:
         """The directory of policy `name`'s exported versions: `<train step>/saved_model.pb` below it."""

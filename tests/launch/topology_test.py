@@ -38,6 +38,16 @@ def test_a_run_without_collectors_is_refused():
         make(num_collectors=0)
 
 
+def test_each_replay_server_is_watched_alone_and_saves_last():
+    topology = run_topology(package='some_scripts', flags=['--a=1'], num_collectors=1, num_replay_servers=3)
+    servers = [job for job in topology.jobs if job.kind == 'replay_server']
+    assert [job.name for job in servers] == ['replay_server', 'replay_server_1', 'replay_server_2']
+    assert [job.command[3:] for job in servers] == [('--a=1',), ('--a=1', '--shard=1'), ('--a=1', '--shard=2')]
+    assert {(job.restart, job.stop_stage, job.serves) for job in servers} == {(RULES['replay_server'], 3, 'train')}
+    with pytest.raises(ValueError, match='got num_replay_servers=0; need at least 1'):
+        run_topology(package='some_scripts', flags=[], num_collectors=1, num_replay_servers=0)
+
+
 def test_names_must_differ_and_served_jobs_exist():
     train = Job('train', ('true',), kind='train')
     with pytest.raises(ValueError, match='need names that differ'):

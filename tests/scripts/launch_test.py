@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import pathlib
+import re
 import resource
 import shlex
 import shutil
@@ -96,6 +97,25 @@ def test_the_replay_server_gets_a_free_port_by_default(installed, tmp_path):
     assert 1024 <= int(port) <= 65535
 
 
+def test_several_replay_servers_get_a_port_each(installed, tmp_path):
+    flags = ['--root_dir=run', '--gin_file=dqn_cartpole', '--num_replay_servers=2']
+    ended = launch(*flags, cwd=tmp_path, package='tflearn_scripts', path=installed)
+    assert (ended.returncode, ended.stderr) == (0, '')
+    commands = [shlex.split(line) for line in RunDir(tmp_path / 'run').commands.read_text().splitlines()[1:]]
+    (given,) = {part for command in commands for part in command if part.startswith('--replay_address=')}
+    addresses = given.partition('=')[2].split(',')
+    assert len(set(addresses)) == 2 and all(re.fullmatch(r'localhost:\d+', address) for address in addresses)
+    servers = [command for command in commands if command[2].endswith('replay_server')]
+    assert [[part for part in command if part.startswith('--shard')] for command in servers] == [[], ['--shard=1']]
+
+
+def test_fewer_replay_servers_than_before_are_refused_before_a_job_starts(tmp_path):
+    RunDir(tmp_path / 'run').shard_checkpoints(2).mkdir(parents=True)
+    ended = launch('--root_dir=run', '--gin_file=dqn_cartpole', '--num_replay_servers=2', cwd=tmp_path)
+    assert ended.returncode == 2 and 'whose replay was saved by 3; need as many' in ended.stderr
+    assert not RunDir(tmp_path / 'run').logs.exists()
+
+
 @pytest.mark.parametrize(
     ('flags', 'words'),
     [
@@ -124,6 +144,15 @@ def test_the_replay_server_gets_a_free_port_by_default(installed, tmp_path):
         (['--root_dir=file/run', '--gin_file=dqn_cartpole'], 'which cannot be written to'),
         (['--root_dir=gs://bucket/run', '--gin_file=file'], 'which is a URL'),
         (['--root_dir=run', '--gin_file=file', '--replay_address=8000'], 'need HOST:PORT'),
+        (['--root_dir=run', '--gin_file=file', '--replay_address=a:1,a:1'], 'need addresses that differ'),
+        (
+            ['--root_dir=run', '--gin_file=dqn_cartpole', '--replay_address=a:1', '--num_replay_servers=2'],
+            'got num_replay_servers=2 with --replay_address=a:1; need as many addresses, or none',
+        ),
+        (
+            ['--root_dir=run', '--gin_file=dqn_cartpole_prioritized', '--num_replay_servers=2'],
+            'got several replay servers with Prioritized replay, from which the servers draw; need Uniform',
+        ),
         (['--root_dir=run', '--gin_file=file', '--num_collectors=0'], 'num_collectors'),
         (['--root_dir=run', '--gin_file=file', '--root=run'], 'Did you mean'),
         (['--root_dir=run', '--gin_file=file', 'train'], "got the argument 'train'"),

@@ -6,7 +6,7 @@ import importlib.util
 import os
 import pathlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tflearn.config import files
@@ -24,6 +24,7 @@ _SCHEDULERS: dict[str, tuple[type, Any]] = {
 }
 BACKENDS = ('local', *_SCHEDULERS)
 
+_EXPERIENCE = 'tflearn.experience'
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
@@ -71,6 +72,7 @@ def run(
     *,
     package: str,
     num_collectors: int = 1,
+    num_replay_servers: int | None = None,
     replay_address: str | None = None,
     connect_timeout_secs: float = 300.0,
     stop_timeout_secs: float = 30.0,
@@ -87,7 +89,8 @@ def run(
       gin_bindings: gin statements that come after it.
       package: the Python package that holds the jobs' programs.
       num_collectors: collect jobs; at least 1.
-      replay_address: 'host:port' of the replay server; None: a free port of this machine.
+      num_replay_servers: replay servers that share the replay; None: as many as there are addresses.
+      replay_address: 'host:port' of the replay server, or of several with commas; None: free ports of this machine.
       connect_timeout_secs: how long a job waits for another one.
       stop_timeout_secs: how long a job may take to end.
       warm_start: load the jobs' libraries once, in a process that forks the jobs; else each job loads them itself.
@@ -108,15 +111,15 @@ def run(
     flags = [f'--root_dir={run_dir.root}', f'--gin_file={its_gin_file}']
     flags += [f'--gin_bindings={binding}' for binding in gin_bindings]
     held = contextlib.ExitStack()
-    if replay_address is None:
-        replay_address = held.enter_context(local.held_address()) if backend.name == 'local' else REPLAY_ADDRESS
-    flags += [f'--replay_address={replay_address}']
+    addresses = _replay_addresses(run_dir, backend.name, num_replay_servers, replay_address, held)
+    flags += [f'--replay_address={",".join(addresses)}']
     flags += [f'--connect_timeout_secs={connect_timeout_secs:g}', f'--stop_timeout_secs={stop_timeout_secs:g}']
     flags += ['--code_snapshot'] if code_snapshot else []
     topology = run_topology(
         package=package,
         flags=flags,
         num_collectors=num_collectors,
+        num_replay_servers=len(addresses),
         warm_start=warm_start,
         resources=read_resources(backend.resources),
         num_workers=backend.num_workers,
@@ -132,13 +135,54 @@ def run(
     from tflearn.environments import registry
 
     kinds = sorted({f'tflearn.jobs.{job.kind}' for job in topology.jobs})
-    preview.check(path, gin_bindings, kinds, registry.check_factory)
+
+    def check_factory(name: str, values: Mapping[str, Any]) -> None:
+        registry.check_factory(name, values)
+        if len(addresses) > 1:
+            _check_shared(name, values)
+
+    preview.check(path, gin_bindings, kinds, check_factory)
     with held:
         return backend.run(topology, run_dir, package)
 
 
 def _show(text: str) -> None:
     sys.stdout.write(f'{text}\n')
+
+
+def _replay_addresses(
+    run_dir: RunDir,
+    backend: str,
+    num_replay_servers: int | None,
+    replay_address: str | None,
+    held: contextlib.ExitStack,
+) -> list[str]:
+    """Returns the replay servers' addresses; those that nobody gave are held until `held` is closed."""
+    addresses = replay_address.split(',') if replay_address else []
+    wanted = num_replay_servers or len(addresses) or 1
+    if backend != 'local':
+        if wanted > 1:
+            raise UserValueError(
+                f'got {wanted} replay servers with --backend={backend}; need one, or the local backend'
+            )
+        return addresses or [REPLAY_ADDRESS]
+    if addresses and len(addresses) != wanted:
+        raise UserValueError(
+            f'got num_replay_servers={wanted} with --replay_address={replay_address}; need as many addresses, or none'
+        )
+    run_dir.check_num_shards(wanted)
+    return addresses or [held.enter_context(local.held_address()) for _ in range(wanted)]
+
+
+def _check_shared(name: str, values: Mapping[str, Any]) -> None:
+    """Refuses settings with which the replay servers would draw. (The jobs refuse what needs the sizes of the data.)"""
+    if name == f'{_EXPERIENCE}.Prioritized' or (
+        name == f'{_EXPERIENCE}.Uniform' and values.get('sampling') == 'server'
+    ):
+        raise UserValueError(
+            f'got several replay servers with {name.rpartition(".")[2]} replay, from which the servers draw; need '
+            "Uniform with sampling='learner' or 'auto', or Queue; or one replay server"
+        )
 
 
 def programs() -> str:

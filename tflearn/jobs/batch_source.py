@@ -18,6 +18,7 @@ from tflearn.experience import Experience, Iteration, Prioritized, Queue, Reuse,
 from tflearn.jobs.train_settings import Reading
 from tflearn.learner import agent_data
 from tflearn.learner.minibatches import MinibatchSource
+from tflearn.replay.shards import Shards
 from tflearn.replay.storage import Storage
 from tflearn.sampling import mixed
 from tflearn.sampling.episode_rows import EpisodeRows
@@ -48,7 +49,7 @@ def make(
     """Makes the source of batches for this process.
 
     Args:
-      addresses: the replay servers' addresses, 'host:port'; without `weights` only a queue can have several.
+      addresses: the replay servers' addresses, 'host:port'; without `weights` they share one replay.
       storage: the replay tables' layout.
       agent: the agent to train.
       placement: the strategy that the agent was made in.
@@ -67,9 +68,10 @@ def make(
     replicas_here = layout.replicas // layout.workers
     if weights:
         shares = mixed.sizes(experience.per_replica_batch_size, weights)
+        seeds = range(seed, seed + len(shares) * layout.workers, layout.workers)
         sources = [
-            _uniform(address, storage, share * replicas_here, timeout_secs, seed + i * layout.workers)
-            for i, (address, share) in enumerate(zip(addresses, shares, strict=True))
+            _uniform(Shards((address,)), storage, share * replicas_here, timeout_secs, own_seed, layout)
+            for address, share, own_seed in zip(addresses, shares, seeds, strict=True)
         ]
         return MixedSource(sources, replicas_here)
     batch_size = experience.per_replica_batch_size * replicas_here
@@ -79,7 +81,7 @@ def make(
         if demonstrations is not None:
             demonstrations.check_mirrored(storage.mirrored)
         fills = demonstrations is not None and demonstrations.fill_replay
-        source = _uniform(addresses[0], storage, batch_size, timeout_secs, seed, fills)
+        source = _uniform(Shards(tuple(addresses)), storage, batch_size, timeout_secs, seed, layout, fills)
         return with_demonstrations(source, demonstrations, storage, agent, seed, replicas_here)
     queue = QueueSource(addresses, storage, batch_size, timeout_secs, seed)
     iteration = experience.replay.training
@@ -95,11 +97,19 @@ def make(
 
 
 def _uniform(
-    address: str, storage: Storage, batch_size: int, timeout_secs: float, seed: int, begins_filled: bool = False
+    shards: Shards,
+    storage: Storage,
+    batch_size: int,
+    timeout_secs: float,
+    seed: int,
+    layout: strategies.ReplicaLayout,
+    begins_filled: bool = False,
 ) -> ReplayMirror | ReplaySampler:
-    if storage.mirrored:
-        return ReplayMirror(address, storage, batch_size, timeout_secs, seed, begins_filled)
-    return ReplaySampler(address, storage, batch_size, timeout_secs)
+    if not storage.mirrored:
+        return ReplaySampler(shards.control, storage, batch_size, timeout_secs)
+    # All workers read all streams, and fill their mirrors with the tables of their own shards.
+    filled_from = shards.of_pipeline(layout.worker, layout.workers)
+    return ReplayMirror(shards.addresses, storage, batch_size, timeout_secs, seed, begins_filled, filled_from)
 
 
 def with_demonstrations(

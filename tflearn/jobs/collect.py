@@ -17,6 +17,7 @@ from tflearn.jobs import initial_agent
 from tflearn.jobs.collect_settings import REPORT_SECS, CollectOptions, check_counts, own_address
 from tflearn.jobs.collection import Collection, CreditLimit, VersionLimit
 from tflearn.replay import connection, credits, reports
+from tflearn.replay.shards import Shards
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.replay.writers import ReplayWriter
 from tflearn.run_dir import RunDir, Status
@@ -50,7 +51,7 @@ def collect(
 
     Args:
       run_dir: the run's directory, for the job's status.
-      replay_address: the replay server's address, 'host:port'.
+      replay_address: the replay server's address, 'host:port'; of several that share the replay with commas.
       connect_timeout_secs: how long to wait for the server and for the first weights.
       stop: ends the job when set.
       name: this collector's name, unique within the run.
@@ -75,6 +76,8 @@ def collect(
     if line := run_dir.done_line():
         logging.info(line)
         return
+    shards = Shards.parse(replay_address)
+    replay_address = shards.control
     status = Status(run_dir.status(name), name)
     status.update(f'waiting for the replay server at {replay_address}')
     environment = make_environment(num_environments=num_environments, seed=_set_seed(seed, name))
@@ -87,9 +90,7 @@ def collect(
             served = _served(agent, options, connect_timeout_secs, stop, ending)
             stores = experience.slicing.store_policy_state
             collection = Collection(environment, agent.collect_policy, options, name, stores, served)
-            data_address = own_address(data_addresses, name) or replay_address
-            for address in (data_address, replay_address):
-                connection.wait_for_table(address, REPLAY, storage.signature, connect_timeout_secs, stop)
+            servers = _servers(shards, own_address(data_addresses, name), storage, name, connect_timeout_secs, stop)
             weights = Subscriber(
                 replay_address, contract.published(agent.collect_policy), train_step, refresh_interval_secs
             )
@@ -98,7 +99,7 @@ def collect(
             weights.wait(connect_timeout_secs, stop)
             reporter: _Reporter  # needs the writer
             keep_waiting = lambda: _keep_waiting(weights, reporter)  # noqa: E731
-            writer = ReplayWriter(data_address, storage, num_environments, stop, keep_waiting, connect_timeout_secs)
+            writer = ReplayWriter(servers, storage, num_environments, stop, keep_waiting, connect_timeout_secs)
             sender = reports.Reporter(replay_address, name, num_environments, options.lease_secs)
             reporter = _Reporter(sender, collection, weights, writer, status, options.reports_metrics(name))
             ending.callback(reporter.close)
@@ -112,6 +113,17 @@ def collect(
     except BaseException as error:
         status.update(f'failed: {error}')
         raise
+
+
+def _servers(
+    shards: Shards, own: str | None, storage: Storage, name: str, timeout_secs: float, stop: threading.Event
+) -> Sequence[str]:
+    """Waits for the servers, and returns those that this collector writes to, in its order."""
+    shards.check(storage)
+    servers = (own,) if own else shards.ranked(name)
+    for address in dict.fromkeys([*servers[: len(servers) == 1], shards.control]):  # of several any will do
+        connection.wait_for_table(address, REPLAY, storage.signature, timeout_secs, stop)
+    return servers
 
 
 def _served(

@@ -20,6 +20,7 @@ from tflearn.jobs.evaluation_report import EvaluationReport
 from tflearn.policies import versions
 from tflearn.policies.exporter import ACTION_MASK
 from tflearn.policies.loader import VersionGone
+from tflearn.replay.shards import Shards
 from tflearn.run_dir import RunDir, read_json, write_json
 from tflearn.types import (
     AgentFactory,
@@ -86,7 +87,8 @@ def evaluate(
     for name, value in (('num_episodes', num_episodes), ('num_environments', num_environments)):
         if value < 1:
             raise UserValueError(f'got {name}={value}; need at least 1')
-    weights = (replay_address, make_agent, experience)
+    control = None if replay_address is None else Shards.parse(replay_address).control
+    weights = (control, make_agent, experience)
     _check_weights(options, *weights)
     with contextlib.ExitStack() as ending:
         environment = ending.enter_context(

@@ -29,7 +29,8 @@ from tflearn.jobs.train_settings import Hooks
 from tflearn.policies import external, loader, versions
 from tflearn.policies.action_probabilities import ActionProbabilities
 from tflearn.policies.exporter import ACTION_MASK
-from tflearn.replay import connection, stored_episodes, stored_rows
+from tflearn.replay import stored_episodes, stored_rows
+from tflearn.replay.shards import Shards
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.run_dir import RunDir, local_path, read_json
 from tflearn.sampling import table_scan
@@ -140,7 +141,8 @@ def extract(
       make_agent: makes the run's agent; called once, for the spec of its data.
       experience: the run's experience settings.
       output: the data set's directory, which is new.
-      address: the running replay server, 'host:port'; None reads the newest checkpoint instead.
+      address: the running replay server, 'host:port', or several with commas; None reads the newest checkpoint
+        instead, or that of each of several servers.
       connect_timeout_secs: how long to wait for the server.
       compress: compress the files with gzip.
       hooks: what the program does during the job; its texts describe the environment.
@@ -158,10 +160,12 @@ def extract(
         experience, initial_agent.data_spec(make_agent(specs, create_train_step(), experience), experience)
     )
     if address is None:
-        chunks = stored_rows.read_chunks(run_dir.replay_checkpoints, storage)
+        chunks = [each for path in run_dir.saved_shards() for each in stored_rows.read_chunks(path, storage)]
     elif storage.mirrored:
-        connection.wait_for_table(address, REPLAY, storage.signature, connect_timeout_secs, stop)
-        chunks = table_scan.read_chunks(address, storage, REPLAY, connect_timeout_secs, stop)
+        shards, chunks = Shards.parse(address), []
+        shards.wait(storage, connect_timeout_secs, stop)
+        for each in shards.addresses:
+            chunks += table_scan.read_chunks(each, storage, REPLAY, connect_timeout_secs, stop)
     else:
         raise UserValueError(
             f'got the replay server {address}, from which the learner draws; need uniform replay that the learner '

@@ -1,6 +1,7 @@
 """The replay server job: serves the run's tables; saves them at fixed intervals and when it is stopped."""
 
 import contextlib
+import pathlib
 import threading
 import time
 from typing import Any
@@ -9,11 +10,13 @@ from absl import logging
 
 from tflearn.data.demonstrations import Demonstrations
 from tflearn.data.reader import EpisodeReader
+from tflearn.errors import UserValueError
 from tflearn.experience import Experience
 from tflearn.jobs import initial_agent
 from tflearn.learner import agent_data
 from tflearn.replay import credits, reports
 from tflearn.replay.server import CheckpointDirectory, ReplayServer
+from tflearn.replay.shards import Shards
 from tflearn.replay.storage import REPLAY, ReplayStatistics, Storage
 from tflearn.replay.writers import ReplayWriter
 from tflearn.rpc import interfaces
@@ -39,12 +42,14 @@ def replay_server(
     checkpoint_interval_secs: float = 300.0,
     demonstrations: Demonstrations | None = None,
     shield: str | None = None,
+    shard: int = 0,
 ) -> None:
     """Serves the run's experience and weights until it is stopped; then saves them.
 
     Args:
       run_dir: the run's directory, for the checkpoints.
-      replay_address: the server's address, 'host:port'; it listens at the port on all interfaces.
+      replay_address: the server's address, 'host:port'; it listens at the port on all interfaces. With commas the
+        addresses of several servers that share the replay, of which this one has the index `shard`.
       stop: ends the job when set.
       make_environment: makes the run's environment; called once, for its specs.
       make_agent: makes the run's agent; called once, for the specs of its data and weights.
@@ -53,6 +58,7 @@ def replay_server(
       demonstrations: the train job's; with `fill_replay` the replay begins with them.
       shield: what keeps strangers from the port, such as 'firewall', for the log. None logs a warning, unless no other
         machine can reach this one.
+      shard: which of several servers this one is, from 0 on.
 
     Raises:
       RuntimeError: if another replay server works in this directory.
@@ -63,17 +69,23 @@ def replay_server(
     if line := run_dir.done_line():
         logging.info(line)
         return
+    shards = Shards.parse(replay_address)
+    if not 0 <= shard < len(shards.addresses):
+        raise UserValueError(f'got shard={shard} of {len(shards.addresses)} replay servers; need one of their indices')
+    run_dir.check_num_shards(len(shards.addresses))
     train_step = create_train_step()
     agent = make_agent(specs_of(make_environment), train_step, experience)
     agent_data.check(agent, train_step, experience)  # here too, since this job is the first one
     storage = Storage(experience, initial_agent.data_spec(agent, experience))
-    status = Status(run_dir.status('replay_server'), 'replay_server')
-    with run_dir.own('replay_server', stop):
-        if demonstrations is not None and demonstrations.fill_replay:
+    shards.check(storage)
+    name = f'replay_server_{shard}' if shard else 'replay_server'
+    status, checkpoints = Status(run_dir.status(name), name), run_dir.shard_checkpoints(shard)
+    with run_dir.own(name, stop):
+        if demonstrations is not None and demonstrations.fill_replay and not shard:
             demonstrations.check(experience)
             demonstrations.check_mirrored(storage.mirrored)
-            _save_filled(storage, agent, run_dir, demonstrations, stop, status)
-        server = _start(storage, agent, int(replay_address.rpartition(':')[2]), run_dir)
+            _save_filled(storage, agent, checkpoints, demonstrations, stop, status)
+        server = _start(storage, agent, int(shards.addresses[shard].rpartition(':')[2]), checkpoints)
         megabytes = storage.num_bytes / 1e6
         logging.info('replay server on port %d; a full table takes up to %.1f MB', server.port, megabytes)
         _log_shield(server.port, shield)
@@ -94,8 +106,8 @@ def _log_shield(port: int, shield: str | None) -> None:
         )  # fmt: skip
 
 
-def _start(storage: Storage, agent: Agent, port: int, run_dir: RunDir) -> ReplayServer:
-    """Starts a server with the run's tables, and with the content of the run's newest checkpoint."""
+def _start(storage: Storage, agent: Agent, port: int, checkpoints: pathlib.Path) -> ReplayServer:
+    """Starts a server with the run's tables, and with the content of its newest checkpoint."""
     variables = contract.table(contract.published(agent.collect_policy))
     run_tables = [*storage.make_tables(), reports.table(), variables]
     # Weights start empty: collectors should act with the weights that the learner restored, not with older ones.
@@ -103,13 +115,13 @@ def _start(storage: Storage, agent: Agent, port: int, run_dir: RunDir) -> Replay
     if storage.experience.versions_ahead is not None:
         run_tables.append(credits.table())
         fresh.append(credits.CREDITS)
-    return ReplayServer(run_tables, port, run_dir.replay_checkpoints, fresh=fresh)
+    return ReplayServer(run_tables, port, checkpoints, fresh=fresh)
 
 
 def _save_filled(
     storage: Storage,
     agent: Agent,
-    run_dir: RunDir,
+    checkpoints: pathlib.Path,
     demonstrations: Demonstrations,
     stop: threading.Event,
     status: Status,
@@ -118,11 +130,11 @@ def _save_filled(
 
     The run's server restores it. So nobody ever sees a table with a part of the episodes, wherever this job is killed.
     """
-    if CheckpointDirectory(run_dir.replay_checkpoints).newest() is not None:
+    if CheckpointDirectory(checkpoints).newest() is not None:
         return
     reader = EpisodeReader(demonstrations.dataset, storage.data_spec)
     status.update('waiting for recorded episodes')
-    server = _start(storage, agent, 0, run_dir)
+    server = _start(storage, agent, 0, checkpoints)
     try:
         writer = ReplayWriter(f'localhost:{server.port}', storage, _NUM_SLOTS, stop, tables=(REPLAY,))
         recorded.add(writer, reader, storage.data_spec, _NUM_SLOTS)

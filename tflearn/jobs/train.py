@@ -24,6 +24,7 @@ from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions as SummaryOptions  # for gin: train.SummaryOptions
 from tflearn.replay import connection
+from tflearn.replay.shards import Shards
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.run_dir import RunDir, Status
 from tflearn.types import Agent, AgentFactory, EnvironmentFactory, EnvironmentSpecs, specs_of
@@ -56,7 +57,7 @@ def train(
 
     Args:
       run_dir: the run's directory, for checkpoints, summaries, policies and the result.
-      replay_address: the replay server's address, 'host:port'.
+      replay_address: the replay server's address, 'host:port'; of several that share the replay with commas.
       connect_timeout_secs: how long to wait for the server.
       stop: ends the job when set; a checkpoint is saved.
       make_environment: makes the run's environment; called once, for its specs.
@@ -78,6 +79,7 @@ def train(
         networks, or if no part of the agent computes in `precision`.
     """
     data.check(experience.replay)
+    shards = Shards.parse(replay_address)
     settings = Settings.make(intervals, options, exports, initial, experience, stop_conditions)
     data.check_demonstrations(initial)
     if run_outputs.is_done(run_dir):
@@ -95,12 +97,13 @@ def train(
                 specs = specs_of(make_environment)
                 agent = initial_agent.make(make_agent, specs, experience, placement, device.precision)
             storage = Storage(experience, initial_agent.data_spec(agent, experience))
-            _wait_for_replay(run_dir, [replay_address, *data.addresses], storage, connect_timeout_secs, stop)
+            shards.check(storage)
+            _wait_for_replay(run_dir, [*shards.addresses, *data.addresses], storage, connect_timeout_secs, stop)
             if initial.cloning is not None and not initial_agent.continues(run_dir):
-                _clone(agent, initial.cloning, specs, run_dir, replay_address, placement, device, seed, stop)
+                _clone(agent, initial.cloning, specs, run_dir, shards.control, placement, device, seed, stop)
             with watchdog.guard('the construction of the learner'):
                 initial_agent.load(agent, initial, run_dir)
-                servers = data.addresses or [replay_address]
+                servers = data.addresses or shards.addresses
                 given = (data.timeout_secs, seed, data.weights, initial.demonstrations)
                 source = batch_source.make(servers, storage, agent, placement, *given)
                 texts = lambda: {'run/seed': str(seed), **hooks.describe()}  # noqa: E731
@@ -108,7 +111,7 @@ def train(
                     settings, texts=texts, watchdog=watchdog, preprocess=batch_source.preprocessing(source, agent)
                 )
                 session = TrainSession(
-                    run_dir, replay_address, agent, storage, source, placement, settings, stop_conditions
+                    run_dir, shards.control, agent, storage, source, placement, settings, stop_conditions
                 )
                 session.begin(hooks.on_restored)
         most = min(intervals.steps_per_call, intervals.publish_interval_steps)

@@ -123,7 +123,9 @@ class RunReport:
         train_rate = self.newest('train', 'train_steps_per_sec', fresh=True)
         env_steps = count(self.newest('train', 'env_steps'))
         env_rate = _sum(job.number('env_steps_per_sec') for job in collectors if job.fresh)
-        replay_size, max_size = (count(self.newest('replay_server', key)) for key in ('replay_size', 'max_size'))
+        replay_size, max_size = (
+            count(_sum(job.number(key) for job in self.of_kind('replay_server'))) for key in ('replay_size', 'max_size')
+        )
         # Who samples knows the ratio: the server, or the learner with its mirror.
         ratio = self.newest('replay_server', 'samples_per_insert') or self.newest('train', 'samples_per_insert')
         ratio_target = self.newest('replay_server', 'samples_per_insert_target')

@@ -160,6 +160,7 @@ def run_topology(
     package: str,
     flags: Sequence[str],
     num_collectors: int,
+    num_replay_servers: int = 1,
     warm_start: bool = True,
     resources: Mapping[str, Resources] = types.MappingProxyType({}),
     num_workers: int = 1,
@@ -167,20 +168,21 @@ def run_topology(
     """Returns the topology of a run: replay_server, train, evaluate and collect_0, collect_1, ...
 
     Train stops first, so that its last checkpoint is the newest there is; the replay server last, so that it saves
-    all that the collectors sent.
+    all that the collectors sent. Several replay servers are replay_server, replay_server_1, ...
 
     Args:
       package: the Python package of the jobs' programs.
       flags: those that all jobs have.
       num_collectors: collect jobs.
+      num_replay_servers: replay servers that share the replay; `flags` list the addresses of all.
       warm_start: load the jobs' libraries once instead of in each of them.
       resources: what the jobs of each kind get.
       num_workers: processes of the train job, which train as one.
 
     Raises:
-      ValueError: if there is no collector or no worker.
+      ValueError: if there is no collector, replay server or worker.
     """
-    check_at_least(1, num_collectors=num_collectors, num_workers=num_workers)
+    check_at_least(1, num_collectors=num_collectors, num_replay_servers=num_replay_servers, num_workers=num_workers)
 
     def command(program: str, *more: str) -> tuple[str, ...]:
         return (sys.executable, '-m', f'{package}.{program}', *flags, *more)
@@ -190,8 +192,11 @@ def run_topology(
         return Job(name, command(kind, *more), kind, restart=RULES[kind], resources=its_resources, **role)
 
     strategy = ('--strategy=multi_worker',) if num_workers > 1 else ()
+    server: dict[str, Any] = {'serves': 'train', 'may_finish': False, 'stop_stage': 3}
+    shards = range(1, num_replay_servers)
     jobs = [
-        job('replay_server', 'replay_server', serves='train', may_finish=False, stop_stage=3),
+        job('replay_server', 'replay_server', **server),
+        *(job(f'replay_server_{shard}', 'replay_server', f'--shard={shard}', **server) for shard in shards),
         job('train', 'train', *strategy, workers=num_workers),
         job('evaluate', 'evaluate', stop_stage=1),
     ]

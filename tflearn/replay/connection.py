@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,15 @@ def server_info(address: str) -> dict[str, Any] | None:
         return reverb.Client(own_address(address)).server_info(timeout=_INFO_TIMEOUT_SECS)
     except (reverb.errors.DeadlineExceededError, RuntimeError):
         return None
+
+
+def first_answering(addresses: Sequence[str]) -> str | None:
+    """Returns the first address at which a server answers; a single one if it listens, since there is no other choice.
+
+    None if there is none.
+    """
+    only = len(addresses) == 1
+    return next((each for each in addresses if is_listening(each) and (only or server_info(each))), None)
 
 
 class ServerPoll:

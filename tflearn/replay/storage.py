@@ -181,6 +181,11 @@ class Storage:
         return replay.sampling == 'learner' or (self._draws_are_alike and small)
 
     @property
+    def can_be_sharded(self) -> bool:
+        """Whether the items of several servers can be drawn as those of one: by the learner, or as a queue's."""
+        return self.mirrored or isinstance(self.experience.replay, Queue)
+
+    @property
     def stream_chunks(self) -> int:
         """The number of items that wait for the mirror before writers are blocked.
 

@@ -23,6 +23,7 @@ _MAX_PENDING_SECS = 2.0
 _FLUSH_TIMEOUT_MS = 200
 _PROBE_SECS = 1.0
 _MAX_SILENT_SECS = 4.0
+_RETURN_POLL_SECS = 5.0
 
 
 class ReplayWriter:
@@ -36,6 +37,9 @@ class ReplayWriter:
     insert a chunk twice, but never cuts an episode. What a server had received since its last checkpoint is lost with
     it.
 
+    If several servers share the replay, a writer uses the first one in its own order. When that is lost it goes on with
+    the next one that answers, and returns to the first when that is back.
+
     Attributes:
       num_sequences: the number of sequences sent.
       lost_steps: steps that will never be in the tables: not confirmed when the writer was stopped or gave up.
@@ -44,7 +48,7 @@ class ReplayWriter:
 
     def __init__(
         self,
-        address: str,
+        addresses: str | Sequence[str],
         storage: Storage,
         num_environments: int,
         stop: threading.Event,
@@ -52,17 +56,23 @@ class ReplayWriter:
         server_timeout_secs: float = 300.0,
         tables: Sequence[str] | None = None,
     ):
-        """Opens a stream; the server must be running (see `connection.wait_for_table`).
+        """Opens a stream; the server must be running (see `connection.wait_for_table`), or one of several.
 
         Args:
+          addresses: the address of the replay server, 'host:port'; or several in this writer's order (`Shards.ranked`).
           num_environments: B.
           keep_waiting: called five times a second while a write is blocked; if it returns False, the write raises
             `waiting.Stopped`.
           tables: the names of the tables that get the chunks; None is all of the storage.
         """
-        self._address, self._storage = address, storage
-        self._stop, self._keep_waiting = stop, keep_waiting
+        self._addresses = (addresses,) if isinstance(addresses, str) else tuple(addresses)
+        self._storage, self._stop, self._keep_waiting = storage, stop, keep_waiting
         self._server_timeout_secs = server_timeout_secs
+        self._address = self._addresses[0] if len(self._addresses) == 1 else self._find_server()
+        self._first_is_back = threading.Event()
+        self._watching: threading.Thread | None = None
+        if self._address != self._addresses[0]:
+            self._watch_first()
         self._tables = tuple(storage.table_names if tables is None else tables)
         # At least a chunk of each environment, so that they act while the server receives their last steps.
         self._max_pending = max(num_environments, _MAX_PENDING_STEPS // storage.num_starts)
@@ -89,6 +99,8 @@ class ReplayWriter:
           TimeoutError: if the server went down and did not return.
           ValueError: if the trajectory does not match the tables, or the server returned with other tables.
         """
+        if self._first_is_back.is_set():
+            self._return_to_first()
         versions = np.full(len(self._no_flags), policy_version, np.int64)
         packed = self._storage.layout.pack(
             {'begins': self._no_flags, 'policy_version': versions, 'trajectory': trajectory}
@@ -207,19 +219,53 @@ class ReplayWriter:
             return False
 
     def _reconnect(self) -> None:
-        """Waits until a server listens, and sends it the chunks that the last one had not confirmed."""
+        """Waits until a server answers, and sends it the chunks that the last one had not confirmed."""
         # Close the old stream: its attempts to reconnect would make gRPC's delay grow, up to two minutes.
         self._writer.close()
         self._writer, self._columns = None, []
-        what, start = f'the replay server at {self._address}', time.monotonic()
-        logging.warning('lost %s', what)
-        wait_until(lambda: is_listening(self._address), what, self._server_timeout_secs, self._stop)
-        connection.wait_for_table(self._address, REPLAY, self._storage.signature, self._server_timeout_secs, self._stop)
+        lost, start = self._address, time.monotonic()
+        logging.warning('lost the replay server at %s', lost)
+        self._address = self._find_server()
         self._open()
         if self._pending:
             self._send(self._pending)
+        what = f'the replay server at {lost} is back' if self._address == lost else f'go on with {self._address}'
         down_secs = time.monotonic() - start
-        logging.warning('%s is back after %.0f s; sent %d chunks again', what, down_secs, len(self._pending))
+        logging.warning('%s after %.0f s; sent %d chunks again', what, down_secs, len(self._pending))
+        if self._address != self._addresses[0]:
+            self._watch_first()
+
+    def _find_server(self) -> str:
+        """Waits for the first server that answers, and returns its address; checks its tables."""
+        what = f'the replay server at {" or ".join(self._addresses)}'
+        find = lambda: connection.first_answering(self._addresses)  # noqa: E731
+        address = wait_until(find, what, self._server_timeout_secs, self._stop)
+        connection.wait_for_table(address, REPLAY, self._storage.signature, self._server_timeout_secs, self._stop)
+        return address
+
+    def _watch_first(self) -> None:
+        """Starts to look for the first server, on a thread of its own: a machine that is down takes long to answer."""
+
+        def watch() -> None:
+            while not self._stop.wait(_RETURN_POLL_SECS):
+                if connection.server_info(first) is not None:
+                    self._first_is_back.set()
+                    return
+
+        first = self._addresses[0]
+        if self._watching is None or not self._watching.is_alive():
+            self._watching = threading.Thread(target=watch, name='replay_first', daemon=True)
+            self._watching.start()
+
+    def _return_to_first(self) -> None:
+        """Waits until the other server has received everything, and goes on with the first one."""
+        self._wait_until_taken()
+        self._first_is_back.clear()
+        if self._address != self._addresses[0]:
+            self._writer.close()
+            self._address = self._addresses[0]
+            self._open()
+            logging.info('the replay server at %s is back', self._address)
 
 
 @dataclasses.dataclass(frozen=True)
