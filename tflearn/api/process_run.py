@@ -143,7 +143,8 @@ def run(
 
     preview.check(path, gin_bindings, kinds, check_factory)
     with held:
-        return backend.run(topology, run_dir, package)
+        code = backend.run(topology, run_dir, package)
+    return code
 
 
 def _show(text: str) -> None:
