@@ -142,9 +142,10 @@ def run(
             _check_shared(name, values)
 
     preview.check(path, gin_bindings, kinds, check_factory)
-    with held:
-        code = backend.run(topology, run_dir, package)
-    return code
+    try:
+        return backend.run(topology, run_dir, package)
+    finally:
+        held.close()
 
 
 def _show(text: str) -> None:

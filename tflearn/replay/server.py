@@ -19,6 +19,7 @@ from tflearn import stderr
 from tflearn.errors import UserTimeoutError, UserValueError
 from tflearn.replay.storage import is_older_format
 from tflearn.run_dir import read_json, write_json
+from tflearn.waiting import is_listening
 
 _UNFINISHED = '.unfinished'
 _FILES = ('tables.tfrecord', 'items.tfrecord', 'chunks.tfrecord')
@@ -119,16 +120,25 @@ def _differences(saved: dict[str, Any], wanted: dict[str, Any], name: str) -> li
 
 
 def _check_port(port: int) -> None:
-    """Refuses a port in use: gRPC would share it, and each job would reach one of two servers at random."""
+    """Refuses a port in use: gRPC would share it, and each job would reach one of two servers at random.
+
+    The launcher may hold the port, without listening, so that nobody else takes it before this server listens.
+    """
+    reason = None
     with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         try:
             probe.bind(('', port))
         except OSError as error:
-            raise UserValueError(
-                f'got port {port}, on which no replay server can listen ({error.strerror}); need a free port; '
-                'stop what uses it, or choose another --replay_address'
-            ) from error
+            reason = error.strerror
+    if reason is None and port and is_listening(f'localhost:{port}'):
+        reason = 'Address already in use'
+    if reason is not None:
+        raise UserValueError(
+            f'got port {port}, on which no replay server can listen ({reason}); need a free port; stop what uses it, '
+            'or choose another --replay_address'
+        )
 
 
 def _damaged(checkpoint: pathlib.Path, reason: str) -> UserValueError:
