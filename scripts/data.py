@@ -38,7 +38,10 @@ def main() -> None:
         data_flags.define_read()
         rest = job_flags.parse(sys.argv[1:])
         if flags.FLAGS.help:
-            own = flags.FLAGS.get_flags_for_module(data_flags.__name__)
+            # Numbers are defined by a function of the other module.
+            own = [
+                flag for module in (data_flags, job_flags) for flag in flags.FLAGS.get_flags_for_module(module.__name__)
+            ]
             print(f'tflearn-data {command}: {__doc__}\nFlags:\n')
             print('\n\n'.join(map(job_flags.flag_help, own)))
             return

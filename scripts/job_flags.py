@@ -237,6 +237,6 @@ def _help_text(program: str, description: str, full: bool, example: str) -> str:
 def flag_help(flag: flags.Flag) -> str:
     """Returns the text of a flag in --help."""
     default = '' if flag.default in (None, [], False) else f' [{flag.default}]'
-    lines = _REPEATED.sub('', flag.help or '').splitlines()
+    lines = (_REPEATED.sub('', flag.help or '') + default).splitlines()
     text = '\n'.join(line if line.startswith(' ') else textwrap.fill(line, _WIDTH - 6) for line in lines)
-    return f'  --{flag.name}\n{textwrap.indent(text + default, "      ")}'
+    return f'  --{flag.name}\n{textwrap.indent(text, "      ")}'

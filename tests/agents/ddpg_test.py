@@ -48,7 +48,7 @@ def test_it_learns_a_bandit():
     train = tf.function(agent.train)
     data = example_data.sequences(agent, 64, 2)
     data = data._replace(discount=tf.zeros_like(data.discount), reward=data.action[..., 0])
-    for _ in range(150):
+    for _ in range(600):
         train(data)
     action = agent.policy.action(zeros(SPECS.time_step, (1,))).action
     assert action.numpy()[0, 0] > 1.5

@@ -40,7 +40,7 @@ def test_metrics_of_a_run(tmp_path, capsys, protocol):
 
 # A program that listens and keeps a handle, or ends, for each connection: both are found.
 LEAK = """
-import socket, sys
+import os, socket, sys
 server, kept = socket.create_server(('localhost', 0)), []
 print(server.getsockname()[1], flush=True)
 while True:
@@ -48,7 +48,7 @@ while True:
     kept.append(connection)
     connection.shutdown(socket.SHUT_WR)  # the client goes on
     if sys.argv[1] == 'ends' and len(kept) > 30:
-        sys.exit(1)
+        os._exit(1)
 """
 
 

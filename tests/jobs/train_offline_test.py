@@ -174,7 +174,7 @@ def test_a_resumed_run_has_the_batches_of_an_undisturbed_one(tmp_path, reading, 
 def test_it_validates_on_episodes_of_their_own_and_stops_when_they_get_no_better(tmp_path):
     data_sets.write(tmp_path / 'data', 200)
     settings = {
-        'num_steps': 10_000,
+        'num_steps': 40_000,  # more than it takes with any data
         'reading': Reading(order='epochs'),
         'validation': Validation(0.3, 20),
         'intervals': Intervals(export_interval_steps=10_000),

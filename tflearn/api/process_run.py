@@ -50,7 +50,10 @@ class Backend:
         """Runs the jobs on this machine until the run has ended, or submits them. Returns the exit code."""
         if self.name == 'local':
             if self.options:
-                raise UserValueError(f'got --backend_option={self.options[0]} and --backend=local, which has none')
+                raise UserValueError(
+                    f'got --backend_option={self.options[0]} and --backend=local; need none; choose --backend=slurm or '
+                    'kubernetes'
+                )
             if self.render:
                 _show(run_summary.render(topology, place(topology, this_machine())))
                 return 0

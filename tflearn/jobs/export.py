@@ -142,7 +142,7 @@ def _load(file: pathlib.Path, limit: int) -> dict[str, np.ndarray]:
     if not file.is_file():  # numpy would wait for what writes to a pipe
         raise UserValueError(f'got observations={str(file)!r}, which is no file; need an npz file of arrays [N, ...]')
     try:
-        with np.load(file) as arrays:
+        with file.open('rb') as opened, np.load(opened) as arrays:  # numpy leaves a damaged file open
             return {name: arrays[name][:limit] for name in arrays.files}
     except Exception as error:  # by zipfile, zlib, numpy and what they call, for damaged files
         raise UserValueError(
