@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from tf_agents.specs import tensor_spec
 
 from tests.agents import example_data
 from tests.testing import deterministic_oracle as oracle
@@ -47,8 +48,9 @@ def test_it_learns_a_bandit():
     agent = _agent(actor_learning_rate=1e-2, critic_learning_rate=1e-2)
     train = tf.function(agent.train)
     data = example_data.sequences(agent, 64, 2)
-    data = data._replace(discount=tf.zeros_like(data.discount), reward=data.action[..., 0])
-    for _ in range(600):
+    action = tensor_spec.sample_spec_nest(SPECS.action, outer_dims=(64, 2))  # all of them, not those of the policy
+    data = data._replace(action=action, discount=tf.zeros_like(data.discount), reward=action[..., 0])
+    for _ in range(500):
         train(data)
     action = agent.policy.action(zeros(SPECS.time_step, (1,))).action
     assert action.numpy()[0, 0] > 1.5
