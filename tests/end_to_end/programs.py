@@ -58,7 +58,7 @@ class Program:
     def send(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
 
-    def wait_for(self, condition: Callable[[], Any], what: str) -> Any:
+    def wait_for(self, condition: Callable[[], Any], what: str, timeout_secs: float = DEADLINE_SECS) -> Any:
         """Waits until `condition` returns something true, and returns that; fails at once when the program ends."""
 
         def look() -> Any:
@@ -67,7 +67,7 @@ class Program:
             assert value or alive, f'{self.name} ended before {what}:\n{self.output}'
             return value
 
-        return wait_until(look, what, DEADLINE_SECS, poll_secs=0.05)
+        return wait_until(look, what, timeout_secs, poll_secs=0.05)
 
     def end(self) -> int:
         """Waits until it ends by itself. Returns its exit code."""

@@ -19,7 +19,7 @@ from tests.testing.structured import TASKS, make_environment
 from tflearn.action_mask import mask_of
 from tflearn.actors.actor import Actor
 from tflearn.actors.evaluator import Evaluator
-from tflearn.agents import appo, ddpg, dqn, impala, ppo, r2d2, reinforce, sac, td3
+from tflearn.agents import appo, awac, bc, ddpg, dqn, impala, iql, ppo, r2d2, reinforce, sac, td3
 from tflearn.agents.actor_value import NetworkOptions
 from tflearn.experience import BatchItems, Experience, Prioritized, Queue, Uniform
 from tflearn.networks import sets
@@ -48,16 +48,16 @@ FEW = {'network': NetworkOptions(fc_layer_params=(8,))}
 SEQUENCES = {'sequence_length': 5, 'stride': 4, 'store_policy_state': False}
 SMALL = {'actor_fc_layer_params': (8,), 'critic_fc_layer_params': (8,)}
 NO_FLOATS = ('multi-discrete', 'masked discrete', 'masked multi-discrete', 'nested action')  # tasks
+ONE_ACTION = ('multi-discrete', 'masked multi-discrete', 'nested action')  # tasks that need more
 CONTINUOUS = ('sac', 'td3', 'ddpg')  # agents
+FOR_RECORDED = ('bc', 'iql', 'awac')  # agents that are made for recorded data, but train on any
 UNIFORM = ('synchronous', 'mirror', 'server')
 AGENTS = {
-    'dqn': Kind(
-        dqn, {'fc_layer_params': (8,)}, ('multi-discrete', 'masked multi-discrete', 'nested action'), ('queue',)
-    ),
+    'dqn': Kind(dqn, {'fc_layer_params': (8,)}, ONE_ACTION, ('queue',)),
     'r2d2': Kind(
         r2d2,
         {'fc_layer_params': (8,), 'lstm_size': (4,), 'loss': r2d2.LossOptions(burn_in_steps=1)},
-        ('multi-discrete', 'masked multi-discrete', 'nested action'),
+        ONE_ACTION,
         ('queue',),
     ),
     'sac': Kind(
@@ -77,6 +77,9 @@ AGENTS = {
         (),
         (*UNIFORM, 'prioritized'),
     ),
+    'bc': Kind(bc, FEW, (), ('queue', 'prioritized')),
+    'iql': Kind(iql, {**FEW, 'critic_fc_layer_params': (8,)}, ONE_ACTION, ('queue', 'prioritized')),
+    'awac': Kind(awac, SMALL, ONE_ACTION, ('queue', 'prioritized')),
 }
 STORED = {'max_size': 64, 'min_size': 1}
 PATHS = {
@@ -107,7 +110,7 @@ def with_network(kind, make_network):
 def make_agent(agent, task, path, specs):
     kind, (kept, _) = AGENTS[agent], PATHS[path]
     slicing = kind.module.EXPERIENCE.slicing
-    if agent not in ('dqn', *CONTINUOUS):
+    if agent not in ('dqn', *CONTINUOUS, *FOR_RECORDED):
         slicing = dataclasses.replace(slicing, **SEQUENCES)
     experience = Experience(slicing, kept, BatchItems(2))
     more = {'action_mask': 'mask'} if task.startswith('masked') and agent not in CONTINUOUS else {}

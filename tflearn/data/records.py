@@ -69,7 +69,8 @@ class Encoder:
                 self._frames.clear()
             self._frames[num_rows] = _frame(self._fields, list(map(len, data)))
         pieces = [piece for pair in zip(self._frames[num_rows], data, strict=True) for piece in pair]
-        return Record(b''.join(pieces), int(np.count_nonzero(step_type != LAST)), float(returns.sum()))
+        total = float(returns.sum() if returns.ndim else returns)
+        return Record(b''.join(pieces), int(np.count_nonzero(step_type != LAST)), total)
 
 
 def _encode(column: Column, array: np.ndarray, num_rows: int) -> bytes:

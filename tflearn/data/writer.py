@@ -178,9 +178,10 @@ class EpisodeRecorder:
             self._begin[begins] = np.where(ends[begins], -1, number)
         ends |= step_type == LAST
         if np.count_nonzero(ends):
-            for i in np.flatnonzero(ends & (self._begin >= 0)).tolist():
-                self._writer.write([column[i, self._begin[i] : number + 1] for column in self._columns])
-                self._begin[i] = -1
+            ended = np.flatnonzero(ends & (self._begin >= 0))
+            for i, begin in zip(ended.tolist(), self._begin[ended].tolist(), strict=True):
+                self._writer.write([column[i, begin : number + 1] for column in self._columns])
+            self._begin[ended] = -1
 
     def _make_room(self, leaves: Sequence[Any]) -> int:
         """Makes room for one more row. Returns its index."""
