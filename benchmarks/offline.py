@@ -39,6 +39,7 @@ from tflearn.run_dir import RunDir, read_json  # noqa: E402
 
 _MIXED = ('random', 'medium', 'expert')
 _CHEETAH = ("gymnasium_env.make.name='HalfCheetah-v5'", 'train.StopConditions.num_train_steps=100_000')
+_REACHER = ("gymnasium_env.make.name='Reacher-v5'",)
 _TD3_RATES = ('td3.make_agent.actor_learning_rate=3e-4', 'td3.make_agent.critic_learning_rate=3e-4')
 _CONSERVATIVE = 'dqn.make_agent.conservative_weight=1.0'
 
@@ -87,6 +88,21 @@ TASKS = {
             'AWAC': ('awac_pendulum',),
         },
         episodes=300,
+    ),
+    'reacher': Task(
+        (
+            'sac_pendulum',
+            *_REACHER,
+            'train.StopConditions.num_train_steps=20_000',
+            'train.Intervals.export_interval_steps=500',
+            'evaluate.evaluate.target_return=None',
+        ),
+        {
+            'BC': ('bc_pendulum', *_REACHER),
+            'IQL': ('iql_pendulum', *_REACHER, 'iql.LossOptions.reward_scale=1.0'),
+            'CQL': ('cql_pendulum', *_REACHER),
+        },
+        episodes=500,
     ),
     'halfcheetah': Task(
         (
