@@ -81,8 +81,10 @@ def run(
 
 
 @contextlib.contextmanager
-def process(command: Sequence[str], log: pathlib.Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A program whose output goes to `log`; it is stopped at the end of the block."""
+def process(
+    command: Sequence[str], log: pathlib.Path, stop_secs: float = _STOP_SECS
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A program whose output goes to `log`; it is stopped at the end of the block, and killed after `stop_secs`."""
     with open(log, 'w', encoding='utf-8') as output:
         started = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT)
         try:
@@ -90,7 +92,7 @@ def process(command: Sequence[str], log: pathlib.Path) -> Iterator[subprocess.Po
         finally:
             started.send_signal(signal.SIGTERM)
             try:
-                started.wait(_STOP_SECS)
+                started.wait(stop_secs)
             except subprocess.TimeoutExpired:
                 started.kill()
                 started.wait()

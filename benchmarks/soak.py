@@ -13,7 +13,6 @@ import collections
 import contextlib
 import os
 import pathlib
-import signal
 import statistics
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks import recorded_runs  # noqa: E402
 from tflearn.launch.local import free_port  # noqa: E402
 from tflearn.run_dir import RunDir, read_json  # noqa: E402
 
@@ -115,20 +115,10 @@ def _programs(run_dir: RunDir) -> Iterator[tuple['subprocess.Popen[bytes]', str]
     with contextlib.ExitStack() as stack:
         started = []
         for program, *flags in (run, served):
-            log = stack.enter_context((run_dir.root / f'{program}.txt').open('wb'))
             command = [sys.executable, '-m', f'scripts.{program}', f'--root_dir={run_dir.root}', *flags]
-            started.append(subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log))
-            stack.callback(_stop, started[-1])
+            log = run_dir.root / f'{program}.txt'
+            started.append(stack.enter_context(recorded_runs.process(command, log, _STOP_SECS)))
         yield started[0], f'localhost:{port}'
-
-
-def _stop(program: 'subprocess.Popen[bytes]') -> None:
-    program.send_signal(signal.SIGTERM)
-    try:
-        program.wait(_STOP_SECS)
-    except subprocess.TimeoutExpired:
-        program.kill()
-        program.wait()
 
 
 def _runs(run_dir: RunDir) -> bool:
