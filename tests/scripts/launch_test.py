@@ -16,10 +16,11 @@ import scripts
 from tflearn.run_dir import RunDir
 
 CHECKOUT = pathlib.Path(scripts.__path__[0]).parent
-DEADLINE_SECS = 30.0
+DEADLINE_SECS = 60.0
 # What a job's program is here: it writes its flags down, and evaluate ends the run when all have.
 JOB = """
-import pathlib, sys, threading
+import faulthandler, pathlib, sys, threading
+faulthandler.dump_traceback_later(15)
 from tflearn.run_dir import RunDir, write_json
 from tflearn.waiting import wait_until
 root = next(flag.partition('=')[2] for flag in sys.argv if flag.startswith('--root_dir='))
@@ -27,8 +28,9 @@ job, run_dir = pathlib.Path(__file__).stem, RunDir(root)
 print(sys.argv[1:], flush=True)
 if job == 'evaluate':
     num_jobs = len(run_dir.commands.read_text().splitlines()) - 1
-    started = lambda: [log for log in run_dir.logs.iterdir() if len(log.read_text().splitlines()) > 1]
-    wait_until(lambda: len(started()) == num_jobs, 'a line of each job', 20)
+    jobs = lambda: {*run_dir.logs.iterdir()} - {run_dir.log('launch')}
+    started = lambda: [log for log in jobs() if len(log.read_text().splitlines()) > 1]
+    wait_until(lambda: len(started()) == num_jobs, lambda: f'a line of each job, not only {started()}', 20)
     write_json(run_dir.done, {'reason': 'num_train_steps 7', 'train_step': 7})
 if job == 'replay_server':
     threading.Event().wait(30)
@@ -38,7 +40,11 @@ if job == 'replay_server':
 def launch(*flags, cwd, package='scripts', path=CHECKOUT):
     environment = {**os.environ, 'PYTHONPATH': f'{path}:{CHECKOUT}'}
     command = [sys.executable, '-m', f'{package}.launch', *flags]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=DEADLINE_SECS)
+    try:
+        return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=DEADLINE_SECS)
+    except subprocess.TimeoutExpired as error:
+        logs = [f'{log}:\n{log.read_text()}' for log in sorted(cwd.glob('run/logs/*.log'))]
+        pytest.fail('\n'.join([str(error), *logs]))
 
 
 @pytest.fixture
