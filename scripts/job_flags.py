@@ -63,6 +63,9 @@ def define_launch(backends: Sequence[str]) -> None:
         lower_bound=1,
     )
     flags.DEFINE_bool(
+        'weights_server', False, 'Send weights to the jobs by a weights server, not by the replay server (local only).'
+    )
+    flags.DEFINE_bool(
         'warm_start', True, "Load the jobs' libraries once and fork the jobs; --nowarm_start: each job loads its own."
     )
     define_secs(
@@ -118,6 +121,19 @@ def define(name_flag: tuple[str, str] | None = None) -> None:
         DEFAULT_REPLAY_ADDRESS,
         'HOST:PORT of the replay server: replay_server listens there, collect and train connect to it. Several that '
         'share the replay have commas between them, in the same order for all jobs; the first one has the weights too.',
+    )
+    flags.DEFINE_string(
+        'weights_address',
+        '',
+        'HOST:PORT of a weights server or relay (tflearn-weights), from which jobs get new weights; of several with '
+        'commas each job takes another one. train publishes to the only one. By default the replay server has them.',
+    )
+    flags.DEFINE_string('weights_token', None, 'File with the token of the weights server, or env:NAME.')
+    flags.DEFINE_enum(
+        'weights_dtype',
+        'float32',
+        ['float32', 'bfloat16'],
+        'What train sends weights of float32 as, to a weights server; bfloat16 takes half of the bytes.',
     )
     flags.DEFINE_bool(
         'code_snapshot',
@@ -207,17 +223,37 @@ def check() -> None:
         runs = ', '.join(files.runs())
         raise UserValueError(f'got no --gin_file; need the path of one, or one of {runs}')
     check_address(flags.FLAGS.replay_address)
+    weights()
 
 
-def check_address(address: str) -> None:
-    """Checks that --replay_address is HOST:PORT, or several that differ. Raises ValueError if it is not."""
-    each = address.split(',')
+def weights() -> tuple[tuple[str, ...], str | None, str]:
+    """Returns the addresses of the weights servers, where their token is, and the type that weights are sent as.
+
+    Raises:
+      ValueError: if an address is wrong.
+    """
+    values = flags.FLAGS
+    addresses = check_address(values.weights_address, 'weights_address') if values.weights_address else ()
+    if addresses and 'weights_server' in values and values.weights_server:
+        raise UserValueError(f'got --weights_address={values.weights_address} and --weights_server; need one of them')
+    return addresses, values.weights_token, values.weights_dtype
+
+
+def given(*names: str) -> list[str]:
+    """Returns those of the flags that the user gave, for another program."""
+    return [f'--{name}={flags.FLAGS[name].value}' for name in names if not flags.FLAGS[name].using_default_value]
+
+
+def check_address(address: str, flag: str = 'replay_address') -> tuple[str, ...]:
+    """Returns the parts of an address: HOST:PORT, or several that differ. Raises ValueError if it is something else."""
+    each = tuple(address.split(','))
     for one in each:
         match = HOST_PORT.fullmatch(one)
         if not match or not 1 <= int(match[2]) <= 65535:
-            raise UserValueError(f'got --replay_address={address}; need HOST:PORT with a port from 1 to 65535')
+            raise UserValueError(f'got --{flag}={address}; need HOST:PORT with a port from 1 to 65535')
     if len(set(each)) < len(each):
-        raise UserValueError(f'got --replay_address={address}; need addresses that differ')
+        raise UserValueError(f'got --{flag}={address}; need addresses that differ')
+    return each
 
 
 def _help_text(program: str, description: str, full: bool, example: str) -> str:

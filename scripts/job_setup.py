@@ -52,7 +52,7 @@ def main(
         reader.read(gin_file, flags.FLAGS.gin_bindings)
         with waiting.may_exit(stop, lambda: None):  # nothing was begun
             preflight.import_quietly('tensorflow', 'gym')
-            from tflearn.jobs.train_settings import Hooks
+            from tflearn.jobs.train_settings import Hooks, Plane
 
             function = getattr(importlib.import_module(f'tflearn.jobs.{module or job}'), job)
         given = {
@@ -61,6 +61,7 @@ def main(
             'connect_timeout_secs': flags.FLAGS.connect_timeout_secs,
             'stop': stop,
             'name': name,
+            'plane': Plane(*job_flags.weights()),
             'hooks': Hooks(lambda: _save(run_dir, configured), lambda: _texts(configured)),
         }
         arguments = {key: given[key] for key in inspect.signature(function).parameters if key in given}

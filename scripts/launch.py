@@ -44,6 +44,8 @@ def main() -> None:
             backend=process_run.Backend(
                 values.backend, values.backend_option, values.resources, values.num_workers, values.render
             ),
+            more_flags=job_flags.given('weights_address', 'weights_token', 'weights_dtype'),
+            weights_server=job_flags.given('weights_token') if values.weights_server else None,
         )
     sys.exit(code)
 

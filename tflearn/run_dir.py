@@ -258,6 +258,11 @@ class RunDir:
         with lease.hold(self.owners, job, stop) as self._lease:
             yield
 
+    @property
+    def epoch(self) -> int:
+        """The epoch in which this process owns the directory by `own`; 0 if it does not."""
+        return self._lease.epoch if self._lease else 0
+
     def check_owner(self) -> None:
         """Checks, before something is saved, published or exported, that no other process took the directory over.
 

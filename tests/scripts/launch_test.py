@@ -115,6 +115,20 @@ def test_several_replay_servers_get_a_port_each(installed, tmp_path):
     assert [[part for part in command if part.startswith('--shard')] for command in servers] == [[], ['--shard=1']]
 
 
+def test_a_weights_server_is_one_more_job(installed, tmp_path):
+    flags = ['--root_dir=run', '--gin_file=dqn_cartpole', '--weights_server', '--weights_dtype=bfloat16']
+    ended = launch(*flags, '--render', cwd=tmp_path, package='tflearn_scripts', path=installed)
+    assert (ended.returncode, ended.stderr) == (0, '')
+    commands = [shlex.split(line) for line in ended.stdout.splitlines() if 'tflearn_scripts.' in line]
+    commands = [[part for part in command if part.startswith('--') or '.' in part] for command in commands]
+    (server,) = (command for command in commands if any(part.endswith('.weights') for part in command))
+    (address,) = (part.partition('=')[2] for part in server if part.startswith('--listen='))
+    others = [command for command in commands if command is not server]
+    assert len(others) == 4
+    for command in others:
+        assert {f'--weights_address={address}', '--weights_dtype=bfloat16'} <= {*command}
+
+
 def test_fewer_replay_servers_than_before_are_refused_before_a_job_starts(tmp_path):
     RunDir(tmp_path / 'run').shard_checkpoints(2).mkdir(parents=True)
     ended = launch('--root_dir=run', '--gin_file=dqn_cartpole', '--num_replay_servers=2', cwd=tmp_path)
@@ -151,6 +165,12 @@ def test_fewer_replay_servers_than_before_are_refused_before_a_job_starts(tmp_pa
         (['--root_dir=gs://bucket/run', '--gin_file=file'], 'which is a URL'),
         (['--root_dir=run', '--gin_file=file', '--replay_address=8000'], 'need HOST:PORT'),
         (['--root_dir=run', '--gin_file=file', '--replay_address=a:1,a:1'], 'need addresses that differ'),
+        (['--root_dir=run', '--gin_file=file', '--weights_address=a'], 'got --weights_address=a; need HOST:PORT'),
+        (['--root_dir=run', '--gin_file=file', '--weights_address=a:1', '--weights_server'], 'need one of them'),
+        (
+            ['--root_dir=run', '--gin_file=dqn_cartpole', '--weights_server', '--backend=slurm'],
+            'got --weights_server with --backend=slurm; need the local backend',
+        ),
         (
             ['--root_dir=run', '--gin_file=dqn_cartpole', '--replay_address=a:1', '--num_replay_servers=2'],
             'got num_replay_servers=2 with --replay_address=a:1; need as many addresses, or none',

@@ -1,4 +1,5 @@
 import contextlib
+import threading
 
 import pytest
 import reverb
@@ -7,9 +8,12 @@ import tensorflow as tf
 from tests import streams
 from tflearn.train_step import create_train_step
 from tflearn.waiting import wait_until
-from tflearn.weights import contract
+from tflearn.weights import channels, contract, relay
 from tflearn.weights import publisher as publisher_module
+from tflearn.weights.channels import Plane
+from tflearn.weights.client import Client
 from tflearn.weights.publisher import Publisher
+from tflearn.weights.server import ServerOptions, WeightsServer
 from tflearn.weights.subscriber import Publication, Subscriber
 
 
@@ -28,6 +32,43 @@ def address():
     server.stop()
 
 
+@pytest.fixture(params=['table', 'server', 'relay'])
+def plane(request, address):
+    """Where weights travel: through the replay server, a weights server, or a relay of it."""
+    with contextlib.ExitStack() as stack:
+        if request.param == 'table':
+            yield Plane(), Plane()
+            return
+        server = stack.enter_context(contextlib.closing(WeightsServer(ServerOptions())))
+        root = Plane((f'localhost:{server.port}',))
+        if request.param == 'server':
+            yield root, root
+            return
+        relay_server = stack.enter_context(contextlib.closing(WeightsServer(ServerOptions(), takes=False)))
+        stop, client = threading.Event(), Client(root.addresses, 'relay')
+        thread = threading.Thread(target=relay.follow, args=(relay_server.newest, client, stop))
+        thread.start()
+        yield root, Plane((f'localhost:{relay_server.port}',))
+        stop.set()
+        client.close()
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+@pytest.fixture
+def publisher_of(address, plane, opened):
+    return lambda variables, **given: opened(Publisher(address, variables, plane[0], **given))
+
+
+@pytest.fixture
+def subscriber_of(address, plane, opened):
+    def make(variables, train_step=None, interval_secs=0.05):
+        step = create_train_step() if train_step is None else train_step
+        return opened(Subscriber(address, variables, step, interval_secs, plane[1], 'collect_0'))
+
+    return make
+
+
 @pytest.fixture
 def opened():
     """Returns a function that closes an object before the server ends."""
@@ -40,9 +81,9 @@ def opened():
         yield enter
 
 
-def test_weights_and_counters_arrive(address, opened):
+def test_weights_and_counters_arrive(publisher_of, subscriber_of):
     published, pulled, train_step = _variables(5), _variables(0), create_train_step()
-    publisher, subscriber = opened(Publisher(address, published)), opened(Subscriber(address, pulled, train_step))
+    publisher, subscriber = publisher_of(published), subscriber_of(pulled, train_step)
     assert subscriber.newest == Publication()
     publisher.publish(train_step=40, policy_version=2, env_steps=900)
     subscriber.wait(timeout_secs=20)
@@ -54,17 +95,17 @@ def test_weights_and_counters_arrive(address, opened):
     assert not subscriber.pull(), 'the same version again'
 
 
-def test_there_is_nothing_before_the_first_publication(address, opened):
-    subscriber = opened(Subscriber(address, _variables(1), create_train_step()))
+def test_there_is_nothing_before_the_first_publication(publisher_of, subscriber_of):
+    subscriber = subscriber_of(_variables(1))
     assert not subscriber.pull()
     with pytest.raises(TimeoutError, match='weights from a learner'):
         subscriber.wait(timeout_secs=0.5)
 
 
-def test_newest_publication_wins(address, opened):
+def test_newest_publication_wins(publisher_of, subscriber_of):
     published, pulled = _variables(0), _variables(0)
-    publisher = opened(Publisher(address, published))
-    subscriber = opened(Subscriber(address, pulled, create_train_step()))
+    publisher = publisher_of(published)
+    subscriber = subscriber_of(pulled)
     for version in range(1, 21):
         published[1].assign(tf.fill((3,), float(version)))
         publisher.publish(version, version, 0, finished=version == 20)
@@ -73,9 +114,9 @@ def test_newest_publication_wins(address, opened):
     assert float(pulled[1][0]) == 20.0
 
 
-def test_wait_ignores_a_finished_learner(address, opened):
-    publisher = opened(Publisher(address, _variables(1)))
-    subscriber = opened(Subscriber(address, _variables(0), create_train_step()))
+def test_wait_ignores_a_finished_learner(publisher_of, subscriber_of):
+    publisher = publisher_of(_variables(1))
+    subscriber = subscriber_of(_variables(0))
     publisher.publish(1, 1, 0, finished=True)
     with pytest.raises(TimeoutError, match='a learner that trains'):
         subscriber.wait(2.0)
@@ -85,10 +126,10 @@ def test_wait_ignores_a_finished_learner(address, opened):
     assert publisher.newest_version() == 1
 
 
-def test_assigns_each_publication_once(address, opened):
+def test_assigns_each_publication_once(publisher_of, subscriber_of):
     published, pulled = _variables(5), _variables(0)
-    publisher = opened(Publisher(address, published))
-    subscriber = opened(Subscriber(address, pulled, create_train_step(), interval_secs=0.01))
+    publisher = publisher_of(published)
+    subscriber = subscriber_of(pulled)
     publisher.publish(1, 1, 0)
     subscriber.wait(20)
     pulled[1].assign([9.0, 9.0, 9.0])
@@ -100,12 +141,12 @@ def test_assigns_each_publication_once(address, opened):
     assert float(pulled[1][0]) == 5.0
 
 
-def test_publication_is_a_snapshot(address, opened):
+def test_publication_is_a_snapshot(publisher_of, subscriber_of):
     published, pulled = _variables(1), _variables(0)
-    publisher = opened(Publisher(address, published))
+    publisher = publisher_of(published)
     publisher.publish(1, 1, 0)
     published[0].assign(tf.fill((2, 3), 9.0))  # training continues
-    subscriber = opened(Subscriber(address, pulled, create_train_step()))
+    subscriber = subscriber_of(pulled)
     subscriber.wait(20)
     assert float(pulled[0][0, 0]) == 1.0
 
@@ -153,7 +194,7 @@ def test_failure_of_the_sending_thread_fails_the_next_publication(address, opene
     def fail(_):
         raise TypeError('broken')
 
-    monkeypatch.setattr(publisher_module, 'is_listening', fail)
+    monkeypatch.setattr(channels, 'is_listening', fail)
     publisher = opened(Publisher(address, _variables(1)))
     publisher.publish(1, 1, 0)
     wait_until(lambda: not publisher._thread.is_alive(), 'the end of the thread', 20)
@@ -162,9 +203,9 @@ def test_failure_of_the_sending_thread_fails_the_next_publication(address, opene
     assert isinstance(raised.value.__cause__, TypeError)
 
 
-def test_does_not_publish_weights_that_are_not_finite(address, opened, caplog):
+def test_does_not_publish_weights_that_are_not_finite(publisher_of, subscriber_of, caplog):
     published, pulled, train_step = _variables(5), _variables(0), create_train_step()
-    publisher, subscriber = opened(Publisher(address, published)), opened(Subscriber(address, pulled, train_step))
+    publisher, subscriber = publisher_of(published), subscriber_of(pulled, train_step)
     publisher.publish(train_step=40, policy_version=2, env_steps=900)
     subscriber.wait(timeout_secs=20)
     published[1].assign(tf.fill((3,), float('nan')))

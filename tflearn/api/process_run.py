@@ -83,6 +83,8 @@ def run(
     code_snapshot: bool = False,
     silent_timeout_secs: float = 300.0,
     backend: Backend = Backend(),
+    more_flags: Sequence[str] = (),
+    weights_server: Sequence[str] | None = None,
 ) -> int:
     """Checks the run's configuration, then runs its jobs until the run has ended.
 
@@ -100,6 +102,8 @@ def run(
       code_snapshot: record how the code differs from its git revision.
       silent_timeout_secs: a job that has not reported for so long is killed and started again; 0: never.
       backend: where the jobs run, and what each of them gets.
+      more_flags: further ones for all jobs.
+      weights_server: starts a weights server with these flags, and lets the jobs use it; None starts none.
 
     Returns:
       An exit code; see `local.run`. Under a scheduler 0: the jobs are submitted.
@@ -118,6 +122,11 @@ def run(
     flags += [f'--replay_address={",".join(addresses)}']
     flags += [f'--connect_timeout_secs={connect_timeout_secs:g}', f'--stop_timeout_secs={stop_timeout_secs:g}']
     flags += ['--code_snapshot'] if code_snapshot else []
+    flags += more_flags
+    if weights_server is not None:
+        address = _weights_address(backend.name, held)
+        flags += [f'--weights_address={address}']
+        weights_server = [f'--listen={address}', f'--run_dir={run_dir.root}', *weights_server]
     topology = run_topology(
         package=package,
         flags=flags,
@@ -126,6 +135,7 @@ def run(
         warm_start=warm_start,
         resources=read_resources(backend.resources),
         num_workers=backend.num_workers,
+        weights_server=weights_server,
     )
     # The jobs end themselves when that time is over; this is for those that cannot.
     topology = dataclasses.replace(
@@ -134,17 +144,7 @@ def run(
         silent_timeout_secs=silent_timeout_secs,
         connect_timeout_secs=connect_timeout_secs,
     )
-    from tflearn.config import preview  # Half a second that a wrong flag need not wait for.
-    from tflearn.environments import registry
-
-    kinds = sorted({f'tflearn.jobs.{job.kind}' for job in topology.jobs})
-
-    def check_factory(name: str, values: Mapping[str, Any]) -> None:
-        registry.check_factory(name, values)
-        if len(addresses) > 1:
-            _check_shared(name, values)
-
-    preview.check(path, gin_bindings, kinds, check_factory)
+    _check(path, gin_bindings, topology, len(addresses) > 1)
     try:
         return backend.run(topology, run_dir, package)
     finally:
@@ -177,6 +177,30 @@ def _replay_addresses(
         )
     run_dir.check_num_shards(wanted)
     return addresses or [held.enter_context(local.held_address()) for _ in range(wanted)]
+
+
+def _weights_address(backend: str, held: contextlib.ExitStack) -> str:
+    """Returns the weights server's address, which is held until `held` is closed."""
+    if backend != 'local':
+        raise UserValueError(
+            f'got --weights_server with --backend={backend}; need the local backend; elsewhere start tflearn-weights, '
+            'and give its --weights_address'
+        )
+    return held.enter_context(local.held_address())
+
+
+def _check(path: pathlib.Path, gin_bindings: Sequence[str], topology: Topology, shared: bool) -> None:
+    """Checks the configuration of all jobs; `shared` is whether several servers share the replay."""
+    from tflearn.config import preview  # Half a second that a wrong flag need not wait for.
+    from tflearn.environments import registry
+
+    def check_factory(name: str, values: Mapping[str, Any]) -> None:
+        registry.check_factory(name, values)
+        if shared:
+            _check_shared(name, values)
+
+    kinds = {job.kind for job in topology.jobs} - {'weights'}  # which has flags only
+    preview.check(path, gin_bindings, sorted(f'tflearn.jobs.{kind}' for kind in kinds), check_factory)
 
 
 def _check_shared(name: str, values: Mapping[str, Any]) -> None:

@@ -11,11 +11,8 @@ again.
 """
 
 import dataclasses
-import http.server
 import json
 import re
-import socketserver
-import ssl
 import threading
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
@@ -27,6 +24,8 @@ from absl import logging
 from tflearn.errors import UserValueError, check_at_least
 from tflearn.external import descriptions
 from tflearn.external.slots import Busy, Gone, OutOfTurn, Result, Slots, check_secs
+from tflearn.rpc import http_server
+from tflearn.rpc.http_server import IDLE_SECS, Handler
 from tflearn.security import tokens
 from tflearn.security.renewed import Renewed
 from tflearn.security.tls import TlsFiles
@@ -41,8 +40,6 @@ _STATUS = {
     Busy: HTTPStatus.SERVICE_UNAVAILABLE,
 }
 _LARGEST_REWARD = float(np.finfo(np.float32).max)
-_FIRST_REQUEST_SECS, _IDLE_SECS = 10.0, 600.0
-_MAX_UNREAD = 1 << 16  # bytes of a stranger's message
 _MAX_QUOTED = 300  # characters of an error that a client gets
 
 
@@ -98,7 +95,9 @@ class Server:
         """
         self._token = tokens.read(options.token, 'ExternalOptions.token') if options.token else ''
         self._slots, self._specs, self._options = slots, specs, options
-        self._server = self._listen(Renewed(options.tls.names, options.tls.context) if options.tls else None)
+        tls = Renewed(options.tls.names, options.tls.context) if options.tls else None
+        given = (options.host, options.ports, self._handler(), options.max_connections)
+        self._server = http_server.listen(*given, tls, 'ExternalOptions.ports')
         scheme = 'https' if options.tls else 'http'
         self.address = f'{scheme}://{options.host}:{self._server.server_address[1]}'
         self._thread = threading.Thread(target=self._server.serve_forever, name='external_server', daemon=True)
@@ -111,10 +110,6 @@ class Server:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(10.0)
-
-    def admits(self, authorization: str | None) -> bool:
-        """Returns whether a request may be answered, by its header `Authorization`."""
-        return not self._token or tokens.equal(tokens.shown(authorization), self._token)
 
     def answer(self, method: str, path: str, body: bytes) -> tuple[HTTPStatus, dict[str, Any]]:
         """Returns the status and the response to a request; raises nothing that a client causes."""
@@ -168,117 +163,30 @@ class Server:
             return {'steps': answer.num_steps, 'return': answer.total}
         return {'step': answer.num_steps, 'action': descriptions.to_json(answer.action, self._specs.action)}
 
-    def _listen(self, tls: Renewed[ssl.SSLContext] | None) -> 'socketserver.TCPServer':
-        failures = []
-        for port in self._options.ports:
-            try:
-                server = _HttpServer((self._options.host, port), self._handler())
-            except OSError as error:
-                failures.append(f'{port}: {error.strerror or error}')
-                continue
-            server.free_connections = threading.BoundedSemaphore(self._options.max_connections)
-            server.tls = tls
-            return server
-        raise UserValueError(
-            f'got host={self._options.host!r}, which cannot be listened at ({"; ".join(failures)}); need a name of '
-            'this machine and a free port; add ports to ExternalOptions.ports'
-        )
-
     def _handler(self) -> type['_Handler']:
-        # A stranger keeps the place of a connection for a short time only.
-        secs = _FIRST_REQUEST_SECS if self._options.token or self._options.tls else _IDLE_SECS
-        return type(
-            'Handler',
-            (_Handler,),
-            {'server_of': self, 'max_bytes': self._options.max_request_bytes, 'timeout': secs},
-        )
+        # Who has shown nothing, as everybody at first, keeps the place of a connection for a short time only.
+        secs = Handler.timeout if self._options.token or self._options.tls else IDLE_SECS
+        attributes = {'server_of': self, 'max_bytes': self._options.max_request_bytes, 'timeout': secs}
+        return type('Handler', (_Handler,), {**attributes, 'token': self._token})
 
 
-class _HttpServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
-    """One thread for each connection, and a limit of them; those beyond it are closed."""
-
-    daemon_threads = True
-    block_on_close = False
-    allow_reuse_address = True
-    request_queue_size = 128
-    free_connections: threading.BoundedSemaphore
-    tls: Renewed[ssl.SSLContext] | None = None
-
-    def get_request(self) -> tuple[Any, Any]:
-        """See `socketserver.TCPServer`."""
-        accepted, address = super().get_request()
-        if self.tls:  # the handshake is made in the connection's thread, so that none can block the others
-            accepted = self.tls.get().wrap_socket(accepted, server_side=True, do_handshake_on_connect=False)
-        return accepted, address
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """See `socketserver.BaseServer`."""
-        if self.free_connections.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            logging.log_first_n(logging.WARNING, 'refused a connection: too many at the same time', 5)
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """See `socketserver.ThreadingMixIn`."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self.free_connections.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Logs one line: a client that vanished, or spoke no HTTP."""
-        logging.log_first_n(logging.WARNING, 'lost the connection of %s', 20, client_address, exc_info=False)
-
-
-class _Handler(http.server.BaseHTTPRequestHandler):
+class _Handler(Handler):
     """Handles the requests of one connection.
 
     Attributes:
-      server_of: answers them; set by a subclass, as are the others.
+      server_of: answers them; set by a subclass, as is the other.
       max_bytes: the size of the largest request.
-      timeout: of a connection without requests [s].
     """
 
     server_of: Server
     max_bytes: int
-    timeout = _IDLE_SECS
-    protocol_version = 'HTTP/1.1'  # connections stay open
-    disable_nagle_algorithm = True
-    wbufsize = -1  # a response is sent at once
 
-    def parse_request(self) -> bool:
-        """See `http.server.BaseHTTPRequestHandler`; refuses whoever does not show the token."""
-        if not super().parse_request():
-            return False
-        if not self.server_of.admits(self.headers.get('Authorization')):
-            logging.log_first_n(
-                logging.WARNING, 'refused a request of %s: no token, or another', 20, self.client_address
-            )
-            # A body that is not read would reset the connection before the client has its answer.
-            length = self.headers.get('Content-Length', '')
-            self.rfile.read(min(int(length), _MAX_UNREAD) if length.isdecimal() else 0)
-            self._refuse(HTTPStatus.UNAUTHORIZED, 'got no token, or another; need Authorization: Bearer TOKEN')
-            return False
-        self.connection.settimeout(_IDLE_SECS)
-        return True
-
-    def do_GET(self) -> None:
-        self._respond(b'')
-
-    def do_DELETE(self) -> None:
-        self._respond(b'')
-
-    def do_POST(self) -> None:
-        length = self.headers.get('Content-Length', '')
-        if not length.isdecimal():
-            self._refuse(HTTPStatus.LENGTH_REQUIRED, 'got no Content-Length; need the size of the body')
-        elif int(length) > self.max_bytes:
-            self._refuse(
-                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f'got a request of {length} bytes; need at most {self.max_bytes}'
-            )
-        else:
-            self._respond(self.rfile.read(int(length)))
+    def answer(self) -> None:
+        """See `Handler`."""
+        if self.command != 'POST':
+            self._respond(b'')
+        elif (length := self.length_of_body(self.max_bytes)) is not None:
+            self._respond(self.rfile.read(length))
 
     def _respond(self, body: bytes) -> None:
         try:
@@ -287,28 +195,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             logging.error('a request failed', exc_info=error)
             status = HTTPStatus.INTERNAL_SERVER_ERROR
             message = {'error': f'{type(error).__name__}: the collector has the details in its log'}
-        self._send(status, message)
-
-    def _refuse(self, status: HTTPStatus, error: str) -> None:
-        self.close_connection = True  # the body is not read
-        self._send(status, {'error': error})
-
-    def _send(self, status: HTTPStatus, message: dict[str, Any]) -> None:
         if status == HTTPStatus.SERVICE_UNAVAILABLE:  # after the end a client finds out that nobody listens
             self.close_connection = True
-        body = (json.dumps(message) + '\n').encode()
-        self.send_response(status)
-        self.send_header('Content-Type', 'application/json')
-        self.send_header('Content-Length', str(len(body)))
-        if status == HTTPStatus.UNAUTHORIZED:
-            self.send_header('WWW-Authenticate', 'Bearer')
-        if self.close_connection:
-            self.send_header('Connection', 'close')
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Logs no line for each request."""
+        self.send_json(status, message)
 
 
 def _parsed(body: bytes, needed: set[str], known: set[str]) -> Mapping[str, Any]:

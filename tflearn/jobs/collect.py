@@ -25,6 +25,7 @@ from tflearn.train_step import create_train_step, set_env_steps
 from tflearn.types import ActingPolicy, Agent, AgentFactory, EnvironmentFactory
 from tflearn.waiting import LOG_EVERY_SECS, Stopped
 from tflearn.weights import contract
+from tflearn.weights.channels import Plane
 from tflearn.weights.subscriber import Subscriber
 
 _STEPS_PER_RUN = 16
@@ -46,6 +47,7 @@ def collect(
     seed: int | None = None,
     data_addresses: Sequence[str] = (),
     options: CollectOptions = CollectOptions(),
+    plane: Plane = Plane(),
 ) -> None:
     """Collects until training is over, the job is stopped, or it has taken `options.max_env_steps`.
 
@@ -59,11 +61,12 @@ def collect(
       make_agent: makes the run's agent, whose collect policy acts.
       experience: the run's experience settings.
       num_environments: the number of environments stepped together.
-      refresh_interval_secs: seconds between two polls for newer weights.
+      refresh_interval_secs: seconds between two polls of the replay server for newer weights.
       seed: the seed of the environments and of the policy's draws, mixed with the name; None draws one.
       data_addresses: the addresses of the replay servers that share a queue: collector number i, which its name ends
         with, writes to server i modulo their number. None is `replay_address` alone.
       options: how the job explores, and how much it collects.
+      plane: where weights travel, if not through the replay server.
 
     Raises:
       TimeoutError: if the server or the learner is not found in time, or the server went down and did not return.
@@ -91,9 +94,8 @@ def collect(
             stores = experience.slicing.store_policy_state
             collection = Collection(environment, agent.collect_policy, options, name, stores, served)
             servers = _servers(shards, own_address(data_addresses, name), storage, name, connect_timeout_secs, stop)
-            weights = Subscriber(
-                replay_address, contract.published(agent.collect_policy), train_step, refresh_interval_secs
-            )
+            variables = contract.published(agent.collect_policy)
+            weights = Subscriber(replay_address, variables, train_step, refresh_interval_secs, plane, name)
             ending.callback(weights.close)
             status.update('waiting for weights from the learner')
             weights.wait(connect_timeout_secs, stop)

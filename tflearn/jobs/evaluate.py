@@ -31,6 +31,7 @@ from tflearn.types import (
     VideoFactory,
 )
 from tflearn.waiting import Stopped, wait_until
+from tflearn.weights.channels import Plane
 
 # Metrics of the evaluation that the best policy's metadata holds.
 _IN_METADATA = ('mean_return', 'mean_return_interval', 'num_episodes', 'returns', 'mean_length')
@@ -52,6 +53,7 @@ def evaluate(
     replay_address: str | None = None,
     make_agent: AgentFactory | None = None,
     experience: Experience | None = None,
+    plane: Plane = Plane(),
 ) -> None:
     """Evaluates new policies, and ends the run when one is good enough.
 
@@ -75,6 +77,7 @@ def evaluate(
       replay_address: the replay server's address, 'host:port'; only for `follow='weights'`, like the next two.
       make_agent: makes the run's agent.
       experience: the run's experience settings.
+      plane: where weights travel, if not through the replay server.
 
     Raises:
       TimeoutError: if no policy is found in time.
@@ -88,7 +91,7 @@ def evaluate(
         if value < 1:
             raise UserValueError(f'got {name}={value}; need at least 1')
     control = None if replay_address is None else Shards.parse(replay_address).control
-    weights = (control, make_agent, experience)
+    weights = (control, make_agent, experience, plane)
     _check_weights(options, *weights)
     with contextlib.ExitStack() as ending:
         environment = ending.enter_context(
@@ -117,7 +120,7 @@ def _source(
     run_dir: RunDir,
     options: EvaluateOptions,
     specs: EnvironmentSpecs,
-    weights: tuple[Any, Any, Any],
+    weights: tuple[Any, Any, Any, Plane],
     connect_timeout_secs: float,
     stop: threading.Event,
 ) -> ExportedPolicies:

@@ -20,6 +20,7 @@ from tflearn.run_dir import RunDir, read_json
 from tflearn.train_step import create_train_step
 from tflearn.types import AgentFactory, EnvironmentSpecs, EvaluationPolicy
 from tflearn.weights import contract
+from tflearn.weights.channels import Plane
 from tflearn.weights.subscriber import Subscriber
 
 
@@ -106,6 +107,7 @@ class PublishedWeights(ExportedPolicies):
         address: str,
         make_agent: AgentFactory,
         experience: Experience,
+        plane: Plane,
         specs: EnvironmentSpecs,
         connect_timeout_secs: float,
         stop: threading.Event,
@@ -123,7 +125,8 @@ class PublishedWeights(ExportedPolicies):
         storage = Storage(experience, initial_agent.data_spec(agent, experience))
         connection.wait_for_table(address, REPLAY, storage.signature, connect_timeout_secs, stop)
         self._exporter = PolicyExporter(agent.policy, self.directory, keep_last=1)
-        self._weights = Subscriber(address, contract.published(agent.collect_policy), train_step)
+        variables = contract.published(agent.collect_policy)
+        self._weights = Subscriber(address, variables, train_step, plane=plane, name='evaluate')
 
     def result(self) -> dict[str, Any] | None:
         """See `ExportedPolicies`."""

@@ -29,6 +29,7 @@ from tflearn.replay.storage import REPLAY, Storage
 from tflearn.run_dir import RunDir, Status
 from tflearn.types import Agent, AgentFactory, EnvironmentFactory, EnvironmentSpecs, specs_of
 from tflearn.weights import contract
+from tflearn.weights.channels import Plane
 from tflearn.weights.publisher import Publisher
 
 _TRACE_SECS = 300.0
@@ -52,6 +53,7 @@ def train(
     exports: ExportOptions = ExportOptions(),
     options: LearnerOptions = LearnerOptions(),
     hooks: Hooks = Hooks(),
+    plane: Plane = Plane(),
 ) -> None:
     """Trains until a stop condition is reached, a stop is requested in the run directory, or it is stopped.
 
@@ -71,6 +73,7 @@ def train(
       exports: which policies are exported, and which versions are kept.
       options: the learner's settings, such as checkpoints and summaries.
       hooks: what the program does during the job.
+      plane: where weights travel, if not through the replay server.
 
     Raises:
       TimeoutError: if the server is not found, or no data arrive in time.
@@ -81,6 +84,7 @@ def train(
     data.check(experience.replay)
     shards = Shards.parse(replay_address)
     settings = Settings.make(intervals, options, exports, initial, experience, stop_conditions)
+    settings = dataclasses.replace(settings, plane=plane)
     data.check_demonstrations(initial)
     if run_outputs.is_done(run_dir):
         return
@@ -100,7 +104,8 @@ def train(
             shards.check(storage)
             _wait_for_replay(run_dir, [*shards.addresses, *data.addresses], storage, connect_timeout_secs, stop)
             if initial.cloning is not None and not initial_agent.continues(run_dir):
-                _clone(agent, initial.cloning, specs, run_dir, shards.control, placement, device, seed, stop)
+                publisher = Publisher(shards.control, contract.published(agent.collect_policy), plane, run_dir.epoch)
+                _clone(agent, initial.cloning, specs, run_dir, publisher, placement, device, seed, stop)
             with watchdog.guard('the construction of the learner'):
                 initial_agent.load(agent, initial, run_dir)
                 servers = data.addresses or shards.addresses
@@ -141,7 +146,7 @@ def _clone(
     cloning: Cloning,
     specs: EnvironmentSpecs,
     run_dir: RunDir,
-    replay_address: str,
+    publisher: Publisher,
     placement: tf.distribute.Strategy,
     device: Device,
     seed: int,
@@ -149,7 +154,6 @@ def _clone(
 ) -> None:
     """Begins the agent with a policy that is cloned from recorded episodes; collectors get to know that they wait."""
     status = Status(run_dir.status('train'), 'train')
-    publisher = Publisher(replay_address, contract.published(agent.collect_policy))
 
     def alive(step: int) -> None:
         publisher.publish(0, contract.PRETRAINING, 0)

@@ -111,7 +111,8 @@ class TrainSession:
         self._status = Status(run_dir.status('train'), 'train')
         self._chief, self._agreement = strategies.layout(strategy).is_chief, workers.Agreement(strategy)
         self._watchdog = settings.watchdog
-        self._publisher = Publisher(address, contract.published(agent.collect_policy))
+        variables = contract.published(agent.collect_policy)
+        self._publisher = Publisher(address, variables, settings.plane, run_dir.epoch)
         self._credits = CreditIssuer.make(
             address, source, storage.experience, settings.intervals.publish_interval_steps, strategy
         )

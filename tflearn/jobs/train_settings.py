@@ -14,6 +14,7 @@ from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions, SummarySources
 from tflearn.sampling.loaded_episodes import Order
 from tflearn.tools.watch import Watch
+from tflearn.weights.channels import Plane
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,6 +256,7 @@ class Settings:
       watchdog: ends the process if a part of the session takes too long; None never does.
       preprocess: what the agent makes of its data, see `agent_data.preprocessing`; None for nothing.
       num_pretrain_steps: see `Demonstrations`.
+      plane: where weights travel, if not through the replay server.
     """
 
     intervals: Intervals
@@ -264,6 +266,7 @@ class Settings:
     watchdog: Watchdog | None = None
     preprocess: Callable[[Any], Any] | None = None
     num_pretrain_steps: int = 0
+    plane: Plane = Plane()
 
     def __post_init__(self) -> None:
         if self.learner.summaries and self.learner.summaries.sources.policy_version:

@@ -47,6 +47,7 @@ RULES = {
     'train': RestartRule(),
     'collect': RestartRule(after_error=True, spent='drop'),
     'evaluate': RestartRule(after_error=True, spent='later'),
+    'weights': RestartRule(after_error=True),
 }
 
 

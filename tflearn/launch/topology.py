@@ -164,6 +164,7 @@ def run_topology(
     warm_start: bool = True,
     resources: Mapping[str, Resources] = types.MappingProxyType({}),
     num_workers: int = 1,
+    weights_server: Sequence[str] | None = None,
 ) -> Topology:
     """Returns the topology of a run: replay_server, train, evaluate and collect_0, collect_1, ...
 
@@ -178,6 +179,7 @@ def run_topology(
       warm_start: load the jobs' libraries once instead of in each of them.
       resources: what the jobs of each kind get.
       num_workers: processes of the train job, which train as one.
+      weights_server: the flags of a weights server; None: there is none, the replay server has the weights.
 
     Raises:
       ValueError: if there is no collector, replay server or worker.
@@ -200,6 +202,9 @@ def run_topology(
         job('train', 'train', *strategy, workers=num_workers),
         job('evaluate', 'evaluate', stop_stage=1),
     ]
+    if weights_server is not None:
+        program = (sys.executable, '-m', f'{package}.weights', *weights_server)
+        jobs.insert(0, dataclasses.replace(job('weights', 'weights', **server), command=program))
     for i in range(num_collectors):
         jobs.append(job(f'collect_{i}', 'collect', f'--collector_name=collect_{i}', serves='train', stop_stage=2))
     warm_parent = (sys.executable, '-m', f'{package}.warm_parent') if warm_start else None

@@ -82,7 +82,18 @@ def check_server(address: str, ours: dict[str, tf.TensorSpec]) -> None:
     info = reverb.Client(address).server_info(timeout=10)
     if VARIABLES not in info:
         raise UserValueError(f'got a replay server at {address} with tables {sorted(info)}; need {VARIABLES!r}')
-    theirs = info[VARIABLES].signature
+    check(f'a replay server at {address}', info[VARIABLES].signature, ours)
+
+
+def check(what: str, theirs: dict[str, tf.TensorSpec], ours: dict[str, tf.TensorSpec]) -> None:
+    """Checks that a server's columns are those of this job.
+
+    Args:
+      what: the server, for the error.
+
+    Raises:
+      ValueError: if variables differ; it names the first ones.
+    """
     differing = [
         f'{_name(theirs.get(key) or ours[key])} is {_text(theirs.get(key))} there, {_text(ours.get(key))} here'
         for key in sorted(theirs.keys() | ours.keys())
@@ -90,7 +101,7 @@ def check_server(address: str, ours: dict[str, tf.TensorSpec]) -> None:
     ]
     if differing:
         raise UserValueError(
-            f'got a replay server at {address} for another network: {"; ".join(differing[:3])}; '
+            f'got {what} for another network: {"; ".join(differing[:3])}; '
             'need equal networks; start all jobs with the same gin file'
         )
 

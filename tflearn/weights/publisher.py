@@ -1,5 +1,6 @@
-"""Publisher: sends the policy's variables to the replay server, off the training thread."""
+"""Publisher: sends the policy's variables to those who act, off the training thread."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Sequence
@@ -10,31 +11,36 @@ import reverb
 import tensorflow as tf
 from absl import logging
 
+from tflearn.errors import UserValueError
 from tflearn.finite import FiniteCheck
-from tflearn.waiting import is_listening
-from tflearn.weights import contract
+from tflearn.weights import channels, contract
+from tflearn.weights.channels import Plane
 
-_FLUSH_TIMEOUT_MS = 5_000
 _CHECK_SECS = 3.0
 
 
 class Publisher:
     """Publishes a policy's variables with increasing versions."""
 
-    def __init__(self, address: str, variables: Sequence[tf.Variable]):
+    def __init__(self, address: str, variables: Sequence[tf.Variable], plane: Plane = Plane(), epoch: int = 0):
         """Starts the sending thread; nothing is published yet.
 
         Args:
           address: the replay server's address, 'host:port'. It must be running.
+          plane: where weights travel, if not through the replay server.
+          epoch: the learner's: a weights server refuses publications of an older one.
 
         Raises:
-          ValueError: if the server's table is made for other variables.
+          ValueError: if what the server has is made for other variables.
         """
+        if len(plane.addresses) > 1:
+            raise UserValueError(f'got weights servers at {", ".join(plane.addresses)}; need one to publish to')
         self._variables = list(variables)
         self._columns = contract.signature(self._variables)
         self._check_finite = FiniteCheck(self._weights())
-        contract.check_server(address, self._columns)
-        self._address = address
+        self._connect = lambda: channels.make(address, self._variables, plane, epoch=epoch)
+        self._channel = self._connect()
+        self._channel.check()
         # Only the newest publication matters: it replaces one that waits.
         self._newest: dict[str, Any] | None = None
         self._sent: dict[str, Any] | None = None
@@ -45,10 +51,8 @@ class Publisher:
 
     def newest_version(self) -> int:
         """Returns the policy version that actors currently get; 0 if there is none."""
-        counts = contract.counts(self._address)
-        there = counts is not None and counts[0] > 0
-        data = contract.fetch(self._address, contract.dataset(self._address, self._columns)) if there else None
-        return 0 if data is None else int(data['policy_version'])
+        with contextlib.closing(self._connect()) as channel:  # the other one is the sending thread's
+            return channel.newest_version()
 
     def publish(self, train_step: int, policy_version: int, env_steps: int, finished: bool = False) -> None:
         """Takes a snapshot of the variables and schedules it to be sent.
@@ -85,7 +89,7 @@ class Publisher:
         try:
             self._send_all()
         except Exception as error:  # the next publication raises it
-            logging.exception('can publish no more weights to %s', self._address)
+            logging.exception('can publish no more weights to %s', self._channel.what)
             self._error = error
 
     def _send_all(self) -> None:
@@ -94,30 +98,15 @@ class Publisher:
             self._wake.wait(_CHECK_SECS)
             self._wake.clear()
             newest = self._newest
-            if newest is None or (newest is self._sent and not self._is_lost()):
+            if newest is None or (newest is self._sent and not self._channel.is_lost()):
                 continue
             try:
-                self._send(newest)
+                self._channel.send(newest)
                 self._sent = newest
             except (reverb.ReverbError, RuntimeError) as error:
                 # Actors use older weights until the server is back.
                 version = newest['policy_version']
-                logging.warning('could not publish version %d to %s: %s', version, self._address, error)
-
-    def _is_lost(self) -> bool:
-        """Returns whether the server answers but has no publication, since it was restarted."""
-        counts = contract.counts(self._address)
-        return counts is not None and counts[0] == 0
-
-    def _send(self, publication: dict[str, Any]) -> None:
-        if not is_listening(self._address):
-            raise RuntimeError('no server listens there')
-        # Validation would first ask the server for its signatures, without a deadline; they were checked at the start.
-        writer = reverb.Client(self._address).trajectory_writer(num_keep_alive_refs=1, validate_items=False)
-        writer.append(publication)
-        item = {name: writer.history[name][-1] for name in publication}
-        writer.create_item(contract.VARIABLES, 1.0, item)
-        writer.flush(timeout_ms=_FLUSH_TIMEOUT_MS)
+                logging.warning('could not publish version %d to %s: %s', version, self._channel.what, error)
 
     def close(self, timeout_secs: float = 15.0) -> None:
         """Sends the last publication, then ends the thread; logs an error if the server did not receive it in time."""
@@ -126,4 +115,5 @@ class Publisher:
         self._thread.join(timeout_secs)
         self._given_up.set()
         if self._sent is not self._newest:
-            logging.error('gave up publishing the last weights to %s', self._address)
+            logging.error('gave up publishing the last weights to %s', self._channel.what)
+        self._channel.close()

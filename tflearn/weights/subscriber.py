@@ -2,15 +2,20 @@
 
 import dataclasses
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from tflearn.errors import UserValueError
 from tflearn.waiting import wait_until
-from tflearn.weights import contract
+from tflearn.weights import channels, contract
+from tflearn.weights.channels import Plane
 
 _CLOSE_SECS = 2.0
+_RETRY_SECS = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,41 +37,54 @@ class Publication:
 class Subscriber:
     """Keeps a policy's variables at the newest published version.
 
-    A thread polls for new publications, since Reverb waits without a deadline for a server that is down. The acting
-    thread assigns them between two steps.
+    A thread waits for new publications. The acting thread assigns them between two steps.
     """
 
     def __init__(
-        self, address: str, variables: Sequence[tf.Variable], train_step: tf.Variable, interval_secs: float = 0.5
+        self,
+        address: str,
+        variables: Sequence[tf.Variable],
+        train_step: tf.Variable,
+        interval_secs: float = 0.5,
+        plane: Plane = Plane(),
+        name: str = '',
     ):
-        """Checks the contract, and starts to poll.
+        """Checks the contract, and starts to wait.
 
         Args:
           variables: the acting policy's variables, in the publisher's order.
           train_step: the variable that is set to the published train step, for schedules.
+          interval_secs: how often a replay server is asked for new weights [s].
+          plane: where weights travel, if not through the replay server.
+          name: the job's, by which it chooses one of several relays.
 
         Raises:
-          ValueError: if the server's table is made for other variables.
+          ValueError: if what the server has is made for other variables.
         """
         self._variables = [*variables]
         self._train_step = train_step
-        self._address = address
-        self._columns = contract.signature(self._variables)
-        contract.check_server(address, self._columns)
+        self._channel = channels.make(address, self._variables, plane, name, interval_secs=interval_secs)
+        self._channel.check()
+        self._error: UserValueError | None = None
         self.newest = Publication()
-        self._found: list[dict[str, tf.Tensor]] = []
+        self._found: list[Mapping[str, Any]] = []
         self._closed, self._news = threading.Event(), threading.Event()
-        arguments = (contract.dataset(address, self._columns), interval_secs)
-        self._thread = threading.Thread(target=self._poll, args=arguments, name='subscriber', daemon=True)
+        self._thread = threading.Thread(target=self._receive, name='subscriber', daemon=True)
         self._thread.start()
 
     def pull(self) -> bool:
-        """Assigns the newest publication, if it is a new one. Never waits."""
+        """Assigns the newest publication, if it is a new one. Never waits.
+
+        Raises:
+          ValueError: if it is made for other variables.
+        """
         self._news.clear()  # before the check: a publication found after it sets the event again
+        if self._error:
+            raise self._error
         if not self._found:
             return False
         data = self._found.pop()
-        counters = {name: data[name].numpy().item() for name in contract.COUNTERS}
+        counters = {name: np.asarray(data[name]).item() for name in contract.COUNTERS}
         for i, variable in enumerate(self._variables):
             variable.assign(data[contract.column(i)])
         self._train_step.assign(counters['train_step'])
@@ -83,7 +101,7 @@ class Subscriber:
           TimeoutError: if no learner publishes in time.
           Stopped: if `stop` is set.
         """
-        what = f'weights from a learner that trains, through the replay server at {self._address}'
+        what = f'weights from a learner that trains, through {self._channel.what}'
         wait_until(lambda: self.pull() and not self.newest.finished, what, timeout_secs, stop)
         while self.newest.policy_version == contract.PRETRAINING and not self.newest.finished:
             wait_until(self.pull, what, timeout_secs, stop)
@@ -93,24 +111,26 @@ class Subscriber:
         self._news.wait(secs)
 
     def close(self) -> None:
-        """Stops polling. A poll of a server that is shutting down may never return; its thread is abandoned."""
+        """Stops waiting. A poll of a server that is shutting down may never return; its thread is abandoned."""
         self._closed.set()
+        self._channel.close()
         self._thread.join(_CLOSE_SECS)
 
-    def _poll(self, publications: tf.data.Dataset, interval_secs: float) -> None:
-        seen = published_at = None
+    def _receive(self) -> None:
+        published_at = None
         while not self._closed.is_set():
-            data = None
             try:
-                # Reading the counts takes a tenth of the time of fetching the weights.
-                counts = contract.counts(self._address)
-                if counts and counts != seen:
-                    data = contract.fetch(self._address, publications)
-                seen = counts if data is not None or counts == seen else None
+                data = self._channel.next()
+            except UserValueError as error:
+                self._error = error
+                self._news.set()
+                return
             except Exception:  # without this thread a collector would use old weights forever
-                logging.exception('could not read weights from %s', self._address)
+                if not self._closed.is_set():
+                    logging.exception('could not read weights from %s', self._channel.what)
+                self._closed.wait(_RETRY_SECS)
+                continue
             if data is not None and int(data['published_at']) != published_at:
                 published_at = int(data['published_at'])
                 self._found[:] = [data]
                 self._news.set()
-            self._closed.wait(interval_secs)
