@@ -23,6 +23,7 @@ from collections.abc import Callable
 _ANSWER_SECS = 0.5
 _MOST_BYTES = 1 << 20  # of an answer
 _SETTLE_SECS = 60.0
+_PAUSE_SECS = 2.0  # for what goes on after the last answer, such as the end of the process
 WARM_UP = 1000  # messages
 MAX_GROWTH_MB = 30.0
 _SPARE = 3  # threads and handles that come and go
@@ -163,9 +164,11 @@ def settled(pid: int, before: Usage) -> Usage:
 def measure(pid: int, attack: Callable[[int, str], object], count: int, seed: int) -> tuple[Usage, Usage]:
     """Returns what a process uses before and after `attack(count, seed)`, which is warmed up by a part of it."""
     attack(min(WARM_UP, count), f'{seed}/warm')
-    threading.Event().wait(2.0)
+    pause = threading.Event()
+    pause.wait(_PAUSE_SECS)
     before = Usage.of(pid)
     attack(count, str(seed))
+    pause.wait(_PAUSE_SECS)
     return before, settled(pid, before)
 
 
