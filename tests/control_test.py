@@ -7,6 +7,7 @@ import pytest
 
 from tflearn import control
 from tflearn.control import Credits, HeldLease, Lease, Leases, Report, Share
+from tflearn.errors import UserValueError
 
 LEASE = '"lease": {"name": "a", "owner": "b"}'
 
@@ -95,13 +96,14 @@ def test_messages_survive_encoding():
         ('{"protocol": 1, "kind": "Report", "lease": {"name": "a", "owner": 5}, "counts": {}}', 'a value of int'),
         ('[' * 100_000, 'need a control message'),
         (' ' * 2_000_000, 'of 2000000 bytes; need at most'),
+        ('1' * 5000, 'need a control message'),
         (b'\xff', 'need a control message'),
         ('[]', 'need a control message'),
         ('half a messa', 'need a control message'),
     ],
 )
 def test_rejects_invalid_messages(text, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserValueError, match=message):
         control.decode(text)
 
 

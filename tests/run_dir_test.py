@@ -32,6 +32,8 @@ def test_a_replay_is_served_by_as_many_servers_as_saved_it(tmp_path):
         run_dir.check_num_shards(num_shards)
     with pytest.raises(ValueError, match=r'got 2 replay server\(s\) .*whose replay was saved by 3.*replay/2 away'):
         run_dir.check_num_shards(2)
+    (run_dir.root / 'replay' / '²').touch()
+    run_dir.check_num_shards(3)
 
 
 def test_creates_nothing_before_it_is_needed(tmp_path):
@@ -113,6 +115,9 @@ def test_refuses_what_is_no_path(path):
 def test_done_line(tmp_path):
     write_json(RunDir(tmp_path).done, {'reason': 'num_train_steps 5 reached', 'train_step': 5})
     assert 'finished (num_train_steps 5 reached, train step 5)' in (RunDir(tmp_path).done_line() or '')
+    write_json(RunDir(tmp_path).done, {'reason': 'num_train_steps 5 reached'})
+    with pytest.raises(ValueError, match='got a damaged file .*DONE, without train_step; need these; remove the file'):
+        RunDir(tmp_path).done_line()
 
 
 def test_status_keeps_metrics_and_writes_changes_of_state_immediately(tmp_path):

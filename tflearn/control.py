@@ -217,7 +217,9 @@ def decode(text: str | bytes) -> Report | Credits:
         raise UserValueError(f'got a control message of {len(text)} bytes; need at most {_MAX_BYTES}')
     try:
         return _decode(json.loads(text))
-    except (TypeError, KeyError, AttributeError, RecursionError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except UserValueError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UserValueError(f'got {text[:80]!r} ({error}); need a control message') from error
 
 

@@ -71,8 +71,8 @@ def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
     write_atomically(path, json.dumps(value, indent=2) + '\n')
 
 
-def read_json(path: pathlib.Path) -> dict[str, Any] | None:
-    """Returns the JSON object in `path`; None if there is no such file.
+def read_json(path: pathlib.Path, *keys: str) -> dict[str, Any] | None:
+    """Returns the JSON object in `path`, which has at least these keys; None if there is no such file.
 
     Raises:
       ValueError: if it cannot be read, or holds something else.
@@ -86,6 +86,8 @@ def read_json(path: pathlib.Path) -> dict[str, Any] | None:
     if not isinstance(value, dict):
         kind = type(value).__name__
         raise UserValueError(f'got a damaged file {path}, with a {kind}; need a JSON object; remove the file')
+    if missing := [key for key in keys if key not in value]:
+        raise UserValueError(f'got a damaged file {path}, without {", ".join(missing)}; need these; remove the file')
     return value
 
 
@@ -199,8 +201,8 @@ class RunDir:
     def saved_shards(self) -> list[pathlib.Path]:
         """Returns the directories of the checkpoints of all replay servers that the run had."""
         replay = self.root / 'replay'
-        names = [path.name for path in replay.iterdir()] if replay.exists() else []
-        last = max((int(name) for name in names if name.isdigit()), default=0)
+        names = [path.name for path in replay.iterdir()] if replay.is_dir() else []
+        last = max((int(name) for name in names if name.isdecimal()), default=0)
         return [self.shard_checkpoints(shard) for shard in range(last + 1)]
 
     def check_num_shards(self, num_shards: int) -> None:
@@ -243,7 +245,7 @@ class RunDir:
 
     def done_line(self) -> str | None:
         """Returns the content of DONE in one line; None while the run goes on."""
-        done = read_json(self.done)
+        done = read_json(self.done, 'reason', 'train_step')
         if done is None:
             return None
         return f'the run in {self.root} is finished ({done["reason"]}, train step {done["train_step"]}); nothing to do'

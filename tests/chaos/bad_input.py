@@ -132,6 +132,9 @@ def _accepting(module: Any, name: str) -> Callable[..., None]:
         if 'make_environment' in arguments:
             environment = arguments['make_environment'](1, 0)
             environment.close()
+        if hooks := arguments.get('hooks'):
+            hooks.on_restored()
+            hooks.describe()
         if tls := getattr(arguments.get('server_options'), 'tls', None):
             tls.credentials()
 

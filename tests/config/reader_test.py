@@ -75,3 +75,14 @@ def test_rejects_unreadable_files(tmp_path):
         reader.read(run)
     with pytest.raises(ValueError, match='which cannot be read'):
         reader.read(tmp_path)
+
+
+def test_refuses_what_is_nested_too_deeply(tmp_path):
+    (binding,) = reader.read(None, ['a.b = ' + '[' * 50 + ']' * 50]).bindings
+    assert binding.value
+    for value in ('[' * 100 + ']' * 100, '({1: ' * 30 + '0' + '},)' * 30):
+        with pytest.raises(ValueError, match='got s/a.b in --gin_bindings, of many brackets; need at most 50 levels'):
+            reader.read(None, [f's/a.b = {value}'])
+    (tmp_path / 'run.gin').write_text(f'import a{".a" * 60}\n')
+    with pytest.raises(ValueError, match=r'got the import of a\.a.*\.\.\. in .*run.gin:1; need a module that exists'):
+        reader.read(tmp_path / 'run.gin')

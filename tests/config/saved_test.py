@@ -3,6 +3,7 @@
 import pytest
 
 from tflearn.config import job_config
+from tflearn.errors import UserValueError
 from tflearn.run_dir import RunDir
 
 
@@ -39,3 +40,10 @@ def test_finished_run_keeps_its_configuration(run_dir):
     run_dir.done.touch()
     job_config.save(run_dir, 'a = 2\n')
     assert files(run_dir) == {'config.gin': 'a = 1\n', 'DONE': ''}
+
+
+@pytest.mark.parametrize('content', [b'\xff', None])
+def test_names_a_configuration_that_cannot_be_read(run_dir, content):
+    run_dir.config.mkdir() if content is None else run_dir.config.write_bytes(content)
+    with pytest.raises(UserValueError, match='got .*config.gin, which cannot be read .*; remove it'):
+        job_config.save(run_dir, 'a = 1\n')

@@ -18,6 +18,9 @@ def test_statistics_are_those_of_the_episodes(tmp_path):
     assert 'observation: float32[2]' in text
     found.draw(tmp_path / 'drawn.png')
     assert (tmp_path / 'drawn.png').read_bytes().startswith(b'\x89PNG')
+    for name in ('none/drawn.png', 'drawn.nope'):
+        with pytest.raises(ValueError, match='got the picture .*; need the path of a PNG file'):
+            found.draw(tmp_path / name)
 
 
 def test_missing_values_are_counted(tmp_path):
@@ -51,6 +54,8 @@ def test_copy_joins_and_filters(tmp_path):
     assert statistics.copy(dataset, tmp_path / 'c', compress=True) == (len(kept.returns), kept.lengths.sum())
     assert writer.shards(tmp_path / 'c')[0].path.suffix == '.gz'
     np.testing.assert_array_equal(statistics.Statistics(Dataset([str(tmp_path / 'c')])).returns, kept.returns)
+    with pytest.raises(OSError, match='got the directory .*, which cannot be made'):
+        statistics.copy(Dataset([str(tmp_path / 'a')]), tmp_path / ('a' * 300))
     with pytest.raises(ValueError, match=r'got the output .*, which exists'):
         statistics.copy(dataset, tmp_path / 'c')
 

@@ -10,6 +10,7 @@ from tests.testing import structured
 from tflearn.data import columns, writer
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.data.writer import EpisodeWriter
+from tflearn.errors import UserOSError
 
 
 def test_files_hold_complete_episodes_and_say_so(tmp_path):
@@ -55,3 +56,11 @@ def test_the_description_is_readable(tmp_path):
     assert {'name': 'observation', 'dtype': 'float32', 'shape': [2]} in described['columns']
     assert columns.read_metadata(tmp_path) == {'policy': 'random'}
     assert columns.read_specs(tmp_path) == fakes.CheckedEnvironment().specs
+
+
+@pytest.mark.parametrize('name', ['file/x', 'a' * 300, 'loop', 'loop/x'])
+def test_a_directory_that_cannot_be_made_is_named(tmp_path, name):
+    (tmp_path / 'file').touch()
+    (tmp_path / 'loop').symlink_to('loop')
+    with pytest.raises(UserOSError, match='got the directory .*, which cannot be made .*; need another path'):
+        EpisodeWriter(tmp_path / name, fakes.CheckedEnvironment().specs)

@@ -25,6 +25,8 @@ def test_chief_comes_first():
 WRONG = {
     'not set': (None, 'got no TF_CONFIG in the environment'),
     'not JSON': ('{', 'which is not JSON'),
+    'brackets without end': ('[' * 5000, 'which is not JSON'),
+    'a number of 5000 digits': ('1' * 5000, 'which is not JSON'),
     'a list': ([], "without the objects 'cluster' and 'task'"),
     'no cluster': ({'task': TASK}, "without the objects 'cluster' and 'task'"),
     'no task': ({'cluster': CLUSTER}, "without the objects 'cluster' and 'task'"),
@@ -35,6 +37,8 @@ WRONG = {
     'index as text': ({'cluster': CLUSTER, 'task': {'type': 'worker', 'index': '1'}}, "task index '1'"),
     'no port': ({'cluster': {'worker': ['a', 'b:2']}, 'task': TASK}, "the address 'a' .*not host:port"),
     'no such port': ({'cluster': {'worker': ['a:1', 'b:99999']}, 'task': TASK}, "the address 'b:99999'"),
+    'a port that is no number': ({'cluster': {'worker': ['a:1', 'b:²']}, 'task': TASK}, "the address 'b:²'"),
+    'a port of 5000 digits': ({'cluster': {'worker': ['a:1', 'b:' + '1' * 5000]}, 'task': TASK}, "the address 'b:111"),
     'twice the same': ({'cluster': {'worker': ['a:1', 'a:1']}, 'task': TASK}, 'the same address twice'),
     'no addresses': ({'cluster': {'worker': []}, 'task': TASK}, r"\[\] as the addresses of 'worker'"),
     'two chiefs': ({'cluster': {**CLUSTER, 'chief': ['c:3', 'd:4']}, 'task': TASK}, '2 chiefs'),

@@ -81,6 +81,9 @@ def test_a_file_that_cannot_be_used_changes_nothing(tmp_path, content, caplog):
         read(3)
     np.testing.assert_array_equal(agent.reward_weights, [1.0, 0.25])
     assert len([record for record in caplog.records if 'with 2 numbers' in record.message]) == 1
+    run_dir.reward_weights.unlink()
+    run_dir.reward_weights.symlink_to(run_dir.reward_weights.name)
+    read(3)
     write_json(run_dir.reward_weights, {'weights': [3, 4.5]})
     read(4)
     np.testing.assert_array_equal(agent.reward_weights, [3.0, 4.5])

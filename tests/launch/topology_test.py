@@ -48,6 +48,13 @@ def test_each_replay_server_is_watched_alone_and_saves_last():
         run_topology(package='some_scripts', flags=[], num_collectors=1, num_replay_servers=0)
 
 
+@pytest.mark.parametrize('name', ['num_collectors', 'num_replay_servers', 'num_workers'])
+def test_refuses_more_jobs_than_anybody_can_mean(name):
+    counts = {'num_collectors': 1, name: 10**400}
+    with pytest.raises(ValueError, match=f'got {name}=10{{39}}; need at most 10000 of a kind'):
+        run_topology(package='some_scripts', flags=[], **counts)
+
+
 def test_names_must_differ_and_served_jobs_exist():
     train = Job('train', ('true',), kind='train')
     with pytest.raises(ValueError, match='need names that differ'):
@@ -96,3 +103,7 @@ def test_a_saved_topology_is_the_same(tmp_path):
     assert topology.group('train')[0].command[-1] == '--strategy=multi_worker'
     with pytest.raises(ValueError, match='need a run that was submitted there'):
         load(RunDir(tmp_path / 'other'))
+    for text in ('{}', '{"jobs": 3}', '{"jobs": [{"command": []}]}', '{"jobs": [], "warm_parent": 3}'):
+        RunDir(tmp_path).topology.write_text(text)
+        with pytest.raises(ValueError, match='got a damaged .*topology.json .*; submit the run again'):
+            load(RunDir(tmp_path))

@@ -58,6 +58,9 @@ def test_rejects_what_is_no_boundaries(tmp_path):
     (tmp_path / 'size.buckets').write_text('1\nmany\n')
     with pytest.raises(ValueError, match=r'got the file .*size.buckets .*many.*; need a number a line'):
         quantiles.from_files(str(tmp_path))
+    (tmp_path / 'age.buckets').symlink_to('age.buckets')
+    with pytest.raises(ValueError, match=r'got the file .*age.buckets .*symbolic links.*; need a number a line'):
+        quantiles.from_files(str(tmp_path))
     with pytest.raises(ValueError, match=r"got paths=\['sizes'\]; need one or more of call_argument_setup, "):
         quantiles.boundaries(MAKE, paths=['sizes'])
     with pytest.raises(ValueError, match='got num_steps=0; need at least 1'):

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tf_agents.policies import policy_loader
 
 from tests.testing import example_policies
+from tflearn.errors import UserValueError
 from tflearn.policies import loader, updates, versions
 from tflearn.policies.exporter import PolicyExporter
 
@@ -76,6 +77,12 @@ def test_rejects_updates_that_cannot_be_materialised(tmp_path):
         updates.materialise(directory, 6)
     with pytest.raises(ValueError, match='which exists'):
         updates.materialise(directory, 5, tmp_path)
+    for record in (directory / 'updates').glob('*/digests.json'):
+        record.unlink()  # as an earlier version wrote it
+    (graph,) = (directory / 'updates').glob('*/saved_model.pb')
+    graph.write_bytes(graph.read_bytes()[:100])
+    with pytest.raises(UserValueError, match='got a damaged policy at .*updates/5 .*; remove it'):
+        updates.materialise(directory, 5)
     metadata = directory / 'updates' / '5' / 'metadata.json'
     metadata.write_text(json.dumps({**json.loads(metadata.read_text()), 'graph': 'other'}))
     with pytest.raises(ValueError, match='without its graph; need .*model-other'):

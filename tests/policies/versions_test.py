@@ -23,6 +23,9 @@ def names(directory):
 
 def test_only_complete_versions_are_listed(tmp_path):
     assert versions.newest_version(tmp_path / 'missing') is None
+    (tmp_path / 'file').touch()
+    assert versions.newest_version(tmp_path / 'file') is None
+    (tmp_path / 'file').unlink()
     assert versions.newest_version(tmp_path) is None
     for name in (0, 9, 80, '007', 'new', '.exporting-90-1', '-5', '²'):
         make_version(tmp_path, name)

@@ -23,3 +23,7 @@ def test_warns_while_a_server_does_not_answer_and_when_it_does_again(monkeypatch
     assert warnings(23.0, None) == ['the replay server at there:1 has not answered for 22 s; training goes on']
     assert warnings(24.0, {}) == ['the replay server at there:1 answers again, after 23 s']
     assert warnings(25.0, {}) == []
+
+
+def test_no_server_answers_at_a_name_that_is_no_text():
+    assert connection.server_info('\udcff:80') is None

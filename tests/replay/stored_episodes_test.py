@@ -147,3 +147,7 @@ def test_wrong_checkpoints_are_refused(serve, tmp_path):
     other = replay.Storage(EXPERIENCES['n-step'], replay.DATA_SPEC)
     with pytest.raises(ValueError, match='got the replay checkpoint .*; need .*; use the gin file of its run'):
         stored_rows.read_chunks(checkpoints, other)
+    for text in ('{}', '{"replay": 3}', '{"replay": {"signature": {"chunk": 3}}}'):
+        (tmp_path / 'replay' / 'tables.json').write_text(text)
+        with pytest.raises(ValueError, match='got a damaged .*tables.json, without the chunks of replay; need the one'):
+            stored_rows.read_chunks(checkpoints, served.storage)

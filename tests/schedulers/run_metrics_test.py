@@ -19,6 +19,8 @@ def test_the_fresh_numbers_of_all_jobs(tmp_path):
     write_json(run_dir.status('pod-a-1'), {'time': now, 'policy_version': 3, 'random_actions': True})
     write_json(run_dir.status('evaluate'), {'time': now - 100, 'mean_return': 9.0})
     run_dir.status('replay_server').write_text('{')
+    write_json(run_dir.status('pod-a-2'), {'time': now, 'policy_version': 10**400})
+    write_json(run_dir.status('pod-a-3'), {'time': 10**400, 'policy_version': 3})
     assert run_metrics.text(run_dir, 'r').splitlines() == [
         '# TYPE tflearn_collect_policy_version gauge',
         'tflearn_collect_policy_version{run="r",job="pod-a-1"} 3',

@@ -180,6 +180,10 @@ def test_fewer_replay_servers_than_before_are_refused_before_a_job_starts(tmp_pa
             'got several replay servers with Prioritized replay, from which the servers draw; need Uniform',
         ),
         (['--root_dir=run', '--gin_file=file', '--num_collectors=0'], 'num_collectors'),
+        (
+            ['--root_dir=run', '--gin_file=dqn_cartpole', f'--num_replay_servers={"9" * 400}'],
+            'for which there are no ports',
+        ),
         (['--root_dir=run', '--gin_file=file', '--root=run'], 'Did you mean'),
         (['--root_dir=run', '--gin_file=file', 'train'], "got the argument 'train'"),
     ],

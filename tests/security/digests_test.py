@@ -67,8 +67,28 @@ def test_signatures(model, monkeypatch, tmp_path):
     digests.check(model)
 
 
-@pytest.mark.parametrize('text', ['{', '[]', '{}', '{"sha256": []}', 'null'])
+@pytest.mark.parametrize(
+    'text', ['{', '[]', '{}', '{"sha256": []}', 'null', '[' * 5000, '{"sha256": {}, "hmac_sha256": "\\ud800"}', None]
+)
 def test_a_damaged_record_is_named(model, text):
-    (model / digests.RECORD).write_text(text)
+    if text is None:
+        (model / digests.RECORD).unlink()
+        (model / digests.RECORD).mkdir()
+    else:
+        (model / digests.RECORD).write_text(text)
     with pytest.raises(ValueError, match=f'got a damaged {model / digests.RECORD}'):
+        digests.check(model)
+
+
+@pytest.mark.parametrize('kind', ['folder', 'loop', 'null byte'])
+def test_what_cannot_be_read_is_named(model, kind):
+    file = model / 'saved_model.pb'
+    file.unlink()
+    if kind == 'folder':
+        file.mkdir()
+    elif kind == 'loop':
+        file.symlink_to(file.name)
+    else:
+        (model / digests.RECORD).write_text('{"sha256": {"a\\u0000b": "0"}}')
+    with pytest.raises(ValueError, match=f'got the file .* of {model}, which cannot be read .*; remove the version'):
         digests.check(model)

@@ -36,6 +36,23 @@ def test_the_end_of_a_file_that_is_being_written_is_left_out(tmp_path):
     assert series.read(run_dir)['train/loss'].values.tolist() == [1.0, 2.0]
 
 
+@pytest.mark.parametrize('kind', ['folder', 'loop', 'other records'])
+def test_a_file_that_cannot_be_read_is_named(tmp_path, kind):
+    run_dir = RunDir(tmp_path)
+    write(run_dir, 'train', {100: 1.0}, '.one')
+    (file,) = run_dir.summaries('train').iterdir()
+    file.unlink()
+    if kind == 'folder':
+        file.mkdir()
+    elif kind == 'loop':
+        file.symlink_to(file.name)
+    else:
+        with tf.io.TFRecordWriter(str(file)) as writer:
+            writer.write(b'no event')
+    with pytest.raises(UserValueError, match=f'got {file}, which cannot be read .*; need an event file; remove it'):
+        series.read(run_dir)
+
+
 def test_what_is_no_run_is_refused(tmp_path):
     with pytest.raises(UserValueError, match='which is no directory'):
         series.read(RunDir(tmp_path / 'missing'))

@@ -176,7 +176,12 @@ def _replay_addresses(
             f'got num_replay_servers={wanted} with --replay_address={replay_address}; need as many addresses, or none'
         )
     run_dir.check_num_shards(wanted)
-    return addresses or [held.enter_context(local.held_address()) for _ in range(wanted)]
+    try:
+        return addresses or [held.enter_context(local.held_address()) for _ in range(wanted)]
+    except OSError as error:
+        raise UserValueError(
+            f'got num_replay_servers={wanted!s:.40}, for which there are no ports ({error.strerror}); need fewer'
+        ) from error
 
 
 def _weights_address(backend: str, held: contextlib.ExitStack) -> str:

@@ -224,7 +224,7 @@ def _run_processes(run_dir: RunDir, gin_file: str, gin_bindings: Sequence[str], 
 
 
 def _result(run_dir: RunDir) -> TrainedRun:
-    done = read_json(run_dir.done)
+    done = read_json(run_dir.done, 'reason', 'train_step', 'env_steps')
     if done is None:
         raise UserRuntimeError(f'got a run in {run_dir.root} without a result; need one that was not stopped')
     return TrainedRun(

@@ -182,9 +182,15 @@ def save(run_dir: RunDir, text: str) -> None:
     """Writes config.gin. One that differs is kept as config-1.gin, config-2.gin, ..., and the difference is logged.
 
     A finished run keeps its configuration.
+
+    Raises:
+      ValueError: if the old one cannot be read.
     """
     path = run_dir.config
-    old = path.read_text(encoding='utf-8') if path.exists() else None
+    try:
+        old = path.read_text(encoding='utf-8') if path.exists() else None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserValueError(f'got {path}, which cannot be read ({error}); need a text file; remove it') from error
     if old == text or run_dir.done.exists():
         return
     if old is not None:

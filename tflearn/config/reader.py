@@ -7,7 +7,7 @@ import dataclasses
 import os
 import pathlib
 import tokenize
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from gin import config_parser
@@ -15,6 +15,7 @@ from tflearn.config import files
 from tflearn.errors import UserValueError
 
 FLAG = '--gin_bindings'
+_MOST_NESTED = 50  # brackets in brackets, modules in modules: Python's recursion has an end
 
 # What gin's parser raises; TypeError: a list as a key; the last two: brackets in brackets in brackets, without end.
 _NO_GIN = (SyntaxError, ValueError, TypeError, tokenize.TokenError, StopIteration, RecursionError, MemoryError)
@@ -116,9 +117,22 @@ def leaves(value: Any) -> Iterator[Reference | Macro]:
     """Yields the references and macros in a value, however deep."""
     if isinstance(value, Reference | Macro):
         yield value
-    elif isinstance(value, dict | list | tuple):
-        for item in [*value, *value.values()] if isinstance(value, dict) else value:
+    else:
+        for item in _items(value):
             yield from leaves(item)
+
+
+def _items(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return [*value, *value.values()]
+    return value if isinstance(value, list | tuple) else ()
+
+
+def _is_nested(value: Any, levels: int) -> bool:
+    """Returns whether a value has more than so many levels of brackets."""
+    return isinstance(value, dict | list | tuple) and (
+        levels == 0 or any(_is_nested(item, levels - 1) for item in _items(value))
+    )
 
 
 class _Delegate(config_parser.ParserDelegate):
@@ -153,11 +167,16 @@ def _read_text(
         place = f'{path}:{statement.location.line_num}' if path else FLAG
         if isinstance(statement, config_parser.BindingStatement):
             scope, selector, parameter, value, _ = statement
+            if _is_nested(value, _MOST_NESTED):
+                name = join_scope(scope, f'{selector}.{parameter}')
+                raise UserValueError(f'got {name} in {place}, of many brackets; need at most {_MOST_NESTED} levels')
             statements.bindings.append(Binding(scope, selector, parameter, value, place, imports))
         elif isinstance(statement, config_parser.IncludeStatement):
             _read_file(_included(statement.filename, path, place), statements, including)
         elif isinstance(statement, config_parser.ImportStatement) and not statement.module.startswith('__gin__.'):
             module = statement.module
+            if module.count('.') > _MOST_NESTED:
+                raise UserValueError(f'got the import of {module:.60}... in {place}; need a module that exists')
             renamed = statement.is_from or statement.alias
             symbol = module if renamed else module.partition('.')[0]
             imports.append(Import(statement.bound_name(), module, symbol, place))

@@ -15,7 +15,7 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import policy_step, trajectory
 from tf_agents.typing import types
 
-from tflearn.errors import UserTypeError, UserValueError
+from tflearn.errors import UserOSError, UserTypeError, UserValueError
 from tflearn.run_dir import read_json, write_json
 from tflearn.types import EnvironmentSpecs, leaf_paths
 
@@ -115,7 +115,14 @@ def describe(
 
     Raises:
       ValueError: if the data set has other columns.
+      OSError: if its directory cannot be made.
     """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserOSError(
+            f'got the directory {directory}, which cannot be made ({error.strerror}); need another path'
+        ) from error
     if (directory / DESCRIPTION).exists():
         found = read_columns(directory)
         if found != tuple(columns):
@@ -124,7 +131,6 @@ def describe(
                 'others; need the same; write to another directory'
             )
         return
-    directory.mkdir(parents=True, exist_ok=True)
     described = [dataclasses.asdict(column) for column in columns]
     parts = {field.name: getattr(specs, field.name) for field in dataclasses.fields(specs)}
     tensor_spec.to_pbtxt_file(str(directory / SPECS), parts)

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 import pathlib
 import shutil
 from collections.abc import Iterator
@@ -39,7 +40,7 @@ def convert(dataset: Dataset, output: pathlib.Path, target: str, spaces: Spaces,
     """
     if target not in FORMATS:
         raise UserValueError(f'got the format {target!r}; need one of {", ".join(FORMATS)}')
-    if output.exists():
+    if os.path.lexists(output):  # pathlib raises an error for a name that is too long
         raise UserValueError(f'got the output {output}, which exists; need a new directory')
     begun = output.with_name(f'.{output.name}')
     shutil.rmtree(begun, ignore_errors=True)  # of a call that was killed

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -104,7 +105,10 @@ class Statistics:
             axes.hist(values[np.isfinite(values)], bins=40)
             axes.set_xlabel(f'{name} of an episode')
             axes.set_ylabel('episodes')
-        drawn.savefig(path)
+        try:
+            drawn.savefig(path)
+        except (OSError, ValueError) as error:  # ValueError: the format
+            raise UserValueError(f'got the picture {path} ({error}); need the path of a PNG file') from error
 
 
 def copy(dataset: Dataset, output: pathlib.Path, compress: bool = False) -> tuple[int, int]:
@@ -122,7 +126,7 @@ def copy(dataset: Dataset, output: pathlib.Path, compress: bool = False) -> tupl
       ValueError: if the directory exists, or the data sets have different columns.
     """
     reader = EpisodeReader(dataset)
-    if output.exists():
+    if os.path.lexists(output):  # pathlib raises an error for a name that is too long
         raise UserValueError(f'got the output {output}, which exists; need a new directory')
     for directory in reader.directories:
         found = columns.read_columns(directory)

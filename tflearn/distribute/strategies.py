@@ -45,7 +45,7 @@ def make(name: str, timeout_secs: float = _START_TIMEOUT_SECS) -> tf.distribute.
       TimeoutError: if nothing listens at the TPU's address.
     """
     kind, separator, detail = name.partition(':')
-    if kind == 'mirrored' and (not separator or (detail.isdigit() and int(detail) > 0)):
+    if kind == 'mirrored' and (not separator or (detail.isdecimal() and int(detail) > 0)):
         return _mirrored(name, int(detail) if separator else None)
     if kind == 'tpu' and (detail or not separator):
         return _tpu(name, detail, timeout_secs)
@@ -192,7 +192,7 @@ def _tpu(name: str, target: str, timeout_secs: float) -> tf.distribute.Strategy:
     address = target.removeprefix('grpc://')
     if ':' in address:
         target = f'grpc://{address}'
-        if not address.rpartition(':')[2].isdigit():
+        if not address.rpartition(':')[2].isdecimal():
             raise UserValueError(f'got the TPU address {address!r}; need host:port')
         # TensorFlow itself would wait forever if nothing listens there.
         there = lambda: is_listening(address, _CONNECT_TIMEOUT_SECS)  # noqa: E731
@@ -237,8 +237,8 @@ def read_tf_config(text: str | None) -> Task:
         raise _wrong('no TF_CONFIG in the environment')
     try:
         value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise _wrong(f'TF_CONFIG={text!r}, which is not JSON ({error})') from error
+    except (ValueError, RecursionError) as error:
+        raise _wrong(f'TF_CONFIG={text!r:.1000}, which is not JSON ({error})') from error
     parts = value if isinstance(value, dict) else {}
     cluster, task = parts.get('cluster'), parts.get('task')
     if not isinstance(cluster, dict) or not cluster or not isinstance(task, dict):
@@ -266,7 +266,7 @@ def _addresses(cluster: dict[str, Any]) -> list[str]:
         raise _wrong(f'{len(cluster["chief"])} chiefs in TF_CONFIG')
     for address in found:
         host, _, port = address.rpartition(':') if isinstance(address, str) else ('', '', '')
-        if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+        if not host or not port.isdecimal() or len(port) > 5 or not 0 < int(port) < 1 << 16:
             raise _wrong(f'the address {address!r} in TF_CONFIG, which is not host:port')
     if len(set(found)) < len(found):
         raise _wrong(f'the same address twice in TF_CONFIG: {", ".join(found)}')

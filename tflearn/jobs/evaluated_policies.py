@@ -65,7 +65,7 @@ class ExportedPolicies:
 
     def result(self) -> dict[str, Any] | None:
         """Returns how training ended; None while it goes on. There may be newer policies than those found before."""
-        return read_json(self._run_dir.train_result)
+        return read_json(self._run_dir.train_result, 'reason', 'train_step', 'env_steps', 'seconds')
 
     def newest(self) -> int | None:
         """Returns the train step of the newest policy; None if there is none."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 import pathlib
 import threading
 import time
@@ -153,7 +154,7 @@ def extract(
       TimeoutError: if the server does not answer.
     """
     directory = pathlib.Path(output)
-    if directory.exists():
+    if os.path.lexists(directory):  # pathlib raises an error for a name that is too long
         raise UserValueError(f'got the output {directory}, which exists; need a new directory')
     specs = specs_of(make_environment)
     storage = Storage(

@@ -15,6 +15,7 @@ from tflearn.run_dir import RunDir, read_json, write_atomically
 # Stands for the replay server's address in commands, where it is known only when the server runs.
 REPLAY_ADDRESS = '{replay_address}'
 KINDS = tuple(RULES)
+MAX_JOBS = 10_000  # of a kind; more are a slip of the pen
 _RESOURCES_EXAMPLE = 'train:cores=4,memory_gb=8,accelerators=1,accelerator=a100'
 
 
@@ -142,17 +143,23 @@ def load(run_dir: RunDir) -> Topology:
     """Returns the topology that was saved in a run directory.
 
     Raises:
-      ValueError: if there is none.
+      ValueError: if there is none, or a damaged one.
     """
     values = read_json(run_dir.topology)
     if values is None:
         raise UserValueError(f'got {run_dir.root} without {run_dir.topology.name}; need a run that was submitted there')
-    jobs = [
-        Job(**{**job, 'restart': RestartRule(**job['restart']), 'resources': Resources(**job['resources'])})
-        for job in ({**job, 'command': tuple(job['command'])} for job in values.pop('jobs'))
-    ]
-    warm_parent = values.pop('warm_parent')
-    return Topology(tuple(jobs), warm_parent and tuple(warm_parent), **values)
+    try:
+        jobs = [
+            Job(**{**job, 'restart': RestartRule(**job['restart']), 'resources': Resources(**job['resources'])})
+            for job in ({**job, 'command': tuple(job['command'])} for job in values.pop('jobs'))
+        ]
+        warm_parent = values.pop('warm_parent')
+        return Topology(tuple(jobs), warm_parent and tuple(warm_parent), **values)
+    except (KeyError, TypeError) as error:
+        raise UserValueError(
+            f'got a damaged {run_dir.topology} ({type(error).__name__}: {error}); need the one of a submission; submit '
+            'the run again'
+        ) from error
 
 
 def run_topology(
@@ -182,9 +189,12 @@ def run_topology(
       weights_server: the flags of a weights server; None: there is none, the replay server has the weights.
 
     Raises:
-      ValueError: if there is no collector, replay server or worker.
+      ValueError: if there is no collector, replay server or worker, or more than `MAX_JOBS`.
     """
-    check_at_least(1, num_collectors=num_collectors, num_replay_servers=num_replay_servers, num_workers=num_workers)
+    counts = {'num_collectors': num_collectors, 'num_replay_servers': num_replay_servers, 'num_workers': num_workers}
+    check_at_least(1, **counts)
+    if too_many := [f'{name}={value!s:.40}' for name, value in counts.items() if value > MAX_JOBS]:
+        raise UserValueError(f'got {", ".join(too_many)}; need at most {MAX_JOBS} of a kind')
 
     def command(program: str, *more: str) -> tuple[str, ...]:
         return (sys.executable, '-m', f'{package}.{program}', *flags, *more)

@@ -69,7 +69,7 @@ def from_files(directory: str) -> dict[str, QuantileFeatures]:
     for file in files:
         try:
             layers[file.name.removesuffix(_SUFFIX)] = QuantileFeatures(list(map(float, file.read_text().split())))
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             raise UserValueError(f'got the file {file} ({error}); need a number a line, ascending') from error
     return layers
 

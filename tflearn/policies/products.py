@@ -181,7 +181,8 @@ class _Product:
                 f'got parameters=True for the greedy policy {self._version}, and no raw policy at {path}; need it of '
                 "the same train step; export 'raw_policy' too"
             )
-        model = self._policy if path == self._version else tf.saved_model.load(str(path))
+        with loaded_model.naming_damage(path):
+            model = self._policy if path == self._version else tf.saved_model.load(str(path))
         has = hasattr(model, 'distribution')
         kinds = _leaves(model.distribution.get_concrete_function().structured_outputs['distribution']) if has else []
         if kinds and all(set(kind) in ({'logits'}, {'loc', 'scale_diag'}) for kind in kinds):

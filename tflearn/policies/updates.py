@@ -12,7 +12,7 @@ import shutil
 import tensorflow as tf
 
 from tflearn.errors import UserValueError
-from tflearn.policies import versions
+from tflearn.policies import loaded_model, versions
 from tflearn.policies.model_files import ModelFiles
 from tflearn.run_dir import read_json
 from tflearn.security import digests
@@ -91,7 +91,8 @@ def materialise(directory: pathlib.Path, train_step: int, output: pathlib.Path |
     try:
         for part in (model, update):
             shutil.copytree(part, written, dirs_exist_ok=True)
-        tf.saved_model.load(str(written))
+        with loaded_model.naming_damage(update):
+            tf.saved_model.load(str(written))
         if output is None:
             versions.keep(written)
         versions.publish(written, version)

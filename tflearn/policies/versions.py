@@ -48,7 +48,7 @@ def versions(directory: pathlib.Path, complete: Callable[[pathlib.Path], bool] =
     while True:
         try:
             names = os.listdir(directory)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
         steps = sorted(int(name) for name in names if re.fullmatch('0|[1-9][0-9]*', name))
         found = [step for step in steps if complete(directory / str(step))]

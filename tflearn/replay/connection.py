@@ -31,7 +31,7 @@ def server_info(address: str) -> dict[str, Any] | None:
     """Returns `reverb.TableInfo` by table name; None if no server answers at `address`."""
     try:
         return reverb.Client(own_address(address)).server_info(timeout=_INFO_TIMEOUT_SECS)
-    except (reverb.errors.DeadlineExceededError, RuntimeError):
+    except (reverb.errors.DeadlineExceededError, RuntimeError, TypeError):  # TypeError: a name that is not UTF-8
         return None
 
 

@@ -89,6 +89,13 @@ def _newest(checkpoints: pathlib.Path, otherwise: str) -> tuple[dict[str, Any], 
             f'got no checkpoint of the replay in {checkpoints}; need one, which the replay server writes when it is '
             f'stopped; or {otherwise}'
         )
+    replay = settings.get(REPLAY)
+    signature = replay.get('signature') if isinstance(replay, dict) else None
+    if not isinstance(signature, dict) or not isinstance(signature.get('chunk'), str):
+        raise UserValueError(
+            f'got a damaged {checkpoints.parent / "tables.json"}, without the chunks of {REPLAY}; need the one that '
+            f'the replay server wrote; or {otherwise}'
+        )
     return settings, newest
 
 

@@ -22,7 +22,7 @@ def read(kind: type[Options], texts: Sequence[str]) -> Options:
         if not equals or name not in defaults or name in values:
             raise UserValueError(f'got --backend_option={text}; need name=value, each name once: {", ".join(defaults)}')
         number = isinstance(defaults[name], int)
-        if number and not value.isdigit():
+        if number and not value.isdecimal():
             raise UserValueError(f'got --backend_option={text}; need a number, such as {name}={defaults[name]}')
         values[name] = int(value) if number else value
     return kind(**values)

@@ -29,15 +29,21 @@ def text(run_dir: RunDir, run: str) -> str:
             status = read_json(path) or {}
         # A collector's name is its pod's on a cluster.
         kind = next((kind for kind in KINDS if path.stem == kind), 'collect' if 'policy_version' in status else None)
-        reported_at = status.get('time')
-        if kind is None or not isinstance(reported_at, int | float) or time.time() - reported_at > _FRESH_SECS:
+        reported_at = _number(status.get('time'))
+        if kind is None or reported_at is None or time.time() - reported_at > _FRESH_SECS:
             continue
         for field, value in status.items():
-            if isinstance(value, int | float) and not isinstance(value, bool) and field not in ('pid', 'time'):
+            if (number := _number(value)) is not None and field not in ('pid', 'time'):
                 name = f'tflearn_{kind}_{re.sub(r"[^a-zA-Z0-9_]", "_", field)}'
-                gauges.setdefault(name, []).append(f'{name}{{run="{run}",job="{path.stem}"}} {float(value):g}')
+                gauges.setdefault(name, []).append(f'{name}{{run="{run}",job="{path.stem}"}} {number:g}')
     lines = [line for name, values in gauges.items() for line in (f'# TYPE {name} gauge', *values)]
     return ''.join(f'{line}\n' for line in lines)
+
+
+def _number(value: object) -> float | None:
+    with contextlib.suppress(OverflowError):  # of an integer with hundreds of digits, in a damaged file
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return None
 
 
 class MetricsServer(http.server.ThreadingHTTPServer):

@@ -128,7 +128,7 @@ class _SupervisedJob:
     def _exit_code(self, signals: StopSignals) -> int:
         if self._job.kind == 'replay_server':
             self._run_dir.address(self._job.kind).unlink(missing_ok=True)
-        if failed := read_json(self._run_dir.failure):
+        if failed := read_json(self._run_dir.failure, 'message'):
             self._view.event(f'the run has failed: {failed["message"]}')
             return 1
         return 128 + signals.received[0] if signals.received else 0

@@ -48,7 +48,7 @@ def check(model: pathlib.Path) -> None:
     key = _key()
     try:
         recorded = json.loads((model / RECORD).read_text(encoding='utf-8'))
-        files, signature = recorded[_FILES], str(recorded.get(_SIGNATURE, ''))
+        files, signature = recorded[_FILES], str(recorded.get(_SIGNATURE, '')).encode()
         expected = {str(name): str(digest) for name, digest in files.items()}
     except FileNotFoundError:
         if key:
@@ -56,9 +56,9 @@ def check(model: pathlib.Path) -> None:
         text = '%s has no %s, so its files are not checked: an earlier version of tflearn, or another program, wrote it'
         logging.log_first_n(logging.INFO, text, 1, model, RECORD)
         return
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserValueError(f'got a damaged {model / RECORD} ({error}); need the digests of the export') from error
-    if key and not hmac.compare_digest(signature.encode(), _signature(expected, key).encode()):
+    if key and not hmac.compare_digest(signature, _signature(expected, key).encode()):
         raise UserValueError(
             f'got {model / RECORD} without a signature by the key of {KEY_VARIABLE}; need a signed model'
         )
@@ -78,6 +78,11 @@ def _digest_of(model: pathlib.Path, name: str) -> str:
         return _digest(model / name)
     except FileNotFoundError as error:
         raise UserValueError(f'got {model} without {name}; need all files that were exported') from error
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
+        raise UserValueError(
+            f'got the file {name} of {model}, which cannot be read ({error}); need the one that was exported; remove '
+            'the version'
+        ) from error
 
 
 def _digest(file: pathlib.Path) -> str:

@@ -4,6 +4,7 @@ import pathlib
 
 import numpy as np
 import tensorflow as tf
+from google.protobuf import message
 
 from tflearn.errors import UserValueError
 from tflearn.run_dir import RunDir
@@ -46,6 +47,8 @@ def _read_file(file: pathlib.Path, found: dict[str, dict[int, tuple[float, float
                             at[event.step] = event.wall_time, float(array)
     except tf.errors.DataLossError:
         return  # the end of a file that is being written, or whose writer was killed
+    except (tf.errors.OpError, message.DecodeError) as error:
+        raise UserValueError(f'got {file}, which cannot be read ({error}); need an event file; remove it') from error
 
 
 def _points(values: dict[int, tuple[float, float]]) -> Points:

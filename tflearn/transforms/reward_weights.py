@@ -41,7 +41,7 @@ class RewardWeights:
                 return
             self._read = read
             weights = _weights(read_json(self._path) or {}, self._variable.shape[0], str(self._path))
-        except FileNotFoundError:
+        except OSError:  # there is none, or a link that leads nowhere
             return
         except UserValueError as error:
             logging.error('the reward weights stay as they are: %s', error)
