@@ -2,14 +2,16 @@
 
 import json
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests import fakes
 from tests.data import data_sets
 from tests.testing import structured
 from tflearn.data import columns, writer
 from tflearn.data.reader import Dataset, EpisodeReader
-from tflearn.data.writer import EpisodeWriter
+from tflearn.data.writer import EpisodeRecorder, EpisodeWriter
 from tflearn.errors import UserOSError
 
 
@@ -32,6 +34,37 @@ def test_a_writer_continues_and_removes_what_a_killed_one_left(tmp_path):
     assert [(shard.number, shard.episodes) for shard in writer.shards(tmp_path)] == [(0, 3), (1, 3)]
     assert sorted(path.name for path in tmp_path.glob('.*')) == ['.other-00000.tfrecord']
     assert EpisodeWriter(tmp_path, fakes.CheckedEnvironment().specs).num_episodes == 6
+
+
+@pytest.mark.parametrize('rows_together', [1, 2, 64])
+def test_a_recorder_writes_long_and_short_episodes_in_the_order_in_which_they_end(tmp_path, monkeypatch, rows_together):
+    environment = fakes.CheckedEnvironment((1, 150, 3, 70))
+    spec = columns.data_spec(environment.specs)
+    row_bytes = 4 * sum(column.num_bytes for column in columns.columns_of(spec))
+    monkeypatch.setattr(writer, '_MAX_BYTES', rows_together * row_bytes)
+    rows = data_sets.write(tmp_path, num_steps=500, environment=environment)
+    expected = data_sets.split(rows)
+    found = list(EpisodeReader(Dataset([str(tmp_path)]), spec).episodes())
+    assert len(found) == len(expected) == 500 // 2 + 500 // 151 + 500 // 4 + 500 // 71
+    for episode, leaves in zip(found, expected, strict=True):
+        for array, leaf in zip(tf.nest.flatten(episode), leaves, strict=True):
+            np.testing.assert_array_equal(array, leaf)
+
+
+def test_a_recorder_counts_episodes_that_are_not_written_yet(tmp_path):
+    rows = data_sets.write(tmp_path / 'data', num_steps=40)
+    made = EpisodeWriter(tmp_path / 'again', fakes.CheckedEnvironment().specs)
+    recorder = EpisodeRecorder(made, len(rows[0].step_type))
+    for t, row in enumerate(rows):
+        recorder(row)
+        ended = [len(leaves[0]) - 1 for leaves in data_sets.split(rows[: t + 1])]
+        assert (recorder.num_episodes, recorder.num_steps) == (len(ended), sum(ended))
+    assert made.num_episodes < recorder.num_episodes
+    made.close()
+    assert (made.num_episodes, made.num_steps) == (recorder.num_episodes, recorder.num_steps)
+    made.close()
+    files = [shard.path.read_bytes() for name in ('data', 'again') for shard in writer.shards(tmp_path / name)]
+    assert len(files) == 2 and files[0] == files[1]
 
 
 def test_writers_of_other_names_share_a_data_set(tmp_path):

@@ -51,11 +51,14 @@ class Numbers(fakes.CheckedEnvironment):
 class Kept:
     """An episode writer that keeps what it gets."""
 
-    def __init__(self):
-        self.episodes = []
+    num_episodes = num_steps = 0
 
-    def write(self, episode):
-        self.episodes.append([leaf.copy() for leaf in episode])  # the recorder uses their memory again
+    def __init__(self):
+        self.episodes, self.before_close = [], []
+
+    def write_all(self, arrays, begins, ends):
+        for begin, end in zip(begins, ends, strict=True):
+            self.episodes.append([array[begin:end].copy() for array in arrays])  # the recorder uses their memory again
 
 
 class Both:
@@ -66,6 +69,7 @@ class Both:
         self._kept, self._num_steps = Kept(), 0
         self._recorder = EpisodeRecorder(self._kept, num_environments)
         self.episodes, self.flush = self._kept.episodes, self._writer.flush
+        self.flush_recorder = self._recorder.flush
 
     def __call__(self, row, version):
         self._writer(row, version + self._num_steps // 10)
@@ -77,6 +81,7 @@ def collect(served, environment, num_steps):
     """Writes steps to the server; returns the complete episodes among them."""
     both = Both(served, environment.num_environments)
     replay.write_steps(both, environment, num_steps)
+    both.flush_recorder()
     return both.episodes
 
 

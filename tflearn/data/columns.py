@@ -57,11 +57,12 @@ class Column:
         """The bytes of one step."""
         return math.prod(self.shape) * self.given.itemsize
 
-    def encode(self, values: np.ndarray) -> bytes:
-        """Returns the bytes of values [T, *shape]; raises ValueError for others."""
+    def encode(self, values: np.ndarray) -> memoryview:
+        """Returns the bytes of values [T, *shape], if possible without a copy; raises ValueError for others."""
         if values.shape[1:] != self.shape or values.dtype != self.given:
             raise UserValueError(f'got {self.name} with shape {values.shape[1:]}, {values.dtype}; need {self}')
-        return values.astype(self.stored, copy=False).tobytes()
+        stored = values.astype(self.stored, order='C', copy=False)
+        return stored.reshape(-1).view(np.uint8).data
 
     def decode(self, data: bytes, num_steps: int) -> np.ndarray:
         """Returns values [T, *shape]; raises ValueError if the bytes are not as many."""

@@ -1,10 +1,11 @@
 """Episodes <-> records: a record is the bytes of a `tf.train.Example`, which holds each column of all steps.
 
-One Python call for each column, not for each column of each step, or even of each episode: so a collector hardly
-notices that it is recorded, and a stream of episodes feeds a learner.
+One call of numpy for each column of many episodes, not of each step or each episode: so a collector hardly notices that
+it is recorded, and a stream of episodes feeds a learner.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,7 +39,7 @@ class Record(NamedTuple):
 
 
 class Encoder:
-    """Makes records of episodes.
+    """Makes records of episodes, of many in one call: most of the time of a short one would be spent in calls.
 
     What stands around the numbers of a record depends on the number of rows alone, so it is made once for each.
     """
@@ -48,6 +49,7 @@ class Encoder:
         self._columns = tuple(columns)
         names = [column.name for column in columns]
         self._step_type, self._reward = names.index('step_type'), names.index('reward')
+        self._return_bytes = 4 * math.prod(columns[self._reward].shape)
         fields = [(name, _BYTES_LIST) for name in names] + [(NUM_STEPS, _INT64_LIST), (RETURN, _FLOAT_LIST)]
         self._fields = [(name.encode(), kind) for name, kind in fields]
         self._frames: dict[int, list[bytes]] = {}
@@ -55,28 +57,50 @@ class Encoder:
     def __call__(self, episode: Any) -> Record:
         """Encodes one episode: a Trajectory of arrays [T, ...], or its leaves; raises ValueError for other columns."""
         arrays = [np.asarray(leaf) for leaf in (episode if isinstance(episode, list) else tf.nest.flatten(episode))]
-        step_type, num_rows = arrays[self._step_type], len(arrays[self._step_type])
-        returns = np.add.reduce(arrays[self._reward], axis=0, dtype=np.float64)
-        data = [
-            array.tobytes()
-            if array.dtype == column.stored and array.shape == (num_rows, *column.shape)
-            else _encode(column, array, num_rows)
-            for column, array in zip(self._columns, arrays, strict=True)
-        ]
-        data += [_varint(num_rows), returns.astype('<f4').tobytes()]
-        if num_rows not in self._frames:
-            if len(self._frames) == _MAX_FRAMES:
-                self._frames.clear()
-            self._frames[num_rows] = _frame(self._fields, list(map(len, data)))
-        pieces = [piece for pair in zip(self._frames[num_rows], data, strict=True) for piece in pair]
-        total = float(returns.sum() if returns.ndim else returns)
-        return Record(b''.join(pieces), int(np.count_nonzero(step_type != LAST)), total)
+        num_rows = len(arrays[self._step_type])
+        for column, array in zip(self._columns, arrays, strict=True):
+            if len(array) != num_rows:
+                raise UserValueError(f'got {column.name} of {len(array)} steps; need {num_rows}')
+        return next(self.encode(arrays, np.array([0]), np.array([num_rows])))
 
+    def encode(self, arrays: Sequence[np.ndarray], begins: np.ndarray, ends: np.ndarray) -> Iterator[Record]:
+        """Encodes several episodes; yields their records one by one.
 
-def _encode(column: Column, array: np.ndarray, num_rows: int) -> bytes:
-    if len(array) != num_rows:
-        raise UserValueError(f'got {column.name} of {len(array)} steps; need {num_rows}')
-    return column.encode(array)
+        Args:
+          arrays: the leaves of a Trajectory [N, ...], with the rows of all episodes, in any order of episodes.
+          begins: the index of each one's first row, int64 [E].
+          ends: the index after each one's last row, int64 [E].
+
+        Raises:
+          ValueError: for other columns, or an episode without rows.
+        """
+        lengths = ends - begins
+        if not (lengths > 0).all():
+            raise UserValueError('got an episode without steps; need at least one')
+        data = [(column.encode(array), column.num_bytes) for column, array in zip(self._columns, arrays, strict=True)]
+        bounds = list(zip(begins.tolist(), ends.tolist(), strict=True))
+        rewards = np.concatenate([arrays[self._reward][begin:end] for begin, end in bounds])
+        returns = np.add.reduceat(rewards, np.cumsum(lengths) - lengths, axis=0, dtype=np.float64)
+        num_steps = (lengths - (arrays[self._step_type][ends - 1] == LAST)).tolist()
+        totals = returns.reshape(len(lengths), -1).sum(axis=1).tolist()
+        return_data, width = returns.astype('<f4').tobytes(), self._return_bytes
+        for i, (begin, end) in enumerate(bounds):
+            pieces: list[Any] = []
+            frame = self._frames.get(end - begin) or self._frame(end - begin)
+            for before, (values, size) in zip(frame, data, strict=False):
+                pieces += before, values[begin * size : end * size]
+            pieces += frame[-1], return_data[i * width : (i + 1) * width]
+            yield Record(b''.join(pieces), num_steps[i], totals[i])
+
+    def _frame(self, num_rows: int) -> list[bytes]:
+        """Returns what comes before the data of each column of an episode, and before its return."""
+        if len(self._frames) == _MAX_FRAMES:
+            self._frames.clear()
+        count = _varint(num_rows)
+        lengths = [num_rows * column.num_bytes for column in self._columns] + [len(count), self._return_bytes]
+        *frame, before_count, before_return = _frame(self._fields, lengths)
+        self._frames[num_rows] = [*frame, before_count + count + before_return]
+        return self._frames[num_rows]
 
 
 def _frame(fields: Sequence[tuple[bytes, bytes]], lengths: Sequence[int]) -> list[bytes]:

@@ -2,7 +2,7 @@
 
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,12 +11,13 @@ from tf_agents.trajectories import trajectory
 
 from tflearn.data import columns
 from tflearn.data.columns import Column
-from tflearn.data.records import FIRST, LAST, Encoder
+from tflearn.data.records import FIRST, LAST, Encoder, Record
 from tflearn.errors import UserValueError
 from tflearn.types import EnvironmentSpecs
 
 SUFFIX = '.tfrecord'
 _MIN_ROWS = 64  # that a recorder has room for
+_MAX_BYTES = 4 << 20  # of rows that it takes together
 _SHARD = re.compile(r'(?P<writer>[\w.]+)-(?P<number>\d{5})-e(?P<episodes>\d+)-s(?P<steps>\d+)\.tfrecord(\.gz)?')
 
 
@@ -49,7 +50,8 @@ class EpisodeWriter:
     Attributes:
       num_episodes: episodes in complete files and in the one that is being written, of all sessions of this writer.
       num_steps: the same for environment steps, without boundary rows.
-      returns: the sum of rewards of each episode that `write` was given.
+      returns: the sum of rewards of each episode that `write` and `write_all` were given.
+      before_close: functions that `close` calls first: they write what their callers hold.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class EpisodeWriter:
         self.num_episodes = sum(shard.episodes for shard in mine)
         self.num_steps = sum(shard.steps for shard in mine)
         self.returns: list[float] = []
+        self.before_close: list[Callable[[], None]] = []
         self._writer: tf.io.TFRecordWriter | None = None
         self._episodes = self._steps = self._bytes = 0  # in the file that is being written
 
@@ -102,9 +105,16 @@ class EpisodeWriter:
         Raises:
           ValueError: if it does not fit the spec.
         """
-        record = self._encode(episode)
-        self.returns.append(record.total)
-        self.write_record(record.data, record.num_steps)
+        self._write([self._encode(episode)])
+
+    def write_all(self, arrays: Sequence[np.ndarray], begins: np.ndarray, ends: np.ndarray) -> None:
+        """Adds several episodes: the rows from `begins` to `ends` of arrays, see `Encoder.encode`."""
+        self._write(self._encode.encode(arrays, begins, ends))
+
+    def _write(self, records: Iterable[Record]) -> None:
+        for record in records:
+            self.returns.append(record.total)
+            self.write_record(record.data, record.num_steps)
 
     def write_record(self, record: bytes, num_steps: int) -> None:
         """Adds one episode as it is in a file of a data set with the same columns.
@@ -136,7 +146,13 @@ class EpisodeWriter:
         self._number += 1
         self._episodes = self._steps = self._bytes = 0
 
-    close = finish_file
+    def close(self) -> None:
+        """Takes what `before_close` still holds, and completes the file."""
+        try:
+            for flush in self.before_close:
+                flush()
+        finally:
+            self.finish_file()
 
     @property
     def _suffix(self) -> str:
@@ -148,9 +164,14 @@ class EpisodeWriter:
 
 
 class EpisodeRecorder:
-    """An observer of an actor's steps that writes each episode when it has ended; those that never end are not written.
+    """An observer of an actor's steps that writes episodes which have ended; those that never end are not written.
 
-    The rows of an episode are kept in memory until then.
+    The rows of an episode are kept in memory until then. Episodes are written together, after several steps, or when
+    the writer is closed.
+
+    Attributes:
+      num_episodes: those that the writer had, and those that have ended since, written or not.
+      num_steps: the same for environment steps, without boundary rows.
     """
 
     def __init__(self, writer: EpisodeWriter, num_environments: int):
@@ -159,44 +180,74 @@ class EpisodeRecorder:
           writer: gets the episodes.
           num_environments: B.
         """
+        self.num_episodes, self.num_steps = writer.num_episodes, writer.num_steps
         self._writer = writer
-        self._columns: list[np.ndarray] = []  # [B, rows, ...]
-        self._num_rows = 0
-        self._begin = np.full(num_environments, -1)  # the index of the first row of each environment's episode
+        self._rows: list[trajectory.Trajectory] = []  # the newest ones
+        self._max_rows = 1  # of them
+        self._columns: list[np.ndarray] = []  # [B, rows, ...], of the rows before
+        self._num_rows = 0  # in the columns
+        # Rows are counted from the beginning of the recording.
+        self._number, self._offset = 0, 0  # of the next row, of the first one in the columns
+        self._begin = np.full(num_environments, -1)  # the first row of each environment's episode
+        self._ended: list[tuple[np.ndarray, np.ndarray, int]] = []  # environments, their first rows, the row after
+        writer.before_close.append(self.flush)
 
     def __call__(self, row: trajectory.Trajectory) -> None:
-        """Takes one step of every environment: arrays [B, ...], boundary rows included."""
-        leaves = tf.nest.flatten(row)
-        number = self._make_room(leaves)
-        for column, leaf in zip(self._columns, leaves, strict=True):
-            column[:, number] = leaf
-        self._num_rows = number + 1
+        """Takes one step of every environment: arrays [B, ...] that do not change, boundary rows included."""
+        self._rows.append(row)
         step_type = np.asarray(row.step_type)
         begins, ends = step_type == FIRST, np.asarray(row.next_step_type) == FIRST
         if np.count_nonzero(begins):
-            # An environment that returned FIRST twice has made no step between.
-            self._begin[begins] = np.where(ends[begins], -1, number)
+            self._begin[begins] = self._number
         ends |= step_type == LAST
         if np.count_nonzero(ends):
-            ended = np.flatnonzero(ends & (self._begin >= 0))
-            for i, begin in zip(ended.tolist(), self._begin[ended].tolist(), strict=True):
-                self._writer.write([column[i, begin : number + 1] for column in self._columns])
-            self._begin[ended] = -1
+            # An environment that returned FIRST twice has made no step between.
+            ended = np.flatnonzero(ends & (self._begin >= 0) & (self._begin < self._number))
+            first = self._begin[ended]
+            self._begin[ends] = -1
+            self._ended.append((ended, first, self._number + 1))
+            self.num_episodes += len(ended)
+            num_boundaries = np.count_nonzero(step_type[ended] == LAST)
+            self.num_steps += len(ended) * (self._number + 1) - int(first.sum()) - num_boundaries
+        self._number += 1
+        if len(self._rows) >= self._max_rows:
+            self.flush()
 
-    def _make_room(self, leaves: Sequence[Any]) -> int:
-        """Makes room for one more row. Returns its index."""
+    def flush(self) -> None:
+        """Writes all episodes that have ended."""
+        if self._rows:
+            rows, self._rows = self._rows, []
+            self._append(tf.nest.flatten(rows), len(rows))
+        waiting, self._ended = [ended for ended in self._ended if len(ended[0])], []
+        if waiting:
+            environments, first, after = zip(*waiting, strict=True)
+            joined = [column.reshape(-1, *column.shape[2:]) for column in self._columns]
+            offsets = np.concatenate(environments) * self._columns[0].shape[1] - self._offset
+            ends = np.repeat(after, [len(each) for each in first])
+            self._writer.write_all(joined, offsets + np.concatenate(first), offsets + ends)
+
+    def _append(self, leaves: Sequence[Any], count: int) -> None:
+        """Adds rows to the columns: their leaves, row by row."""
+        num_columns = len(leaves) // count
         if not self._columns:
-            arrays = [np.asarray(leaf) for leaf in leaves]
+            arrays = [np.asarray(leaf) for leaf in leaves[:num_columns]]
             self._columns = [np.empty((len(array), _MIN_ROWS, *array.shape[1:]), array.dtype) for array in arrays]
-        number, room = self._num_rows, self._columns[0].shape[1]
-        if number < room:
-            return number
-        started = self._begin[self._begin >= 0]
-        unused = int(started.min()) if started.size else number
-        if unused < room // 2:
-            self._columns = [np.concatenate([column, np.empty_like(column)], axis=1) for column in self._columns]
-            return number
-        for column in self._columns:
-            column[:, : number - unused] = column[:, unused:]  # no overlap
-        self._begin[self._begin >= 0] -= unused
-        return number - unused
+            self._max_rows = max(1, min(_MIN_ROWS, _MAX_BYTES // max(1, sum(array.nbytes for array in arrays))))
+        self._make_room(count)
+        for j, column in enumerate(self._columns):
+            block = np.concatenate(leaves[j::num_columns]).reshape(count, len(column), *column.shape[2:])
+            column[:, self._num_rows : self._num_rows + count] = block.swapaxes(0, 1)
+        self._num_rows += count
+
+    def _make_room(self, count: int) -> None:
+        """Makes room for more rows: of those of complete episodes, or of more memory."""
+        while self._num_rows + count > self._columns[0].shape[1]:
+            needed = np.concatenate([self._begin[self._begin >= 0], *(first for _, first, _ in self._ended)])
+            unused = int(needed.min(initial=self._offset + self._num_rows)) - self._offset
+            if unused == 0 or 2 * unused < self._num_rows:
+                self._columns = [np.concatenate([column, np.empty_like(column)], axis=1) for column in self._columns]
+                continue
+            for column in self._columns:
+                column[:, : self._num_rows - unused] = column[:, unused : self._num_rows]  # no overlap
+            self._num_rows -= unused
+            self._offset += unused

@@ -114,7 +114,7 @@ def record(
         recorder = EpisodeRecorder(writer, num_environments)
         try:
             with contextlib.closing(writer):
-                _run(Actor(environment, acting, [recorder]), writer, quota, stop)
+                _run(Actor(environment, acting, [recorder]), recorder, quota, stop)
         finally:
             metadata.add_recording(directory, facts, writer)
     logging.info('%s has %d episodes, %d environment steps', directory, writer.num_episodes, writer.num_steps)
@@ -239,13 +239,13 @@ class _Quota:
         return f'{self.episodes} episodes' if self.episodes else f'{self.steps} environment steps'
 
 
-def _run(actor: Actor, writer: EpisodeWriter, quota: _Quota, stop: threading.Event) -> None:
+def _run(actor: Actor, recorder: EpisodeRecorder, quota: _Quota, stop: threading.Event) -> None:
     logged_at = time.monotonic()
-    while not quota.is_met(writer.num_episodes, writer.num_steps) and not stop.is_set():
+    while not quota.is_met(recorder.num_episodes, recorder.num_steps) and not stop.is_set():
         actor.run(1)
         if time.monotonic() - logged_at > LOG_EVERY_SECS:
             logged_at = time.monotonic()
-            logging.info('%d episodes, %d steps of %s', writer.num_episodes, writer.num_steps, quota)
+            logging.info('%d episodes, %d steps of %s', recorder.num_episodes, recorder.num_steps, quota)
 
 
 def _find(run_dir: RunDir, policy: str | external.ActFunction, train_step: int | None) -> Any:
