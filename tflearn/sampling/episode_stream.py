@@ -31,6 +31,7 @@ ReadEpisodes = Callable[[int, int, tuple[int, int]], Iterator[tuple[tuple[int, i
 
 _MAX_RING_BYTES = 256 << 20
 _PARTS = 4  # of the ring, which are written one by one
+_MAX_PART_BYTES = 4 << 20  # memory of this size is used again, larger arrays are of new memory each time
 _MAX_BATCHES = 4096
 _CLOSE_SECS = 60.0
 
@@ -99,10 +100,10 @@ class EpisodeStream(tf.train.experimental.PythonState):
         self._length, self._block_rows = storage.experience.slicing.num_rows, block_rows(storage)
         self._num_sequence_steps = storage.experience.slicing.sequence_length
         self._batch_rows = batch_size * self._length
-        in_ring = _MAX_RING_BYTES // (self._batch_rows * storage.layout.num_bytes)
-        in_window = window_rows // self._batch_rows
-        self._part = max(1, min(_MAX_BATCHES // _PARTS, in_ring // _PARTS, in_window))
-        self.max_read_ahead = self._capacity = _PARTS * self._part
+        batch_bytes = self._batch_rows * storage.layout.num_bytes
+        part = min(_MAX_BATCHES // _PARTS, _MAX_RING_BYTES // batch_bytes // _PARTS, window_rows // self._batch_rows)
+        self.max_read_ahead = self._capacity = _PARTS * max(1, part)
+        self._part = max(1, min(part, _MAX_PART_BYTES // batch_bytes))
         self._columns = RingColumns(storage.layout, self._capacity * self._batch_rows)
         self.max_draw_steps = min(self._capacity, max_draw_steps(self._columns, self._batch_rows))
         with tf.device('CPU:0'):

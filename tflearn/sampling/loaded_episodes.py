@@ -21,6 +21,7 @@ Order = Literal['uniform', 'epochs']
 _MAX_DRAWN_ROWS = 1 << 16
 _MAX_DRAWN_BYTES = 16 << 20
 _BLOCK_ROWS = 4096
+_BLOCK_BYTES, _CROSSED_BYTES = 4 << 20, 32 << 20
 
 
 def max_draw_steps(columns: RingColumns, batch_rows: int) -> int:
@@ -180,8 +181,12 @@ class LoadedEpisodes(tf.train.experimental.PythonState):
 
 
 def block_rows(storage: Storage) -> int:
-    """Returns the rows that are packed at once: few where they are large."""
-    return max(1, min(_BLOCK_ROWS, (32 << 20) // storage.layout.num_bytes))
+    """Returns the rows that are packed at once: few where they are large, since memory that is used again is faster.
+
+    More where sequences cross episodes, which they do only within a block.
+    """
+    num_bytes = _CROSSED_BYTES if storage.experience.slicing.cross_episodes else _BLOCK_BYTES
+    return max(1, min(_BLOCK_ROWS, num_bytes // storage.layout.num_bytes))
 
 
 def _uniform(numbers: tf.Tensor, seed: tf.Tensor, size: int) -> tf.Tensor:
