@@ -3,7 +3,8 @@
     python benchmarks/soak.py --secs=1200 --picture=soak.png
 
 `tflearn-launch` runs DQN on CartPole without an end: replay server, learner, two collectors, evaluations; summaries,
-checkpoints and exports of which few are kept. `tflearn-serve` serves the newest policy to a client in this process.
+checkpoints and exports of which few are kept; a weights server. `tflearn-serve` serves the newest policy to a client
+in this process, and `tflearn-data record` writes episodes to files.
 Prints a table, and exits with 1 if a process grew by more than 5 % between the first and the last third after the
 warm-up, or was started again. docs/guarantees.md has the last result.
 """
@@ -57,10 +58,10 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         run_dir = RunDir(options.root_dir or name)
-        with _programs(run_dir) as (launch, address):
+        with _programs(run_dir) as (launch, record, address):
             client = Client(address)
-            pids = lambda: _pids(run_dir, launch.pid)  # noqa: E731
-            _wait(lambda: len(pids()) == 9 and _runs(run_dir) and client.answered, launch)
+            pids = lambda: _pids(run_dir, launch.pid, record.pid)  # noqa: E731
+            _wait(lambda: len(pids()) == 11 and _runs(run_dir) and client.answered, launch)
             times, samples = _watch(pids, launch, options.secs, options.interval_secs)
             client.stop.set()
     first = int(options.warm_up_share * len(samples))
@@ -107,18 +108,21 @@ class Client:
 
 
 @contextlib.contextmanager
-def _programs(run_dir: RunDir) -> Iterator[tuple['subprocess.Popen[bytes]', str]]:
-    """Starts the run and the server of its policies; gives the launch and the server's address."""
+def _programs(run_dir: RunDir) -> Iterator[tuple['subprocess.Popen[bytes]', 'subprocess.Popen[bytes]', str]]:
+    """Starts the run, the server of its policies and the recording; gives the first, the last, and the address."""
     port = free_port()
-    run = ['launch', '--gin_file=dqn_cartpole', '--num_collectors=2', *(f'--gin_bindings={text}' for text in _BINDINGS)]
+    run = ['launch', '--gin_file=dqn_cartpole', '--num_collectors=2', '--weights_server']
+    run += [f'--gin_bindings={text}' for text in _BINDINGS]
     served = ['serve', f'--port={port}', f'--metrics_port={free_port()}', f'--connect_timeout_secs={_START_SECS}']
+    episodes = f'--output={run_dir.root / "episodes"}'
+    recorded = ['data', 'record', '--policy=random', '--gin_file=dqn_cartpole', episodes, '--episodes=1000000000']
     with contextlib.ExitStack() as stack:
         started = []
-        for program, *flags in (run, served):
-            command = [sys.executable, '-m', f'scripts.{program}', f'--root_dir={run_dir.root}', *flags]
+        for program, *flags in (run, served, recorded):
+            command = [sys.executable, '-m', f'scripts.{program}', *flags, f'--root_dir={run_dir.root}']
             log = run_dir.root / f'{program}.txt'
             started.append(stack.enter_context(recorded_runs.process(command, log, _STOP_SECS)))
-        yield started[0], f'localhost:{port}'
+        yield started[0], started[2], f'localhost:{port}'
 
 
 def _runs(run_dir: RunDir) -> bool:
@@ -126,11 +130,11 @@ def _runs(run_dir: RunDir) -> bool:
     return str(status.get('state')).startswith('running')
 
 
-def _pids(run_dir: RunDir, launch: int) -> dict[str, int]:
+def _pids(run_dir: RunDir, launch: int, record: int) -> dict[str, int]:
     """Returns the processes: the jobs by their status, launch and its other children, and this one, which asks."""
-    jobs = ('replay_server', 'train', 'evaluate', 'collect_0', 'collect_1', 'serve')
+    jobs = ('weights', 'replay_server', 'train', 'evaluate', 'collect_0', 'collect_1', 'serve')
     found = {job: int((read_json(run_dir.status(job)) or {}).get('pid', 0)) for job in jobs}
-    found |= {'launch': launch, 'client': os.getpid()}
+    found |= {'launch': launch, 'client': os.getpid(), 'record': record}
     for path in pathlib.Path('/proc').glob('[0-9]*'):
         with contextlib.suppress(OSError):
             if 'scripts.warm_parent' in (path / 'cmdline').read_text() and _parent(path) == launch:
