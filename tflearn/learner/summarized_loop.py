@@ -108,7 +108,8 @@ class SummarizedLoop:
     before, since agents count a step when it is done.
 
     Attributes:
-      num_traces: traces of the train step so far: two for each program, or one if the optimizer has its slots.
+      num_traces: traces of the train step so far: one for each program, or two where the first makes variables, such as
+        the slots of an optimizer that is not one of `optimizers.make`.
     """
 
     def __init__(

@@ -4,6 +4,7 @@ TF-Agents clips the gradients of each replica and variable before they are summe
 the number of replicas. Here they are summed first, and the agents do not clip.
 """
 
+import concurrent.futures
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, Protocol, get_args
 
@@ -48,6 +49,7 @@ class Optimizer(tf.Module):
         self._train_step = train_step
         self._gradient_clipping, self._clip_by = gradient_clipping, clip_by
         self._noise = GradientNoise(per_replica_batch_size)
+        self._has_slots = False
         self.num_skipped = tf.Variable(0, trainable=False, dtype=tf.int64) if skip_nonfinite else None
 
     @property
@@ -88,6 +90,7 @@ class Optimizer(tf.Module):
         if not own:
             raise UserValueError(f'got no gradient for {left_out}; need a loss that depends on them')
         variables = [variable for _, variable in own]
+        self._make_slots(variables)
         summed = [gradient for gradient, _ in self.keras.aggregate_gradients(own)]
         norm = tf.linalg.global_norm(summed)
         clipped = self.clip(summed, norm)
@@ -121,6 +124,24 @@ class Optimizer(tf.Module):
             return [tf.clip_by_norm(gradient, bound) for gradient in gradients]
         return [tf.clip_by_value(gradient, -bound, bound) for gradient in gradients]
 
+    def _make_slots(self, variables: Sequence[tf.Variable]) -> None:
+        """Makes the Keras optimizer's slots of the variables that have gradients, unless it has them.
+
+        TensorFlow traces a function a second time if it has made variables, and a branch must not make any. Which
+        function is being traced is known to its own thread only, so the slots are made on another one.
+        """
+        if self._has_slots:
+            return
+        strategy = tf.distribute.get_strategy()
+
+        def build() -> None:
+            with strategy.scope():
+                self.keras.build(variables)
+
+        with concurrent.futures.ThreadPoolExecutor(1) as thread:
+            thread.submit(build).result()
+        self._has_slots = True
+
     def _apply(self, gradients: Sequence[tf.Tensor], variables: Sequence[tf.Variable]) -> None:
         self.keras.apply_gradients(zip(gradients, variables, strict=True), skip_gradients_aggregation=True)
 
@@ -128,8 +149,6 @@ class Optimizer(tf.Module):
         self, taken: tf.Tensor, due: tf.Tensor, gradients: Sequence[tf.Tensor], variables: Sequence[tf.Variable]
     ) -> None:
         """Takes the step if `taken`; else it counts as skipped if it is `due`."""
-        with tf.init_scope():
-            self.keras.build(variables)  # a branch must not make variables
 
         def skip(due: tf.Tensor) -> None:
             if self.num_skipped is not None:
