@@ -1,6 +1,5 @@
 """Loads the libraries of all jobs, then forks jobs for tflearn-launch, which starts it; see launch/warm_parent.py."""
 
-import gc
 import pathlib
 import runpy
 import socket
@@ -16,8 +15,7 @@ _MODULES = ('tensorflow', 'gym', *(f'tflearn.jobs.{job}' for job in ('replay_ser
 def main() -> None:
     """Runs the program; its argument is the descriptor of its socket. In a fork, runs the job's program."""
     preflight.import_from_here()
-    preflight.import_quietly(*_MODULES)
-    gc.freeze()  # The forks' collections leave alone what is loaded here, whose memory they share.
+    preflight.import_quietly(*_MODULES)  # The forks' collections leave it alone: its memory stays shared.
     module, *arguments = warm_parent.serve(socket.socket(fileno=int(sys.argv[1])))
     import numpy as np
 
