@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 import tensorflow as tf
 
-from tests.testing import docs_blocks
+from tests.testing import docs_blocks, forks
 from tests.testing.docs_blocks import BLOCKS, JOBS, PAGES, ROOT, SMALL
 from tflearn.config import files, preview
 from tflearn.launch.local import free_address
@@ -151,9 +151,7 @@ def test_jobs_by_hand(tmp_path):
     assert read_json(RunDir(tmp_path).done)['train_step'] == 60
 
 
-def _start(program: str, words: list[str], address: str, folder: pathlib.Path) -> subprocess.Popen[bytes]:
+def _start(program: str, words: list[str], address: str, folder: pathlib.Path) -> forks.Program:
     given = [word for word in words[1:] if not word.startswith(('--root_dir', '--replay_address'))]
     given += [f'--root_dir={folder}', f'--replay_address={address}', *(f'--gin_bindings={item}' for item in SMALL)]
-    with (folder / f'{program}.log').open('w') as log:
-        command = [sys.executable, '-m', f'scripts.{program}', *given]
-        return subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+    return forks.start(f'scripts.{program}', *given, log=folder / f'{program}.log')

@@ -203,11 +203,14 @@ def test_jobs_by_hand_in_any_order_while_collectors_come_and_go(start, tmp_path)
     seed = random.randrange(2**32)
     random.Random(seed).shuffle(order)
     logging.info('seed %d: %s', seed, ', '.join(order))  # Which pytest shows of a failure.
-    jobs = {job: start(job, *flags) for job in order}
+    jobs = {job: start(job, *flags, forked=True) for job in order}
     trains = jobs['train'].wait_for
 
     trains(lambda: metric(run_dir, 'train', 'train_step') > 0, 'the beginning of training')
-    guests = {name: start('collect', *flags, f'--collector_name={name}', name=name) for name in ('polite', 'rude')}
+    guests = {
+        name: start('collect', *flags, f'--collector_name={name}', name=name, forked=True)
+        for name in ('polite', 'rude')
+    }
     for name, number, code in (('polite', signal.SIGTERM, 128 + signal.SIGTERM), ('rude', signal.SIGKILL, -9)):
         guests[name].wait_for(lambda name=name: metric(run_dir, name, 'env_steps') > 0, f'{name} to join')
         guests[name].send(number)
@@ -236,13 +239,13 @@ MISTAKES = {
         ['--gin_bindings=gymnasium_env.make.name="CartPol-v1"'],
         "got name='CartPol-v1'; need a registered gymnasium environment",
     ),
+    'nobody there to collect for': ('collect', NOBODY_THERE, ' s waiting for the replay server at localhost:1'),
     'typo': (
         'train',
         ['--gin_bindings=train.num_train_stpes=7'],
         'got train.num_train_stpes in --gin_bindings, but train.train has no parameter',
     ),
     'nobody there to train from': ('train', NOBODY_THERE, ' s waiting for the replay server at localhost:1'),
-    'nobody there to collect for': ('collect', NOBODY_THERE, ' s waiting for the replay server at localhost:1'),
     'malformed address': ('train', ['--replay_address=localhost'], 'got --replay_address=localhost; need HOST:PORT'),
     'missing gin file': ('train', ['--gin_file=dqn_cartpol'], "got gin_file='dqn_cartpol'; did you mean dqn_cartpole"),
     'unwritable root': ('train', ['--root_dir=run/config.gin'], 'got root_dir='),

@@ -3,12 +3,9 @@
 import concurrent.futures
 import dataclasses
 import functools
-import os
 import pathlib
 import re
 import signal
-import subprocess
-import sys
 import threading
 
 import gymnasium
@@ -16,10 +13,11 @@ import numpy as np
 import pytest
 
 import tflearn
-from tests.testing import jobs
+from tests.testing import forks, jobs
 from tflearn.agents import dqn
 from tflearn.environments import vector_env
 from tflearn.jobs.policy_exports import ExportOptions
+from tflearn.waiting import wait_until
 
 SMALL = {
     **jobs.SmallRun('unused').factories(),
@@ -187,24 +185,22 @@ run = tflearn.train(
 
 
 def test_ctrl_c_saves_a_checkpoint_and_the_same_call_goes_on(tmp_path):
-    (tmp_path / 'program.py').write_text(PROGRAM)
-    environment = {**os.environ, 'PYTHONPATH': str(pathlib.Path(__file__).parents[2])}
-    command = [sys.executable, 'program.py', str(10**7)]
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
-        deadline = threading.Timer(200, process.kill)
-        deadline.start()
-        for line in process.stderr:
-            if re.search(r'train step [1-9]\d*: mean return', line):
-                break
+    program, log = tmp_path / 'program.py', tmp_path / 'log'
+    program.write_text(PROGRAM)
+    process = forks.start(str(program), 10**7, log=log, cwd=tmp_path)
+    try:
+        evaluated = lambda: re.search(r'train step [1-9]\d*: mean return', log.read_text())  # noqa: E731
+        wait_until(lambda: evaluated() or process.poll() is not None, 'an evaluation', 200)
         process.send_signal(signal.SIGINT)
-        rest = process.stderr.read()
-        deadline.cancel()
-    assert process.returncode == -signal.SIGINT or 'KeyboardInterrupt' in rest
+        code, output = process.wait(200), log.read_text()
+    finally:
+        process.kill()
+    assert code == -signal.SIGINT or 'KeyboardInterrupt' in output
     run_dir = tflearn.RunDir(tmp_path / 'run')
     steps = [int(path.stem.rpartition('-')[2]) for path in run_dir.checkpoints.glob('ckpt-*.index')]
-    assert max(steps) > 0, rest
-    command[2] = str(max(steps) + 10)
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-    assert f'finished: num_train_steps {max(steps) + 10} reached' in done.stderr
-    assert 'waiting for' not in done.stderr
+    assert max(steps) > 0, output
+    code = forks.start(str(program), max(steps) + 10, log=log, cwd=tmp_path).wait(200)
+    output = log.read_text()
+    assert code == 0, output
+    assert f'finished: num_train_steps {max(steps) + 10} reached' in output
+    assert 'waiting for' not in output

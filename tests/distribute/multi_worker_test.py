@@ -4,17 +4,15 @@ import json
 import os
 import pathlib
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
+from tests.testing import forks
 from tflearn.errors import TRY_AGAIN_EXIT_STATUS
 from tflearn.launch.local import free_address
 from tflearn.waiting import wait_until
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEADLINE_SECS = 240
 
 
@@ -27,15 +25,12 @@ class Cluster:
         addresses = [free_address() for _ in range(size)]
         for worker in range(size):
             config = {'cluster': {'worker': addresses}, 'task': {'type': 'worker', 'index': worker}}
-            environment = {**os.environ, 'PYTHONPATH': str(ROOT), 'CUDA_VISIBLE_DEVICES': ''}
+            environment = {**os.environ, 'CUDA_VISIBLE_DEVICES': ''}
             if size > 1:
                 environment['TF_CONFIG'] = json.dumps(config)
             self.logs.append(directory / f'{worker}.log')
-            command = [sys.executable, '-m', 'tests.distribute.worker_program', str(directory), event]
-            with self.logs[-1].open('w') as log:
-                self.processes.append(
-                    subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT)
-                )
+            program = 'tests.distribute.worker_program'
+            self.processes.append(forks.start(program, directory, event, log=self.logs[-1], env=environment))
 
     def __enter__(self):
         return self

@@ -1,4 +1,4 @@
-"""The real programs as processes: started as users start them, watched with deadlines, never left behind."""
+"""The real programs as processes: watched with deadlines, never left behind."""
 
 import os
 import pathlib
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import scripts
+from tests.testing import forks
 from tflearn.run_dir import RunDir, read_json
 from tflearn.waiting import wait_until
 
@@ -21,7 +22,7 @@ DEADLINE_SECS = 240.0
 class Program:
     """One of the programs, at work in `folder`, where its output goes to <name>.out. Killed when the block is left."""
 
-    def __init__(self, job: str, *flags: str, folder: pathlib.Path, name: str = ''):
+    def __init__(self, job: str, *flags: str, folder: pathlib.Path, name: str = '', forked: bool = False):
         """Starts it.
 
         Args:
@@ -29,12 +30,17 @@ class Program:
           *flags: its command line.
           folder: its working directory.
           name: of its output; the job's by default.
+          forked: whether it is a fork, which starts sooner; else it is started as users start it.
         """
         self.name = name or job
         self._out = folder / f'{self.name}.out'
+        environment = {**os.environ, 'PYTHONPATH': str(CHECKOUT)}
+        self._process: subprocess.Popen[bytes] | forks.Program
+        if forked:
+            self._process = forks.start(f'scripts.{job}', *flags, log=self._out, cwd=folder, env=environment)
+            return
         command = [sys.executable, '-m', f'scripts.{job}', *flags]
         with self._out.open('w') as out:
-            environment = {**os.environ, 'PYTHONPATH': str(CHECKOUT)}
             self._process = subprocess.Popen(
                 command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
             )

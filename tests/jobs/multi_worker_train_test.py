@@ -2,20 +2,18 @@
 
 import json
 import os
-import pathlib
 import re
 import signal
 import subprocess
-import sys
 
 import pytest
 
+from tests.testing import forks
 from tflearn.errors import TRY_AGAIN_EXIT_STATUS
 from tflearn.launch.local import free_address
 from tflearn.run_dir import RunDir, read_json
 from tflearn.waiting import wait_until
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEADLINE_SECS = 120.0
 BINDINGS = (
     'dqn.make_agent.fc_layer_params=(8,)',
@@ -44,15 +42,13 @@ class Processes:
         self._all = {}
 
     def start(self, name, job, *flags, worker=None, bindings=()):
-        environment = {**os.environ, 'PYTHONPATH': str(ROOT), 'CUDA_VISIBLE_DEVICES': ''}
+        environment = {**os.environ, 'CUDA_VISIBLE_DEVICES': ''}
         if worker is not None:
             task = {'type': 'worker', 'index': worker}
             environment['TF_CONFIG'] = json.dumps({'cluster': {'worker': self._workers}, 'task': task})
-        command = [sys.executable, '-m', f'scripts.{job}', f'--root_dir={self.run_dir.root}']
-        command += ['--gin_file=dqn_cartpole', f'--replay_address={self._address}', *flags]
-        command += [f'--gin_bindings={binding}' for binding in (*BINDINGS, *bindings)]
-        with self._log(name).open('w') as log:
-            self._all[name] = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        words = [f'--root_dir={self.run_dir.root}', '--gin_file=dqn_cartpole', f'--replay_address={self._address}']
+        words += [*flags, *(f'--gin_bindings={binding}' for binding in (*BINDINGS, *bindings))]
+        self._all[name] = forks.start(f'scripts.{job}', *words, log=self._log(name), env=environment)
         return self._all[name]
 
     def start_training(self, *bindings, of_worker_1=()):
