@@ -88,7 +88,7 @@ def test_values_of_other_actions_fall():
         agent = _agent(conservative_weight=weight, critic_learning_rate=1e-2, gamma=0.0)
         data = example_data.sequences(agent, 32, 2)
         data = data._replace(action=tf.fill(data.action.shape, 1.9), reward=tf.zeros_like(data.reward))
-        train = tf.function(agent.train)
+        train = tf.function(agent.train, autograph=False)
         for _ in range(60):
             train(data)
         critic, observation = agent._critic_network_1, data.observation[:, 0]

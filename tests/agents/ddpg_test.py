@@ -46,7 +46,7 @@ def test_all_networks_are_updated_in_each_step():
 def test_it_learns_a_bandit():
     """Episodes of one step, whose reward is the first action, which is at most 2."""
     agent = _agent(actor_learning_rate=1e-2, critic_learning_rate=1e-2)
-    train = tf.function(agent.train)
+    train = tf.function(agent.train, autograph=False)
     data = example_data.sequences(agent, 64, 2)
     action = tensor_spec.sample_spec_nest(SPECS.action, outer_dims=(64, 2))  # all of them, not those of the policy
     data = data._replace(action=action, discount=tf.zeros_like(data.discount), reward=action[..., 0])

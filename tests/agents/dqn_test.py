@@ -124,7 +124,7 @@ def test_epsilon_follows_the_train_step():
 def test_it_learns_a_bandit():
     agent = _agent(2, learning_rate=5e-2)
     agent.initialize()
-    train = tf.function(agent.train)
+    train = tf.function(agent.train, autograph=False)
     for _ in range(300):
         train(_sequence([0.0, 1.0], [3.0, 0.0]))
     assert _q(agent._q_network, 0)[0] == pytest.approx(3.0, abs=0.1)
@@ -249,7 +249,7 @@ class TestDistributions:
     def test_they_learn_both_returns_of_a_gamble(self, distribution):
         agent = _agent(2, learning_rate=3e-2, distribution=distribution)
         agent.initialize()
-        train = tf.function(agent.train)
+        train = tf.function(agent.train, autograph=False)
         batch = tf.nest.map_structure(
             lambda *items: tf.concat(items, axis=0),
             _sequence([0.0, 1.0], [2.0, 0.0]),

@@ -212,7 +212,7 @@ def test_memory_continues_from_the_stored_state(shared):
 
 def _bandit(agent, specs, size=64):
     """Episodes of one step, whose reward is the action's first number."""
-    train, act = tf.function(agent.train), tf.function(agent.collect_policy.action)
+    train, act = tf.function(agent.train, autograph=False), tf.function(agent.collect_policy.action, autograph=False)
     for _ in range(100):
         step = act(zeros(specs.time_step, (size,)))
         reward = tf.cast(tf.reshape(step.action, (size, -1))[:, 0], tf.float32)

@@ -182,7 +182,7 @@ def test_it_learns_the_best_of_the_recorded_actions(module, specs):
     else:
         data = data._replace(reward=tf.cast(data.action, tf.float32))
     data = data._replace(discount=tf.zeros_like(data.discount), observation=tf.zeros_like(data.observation))
-    step = tf.function(agent.train)
+    step = tf.function(agent.train, autograph=False)
     for _ in range(250):
         step(data)
     chosen = agent.policy.action(zeros(specs.time_step, (1,))).action.numpy()

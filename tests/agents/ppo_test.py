@@ -247,7 +247,7 @@ def _bandit(specs, size=64):
     """Episodes of one step, whose reward is the action."""
     tf.keras.utils.set_random_seed(1)
     agent = _agent(specs, learning_rate=1e-2, **PLAIN)
-    train, act = tf.function(agent.train), tf.function(agent.collect_policy.action)
+    train, act = tf.function(agent.train, autograph=False), tf.function(agent.collect_policy.action, autograph=False)
     for _ in range(60):
         step = act(zeros(specs.time_step, (size,)))
         reward = tf.cast(tf.reshape(step.action, (size, -1))[:, 0], tf.float32)

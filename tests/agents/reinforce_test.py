@@ -70,7 +70,7 @@ def test_it_learns():
     """Episodes of three steps, whose reward is the action."""
     tf.keras.utils.set_random_seed(1)
     agent = _agent(learning_rate=2e-2)
-    train, act = tf.function(agent.train), tf.function(agent.collect_policy.action)
+    train, act = tf.function(agent.train, autograph=False), tf.function(agent.collect_policy.action, autograph=False)
     data = _episodes(agent, 32, 3)
     for _ in range(60):
         flat = tf.nest.map_structure(lambda leaf: tf.reshape(leaf, [-1, *leaf.shape[2:]]), data)

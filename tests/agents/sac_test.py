@@ -121,7 +121,7 @@ def test_it_learns_a_bandit():
     agent = _agent(
         actor_learning_rate=1e-2, critic_learning_rate=1e-2, alpha_learning_rate=1e-2, gamma=0.9, target_update_tau=0.1
     )
-    train = tf.function(agent.train)
+    train = tf.function(agent.train, autograph=False)
     data = example_data.sequences(agent, 64, 2)
     data = data._replace(
         action=2 * data.action,

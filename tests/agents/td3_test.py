@@ -61,7 +61,7 @@ def test_losses_are_the_papers(alpha, length):
 
 def test_actor_and_targets_are_updated_each_second_step():
     agent = _agent(target_update_tau=0.25)
-    data, train = example_data.sequences(agent, 8, 2), tf.function(agent.train)
+    data, train = example_data.sequences(agent, 8, 2), tf.function(agent.train, autograph=False)
     slow = lambda: [variable.numpy() for variable in (*agent._actor.variables, *_targets(agent))]  # noqa: E731
     for step in range(1, 5):
         before, critic = slow(), agent._critics[1].variables[0].numpy()
@@ -143,7 +143,7 @@ def test_a_nested_action_is_learned():
         action=tf.nest.map_structure(lambda leaf: tf.stack([leaf, leaf], axis=1), actions),
         reward=tf.stack([reward, reward], axis=1),
     )
-    train = tf.function(agent.train)
+    train = tf.function(agent.train, autograph=False)
     for _ in range(200):
         train(data)
     found = _shares(agent, agent.policy.action(zeros(NESTED.time_step, (1,))).action)[0].numpy()
@@ -165,7 +165,7 @@ def test_behavior_cloning_keeps_the_data_s_actions():
         agent = _agent(example_data.CONTINUOUS, gamma=0.0, behavior_cloning_alpha=alpha, **rates)
         data = example_data.sequences(agent, 64, 2)
         data = data._replace(reward=data.action[..., 0])
-        train = tf.function(agent.train)
+        train = tf.function(agent.train, autograph=False)
         for _ in range(200):
             train(data)
         actions[alpha] = agent.policy.action(zeros(example_data.CONTINUOUS.time_step, (1,))).action.numpy()[0, 0]

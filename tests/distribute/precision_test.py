@@ -37,7 +37,7 @@ def _train(name):
         )
     _fix_weights(net)
     agent.initialize()
-    train = tf.function(agent.train)
+    train = tf.function(agent.train, autograph=False)
     ones = tf.ones((64, 2), tf.int32)
     losses = []
     for step in range(60):

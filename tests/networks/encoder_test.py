@@ -217,7 +217,7 @@ def test_a_discrete_environment_is_solved():
         before = after
     environment.close()
     rows = tf.nest.map_structure(lambda *leaves: np.stack(leaves, axis=1), *steps)
-    train = tf.function(agent.train)
+    train = tf.function(agent.train, autograph=False)
     for _ in range(150):
         t = random.integers(0, 39)
         train(tf.nest.map_structure(lambda leaf, t=t: tf.constant(leaf[:, t : t + 2]), rows))
