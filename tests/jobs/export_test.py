@@ -1,9 +1,6 @@
 """The export job after a short run: full models of steps, and TFLite models calibrated on its replay."""
 
 import os
-import pathlib
-import subprocess
-import sys
 import threading
 from typing import Any, NamedTuple
 
@@ -14,8 +11,7 @@ from tf_agents.policies import random_tf_policy
 from tf_agents.trajectories import time_step as ts
 from tf_agents.trajectories.trajectory import Trajectory
 
-import scripts
-from tests.testing import example_policies
+from tests.testing import example_policies, forks
 from tflearn.experience import BatchItems, Experience, Queue
 from tflearn.jobs import export as export_job
 from tflearn.jobs.collect import collect
@@ -31,7 +27,6 @@ from tflearn.replay.storage import Storage
 from tflearn.replay.writers import ReplayWriter
 from tflearn.run_dir import RunDir
 
-CHECKOUT = pathlib.Path(scripts.__path__[0]).parent
 FEW = {'steps_per_call': 20, 'checkpoint_interval_steps': 50, 'publish_interval_steps': 20}
 
 
@@ -44,9 +39,7 @@ def test_exports_models_of_a_finished_run(small_run):
     replay.join()
     run_dir, directory = small_run.dir, small_run.dir.greedy_policy
     step = updates.steps(directory)[0]
-    program = [sys.executable, '-m', 'scripts.export', f'--root_dir={run_dir.root}', f'--train_step={step}']
-    environment = {**os.environ, 'PYTHONPATH': str(CHECKOUT)}
-    ended = subprocess.run(program, cwd=CHECKOUT, env=environment, capture_output=True, text=True, timeout=120)
+    ended = forks.run('scripts.export', f'--root_dir={run_dir.root}', f'--train_step={step}', timeout=120)
     assert (ended.returncode, ended.stdout) == (0, f'{directory / str(step)}\n'), ended.stderr
     assert loader.load(directory / str(step)).train_step == step
 

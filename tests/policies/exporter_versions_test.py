@@ -1,19 +1,14 @@
 """An exporter publishes complete versions, each once, and keeps the last."""
 
 import json
-import os
-import pathlib
 import resource
-import subprocess
-import sys
 import threading
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-import tflearn
-from tests.testing import example_policies
+from tests.testing import example_policies, forks
 from tflearn.policies import loader, versions
 from tflearn.policies.exporter import PolicyExporter
 from tflearn.waiting import wait_until
@@ -175,12 +170,11 @@ while True:
 
 
 def test_readers_see_only_complete_versions_when_the_exporter_is_killed(tmp_path):
-    root = pathlib.Path(tflearn.__file__).parent.parent
-    directory = tmp_path / 'policy'
+    directory, program = tmp_path / 'policy', tmp_path / 'exporter.py'
+    program.write_text(EXPORTER)
     time_step = example_policies.time_step(example_policies.greedy(), 2)
     seen = [None]
-    command = [sys.executable, '-c', EXPORTER, directory]
-    process = subprocess.Popen(command, cwd=root, env={**os.environ, 'PYTHONPATH': str(root)})
+    process = forks.start(str(program), directory, log=tmp_path / 'log')
     try:
         for _ in range(8):
             wait_until(lambda: versions.newest_version(directory) != seen[-1], 'another version', timeout_secs=120)

@@ -1,23 +1,18 @@
 """The real data programs. tests/data and tests/jobs test what they run."""
 
 import os
-import pathlib
-import subprocess
-import sys
 
 import pytest
 
-import scripts
 from tests.data import data_sets
+from tests.testing import forks
 
-CHECKOUT = pathlib.Path(scripts.__path__[0]).parent
 DEADLINE_SECS = 120.0
 ENVIRONMENT = {**os.environ, 'CUDA_VISIBLE_DEVICES': '-1'}
 
 
 def run(program, *arguments):
-    command = [sys.executable, '-m', f'scripts.{program}', *map(str, arguments)]
-    return subprocess.run(command, cwd=CHECKOUT, env=ENVIRONMENT, capture_output=True, text=True, timeout=DEADLINE_SECS)
+    return forks.run(f'scripts.{program}', *arguments, env=ENVIRONMENT, timeout=DEADLINE_SECS)
 
 
 def test_help_names_the_commands():

@@ -1,20 +1,14 @@
 """The real export program: its flags and its error messages. tests/jobs/export_test.py tests the job."""
 
-import pathlib
-import subprocess
-import sys
-
 import pytest
 
-import scripts
+from tests.testing import forks
 
-CHECKOUT = pathlib.Path(scripts.__path__[0]).parent
 DEADLINE_SECS = 120.0
 
 
 def run(*arguments):
-    command = [sys.executable, '-m', 'scripts.export', *arguments]
-    return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=DEADLINE_SECS)
+    return forks.run('scripts.export', *arguments, timeout=DEADLINE_SECS)
 
 
 def test_help():
