@@ -178,6 +178,8 @@ def test_it_validates_on_episodes_of_their_own_and_stops_when_they_get_no_better
         'reading': Reading(order='epochs'),
         'validation': Validation(0.3, 20),
         'intervals': Intervals(export_interval_steps=10_000),
+        'learner_options': LearnerOptions(checkpoint_interval_steps=10_000, summaries=SummaryOptions(10_000)),
+        'make_agent': functools.partial(make_agent, learning_rate=1e-2),  # so that it takes fewer
     }
     run_dir = train(
         tmp_path / 'run', tmp_path / 'data', data_stop_conditions=DataStopConditions(patience=2), **settings
