@@ -46,11 +46,13 @@ def pytest_configure():
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
     # Where none is set, saving a model leaves it at WARNING, and later tests would miss what they look for.
     logging.set_verbosity(logging.INFO)
+    gc.set_threshold(50_000, 20, 20)  # see `_small_heap`
 
 
 def pytest_collection_modifyitems(items):
     order = {file: i for i, file in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.nodeid.split('::')[0].removeprefix('tests/'), len(LONGEST)))
+    gc.freeze()  # what was imported; see `_small_heap`
 
 
 @pytest.hookimpl(tryfirst=True)
