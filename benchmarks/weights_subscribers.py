@@ -54,7 +54,7 @@ def _by_table(options: argparse.Namespace, name: str, stop: threading.Event) -> 
     from benchmarks.weights import variables
     from tflearn.weights import channels
 
-    channel = channels.make(options.table, variables(options.megabytes), channels.Plane(), name)
+    channel = channels.connect(options.table, variables(options.megabytes), channels.Plane(), name)
     while not stop.is_set():
         data = channel.next()
         if data is not None:

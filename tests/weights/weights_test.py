@@ -184,6 +184,39 @@ def test_restarted_server_gets_the_weights_again(monkeypatch, address, opened):
     assert float(pulled[0][0, 0]) == 5.0
 
 
+def test_restarted_weights_server_gets_the_weights_again(monkeypatch, opened):
+    monkeypatch.setattr(publisher_module, '_CHECK_SECS', 0.2)
+    server = WeightsServer(ServerOptions())
+    plane = Plane((f'localhost:{server.port}',))
+    publisher = opened(Publisher('localhost:1', _variables(5), plane))
+    subscriber = opened(Subscriber('localhost:1', pulled := _variables(0), create_train_step(), plane=plane))
+    publisher.publish(1, 1, 0)
+    subscriber.wait(20)
+    server.close()
+    server = opened(WeightsServer(ServerOptions(port=server.port)))
+    wait_until(lambda: server.newest.message, 'the publication', 20)
+    late = opened(Subscriber('localhost:1', pulled := _variables(0), create_train_step(), plane=plane))
+    late.wait(20)
+    assert float(pulled[0][0, 0]) == 5.0
+    publisher.publish(2, 2, 0)
+    wait_until(subscriber.pull, 'weights for who was there before', 20)
+
+
+def test_weights_of_another_network_are_refused_by_name(opened):
+    server = opened(WeightsServer(ServerOptions()))
+    plane = Plane((f'localhost:{server.port}',))
+    early = opened(Subscriber('localhost:1', _variables(0, units=4), create_train_step(), plane=plane))
+    opened(Publisher('localhost:1', _variables(5), plane)).publish(1, 1, 0)
+    with pytest.raises(ValueError, match=r'another network: kernel:0 is float32\[2, 3\] there, float32\[2, 4\] here'):
+        early.wait(20)
+    with pytest.raises(ValueError, match='another network'):
+        Subscriber('localhost:1', _variables(0, units=4), create_train_step(), plane=plane)
+    with pytest.raises(ValueError, match='another network'):
+        Publisher('localhost:1', _variables(0, units=4), plane)
+    with pytest.raises(ValueError, match='need one to publish to'):
+        Publisher('localhost:1', _variables(5), Plane(('a:1', 'b:2')))
+
+
 def test_rejects_variables_of_unknown_shape():
     variable = tf.Variable([1.0], shape=tf.TensorShape([None]), name='v')
     with pytest.raises(ValueError, match='need fixed dimensions'):

@@ -47,7 +47,7 @@ class Channel(Protocol):
     what: str
 
     def check(self) -> None:
-        """Checks that what the other end holds is made for these variables. Raises ValueError if it is not."""
+        """Raises ValueError if what the other end holds is made for other variables."""
 
     def newest_version(self) -> int:
         """Returns the policy version that can be fetched now; 0 if there is none."""
@@ -65,7 +65,7 @@ class Channel(Protocol):
         """Ends waiting."""
 
 
-def make(
+def connect(
     address: str,
     variables: Sequence[tf.Variable],
     plane: Plane,
@@ -73,17 +73,29 @@ def make(
     epoch: int = 0,
     interval_secs: float = 0.5,
 ) -> Channel:
-    """Returns the channel of a plane.
+    """Returns the channel of a plane, whose other end holds nothing for other variables.
 
     Args:
       address: the replay server's.
       name: the job's, by which it chooses a relay.
       epoch: the learner's, for who publishes.
       interval_secs: how often the replay server is asked [s].
+
+    Raises:
+      ValueError: if what the other end holds is made for other variables.
     """
+    columns = contract.signature(variables)
+    channel: Channel
     if plane.addresses:
-        return _ServerChannel(plane, contract.signature(variables), name, epoch)
-    return _TableChannel(address, contract.signature(variables), interval_secs)
+        channel = _ServerChannel(plane, columns, name, epoch)
+    else:
+        channel = _TableChannel(address, columns, interval_secs)
+    try:
+        channel.check()
+    except BaseException:
+        channel.close()
+        raise
+    return channel
 
 
 class _TableChannel:

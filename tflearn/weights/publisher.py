@@ -38,9 +38,8 @@ class Publisher:
         self._variables = list(variables)
         self._columns = contract.signature(self._variables)
         self._check_finite = FiniteCheck(self._weights())
-        self._connect = lambda: channels.make(address, self._variables, plane, epoch=epoch)
+        self._connect = lambda: channels.connect(address, self._variables, plane, epoch=epoch)
         self._channel = self._connect()
-        self._channel.check()
         # Only the newest publication matters: it replaces one that waits.
         self._newest: dict[str, Any] | None = None
         self._sent: dict[str, Any] | None = None

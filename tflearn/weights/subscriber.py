@@ -63,8 +63,7 @@ class Subscriber:
         """
         self._variables = [*variables]
         self._train_step = train_step
-        self._channel = channels.make(address, self._variables, plane, name, interval_secs=interval_secs)
-        self._channel.check()
+        self._channel = channels.connect(address, self._variables, plane, name, interval_secs=interval_secs)
         self._error: UserValueError | None = None
         self.newest = Publication()
         self._found: list[Mapping[str, Any]] = []
