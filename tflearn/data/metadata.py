@@ -46,9 +46,9 @@ def versions() -> dict[str, str]:
 def add_recording(directory: pathlib.Path, facts: Mapping[str, Any], writer: EpisodeWriter) -> None:
     """Adds what a call has written to the description: `facts`, its episodes, steps and returns; nothing if none."""
     returns = writer.returns
-    if not returns:
+    if not returns.count:
         return
     found = columns.read_metadata(directory)
-    summary = {'mean': sum(returns) / len(returns), 'least': min(returns), 'greatest': max(returns)}
-    recording = {**facts, 'episodes': len(returns), 'returns': summary}
+    summary = {'mean': returns.total / returns.count, 'least': returns.least, 'greatest': returns.greatest}
+    recording = {**facts, 'episodes': returns.count, 'returns': summary}
     columns.write_metadata(directory, {**found, RECORDINGS: [*found.get(RECORDINGS, []), recording]})

@@ -1,5 +1,7 @@
 """EpisodeWriter: complete episodes -> files of TFRecords. EpisodeRecorder: steps of environments -> episodes."""
 
+import dataclasses
+import math
 import pathlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -41,6 +43,21 @@ def shards(directory: pathlib.Path) -> list[Shard]:
     ]
 
 
+@dataclasses.dataclass
+class Returns:
+    """What is known of the returns of all episodes of a session, however many there are."""
+
+    count: int = 0
+    total: float = 0.0
+    least: float = math.inf
+    greatest: float = -math.inf
+
+    def add(self, value: float) -> None:
+        """Adds an episode's return."""
+        self.count, self.total = self.count + 1, self.total + value
+        self.least, self.greatest = min(self.least, value), max(self.greatest, value)
+
+
 class EpisodeWriter:
     """Writes episodes to files that appear whole. A data set may have several writers of different names.
 
@@ -50,7 +67,7 @@ class EpisodeWriter:
     Attributes:
       num_episodes: episodes in complete files and in the one that is being written, of all sessions of this writer.
       num_steps: the same for environment steps, without boundary rows.
-      returns: the sum of rewards of each episode that `write` and `write_all` were given.
+      returns: the sums of rewards of the episodes that `write` and `write_all` were given.
       before_close: functions that `close` calls first: they write what their callers hold.
     """
 
@@ -91,7 +108,7 @@ class EpisodeWriter:
         self._number = max((shard.number for shard in mine), default=-1) + 1
         self.num_episodes = sum(shard.episodes for shard in mine)
         self.num_steps = sum(shard.steps for shard in mine)
-        self.returns: list[float] = []
+        self.returns = Returns()
         self.before_close: list[Callable[[], None]] = []
         self._writer: tf.io.TFRecordWriter | None = None
         self._episodes = self._steps = self._bytes = 0  # in the file that is being written
@@ -113,7 +130,7 @@ class EpisodeWriter:
 
     def _write(self, records: Iterable[Record]) -> None:
         for record in records:
-            self.returns.append(record.total)
+            self.returns.add(record.total)
             self.write_record(record.data, record.num_steps)
 
     def write_record(self, record: bytes, num_steps: int) -> None:
