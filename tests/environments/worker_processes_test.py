@@ -18,7 +18,7 @@ _ROOT = pathlib.Path(__file__).parents[2]
 _PROGRAM = """
 import multiprocessing, signal, sys, threading
 import numpy as np
-from tests.environments import conformance, example_environments
+from tests.environments import example_environments
 from tflearn.environments import worker_processes
 
 MODE = sys.argv[1]
