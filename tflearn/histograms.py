@@ -23,12 +23,27 @@ def write(name: str, values: tf.Tensor, step: tf.Tensor | tf.Variable) -> None:
 
     def write_now() -> tf.Tensor:
         numbers = tf.cast(tf.reshape(values, [-1]), tf.float64)
-        histogram = tf.raw_ops.HistogramSummary(tag=tag, values=tf.boolean_mask(numbers, tf.math.is_finite(numbers)))
+        # A boolean mask would be two dozen operations.
+        _, finite = tf.dynamic_partition(numbers, tf.cast(tf.math.is_finite(numbers), tf.int32), 2)
+        histogram = tf.raw_ops.HistogramSummary(tag=tag, values=finite)
         return tf.summary.experimental.write_raw_pb(histogram, step=step)
 
     with tf.summary.experimental.summary_scope(name, values=[values, step]) as (tag, _):
         condition = tf.summary.should_record_summaries()
-        if tf.get_static_value(condition) is None:
+        value = _constant(condition)
+        if value is None:
             tf.cond(condition, write_now, lambda: False)
-        else:
+        elif value:
             write_now()
+
+
+def _constant(condition: tf.Tensor) -> bool | None:
+    """Returns the value of a condition if it is known while it is traced, else None.
+
+    TensorFlow's condition is that the writer records, and that this replica does.
+    """
+    value = tf.get_static_value(condition)
+    if value is None and condition.op.type == 'LogicalAnd':
+        values = [tf.get_static_value(part) for part in condition.op.inputs]
+        value = None if any(part is None for part in values) else all(values)
+    return None if value is None else bool(value)
