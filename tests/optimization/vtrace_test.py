@@ -1,6 +1,7 @@
 """V-trace against its definition, as sums of products in float64."""
 
 import functools
+import itertools
 
 import numpy as np
 import pytest
@@ -54,12 +55,16 @@ def _eager(data, **bounds):
     return vtrace.targets(*map(tf.constant, data), **bounds)
 
 
+@functools.cache
+def _compiled(shapes, jit, bounds):
+    function = tf.function(functools.partial(vtrace.targets, **dict(bounds)), autograph=False, jit_compile=jit)
+    return function.get_concrete_function(*itertools.starmap(tf.TensorSpec, shapes))
+
+
 def _program(data, dynamic, jit, **bounds):
-    function = tf.function(functools.partial(vtrace.targets, **bounds), autograph=False, jit_compile=jit)
     tensors = list(map(tf.constant, data))
-    shape = lambda tensor: (None, None) if dynamic else tensor.shape  # noqa: E731
-    concrete = function.get_concrete_function(*(tf.TensorSpec(shape(tensor), tensor.dtype) for tensor in tensors))
-    return vtrace.Targets(*concrete(*tensors))
+    shapes = tuple(((None, None) if dynamic else tuple(tensor.shape), tensor.dtype) for tensor in tensors)
+    return vtrace.Targets(*_compiled(shapes, jit, tuple(bounds.items()))(*tensors))
 
 
 RUNS = {
