@@ -146,9 +146,14 @@ def test_a_run_is_two_includes_and_a_few_overrides(run):
     assert len(own) <= 10
 
 
+@pytest.fixture(scope='module')
+def places():
+    """Where the bindings of all runs are, FILE:LINE."""
+    return {binding.place for run in RUNS for binding in reader.read(files.resolve(run)).bindings}
+
+
 @pytest.mark.parametrize('part', PARTS)
-def test_every_part_belongs_to_a_run(part):
-    places = {binding.place for run in RUNS for binding in reader.read(files.resolve(run)).bindings}
+def test_every_part_belongs_to_a_run(part, places):
     assert any(place.startswith(f'{FOLDER}/{part}.gin:') for place in places)
 
 
