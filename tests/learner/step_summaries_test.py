@@ -25,7 +25,7 @@ def _write(directory, agent, data, info, options):
     step_summaries.prepare()
     summaries = Summaries(directory, options)
     with summaries.recording(agent.train_step_counter):
-        tf.function(step_summaries)(data, info)
+        tf.function(step_summaries, autograph=False)(data, info)
     summaries.close()
     return written_summaries.histograms(directory)
 

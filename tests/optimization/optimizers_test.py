@@ -25,7 +25,7 @@ class Problem:
             self.train_step = create_train_step()
             settings = {'learning_rate': 0.1, 'name': 'it'} | settings
             self.optimizer = optimizers.make(self.train_step, **settings)
-        self._step = tf.function(self._all)
+        self._step = tf.function(self._all, autograph=False)
 
     def step(self, items=ITEMS):
         with self.strategy.scope():
@@ -214,7 +214,7 @@ def test_without_summaries_no_statistics_are_computed(tmp_path, recorded):
         problem = Problem('mirrored:2', gradient_clipping=1.0)
         writer = tf.summary.create_noop_writer() if case is None else tf.summary.create_file_writer(str(tmp_path))
         with problem.strategy.scope(), writer.as_default(step=0), tf.summary.record_if(bool(case)):
-            program = tf.function(problem._all).get_concrete_function(tf.TensorSpec(ITEMS.shape))
+            program = tf.function(problem._all, autograph=False).get_concrete_function(tf.TensorSpec(ITEMS.shape))
         operations[case] = [operation.type for operation in program.graph.get_operations()]
         writer.close()
     assert not [kind for kind in operations[recorded] if 'Summary' in kind]
