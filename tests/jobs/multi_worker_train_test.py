@@ -23,6 +23,7 @@ BINDINGS = (
     'train.Intervals.steps_per_call=20',
     'train.LearnerOptions.checkpoint_interval_steps=50',
     'train.Intervals.publish_interval_steps=20',
+    'train.SummaryOptions.interval_steps=30',
     'train.Intervals.replica_check_interval_steps=50',
     'train.Initial.seed=3',
     'collect.num_environments=2',

@@ -44,7 +44,7 @@ class SummaryOptions:
     """When summaries are written, and what they contain in addition to the learner's own metrics.
 
     `interval_steps`, `interval_secs` and `total` may be combined; with none of them there are no summaries. At the
-    end of training the metrics are written once more.
+    end of training the metrics are written once more. On several workers there are the learner's own metrics alone.
 
     Attributes:
       interval_steps: each multiple of it is a train step that is summarized.

@@ -105,7 +105,9 @@ class SummarizedLoop:
 
     The learner's own metrics have tags `train/...`, on any number of replicas. Agents write other tags
     themselves, from one replica: TF-Agents' `Losses/...` are that replica's share of the loss, at the train step
-    before, since agents count a step when it is done.
+    before, since agents count a step when it is done. On several workers only the learner's own metrics are written:
+    a program that records summaries on the chief alone is another one there, and its collectives do not find those of
+    the other workers.
 
     Attributes:
       num_traces: traces of the train step so far: one for each program, or two where the first makes variables, such as
@@ -139,6 +141,7 @@ class SummarizedLoop:
         self._loop = TrainLoop(agent, strategy, loop)
         with tf.summary.record_if(False):  # also if the caller has a default writer
             self._plain = self._loop.program(batches)
+        self._has_summary_program = strategies.layout(strategy).workers == 1
         self._summary: Program | None = None
         self.loss = self._loop.loss(batches)
         self._texts = options.sources.texts
@@ -173,7 +176,8 @@ class SummarizedLoop:
             before = self._counter.step
             self._profile.at(before)
             count, summarized = self._part(before, num_steps - total.num_steps)
-            taken = self._take_summarized(count) if summarized else self._plain(count)
+            in_program = summarized and self._has_summary_program
+            taken = self._take_summarized(count) if in_program else self._plain(count)
             self._counter.observe(before, taken.num_steps)
             self.metrics.add(taken)
             total += taken
@@ -204,7 +208,9 @@ class SummarizedLoop:
         """
         self._loop.prepare()
         due = self.summaries.next_step(before)
-        if due is not None and due <= end and isinstance(self._batches, SourceBatches):
+        if not self._has_summary_program or not isinstance(self._batches, SourceBatches):
+            return
+        if due is not None and due <= end:
             self._take_summarized(0)
 
     def close(self, step: int) -> None:
