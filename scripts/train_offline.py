@@ -12,11 +12,12 @@ from absl import flags
 from tflearn.config import job_config
 from tflearn.run_dir import local_path
 
-from . import job_setup
+from . import job_setup, train
 
 
 def define_flags() -> None:
-    """Defines the flags of this job."""
+    """Defines the flags of this job, and --strategy."""
+    train.define_flags()
     flags.DEFINE_multi_string(
         'data', [], "Directory of episodes, or a pattern such as 'data/*'; may be given many times. Needed, unless the "
         'gin file binds train_offline.Dataset.paths.'
@@ -24,9 +25,10 @@ def define_flags() -> None:
 
 
 def bindings() -> Sequence[str]:
-    """Returns the gin statements that --data stands for."""
+    """Returns the gin statements that --data and --strategy stand for."""
     paths = [str(local_path(path, '--data')) for path in flags.FLAGS.data]
     return [
+        *train.bindings(),
         'from tflearn.jobs import train_offline',
         'train_offline.train_offline.dataset = @train_offline.Dataset()',
         'train_offline.train_offline.data_stop_conditions = @train_offline.DataStopConditions()',

@@ -227,6 +227,8 @@ def test_parts_are_disjoint_and_together_whole(tmp_path, num_pipelines, file_byt
     assert sorted(itertools.chain(*parts)) == sorted(whole)
     assert max(map(len, parts)) - min(map(len, parts)) < 0.5 * len(whole) / num_pipelines
     for reader, part in zip(own(tmp_path / '*', num_pipelines), parts, strict=True):
+        assert rows_of(reader.joined()) == part
+        assert reader.num_read == sum(row[0] == 0 for row in part), 'as many as there are FIRST rows'
         assert sorted(rows_of(episodes for _, episodes in reader.shuffled(1, 0))) == sorted(part)
 
 

@@ -1,3 +1,4 @@
+import itertools
 import threading
 
 import pytest
@@ -35,6 +36,19 @@ def test_work_in_time_and_idle_time_do_not_end():
     assert not end.called.wait(1.0)
     idle.close()
     watchdog.close()
+
+
+def test_a_count_that_grows_restarts_the_deadline():
+    end, clock, counts = Ends(), itertools.count(0.0, 0.04).__next__, []
+
+    def count():
+        counts.append(min(len(counts), 9))
+        return counts[-1]
+
+    watchdog = Watchdog(0.1, end, clock)
+    with watchdog.guard('training', count):
+        assert end.called.wait(DEADLINE_SECS)
+    assert counts[:10] == list(range(10)) and 11 <= len(counts) <= 14
 
 
 def test_work_that_raises_is_no_longer_watched():

@@ -18,7 +18,7 @@ from tflearn.experience import BatchItems, Experience, Queue, Slicing, Uniform
 from tflearn.jobs import batch_source
 from tflearn.jobs import train_offline as job
 from tflearn.jobs.policy_exports import ExportOptions
-from tflearn.jobs.train_settings import Initial, Intervals, Reading, Validation
+from tflearn.jobs.train_settings import Device, Initial, Intervals, Reading, Validation
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import DataStopConditions, StopConditions
 from tflearn.learner.summaries import SummaryOptions
@@ -26,7 +26,6 @@ from tflearn.learner.train_loop import LoopOptions
 from tflearn.policies import loader
 from tflearn.replay.storage import Storage
 from tflearn.run_dir import RunDir, read_json
-from tflearn.sampling.episode_stream import FileSource
 from tflearn.sampling.local import LocalReplay
 
 make_agent = functools.partial(dqn.make_agent, fc_layer_params=(8,), epsilon=0.0)
@@ -150,8 +149,7 @@ def checkpoints_of(root):
     [pytest.param(Reading(), marks=pytest.mark.slow), Reading('stream', window_steps=20)],
     ids=lambda it: it.storage,
 )
-def test_a_resumed_run_has_the_batches_of_an_undisturbed_one(tmp_path, reading, monkeypatch):
-    monkeypatch.setattr(FileSource, 'owed_steps', 25)  # calls of the learner, after which it can save
+def test_a_resumed_run_has_the_batches_of_an_undisturbed_one(tmp_path, reading):
     for i in range(2):
         data_sets.write(tmp_path / f'data_{i}', 60, seed=i)
     settings = {
@@ -191,6 +189,29 @@ def test_it_validates_on_episodes_of_their_own_and_stops_when_they_get_no_better
     assert result['reason'].endswith(f' {best}')
     assert [step for step in losses if step > best] == sorted(losses)[-2:]
     assert result['train_step'] == max(losses)
+
+
+def test_two_replicas_equal_one_with_twice_the_batch(tmp_path):
+    data_sets.write(tmp_path / 'data', 200)
+    settings = {
+        'num_steps': 40,
+        'reading': Reading(order='epochs'),
+        'validation': Validation(0.3, 20),
+        'intervals': Intervals(replica_check_interval_steps=20),
+        'learner_options': LearnerOptions(20, SummaryOptions(1_000)),
+    }
+    found = []
+    for name, size in (('default', 16), ('mirrored:2', 8)):
+        root = tmp_path / name.replace(':', '_')
+        of_size = Experience(batch=BatchItems(size))
+        run_dir = train(root, tmp_path / 'data', device=Device(name), experience=of_size, **settings)
+        reader = tf.train.load_checkpoint(str(run_dir.checkpoints))
+        names = [name for name in reader.get_variable_to_shape_map() if name.startswith('agent/_q_network')]
+        losses = written_summaries.scalars(run_dir.summaries('train'))['validation/loss']
+        found.append({name: reader.get_tensor(name) for name in names} | {str(step): losses[step] for step in (20, 40)})
+    assert len(found[0]) == 4 + 2
+    for name, value in found[0].items():
+        np.testing.assert_allclose(found[1][name], value, rtol=1e-3, atol=1e-5, err_msg=name)
 
 
 def test_it_stops_after_epochs(tmp_path):

@@ -200,6 +200,14 @@ class EpisodeReader:
                 if episode is not None:
                     yield record, episode
 
+    def joined(self) -> Iterator[Any]:
+        """Yields the episodes in their order, several at a time; see `shuffled`."""
+        if self._dataset.max_episodes is not None:
+            return self.episodes()
+        self.num_read = self.num_damaged = 0
+        groups = (group for shard in self._shards for _, group in self._groups(shard, 0))
+        return (episodes for group in groups if (episodes := self._join(group)) is not None)
+
     def shuffled(self, seed: int, epoch: int, begin: tuple[int, int] = (0, 0)) -> Iterator[tuple[tuple[int, int], Any]]:
         """Yields the episodes file by file, the files in another order in each epoch.
 

@@ -63,19 +63,26 @@ class Watchdog:
             raise UserValueError(f'got timeout_secs={timeout_secs}; need seconds above 0')
         self._timeout_secs, self._end, self._clock = timeout_secs, end, clock
         self._work: str | None = None
+        self._count: Callable[[], object] | None = None
         self._since = 0.0
         self._closed = threading.Event()
         threading.Thread(target=self._watch, name='watchdog', daemon=True).start()
 
     @contextlib.contextmanager
-    def guard(self, what: str) -> Iterator[None]:
-        """Watches the work of a `with` block; the message names it as `what`: '200 train steps from step 1000'."""
+    def guard(self, what: str, count: Callable[[], object] | None = None) -> Iterator[None]:
+        """Watches the work of a `with` block.
+
+        Args:
+          what: names it in the message: '200 train steps from step 1000'.
+          count: returns something else whenever a part of the work is done, such as the train step, which restarts the
+            deadline. It is called on the watchdog's thread, and must not wait.
+        """
         self._since = self._clock()
-        self._work = what
+        self._work, self._count = what, count
         try:
             yield
         finally:
-            self._work = None
+            self._work = self._count = None
 
     def progress(self) -> None:
         """Restarts the deadline of the present work, because a part of it is done. May be called from any thread."""
@@ -87,8 +94,12 @@ class Watchdog:
 
     def _watch(self) -> None:
         poll_secs = min(1.0, self._timeout_secs / 4)
+        seen: object = None
         while not self._closed.wait(poll_secs):
-            work = self._work
+            work, count = self._work, self._count
+            if count is not None and (now := count()) != seen:
+                seen = now
+                self.progress()
             if work is None or self._clock() - self._since < self._timeout_secs:
                 continue
             self._end(

@@ -5,28 +5,56 @@ train steps, or whether a checkpoint is saved, must be the same on every worker.
 """
 
 import contextlib
+import enum
+import json
 import tempfile
+import threading
 from collections.abc import Iterator
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
+from numpy.typing import ArrayLike
 
 from tflearn.distribute import strategies
 from tflearn.errors import UserValueError
 from tflearn.run_dir import RunDir
 from tflearn.waiting import PeerStopped
 
+_WORKERS = 'workers'
+
+
+class Ending(enum.IntEnum):
+    """How training ends; of several workers the greatest value counts."""
+
+    NONE = 0
+    STOP = 1
+    NO_DATA = 2
+    LIMIT = 3
+
+
+def check_own_stop(ending: Ending, stop: threading.Event, train_step: int) -> None:
+    """Raises PeerStopped if training was stopped, by a request to another worker: this one cannot go on alone."""
+    if ending == Ending.STOP and not stop.is_set():
+        raise PeerStopped(
+            f'stopped at train step {train_step}, because another worker was asked to stop; start all workers again: '
+            'they continue from the checkpoint'
+        )
+
 
 class Agreement:
     """Lets the workers of a strategy agree on values. Every worker must make the same calls in the same order.
 
     With one worker no collective runs.
+
+    Attributes:
+      layout: the strategy's replicas and workers.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy):
-        self._strategy = strategy
-        self._alone = strategies.layout(strategy).workers == 1
-        self._gather = tf.function(self._gathered, input_signature=[tf.TensorSpec((), tf.int64)])
+        self._strategy, self.layout = strategy, strategies.layout(strategy)
+        self._alone = self.layout.workers == 1
+        self._gather = tf.function(self._gathered, input_signature=[tf.TensorSpec([None], tf.int64)])
 
     def on_any(self, flag: bool) -> bool:
         """Returns whether `flag` is set on any worker: a request to stop, data that ended, a timeout."""
@@ -53,13 +81,71 @@ class Agreement:
                 '--root_dir, on a file system that all workers share, and the same configuration'
             )
 
+    @contextlib.contextmanager
+    def together(self, what: str) -> Iterator[None]:
+        """Lets a `with` block without collectives, such as reading files, fail on all workers if it fails on any.
+
+        Raises:
+          PeerStopped: if it failed on other workers only.
+        """
+        try:
+            yield
+        except Exception:
+            self.on_any(True)
+            raise
+        if self.on_any(False):
+            raise PeerStopped(f'got an error of another worker in {what}; see its log; mend it, and start all again')
+
     def values(self, value: int) -> np.ndarray:
         """Returns the `value` of each replica's worker: int64 [replicas]."""
+        return self._rows([value])[:, 0]
+
+    def texts(self, text: str) -> list[str]:
+        """Returns the `text` of each worker, such as its position in its part of the data."""
+        if self._alone:
+            return [text]
+        data = np.frombuffer(text.encode(), np.uint8)
+        lengths = self.values(len(data))
+        rows = self._rows(np.pad(data, (0, int(lengths.max()) - len(data))))
+        firsts = range(0, self.layout.replicas, self.layout.replicas // self.layout.workers)
+        return [rows[i, : lengths[i]].astype(np.uint8).tobytes().decode() for i in firsts]
+
+    def _rows(self, values: ArrayLike) -> np.ndarray:
+        """Returns the integers [n] of each replica's worker: int64 [replicas, n]."""
         with self._strategy.scope():
-            return self._gather(tf.constant(value, tf.int64)).numpy()
+            return self._gather(tf.constant(values, tf.int64)).numpy()
 
     def _gathered(self, value: tf.Tensor) -> tf.Tensor:
         return self._strategy.gather(self._strategy.run(lambda mine: mine[tf.newaxis], (value,)), axis=0)
+
+
+class StateOfWorkers(tf.train.experimental.PythonState):
+    """A Python state that is another one on each worker, such as a position in its part of the data.
+
+    The chief's checkpoint holds all of them, and each worker restores its own. All workers save at the same train step.
+    """
+
+    def __init__(self, state: tf.train.experimental.PythonState, agreement: Agreement):
+        """Takes this worker's state, whose text is JSON."""
+        self._state, self._agreement = state, agreement
+
+    def serialize(self) -> str:
+        """Returns the state; of several workers a JSON object with all of them."""
+        texts = self._agreement.texts(self._state.serialize())
+        return texts[0] if len(texts) == 1 else json.dumps({_WORKERS: texts})
+
+    def deserialize(self, string_value: str) -> None:
+        """Restores this worker's state; logs it if the checkpoint is of another number of workers."""
+        texts = json.loads(string_value).get(_WORKERS, [string_value])
+        layout = self._agreement.layout
+        if len(texts) != layout.workers:
+            logging.warning(
+                'the checkpoint has the positions of %d workers, now there are %d, which divide the data in another '
+                'way: the batches are not those that an undisturbed run would have had',
+                len(texts),
+                layout.workers,
+            )
+        self._state.deserialize(texts[layout.worker % len(texts)])
 
 
 @contextlib.contextmanager

@@ -212,7 +212,7 @@ def loaded(dataset: Dataset, storage: Storage, batch_size: int, seed: int) -> Lo
 
 def _loaded(reader: EpisodeReader, storage: Storage, max_rows: int, *settings: Any) -> LoadedEpisodes:
     start = time.monotonic()
-    source = LoadedEpisodes(storage, reader.episodes(), max_rows, *settings)
+    source = LoadedEpisodes(storage, reader.joined(), max_rows, *settings)
     logging.info(
         'train on %d of %d episodes, in %d directories: %d sequences; read in %.1f s',
         reader.num_read,
@@ -258,7 +258,7 @@ def from_files(
     max_rows = [EpisodeRows(storage).max_rows(reader.num_steps, reader.num_episodes) for reader in readers]
     streams = _streams(experience, sum(max_rows) * (storage.layout.num_bytes + 8), reading)
     if streams:
-        _check_stream(dataset, layout.workers)
+        _check_stream(dataset)
     quarter = int(_max_gb(experience) * 1e9 / 4 / storage.layout.num_bytes / len(readers))
     sources: list[LoadedEpisodes | EpisodeStream] = []
     for i, (reader, share, most) in enumerate(zip(readers, shares, max_rows, strict=True)):
@@ -278,7 +278,7 @@ def validation_episodes(
     reader = EpisodeReader(dataclasses.replace(dataset, weights=()), data_spec, part=Part(share, validation=True))
     storage = Storage(experience, data_spec)
     try:
-        found = LoadedEpisodes(storage, reader.episodes(), None, experience.per_replica_batch_size)
+        found = LoadedEpisodes(storage, reader.joined(), None, experience.per_replica_batch_size)
     except UserValueError as error:
         raise UserValueError(
             f'got Validation.share={share}, by which {reader.num_read} of {reader.num_episodes} episodes are for '
@@ -320,14 +320,9 @@ def _max_gb(experience: Experience) -> float:
     return experience.replay.max_mirror_gb
 
 
-def _check_stream(dataset: Dataset, num_workers: int) -> None:
+def _check_stream(dataset: Dataset) -> None:
     if dataset.max_episodes is not None:
         raise UserValueError(
             f'got Dataset.max_episodes={dataset.max_episodes} for a stream, which reads the files in another order in '
             'each epoch; need None; make a smaller data set by tflearn-data copy --max_episodes'
-        )
-    if num_workers > 1:
-        raise UserValueError(
-            f'got a stream of episodes on {num_workers} workers, whose positions would not be in the checkpoint; need '
-            "one worker, or Reading.storage='memory'"
         )

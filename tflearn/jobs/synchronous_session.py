@@ -11,6 +11,9 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn import train_step
+from tflearn.distribute import strategies, workers
+from tflearn.distribute.replica_check import ReplicaConsistency
+from tflearn.distribute.workers import Ending
 from tflearn.errors import UserValueError
 from tflearn.jobs import batch_source, run_outputs
 from tflearn.jobs.policy_exports import PolicyExports
@@ -25,7 +28,7 @@ from tflearn.sampling.episode_stream import FileSource
 from tflearn.sampling.hybrid import HybridSource
 from tflearn.transforms.reward_weights import RewardWeights
 from tflearn.types import Agent
-from tflearn.waiting import LOG_EVERY_SECS
+from tflearn.waiting import LOG_EVERY_SECS, PeerStopped
 
 _REPORT_SECS = 1.0
 
@@ -39,12 +42,17 @@ def check_strategy(strategy: str) -> None:
         )
 
 
-def set_seed(seed: int | None) -> int:
-    """Seeds Python, numpy and TensorFlow; draws the seed if there is none. Returns it."""
+def set_seed(seed: int | None, strategy: tf.distribute.Strategy | None = None) -> int:
+    """Seeds Python, numpy and TensorFlow, differently on each worker of a strategy.
+
+    Returns:
+      The run's seed; the chief draws it if there is none.
+    """
+    strategy = strategy or tf.distribute.get_strategy()
     if seed is None:
-        seed = random.SystemRandom().randrange(2**31)
+        seed = workers.Agreement(strategy).of_chief(random.SystemRandom().randrange(2**31))
         logging.info('got no seed; drew %d: the same one gives the same run', seed)
-    tf.keras.utils.set_random_seed(seed)
+    tf.keras.utils.set_random_seed(seed + strategies.layout(strategy).worker)
     if tf.config.list_physical_devices('GPU'):  # on a CPU operations are deterministic by default
         tf.config.experimental.enable_op_determinism()
     return seed
@@ -99,7 +107,8 @@ class Counts(tf.train.experimental.PythonState):
 class SynchronousSession:
     """Alternates between one batched environment step and the train steps that are due.
 
-    The policy's version is the train step: each action is computed with the newest weights.
+    The policy's version is the train step: each action is computed with the newest weights. Of several workers, which
+    need steps in files, only the chief exports; the others write to temporary directories. All end together.
     """
 
     def __init__(
@@ -110,6 +119,7 @@ class SynchronousSession:
         agent: Agent,
         settings: Settings,
         stop_conditions: StopConditions,
+        strategy: tf.distribute.Strategy | None = None,
     ):
         """Restores the newest checkpoint; exports nothing yet.
 
@@ -120,6 +130,7 @@ class SynchronousSession:
           agent: the agent to train, whose collect policy acts.
           settings: what the session does, and how often.
           stop_conditions: when training is over.
+          strategy: the strategy that the agent was made in; None is that of one device.
 
         Raises:
           ValueError: if the checkpoint is made for other networks.
@@ -133,33 +144,53 @@ class SynchronousSession:
         self._counted_at = time.monotonic()
         self._reported_at = self._logged_at = 0.0
         self._loss: float | None = None
+        self._data_failed = False
+        strategy = strategy or tf.distribute.get_strategy()
+        self._chief, self._agreement = strategies.layout(strategy).is_chief, workers.Agreement(strategy)
+        self._consistency: ReplicaConsistency | None = None
         counter = agent.train_step_counter
-        updates = settings.exports.update_interval_steps
         self._learner = Learner(
             agent,
             replay,
             run_dir,
-            triggers=[
-                IntervalTrigger(settings.intervals.publish_interval_steps, RewardWeights(agent, run_dir)),
-                IntervalTrigger(settings.intervals.export_interval_steps, self._export),
-                *([IntervalTrigger(updates, lambda step: self._exports.export_update(step))] if updates else []),
-                *self._summary_triggers(settings.summary_steps),
-            ],
+            triggers=self._triggers(settings, agent, strategy),
+            strategy=strategy,
             options=settings.learner_options(lambda: int(counter.numpy()), self._metrics),
             state={'in_step': self._counts, **acting.state, **batch_source.checkpointed(replay)},
         )
         self._earlier = {'env_steps': self._counts.env_steps, 'episodes': self._counts.episodes}
         self._exports = PolicyExports(agent, run_dir, settings.exports, self._export_facts, settings.texts)
 
-    def _summary_triggers(self, interval: int | None) -> list[IntervalTrigger]:
-        write = lambda step: self._collect_summaries.write(self._metrics())  # noqa: E731
-        return [IntervalTrigger(interval, write)] if interval else []
+    def _triggers(self, settings: Settings, agent: Agent, strategy: tf.distribute.Strategy) -> list[IntervalTrigger]:
+        intervals = settings.intervals
+        triggers = [IntervalTrigger(intervals.export_interval_steps, self._export)]
+        if strategies.layout(strategy).workers == 1:  # only the chief could read the file
+            read = RewardWeights(agent, self._run_dir)
+            triggers.insert(0, IntervalTrigger(intervals.publish_interval_steps, read))
+        if updates := settings.exports.update_interval_steps:
+            triggers.append(IntervalTrigger(updates, self._export_update))
+        if settings.summary_steps:
+            write = lambda step: self._collect_summaries.write(self._metrics())  # noqa: E731
+            triggers.append(IntervalTrigger(settings.summary_steps, write))
+        if intervals.replica_check_interval_steps and strategy.num_replicas_in_sync > 1:
+            self._consistency = ReplicaConsistency(strategy, agent)
+            triggers.append(IntervalTrigger(intervals.replica_check_interval_steps, self._consistency))
+        return triggers
+
+    @property
+    def train_step(self) -> int:
+        """The train step now."""
+        return self._learner.step
 
     def run(self, stop: threading.Event) -> None:
-        """Runs until a stop condition or a requested stop (then it writes the result), or until `stop` is set."""
+        """Runs until a stop condition or a requested stop (then it writes the result), or until `stop` is set.
+
+        Raises:
+          PeerStopped: if another worker was asked to stop, or got an error of its data; the checkpoint is saved.
+        """
         try:
             try:
-                while not stop.is_set() and self._end_reason() is None:
+                while not (ending := self._agree_on_ending(stop)):
                     if self._learner.step >= self._num_pretrain_steps:
                         self._collect()
                     self._train()
@@ -167,26 +198,45 @@ class SynchronousSession:
             finally:
                 self._learner.close()
                 self._collect_summaries.close()
-            self._end()
+            self._end(ending)
         except BaseException as error:
             self._status.update(f'failed: {error}')
             raise
+        workers.check_own_stop(ending, stop, self._learner.step)
 
-    def _end(self) -> None:
-        reason = self._end_reason()
-        if reason is not None:
-            self._finish(reason)
-            return
-        self._exports.settle()
-        logging.info('stopped at train step %d; its checkpoint is saved', self._learner.step)
-        self._status.update('stopped')
+    def _agree_on_ending(self, stop: threading.Event) -> Ending:
+        """Agrees with the other workers on whether and how training ends: each has its own clock, signals and data."""
+        mine = Ending.NONE
+        if self._end_reason() is not None:
+            mine = Ending.LIMIT
+        elif self._data_failed:
+            mine = Ending.NO_DATA
+        elif stop.is_set():
+            mine = Ending.STOP
+        return Ending(self._agreement.greatest(mine))
+
+    def _end(self, ending: Ending) -> None:
+        if ending == Ending.LIMIT:
+            reasons = self._agreement.texts(self._end_reason() or '')
+            self._finish(next(filter(None, reasons)))
+        else:
+            self._exports.settle()
+        self._agreement.on_any(False)  # no worker leaves before all have written their files
+        if ending == Ending.NO_DATA:
+            raise self._replay.error or PeerStopped(
+                'got an error of the data of another worker; see its log; mend it, and start all again'
+            )
+        if ending == Ending.STOP:
+            logging.info('stopped at train step %d; its checkpoint is saved', self._learner.step)
+            self._status.update('stopped')
 
     def begin(self) -> None:
         """Exports the first policies. Nothing is lost if the process ends here."""
         if self._end_reason() is None:  # an earlier session may have had stricter stop conditions
             self._run_dir.train_result.unlink(missing_ok=True)
         self._exports.drop_newer_than(self._learner.step)
-        self._exports.export(self._learner.step)
+        if self._chief:
+            self._exports.export(self._learner.step)
         if self._learner.step and not self._collection.state:
             logging.info('the replay is in no checkpoint: it is filled again before training continues')
         self._status.update(
@@ -214,8 +264,7 @@ class SynchronousSession:
         if owed:
             before, first = self._learner.step, self._loss is None
             result = self._learner.run(self._learner.calls(owed))
-            if result.data_ended and self._replay.error:
-                raise self._replay.error
+            self._data_failed = result.data_ended and self._replay.error is not None
             if result.num_steps:
                 self._loss = result.loss
             if first:  # the time of compiling does not count
@@ -235,8 +284,13 @@ class SynchronousSession:
 
     def _export(self, step: int) -> None:
         self._run_dir.check_owner()
-        self._exports.export(step)
-        self._exports.settle()  # so that it does not depend on the clock which exports replace others
+        if self._chief:
+            self._exports.export(step)
+            self._exports.settle()  # so that it does not depend on the clock which exports replace others
+
+    def _export_update(self, step: int) -> None:
+        if self._chief:
+            self._exports.export_update(step)
 
     def _export_facts(self) -> dict[str, Any]:
         mean_return = self._collection.metrics.mean_return
@@ -250,7 +304,8 @@ class SynchronousSession:
         """Exports the last weights, then writes the result."""
         step = self._learner.step
         self._run_dir.check_owner()
-        self._exports.export(step)
+        if self._chief:
+            self._exports.export(step)
         self._exports.wait()
         run_outputs.write_result(self._run_dir, reason, step, self._counts.env_steps, self._counts.secs)
         self._status.update('finished', train_step=step, **self._metrics())
@@ -263,6 +318,7 @@ class SynchronousSession:
             'dropped_episodes': self._collection.metrics.dropped_episodes,
             'rebuilt_environments': self._collection.num_rebuilt,
             'failed_saves': self._learner.checkpoints.num_failed,
+            **({'replica_difference': self._consistency.difference} if self._consistency else {}),
             **self._collection.metrics.means(),
             **self._replay.metrics(),
         }

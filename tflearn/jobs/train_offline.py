@@ -1,19 +1,24 @@
 """The train job without a replay server or an environment: it trains on episodes in files."""
 
+import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from tflearn import waiting
-from tflearn.data import columns
+from tflearn.data import columns, writer
 from tflearn.data.reader import Dataset, find_directories
-from tflearn.distribute import strategies
+from tflearn.distribute import strategies, workers
+from tflearn.distribute.watchdog import Watchdog
 from tflearn.errors import UserValueError
 from tflearn.experience import Experience
 from tflearn.jobs import batch_source, initial_agent, run_outputs
 from tflearn.jobs.policy_exports import ExportOptions
-from tflearn.jobs.synchronous_session import SynchronousSession, check_strategy, set_seed
+from tflearn.jobs.synchronous_session import SynchronousSession, set_seed
 from tflearn.jobs.train_settings import Device, Hooks, Initial, Intervals, Reading, Settings, Validation
 from tflearn.learner import agent_data
 from tflearn.learner.learner import Learner, LearnerOptions, Trigger
@@ -23,6 +28,8 @@ from tflearn.run_dir import RunDir
 from tflearn.sampling import local
 from tflearn.sampling.episode_stream import FileSource
 from tflearn.types import AgentFactory, EnvironmentSpecs
+
+_TIMEOUT_SECS = 900.0  # for a train step, a batch of the validation, and what is written in the end
 
 
 def train_offline(
@@ -61,7 +68,7 @@ def train_offline(
       reading: how the episodes are read.
       validation: which of them are for validation, and how often.
       intervals: how often policies are exported.
-      device: see the train job; the strategy is 'default'.
+      device: see the train job. Of several workers each reads its own part of the episodes.
       initial: see the train job.
       exports: see the train job.
       learner_options: the train job's `options`.
@@ -70,8 +77,52 @@ def train_offline(
     Raises:
       ValueError: if the data set does not have what the agent needs, or settings exclude each other.
       RuntimeError: if more records are damaged than the data set allows.
+      PeerStopped: if another worker was stopped, has died or got an error of its own.
     """
-    check_strategy(device.strategy)
+    _check(experience, initial, validation, data_stop_conditions)
+    settings = Settings(intervals, learner_options, exports).over(stop_conditions.num_train_steps)
+    if run_outputs.is_done(run_dir):
+        return
+    strategies.use_threads(device.inter_op_threads)  # before any other use of TensorFlow
+    placement = strategies.make(device.strategy)
+    agreement = workers.Agreement(placement)
+    with (
+        workers.peer_failures(placement),
+        workers.writable_run_dir(placement, run_dir) as run_dir,
+        run_outputs.only_learner(run_dir, stop) as stopped,
+    ):
+        with waiting.may_exit(stop, stopped):
+            seed = set_seed(initial.seed, placement)
+            settings = dataclasses.replace(settings, texts=lambda: {'run/seed': str(seed), **hooks.describe()})
+            with agreement.together('the data set'):
+                specs, files = environment_specs(dataset), _checksum(dataset)
+            agreement.check_same(files, 'the checksum of the names of the files')
+            agent = initial_agent.make(make_agent, specs, experience, placement, device.precision)
+            settings = dataclasses.replace(settings, preprocess=agent_data.preprocessing(agent))
+            initial_agent.load(agent, initial, run_dir)
+            data_spec, max_epochs = initial_agent.data_spec(agent, experience), data_stop_conditions.max_epochs
+            validator: Validator | None = None
+            with agreement.together('the data set'):
+                source = batch_source.from_files(
+                    dataset, experience, data_spec, placement, seed, reading, validation.share, max_epochs
+                )
+                if validation.share:
+                    kept = batch_source.validation_episodes(dataset, experience, data_spec, validation.share)
+                    validator = Validator(kept.all_batches, validation.interval_steps, data_stop_conditions)
+                    settings = dataclasses.replace(settings, learner=_validating(settings.learner, validator))
+            source.owed_steps = _steps_per_call(source.owed_steps, settings, validation)
+            steps = _FileSteps(source, agreement, validator, max_epochs)
+            session = SynchronousSession(run_dir, steps, source, agent, settings, stop_conditions, placement)
+            if strategies.is_chief(placement):
+                hooks.on_restored()
+            session.begin()
+        with _watched(placement, lambda: (session.train_step, steps.num_validated)):
+            session.run(stop)
+
+
+def _check(
+    experience: Experience, initial: Initial, validation: Validation, data_stop_conditions: DataStopConditions
+) -> None:
     local.check(experience)
     initial.check_no_cloning('the offline job')
     if initial.demonstrations is not None:
@@ -83,34 +134,22 @@ def train_offline(
         raise UserValueError(
             f'got DataStopConditions.patience={data_stop_conditions.patience} without validation; need Validation.share'
         )
-    settings = Settings(intervals, learner_options, exports).over(stop_conditions.num_train_steps)
-    if run_outputs.is_done(run_dir):
+
+
+@contextlib.contextmanager
+def _watched(placement: tf.distribute.Strategy, count: Callable[[], object]) -> Iterator[None]:
+    """Ends the process if a `with` block waits too long for other workers; `count` shows that it goes on."""
+    if strategies.layout(placement).workers == 1:
+        yield
         return
-    strategies.use_threads(device.inter_op_threads)  # before any other use of TensorFlow
-    seed = set_seed(initial.seed)
-    settings = dataclasses.replace(settings, texts=lambda: {'run/seed': str(seed), **hooks.describe()})
-    with run_outputs.only_learner(run_dir, stop) as stopped:
-        with waiting.may_exit(stop, stopped):
-            specs, placement = environment_specs(dataset), strategies.make('default')
-            agent = initial_agent.make(make_agent, specs, experience, placement, device.precision)
-            settings = dataclasses.replace(settings, preprocess=agent_data.preprocessing(agent))
-            initial_agent.load(agent, initial, run_dir)
-            spec = initial_agent.data_spec(agent, experience)
-            max_epochs = data_stop_conditions.max_epochs
-            source = batch_source.from_files(
-                dataset, experience, spec, placement, seed, reading, validation.share, max_epochs
-            )
-            validator = None
-            if validation.share:
-                kept = batch_source.validation_episodes(dataset, experience, spec, validation.share)
-                validator = Validator(kept.all_batches, validation.interval_steps, data_stop_conditions)
-                settings = dataclasses.replace(settings, learner=_validating(settings.learner, validator))
-            session = SynchronousSession(
-                run_dir, _FileSteps(source, validator, max_epochs), source, agent, settings, stop_conditions
-            )
-            hooks.on_restored()
-            session.begin()
-        session.run(stop)
+    with contextlib.closing(Watchdog(_TIMEOUT_SECS)) as watchdog, watchdog.guard('a train step', count):
+        yield
+
+
+def _steps_per_call(most: int, settings: Settings, validation: Validation) -> int:
+    """Returns the train steps of a call of the learner, after which it can save, export and validate."""
+    intervals = [settings.learner.checkpoint_interval_steps, settings.intervals.export_interval_steps]
+    return min(most, *filter(None, intervals), validation.interval_steps if validation.share else most)
 
 
 def _validating(options: LearnerOptions, validator: Validator) -> LearnerOptions:
@@ -128,21 +167,42 @@ def environment_specs(dataset: Dataset) -> EnvironmentSpecs:
     return columns.read_specs(find_directories(dataset)[0])
 
 
+def _checksum(dataset: Dataset) -> int:
+    """Returns a checksum of the files' names, in which are their numbers of episodes and steps."""
+    names = [shard.path.name for directory in find_directories(dataset) for shard in writer.shards(directory)]
+    return zlib.crc32('\n'.join(names).encode())
+
+
 class _FileSteps:
     """The steps of the files in place of a `Collection`: there are no environments.
 
     Attributes:
       metrics: those of a collection without environments.
       num_rebuilt: 0.
-      state: what belongs in the checkpoint, by name.
+      state: what belongs in the checkpoint, by name: the positions of all workers in their parts of the files.
     """
 
     num_rebuilt = 0
 
-    def __init__(self, source: FileSource, validator: Validator | None, max_epochs: int | None):
+    def __init__(
+        self,
+        source: FileSource,
+        agreement: workers.Agreement,
+        validator: Validator | None,
+        max_epochs: int | None,
+    ):
         self.metrics = _FileMetrics()
         self._source, self._validator, self._max_epochs = source, validator, max_epochs
-        self.state = {**source.states(), **({'validation': validator} if validator else {})}
+        self.state: dict[str, Any] = {
+            name: workers.StateOfWorkers(each, agreement) for name, each in source.states().items()
+        }
+        if validator:
+            self.state['validation'] = validator
+
+    @property
+    def num_validated(self) -> int:
+        """Batches that the loss was computed on for validation."""
+        return self._validator.num_batches if self._validator else 0
 
     def begin(self) -> None:
         """Validates if that is due since the checkpoint."""

@@ -1,7 +1,6 @@
 """A session of the train job: everything around the learner's train steps, from a start to a stop."""
 
 import contextlib
-import enum
 import json
 import threading
 import time
@@ -14,6 +13,7 @@ from absl import logging
 from tflearn import train_step
 from tflearn.distribute import strategies, workers
 from tflearn.distribute.replica_check import ReplicaConsistency
+from tflearn.distribute.workers import Ending
 from tflearn.jobs import batch_source, run_outputs
 from tflearn.jobs.batch_source import Source
 from tflearn.jobs.credit_issuer import CreditIssuer
@@ -29,7 +29,7 @@ from tflearn.replay.storage import REPLAY, ReplayStatistics, Storage
 from tflearn.run_dir import RunDir, Status
 from tflearn.transforms.reward_weights import RewardWeights
 from tflearn.types import Agent
-from tflearn.waiting import LOG_EVERY_SECS, PeerStopped
+from tflearn.waiting import LOG_EVERY_SECS
 from tflearn.weights import contract
 from tflearn.weights.contract import PRETRAINING
 from tflearn.weights.publisher import Publisher
@@ -37,15 +37,6 @@ from tflearn.weights.publisher import Publisher
 _POLL_SECS = 1.0
 _LAST_POLL_SECS = 5.0
 _LAST_SEND_SECS = 15.0
-
-
-class Ending(enum.IntEnum):
-    """How a session ends; of several workers the greatest value counts."""
-
-    NONE = 0
-    STOP = 1
-    NO_DATA = 2
-    LIMIT = 3
 
 
 class Progress(tf.train.experimental.PythonState):
@@ -215,7 +206,7 @@ class TrainSession:
             raise
         with self._guard('what the other workers write'):
             self._agreement.on_any(False)  # no worker leaves before all have written their files
-        self._check_own_stop(stop)
+        workers.check_own_stop(self._ending, stop, self._learner.step)
 
     def _agree_on_ending(self, stop: threading.Event) -> bool:
         """Agrees with the other workers on whether and how training ends: each has its own clock, signals and data."""
@@ -229,13 +220,6 @@ class TrainSession:
         with self._guard("the other workers' answers"):
             self._ending = Ending(self._agreement.greatest(mine))
         return self._ending != Ending.NONE
-
-    def _check_own_stop(self, stop: threading.Event) -> None:
-        if self._ending == Ending.STOP and not stop.is_set():
-            raise PeerStopped(
-                f'stopped at train step {self._learner.step}, because another worker was asked to stop; start all '
-                'workers again: they continue from the checkpoint'
-            )
 
     def _guard(self, what: str) -> contextlib.AbstractContextManager[None]:
         return self._watchdog.guard(what) if self._watchdog else contextlib.nullcontext()

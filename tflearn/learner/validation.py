@@ -23,6 +23,7 @@ class Validator(tf.train.experimental.PythonState):
       best_loss: the least loss so far; None before the first.
       best_step: the train step of it.
       metrics: those of the newest validation, by name.
+      num_batches: batches that the loss was computed on since the beginning.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Validator(tf.train.experimental.PythonState):
         self._learner: Learner | None = None
         self._step = self._num_worse = 0  # the train step of the newest validation; validations since the best one
         self.best_loss: float | None = None
-        self.best_step = 0
+        self.best_step = self.num_batches = 0
         self.metrics: dict[str, float] = {}
 
     def serialize(self) -> str:
@@ -88,6 +89,7 @@ class Validator(tf.train.experimental.PythonState):
         for count, element in self._batches():
             result = learner.loss(element)
             total += count
+            self.num_batches += 1
             for name, value in {'loss': result.loss, **result.extra}.items():
                 sums[name] = sums.get(name, 0.0) + count * value
         if not total:

@@ -326,10 +326,10 @@ class FileSource(MixedSource):
     """A `BatchSource` of one or several data sets: each batch has a fixed share of each.
 
     Attributes:
-      owed_steps: train steps that may be taken at once, at any time.
+      owed_steps: train steps that may be taken at once, at any time. A job may choose less.
     """
 
-    owed_steps = 1_000
+    owed_steps: int = 1_000
 
     def __init__(
         self,

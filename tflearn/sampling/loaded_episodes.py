@@ -59,7 +59,7 @@ class LoadedEpisodes(tf.train.experimental.PythonState):
 
         Args:
           storage: the layout of a row, and how steps become items.
-          episodes: Trajectories of arrays [T, ...].
+          episodes: Trajectories of arrays [T, ...], each of one or several episodes.
           max_rows: the rows that they have at most, see `EpisodeRows.max_rows`; None takes twice the memory meanwhile.
           batch_size: sequences of a batch, over all replicas of this process.
           seed: the seed of the order; that of a checkpoint takes precedence.
