@@ -10,6 +10,7 @@ from absl import logging
 
 from tflearn.data.demonstrations import Demonstrations
 from tflearn.data.reader import EpisodeReader
+from tflearn.distribute import machine
 from tflearn.errors import UserValueError
 from tflearn.experience import Experience
 from tflearn.jobs import initial_agent
@@ -85,6 +86,9 @@ def replay_server(
             demonstrations.check(experience)
             demonstrations.check_mirrored(storage.mirrored)
             _save_filled(storage, agent, checkpoints, demonstrations, stop, status)
+        # The newest checkpoint, the one before, one that is written; compression makes them less.
+        lower, num_bytes = 'Experience.replay.max_size', storage.num_bytes
+        machine.check(run_dir.root, 'a full replay', num_bytes, 4 * num_bytes, lower)
         server = _start(storage, agent, int(shards.addresses[shard].rpartition(':')[2]), checkpoints)
         megabytes = storage.num_bytes / 1e6
         logging.info('replay server on port %d; a full table takes up to %.1f MB', server.port, megabytes)

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import random
 import threading
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from tflearn import waiting
 from tflearn.data.demonstrations import Cloning as Cloning  # for gin: train.Cloning
 from tflearn.data.demonstrations import Demonstrations as Demonstrations  # for gin: train.Demonstrations
 from tflearn.data.reader import Dataset as Dataset  # for gin: train.Dataset
-from tflearn.distribute import strategies, workers
+from tflearn.distribute import machine, strategies, workers
 from tflearn.distribute.watchdog import Watchdog
 from tflearn.experience import Experience
 from tflearn.jobs import batch_source, initial_agent, run_outputs
@@ -33,6 +34,7 @@ from tflearn.weights.channels import Plane
 from tflearn.weights.publisher import Publisher
 
 _TRACE_SECS = 300.0
+_SAVED_COPIES, _TRAINING_COPIES = 3, 5  # of the variables: Adam has two moments; gradients and a snapshot
 _WRITE_SECS = 600.0  # checkpoints and exports time out after that
 
 
@@ -102,6 +104,7 @@ def train(
                 agent = initial_agent.make(make_agent, specs, experience, placement, device.precision)
             storage = Storage(experience, initial_agent.data_spec(agent, experience))
             shards.check(storage)
+            _check_machine(run_dir, agent, storage)
             _wait_for_replay(run_dir, [*shards.addresses, *data.addresses], storage, connect_timeout_secs, stop)
             if initial.cloning is not None and not initial_agent.continues(run_dir):
                 publisher = Publisher(shards.control, contract.published(agent.collect_policy), plane, run_dir.epoch)
@@ -126,6 +129,21 @@ def train(
 def _make_strategy(device: Device) -> tf.distribute.Strategy:
     strategies.use_threads(device.inter_op_threads)  # before any other use of TensorFlow
     return strategies.make(device.strategy)
+
+
+def _check_machine(run_dir: RunDir, agent: Agent, storage: Storage) -> None:
+    """Checks that there is room for the mirror of the replay, and for the agent's checkpoints with its optimizer."""
+    variables = {
+        id(part): part for part in tf.train.TrackableView(agent).descendants() if isinstance(part, tf.Variable)
+    }
+    num_bytes = sum(
+        math.prod(each.shape) * each.dtype.size for each in variables.values() if each.dtype.is_numpy_compatible
+    )
+    mirror = storage.mirror_bytes if storage.mirrored else 0
+    lower = 'Experience.replay.max_size' if mirror > num_bytes else 'the networks'
+    machine.check(
+        run_dir.root, 'the learner', mirror + _TRAINING_COPIES * num_bytes, 4 * _SAVED_COPIES * num_bytes, lower
+    )
 
 
 def _seed(seed: int | None, placement: tf.distribute.Strategy) -> int:
