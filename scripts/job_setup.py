@@ -60,6 +60,7 @@ def main(
             'replay_address': flags.FLAGS.replay_address,
             'connect_timeout_secs': flags.FLAGS.connect_timeout_secs,
             'stop': stop,
+            'stop_timeout_secs': flags.FLAGS.stop_timeout_secs,
             'name': name,
             'plane': Plane(*job_flags.weights()),
             'hooks': Hooks(lambda: _save(run_dir, configured), lambda: _texts(configured)),

@@ -159,6 +159,7 @@ class RunDir:
       topology: the jobs of a run that a scheduler starts.
       failure: written when a job of such a run failed for good; ends the others.
       submitted: the scheduler's own numbers of the jobs.
+      manifests: which checkpoints of the learner and of the replay server belong together.
       owners: the leases of the learner and of the replay server, see `lease`.
     """
 
@@ -187,6 +188,7 @@ class RunDir:
         self.topology = path / 'topology.json'
         self.failure = path / 'failure.json'
         self.submitted = path / 'submitted.json'
+        self.manifests = path / 'manifests'
         self.owners = path / 'owners'
         self._lease: lease.Lease | None = None
 

@@ -70,8 +70,24 @@ def is_listening(address: str, timeout_secs: float = 2.0) -> bool:
     return True
 
 
+def is_refused(address: str, timeout_secs: float = 2.0) -> bool:
+    """Returns whether the machine at `address` answers that nothing listens there: its network works."""
+    host, _, port = address.rpartition(':')
+    try:
+        socket.create_connection((host.strip('[]'), int(port)), timeout_secs).close()
+    except ConnectionRefusedError:
+        return True
+    except (OSError, UnicodeError, OverflowError):
+        pass
+    return False
+
+
 class PeerStopped(Exception):
     """Another worker of the same job was asked to stop, so this one cannot continue."""
+
+
+class PeerLost(PeerStopped):
+    """Another job has not been heard of for too long; a new start may find it again."""
 
 
 class StopEvent(threading.Event):

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tflearn.checkpoints.checkpoints import Checkpoints
+from tflearn.checkpoints.manifests import Manifests
 
 
 def _objects(value=0.0, units=3):
@@ -199,3 +200,25 @@ def test_refuses_weights_that_are_not_finite(tmp_path, caplog):
     checkpoints.save(8)
     checkpoints.wait()
     assert (checkpoints.refusal, checkpoints.newest) == (None, str(tmp_path / 'ckpt-8'))
+
+
+def test_restores_what_the_newest_manifest_names(tmp_path, caplog):
+    def checkpoints(epoch, objects):
+        manifests = Manifests(tmp_path, tmp_path / 'manifests', 'train', epoch)
+        return Checkpoints(tmp_path / 'train', objects, manifests=manifests), manifests
+
+    saver, first = checkpoints(1, objects := _objects(1.0))
+    assert saver.restore_newest() is None
+    saver.save(5)
+    objects['a'].assign_add(tf.ones_like(objects['a']))
+    saver.save(9)
+    assert next(iter(first.whole())).train_step == 9
+    first.add('ckpt-5', (tmp_path / 'train').glob('ckpt-5.*'))  # a replay server went back to the pair before
+    goes_on, second = checkpoints(2, restored := _objects())
+    assert goes_on.restore_newest() == str(tmp_path / 'train' / 'ckpt-5')
+    assert (restored['a'].numpy() == _objects(1.0)['a'].numpy()).all()
+    assert (tmp_path / 'train' / 'unused' / 'ckpt-9.index').exists()
+    assert second.newest_first()[0].parts['train'].epoch == 2
+    with pytest.raises(RuntimeError, match='of epoch 1; need epoch 2, which has taken over'):
+        saver.save(11)  # the first process comes back
+    assert checkpoints(3, _objects())[0].restore_newest() == str(tmp_path / 'train' / 'ckpt-5')

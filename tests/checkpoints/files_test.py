@@ -80,3 +80,19 @@ def test_rejects_invalid_arguments(tmp_path):
         CheckpointFiles(tmp_path, 1, 0)
     with pytest.raises(ValueError, match='need a checkpoint'):
         newest_checkpoint(tmp_path / 'nowhere')
+
+
+def test_keeps_what_is_needed_elsewhere(tmp_path):
+    files = CheckpointFiles(tmp_path, 1, None, needed=lambda: [1, 7])
+    for step in (1, 2, 3):
+        files.write(step, tf.train.Checkpoint(step=tf.Variable(step)).write)
+    assert files.steps() == [1, 3]
+
+
+def test_sets_a_checkpoint_aside(tmp_path):
+    _write(tmp_path, 1, 2)
+    files = CheckpointFiles(tmp_path, 2, None)
+    names = {path.name for path in files.files(2)}
+    files.set_aside(2)
+    assert files.steps() == [1]
+    assert {path.name for path in (tmp_path / 'unused').iterdir()} == names

@@ -51,6 +51,16 @@ def test_a_count_that_grows_restarts_the_deadline():
     assert counts[:10] == list(range(10)) and 11 <= len(counts) <= 14
 
 
+def test_the_time_between_two_parts_is_watched_as_the_work_around_them():
+    end = Ends()
+    watchdog = Watchdog(0.2, end)
+    with watchdog.guard('the session'):
+        with watchdog.guard('a call'):
+            pass
+        assert end.called.wait(DEADLINE_SECS)
+    assert 'got no end of the session' in end.messages[0]
+
+
 def test_work_that_raises_is_no_longer_watched():
     end = Ends()
     watchdog = Watchdog(0.3, end)

@@ -21,7 +21,7 @@ from tflearn.train_step import create_train_step
 from tflearn.types import specs_of
 
 # What each attempt at a run logs. (TensorBoard's files are one per attempt.)
-_TOLD = ('logs', 'status', 'summaries', 'commands.txt', 'owners')
+_TOLD = ('logs', 'status', 'summaries', 'commands.txt', 'owners', 'manifests')
 
 
 @dataclasses.dataclass(frozen=True)

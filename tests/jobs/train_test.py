@@ -10,6 +10,7 @@ import reverb
 import tensorflow as tf
 
 from tests.testing import written_summaries
+from tflearn.checkpoints.manifests import Manifests
 from tflearn.environments import pacing
 from tflearn.jobs.collect import collect
 from tflearn.jobs.policy_exports import ExportOptions
@@ -20,6 +21,7 @@ from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions, SummarySources
 from tflearn.policies import updates, versions
+from tflearn.replay.server import CheckpointDirectory
 from tflearn.run_dir import read_json, write_json
 from tflearn.waiting import wait_until
 
@@ -127,6 +129,10 @@ def test_can_be_stopped_and_resumed(small_run):
     replay.stop.set()
     replay.join()
     inserts = small_run.status('replay_server')['inserts']
+    run_dir = small_run.dir
+    pair = next(iter(Manifests(run_dir.root, run_dir.manifests, 'reader', 0).whole()))
+    saved = CheckpointDirectory(run_dir.replay_checkpoints).newest()
+    assert (pair.train_step, pair.replay) == (step, {'replay_server': saved.name})
 
     small_run.start_replay()
     assert small_run.status('replay_server')['inserts'] >= inserts > 0

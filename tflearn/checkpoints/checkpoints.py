@@ -9,6 +9,7 @@ checkpoint stays the newest.
 import json
 import os
 import random
+import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ from absl import logging
 
 from tflearn.background import Background
 from tflearn.checkpoints.files import CheckpointFiles
+from tflearn.checkpoints.manifests import Manifests
 from tflearn.checkpoints.snapshots import Layout, Snapshot, describe
 from tflearn.errors import UserOSError, UserValueError
 from tflearn.finite import FiniteCheck
@@ -38,6 +40,7 @@ class Checkpoints:
         optional: Collection[str] = (),
         finite: Collection[str] = (),
         asynchronous: bool = False,
+        manifests: Manifests | None = None,
     ):
         """Reads and writes nothing yet.
 
@@ -49,12 +52,14 @@ class Checkpoints:
           optional: names of objects that only the checkpoint or only this process may have; they keep their values.
           finite: names of objects that are saved only while their variables are finite.
           asynchronous: `save` returns when it has a snapshot, and a background thread writes the files.
+          manifests: which checkpoints belong together with those of other jobs; None: there are no others.
         """
         self._objects, self._optional, self._asynchronous = dict(objects), frozenset(optional), asynchronous
         self._finite, self._check_finite = frozenset(finite), FiniteCheck({})
         self._checkpoint = tf.train.Checkpoint(**objects)
         self._checkpoint.save_counter.assign(0)  # reading creates it; TensorFlow's own restore needs it
-        self._files = CheckpointFiles(directory, max_to_keep, keep_every_steps)
+        self._manifests = manifests
+        self._files = CheckpointFiles(directory, max_to_keep, keep_every_steps, self._needed)
         self._background = Background('checkpoint_writer')
         self._layout: Layout | None = None
         self.refusal: FloatingPointError | None = None  # why the newest save refused its values
@@ -109,15 +114,17 @@ class Checkpoints:
     def restore_newest(self) -> str | None:
         """Restores the newest checkpoint that can be read; returns its path prefix. Skips damaged ones, with a warning.
 
-        The objects must have all their variables.
+        Those that manifests name come first, in their order. Checkpoints of later train steps than the one that a
+        manifest names are moved to the directory `unused`. The objects must have all their variables.
 
         Raises:
           ValueError: if a readable checkpoint does not fit the objects; names what differs. Then nothing is restored.
         """
         self.wait()
         self._current_layout()  # now, so that the first save need not wait for it
-        steps = self._files.steps()
-        for step in reversed(steps):
+        steps, start = self._files.steps(), time.monotonic()
+        named = [_step(name) for name in self._manifests.own()] if self._manifests else []
+        for step in dict.fromkeys([*named, *reversed(steps)]):
             path = self._files.path(step)
             try:
                 self._restore(path)
@@ -126,13 +133,33 @@ class Checkpoints:
                 self._files.damaged.add(step)
                 continue
             self._step = step
+            if step in named:
+                self._set_aside(step)
+            self._add_manifest(step)
+            logging.info('restored %s in %.1f s', path, time.monotonic() - start)
             return path
         if steps:
             raise UserValueError(
                 f'got no readable checkpoint in {self.directory}, only {len(steps)} damaged; need a complete one; '
                 'restore the directory from a backup, or start another --root_dir'
             )
+        self._add_manifest(None)
         return None
+
+    def _needed(self) -> set[int]:
+        return set(map(_step, self._manifests.named())) if self._manifests else set()
+
+    def _add_manifest(self, step: int | None) -> None:
+        if self._manifests:
+            name, files = (None, []) if step is None else (f'ckpt-{step}', self._files.files(step))
+            self._manifests.add(name, files)
+
+    def _set_aside(self, restored: int) -> None:
+        """Moves newer checkpoints away: the replay that belongs to them is lost, or their writer had lost its lease."""
+        for step in self._files.steps():
+            if step > restored and step not in self._files.damaged:
+                logging.warning('moved %s to unused/: it is not of the restored pair', self._files.path(step))
+                self._files.set_aside(step)
 
     def _current_layout(self) -> Layout:
         if self._layout is None or self._layout.stale():
@@ -147,6 +174,7 @@ class Checkpoints:
         self._refuse_not_finite(step, snapshot)
         try:
             self._files.write(step, save)
+            self._add_manifest(step)
             self.num_failed = 0
         except (OSError, tf.errors.OpError) as error:
             path = self._files.path(step)
@@ -192,6 +220,10 @@ class Checkpoints:
                 'optimizers; undo the change, or start another --root_dir'
             )
         return absent
+
+
+def _step(name: str) -> int:
+    return int(name.rpartition('-')[2])
 
 
 def _roots(names: Collection[str]) -> set[str]:

@@ -8,7 +8,7 @@ import os
 import pathlib
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from tflearn.errors import UserValueError, check_at_least
 from tflearn.run_dir import write_atomically
@@ -24,17 +24,24 @@ class CheckpointFiles:
       damaged: train steps of the checkpoints that could not be read; the next write deletes them.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], max_to_keep: int, keep_every_steps: int | None):
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        max_to_keep: int,
+        keep_every_steps: int | None,
+        needed: Callable[[], Collection[int]] = tuple,
+    ):
         """
         Args:
           keep_every_steps: the first checkpoint at or after each multiple is never deleted; None: no such rule.
+          needed: returns the train steps of more checkpoints that are kept.
         """
         check_at_least(1, max_to_keep=max_to_keep)
         if keep_every_steps is not None and keep_every_steps < 1:
             raise UserValueError(f'got keep_every_steps={keep_every_steps}; need at least 1 train step, or None')
         self.directory = pathlib.Path(directory)
         self.damaged: set[int] = set()
-        self._max_to_keep, self._keep_every_steps = max_to_keep, keep_every_steps
+        self._max_to_keep, self._keep_every_steps, self._needed = max_to_keep, keep_every_steps, needed
 
     def steps(self) -> list[int]:
         """Returns the train steps of all checkpoints, in ascending order."""
@@ -43,6 +50,17 @@ class CheckpointFiles:
     def path(self, step: int) -> str:
         """Returns the path prefix of the checkpoint of a train step."""
         return str(self.directory / f'ckpt-{step}')
+
+    def files(self, step: int) -> list[pathlib.Path]:
+        """Returns the files of the checkpoint of a train step."""
+        return [*self.directory.glob(f'ckpt-{step}.data-*'), self._index(step)]
+
+    def set_aside(self, step: int) -> None:
+        """Moves a checkpoint that is not used into the directory `unused`."""
+        unused = self.directory / 'unused'
+        unused.mkdir(exist_ok=True)
+        for file in self.files(step)[::-1]:
+            os.replace(file, unused / file.name)
 
     def write(self, step: int, write: Callable[[str], object]) -> None:
         """Writes a checkpoint by `write(path prefix)`, then deletes those that are no longer kept."""
@@ -68,7 +86,7 @@ class CheckpointFiles:
     def _kept(self, written: int) -> set[int]:
         """Returns the train steps of the checkpoints to keep once the one of step `written` is there."""
         readable = [step for step in self.steps() if step not in self.damaged]
-        kept = {*readable[-self._max_to_keep :], written}
+        kept = {*readable[-self._max_to_keep :], written, *(set(self._needed()) & set(readable))}
         if self._keep_every_steps is not None:
             # The first after each multiple stays the first, whichever later ones are deleted.
             first = {step // self._keep_every_steps: step for step in reversed(readable)}
@@ -82,8 +100,7 @@ class CheckpointFiles:
         write_atomically(self.directory / 'checkpoint', '\n'.join(lines) + '\n')
 
     def _delete(self, step: int) -> None:
-        self._index(step).unlink(missing_ok=True)
-        for file in self.directory.glob(f'ckpt-{step}.data-*'):
+        for file in self.files(step)[::-1]:
             file.unlink(missing_ok=True)
 
     def _index(self, step: int) -> pathlib.Path:

@@ -16,7 +16,9 @@ from tflearn.config.reader import FLAG, Binding, Macro, Reference, join_scope, l
 from tflearn.errors import UserValueError
 
 # Arguments of the jobs that their programs set; a binding of one would have no effect.
-GIVEN_BY_PROGRAMS = frozenset({'run_dir', 'replay_address', 'connect_timeout_secs', 'stop', 'name', 'hooks'})
+GIVEN_BY_PROGRAMS = frozenset(
+    {'run_dir', 'replay_address', 'connect_timeout_secs', 'stop_timeout_secs', 'stop', 'name', 'hooks'}
+)
 
 # Types of which a binding's value can be.
 _PLAIN = (int, float, str, bool, types.NoneType)

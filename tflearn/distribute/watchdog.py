@@ -43,7 +43,7 @@ def ending_after(timeout_secs: float, what: str) -> Iterator[None]:
 
 
 class Watchdog:
-    """Gives pieces of work, one at a time, a deadline."""
+    """Gives pieces of work a deadline."""
 
     def __init__(
         self,
@@ -72,17 +72,20 @@ class Watchdog:
     def guard(self, what: str, count: Callable[[], object] | None = None) -> Iterator[None]:
         """Watches the work of a `with` block.
 
+        A block may be a part of another one, whose deadline starts again when the part is done.
+
         Args:
           what: names it in the message: '200 train steps from step 1000'.
           count: returns something else whenever a part of the work is done, such as the train step, which restarts the
             deadline. It is called on the watchdog's thread, and must not wait.
         """
-        self._since = self._clock()
+        before, self._since = (self._work, self._count), self._clock()
         self._work, self._count = what, count
         try:
             yield
         finally:
-            self._work = self._count = None
+            self._since = self._clock()
+            self._work, self._count = before
 
     def progress(self) -> None:
         """Restarts the deadline of the present work, because a part of it is done. May be called from any thread."""

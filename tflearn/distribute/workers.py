@@ -173,6 +173,7 @@ def writable_run_dir(strategy: tf.distribute.Strategy, run_dir: RunDir) -> Itera
             (mine.checkpoints / path.name).symlink_to(
                 path
             )  # replacing or removing the link does not touch the chief's file
+        mine.manifests.symlink_to(run_dir.manifests)
         mine.stop_request.symlink_to(run_dir.stop_request)  # so that each worker sees a later request
         yield mine
 

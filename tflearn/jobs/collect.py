@@ -29,6 +29,7 @@ from tflearn.weights.channels import Plane
 from tflearn.weights.subscriber import Subscriber
 
 _STEPS_PER_RUN = 16
+_POLL_SERVER_SECS = 5.0
 _STOP_POLL_SECS = 0.02
 
 
@@ -70,6 +71,7 @@ def collect(
 
     Raises:
       TimeoutError: if the server or the learner is not found in time, or the server went down and did not return.
+      PeerLost: if nothing was heard of the server for too long.
       ValueError: if an argument is out of range, the agent cannot explore as the options say, or the server's tables
         are made for other data or networks.
     """
@@ -103,7 +105,8 @@ def collect(
             keep_waiting = lambda: _keep_waiting(weights, reporter)  # noqa: E731
             writer = ReplayWriter(servers, storage, num_environments, stop, keep_waiting, connect_timeout_secs)
             sender = reports.Reporter(replay_address, name, num_environments, options.lease_secs)
-            reporter = _Reporter(sender, collection, weights, writer, status, options.reports_metrics(name))
+            server = connection.ServerPoll(replay_address, 'collecting waits', storage, options.server_timeout_secs)
+            reporter = _Reporter(sender, server, collection, weights, writer, status, options.reports_metrics(name))
             ending.callback(reporter.close)
             limit = _limit(options, experience, replay_address, sender.held, ending)
             is_queue = isinstance(experience.replay, Queue)
@@ -224,23 +227,33 @@ class _Reporter:
     def __init__(
         self,
         reporter: reports.Reporter,
+        server: connection.ServerPoll,
         collection: Collection,
         weights: Subscriber,
         writer: ReplayWriter,
         status: Status,
         reports_episodes: bool,
     ):
-        self._reporter = reporter
+        self._reporter, self._server = reporter, server
         self._collection, self._weights, self._writer, self._status = collection, weights, writer, status
         self._reports_episodes = reports_episodes
         self._reported_at, self._logged_at = -math.inf, time.monotonic()
+        self._polled_at = -math.inf
 
     def report_if_due(self, state: str) -> None:
-        """Reports every second, and logs every ten seconds; `state` is what the collector does now."""
+        """Reports every second, and logs every ten seconds; `state` is what the collector does now.
+
+        Raises:
+          PeerLost: if nothing was heard of the replay server for too long.
+        """
         now = time.monotonic()
         if now - self._reported_at >= REPORT_SECS:
             self._report(state)
             self._reported_at = time.monotonic()
+        if now - self._polled_at >= _POLL_SERVER_SECS:
+            self._server.info()
+            self._server.check()
+            self._polled_at = time.monotonic()
         if now - self._logged_at >= LOG_EVERY_SECS:
             logging.info('%s: %s', state, self._line())
             self._logged_at = now

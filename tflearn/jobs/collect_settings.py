@@ -10,6 +10,7 @@ from tf_agents.policies import tf_policy
 from tflearn.actors import exploration
 from tflearn.control import LEASE_SECS
 from tflearn.errors import UserValueError
+from tflearn.replay.connection import SERVER_TIMEOUT_SECS
 
 REPORT_SECS = 1.0
 
@@ -61,6 +62,8 @@ class CollectOptions:
       served_at: 'host:port' of a server of the run's 'collect_policy' (`tflearn-serve`), which then acts instead of the
         policy that is compiled here. The data's policy version is then that of the newest published weights, which
         may be a little ahead of the served ones. None acts here.
+      server_timeout_secs: how long nothing may be heard of the replay server's machine before the collector ends [s]. A
+        server that is down on a machine that answers is waited for as long as `--connect_timeout_secs`.
       report_metrics: whether this collector reports its episodes to the learner, for its summaries; or the names of the
         collectors that do. Environment steps are always reported.
       metrics_buffer_size: the number of episodes that means are taken over; at least one for each environment.
@@ -73,6 +76,7 @@ class CollectOptions:
     max_env_steps: int | None = None
     lease_secs: float = LEASE_SECS
     served_at: str | None = None
+    server_timeout_secs: float = SERVER_TIMEOUT_SECS
     report_metrics: bool | Collection[str] = True
     metrics_buffer_size: int = 10
     metrics_gamma: float = 0.99
@@ -90,6 +94,10 @@ class CollectOptions:
             raise UserValueError(
                 f'got CollectOptions.lease_secs={self.lease_secs!r}; need at least {2 * REPORT_SECS} seconds, since a '
                 f'collector reports every {REPORT_SECS}'
+            )
+        if not self.server_timeout_secs > 0:
+            raise UserValueError(
+                f'got CollectOptions.server_timeout_secs={self.server_timeout_secs!r}; need seconds above 0'
             )
         if self.served_at is not None and self.epsilon_ladder is not None:
             raise UserValueError(

@@ -1,6 +1,7 @@
-"""What the jobs train and synchronous write about the run: collectors' summaries, the status and the result."""
+"""What the jobs train and synchronous write about the run: their progress, summaries, the status and the result."""
 
 import contextlib
+import json
 import pathlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -11,6 +12,29 @@ from absl import logging
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.run_dir import RunDir, Status, read_json, write_json
 from tflearn.waiting import Stopped
+
+
+class Progress(tf.train.experimental.PythonState):
+    """The state in a checkpoint besides agent, train step and reports.
+
+    Attributes:
+      policy_version: the newest publication's version.
+      secs: the training time over all sessions [seconds]. In a session's first call, which compiles, only waiting for
+        data counts.
+    """
+
+    def __init__(self) -> None:
+        self.policy_version = 0
+        self.secs = 0.0
+
+    def serialize(self) -> str:
+        """Returns the state as JSON."""
+        return json.dumps({'policy_version': self.policy_version, 'secs': self.secs})
+
+    def deserialize(self, string_value: str) -> None:
+        """Restores the state of a checkpoint."""
+        saved = json.loads(string_value)
+        self.policy_version, self.secs = saved['policy_version'], saved['secs']
 
 
 class CollectSummaries:

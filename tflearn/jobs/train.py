@@ -5,7 +5,7 @@ import dataclasses
 import math
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator
 
 import tensorflow as tf
 from absl import logging
@@ -25,6 +25,7 @@ from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions as SummaryOptions  # for gin: train.SummaryOptions
 from tflearn.replay import connection
+from tflearn.replay.heartbeat import Heartbeat
 from tflearn.replay.shards import Shards
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.run_dir import RunDir, Status
@@ -79,14 +80,14 @@ def train(
 
     Raises:
       TimeoutError: if the server is not found, or no data arrive in time.
-      PeerStopped: if another worker was asked to stop.
+      PeerStopped: if another worker was asked to stop, or nothing was heard of the replay server for too long.
       ValueError: if arguments contradict each other, if the server's tables or a checkpoint are made for other data or
         networks, or if no part of the agent computes in `precision`.
     """
     data.check(experience.replay)
     shards = Shards.parse(replay_address)
     settings = Settings.make(intervals, options, exports, initial, experience, stop_conditions)
-    settings = dataclasses.replace(settings, plane=plane)
+    settings = dataclasses.replace(settings, plane=plane, server_timeout_secs=data.server_timeout_secs)
     data.check_demonstrations(initial)
     if run_outputs.is_done(run_dir):
         return
@@ -94,8 +95,10 @@ def train(
     with (
         workers.peer_failures(placement),
         workers.writable_run_dir(placement, run_dir) as run_dir,
-        contextlib.closing(Watchdog(max(data.timeout_secs, _WRITE_SECS) + _TRACE_SECS)) as watchdog,
+        _watchdog(data.timeout_secs, connect_timeout_secs) as watchdog,
+        watchdog.guard('the work between two calls'),
         run_outputs.only_learner(run_dir, stop) as stopped,
+        contextlib.ExitStack() as ending,
     ):
         with waiting.may_exit(stop, stopped):
             with watchdog.guard('the construction of the agent'):
@@ -105,15 +108,14 @@ def train(
             storage = Storage(experience, initial_agent.data_spec(agent, experience))
             shards.check(storage)
             _check_machine(run_dir, agent, storage)
-            _wait_for_replay(run_dir, [*shards.addresses, *data.addresses], storage, connect_timeout_secs, stop)
+            ending.enter_context(_connected(run_dir, shards, data, storage, connect_timeout_secs, stop, placement))
             if initial.cloning is not None and not initial_agent.continues(run_dir):
                 publisher = Publisher(shards.control, contract.published(agent.collect_policy), plane, run_dir.epoch)
-                _clone(agent, initial.cloning, specs, run_dir, publisher, placement, device, seed, stop)
+                _clone(agent, initial.cloning, specs, run_dir, publisher, placement, device, seed, stop, watchdog)
             with watchdog.guard('the construction of the learner'):
                 initial_agent.load(agent, initial, run_dir)
-                servers = data.addresses or shards.addresses
                 given = (data.timeout_secs, seed, data.weights, initial.demonstrations)
-                source = batch_source.make(servers, storage, agent, placement, *given)
+                source = batch_source.make(data.addresses or shards.addresses, storage, agent, placement, *given)
                 texts = lambda: {'run/seed': str(seed), **hooks.describe()}  # noqa: E731
                 settings = dataclasses.replace(
                     settings, texts=texts, watchdog=watchdog, preprocess=batch_source.preprocessing(source, agent)
@@ -122,8 +124,12 @@ def train(
                     run_dir, shards.control, agent, storage, source, placement, settings, stop_conditions
                 )
                 session.begin(hooks.on_restored)
-        most = min(intervals.steps_per_call, intervals.publish_interval_steps)
-        session.run(stop, batch_source.steps_per_call(source, most))
+        session.run(stop, batch_source.steps_per_call(source, intervals.most_per_call))
+
+
+def _watchdog(*timeouts: float) -> contextlib.closing[Watchdog]:
+    """Returns a watchdog that is closed with the block, and waits longer than any of these timeouts [s]."""
+    return contextlib.closing(Watchdog(max(_WRITE_SECS, *timeouts) + _TRACE_SECS))
 
 
 def _make_strategy(device: Device) -> tf.distribute.Strategy:
@@ -169,11 +175,13 @@ def _clone(
     device: Device,
     seed: int,
     stop: threading.Event,
+    watchdog: Watchdog,
 ) -> None:
     """Begins the agent with a policy that is cloned from recorded episodes; collectors get to know that they wait."""
     status = Status(run_dir.status('train'), 'train')
 
     def alive(step: int) -> None:
+        watchdog.progress()
         publisher.publish(0, contract.PRETRAINING, 0)
         status.update('running on recorded episodes', cloning_step=step, num_cloning_steps=cloning.num_train_steps)
 
@@ -184,16 +192,28 @@ def _clone(
         publisher.close()
 
 
-def _wait_for_replay(
-    run_dir: RunDir, addresses: Sequence[str], storage: Storage, timeout_secs: float, stop: threading.Event
-) -> None:
-    """Waits for the servers.
+@contextlib.contextmanager
+def _connected(
+    run_dir: RunDir,
+    shards: Shards,
+    data: Data,
+    storage: Storage,
+    timeout_secs: float,
+    stop: threading.Event,
+    placement: tf.distribute.Strategy,
+) -> Iterator[None]:
+    """Waits for the servers, and sends them heartbeats for the time of the block.
 
     Raises:
       TimeoutError: if one is not found in time.
       Stopped: if `stop` is set.
     """
     status = Status(run_dir.status('train'), 'train')
-    for address in dict.fromkeys(addresses):
+    servers = dict.fromkeys([*shards.addresses, *data.addresses])
+    for address in servers:
         status.update(f'waiting for the replay server at {address}')
         connection.wait_for_table(address, REPLAY, storage.signature, timeout_secs, stop)
+    with contextlib.ExitStack() as ending:
+        for address in servers if strategies.layout(placement).is_chief else ():
+            ending.callback(Heartbeat(address).close)
+        yield

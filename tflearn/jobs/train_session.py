@@ -1,7 +1,6 @@
 """A session of the train job: everything around the learner's train steps, from a start to a stop."""
 
 import contextlib
-import json
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +10,7 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn import train_step
+from tflearn.checkpoints.manifests import LEARNER, Manifests
 from tflearn.distribute import strategies, workers
 from tflearn.distribute.replica_check import ReplicaConsistency
 from tflearn.distribute.workers import Ending
@@ -18,7 +18,7 @@ from tflearn.jobs import batch_source, run_outputs
 from tflearn.jobs.batch_source import Source
 from tflearn.jobs.credit_issuer import CreditIssuer
 from tflearn.jobs.policy_exports import PolicyExports
-from tflearn.jobs.run_outputs import CollectSummaries
+from tflearn.jobs.run_outputs import CollectSummaries, Progress
 from tflearn.jobs.train_settings import Settings
 from tflearn.learner.learner import Learner
 from tflearn.learner.metrics import TrainResult
@@ -29,7 +29,7 @@ from tflearn.replay.storage import REPLAY, ReplayStatistics, Storage
 from tflearn.run_dir import RunDir, Status
 from tflearn.transforms.reward_weights import RewardWeights
 from tflearn.types import Agent
-from tflearn.waiting import LOG_EVERY_SECS
+from tflearn.waiting import LOG_EVERY_SECS, PeerLost
 from tflearn.weights import contract
 from tflearn.weights.contract import PRETRAINING
 from tflearn.weights.publisher import Publisher
@@ -37,29 +37,6 @@ from tflearn.weights.publisher import Publisher
 _POLL_SECS = 1.0
 _LAST_POLL_SECS = 5.0
 _LAST_SEND_SECS = 15.0
-
-
-class Progress(tf.train.experimental.PythonState):
-    """The state in a checkpoint besides agent, train step and reports.
-
-    Attributes:
-      policy_version: the newest publication's version.
-      secs: the training time over all sessions [seconds]. In a session's first call, which compiles, only waiting for
-        data counts.
-    """
-
-    def __init__(self) -> None:
-        self.policy_version = 0
-        self.secs = 0.0
-
-    def serialize(self) -> str:
-        """Returns the state as JSON."""
-        return json.dumps({'policy_version': self.policy_version, 'secs': self.secs})
-
-    def deserialize(self, string_value: str) -> None:
-        """Restores the state of a checkpoint."""
-        saved = json.loads(string_value)
-        self.policy_version, self.secs = saved['policy_version'], saved['secs']
 
 
 class TrainSession:
@@ -96,7 +73,9 @@ class TrainSession:
           ValueError: if the server's tables or the checkpoint are made for other networks.
         """
         self._run_dir = run_dir
-        self._server = connection.ServerPoll(address, 'training goes on while there are data (train.Data.timeout_secs)')
+        meanwhile = 'training goes on while there are data (train.Data.timeout_secs)'
+        self._server = connection.ServerPoll(address, meanwhile, storage, settings.server_timeout_secs)
+        self._lost: PeerLost | None = None
         self._storage, self._source, self._stop_conditions = storage, source, stop_conditions
         self._num_pretrain_steps = settings.num_pretrain_steps
         self._status = Status(run_dir.status('train'), 'train')
@@ -123,6 +102,7 @@ class TrainSession:
                 lambda: self._progress.policy_version, lambda: {**self._metrics, **source.metrics()}
             ),
             state={'reports': self._reports, 'progress': self._progress, **batch_source.checkpointed(source)},
+            manifests=Manifests(run_dir.root, run_dir.manifests, LEARNER, run_dir.epoch, read_only=not self._chief),
         )
         self._exports = PolicyExports(agent, run_dir, settings.exports, self._export_facts, settings.texts)
 
@@ -181,6 +161,7 @@ class TrainSession:
 
         Raises:
           TimeoutError: if no data arrived for too long; the checkpoint is saved.
+          PeerLost: if nothing was heard of the replay server for too long; the checkpoint is saved.
           PeerStopped: if another worker was asked to stop; the checkpoint is saved.
         """
         over = threading.Event()
@@ -213,7 +194,7 @@ class TrainSession:
         mine = Ending.NONE
         if self._end_reason() is not None:
             mine = Ending.LIMIT
-        elif self._source.error is not None:
+        elif self._lost or self._source.error is not None:
             mine = Ending.NO_DATA
         elif stop.is_set():
             mine = Ending.STOP
@@ -256,7 +237,10 @@ class TrainSession:
         while not ended:  # polls immediately, every second, and after the last train step
             ended = over.wait(0.0 if ended is None else _POLL_SECS)
             try:
-                self._poll_replay()
+                try:
+                    self._poll_replay()
+                except PeerLost as lost:
+                    self._lost = lost
                 waiting_secs = time.monotonic() - self._reported_at
                 step = self._learner.step if waiting_secs > 2 * _POLL_SECS else seen
                 if step != seen and self._watchdog:  # a long call makes progress
@@ -264,7 +248,11 @@ class TrainSession:
                 seen = step
                 if waiting_secs > 2 * _POLL_SECS and not ended:
                     self._status.update('waiting for data', train_step=self._learner.step, **self._metrics)
-                if stop.is_set() or self._end_reason(waiting_secs if self._trained else self._learner.waiting_secs):
+                if (
+                    stop.is_set()
+                    or self._lost
+                    or self._end_reason(waiting_secs if self._trained else self._learner.waiting_secs)
+                ):
                     self._source.close()
             except Exception as error:  # reports and decisions may be late, but the thread must go on
                 logging.warning('could not poll the replay: %s', error)
@@ -278,7 +266,11 @@ class TrainSession:
             # A session that is resumed publishes again; the end of training must reach the collectors.
             self._publisher.close(_LAST_SEND_SECS if self._ending == Ending.LIMIT else _LAST_POLL_SECS)
         if self._ending == Ending.NO_DATA:
-            raise self._source.error or RuntimeError('got no more data on another worker; need them; see its log')
+            raise (
+                self._lost
+                or self._source.error
+                or RuntimeError('got no more data on another worker; need them; see its log')
+            )
         if self._ending == Ending.STOP:
             logging.info('stopped at train step %d; its checkpoint is saved', self._learner.step)
             self._status.update('stopped')
@@ -353,6 +345,7 @@ class TrainSession:
     def _poll_replay(self) -> None:
         info = self._server.info()
         if info is None:
+            self._server.check()
             return
         if self._chief:  # each report can be read once
             self._reports.read(info[reports.REPORTS].current_size)

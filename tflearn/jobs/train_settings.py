@@ -12,6 +12,7 @@ from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions, SummarySources
+from tflearn.replay.connection import SERVER_TIMEOUT_SECS
 from tflearn.sampling.loaded_episodes import Order
 from tflearn.tools.watch import Watch
 from tflearn.weights.channels import Plane
@@ -47,6 +48,11 @@ class Intervals:
             if value is not None and value < 1:
                 what = '' if name.startswith('num_') else ' train step'
                 raise UserValueError(f'got {name}={value}; need at least 1{what}')
+
+    @property
+    def most_per_call(self) -> int:
+        """The most train steps in one call: weights are published between two calls."""
+        return min(self.steps_per_call, self.publish_interval_steps)
 
     def of_total(self, name: str, num_train_steps: int) -> int | None:
         """Returns the interval [train steps] that a total, such as 'num_exports', gives a run; None without the total.
@@ -131,13 +137,19 @@ class Data:
       weights: one for each of `addresses`, for uniform replay: each batch has items of all these servers' tables, in
         these proportions, so that tables of different collectors (explorers, other tasks) are mixed. Each server keeps
         `samples_per_insert` for its own items.
+      server_timeout_secs: how long nothing may be heard of the machine of the replay server before the job saves and
+        ends [s]. A server that is down on a machine that answers is waited for as long as there are data, and then for
+        `timeout_secs`.
     """
 
     timeout_secs: float = 600.0
     addresses: Sequence[str] = ()
     weights: Sequence[float] = ()
+    server_timeout_secs: float = SERVER_TIMEOUT_SECS
 
     def __post_init__(self) -> None:
+        if not self.server_timeout_secs > 0:
+            raise UserValueError(f'got Data.server_timeout_secs={self.server_timeout_secs!r}; need seconds above 0')
         if self.weights and len(self.weights) != len(self.addresses):
             raise UserValueError(
                 f'got Data.weights={tuple(self.weights)} for Data.addresses={tuple(self.addresses)}; need one for each'
@@ -257,6 +269,7 @@ class Settings:
       preprocess: what the agent makes of its data, see `agent_data.preprocessing`; None for nothing.
       num_pretrain_steps: see `Demonstrations`.
       plane: where weights travel, if not through the replay server.
+      server_timeout_secs: see `Data`.
     """
 
     intervals: Intervals
@@ -267,6 +280,7 @@ class Settings:
     preprocess: Callable[[Any], Any] | None = None
     num_pretrain_steps: int = 0
     plane: Plane = Plane()
+    server_timeout_secs: float = SERVER_TIMEOUT_SECS
 
     def __post_init__(self) -> None:
         if self.learner.summaries and self.learner.summaries.sources.policy_version:

@@ -10,6 +10,7 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn.checkpoints.checkpoints import Checkpoints, RandomState
+from tflearn.checkpoints.manifests import Manifests
 from tflearn.distribute.workers import Agreement
 from tflearn.errors import UserOSError, UserRuntimeError, UserValueError, check_at_least
 from tflearn.learner import agent_data, batches
@@ -80,6 +81,7 @@ class Learner:
         triggers: Sequence[Trigger] = (),
         options: LearnerOptions = LearnerOptions(),
         state: Mapping[str, Any] | None = None,
+        manifests: Manifests | None = None,
     ):
         """Traces the train step, and restores the newest complete checkpoint.
 
@@ -94,6 +96,7 @@ class Learner:
             saved. `close` calls `end(step)` of those that have it.
           options: intervals, and how train steps are taken.
           state: additional trackable objects for the checkpoint, by name ('agent' and 'train_step' are there already).
+          manifests: see `Checkpoints`.
 
         Raises:
           ValueError: if the newest readable checkpoint does not fit, or the strategy cannot train on such a dataset.
@@ -115,13 +118,13 @@ class Learner:
             )
             self._triggers = self._all_triggers(triggers)
             own_state = {'data': data} if isinstance(data, tf.train.experimental.PythonState) else {}
-            self.checkpoints = self._checkpoints(run_dir, {**own_state, **(state or {})})
+            self.checkpoints = self._checkpoints(run_dir, {**own_state, **(state or {})}, manifests)
             self.restored_from = self.checkpoints.restore_newest()
         Agreement(self._strategy).check_same(self.step, 'the train step that was restored')
         replicas, source = self._strategy.num_replicas_in_sync, self.restored_from or 'from scratch'
         logging.info('learner: %d replica(s), train step %d, %s', replicas, self.step, source)
 
-    def _checkpoints(self, run_dir: RunDir, state: Mapping[str, Any]) -> Checkpoints:
+    def _checkpoints(self, run_dir: RunDir, state: Mapping[str, Any], manifests: Manifests | None) -> Checkpoints:
         kind = tf.train.experimental.PythonState
         phases = {f'trigger_{i}': each for i, each in enumerate(self._triggers) if isinstance(each, kind)}
         more = {'random': RandomState(), **phases, **state}
@@ -133,6 +136,7 @@ class Learner:
             optional=more,
             finite=('agent',),
             asynchronous=True,
+            manifests=manifests,
         )
 
     def _all_triggers(self, triggers: Sequence[Trigger]) -> tuple[Trigger, ...]:

@@ -1,5 +1,6 @@
 """Finding the replay server, which may not have started yet or may belong to another run."""
 
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -11,10 +12,13 @@ import tensorflow as tf
 from absl import logging
 
 from tflearn.errors import UserValueError
-from tflearn.waiting import LOG_EVERY_SECS, is_listening, wait_until
+from tflearn.replay.storage import Storage
+from tflearn.replay.table_history import TableHistory
+from tflearn.waiting import LOG_EVERY_SECS, PeerLost, is_listening, is_refused, wait_until
 
 _INFO_TIMEOUT_SECS = 2
 _FLUSH_TIMEOUT_MS = 2_000
+SERVER_TIMEOUT_SECS = 90.0  # both sides of a partition end within two minutes, on a busy machine too
 
 
 def own_address(address: str) -> str:
@@ -36,29 +40,55 @@ def server_info(address: str) -> dict[str, Any] | None:
 
 
 def first_answering(addresses: Sequence[str]) -> str | None:
-    """Returns the first address at which a server answers; a single one if it listens, since there is no other choice.
-
-    None if there is none.
-    """
-    only = len(addresses) == 1
-    return next((each for each in addresses if is_listening(each) and (only or server_info(each))), None)
+    """Returns the first address at which a server answers; None if there is none."""
+    return next((each for each in addresses if is_listening(each) and server_info(each)), None)
 
 
 class ServerPoll:
-    """Asks a server for its tables again and again, and warns while it does not answer."""
+    """Asks a server for its tables again and again, warns while it does not answer, and gives up at a deadline.
 
-    def __init__(self, address: str, meanwhile: str):
+    The deadline counts while nothing answers at all: a machine that refuses the connection is there, and its server may
+    be started again; then it counts anew.
+    """
+
+    def __init__(self, address: str, meanwhile: str, storage: Storage, silent_timeout_secs: float = math.inf):
         """
         Args:
           address: the server's address, 'host:port'.
           meanwhile: what happens while it does not answer, for the warning.
+          storage: the layout of its tables.
+          silent_timeout_secs: how long nothing may answer.
         """
-        self._address, self._meanwhile = address, meanwhile
+        self._address, self._meanwhile, self._timeout_secs = address, meanwhile, silent_timeout_secs
         self._answered_at = self._warned_at = time.monotonic()
+        self._history = TableHistory(storage)
+        self._silent_since: float | None = None
+
+    def check(self) -> None:
+        """Checks that the server, or at least its machine, has answered in time.
+
+        Raises:
+          PeerLost: if not; it names what the tables held when the server last answered.
+        """
+        since = self._silent_since
+        if since is not None and (secs := time.monotonic() - since) >= self._timeout_secs:
+            raise PeerLost(
+                f'got no answer from the replay server at {self._address} for {secs:.0f} s; need one within '
+                f'{self._timeout_secs:g} s (server_timeout_secs); check the network and the server, and start again; '
+                f'when it last answered: {self._history}'
+            )
 
     def info(self) -> dict[str, Any] | None:
         """Returns `server_info`."""
-        info, now = server_info(self._address), time.monotonic()
+        start, info = time.monotonic(), server_info(self._address)
+        now = time.monotonic()
+        if info is not None:
+            self._history.update(info)
+            self._silent_since = None
+        elif is_refused(self._address):
+            self._silent_since = None
+        elif self._silent_since is None:
+            self._silent_since = start
         silent_secs = now - self._answered_at
         if info is not None:
             if self._warned_at > self._answered_at:

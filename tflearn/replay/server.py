@@ -9,7 +9,8 @@ import pathlib
 import re
 import shutil
 import socket
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import reverb
@@ -37,8 +38,12 @@ class CheckpointDirectory:
     directory, and a completed checkpoint is renamed to the next number.
     """
 
-    def __init__(self, path: pathlib.Path):
-        self._path = path
+    def __init__(self, path: pathlib.Path, needed: Callable[[], Collection[str]] = tuple):
+        """
+        Args:
+          needed: returns the names of the checkpoints that are kept besides the newest one.
+        """
+        self._path, self._needed = path, needed
         self.reverb_root = path / _UNFINISHED  # exists only while Reverb saves to it
 
     def newest(self) -> pathlib.Path | None:
@@ -49,8 +54,8 @@ class CheckpointDirectory:
     def clean(self) -> None:
         """Takes over what Reverb has saved; call it before Reverb starts and after it has saved.
 
-        A complete checkpoint becomes the newest one and replaces all others, also if an earlier process left it.
-        Incomplete ones are removed.
+        A complete checkpoint becomes the newest one and replaces all others that are not needed, also if an earlier
+        process left it. Incomplete ones are removed.
 
         Raises:
           OSError: if the directory cannot be written to.
@@ -65,8 +70,18 @@ class CheckpointDirectory:
         others = [path for path in self._path.iterdir() if path.is_dir() and _NAME.fullmatch(path.name)]
         numbers = [int(path.name) for path in others if path.name.isdigit()]
         saved.rename(self._path / f'{max(numbers, default=0) + 1:08d}')
-        for path in others:
-            shutil.rmtree(path, ignore_errors=True)
+        self._remove(others)
+
+    def prune(self) -> None:
+        """Removes all checkpoints but the newest one and those that are needed."""
+        newest = self.newest()
+        self._remove([path for path in _complete(self._path) if path != newest and _NAME.fullmatch(path.name)])
+
+    def _remove(self, checkpoints: Iterable[pathlib.Path]) -> None:
+        needed = self._needed()
+        for path in checkpoints:
+            if path.name not in needed:
+                shutil.rmtree(path, ignore_errors=True)
 
     def _order(self, checkpoint: pathlib.Path) -> tuple[int, int, int]:
         """Returns the sort key by age: Reverb's names of version 0.1, then numbers, then those not yet renamed."""
@@ -119,64 +134,90 @@ def _differences(saved: dict[str, Any], wanted: dict[str, Any], name: str) -> li
     return found
 
 
-def _check_port(port: int) -> None:
-    """Refuses a port in use: gRPC would share it, and each job would reach one of two servers at random.
+def _hold_port(port: int) -> socket.socket:
+    """Takes a port, without listening: from now on only a gRPC server of this user can listen there.
 
-    The launcher may hold the port, without listening, so that nobody else takes it before this server listens.
+    Refuses a port in use: gRPC would share it, and each job would reach one of two servers at random.
     """
-    reason = None
-    with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        try:
-            probe.bind(('', port))
-        except OSError as error:
-            reason = error.strerror
-    if reason is None and port and is_listening(f'localhost:{port}'):
-        reason = 'Address already in use'
-    if reason is not None:
-        raise UserValueError(
-            f'got port {port}, on which no replay server can listen ({reason}); need a free port; stop what uses it, '
-            'or choose another --replay_address'
-        )
+    holder = socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET)
+    try:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        holder.bind(('', port))
+    except OSError as error:
+        holder.close()
+        raise _port_error(port, error.strerror) from error
+    if port and is_listening(f'localhost:{port}'):
+        holder.close()
+        raise _port_error(port, 'Address already in use')
+    return holder
 
 
-def _damaged(checkpoint: pathlib.Path, reason: str) -> UserValueError:
+def _port_error(port: int, reason: str) -> UserValueError:
     return UserValueError(
+        f'got port {port}, on which no replay server can listen ({reason}); need a free port; stop what uses it, or '
+        'choose another --replay_address'
+    )
+
+
+class DamagedCheckpoint(UserValueError):
+    """A checkpoint that cannot be read."""
+
+
+def _damaged(checkpoint: pathlib.Path, reason: str) -> DamagedCheckpoint:
+    return DamagedCheckpoint(
         f'got the replay checkpoint {checkpoint}, which cannot be read ({reason}); need a complete one; remove this '
         'directory to continue with an older one, or with an empty replay if there is none'
     )
 
 
 class ReplayServer:
-    """The run's Reverb server. Listens on all interfaces, without authentication: keep it in a trusted network."""
+    """The run's Reverb server. Listens on all interfaces, without authentication: keep it in a trusted network.
 
-    def __init__(self, tables: Sequence[reverb.Table], port: int, checkpoints: pathlib.Path, fresh: Sequence[str] = ()):
-        """Starts the server, with the content of its newest complete checkpoint if there is one.
+    Attributes:
+      port: the TCP port.
+      restored: the checkpoint that it began with, or None.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[reverb.Table],
+        port: int,
+        checkpoints: pathlib.Path,
+        fresh: Sequence[str] = (),
+        restore: str | None = None,
+        needed: Callable[[], Collection[str]] = tuple,
+    ):
+        """Starts the server, with the content of a complete checkpoint if there is one.
 
         Args:
           port: the TCP port; 0 picks a free one.
-          checkpoints: the checkpoints' directory; only the newest is kept.
+          checkpoints: the checkpoints' directory.
           fresh: names of tables that start empty whatever the checkpoint holds. It may lack them.
+          restore: the name of the checkpoint, one of those that are needed; None is the newest.
+          needed: returns the names of the checkpoints that are kept besides the newest one.
 
         Raises:
-          ValueError: if the checkpoint is damaged or its tables differ from `tables`, or if the port is in use.
+          DamagedCheckpoint: if it cannot be read.
+          ValueError: if its tables differ from `tables`, or if the port is in use.
         """
-        self._checkpoints = CheckpointDirectory(checkpoints)
+        self._checkpoints, start = CheckpointDirectory(checkpoints, needed), time.monotonic()
+        chosen = lambda: checkpoints / restore if restore else self._checkpoints.newest()  # noqa: E731
         self._settings = checkpoints.parent / 'tables.json'
         self._wanted = {table.name: _describe(table.info) for table in tables}
-        if restored := self._checkpoints.newest():
+        if restored := chosen():
             self._refuse_differences(restored, fresh)
-        _check_port(port)
+        self._port_holder = _hold_port(port)
         self._checkpoints.clean()
-        restored = self._checkpoints.newest()
+        restored = self.restored = chosen()
         self._server = self._start(tables, port, restored)
         self.port: int = self._server.port
         for name in fresh:
             self._client().reset(name)
         if restored:
             sizes = {name: info.current_size for name, info in self.info().items()}
-            logging.info('restored the replay from %s: items %s', restored, sizes)
+            secs = time.monotonic() - start
+            logging.info('restored the replay from %s in %.1f s: items %s', restored, secs, sizes)
 
     def _refuse_differences(self, checkpoint: pathlib.Path, fresh: Sequence[str]) -> None:
         saved = read_json(self._settings) or {}
@@ -204,6 +245,7 @@ class ReplayServer:
                 )
                 return reverb.Server(list(tables), port=port or None, checkpointer=checkpointer)
         except (RuntimeError, IndexError) as error:
+            self._port_holder.close()
             if restored is None:
                 raise
             raise _damaged(restored, str(error)) from error
@@ -224,8 +266,14 @@ class ReplayServer:
         """Whether there is a complete checkpoint."""
         return self._checkpoints.newest() is not None
 
+    def prune(self) -> None:
+        """Removes the checkpoints that are no longer needed."""
+        self._checkpoints.prune()
+
     def checkpoint(self) -> str:
-        """Writes all tables to disk atomically, and returns the path. Inserts and draws wait meanwhile.
+        """Writes all tables to disk atomically, and returns the path.
+
+        Reverb answers, inserts and draws meanwhile: 0.04 s at most in the 41 s of saving 1.5 GB (measured).
 
         Raises:
           RuntimeError, IndexError, OSError: if it cannot be written; for a full disk Reverb raises an IndexError.
@@ -242,3 +290,4 @@ class ReplayServer:
     def close(self) -> None:
         """Stops the server without a checkpoint."""
         self._server.stop()
+        self._port_holder.close()

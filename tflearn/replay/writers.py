@@ -62,7 +62,8 @@ class ReplayWriter:
           addresses: the address of the replay server, 'host:port'; or several in this writer's order (`Shards.ranked`).
           num_environments: B.
           keep_waiting: called five times a second while a write is blocked; if it returns False, the write raises
-            `waiting.Stopped`.
+            `waiting.Stopped`. Also called while a server is down; what it raises ends the write.
+          server_timeout_secs: how long to wait for a server that went down.
           tables: the names of the tables that get the chunks; None is all of the storage.
         """
         self._addresses = (addresses,) if isinstance(addresses, str) else tuple(addresses)
@@ -225,7 +226,7 @@ class ReplayWriter:
         self._writer, self._columns = None, []
         lost, start = self._address, time.monotonic()
         logging.warning('lost the replay server at %s', lost)
-        self._address = self._find_server()
+        self._address = self._find_server(self._keep_waiting)
         self._open()
         if self._pending:
             self._send(self._pending)
@@ -235,10 +236,14 @@ class ReplayWriter:
         if self._address != self._addresses[0]:
             self._watch_first()
 
-    def _find_server(self) -> str:
+    def _find_server(self, meanwhile: Callable[[], object] = lambda: None) -> str:
         """Waits for the first server that answers, and returns its address; checks its tables."""
+
+        def find() -> str | None:
+            meanwhile()
+            return connection.first_answering(self._addresses)
+
         what = f'the replay server at {" or ".join(self._addresses)}'
-        find = lambda: connection.first_answering(self._addresses)  # noqa: E731
         address = wait_until(find, what, self._server_timeout_secs, self._stop)
         connection.wait_for_table(address, REPLAY, self._storage.signature, self._server_timeout_secs, self._stop)
         return address
