@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tflearn.run_dir import RunDir, read_json
@@ -28,8 +28,16 @@ class ChaosRun:
       output: what all its launches wrote.
     """
 
-    def __init__(self, directory: pathlib.Path, gin_file: str, bindings: Sequence[str], flags: Sequence[str] = ()):
-        """Starts nothing yet."""
+    def __init__(
+        self,
+        directory: pathlib.Path,
+        gin_file: str,
+        bindings: Sequence[str],
+        flags: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ):
+        """Starts nothing yet; `environment` are more environment variables."""
+        self._environment = {**os.environ, **(environment or {})}
         self.run_dir, self.output = RunDir(directory / 'run'), directory / 'output.txt'
         self._command = [sys.executable, '-m', 'scripts.launch', f'--root_dir={self.run_dir.root}', *flags]
         self._command += [f'--gin_file={gin_file}', *(f'--gin_bindings={binding}' for binding in bindings)]
@@ -52,7 +60,9 @@ class ChaosRun:
     def start(self) -> None:
         """Starts the launch."""
         with self.output.open('ab') as output:
-            self._launch = subprocess.Popen(self._command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
+            self._launch = subprocess.Popen(
+                self._command, cwd=ROOT, env=self._environment, stdout=output, stderr=subprocess.STDOUT
+            )
 
     def ended(self) -> int | None:
         """Returns the exit status of the launch; None while it lives."""

@@ -1,35 +1,59 @@
-"""A TCP proxy of its own process, which can hold back everything: a network partition that closes no connection."""
+"""A TCP proxy of its own process: holds back everything, as a partition does; delays data; cuts connections."""
 
 import asyncio
+import dataclasses
 import pathlib
+import random
 import sys
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, partition: pathlib.Path) -> None:
-    try:
-        while data := await reader.read(65_536):
-            while partition.exists():
-                await asyncio.sleep(0.05)
-            writer.write(data)
-            await writer.drain()
-    except OSError:
-        pass
-    finally:
-        writer.close()
+@dataclasses.dataclass
+class Network:
+    """What happens to data.
+
+    Attributes:
+      partition: nothing is delivered while this file is there, and no connection is closed.
+      delay_secs: the delay of each piece of data.
+      cut_chance: the chance of a piece of data that its connection ends with it.
+    """
+
+    partition: pathlib.Path
+    delay_secs: float = 0.0
+    cut_chance: float = 0.0
+
+    async def pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Forwards one direction of a connection."""
+        try:
+            while data := await reader.read(65_536):
+                await self.wait()
+                await asyncio.sleep(self.delay_secs)
+                if random.random() < self.cut_chance:
+                    writer.transport.abort()
+                    return
+                writer.write(data)
+                await writer.drain()
+        except OSError:
+            pass
+        finally:
+            writer.close()
+
+    async def wait(self) -> None:
+        """Waits for the end of the partition."""
+        while self.partition.exists():
+            await asyncio.sleep(0.05)
 
 
-async def main(port: int, target: int, partition: pathlib.Path) -> None:
-    """Forwards `port` to `target` on this machine, but nothing while the file `partition` is there."""
+async def main(port: int, target: int, network: Network) -> None:
+    """Forwards `port` to `target` on this machine."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while partition.exists():
-            await asyncio.sleep(0.05)
+        await network.wait()
         try:
             from_server, to_server = await asyncio.open_connection('localhost', target)
         except OSError:
             writer.close()
             return
-        await asyncio.gather(_pump(reader, to_server, partition), _pump(from_server, writer, partition))
+        await asyncio.gather(network.pump(reader, to_server), network.pump(from_server, writer))
 
     server = await asyncio.start_server(serve, 'localhost', port)
     async with server:
@@ -37,4 +61,6 @@ async def main(port: int, target: int, partition: pathlib.Path) -> None:
 
 
 if __name__ == '__main__':
-    asyncio.run(main(int(sys.argv[1]), int(sys.argv[2]), pathlib.Path(sys.argv[3])))
+    _port, _target, _partition, *_numbers = sys.argv[1:]
+    random.seed(0)
+    asyncio.run(main(int(_port), int(_target), Network(pathlib.Path(_partition), *map(float, _numbers))))
