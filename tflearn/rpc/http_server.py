@@ -7,6 +7,7 @@ import socket
 import socketserver
 import ssl
 import threading
+import time
 from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
@@ -20,6 +21,7 @@ from tflearn.waiting import is_listening
 
 _FIRST_REQUEST_SECS, IDLE_SECS = 10.0, 600.0
 _MAX_UNREAD = 1 << 16  # bytes of a stranger's message
+_LINGER_SECS = 1.0
 
 
 class HttpServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
@@ -56,7 +58,7 @@ class HttpServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
             super().process_request(request, client_address)
         else:
             logging.log_first_n(logging.WARNING, 'refused a connection: too many at the same time', 5)
-            self.shutdown_request(request)
+            self.close_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """See `socketserver.ThreadingMixIn`."""
@@ -66,6 +68,16 @@ class HttpServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
         finally:
             self._open.discard(request)
             self._free_connections.release()
+
+    def shutdown_request(self, request: Any) -> None:
+        """See `socketserver.TCPServer`. What a client still sends is read: it would not see the answer otherwise."""
+        until = time.monotonic() + _LINGER_SECS
+        with contextlib.suppress(OSError):
+            request.shutdown(socket.SHUT_WR)
+            request.settimeout(_LINGER_SECS)
+            while request.recv(_MAX_UNREAD) and time.monotonic() < until:
+                pass
+        self.close_request(request)
 
     def end_connections(self) -> None:
         """Ends those that are open; their threads end soon."""

@@ -155,8 +155,9 @@ class Client:
                 for name, value in headers.items():
                     connection.putheader(name, value)
                 connection.endheaders()
-                for part in parts:
-                    connection.sock.sendall(part)
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # one that refuses answers before
+                    for part in parts:
+                        connection.sock.sendall(part)
                 return connection.getresponse()
             except (ConnectionError, http.client.HTTPException):
                 if not is_kept:  # one that was kept may have been closed meanwhile
