@@ -132,36 +132,3 @@ def test_external_simulators(tmp_path, report):
             assert 0 <= client.begin([0.5, 0.5]) < 5
             assert 0 <= client.step(1.0, [0.5, 0.5]) < 5
         assert 'a request failed' not in text(), text()[-3000:]
-
-
-# A program that listens and keeps a handle, or ends, for each connection: both are found.
-LEAK = """
-import socket, sys
-server, kept = socket.create_server(('localhost', 0)), []
-print(server.getsockname()[1], flush=True)
-while True:
-    connection = server.accept()[0]
-    kept.append(connection)
-    if sys.argv[1] == 'ends' and len(kept) > 30:
-        sys.exit(1)
-"""
-
-
-@pytest.mark.parametrize('kind', ['grows', 'ends'])
-def test_what_grows_or_ends_is_found(kind, monkeypatch):
-    monkeypatch.setattr(fuzzing, '_ANSWER_SECS', 0.001)
-    monkeypatch.setattr(fuzzing, '_SETTLE_SECS', 0.1)
-    monkeypatch.setattr(fuzzing, '_PAUSE_SECS', 1.0)
-    monkeypatch.setattr(fuzzing, 'WARM_UP', 5)
-    command = [sys.executable, '-c', LEAK, kind]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as leaking:
-        try:
-            attack = functools.partial(fuzzing.fuzz, f'localhost:{leaking.stdout.readline().strip()}', fuzzing.noise)
-            if kind == 'ends':
-                with pytest.raises(ProcessLookupError):
-                    fuzzing.measure(leaking.pid, attack, 200, SEED)
-            else:
-                before, after = fuzzing.measure(leaking.pid, attack, 40, SEED)
-                assert before.growth(after).startswith('file handles, from ')
-        finally:
-            leaking.kill()
