@@ -147,7 +147,8 @@ def test_it_learns_what_the_recorded_policy_did(specs, network, length, num_step
         scores.append(train_step(data._replace(action=action)).extra)
     assert float(scores[-1]['squared_error']) < 0.1 * float(scores[0]['squared_error'])
     if specs is NEST:
-        assert float(scores[-1]['accuracy']) > 0.85 > 0.6 > float(scores[0]['accuracy'])
+        last = np.mean([score['accuracy'] for score in scores[-20:]])  # of all batches: they repeat after 20
+        assert last > 0.85 > 0.6 > float(scores[0]['accuracy'])
 
 
 def test_actions_that_the_mask_forbids_are_not_imitated():
