@@ -1,10 +1,11 @@
-"""Deep Q-networks: plain, double, n-step, dueling, of distributions (C51, QR-DQN).
+"""Deep Q-networks: plain, double, n-step, dueling, noisy, of distributions (C51, QR-DQN); all of them are Rainbow.
 
 Mnih et al. 2015, "Human-level control through deep reinforcement learning" (Nature 518); van Hasselt et al. 2016, "Deep
 Reinforcement Learning with Double Q-learning" (arXiv 1509.06461); n-step returns as in Hessel et al. 2018, "Rainbow"
 (arXiv 1710.02298). The agent is TF-Agents', except for its train step; here it gets network, optimizer and schedules.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,7 +22,7 @@ from tflearn.action_mask import make_mask
 from tflearn.errors import UserValueError
 from tflearn.experience import Experience, Queue, Uniform
 from tflearn.joined_leaves import JoinedLeaves
-from tflearn.networks import encoder, networks, spec_checks
+from tflearn.networks import encoder, networks, noisy, spec_checks
 from tflearn.networks.distributional import DistributionalQNetwork
 from tflearn.optimization import conservative, distributional, optimizers, schedules
 from tflearn.types import Agent, EnvironmentSpecs
@@ -44,6 +45,7 @@ def make_agent(
     double: bool = True,
     dueling: bool = False,
     distribution: distributional.Quantiles | distributional.Categorical | None = None,
+    noisy_sigma: float | None = None,
     conservative_weight: float = 0.0,
     epsilon: float | schedules.Schedule = 0.1,
     target_update_period: int = 100,
@@ -76,6 +78,9 @@ def make_agent(
         "Dueling Network Architectures for Deep Reinforcement Learning", arXiv 1511.06581).
       distribution: `distributional.Quantiles` (QR-DQN) or `Categorical` (C51) learns the distributions of the actions'
         returns; None learns their means.
+      noisy_sigma: the initial deviation of noisy layers (Fortunato et al. 2018, arXiv 1706.10295), which take the place
+        of the fully connected ones and explore instead of `epsilon`, which should be 0 then; 0.5 in the paper. The
+        collect policy and both networks of the loss draw noise, the greedy policy does not. None has no such layers.
       conservative_weight: the weight alpha of log(sum over actions of exp(value)) - value of the item's action in the
         loss (Kumar et al. 2020, "Conservative Q-Learning for Offline Reinforcement Learning", arXiv 2006.04779,
         equation 4): values of actions that the data do not have stay low. For training from files; 0 has none.
@@ -96,12 +101,13 @@ def make_agent(
     _check(specs, experience)
     spec_checks.check_observation(specs.observation, 'DQN', conv_layer_params, preprocessing_layers)
     mask, observation_spec = make_mask(specs, action_mask)
+    noise = None if noisy_sigma is None else noisy.Noise(noisy_sigma)
     encoding: Any = {
         'conv_layer_params': conv_layer_params,
         'fc_layer_params': fc_layer_params,
         'preprocessing_layers': preprocessing_layers,
         'make_network': make_network,
-        'dueling': dueling,
+        'last': networks.LastLayers(dueling, noise),
     }
     made, q_network = _parts(distribution, double, observation_spec, specs.action, encoding)
     return made(
@@ -116,6 +122,7 @@ def make_agent(
             name='dqn',
         ),
         conservative_weight=conservative_weight,
+        noise=noise,
         observation_and_action_constraint_splitter=mask,
         epsilon_greedy=(lambda: epsilon(train_step)) if callable(epsilon) else epsilon,
         n_step_update=experience.slicing.sequence_length - 1,
@@ -155,17 +162,20 @@ def _parts(
 class _DqnAgent(dqn_agent.DqnAgent):
     """TF-Agents' agent, whose train step does not raise if the loss is not finite, since the learner checks that."""
 
-    def __init__(self, *args: Any, conservative_weight: float = 0.0, **kwargs: Any):
-        """Takes DqnAgent's arguments, and the weight of `make_agent`."""
+    def __init__(self, *args: Any, conservative_weight: float = 0.0, noise: noisy.Noise | None = None, **kwargs: Any):
+        """Takes DqnAgent's arguments, the weight of `make_agent`, and the noise of the networks' layers."""
         super().__init__(*args, **kwargs)
-        self._conservative_weight = conservative_weight
+        self._conservative_weight, self._noise = conservative_weight, noise
+        if noise:
+            self._collect_policy = noisy.NoisyPolicy(self.collect_policy, noise)
         joined = JoinedLeaves(self.time_step_spec.observation)
         if joined.joins:
             convert: Any = vars(self)['_as_transition']
             self._as_transition = _ends_at_once(convert, joined)
 
     def _loss(self, experience: Any, weights: tf.Tensor | None = None, **settings: Any) -> tf_agent.LossInfo:
-        loss_info = super()._loss(experience, weights=weights, **settings)
+        with self._noise.drawn() if self._noise else contextlib.nullcontext():
+            loss_info = super()._loss(experience, weights=weights, **settings)
         if not self._conservative_weight:
             return loss_info
         penalty = self._conservative_penalty(experience, weights)

@@ -6,7 +6,8 @@ from typing import Any
 import tensorflow as tf
 from tf_agents.typing import types
 
-from tflearn.networks.networks import QNetwork
+from tflearn.networks import noisy
+from tflearn.networks.networks import LastLayers, QNetwork
 
 
 class DistributionalQNetwork(QNetwork):
@@ -19,7 +20,7 @@ class DistributionalQNetwork(QNetwork):
         *,
         num_outputs: int,
         means: Callable[[tf.Tensor], tf.Tensor],
-        dueling: bool = False,
+        last: LastLayers = LastLayers(),  # noqa: B008 - it is frozen
         name: str = 'DistributionalQNetwork',
         **encoding: Any,
     ):
@@ -30,14 +31,17 @@ class DistributionalQNetwork(QNetwork):
           action_spec: the spec of one discrete action.
           num_outputs: N, the numbers that are an action's distribution.
           means: returns float32 [..., num_actions] of float32 [..., num_actions, N].
-          dueling: whether the last layer computes the observation's distribution and the actions' differences from it.
+          last: what the last layers are; dueling ones compute the observation's distribution and the actions'
+            differences from it.
           name: the network's name.
           **encoding: `QNetwork`'s other arguments.
         """
-        super().__init__(input_tensor_spec, action_spec, name=name, **encoding)
-        num_actions = int(action_spec.maximum - action_spec.minimum) + 1
-        self._q_value_layer = _Outputs(num_actions, num_outputs, dueling)
+        self._num_outputs = num_outputs
+        super().__init__(input_tensor_spec, action_spec, last=last, name=name, **encoding)
         self._means = means
+
+    def _last_layer(self, plain: tf.keras.layers.Dense, last: LastLayers) -> tf.keras.layers.Layer:
+        return _Outputs(plain.units, self._num_outputs, last)
 
     def outputs(self, observation: Any, step_type: tf.Tensor | None = None, training: bool = False) -> tf.Tensor:
         """Returns the actions' distributions, float32 [B, num_actions, N]."""
@@ -52,12 +56,18 @@ class DistributionalQNetwork(QNetwork):
 class _Outputs(tf.keras.layers.Layer):
     """Features [..., F] -> float32 [..., num_actions, N], with the dueling layer's equation for each of the N."""
 
-    def __init__(self, num_actions: int, num_outputs: int, dueling: bool):
+    def __init__(self, num_actions: int, num_outputs: int, last: LastLayers):
         super().__init__(dtype='float32', name='outputs')
         small = tf.keras.initializers.RandomUniform(-0.03, 0.03)
+
+        def make(units: int, name: str, **settings: Any) -> tf.keras.layers.Layer:
+            if last.noise:
+                return noisy.NoisyDense(units, last.noise, name=name)
+            return tf.keras.layers.Dense(units, name=name, **settings)
+
         self._shape = (num_actions, num_outputs)
-        self._actions = tf.keras.layers.Dense(num_actions * num_outputs, kernel_initializer=small, name='actions')
-        self._state = tf.keras.layers.Dense(num_outputs, name='state') if dueling else None
+        self._actions = make(num_actions * num_outputs, 'actions', kernel_initializer=small)
+        self._state = make(num_outputs, 'state') if last.dueling else None
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """See the class."""

@@ -4,6 +4,7 @@ Encoders compute in that precision (TF-Agents' default is float32). The last lay
 distributions, and all variables are float32. Under the float32 policy these are TF-Agents' networks.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,9 +14,22 @@ from tf_agents.agents.ddpg import critic_network
 from tf_agents.networks import actor_distribution_network, network, q_network, value_network
 from tf_agents.typing import types
 
-from tflearn.networks import encoder, heads
+from tflearn.networks import encoder, heads, noisy
 
 ConvLayerParams = encoder.ConvLayerParams
+
+
+@dataclasses.dataclass(frozen=True)
+class LastLayers:
+    """What the last layers of a network of values are.
+
+    Attributes:
+      dueling: whether they compute the observation's value and the actions' advantages.
+      noise: makes the fully connected layers and the last one noisy, in float32; None does not.
+    """
+
+    dueling: bool = False
+    noise: noisy.Noise | None = None
 
 
 class QNetwork(q_network.QNetwork):
@@ -31,7 +45,7 @@ class QNetwork(q_network.QNetwork):
         fc_layer_params: Sequence[int] = (),
         preprocessing_layers: encoder.Layers | None = None,
         make_network: encoder.MakeNetwork | None = None,
-        dueling: bool = False,
+        last: LastLayers = LastLayers(),
         name: str = 'QNetwork',
     ):
         """Makes no variables yet.
@@ -43,22 +57,28 @@ class QNetwork(q_network.QNetwork):
           fc_layer_params: units of the fully connected layers.
           preprocessing_layers: layers of one's own for leaves of the observation, by path.
           make_network: see `encoder.own_network`.
-          dueling: whether the last layer computes the observation's value and the actions' advantages.
+          last: what the last layers are.
           name: the network's name.
         """
         super().__init__(
             input_tensor_spec,
             action_spec,
             **encoder.network_arguments(input_tensor_spec, conv_layer_params, preprocessing_layers),
-            fc_layer_params=tuple(fc_layer_params),
+            fc_layer_params=() if last.noise else tuple(fc_layer_params),
             dtype=tf.keras.mixed_precision.global_policy(),
             name=name,
         )
-        self._q_value_layer = heads.in_float32(self._q_value_layer)
-        if dueling:
-            self._q_value_layer = Dueling(self._q_value_layer)
+        self._q_value_layer = self._last_layer(heads.in_float32(self._q_value_layer), last)
+        if last.noise:
+            self._q_value_layer = noisy.Layers(fc_layer_params, last.noise, self._q_value_layer)
         if make_network is not None:
             self._encoder = encoder.own_network(make_network, input_tensor_spec, 'encoder')
+
+    def _last_layer(self, plain: tf.keras.layers.Dense, last: LastLayers) -> tf.keras.layers.Layer:
+        values = noisy.NoisyDense(plain.units, last.noise, name='values') if last.noise else plain
+        if not last.dueling:
+            return values
+        return Dueling(values, noisy.NoisyDense(1, last.noise, name='value') if last.noise else None)
 
 
 class Dueling(tf.keras.layers.Layer):
@@ -67,9 +87,10 @@ class Dueling(tf.keras.layers.Layer):
     Wang et al. 2016, "Dueling Network Architectures for Deep Reinforcement Learning" (arXiv 1511.06581, equation 9).
     """
 
-    def __init__(self, advantages: tf.keras.layers.Dense):
+    def __init__(self, advantages: tf.keras.layers.Layer, value: tf.keras.layers.Layer | None = None):
         super().__init__(dtype='float32', name='dueling')
-        self._advantages, self._value = advantages, tf.keras.layers.Dense(1, dtype='float32', name='value')
+        self._advantages = advantages
+        self._value = value or tf.keras.layers.Dense(1, dtype='float32', name='value')
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """See the class."""

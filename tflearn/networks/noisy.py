@@ -1,0 +1,119 @@
+"""Noisy layers, whose weights have learned random deviations: exploration that a network learns by itself.
+
+Fortunato et al. 2018, "Noisy Networks for Exploration" (arXiv 1706.10295): y = (mu + sigma * noise) x, with factorised
+Gaussian noise (section 3, b). Differs from the paper: each row of a batch has noise of its own, not the batch one.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tf_agents.policies import tf_policy
+from tf_agents.trajectories import policy_step
+
+from tflearn.errors import UserValueError
+
+
+class Noise(threading.local):
+    """Whether the noisy layers that share this object draw noise: within `drawn()` in this thread, else they do not."""
+
+    def __init__(self, sigma: float):
+        """`sigma` is the initial deviation sigma_0 times the root of the layer's inputs; 0.5 in the paper.
+
+        Raises:
+          ValueError: if it is not above 0.
+        """
+        if not sigma > 0:
+            raise UserValueError(f'got noisy_sigma={sigma!r}; need a number above 0, such as 0.5, or None')
+        self.sigma, self.is_drawn = sigma, False
+
+    @contextlib.contextmanager
+    def drawn(self) -> Iterator[None]:
+        """Draws noise in the block; a program that is traced in it draws it at each call."""
+        before, self.is_drawn = self.is_drawn, True
+        try:
+            yield
+        finally:
+            self.is_drawn = before
+
+
+class NoisyDense(tf.keras.layers.Layer):
+    """Features float32 [B, F] -> float32 [B, units]."""
+
+    def __init__(self, units: int, noise: Noise, activation: str | None = None, name: str | None = None):
+        """Takes the number of outputs, what turns noise on, and the name of Keras' activation."""
+        super().__init__(dtype='float32', name=name)
+        self._units, self._noise = units, noise
+        self._activation = tf.keras.activations.get(activation)
+
+    def build(self, input_shape: tf.TensorShape) -> None:
+        """Makes mu in U[-1/sqrt(F), 1/sqrt(F)] and sigma = sigma_0 / sqrt(F), for weights and biases."""
+        inputs = int(input_shape[-1])
+        bound = inputs**-0.5
+        uniform = tf.keras.initializers.RandomUniform
+        sigma = tf.keras.initializers.Constant(self._noise.sigma * bound)
+        self._kernel = self.add_weight('kernel', (inputs, self._units), initializer=uniform(-bound, bound))
+        self._bias = self.add_weight('bias', (self._units,), initializer=uniform(-bound, bound))
+        self._kernel_sigma = self.add_weight('kernel_sigma', (inputs, self._units), initializer=sigma)
+        self._bias_sigma = self.add_weight('bias_sigma', (self._units,), initializer=sigma)
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        """See the class."""
+        outputs = inputs @ self._kernel + self._bias
+        if self._noise.is_drawn:
+            of_inputs, of_outputs = _draw(tf.shape(inputs)), _draw(tf.shape(outputs))
+            # Row by row, (sigma * of_outputs of_inputs^T) x, without a matrix for each row.
+            outputs += ((inputs * of_inputs) @ self._kernel_sigma + self._bias_sigma) * of_outputs
+        return self._activation(outputs)
+
+
+def _draw(shape: tf.Tensor) -> tf.Tensor:
+    drawn = tf.random.normal(shape)
+    return tf.sign(drawn) * tf.sqrt(tf.abs(drawn))
+
+
+class Layers(tf.keras.layers.Layer):
+    """Noisy fully connected layers with relu, before a last layer."""
+
+    def __init__(self, units: Sequence[int], noise: Noise, last: tf.keras.layers.Layer):
+        """Takes the layers' units and what follows them."""
+        super().__init__(dtype='float32', name='noisy')
+        self._hidden = [NoisyDense(count, noise, 'relu', f'hidden_{i}') for i, count in enumerate(units)]
+        self._last = last
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        """See the class."""
+        outputs = tf.cast(inputs, tf.float32)
+        for layer in self._hidden:
+            outputs = layer(outputs)
+        return self._last(outputs)
+
+
+class NoisyPolicy(tf_policy.TFPolicy):
+    """A policy of networks with noisy layers that draws noise at each step."""
+
+    def __init__(self, policy: tf_policy.TFPolicy, noise: Noise):
+        """Takes the policy and its networks' noise."""
+        super().__init__(
+            policy.time_step_spec,
+            policy.action_spec,
+            policy_state_spec=policy.policy_state_spec,
+            info_spec=policy.info_spec,
+            observation_and_action_constraint_splitter=policy.observation_and_action_constraint_splitter,
+            name='noisy_policy',
+        )
+        self._policy, self._noise = policy, noise
+
+    def _variables(self) -> Sequence[tf.Variable]:
+        variables: Sequence[tf.Variable] = self._policy.variables()
+        return variables
+
+    def _action(self, time_step: Any, policy_state: Any, seed: Any) -> policy_step.PolicyStep:
+        with self._noise.drawn():
+            return self._policy.action(time_step, policy_state, seed)
+
+    def _distribution(self, time_step: Any, policy_state: Any) -> policy_step.PolicyStep:
+        with self._noise.drawn():
+            return self._policy.distribution(time_step, policy_state)
