@@ -20,7 +20,10 @@ MAX_BINARY_LINES = 40
 GIVEN_CONSTRUCTORS = ('tflearn/tf_agents_compat/plain_learner.py', 'tflearn/tf_agents_compat/ppo_learner.py')
 MAX_PACKAGE_FILES = 16
 # Package -> how many files it may have instead, and why.
-LARGER_PACKAGES = {'tflearn/jobs': 24}  # one for each job, and what they share
+LARGER_PACKAGES = {
+    'tflearn/jobs': 24,  # one for each job, and what they share
+    'tflearn/agents': 24,  # one for each algorithm
+}
 # Folders within a package: of files that are alike and do not know each other.
 COLLECTIONS = ('tflearn/environments/tasks',)
 FORBIDDEN_WORDS = {'util', 'utils', 'common', 'helper', 'helpers', 'misc'}

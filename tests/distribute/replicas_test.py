@@ -19,7 +19,7 @@ from tf_agents.specs import distribution_spec, tensor_spec
 
 from tests.agents import example_data
 from tests.testing import experiences
-from tflearn.agents import appo, awac, bc, ddpg, dqn, impala, iql, ppo, sac, td3
+from tflearn.agents import appo, awac, bc, ddpg, discrete_sac, dqn, impala, iql, ppo, sac, td3
 from tflearn.agents.actor_value import NetworkOptions
 from tflearn.distribute import strategies
 from tflearn.experience import BatchItems
@@ -181,14 +181,20 @@ def _make_iql(experience, **settings):
     )
 
 
-def _make_awac(experience, **settings):
+def _make_awac(experience, make_agent=awac.make_agent, **settings):
     units = {'actor_fc_layer_params': (16,), 'critic_fc_layer_params': (16,)}  # for discrete actions it draws nothing
-    return awac.make_agent(example_data.DISCRETE, create_train_step(), experience, **units, **settings)
+    return make_agent(example_data.DISCRETE, create_train_step(), experience, **units, **settings)
+
+
+def _make_discrete_sac(experience, **settings):
+    loss = discrete_sac.LossOptions(reward_scale=10.0, initial_log_alpha=3.0)
+    return _make_awac(experience, discrete_sac.make_agent, loss=loss, **settings)
 
 
 AGENTS = {
     'iql': (_make_iql, iql.EXPERIENCE),
     'awac': (_make_awac, awac.EXPERIENCE),
+    'discrete sac': (_make_discrete_sac, discrete_sac.EXPERIENCE),
     'bc': (_make_bc, experiences.changed(bc.EXPERIENCE, sequence_length=3)),
     'dqn': (_make_dqn, dqn.EXPERIENCE),
     'sac': (_make_sac, sac.EXPERIENCE),

@@ -19,7 +19,7 @@ from tests.testing.structured import TASKS, make_environment
 from tflearn.action_mask import mask_of
 from tflearn.actors.actor import Actor
 from tflearn.actors.evaluator import Evaluator
-from tflearn.agents import appo, awac, bc, ddpg, dqn, impala, iql, ppo, r2d2, reinforce, sac, td3
+from tflearn.agents import appo, awac, bc, ddpg, discrete_sac, dqn, impala, iql, ppo, r2d2, reinforce, sac, td3
 from tflearn.agents.actor_value import NetworkOptions
 from tflearn.experience import BatchItems, Experience, Prioritized, Queue, Uniform
 from tflearn.networks import sets
@@ -79,6 +79,7 @@ AGENTS = {
     ),
     'bc': Kind(bc, FEW, (), ('queue', 'prioritized')),
     'iql': Kind(iql, {**FEW, 'critic_fc_layer_params': (8,)}, ONE_ACTION, ('queue', 'prioritized')),
+    'discrete_sac': Kind(discrete_sac, SMALL, ONE_ACTION, ('queue', 'prioritized')),
     'awac': Kind(awac, SMALL, ONE_ACTION, ('queue', 'prioritized')),
 }
 STORED = {'max_size': 64, 'min_size': 1}

@@ -1,0 +1,136 @@
+"""Discrete SAC: losses by their definitions, masks, learning, and refusals."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import time_step as ts
+
+from tests.agents import example_data, oracles
+from tests.agents.iql_test import batch, rows_of
+from tests.testing import experiences
+from tflearn.agents import discrete_sac
+from tflearn.experience import Experience, Queue
+from tflearn.train_step import create_train_step
+from tflearn.types import EnvironmentSpecs
+
+# TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
+pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
+SMALL = {'actor_fc_layer_params': (16, 8), 'critic_fc_layer_params': (8, 16)}
+
+
+def make_agent(specs=example_data.DISCRETE, experience=None, **changes):
+    experience = experience or experiences.changed(discrete_sac.EXPERIENCE, sequence_length=5)
+    agent = discrete_sac.make_agent(specs, create_train_step(), experience, **{**SMALL, **changes})
+    agent.initialize()
+    pairs = (agent._actor, *agent._critics._critics, *agent._critics._targets)
+    for i, variable in enumerate(variable for network in pairs for variable in network.variables):
+        variable.assign(tf.random.stateless_uniform(variable.shape, (i, 3), -0.7, 0.7))
+    return agent
+
+
+def test_losses_are_the_papers():
+    loss = discrete_sac.LossOptions(0.9, reward_scale=3.0, target_entropy_share=0.4, initial_log_alpha=-0.5)
+    agent, alpha = make_agent(loss=loss), np.exp(-0.5)
+    data = batch(agent)
+    rows, following = rows_of(data)
+
+    def value(observation, critics):
+        log_probs = oracles.Policy(agent._actor, observation, activation=oracles.relu).log_probs
+        values = np.minimum(*(oracles.critic(critic, observation) for critic in critics))
+        return (np.exp(log_probs) * (values - alpha * log_probs)).sum(-1)
+
+    policy = oracles.Policy(agent._actor, rows.observation, activation=oracles.relu)
+    target = 3.0 * np.float64(rows.reward) + 0.9 * rows.discount * value(following, agent._critics._targets)
+    own = [
+        oracles.least([critic] * 2, rows.observation, rows.action, is_discrete=True)
+        for critic in agent._critics._critics
+    ]
+    expected = {
+        'critic_loss': sum((target - values) ** 2 for values in own),
+        'actor_loss': -value(rows.observation, agent._critics._critics),
+        'alpha_loss': alpha * (policy.entropy() - 0.4 * np.log(policy.log_probs.shape[-1])),
+        'value': value(rows.observation, agent._critics._critics),
+        'entropy': policy.entropy(),
+        'alpha': np.array(alpha),
+    }
+    info = agent.loss(data)
+    got = {name: float(value) for name, value in info.extra.items()}
+    assert got == pytest.approx({name: each.mean() for name, each in expected.items()}, rel=1e-4)
+    losses = sum(expected[name].mean() for name in ('critic_loss', 'actor_loss', 'alpha_loss'))
+    assert float(info.loss) == pytest.approx(losses, rel=1e-4)
+
+
+def test_each_loss_trains_its_own_part():
+    agent = make_agent()
+    data = batch(agent)
+    parts = {
+        'critics': agent._critics.trainable_variables,
+        'actor': agent._actor.trainable_variables,
+        'alpha': [agent._log_alpha],
+    }
+    for loss, own in zip(agent._parts(data, None, True), parts, strict=True):
+        with tf.GradientTape(persistent=True) as tape:
+            share, _ = loss()
+        for name, variables in parts.items():
+            gradients = tape.gradient(share, variables)
+            assert all((gradient is not None) == (name == own) for gradient in gradients), (name, own)
+
+
+def test_illegal_actions_have_no_part():
+    """Where one action is legal, the entropy is 0, and so is the greatest one."""
+    mask = tensor_spec.BoundedTensorSpec((2,), tf.int64, 0, 1)
+    specs = EnvironmentSpecs({'state': example_data.DISCRETE.observation, 'mask': mask}, example_data.DISCRETE.action)
+    agent = make_agent(specs, action_mask='mask')
+    data = example_data.sequences(agent, 8, 5)
+    masks = np.tile([1, 0], (8, 5, 1))
+    data = data._replace(observation=data.observation | {'mask': tf.constant(masks)}, action=tf.zeros((8, 5), tf.int64))
+    extra = agent.loss(data).extra
+    assert float(extra['entropy']) == pytest.approx(0, abs=1e-6)
+    assert float(extra['alpha_loss']) == pytest.approx(0, abs=1e-6)
+    first, second = agent._critics.all_values(agent._mask(data.observation)[0])
+    expected = tf.reduce_mean(tf.minimum(first, second)[:, :-1, 0])
+    assert float(extra['value']) == pytest.approx(float(expected), rel=1e-4)
+    assert np.isfinite(agent.train(data).loss)
+    steps = ts.restart({'state': tf.zeros((50, 3)), 'mask': tf.constant([[1, 0]] * 50, tf.int64)}, 50)
+    assert not agent.collect_policy.action(steps).action.numpy().any()
+
+
+def test_it_learns_a_bandit_at_the_target_entropy():
+    """Rewards of 1 and 0: the policy prefers the first action as far as its entropy allows."""
+    specs, rates = example_data.DISCRETE, dict.fromkeys(('actor', 'critic', 'alpha'), 2e-2)
+    experience = experiences.changed(discrete_sac.EXPERIENCE, sequence_length=2)
+    rates = {f'{name}_learning_rate': rate for name, rate in rates.items()}
+    agent = make_agent(specs, experience, target_update_tau=0.1, **rates)
+    train = tf.function(agent.train, autograph=False)
+    for seed in range(300):
+        data = example_data.sequences(agent, 64, 2, seed % 20)
+        reward = tf.cast(data.action == 0, tf.float32)
+        info = train(data._replace(reward=reward, discount=tf.zeros((64, 2))))
+    assert float(info.extra['entropy']) == pytest.approx(0.5 * np.log(2), abs=0.1)
+    steps = ts.restart(example_data.sequences(agent, 200, 2).observation[:, 0], 200)
+    assert agent.policy.action(steps).action.numpy().mean() < 0.05
+
+
+@pytest.mark.parametrize(
+    ('changes', 'message'),
+    [
+        ({'specs': example_data.CONTINUOUS}, 'got the action .*; discrete SAC needs one discrete action'),
+        ({'experience': Experience(replay=Queue())}, r'of the type Queue; discrete SAC needs Uniform'),
+    ],
+)
+def test_refuses_what_it_cannot_learn_from(changes, message):
+    with pytest.raises(ValueError, match=message):
+        make_agent(**changes)
+
+
+@pytest.mark.parametrize(
+    ('changes', 'message'),
+    [
+        ({'gamma': 1.5}, r'got gamma=1.5; need a number in \[0, 1\]'),
+        ({'target_entropy_share': 1.0}, 'got target_entropy_share=1.0; need a number above 0 and below 1'),
+    ],
+)
+def test_numbers_have_bounds(changes, message):
+    with pytest.raises(ValueError, match=message):
+        discrete_sac.LossOptions(**changes)
