@@ -16,15 +16,17 @@ from tf_agents.agents.sac import tanh_normal_projection_network
 from tf_agents.distributions import utils as distribution_utils
 from tf_agents.networks import actor_distribution_network
 from tf_agents.specs import distribution_spec, tensor_spec
+from tf_agents.utils import common
 
 from tests.agents import example_data
 from tests.testing import experiences
-from tflearn.agents import appo, awac, bc, ddpg, discrete_sac, dqn, impala, iql, ppo, sac, td3
+from tflearn.agents import appo, awac, bc, ddpg, discrete_sac, dqn, impala, iql, ppo, sac, td3, tqc
 from tflearn.agents.actor_value import NetworkOptions
 from tflearn.distribute import strategies
 from tflearn.experience import BatchItems
 from tflearn.learner.learner import Learner
 from tflearn.optimization import optimizers, ppo_loss
+from tflearn.optimization.ensemble import Truncated
 from tflearn.run_dir import RunDir
 from tflearn.train_step import create_train_step
 from tflearn.types import EnvironmentSpecs
@@ -186,6 +188,21 @@ def _make_awac(experience, make_agent=awac.make_agent, **settings):
     return make_agent(example_data.DISCRETE, create_train_step(), experience, **units, **settings)
 
 
+def _make_tqc(experience, **settings):
+    units = {'actor_fc_layer_params': (16,), 'critic_fc_layer_params': (16,), 'num_critics': 3}
+    loss, truncated = tqc.LossOptions(reward_scale=10.0, initial_log_alpha=1.0), Truncated(4, 1)
+    specs = example_data.CONTINUOUS
+    agent = tqc.make_agent(specs, create_train_step(), experience, loss=loss, truncated=truncated, **units, **settings)
+
+    def draw(observation, training=False):
+        distribution, _ = agent._actor(observation, step_type=(), network_state=(), training=training)
+        action = distribution.mode()
+        return action, common.log_probability(distribution, action, specs.action)
+
+    agent._draw = draw
+    return agent
+
+
 def _make_discrete_sac(experience, **settings):
     loss = discrete_sac.LossOptions(reward_scale=10.0, initial_log_alpha=3.0)
     return _make_awac(experience, discrete_sac.make_agent, loss=loss, **settings)
@@ -199,6 +216,7 @@ AGENTS = {
     'dqn': (_make_dqn, dqn.EXPERIENCE),
     'sac': (_make_sac, sac.EXPERIENCE),
     'cql': (_make_cql, sac.EXPERIENCE),
+    'tqc': (_make_tqc, tqc.EXPERIENCE),
     'td3': (_make_td3, experiences.changed(td3.EXPERIENCE, sequence_length=3)),
     'td3+bc': (functools.partial(_make_td3, behavior_cloning_alpha=2.5), td3.EXPERIENCE),
     'ddpg': (functools.partial(_make_td3, make_agent=ddpg.make_agent), ddpg.EXPERIENCE),
@@ -267,7 +285,7 @@ def _run(name, replicas, directory):
 
 SLOW = pytest.mark.slow
 # Their losses and updates are mostly those of another one here.
-SLOW_AGENTS = ('appo', 'awac', 'cql', 'ddpg', 'nested ppo', 'td3+bc')
+SLOW_AGENTS = ('appo', 'awac', 'cql', 'ddpg', 'discrete sac', 'nested ppo', 'td3+bc')
 
 
 @pytest.fixture(scope='module')

@@ -19,10 +19,27 @@ from tests.testing.structured import TASKS, make_environment
 from tflearn.action_mask import mask_of
 from tflearn.actors.actor import Actor
 from tflearn.actors.evaluator import Evaluator
-from tflearn.agents import appo, awac, bc, ddpg, discrete_sac, dqn, impala, iql, ppo, r2d2, reinforce, sac, td3
+from tflearn.agents import (
+    appo,
+    awac,
+    bc,
+    ddpg,
+    discrete_sac,
+    dqn,
+    droq,
+    impala,
+    iql,
+    ppo,
+    r2d2,
+    reinforce,
+    sac,
+    td3,
+    tqc,
+)
 from tflearn.agents.actor_value import NetworkOptions
 from tflearn.experience import BatchItems, Experience, Prioritized, Queue, Uniform
 from tflearn.networks import sets
+from tflearn.optimization.ensemble import Truncated
 from tflearn.policies import exporter, loader, plain_nests
 from tflearn.replay.storage import Storage
 from tflearn.replay.writers import ReplayWriter
@@ -49,7 +66,7 @@ SEQUENCES = {'sequence_length': 5, 'stride': 4, 'store_policy_state': False}
 SMALL = {'actor_fc_layer_params': (8,), 'critic_fc_layer_params': (8,)}
 NO_FLOATS = ('multi-discrete', 'masked discrete', 'masked multi-discrete', 'nested action')  # tasks
 ONE_ACTION = ('multi-discrete', 'masked multi-discrete', 'nested action')  # tasks that need more
-CONTINUOUS = ('sac', 'td3', 'ddpg')  # agents
+CONTINUOUS = ('sac', 'td3', 'ddpg', 'tqc', 'droq')  # agents
 FOR_RECORDED = ('bc', 'iql', 'awac')  # agents that are made for recorded data, but train on any
 UNIFORM = ('synchronous', 'mirror', 'server')
 AGENTS = {
@@ -68,6 +85,8 @@ AGENTS = {
     ),
     'td3': Kind(td3, SMALL, NO_FLOATS, ('queue', 'prioritized')),
     'ddpg': Kind(ddpg, SMALL, NO_FLOATS, ('queue', 'prioritized')),
+    'tqc': Kind(tqc, {**SMALL, 'truncated': Truncated(3, 1)}, NO_FLOATS, ('queue', 'prioritized')),
+    'droq': Kind(droq, SMALL, NO_FLOATS, ('queue', 'prioritized')),
     'ppo': Kind(ppo, FEW, (), (*UNIFORM, 'prioritized')),
     'impala': Kind(impala, {'network': NetworkOptions(fc_layer_params=(8,), lstm_size=(4,))}, (), ('prioritized',)),
     'appo': Kind(appo, FEW, (), ('prioritized',)),

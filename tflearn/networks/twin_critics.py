@@ -35,7 +35,41 @@ def check_action(spec: types.NestedTensorSpec, algorithm: str) -> None:
         )
 
 
-class TwinCritics(tf.Module):
+class WithTargets(tf.Module):
+    """Critics and their targets, which have the same variables."""
+
+    def __init__(self, critics: Sequence[Any], targets: Sequence[Any], tau: float):
+        """Takes networks, and the weight of the critics in an update of their targets, in (0, 1].
+
+        Raises:
+          ValueError: if tau is out of its bounds.
+        """
+        super().__init__('critics')
+        if not 0 < tau <= 1:
+            raise UserValueError(f'got target_update_tau={tau!r}; need a number above 0, at most 1')
+        self._critics, self._targets, self._tau = tuple(critics), tuple(targets), tau
+
+    @property
+    def trainable_variables(self) -> list[tf.Variable]:
+        """Those of the critics, in a fixed order, without their targets'."""
+        return [variable for critic in self._critics for variable in critic.trainable_variables]
+
+    def copy_to_targets(self) -> None:
+        """Makes the targets equal to the critics."""
+        self._assign(1.0)
+
+    def update_targets(self) -> None:
+        """Moves the targets towards the critics by the weight tau, in replica context."""
+        # Only in cross-replica context may variables be assigned what all replicas share.
+        tf.distribute.get_replica_context().merge_call(lambda strategy: self._assign(self._tau))
+
+    def _assign(self, tau: float) -> None:
+        for critic, target in zip(self._critics, self._targets, strict=True):
+            for new, old in zip(critic.variables, target.variables, strict=True):
+                old.assign((1 - tau) * old + tau * new if tau < 1 else new)
+
+
+class TwinCritics(WithTargets):
     """See the module. Observations and actions are [B, T, ...]; actions of floats are clipped to their bounds first.
 
     So are they before an environment gets them, while a normal distribution may draw others.
@@ -61,15 +95,11 @@ class TwinCritics(tf.Module):
         Raises:
           ValueError: if tau is out of its bounds.
         """
-        super().__init__('critics')
-        if not 0 < tau <= 1:
-            raise UserValueError(f'got target_update_tau={tau!r}; need a number above 0, at most 1')
         (action,) = tf.nest.flatten(action_spec)
-        self.is_discrete, self._tau = action.dtype.is_integer, tau
-        self._bounds = (action.minimum, action.maximum)
+        is_discrete = action.dtype.is_integer
 
         def make(name: str) -> Any:
-            if self.is_discrete:
+            if is_discrete:
                 made: Any = networks.QNetwork(
                     observation_spec, action, fc_layer_params=fc_layer_params, name=name, **encoding
                 )
@@ -78,13 +108,9 @@ class TwinCritics(tf.Module):
             made.create_variables()
             return made
 
-        self._critics = tuple(make(name) for name in ('critic_1', 'critic_2'))
-        self._targets = tuple(make(name) for name in ('target_critic_1', 'target_critic_2'))
-
-    @property
-    def trainable_variables(self) -> list[tf.Variable]:
-        """Those of the critics, in a fixed order, without their targets'."""
-        return [variable for critic in self._critics for variable in critic.trainable_variables]
+        critics = [make(name) for name in ('critic_1', 'critic_2')]
+        super().__init__(critics, [make(name) for name in ('target_critic_1', 'target_critic_2')], tau)
+        self.is_discrete, self._bounds = is_discrete, (action.minimum, action.maximum)
 
     def values(
         self, observation: types.NestedTensor, action: types.NestedTensor, targets: bool = False, training: bool = False
@@ -111,20 +137,6 @@ class TwinCritics(tf.Module):
         made = [critic(merged, training=training)[0] for critic in critics]
         first, second = (tf.reshape(values, tf.concat([outer, [values.shape[-1]]], axis=0)) for values in made)
         return first, second
-
-    def copy_to_targets(self) -> None:
-        """Makes the targets equal to the critics."""
-        self._assign(1.0)
-
-    def update_targets(self) -> None:
-        """Moves the targets towards the critics by the weight tau, in replica context."""
-        # Only in cross-replica context may variables be assigned what all replicas share.
-        tf.distribute.get_replica_context().merge_call(lambda strategy: self._assign(self._tau))
-
-    def _assign(self, tau: float) -> None:
-        for critic, target in zip(self._critics, self._targets, strict=True):
-            for new, old in zip(critic.variables, target.variables, strict=True):
-                old.assign((1 - tau) * old + tau * new if tau < 1 else new)
 
 
 def _merged(nest: types.NestedTensor) -> types.NestedTensor:

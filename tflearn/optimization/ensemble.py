@@ -1,0 +1,81 @@
+"""Targets and losses of an ensemble of critics: truncated quantiles (TQC), or the least of some (REDQ, DroQ).
+
+Kuznetsov et al. 2020, "Controlling Overestimation Bias with Truncated Mixture of Continuous Distributional Quantile
+Critics" (arXiv 2005.04269); Chen et al. 2021, "Randomized Ensembled Double Q-Learning" (arXiv 2101.05982).
+
+Letters in shapes: B items of a batch, N critics, M numbers of each for an action.
+"""
+
+import dataclasses
+
+import tensorflow as tf
+
+from tflearn.errors import UserValueError
+from tflearn.optimization.distributional import Quantiles
+
+
+@dataclasses.dataclass(frozen=True)
+class Truncated:
+    """Quantiles of the returns of all critics together, without the greatest ones (TQC, equations 10 to 13).
+
+    Attributes:
+      num_quantiles: M.
+      num_dropped: the paper's d, how many are left out for each critic; the more, the lower are the values.
+    """
+
+    num_quantiles: int = 25
+    num_dropped: int = 2
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.num_dropped < self.num_quantiles:
+            raise UserValueError(
+                f'got num_dropped={self.num_dropped!r} of num_quantiles={self.num_quantiles!r}; need a number of at '
+                'least 0 and below that of the quantiles'
+            )
+
+    def bootstraps(self, values: tf.Tensor) -> tf.Tensor:
+        """Returns the least (M - d) N of all quantiles, float32 [B, (M - d) N], of the targets' values [B, N, M]."""
+        num_critics, num_quantiles = values.shape[1:]
+        pooled = tf.sort(tf.reshape(values, [-1, num_critics * num_quantiles]), axis=1)
+        return pooled[:, : (num_quantiles - self.num_dropped) * num_critics]
+
+    def losses(self, values: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+        """Returns the quantile Huber losses, float32 [B]: sums over the critics, means over pairs of their quantiles.
+
+        Args:
+          values: float32 [B, N, M].
+          targets: float32 [B, targets].
+        """
+        nothing = tf.zeros(tf.shape(targets)[:1])
+        quantiles = Quantiles(self.num_quantiles)
+        each = [quantiles.losses(one, targets, nothing, nothing + 1.0) for one in tf.unstack(values, axis=1)]
+        return tf.add_n(each) / self.num_quantiles
+
+
+@dataclasses.dataclass(frozen=True)
+class Least:
+    """The least value of some critics, drawn anew for each batch (REDQ, algorithm 1).
+
+    Attributes:
+      num_critics: how many are drawn, the paper's M; all of them if there are no more.
+    """
+
+    num_critics: int = 2
+
+    def __post_init__(self) -> None:
+        if self.num_critics < 1:
+            raise UserValueError(f'got num_critics={self.num_critics!r} to draw the least of; need at least 1')
+
+    def bootstraps(self, values: tf.Tensor) -> tf.Tensor:
+        """Returns float32 [B, 1], of the targets' values [B, N, 1]."""
+        if self.num_critics < values.shape[1]:
+            drawn = tf.random.shuffle(tf.range(values.shape[1]))[: self.num_critics]
+            values = tf.gather(values, drawn, axis=1)
+        return tf.reduce_min(values, axis=1)
+
+    def losses(self, values: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+        """Returns the squared errors, float32 [B], summed over the critics; see `Truncated.losses`."""
+        return tf.reduce_sum(tf.square(targets[:, tf.newaxis, :] - values), axis=[1, 2])
+
+
+Rule = Truncated | Least
