@@ -30,12 +30,13 @@ LENGTHS = (3, 5)
 
 @pytest.fixture
 def open_sampler():
-    """Returns a function served -> PrioritizedSampler; all are closed at the end."""
+    """Returns a function servers -> PrioritizedSampler; all are closed at the end."""
     with contextlib.ExitStack() as stack:
 
-        def start(served):
+        def start(served, *others):
             size = served.storage.experience.per_replica_batch_size
-            sampler = PrioritizedSampler(served.address, served.storage, size, 60.0)
+            addresses = [each.address for each in (served, *others)]
+            sampler = PrioritizedSampler(addresses, served.storage, size, 60.0, seed=1)
             stack.callback(sampler.close)
             return sampler
 
@@ -114,34 +115,93 @@ def test_new_items_have_the_initial_priority(serve):
         assert {priority for priority, *_ in read_items(served).values()} == {value}
 
 
-def test_draws_follow_priorities_and_weights_correct_for_them(serve, open_sampler):
-    """A chi-squared test of the draws; exact weights; and the mean over all items, estimated without bias."""
-    served = serve(experience(Prioritization(beta=1.0)))
-    fill(served)
-    wanted = set_priorities(served)
-    total = sum(wanted.values())
-    sampler = open_sampler(served)
-    drawn, weights, keys = collections.Counter(), {}, []
+def draw_keys(sampler, num_batches):
+    """Draws batches; returns the keys of their items in order, and the newest weight by key."""
     compiled = tf.function(sampler.draw, autograph=False)
-    num_batches = 0
-    while num_batches < 600:
+    keys, weights = [], {}
+    while len(keys) < num_batches * BATCH:
         count = sampler.grant(8)
         _, info = compiled(tf.constant(count, tf.int64), tf.constant(0, tf.int64))
-        keys += sampler._drawn.numpy().ravel().tolist()
-        weights |= dict(zip(sampler._drawn.numpy().ravel().tolist(), info['weights'].numpy().ravel(), strict=True))
-        num_batches += count
-    drawn.update(keys)
+        new = sampler._drawn.numpy().ravel().tolist()
+        weights |= dict(zip(new, info['weights'].numpy().ravel(), strict=True))
+        keys += new
+    return keys, weights
+
+
+def assert_follow(keys, wanted):
+    """A chi-squared test of drawn keys."""
+    drawn, total = collections.Counter(keys), sum(wanted.values())
     assert drawn.keys() == wanted.keys()
-    for key, weight in weights.items():
-        assert weight == pytest.approx(total / (len(wanted) * wanted[key]), rel=1e-4)
     expected = {key: len(keys) * value / total for key, value in wanted.items()}
     chi_squared = sum((drawn[key] - count) ** 2 / count for key, count in expected.items())
     freedom = len(wanted) - 1
     assert abs(chi_squared - freedom) < 6 * np.sqrt(2 * freedom)
+
+
+@pytest.mark.parametrize('num_servers', [1, 3])
+def test_draws_follow_priorities_and_weights_correct_for_them(tmp_path, serve, open_sampler, num_servers):
+    """The draws; exact weights; and the mean over all items, estimated without bias. Of several servers as of one."""
+    settings = experience(Prioritization(beta=1.0))
+    servers = [serve(settings, checkpoints=tmp_path / str(i) / 'checkpoints') for i in range(num_servers)]
+    wanted = {}
+    for i, served in enumerate(servers):
+        fill(served, 24 if num_servers == 1 else 6 * (i + 1))  # servers with different numbers of items
+        wanted |= set_priorities(served, seed=i)
+    total = sum(wanted.values())
+    sampler = open_sampler(*servers)
+    keys, weights = draw_keys(sampler, 600)
+    for key, weight in weights.items():
+        assert weight == pytest.approx(total / (len(wanted) * wanted[key]), rel=1e-4)
+    assert_follow(keys, wanted)
     values = dict(zip(wanted, np.random.default_rng(1).normal(size=len(wanted)), strict=True))
     terms = np.array([weights[key] * values[key] for key in keys])
     error = terms.std() / np.sqrt(len(terms))
     assert abs(terms.mean() - np.mean(list(values.values()))) < 5 * error
+
+
+def test_errors_reach_the_server_that_has_the_item(tmp_path, serve, open_sampler):
+    settings = experience(Prioritization(alpha=0.5, epsilon=0.0))
+    servers = [serve(settings, checkpoints=tmp_path / name / 'checkpoints') for name in 'ab']
+    for served in servers:
+        fill(served, 12)
+    sampler = open_sampler(*servers)
+    run(learner_of(sampler, tmp_path, ErrorsOfData()), 60)
+    assert sampler.flush(30)
+    for served in servers:
+        for priority, _, step in read_items(served).values():
+            assert priority == pytest.approx((0.1 + 0.1 * step) ** 0.5, rel=1e-5)
+    assert sampler.metrics() == {'priorities_sent': 60 * BATCH, 'priorities_dropped': 0, 'priorities_not_finite': 0}
+
+
+def test_a_server_without_items_is_left_out_until_it_has_some(tmp_path, serve, open_sampler):
+    settings = experience(Prioritization(beta=1.0))
+    full, empty = (serve(settings, checkpoints=tmp_path / name / 'checkpoints') for name in 'ab')
+    fill(full, 12)
+    sampler = open_sampler(full, empty)
+    wanted = dict.fromkeys(read_items(full), 1.0)
+    keys, weights = draw_keys(sampler, 50)
+    assert set(keys) == wanted.keys() and [*weights.values()] == pytest.approx([1.0] * len(weights))
+    fill(empty, 12)
+    others = dict.fromkeys(read_items(empty), 1.0)
+    wait_until(lambda: set(draw_keys(sampler, 1)[0]) & others.keys(), 'items of the other server', 30)
+    draw_keys(sampler, 20)  # which were made before
+    assert_follow(draw_keys(sampler, 300)[0], wanted | others)
+
+
+def test_priorities_that_move_to_another_server_are_noticed(tmp_path, serve, open_sampler):
+    """Also by a server from which hardly anything was drawn."""
+    settings = experience(Prioritization(beta=1.0))
+    one, other = (serve(settings, checkpoints=tmp_path / name / 'checkpoints') for name in 'ab')
+    for served in (one, other):
+        fill(served, 12)
+    wanted = [dict.fromkeys(read_items(served), 1.0) for served in (one, other)]
+    reverb.Client(other.address).mutate_priorities(REPLAY, dict.fromkeys(wanted[1], 1e-9))
+    sampler = open_sampler(one, other)
+    assert set(draw_keys(sampler, 50)[0]) == wanted[0].keys()
+    reverb.Client(other.address).mutate_priorities(REPLAY, wanted[1])
+    wait_until(lambda: set(draw_keys(sampler, 1)[0]) & wanted[1].keys(), 'items of the other server', 30)
+    draw_keys(sampler, 20)
+    assert_follow(draw_keys(sampler, 300)[0], wanted[0] | wanted[1])
 
 
 @pytest.mark.parametrize('replicas', [1, 2])
@@ -158,7 +218,7 @@ def test_errors_become_the_priorities_of_their_own_items(
     with strategy.scope():
         agent = ErrorsOfData()
     run(learner_of(sampler, tmp_path, agent, strategy), num_steps)
-    assert sampler._updater.flush(30)
+    assert sampler.flush(30)
     for priority, _, step in read_items(served).values():
         assert priority == pytest.approx((0.1 + 0.1 * step) ** 0.5, rel=1e-5)
     assert sampler.metrics() == {
@@ -175,7 +235,7 @@ def test_errors_that_are_not_finite_do_not_change_priorities(tmp_path, serve, op
     sampler = open_sampler(served)
     agent = ErrorsOfData(lambda steps: tf.where(steps == 1.0, np.nan, 0.5 * tf.ones_like(steps)))
     run(learner_of(sampler, tmp_path, agent, on_nonfinite=on_nonfinite), 60)
-    assert sampler._updater.flush(30)
+    assert sampler.flush(30)
     for priority, _, step in read_items(served).values():
         assert priority == (1.0 if step == 1.0 else 0.5)
     assert sampler.metrics()['priorities_not_finite'] > 0
@@ -195,7 +255,7 @@ def test_loss_that_stops_training_still_sends_earlier_errors(tmp_path, serve, op
     wait_until(lambda: sampler._reader.size() >= 8, 'batches', 30)
     with pytest.raises(FloatingPointError):
         run(learner, 8)
-    assert sampler._updater.flush(30)
+    assert sampler.flush(30)
     assert sampler.metrics()['priorities_sent'] == 3 * BATCH
 
 
@@ -220,7 +280,7 @@ def test_loss_updates_no_priority(tmp_path, serve, open_sampler):
     learner = learner_of(sampler, tmp_path, ErrorsOfData())
     learner.loss()
     learner.run(1)
-    assert sampler._updater.flush(30)
+    assert sampler.flush(30)
     assert sampler.metrics()['priorities_sent'] == BATCH
     changed = {(step, priority) for priority, _, step in read_items(served).values() if priority != 1.0}
     assert changed
@@ -253,7 +313,7 @@ def test_continues_after_a_restart_of_server_and_learner(tmp_path, serve, open_s
     again = learner_of(sampler_back, tmp_path / 'learner', ErrorsOfData(lambda steps: 0.5 + 0.0 * steps))
     assert again.step == 20
     run(again, 60)
-    assert sampler_back._updater.flush(30)
+    assert sampler_back.flush(30)
     assert {priority for priority, *_ in read_items(served).values()} == {0.5}
 
 

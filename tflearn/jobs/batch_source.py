@@ -76,7 +76,7 @@ def make(
         return MixedSource(sources, replicas_here)
     batch_size = experience.per_replica_batch_size * replicas_here
     if isinstance(experience.replay, Prioritized):
-        return PrioritizedSampler(addresses[0], storage, batch_size, timeout_secs)
+        return PrioritizedSampler(addresses, storage, batch_size, timeout_secs, seed)
     if isinstance(experience.replay, Uniform):
         if demonstrations is not None:
             demonstrations.check_mirrored(storage.mirrored)

@@ -58,8 +58,8 @@ class Shards:
         if len(self.addresses) > 1 and not storage.can_be_sharded:
             raise UserValueError(
                 f'got {len(self.addresses)} replay servers with Experience.replay={replay!r}, from which the servers '
-                "draw; need a Queue, or Uniform that the learner draws from (sampling='learner', and enough "
-                'max_mirror_gb), or one server'
+                "draw; need Prioritized, a Queue, or Uniform that the learner draws from (sampling='learner', and "
+                'enough max_mirror_gb), or one server'
             )
 
     def wait(self, storage: Storage, timeout_secs: float, stop: threading.Event | None = None) -> None:

@@ -182,8 +182,8 @@ class Storage:
 
     @property
     def can_be_sharded(self) -> bool:
-        """Whether the items of several servers can be drawn as those of one: by the learner, or as a queue's."""
-        return self.mirrored or isinstance(self.experience.replay, Queue)
+        """Whether items of several servers can be drawn as those of one: by the learner or by priority, or in order."""
+        return self.mirrored or isinstance(self.experience.replay, Prioritized | Queue)
 
     @property
     def stream_chunks(self) -> int:

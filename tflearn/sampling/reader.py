@@ -1,4 +1,4 @@
-"""TableReader: reads items of a replay table into a small queue in this process.
+"""TableReader: reads items of a replay table into a small queue in this process. ShardedReader: of several tables.
 
 Reverb's sampler cannot be interrupted and waits for a lost server without a deadline, so it runs on its own thread. The
 reader of the queue can be stopped, logs what it waits for, and gives up at a deadline.
@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import reverb
 import tensorflow as tf
 from absl import logging
@@ -21,6 +22,9 @@ from tflearn.waiting import LOG_EVERY_SECS
 _POLL_SECS = 0.25
 _CHECK_CLOSED_MS = 5_000
 _CLOSE_SECS = 1.0
+_POLL_BATCH_SECS = 0.001
+_LOST_SECS = 2.0
+_REFRESH_SECS = 1.0
 
 Prepare = Callable[[tf.data.Dataset], tf.data.Dataset]
 
@@ -194,6 +198,170 @@ class TableReader:
         info = connection.server_info(self._address)
         table = f'with {ReplayStatistics.of(info[REPLAY], self._storage)}' if info else 'which does not answer'
         return f'the replay server at {self._address}, {table}'
+
+
+class ShardedReader:
+    """Batches of items that several replay servers draw by priority, as one server with all their items would.
+
+    A batch chooses a server for each of its items in proportion to the sum of the servers' priorities, and that server
+    draws the item: so an item of priority p has the probability p / (sum over all servers), whichever server has it.
+    Each item that a server draws reports that server's sum; where none was taken for `_REFRESH_SECS`, the items that
+    were read ahead are dropped for newer ones. A server that gives no items for `_LOST_SECS` is left out until it gives
+    a batch of them again: it is lost or empty, or its rate limiter waits for inserts.
+
+    It has the methods of `TableReader`. Its elements are batches: items uint8 [B, T, num_bytes], their keys uint64 [B],
+    N P float32 [B] (the number of all items times an item's probability), and the index of their server int32 [B].
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        storage: Storage,
+        batch_size: int,
+        capacity: int,
+        timeout_secs: float,
+        seed: int | None = None,
+    ):
+        """Makes the queues; reads nothing before `start`.
+
+        Args:
+          addresses: the servers' addresses, 'host:port'.
+          batch_size: B, items of a batch.
+          capacity: batches that are made ahead.
+          timeout_secs: see `TableReader`.
+          seed: of the choice of servers; None draws one.
+        """
+        self._addresses, self._batch_size = tuple(addresses), batch_size
+        item = [
+            tf.TensorSpec(storage.chunk_shape, tf.uint8),
+            tf.TensorSpec((), tf.uint64),
+            tf.TensorSpec((), tf.float64),
+            tf.TensorSpec((), tf.float64),
+            tf.TensorSpec((), tf.int64),
+        ]
+        self._readers = [
+            TableReader(address, storage, REPLAY, item, 2 * batch_size, timeout_secs) for address in addresses
+        ]
+        self._random = np.random.default_rng(seed)
+        self._sums = np.full(len(self._addresses), np.nan)  # of priorities; not a number before the first item
+        self._sizes = np.zeros(len(self._addresses), np.int64)
+        self._taken_at = [0.0] * len(self._addresses)
+        self._error: Exception | None = None
+        self._closed = threading.Event()
+        dtypes, shape = (tf.uint8, tf.uint64, tf.float32, tf.int32), tf.TensorShape((batch_size,))
+        with tf.device('CPU:0'):
+            self._queue = tf.queue.FIFOQueue(
+                capacity, dtypes, [shape.concatenate(storage.chunk_shape), shape, shape, shape]
+            )
+
+    def start(self) -> None:
+        """Begins to read."""
+        together = max(1, self._batch_size // (4 * len(self._readers)))
+
+        def arrange(sample: reverb.ReplaySample) -> tuple[tf.Tensor, ...]:
+            info = sample.info
+            return sample.data['chunk'], info.key, info.priority, info.probability, info.table_size
+
+        for reader in self._readers:
+            reader.start(lambda samples: samples.batch(together, drop_remainder=True).map(arrange), 2 * together)
+        threading.Thread(target=self._run, name='replay_draw', daemon=True).start()
+
+    @property
+    def error(self) -> Exception | None:
+        """Why there are no more batches; None if there are, or if it was closed."""
+        return next((reader.error for reader in self._readers if reader.error), self._error)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or a server gave no data in time."""
+        return self._closed.is_set() or any(reader.closed for reader in self._readers)
+
+    def size(self) -> int:
+        """Returns the number of batches in the queue."""
+        return int(self._queue.size().numpy())
+
+    def take(self, count: tf.Tensor | int) -> list[tf.Tensor]:
+        """See `TableReader.take`."""
+        with tf.device('CPU:0'):
+            return tf.nest.flatten(self._queue.dequeue_many(count))
+
+    def wait(self, secs: float) -> None:
+        """See `TableReader.wait`."""
+        for reader in self._readers:
+            reader.wait(secs / len(self._readers))
+
+    def resume(self) -> None:
+        """See `TableReader.resume`."""
+        for reader in self._readers:
+            reader.resume()
+
+    def close(self) -> None:
+        """See `TableReader.close`."""
+        self._closed.set()
+        self._queue.close(cancel_pending_enqueues=True)
+        close_all(self._readers)
+
+    def _run(self) -> None:
+        try:
+            while (counts := self._choose()) is not None:
+                self._queue.enqueue(self._batch(counts))
+        except tf.errors.CancelledError:
+            pass  # it was closed
+        except Exception as error:  # the training thread raises it
+            self._error = error
+        self.close()
+
+    def _choose(self) -> np.ndarray | None:
+        """Waits until the servers have the items of a batch. Returns how many of each to take; None once closed."""
+        counts, since = None, time.monotonic()
+        while not self.closed:
+            self._refresh()
+            sums = np.nan_to_num(self._sums)
+            late = time.monotonic() - since > _LOST_SECS
+            if not sums.any() or (np.isnan(self._sums).any() and not late):
+                since = since if sums.any() else time.monotonic()
+            else:
+                counts = self._random.multinomial(self._batch_size, sums / sums.sum()) if counts is None else counts
+                short = [i for i, reader in enumerate(self._readers) if reader.size() < counts[i]]
+                if not short:
+                    self._sums = sums
+                    return counts
+                if late:
+                    for i in short:
+                        text = 'the replay server at %s has given no items for %.0f s; batches have none of it'
+                        logging.warning(text, self._addresses[i], _LOST_SECS)
+                        self._sums[i] = sums[i] = 0.0
+                    counts, since = None, time.monotonic()
+            self._closed.wait(_POLL_BATCH_SECS)
+        return None
+
+    def _refresh(self) -> None:
+        """Learns a server's sum of priorities anew where that is unknown or old."""
+        for i, reader in enumerate(self._readers):
+            unknown = not self._sums[i] > 0
+            if time.monotonic() - self._taken_at[i] < (0.0 if unknown else _REFRESH_SECS):
+                continue
+            if (size := reader.size()) >= (self._batch_size if unknown else 1):
+                self._take(i, size)
+
+    def _take(self, i: int, count: int) -> list[np.ndarray]:
+        """Returns `count` items of a server, their keys and their probabilities there."""
+        items, keys, priorities, probabilities, sizes = (part.numpy() for part in self._readers[i].take(count))
+        self._sums[i], self._sizes[i] = priorities[-1] / probabilities[-1], sizes[-1]
+        self._taken_at[i] = time.monotonic()
+        return [items, keys, probabilities]
+
+    def _batch(self, counts: np.ndarray) -> list[np.ndarray]:
+        shares = self._sums / self._sums.sum()  # by which the servers were chosen
+        parts = [(i, *self._take(i, int(count))) for i, count in enumerate(counts) if count]
+        present = shares > 0
+        expected = [self._sizes[present].sum() * shares[i] * probabilities for i, _, _, probabilities in parts]
+        order = self._random.permutation(self._batch_size)
+        columns = [
+            np.concatenate(each)[order] for each in zip(*((items, keys) for _, items, keys, _ in parts), strict=True)
+        ]
+        owners = np.repeat(np.arange(len(counts)), counts)[order]
+        return [*columns, np.concatenate(expected)[order].astype(np.float32), owners.astype(np.int32)]
 
 
 def close_all(readers: Sequence[TableReader]) -> None:

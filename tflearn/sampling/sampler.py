@@ -12,7 +12,7 @@ from tflearn.errors import UserTypeError
 from tflearn.experience import Prioritized
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.sampling.priorities import PriorityUpdater, importance_weights
-from tflearn.sampling.reader import TableReader
+from tflearn.sampling.reader import ShardedReader, TableReader
 from tflearn.types import WEIGHTS
 
 _MAX_AHEAD_BYTES = 1 << 20
@@ -58,7 +58,9 @@ class ReplaySampler:
         self.max_draw_steps = 2 * ahead if ahead > 1 else 1
         self._wanted_steps = ahead  # a call for every single batch would slow down the threads that fetch them
         spec = tf.TensorSpec((batch_size, length, storage.layout.num_bytes), tf.uint8)
-        self._reader = TableReader(address, storage, REPLAY, [spec, *more], 2 * ahead, timeout_secs)
+        self._capacity = 2 * ahead
+        self._reader: TableReader | ShardedReader
+        self._reader = TableReader(address, storage, REPLAY, [spec, *more], self._capacity, timeout_secs)
         self._started = False
 
     @property
@@ -109,6 +111,7 @@ class ReplaySampler:
         return tf.nest.map_structure(lambda column: tf.gather(column, i), drawn)
 
     def _start(self) -> None:
+        assert isinstance(self._reader, TableReader)
         chunks = math.ceil(self._steps_ahead * self._batch_size / self._storage.draws_per_chunk)
         self._reader.start(lambda samples: self._batches(samples, chunks), in_flight=2 * chunks)
 
@@ -142,45 +145,87 @@ class ReplaySampler:
 
 
 class PrioritizedSampler(ReplaySampler):
-    """A `BatchSource` that the replay server draws by priority, with importance weights.
+    """A `BatchSource` that the replay servers draw by priority, with importance weights.
 
     Keys never leave the host: `draw` keeps the keys of the newest batches, and `update` joins them with the errors of
-    the same train steps, which the learner passes back.
+    the same train steps, which the learner passes back. They go to the server that has the item.
     """
 
-    def __init__(self, address: str, storage: Storage, batch_size: int, timeout_secs: float):
-        """Draws nothing before the first `grant`. Raises TypeError if the experience has another replay."""
+    def __init__(
+        self,
+        addresses: str | Sequence[str],
+        storage: Storage,
+        batch_size: int,
+        timeout_secs: float,
+        seed: int | None = None,
+    ):
+        """Draws nothing before the first `grant`.
+
+        Args:
+          addresses: the address of the replay server, 'host:port'; several if they share the replay.
+          batch_size: see `ReplaySampler`.
+          timeout_secs: see `ReplaySampler`.
+          seed: of the choice among several servers; None draws one.
+
+        Raises:
+          TypeError: if the experience has another replay.
+        """
         replay = storage.experience.replay
         if not isinstance(replay, Prioritized):
             raise UserTypeError(f'got Experience.replay={replay!r}; need Prioritized(...)')
         self.prioritization = replay.prioritization
+        addresses = (addresses,) if isinstance(addresses, str) else tuple(addresses)
         more = (tf.TensorSpec((batch_size,), tf.uint64, 'key'), tf.TensorSpec((batch_size,), tf.float32, 'expected'))
-        super().__init__(address, storage, batch_size, timeout_secs, _MAX_PRIORITIZED_AHEAD_STEPS, more)
-        self._updater = PriorityUpdater(address, REPLAY, self.prioritization)
+        super().__init__(addresses[0], storage, batch_size, timeout_secs, _MAX_PRIORITIZED_AHEAD_STEPS, more)
+        if len(addresses) > 1:
+            self._reader = ShardedReader(addresses, storage, batch_size, self._capacity, timeout_secs, seed)
+        self._updaters = [PriorityUpdater(address, REPLAY, self.prioritization) for address in addresses]
         with tf.device('CPU:0'):
             shape = tf.TensorShape([None, batch_size])
             self._drawn = tf.Variable(tf.zeros((0, batch_size), tf.uint64), trainable=False, shape=shape)
+            self._owners = tf.Variable(tf.zeros((0, batch_size), tf.int32), trainable=False, shape=shape)
 
     def draw(self, num_steps: tf.Tensor, seed: tf.Tensor) -> Any:
         """See `ReplaySampler.draw`. Adds importance weights float32 [num_steps, B], not normalized."""
         with tf.device('CPU:0'):
-            rows, keys, expected = self._take(num_steps)
+            rows, keys, expected, *owners = self._take(num_steps)
             self._drawn.assign(keys)
+            if owners:
+                self._owners.assign(owners[0])
             data, info = self._columns(rows)
             return data, info | {WEIGHTS: importance_weights(self.prioritization, expected, seed)}
 
     def update(self, step: int, errors: np.ndarray) -> None:
         """See `PrioritizedSource`. Returns immediately."""
-        self._updater.update(step, self._drawn.numpy()[: len(errors)], errors)
+        keys = self._drawn.numpy()[: len(errors)]
+        if len(self._updaters) == 1:
+            self._updaters[0].update(step, keys, errors)
+            return
+        owners = self._owners.numpy()[: len(errors)]
+        for i, updater in enumerate(self._updaters):
+            if np.any(mine := owners == i):
+                updater.update(step, keys[mine], errors[mine])
+
+    def flush(self, timeout_secs: float) -> bool:
+        """Waits until the servers have all updates. Returns whether that was so within `timeout_secs` each."""
+        return all(updater.flush(timeout_secs) for updater in self._updaters)
 
     def metrics(self) -> dict[str, Any]:
-        """Returns the counts of priorities; the server reports size and samples per insert."""
-        return self._updater.metrics()
+        """Returns the counts of priorities; the servers report size and samples per insert."""
+        counts = [updater.metrics() for updater in self._updaters]
+        return {name: sum(each[name] for each in counts) for name in counts[0]}
 
     def close(self) -> None:
         """See `BatchSource`."""
         super().close()
-        self._updater.close()
+        for updater in self._updaters:
+            updater.close()
+
+    def _start(self) -> None:
+        if isinstance(self._reader, ShardedReader):
+            self._reader.start()
+        else:
+            super()._start()
 
     def _batches(self, samples: tf.data.Dataset, num_chunks: int) -> tf.data.Dataset:
         def arrange(sample: reverb.ReplaySample) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
