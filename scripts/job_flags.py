@@ -53,7 +53,7 @@ def define_launch(backends: Sequence[str]) -> None:
     flags.DEFINE_multi_string('backend_option', [], _BACKEND_OPTION_HELP)
     flags.DEFINE_multi_string('resources', [], _RESOURCES_HELP)
     flags.DEFINE_integer(
-        'num_workers', 1, 'Processes of the train job that train as one, a machine each (not local).', lower_bound=1
+        'num_workers', 1, 'Processes of the train job that train as one; on a cluster, a machine each.', lower_bound=1
     )
     flags.DEFINE_integer('num_collectors', 1, 'How many collect jobs to start.', lower_bound=1)
     flags.DEFINE_integer(

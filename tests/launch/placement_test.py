@@ -61,12 +61,17 @@ def test_gpus_are_divided_and_hidden():
             {'collect': Resources(custom={'sim': 1})},
             'got the resources sim for collect_0 on one machine; need --backend',
         ),
-        ({'num_workers': 2}, 'got 2 workers for train on one machine'),
+        ({'num_workers': 2, 'train': Resources(cores=4)}, 'cores of 8 (train 8); need at most the 6 of this machine'),
     ],
 )
 def test_refuses_what_the_machine_does_not_have(arguments, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         placed(**arguments)
+
+
+def test_workers_get_theirs_together():
+    found = placed(num_workers=2, train=Resources(cores=2, accelerators=1))['train']
+    assert found == Placement(frozenset({2, 3, 5, 7}), {'CUDA_VISIBLE_DEVICES': '0,3'})
 
 
 def test_this_machine_has_something(monkeypatch):

@@ -176,8 +176,11 @@ def test_fewer_replay_servers_than_before_are_refused_before_a_job_starts(tmp_pa
             'got num_replay_servers=2 with --replay_address=a:1; need as many addresses, or none',
         ),
         (
-            ['--root_dir=run', '--gin_file=dqn_cartpole_prioritized', '--num_replay_servers=2'],
-            'got several replay servers with Prioritized replay, from which the servers draw; need Uniform',
+            [
+                *('--root_dir=run', '--gin_file=dqn_cartpole', '--num_replay_servers=2'),
+                '--gin_bindings=Uniform.sampling="server"',
+            ],
+            'got several replay servers with Uniform replay, from which the servers draw; need Uniform',
         ),
         (['--root_dir=run', '--gin_file=file', '--num_collectors=0'], 'num_collectors'),
         (

@@ -13,7 +13,7 @@ from tflearn.config import files
 from tflearn.errors import UserImportError, UserValueError
 from tflearn.launch import local, run_summary
 from tflearn.launch.placement import place, this_machine
-from tflearn.launch.topology import REPLAY_ADDRESS, Topology, read_resources, run_topology
+from tflearn.launch.topology import REPLAY_ADDRESS, Topology, on_one_machine, read_resources, run_topology
 from tflearn.run_dir import RunDir
 from tflearn.schedulers import kubernetes, options, pods, slurm
 
@@ -55,7 +55,7 @@ class Backend:
                     'kubernetes'
                 )
             if self.render:
-                _show(run_summary.render(topology, place(topology, this_machine())))
+                _show(run_summary.render(on_one_machine(topology), place(topology, this_machine())))
                 return 0
             times = topology.stop_timeout_secs, topology.silent_timeout_secs
             return local.run(topology, run_dir, stop_timeout_secs=times[0], silent_timeout_secs=times[1])
@@ -210,12 +210,10 @@ def _check(path: pathlib.Path, gin_bindings: Sequence[str], topology: Topology, 
 
 def _check_shared(name: str, values: Mapping[str, Any]) -> None:
     """Refuses settings with which the replay servers would draw. (The jobs refuse what needs the sizes of the data.)"""
-    if name == f'{_EXPERIENCE}.Prioritized' or (
-        name == f'{_EXPERIENCE}.Uniform' and values.get('sampling') == 'server'
-    ):
+    if name == f'{_EXPERIENCE}.Uniform' and values.get('sampling') == 'server':
         raise UserValueError(
-            f'got several replay servers with {name.rpartition(".")[2]} replay, from which the servers draw; need '
-            "Uniform with sampling='learner' or 'auto', or Queue; or one replay server"
+            'got several replay servers with Uniform replay, from which the servers draw; need Uniform with '
+            "sampling='learner' or 'auto', Prioritized or Queue; or one replay server"
         )
 
 

@@ -21,7 +21,7 @@ from tflearn.launch.placement import place, this_machine
 from tflearn.launch.plain_view import PlainView
 from tflearn.launch.processes import OrphanReaper
 from tflearn.launch.supervisor import Failure, Supervisor, View
-from tflearn.launch.topology import Topology
+from tflearn.launch.topology import Topology, on_one_machine
 from tflearn.launch.warm_parent import WarmParent
 from tflearn.run_dir import RunDir, Status, read_json
 
@@ -113,7 +113,7 @@ def run(
         this machine has.
       OSError: if a job cannot be started.
     """
-    out = out or sys.stdout
+    out, topology = out or sys.stdout, on_one_machine(topology)
     placements = place(topology, this_machine())
     run_dir.make()
     if done := read_json(run_dir.done):

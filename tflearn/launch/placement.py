@@ -57,7 +57,8 @@ def this_machine() -> Machine:
 def place(topology: Topology, machine: Machine) -> dict[str, Placement]:
     """Divides a machine among the jobs. Jobs that ask for cores share them with no other job that asks for some.
 
-    Memory is added up and compared, and nothing more: no process is held below a limit.
+    Memory is added up and compared, and nothing more: no process is held below a limit. The workers of a job share its
+    cores, and divide its devices among themselves (see `worker_group`).
 
     Returns:
       The placement of each job by its name.
@@ -67,17 +68,16 @@ def place(topology: Topology, machine: Machine) -> dict[str, Placement]:
     """
     cores, gpus = iter(machine.cores), iter(machine.gpus)
     for what, have, wanted in (
-        ('cores', len(machine.cores), lambda job: job.resources.cores),
-        ('memory_gb', round(machine.memory_gb, 1), lambda job: job.resources.memory_gb),
-        ('accelerators', len(machine.gpus), lambda job: job.resources.accelerators),
+        ('cores', len(machine.cores), lambda job: _all(job, job.resources.cores)),
+        ('memory_gb', round(machine.memory_gb, 1), lambda job: _all(job, job.resources.memory_gb)),
+        ('accelerators', len(machine.gpus), lambda job: _all(job, job.resources.accelerators)),
     ):
         _check(topology.jobs, what, have, wanted)
     for job in topology.jobs:
-        if job.resources.custom or job.workers > 1:
-            what = f'{job.workers} workers' if job.workers > 1 else f'the resources {", ".join(job.resources.custom)}'
+        if job.resources.custom:
             raise UserValueError(
-                f'got {what} for {job.name} on one machine; need --backend=slurm or --backend=kubernetes for that; '
-                "train.Device.strategy='mirrored' uses several GPUs of one machine"
+                f'got the resources {", ".join(job.resources.custom)} for {job.name} on one machine; need '
+                '--backend=slurm or --backend=kubernetes for that'
             )
     return {job.name: _placement(job, cores, gpus) for job in topology.jobs}
 
@@ -92,10 +92,15 @@ def _check(jobs: Iterable[Job], what: str, have: float, wanted: Callable[[Job], 
         )
 
 
+def _all(job: Job, value: float | None) -> float | None:
+    """Returns what all workers of a job get together."""
+    return None if value is None else value * job.workers
+
+
 def _placement(job: Job, cores: Iterable[int], gpus: Iterable[str]) -> Placement:
     resources = job.resources
-    own = frozenset(itertools.islice(cores, resources.cores or 0))
+    own = frozenset(itertools.islice(cores, job.workers * (resources.cores or 0)))
     environment = {}
     if resources.accelerators is not None:
-        environment[_TF_DEVICES] = ','.join(itertools.islice(gpus, resources.accelerators))
+        environment[_TF_DEVICES] = ','.join(itertools.islice(gpus, job.workers * resources.accelerators))
     return Placement(own or None, environment)

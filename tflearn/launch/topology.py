@@ -139,6 +139,16 @@ class Topology:
         write_atomically(run_dir.topology, json.dumps(dataclasses.asdict(self), indent=2) + '\n')
 
 
+def on_one_machine(topology: Topology) -> Topology:
+    """Returns the topology as one machine runs it: the workers of a job are the processes of one program."""
+    program = (sys.executable, '-m', f'{__package__}.worker_group')
+    jobs = [
+        dataclasses.replace(job, command=(*program, str(job.workers), *job.command)) if job.workers > 1 else job
+        for job in topology.jobs
+    ]
+    return dataclasses.replace(topology, jobs=tuple(jobs))
+
+
 def load(run_dir: RunDir) -> Topology:
     """Returns the topology that was saved in a run directory.
 
