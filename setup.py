@@ -59,8 +59,11 @@ setuptools.setup(
         'minari': ['minari>=0.5.3,<0.6', 'h5py>=3.8,<4', 'pillow>=9'],
         # From 1.18 on tensorflow-metadata may need a newer protobuf than TensorFlow 2.15 allows, and does not say so.
         'rlds': ['tensorflow-datasets>=4.9,<5', 'tensorflow-metadata>=1.17,<1.18'],
+        # gs:// needs gcsfs of the same version instead of s3fs; other stores their own package.
+        'remote': ['fsspec>=2025.2', 's3fs>=2025.2'],
         'gpu': ['tensorflow[and-cuda]>=2.15,<2.16'],
         'dev': [
+            'fsspec>=2025.2',
             'ipykernel>=6.29,<8',
             # From 8.23 on it uses what typing-extensions 4.5.0, which TF-Agents needs, does not have.
             'ipython<8.23',

@@ -10,10 +10,9 @@ from collections.abc import Mapping
 
 from absl import flags
 
-from tflearn.run_dir import RunDir
 from tflearn.tools import checks
 
-from . import file_program, preflight
+from . import file_program, preflight, run_directory
 
 _STATES = {True: 'LOOK', False: 'ok', None: 'unknown'}
 
@@ -25,7 +24,8 @@ def report(roots: list[str], switches: Mapping[str, bool]) -> int:
 
     num_wrong = 0
     for root in roots:
-        findings = checks.run_all(series.read(RunDir(root)))
+        with run_directory.opened(root, 'doctor') as run_dir:
+            findings = checks.run_all(series.read(run_dir))
         num_wrong += sum(finding.wrong is True for finding in findings)
         if switches['json']:
             print(json.dumps([{'run': root, **vars(finding), 'link': finding.link} for finding in findings]))

@@ -10,9 +10,9 @@ from typing import Any
 from absl import flags
 
 from tflearn import waiting
-from tflearn.run_dir import RunDir, local_path
+from tflearn.run_dir import local_path, shown
 
-from . import job_setup, preflight
+from . import job_setup, preflight, run_directory
 
 _PRODUCT = ('names', 'time_step', 'parameters')
 
@@ -52,7 +52,9 @@ def run(stop: threading.Event) -> None:
     if flags.FLAGS.product:
         given: dict[str, Any] = {name: flags.FLAGS[f'product_{name}'].value for name in _PRODUCT}
         arguments['product'] = export.product_options(arguments.pop('batch_size'), **given)
-    print(export.export(run_dir=RunDir(flags.FLAGS.root_dir), **arguments))
+    with run_directory.opened(flags.FLAGS.root_dir, 'export') as run_dir:
+        path = shown(str(export.export(run_dir=run_dir, **arguments)))
+    print(path)
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from absl import flags, logging
 
 from tflearn.config import files
 from tflearn.errors import UserError, UserValueError
-from tflearn.run_dir import local_path
+from tflearn.run_dir import is_url, local_path
 from tflearn.waiting import HOST_PORT
 
 DEFAULT_REPLAY_ADDRESS = 'localhost:8008'
@@ -90,7 +90,11 @@ def define_number(name: str, default: float | None, help: str, *bounds: float) -
 
 def define_process() -> None:
     """Defines the flags of every program that runs a job."""
-    flags.DEFINE_string('root_dir', None, 'Directory of the run, not a URL; it is created. The same for all jobs.')
+    flags.DEFINE_string(
+        'root_dir',
+        None,
+        'Directory of the run, or its URL in an object store (s3://bucket/run); it is created. The same for all jobs.',
+    )
     define_secs('connect_timeout_secs', 300.0, 'How long a job waits for another one before it gives up [s].')
     define_secs('stop_timeout_secs', 30.0, 'How long a job may take to end after SIGINT or SIGTERM [s].')
     define_help()
@@ -206,7 +210,8 @@ def _check_root_dir() -> None:
         raise UserValueError(
             'got no --root_dir; need a directory for the files of the run, such as --root_dir=/tmp/run'
         )
-    local_path(flags.FLAGS.root_dir, '--root_dir')
+    if not is_url(flags.FLAGS.root_dir):
+        local_path(flags.FLAGS.root_dir, '--root_dir')
 
 
 def parse(arguments: Sequence[str], values: flags.FlagValues = flags.FLAGS) -> list[str]:

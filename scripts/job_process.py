@@ -18,6 +18,7 @@ from absl import logging
 
 from tflearn.config import job_config
 from tflearn.errors import TRY_AGAIN_EXIT_STATUS, UserError
+from tflearn.run_dir import shown
 from tflearn.waiting import PeerStopped, StopEvent, Stopped
 
 # Libraries that log each SavedModel, each port and each deprecated call.
@@ -90,7 +91,7 @@ def _attempt(program: str, work: Callable[[threading.Event], None], stop: thread
         if isinstance(error, PeerStopped):
             logging.error('%s', error)
             return TRY_AGAIN_EXIT_STATUS
-        text = job_config.plain_message(error)
+        text = shown(job_config.plain_message(error))
         if not isinstance(error, UserError):
             logging.error('the job failed', exc_info=error)
             text = f'{type(error).__name__}: {text}'

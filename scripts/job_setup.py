@@ -16,7 +16,7 @@ from tflearn.config import files, job_config, reader
 from tflearn.launch.code_revision import code_revision, code_snapshot
 from tflearn.run_dir import RunDir, write_atomically
 
-from . import job_flags, job_process, preflight
+from . import job_flags, job_process, preflight, run_directory
 
 
 def main(
@@ -45,8 +45,13 @@ def main(
     """
 
     def run(stop: threading.Event) -> None:
+        shard = flags.FLAGS.get_flag_value('shard', 0)
+        status_name = f'{job}_{shard}' if shard else name
+        with run_directory.opened(flags.FLAGS.root_dir, job, status_name) as run_dir:
+            run_in(run_dir, stop)
+
+    def run_in(run_dir: RunDir, stop: threading.Event) -> None:
         # What can be checked within a second comes before TensorFlow, which takes several.
-        run_dir = RunDir(flags.FLAGS.root_dir)
         run_dir.make(flags.FLAGS.share_with_group)
         gin_file = files.resolve(flags.FLAGS.gin_file)
         reader.read(gin_file, flags.FLAGS.gin_bindings)

@@ -10,9 +10,8 @@ import sys
 from absl import flags
 
 from tflearn.api import process_run
-from tflearn.run_dir import RunDir
 
-from . import job_flags, preflight
+from . import job_flags, preflight, run_directory
 
 
 def main() -> None:
@@ -24,8 +23,10 @@ def main() -> None:
         return
     values = flags.FLAGS
     # From the first job on, `local.run` handles SIGINT.
-    with job_flags.ending('tflearn-launch', 'stopped by SIGINT before any job was started'):
-        run_dir = RunDir(values.root_dir)
+    with (
+        job_flags.ending('tflearn-launch', 'stopped by SIGINT before any job was started'),
+        run_directory.opened(values.root_dir, 'launch') as run_dir,
+    ):
         if values.share_with_group:
             run_dir.make(share_with_group=True)
         code = process_run.run(

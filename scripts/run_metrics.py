@@ -12,7 +12,7 @@ from absl import flags
 from tflearn.run_dir import RunDir
 from tflearn.schedulers.run_metrics import MetricsServer
 
-from . import job_flags
+from . import job_flags, run_directory
 
 
 def main() -> None:
@@ -23,11 +23,17 @@ def main() -> None:
     flags.DEFINE_string('run', '', "The label 'run' of all metrics; the name of --root_dir by default.")
     if not job_flags.read('tflearn-run-metrics', __doc__, lambda: None, '--port=9100'):
         return
-    run_dir = RunDir(flags.FLAGS.root_dir)
     signal.signal(signal.SIGTERM, _exit)
     signal.signal(signal.SIGINT, _exit)
+    with job_flags.ending('tflearn-run-metrics'), run_directory.opened(flags.FLAGS.root_dir, 'run_metrics') as run_dir:
+        _serve(run_dir)
+
+
+def _serve(run_dir: RunDir) -> None:
     try:
-        server = MetricsServer(run_dir, flags.FLAGS.run or run_dir.root.name, flags.FLAGS.host, flags.FLAGS.port)
+        server = MetricsServer(
+            run_dir, flags.FLAGS.run or run_dir.location.rpartition('/')[2], flags.FLAGS.host, flags.FLAGS.port
+        )
     except (OSError, UnicodeError) as error:  # the latter one for a name that cannot be looked up
         address = f'{flags.FLAGS.host}:{flags.FLAGS.port}'
         print(f'tflearn-run-metrics: error: got {address}; need a free port of this machine ({error})', file=sys.stderr)

@@ -8,9 +8,8 @@ import threading
 from absl import flags
 
 from tflearn import waiting
-from tflearn.run_dir import RunDir
 
-from . import job_setup, preflight, serve_flags
+from . import job_setup, preflight, run_directory, serve_flags
 
 
 def run(stop: threading.Event) -> None:
@@ -19,13 +18,14 @@ def run(stop: threading.Event) -> None:
         preflight.import_quietly('tensorflow', 'gym')
         from tflearn.jobs import serve  # After the flags are parsed: it loads TensorFlow.
 
-    serve.serve(
-        run_dir=RunDir(flags.FLAGS.root_dir),
-        stop=stop,
-        server_options=serve_flags.server_options(),
-        options=serve_flags.serve_options(),
-        connect_timeout_secs=flags.FLAGS.connect_timeout_secs,
-    )
+    with run_directory.opened(flags.FLAGS.root_dir, 'serve') as run_dir:
+        serve.serve(
+            run_dir=run_dir,
+            stop=stop,
+            server_options=serve_flags.server_options(),
+            options=serve_flags.serve_options(),
+            connect_timeout_secs=flags.FLAGS.connect_timeout_secs,
+        )
 
 
 def main() -> None:

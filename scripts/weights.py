@@ -9,11 +9,11 @@ import threading
 from absl import flags
 
 from tflearn.errors import UserValueError
-from tflearn.run_dir import RunDir, Status
+from tflearn.run_dir import Status
 from tflearn.weights import relay
 from tflearn.weights.server import ServerOptions
 
-from . import job_flags, job_process
+from . import job_flags, job_process, run_directory
 
 _STOP_TIMEOUT_SECS = 10.0
 
@@ -24,9 +24,10 @@ def run(stop: threading.Event) -> None:
     if not values.run_dir:
         relay.serve(options(), values.upstream, lambda now: None, stop)
         return
-    status = Status(RunDir(values.run_dir).status('weights'), 'weights')
-    relay.serve(options(), values.upstream, lambda now: status.update('running', **now), stop)
-    status.update('stopped')
+    with run_directory.opened(values.run_dir, 'weights') as run_dir:
+        status = Status(run_dir.status('weights'), 'weights')
+        relay.serve(options(), values.upstream, lambda now: status.update('running', **now), stop)
+        status.update('stopped')
 
 
 def define() -> None:

@@ -22,6 +22,8 @@ _EXTRAS = {
     'h5py': 'minari',
     'PIL': 'minari',
     'tensorflow_datasets': 'rlds',
+    'fsspec': 'remote',
+    's3fs': 'remote',
 }
 
 # Extra -> its requirements, as in setup.py.
@@ -41,6 +43,7 @@ REQUIREMENTS = {
     'video': ('moviepy>=2.1,<3', 'pillow<12'),
     'minari': ('minari>=0.5.3,<0.6', 'h5py>=3.8,<4', 'pillow>=9'),
     'rlds': ('tensorflow-datasets>=4.9,<5', 'tensorflow-metadata>=1.17,<1.18'),
+    'remote': ('fsspec>=2025.2', 's3fs>=2025.2'),
 }
 
 

@@ -5,6 +5,9 @@ can do, and renews it every few seconds. It ends when it is released, when its p
 it was not renewed for `LEASE_SECS` by the clock of the process that watches it: clocks are never compared between
 machines. An owner of an older epoch finds the newer file before it writes again, and stops (the epoch is a fencing
 token; Kleppmann 2016, "How to do distributed locking").
+
+What several jobs write at the same time (leases, manifests), and what must have arrived before the next step
+(checkpoints), goes through a `Store`; all other files are only read and written.
 """
 
 import contextlib
@@ -15,7 +18,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from absl import logging
@@ -30,6 +33,67 @@ _KEPT_EPOCHS = 3
 _BOOT = pathlib.Path('/proc/sys/kernel/random/boot_id')
 
 
+class Store:
+    """The files of a run directory that all jobs share by their file system. `remote.mirror` has those of a URL.
+
+    Attributes:
+      check_secs: an owner that looked at its lease within this time need not look again [s].
+    """
+
+    check_secs = 0.0
+
+    def names(self, directory: pathlib.Path) -> list[str]:
+        """Returns the names of the files in a directory; none if there is no such directory."""
+        return os.listdir(directory) if directory.is_dir() else []
+
+    def read(self, path: pathlib.Path) -> bytes:
+        """Returns a file's content. Raises OSError if it cannot be read."""
+        return path.read_bytes()
+
+    def size(self, path: pathlib.Path) -> int:
+        """Returns a file's size [bytes]. Raises OSError if there is none."""
+        return path.stat().st_size
+
+    def write(self, path: pathlib.Path, content: bytes) -> None:
+        """Writes a file without a rename; a reader may see a part of it. Raises OSError."""
+        path.write_bytes(content)
+
+    def create(self, path: pathlib.Path, content: bytes) -> bool:
+        """Creates a file, durably, for one of all that try at once; returns False if it exists. Raises OSError."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            file = path.open('xb', buffering=0)
+        except FileExistsError:
+            return False
+        try:
+            with file:
+                file.write(content)
+                os.fsync(file.fileno())
+        except OSError:  # a full disk
+            path.unlink()
+            raise
+        return True
+
+    def delete(self, path: pathlib.Path) -> None:
+        """Deletes a file, if it exists."""
+        path.unlink(missing_ok=True)
+
+    def begin(self, check: Callable[[], None]) -> None:
+        """Is called when this process owns a part of the run; `check` raises once it does no longer."""
+
+    def upload(self) -> None:
+        """Returns when all that this process has written can be read by the others. Raises OSError."""
+
+    def end(self) -> None:
+        """Is called when this process stops to own its part, before its lease ends. Raises OSError."""
+
+    def refresh(self) -> None:
+        """Returns when this process sees what the others have written."""
+
+
+LOCAL = Store()
+
+
 class Lease:
     """A lease that this process owns.
 
@@ -37,10 +101,10 @@ class Lease:
       epoch: the number of the owner, from 1; greater than those of all owners before.
     """
 
-    def __init__(self, directory: pathlib.Path, job: str, epoch: int):
+    def __init__(self, directory: pathlib.Path, job: str, epoch: int, store: Store):
         """Use `hold`."""
         self.epoch = epoch
-        self._directory, self._job = directory, job
+        self._directory, self._job, self._store = directory, job, store
         self._path = _path(directory, job, epoch)
         self._facts: dict[str, Any] = {'job': job, 'epoch': epoch, **_this_process(), 'since': time.time()}
         self._renewals = 0
@@ -48,17 +112,23 @@ class Lease:
         self._released = threading.Event()
 
     def check(self) -> None:
-        """Checks that no other process has taken the lease. Cheap: it reads the directory once a second.
+        """Checks that no other process has taken the lease. Cheap: it seldom reads the directory.
 
         Raises:
           RuntimeError: if one has; it names the new owner.
         """
-        now = time.monotonic()
-        if now - self._checked_at < _CHECK_SECS:
+        if time.monotonic() - self._checked_at < max(_CHECK_SECS, self._store.check_secs):
             return
-        newest = _newest_epoch(self._directory, self._job)
+        try:
+            self._look()
+        except OSError as error:  # no answer; whoever saves something looks again
+            logging.warning('could not check the lease in %s: %s', self._directory, error)
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        newest = _newest_epoch(self._store, self._directory, self._job)
         if newest > self.epoch:
-            owner = _read(_path(self._directory, self._job, newest)) or {}
+            owner = _read(self._store, _path(self._directory, self._job, newest)) or {}
             raise UserRuntimeError(
                 f'got another {self._job} job ({_described(owner)}), which took over {self._directory.parent} while '
                 'this one had stopped; need one at a time; this one ends and writes nothing more'
@@ -69,32 +139,35 @@ class Lease:
         """Renews the lease; runs on a thread of its own."""
         while not self._released.wait(RENEW_SECS):
             with contextlib.suppress(RuntimeError, OSError):  # the job finds out itself, before it writes
-                self.check()
+                self._look()
                 self.write()
 
     def write(self, **more: Any) -> None:
         """Writes the file of the lease, without a rename, which not every store has."""
+        self._store.write(self._path, self.content(**more))
+
+    def content(self, **more: Any) -> bytes:
+        """Returns the content of the next renewal."""
         self._renewals += 1
-        text = json.dumps({**self._facts, 'renewals': self._renewals, 'time': time.time(), **more})
-        self._path.write_text(text, encoding='utf-8')
+        return json.dumps({**self._facts, 'renewals': self._renewals, 'time': time.time(), **more}).encode()
 
     def release(self) -> None:
         """Ends the lease."""
         self._released.set()
         with contextlib.suppress(RuntimeError, OSError):
-            self._checked_at = 0.0
-            self.check()
+            self._look()
             self.write(released=True)
 
 
 @contextlib.contextmanager
-def hold(directory: pathlib.Path, job: str, stop: threading.Event) -> Iterator[Lease | None]:
+def hold(directory: pathlib.Path, job: str, stop: threading.Event, store: Store = LOCAL) -> Iterator[Lease | None]:
     """Claims the lease of `job`, renews it during the block, and releases it.
 
     Args:
       directory: the directory of the leases' files.
       job: the job's name, such as 'train'.
       stop: ends the wait for a lease that its owner no longer renews; the block then gets None.
+      store: where the files are.
 
     Raises:
       RuntimeError: if another process has it and renews it; names its machine, process and age.
@@ -102,11 +175,11 @@ def hold(directory: pathlib.Path, job: str, stop: threading.Event) -> Iterator[L
     directory.mkdir(parents=True, exist_ok=True)
     lease = None
     while lease is None:
-        epoch = _newest_epoch(directory, job)
-        if epoch and not _wait_for_end(_path(directory, job, epoch), job, stop):
+        epoch = _newest_epoch(store, directory, job)
+        if epoch and not _wait_for_end(store, _path(directory, job, epoch), job, stop):
             yield None
             return
-        lease = _claim(directory, job, epoch + 1)
+        lease = _claim(store, directory, job, epoch + 1)
     renewing = threading.Thread(target=lease.renew_until_released, name='lease', daemon=True)
     renewing.start()
     try:
@@ -116,36 +189,34 @@ def hold(directory: pathlib.Path, job: str, stop: threading.Event) -> Iterator[L
         renewing.join(RENEW_SECS)
 
 
-def _claim(directory: pathlib.Path, job: str, epoch: int) -> Lease | None:
+def _claim(store: Store, directory: pathlib.Path, job: str, epoch: int) -> Lease | None:
     """Returns the lease of this epoch; None if another process was faster."""
-    try:
-        _path(directory, job, epoch).open('x').close()
-    except FileExistsError:
+    lease = Lease(directory, job, epoch, store)
+    if not store.create(_path(directory, job, epoch), lease.content()):
         return None
-    lease = Lease(directory, job, epoch)
-    lease.write()
+    there = set(store.names(directory))
     for old in range(epoch - _KEPT_EPOCHS, 0, -1):
         path = _path(directory, job, old)
-        if not path.exists():
+        if path.name not in there:
             break
-        path.unlink(missing_ok=True)
+        store.delete(path)
     return lease
 
 
-def _wait_for_end(path: pathlib.Path, job: str, stop: threading.Event) -> bool:
+def _wait_for_end(store: Store, path: pathlib.Path, job: str, stop: threading.Event) -> bool:
     """Waits until a lease has ended; returns False if `stop` was set meanwhile.
 
     Raises:
       RuntimeError: as soon as its owner renews it.
     """
-    first, deadline = _read(path), time.monotonic() + LEASE_SECS
+    first, deadline = _read(store, path), time.monotonic() + LEASE_SECS
     if first is not None and (first.get('released') or _has_died(first)):
         return True
     logging.info('%s: waiting up to %g s whether it still runs', _described(first or {}), LEASE_SECS)
     while time.monotonic() < deadline:
         if stop.wait(_POLL_SECS):
             return False
-        owner = _read(path)
+        owner = _read(store, path)
         if owner is not None and (owner.get('released') or _has_died(owner)):
             return True
         if owner is not None and owner != first:
@@ -162,17 +233,17 @@ def _path(directory: pathlib.Path, job: str, epoch: int) -> pathlib.Path:
     return directory / f'{job}-{epoch:06}.json'
 
 
-def _newest_epoch(directory: pathlib.Path, job: str) -> int:
+def _newest_epoch(store: Store, directory: pathlib.Path, job: str) -> int:
     """Returns the newest epoch; 0 if there was none."""
     pattern = re.compile(rf'{re.escape(job)}-(\d+)\.json')
-    found = (pattern.fullmatch(name) for name in os.listdir(directory))
+    found = (pattern.fullmatch(name) for name in store.names(directory))
     return max((int(match[1]) for match in found if match), default=0)
 
 
-def _read(path: pathlib.Path) -> dict[str, Any] | None:
+def _read(store: Store, path: pathlib.Path) -> dict[str, Any] | None:
     """Returns a lease's file; None while it is being written."""
     try:
-        value = json.loads(path.read_text(encoding='utf-8'))
+        value = json.loads(store.read(path))
     except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

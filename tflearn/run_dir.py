@@ -16,6 +16,7 @@ from absl import logging
 
 from tflearn import lease
 from tflearn.errors import UserValueError
+from tflearn.lease import LOCAL, Store
 
 _NOT_JSON = (math.inf, -math.inf)
 
@@ -24,6 +25,16 @@ _PRIVATE, _GROUP_READS = 0o700, 0o750
 
 # The beginning of a URL. pathlib makes one slash of two.
 _URL_SCHEME = re.compile(r'[A-Za-z][A-Za-z0-9+.-]*:/')
+_URL = re.compile(r'[A-Za-z][A-Za-z0-9+.-]*://')
+
+
+# How a local copy of a run is called in messages: its directory -> its URL.
+_URLS: dict[str, str] = {}
+
+
+def is_url(path: str | os.PathLike[str]) -> bool:
+    """Whether a run directory is in an object store, such as 's3://bucket/run'."""
+    return isinstance(path, str) and _URL.match(path) is not None
 
 
 def local_path(path: str | os.PathLike[str], name: str) -> pathlib.Path:
@@ -38,8 +49,8 @@ def local_path(path: str | os.PathLike[str], name: str) -> pathlib.Path:
     """
     if _URL_SCHEME.match(os.fspath(path)):
         raise UserValueError(
-            f'got {name}={os.fspath(path)!r}, which is a URL; need a path of a local or mounted file system; remote '
-            'paths are not supported'
+            f'got {name}={os.fspath(path)!r}, which is a URL; need a path of a local or mounted file system; only '
+            '--root_dir of the jobs, launch, run_metrics and doctor can be in an object store'
         )
     if '\0' in os.fspath(path):
         raise UserValueError(f'got {name}={os.fspath(path)!r} with a null byte; need the path of a file or directory')
@@ -91,6 +102,18 @@ def read_json(path: pathlib.Path, *keys: str) -> dict[str, Any] | None:
     return value
 
 
+def call_by_url(directory: pathlib.Path, url: str) -> None:
+    """Lets messages name `url` instead of the local copy of a run in `directory`."""
+    _URLS[str(directory)] = url
+
+
+def shown(text: str) -> str:
+    """Returns a message for the user, with the URLs of the run directories that have one."""
+    for directory, url in _URLS.items():
+        text = text.replace(directory, url)
+    return text
+
+
 class Status:
     """A job's newest metrics in a small file, for programs that watch the run. Written at most once a second."""
 
@@ -136,6 +159,8 @@ class RunDir:
 
     Attributes:
       root: the absolute path.
+      location: what --root_dir of other jobs of the run is: the path, or the URL that `root` is a local copy of.
+      store: how files reach the other jobs.
       checkpoints: the learner's checkpoints (`tf.train.CheckpointManager`'s layout).
       replay_checkpoints: the replay server's checkpoints: `<number>/`, each with Reverb's files; see also
         `shard_checkpoints`.
@@ -163,9 +188,10 @@ class RunDir:
       owners: the leases of the learner and of the replay server, see `lease`.
     """
 
-    def __init__(self, root: str | os.PathLike[str]):
+    def __init__(self, root: str | os.PathLike[str], store: Store | None = None, location: str | None = None):
         """`root` is a path of a local or mounted file system. Raises ValueError if it is a URL."""
         self.root = path = local_path(root, 'root_dir')
+        self.store, self.location = store or LOCAL, location or str(self.root)
         self.checkpoints = path / 'train' / 'checkpoints'
         self.replay_checkpoints = path / 'replay' / 'checkpoints'
         self.policies = path / 'policies'
@@ -250,7 +276,9 @@ class RunDir:
         done = read_json(self.done, 'reason', 'train_step')
         if done is None:
             return None
-        return f'the run in {self.root} is finished ({done["reason"]}, train step {done["train_step"]}); nothing to do'
+        return (
+            f'the run in {self.location} is finished ({done["reason"]}, train step {done["train_step"]}); nothing to do'
+        )
 
     @contextlib.contextmanager
     def own(self, job: str, stop: threading.Event) -> Iterator[None]:
@@ -259,8 +287,13 @@ class RunDir:
         Raises:
           RuntimeError: if another process does; see `lease.hold`.
         """
-        with lease.hold(self.owners, job, stop) as self._lease:
-            yield
+        with lease.hold(self.owners, job, stop, self.store) as self._lease:
+            if self._lease is not None:
+                self.store.begin(self._lease.check)
+            try:
+                yield
+            finally:
+                self.store.end()
 
     @property
     def epoch(self) -> int:

@@ -42,6 +42,7 @@ PACKAGES = {
     'data': ('rpc',),
     'ope': (),
     'tools': (),
+    'remote': (),
     'policies': ('security',),
     'serving': ('policies', 'rpc', 'security'),
     'checkpoints': ('security',),
@@ -80,6 +81,7 @@ DOORS = {
     'grpc_health': ('tflearn/rpc/', 'tflearn/serving/'),
     'prometheus_client': ('tflearn/rpc/', 'tflearn/serving/'),
     'tensorflow_serving': ('tflearn/serving/',),
+    'fsspec': ('tflearn/remote/',),
     'subprocess': ('tflearn/launch/',),
     'yaml': ('tflearn/launch/',),
     'kubernetes': ('tflearn/launch/',),
@@ -97,6 +99,8 @@ DOORS = {
 }
 
 # Names in the run directory that another library uses as well: where, and which.
+# What describes the layout of a run by patterns, for stores that know no directories.
+PATTERNS = ('tflearn/remote/layout.py', 'tflearn/remote/roles.py')
 OTHERS_PATHS = {('tflearn/replay/server.py', 'DONE')}  # Reverb marks a complete checkpoint so.
 
 
@@ -125,7 +129,7 @@ def _may_import(file: SourceFile, job_parts: Sequence[str]) -> tuple[str, ...]:
     """Returns the names of the project that `file` may use; `job_parts` are the modules in jobs/ that are no jobs."""
     vocabulary = tuple(f'tflearn.{name}' for name in VOCABULARY)
     if file.parts[0] == 'scripts':
-        packages = (f'tflearn.{name}' for name in ('api', 'jobs', *LIGHT, 'config', 'tools'))
+        packages = (f'tflearn.{name}' for name in ('api', 'jobs', *LIGHT, 'config', 'tools', 'remote'))
         return ('scripts', *packages, *vocabulary, *EXCEPTIONS.get(file.path, ()))
     package = file.parts[1]
     if package == '__init__':
@@ -198,7 +202,7 @@ def run_dir_paths(files: Sequence[SourceFile]) -> list[str]:
     }
     problems = []
     for file in files:
-        if file.parts[0] not in ('tflearn', 'scripts') or file.path == 'tflearn/run_dir.py':
+        if file.parts[0] not in ('tflearn', 'scripts') or file.path in ('tflearn/run_dir.py', *PATTERNS):
             continue
         with_dot = [
             (node.value, node.lineno)

@@ -112,10 +112,15 @@ def run(
       ValueError: if the configuration is wrong, or the run directory cannot be used.
       RuntimeError: if the scheduler refuses a job.
     """
+    if backend.name != 'local' and run_dir.location != str(run_dir.root):
+        raise UserValueError(
+            f'got root_dir={run_dir.location} with --backend={backend.name}; need a directory that all machines share, '
+            'or the local backend; elsewhere start the jobs by their programs, which take a URL'
+        )
     path = files.resolve(gin_file)
     # An image has the packaged gin files elsewhere.
     its_gin_file = gin_file if backend.name == 'kubernetes' else path
-    flags = [f'--root_dir={run_dir.root}', f'--gin_file={its_gin_file}']
+    flags = [f'--root_dir={run_dir.location}', f'--gin_file={its_gin_file}']
     flags += [f'--gin_bindings={binding}' for binding in gin_bindings]
     held = contextlib.ExitStack()
     addresses = _replay_addresses(run_dir, backend.name, num_replay_servers, replay_address, held)
@@ -126,7 +131,7 @@ def run(
     if weights_server is not None:
         address = _weights_address(backend.name, held)
         flags += [f'--weights_address={address}']
-        weights_server = [f'--listen={address}', f'--run_dir={run_dir.root}', *weights_server]
+        weights_server = [f'--listen={address}', f'--run_dir={run_dir.location}', *weights_server]
     topology = run_topology(
         package=package,
         flags=flags,

@@ -10,7 +10,7 @@ import json
 import os
 import random
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,9 @@ class Checkpoints:
         self._checkpoint = tf.train.Checkpoint(**objects)
         self._checkpoint.save_counter.assign(0)  # reading creates it; TensorFlow's own restore needs it
         self._manifests = manifests
+        self.after_write: Callable[[], object] = lambda: (
+            None
+        )  # called when a checkpoint is written, before its manifest
         self._files = CheckpointFiles(directory, max_to_keep, keep_every_steps, self._needed)
         self._background = Background('checkpoint_writer')
         self._layout: Layout | None = None
@@ -174,6 +177,7 @@ class Checkpoints:
         self._refuse_not_finite(step, snapshot)
         try:
             self._files.write(step, save)
+            self.after_write()
             self._add_manifest(step)
             self.num_failed = 0
         except (OSError, tf.errors.OpError) as error:

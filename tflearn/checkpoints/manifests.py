@@ -13,7 +13,6 @@ import datetime
 import hashlib
 import itertools
 import json
-import os
 import pathlib
 import re
 import threading
@@ -23,6 +22,7 @@ from collections.abc import Collection, Iterable, Mapping
 from absl import logging
 
 from tflearn.errors import UserRuntimeError
+from tflearn.lease import LOCAL, Store
 
 LEARNER = 'train'
 _TORN_SECS, _POLL_SECS = 2.0, 0.05
@@ -44,9 +44,9 @@ class Part:
     checkpoint: str | None
     files: Mapping[str, tuple[int, str | None]]
 
-    def fault(self, root: pathlib.Path) -> str | None:
+    def fault(self, root: pathlib.Path, store: Store) -> str | None:
         """Returns which file is missing or changed; None if the checkpoint is whole."""
-        changed = (name for name, wanted in self.files.items() if _identity(root / name) != tuple(wanted))
+        changed = (name for name, wanted in self.files.items() if _identity(store, root / name) != tuple(wanted))
         return next(changed, None)
 
 
@@ -98,10 +98,10 @@ class Manifest:
         return f'{len(body)} {hashlib.sha256(body).hexdigest()}\n'.encode() + body
 
     @classmethod
-    def read(cls, path: pathlib.Path) -> 'Manifest | None':
+    def read(cls, store: Store, path: pathlib.Path) -> 'Manifest | None':
         """Returns the manifest of a file; None if the file is torn or gone."""
         try:
-            header, _, body = path.read_bytes().partition(b'\n')
+            header, _, body = store.read(path).partition(b'\n')
         except OSError:
             return None
         if header.decode(errors='replace') != f'{len(body)} {hashlib.sha256(body).hexdigest()}':
@@ -117,7 +117,15 @@ class Manifests:
       job: the job's name, 'train' or that of its status file.
     """
 
-    def __init__(self, root: pathlib.Path, directory: pathlib.Path, job: str, epoch: int, read_only: bool = False):
+    def __init__(
+        self,
+        root: pathlib.Path,
+        directory: pathlib.Path,
+        job: str,
+        epoch: int,
+        read_only: bool = False,
+        store: Store = LOCAL,
+    ):
         """
         Args:
           root: the run directory.
@@ -125,15 +133,16 @@ class Manifests:
           job: the job that writes.
           epoch: the epoch of its lease.
           read_only: `add` does nothing; for workers that are not the chief.
+          store: where the manifests and the checkpoints are.
         """
         self._root, self._directory, self.job, self._epoch = root, directory, job, epoch
-        self._read_only = read_only
+        self._read_only, self._store = read_only, store
 
     def newest_first(self) -> list[Manifest]:
         """Returns the manifests that are not torn, without those of owners that had lost their lease."""
         found, newest_epochs = [], dict[str, int]()
         for number in self._numbers():
-            manifest = Manifest.read(self._path(number))
+            manifest = Manifest.read(self._store, self._path(number))
             if manifest is None:
                 continue
             epochs = {job: part.epoch for job, part in manifest.parts.items()}
@@ -150,7 +159,9 @@ class Manifests:
         """
         for manifest in self.newest_first():
             parts = {job: part for job, part in manifest.parts.items() if jobs is None or job in jobs}
-            faults = [f'{job}: {fault}' for job, part in parts.items() if (fault := part.fault(self._root))]
+            faults = [
+                f'{job}: {fault}' for job, part in parts.items() if (fault := part.fault(self._root, self._store))
+            ]
             if faults:
                 logging.warning('skipped %s: missing or changed: %s', manifest, '; '.join(faults))
             else:
@@ -180,9 +191,9 @@ class Manifests:
         """
         if self._read_only:
             return
-        identities = {str(path.relative_to(self._root)): _identity(path) for path in files}
+        identities = {str(path.relative_to(self._root)): _identity(LOCAL, path) for path in files}
         mine = Part(self._epoch, checkpoint, {name: each for name, each in identities.items() if each})
-        self._directory.mkdir(parents=True, exist_ok=True)
+        self._store.upload()
         while not self._create(mine, base):
             pass  # another job was faster; its part belongs into this one
         self._prune()
@@ -203,18 +214,8 @@ class Manifests:
         parts = {job: dataclasses.replace(part, epoch=epochs[job]) for job, part in others.items()}
         now = datetime.datetime.now(datetime.timezone.utc)
         content = Manifest(number + 1, f'{now:%FT%TZ}', {**parts, self.job: mine}).encode()
-        path = self._path(number + 1)
-        try:
-            file = path.open('xb', buffering=0)
-        except FileExistsError:
+        if not self._store.create(self._path(number + 1), content):
             return False
-        try:
-            with file:
-                file.write(content)
-                os.fsync(file.fileno())
-        except OSError:  # a full disk
-            path.unlink()
-            raise
         # Other processes may have created and deleted one with this number meanwhile.
         return max(self._numbers()) == number + 1
 
@@ -222,7 +223,9 @@ class Manifests:
         """Waits while another process may be writing this manifest; one that stays torn is ignored."""
         deadline, pause = time.monotonic() + _TORN_SECS, threading.Event()
         path = self._path(number)
-        while path.exists() and Manifest.read(path) is None and time.monotonic() < deadline:
+        while number and Manifest.read(self._store, path) is None and time.monotonic() < deadline:
+            if path.name not in self._store.names(self._directory):
+                return
             pause.wait(_POLL_SECS)
 
     def _prune(self) -> None:
@@ -236,20 +239,19 @@ class Manifests:
             kept.update(itertools.islice(others, 1))
         for number in self._numbers():
             if number not in kept and number < found[0].number:
-                self._path(number).unlink(missing_ok=True)
+                self._store.delete(self._path(number))
 
     def _numbers(self) -> list[int]:
-        names = os.listdir(self._directory) if self._directory.is_dir() else []
-        return sorted(int(match[1]) for match in map(_NAME.fullmatch, names) if match)
+        return sorted(int(match[1]) for match in map(_NAME.fullmatch, self._store.names(self._directory)) if match)
 
     def _path(self, number: int) -> pathlib.Path:
         return self._directory / f'{number:08}.json'
 
 
-def _identity(path: pathlib.Path) -> tuple[int, str | None] | None:
+def _identity(store: Store, path: pathlib.Path) -> tuple[int, str | None] | None:
     """Returns a file's size and, if it is small, its digest; None if there is none."""
     try:
-        size = path.stat().st_size
-        return size, hashlib.sha256(path.read_bytes()).hexdigest() if size <= _MAX_DIGESTED_BYTES else None
+        size = store.size(path)
+        return size, hashlib.sha256(store.read(path)).hexdigest() if size <= _MAX_DIGESTED_BYTES else None
     except OSError:
         return None

@@ -163,6 +163,11 @@ def writable_run_dir(strategy: tf.distribute.Strategy, run_dir: RunDir) -> Itera
       request.
     """
     layout = strategies.layout(strategy)
+    if layout.workers > 1 and run_dir.location != str(run_dir.root):
+        raise UserValueError(
+            f'got {layout.workers} workers that train as one with --root_dir={run_dir.location}; need a directory that '
+            'all machines share; mount one'
+        )
     if layout.is_chief:
         yield run_dir
         return

@@ -102,7 +102,9 @@ class TrainSession:
                 lambda: self._progress.policy_version, lambda: {**self._metrics, **source.metrics()}
             ),
             state={'reports': self._reports, 'progress': self._progress, **batch_source.checkpointed(source)},
-            manifests=Manifests(run_dir.root, run_dir.manifests, LEARNER, run_dir.epoch, read_only=not self._chief),
+            manifests=Manifests(
+                run_dir.root, run_dir.manifests, LEARNER, run_dir.epoch, read_only=not self._chief, store=run_dir.store
+            ),
         )
         self._exports = PolicyExports(agent, run_dir, settings.exports, self._export_facts, settings.texts)
 

@@ -171,6 +171,7 @@ def _work(supervisor: Supervisor, view: View, signals: 'StopSignals', stop_timeo
 
 def _conclude(run_dir: RunDir, out: TextIO, log: TextIO, failure: Failure | None, received: list[int]) -> int:
     """Prints how the run ended and writes it to launch's own log. Returns the exit code."""
+    run_dir.store.refresh()
     if failure is not None:
         prefix = '' if failure.is_user_error else 'tflearn-launch: error: '
         code, where, text = 2 if failure.is_user_error else 1, sys.stderr, f'{prefix}{failure.message}'

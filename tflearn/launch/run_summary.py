@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from tflearn import run_dir as run_dirs
 from tflearn.launch.placement import Placement
 from tflearn.launch.reports import count, duration, plain
 from tflearn.launch.topology import Topology
@@ -15,7 +16,7 @@ from tflearn.run_dir import RunDir, write_atomically
 def shown(path: pathlib.Path) -> str:
     """Returns `path` as a user would type it: relative to the working directory if it is below it."""
     here = pathlib.Path.cwd()
-    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
+    return shlex.quote(run_dirs.shown(str(path.relative_to(here) if path.is_relative_to(here) else path)))
 
 
 def result(done: Mapping[str, Any]) -> str:

@@ -128,7 +128,7 @@ class Learner:
         kind = tf.train.experimental.PythonState
         phases = {f'trigger_{i}': each for i, each in enumerate(self._triggers) if isinstance(each, kind)}
         more = {'random': RandomState(), **phases, **state}
-        return Checkpoints(
+        checkpoints = Checkpoints(
             run_dir.checkpoints,
             {'agent': self._agent, 'train_step': self.train_step, **more},
             self._options.max_checkpoints_to_keep,
@@ -138,6 +138,8 @@ class Learner:
             asynchronous=True,
             manifests=manifests,
         )
+        checkpoints.after_write = run_dir.store.upload
+        return checkpoints
 
     def _all_triggers(self, triggers: Sequence[Trigger]) -> tuple[Trigger, ...]:
         save = self._options.checkpoint_interval_steps

@@ -1,0 +1,366 @@
+"""Two processes' copies of one run are kept the same through a store; what a kill leaves there is whole."""
+
+import json
+import threading
+
+import pytest
+
+pytest.importorskip('fsspec', reason='needs fsspec: the extra remote')
+
+from tflearn import lease
+from tflearn.checkpoints.manifests import Manifests
+from tflearn.errors import UserOSError, UserRuntimeError, UserValueError
+from tflearn.policies import versions
+from tflearn.remote import layout, opening
+from tflearn.remote.mirror import Mirror
+from tflearn.remote.objects import Objects
+from tflearn.remote.roles import role
+from tflearn.run_dir import RunDir, read_json, write_json
+
+
+@pytest.fixture(params=['memory', 'file'])
+def url(request, tmp_path):
+    return f'memory://{tmp_path.name}-{id(request)}/run' if request.param == 'memory' else f'file://{tmp_path}/store'
+
+
+@pytest.fixture
+def make(url, tmp_path):
+    """Returns a function (job) -> the run directory of a process with that role, and its mirror; no threads run."""
+
+    def start(job, name='', own=False):
+        mirror = Mirror(Objects(url), tmp_path / f'{job}{len(list(tmp_path.iterdir()))}', role(job, name))
+        mirror.root.mkdir()
+        mirror.restore()
+        run_dir = RunDir(mirror.root, opening.MirrorStore(mirror), url)
+        if own:
+            mirror.begin(lambda: None)
+        return run_dir, mirror
+
+    return start
+
+
+def _save(run_dir, step, content='weights'):
+    run_dir.checkpoints.mkdir(parents=True, exist_ok=True)
+    (run_dir.checkpoints / f'ckpt-{step}.data-00000-of-00001').write_text(f'{content} {step}')
+    (run_dir.checkpoints / f'ckpt-{step}.index').write_text(f'index of {content} {step}')
+
+
+def _export(run_dir, step, content='model'):
+    written = versions.temporary(run_dir.greedy_policy, str(step))
+    (written / 'variables').mkdir()
+    (written / 'variables' / 'variables.index').write_text(f'{content} {step}')
+    (written / 'saved_model.pb').write_text(content)
+    write_json(written / versions.METADATA, {'train_step': step})
+    versions.publish(written, run_dir.greedy_policy / str(step))
+
+
+def _check_whole(objects):
+    """Checks every file that a marker names; returns the names of the sets."""
+    there = objects.list()
+    keys = sorted(layout.whole_sets(there))
+    for key in keys:
+        for name, (size, digest) in layout.decode(objects.read(layout.marker(key)), key).items():
+            content = objects.read(name)
+            assert digest is None or (len(content), layout.hashlib.sha256(content).hexdigest()) == (size, digest), name
+    return keys
+
+
+def test_the_next_process_restores_what_the_last_one_wrote(make):
+    run_dir, mirror = make('train', own=True)
+    _save(run_dir, 100)
+    _export(run_dir, 100)
+    write_json(run_dir.status('train'), {'state': 'running'})
+    write_json(run_dir.train_result, {'train_step': 100})
+    mirror.write_all()
+    again, _ = make('train', own=True)
+    assert (again.checkpoints / 'ckpt-100.data-00000-of-00001').read_text() == 'weights 100'
+    assert (again.checkpoints / 'ckpt-100.index').exists()
+    assert versions.versions(again.greedy_policy) == [100]
+    assert (again.greedy_policy / 'latest').readlink().name == '100'
+    assert read_json(again.status('train')) == {'state': 'running'}
+    assert read_json(again.train_result) == {'train_step': 100}
+
+
+def test_only_an_owner_writes_checkpoints(make):
+    run_dir, mirror = make('train')
+    _save(run_dir, 100)
+    mirror.write_all()
+    assert not mirror.objects.list()
+    mirror.begin(lambda: None)
+    mirror.write_all()
+    assert _check_whole(mirror.objects) == ['train/checkpoints/ckpt-100']
+    mirror.end()
+    _save(run_dir, 200)
+    mirror.write_all()
+    assert _check_whole(mirror.objects) == ['train/checkpoints/ckpt-100']
+
+
+def test_nothing_is_written_once_the_lease_is_lost(make):
+    run_dir, mirror = make('train')
+
+    def check():
+        raise UserRuntimeError('another one')
+
+    mirror.begin(check)
+    _save(run_dir, 100)
+    with pytest.raises(UserRuntimeError, match='another one'):
+        mirror.write_sets()
+    assert not mirror.objects.list()
+
+
+def test_what_is_deleted_here_is_deleted_there(make):
+    run_dir, mirror = make('train', own=True)
+    for step in (100, 200):
+        _save(run_dir, step)
+        _export(run_dir, step)
+    mirror.write_all()
+    for path in run_dir.checkpoints.glob('ckpt-100.*'):
+        path.unlink()
+    versions.prune(run_dir.greedy_policy, keep_last=1)
+    mirror.write_all()
+    assert _check_whole(mirror.objects) == ['policies/greedy_policy/200', 'train/checkpoints/ckpt-200']
+    assert not [name for name in mirror.objects.list() if '/100/' in name or 'ckpt-100' in name]
+
+
+def test_a_checkpoint_without_its_index_is_not_written(make):
+    run_dir, mirror = make('train', own=True)
+    _save(run_dir, 100)
+    (run_dir.checkpoints / 'ckpt-100.index').unlink()
+    mirror.write_all()
+    assert _check_whole(mirror.objects) == []
+
+
+def test_a_step_that_is_saved_again_replaces_the_one_before(make):
+    run_dir, mirror = make('train', own=True)
+    _save(run_dir, 100)
+    mirror.write_all()
+    _save(run_dir, 100, 'other')
+    mirror.write_all()
+    assert _check_whole(mirror.objects) == ['train/checkpoints/ckpt-100']
+    again, _ = make('train', own=True)
+    assert (again.checkpoints / 'ckpt-100.data-00000-of-00001').read_text() == 'other 100'
+
+
+class _Killed(Exception):
+    pass
+
+
+def test_a_kill_at_any_call_leaves_whole_files_only(make, monkeypatch):
+    """The store is left after each number of writes and deletions; then the next process goes on."""
+    names = ('upload', 'write', 'delete')
+    originals = {name: getattr(Objects, name) for name in names}
+    for num_calls in range(0, 40, 2):
+        run_dir, mirror = make('train', own=True)
+        left = [num_calls]
+
+        def call(name, *arguments, left=left):
+            if left[0] == 0:
+                raise _Killed
+            left[0] -= 1
+            return originals[name](*arguments)
+
+        for name in names:
+            monkeypatch.setattr(Objects, name, lambda *arguments, name=name: call(name, *arguments))
+        try:
+            for step in (100, 200):
+                _save(run_dir, step, f'weights of {num_calls}')
+                _export(run_dir, step) if not (run_dir.greedy_policy / str(step)).exists() else None
+                versions.prune(run_dir.greedy_policy, keep_last=1)
+                mirror.write_all()
+            write_json(run_dir.train_result, {'train_step': 200})
+            mirror.write_all()
+        except _Killed:
+            pass
+        monkeypatch.undo()
+        keys = _check_whole(mirror.objects)
+        if 'train/result.json' in mirror.objects.list():
+            assert {'policies/greedy_policy/200', 'train/checkpoints/ckpt-200'} <= set(keys)
+    assert 'train/result.json' in mirror.objects.list()  # the last one had calls enough
+
+
+def test_leftovers_of_a_kill_are_deleted_by_the_next_owner(make):
+    _, mirror = make('train', own=True)
+    mirror.objects.write('train/checkpoints/ckpt-7.index', b'torn')
+    mirror.objects.write('policies/greedy_policy/7/saved_model.pb', b'torn')
+    again, other = make('train', own=True)
+    assert not [name for name in other.objects.list() if '7' in name]
+    assert not again.checkpoints.exists()
+
+
+def test_a_damaged_object_is_not_restored(make, caplog):
+    run_dir, mirror = make('train', own=True)
+    for step in (100, 200):
+        _save(run_dir, step)
+    mirror.write_all()
+    mirror.objects.write('train/checkpoints/ckpt-200.data-00000-of-00001', b'damaged 200')
+    again, _ = make('train', own=True)
+    assert sorted(path.name for path in again.checkpoints.glob('*.index')) == ['ckpt-100.index']
+
+
+def test_an_evaluation_marks_the_best_version_and_ends_the_run(make):
+    train, trainer = make('train', own=True)
+    _export(train, 100)
+    write_json(train.train_result, {'train_step': 100})
+    trainer.write_all()
+    evaluate, evaluator = make('evaluate')
+    version = evaluate.greedy_policy / '100'
+    assert versions.keep(version, versions.IN_USE) and read_json(evaluate.train_result) == {'train_step': 100}
+    evaluator.pass_large()
+    trainer.pass_large()
+    assert (train.greedy_policy / '100' / versions.IN_USE).exists()
+    versions.unkeep(version, versions.IN_USE)
+    assert versions.add_metadata(version, evaluation=1.0) and versions.point_best(version)
+    evaluate.evaluations.write_text('{"mean_return": 1}\n{"mean')
+    write_json(evaluate.stop_request, {'reason': 'enough'})
+    write_json(evaluate.done, {'reason': 'enough', 'train_step': 100})
+    evaluator.write_all()
+    assert evaluator.objects.read('evaluations.jsonl') == b'{"mean_return": 1}\n'
+    trainer.pass_large()
+    trainer.pass_small()
+    assert not (train.greedy_policy / '100' / versions.IN_USE).exists()
+    assert versions.best_version(train.greedy_policy) == 100
+    assert read_json(train.greedy_policy / '100' / versions.METADATA)['evaluation'] == 1.0
+    assert read_json(train.stop_request)['reason'] == 'enough' and train.done_line()
+    assert _check_whole(evaluator.objects) == ['policies/greedy_policy/100']
+
+
+def test_the_best_version_comes_back_if_its_owner_deleted_it(make):
+    train, trainer = make('train', own=True)
+    for step in (100, 200):
+        _export(train, step)
+    trainer.write_all()
+    evaluate, evaluator = make('evaluate')
+    versions.prune(train.greedy_policy, keep_last=1)
+    trainer.write_all()
+    assert versions.point_best(evaluate.greedy_policy / '100')
+    evaluator.pass_large()
+    assert _check_whole(evaluator.objects) == ['policies/greedy_policy/100', 'policies/greedy_policy/200']
+    served, _ = make('serve')
+    assert versions.best_version(served.greedy_policy) == 100
+
+
+def test_versions_come_to_a_reader_and_go(make):
+    train, trainer = make('train', own=True)
+    served, server = make('serve')
+    _export(train, 100)
+    trainer.write_all()
+    server.pass_large()
+    assert versions.versions(served.greedy_policy) == [100]
+    _export(train, 200)
+    versions.prune(train.greedy_policy, keep_last=1)
+    trainer.write_all()
+    server.pass_large()
+    assert versions.versions(served.greedy_policy) == [200]
+
+
+def test_one_of_two_learners_owns_the_run(make, monkeypatch):
+    first, _ = make('train')
+    second, _ = make('train')
+    stop = threading.Event()
+    monkeypatch.setattr(lease, '_has_died', lambda owner: False)
+    monkeypatch.setattr(lease, 'RENEW_SECS', 0.05)
+    with first.own('train', stop):
+        assert first.epoch == 1
+        with pytest.raises(RuntimeError, match='another train job works'), second.own('train', stop):
+            pass
+    with second.own('train', stop):
+        assert second.epoch == 2
+
+
+def test_manifests_of_two_jobs_meet_in_the_store(make):
+    train, trainer = make('train', own=True)
+    replay, _ = make('replay_server', own=True)
+
+    def manifests(run_dir, job):
+        return Manifests(run_dir.root, run_dir.manifests, job, 1, store=run_dir.store)
+
+    checkpoint = replay.replay_checkpoints / '00000001'
+    checkpoint.mkdir(parents=True)
+    (checkpoint / 'tables').write_text('rows')
+    (checkpoint / 'DONE').touch()
+    manifests(replay, 'replay_server').add('00000001', sorted(checkpoint.iterdir()))
+    _save(train, 100)
+    manifests(train, 'train').add('ckpt-100', sorted(train.checkpoints.iterdir()))
+    (pair, *_) = manifests(replay, 'replay_server').whole()
+    assert (pair.number, pair.train_step, pair.replay) == (2, 100, {'replay_server': '00000001'})
+    assert _check_whole(trainer.objects) == ['replay/checkpoints/00000001', 'train/checkpoints/ckpt-100']
+    trainer.objects.delete('train/checkpoints/ckpt-100.index')
+    assert [each.number for each in manifests(replay, 'replay_server').whole()] == [1]
+
+
+def test_of_many_that_create_one_succeeds(url):
+    won = []
+
+    def create(i):
+        if Objects(url).create('owners/train-000001.json', json.dumps({'i': i}).encode()):
+            won.append(i)
+
+    threads = [threading.Thread(target=create, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(won) == 1
+    assert json.loads(Objects(url).read('owners/train-000001.json')) == {'i': won[0]}
+
+
+def test_a_store_without_conditional_puts_is_bid_in(url, monkeypatch):
+    monkeypatch.setattr('tflearn.remote.objects._SETTLE_SECS', 0.3)
+    monkeypatch.setattr(Objects, '_put_new', lambda self, name, content: self.write(name, content) or True)
+    test_of_many_that_create_one_succeeds(url)
+    assert not Objects(url).create('owners/train-000001.json', b'late')
+
+
+def test_a_store_that_is_away_is_one_error_without_credentials(url, monkeypatch):
+    monkeypatch.setattr('tflearn.remote.objects._RETRY_SECS', 0.3)
+    monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', 'very-secret')
+    objects, tries = Objects(url), []
+
+    def fail(*_, **__):
+        tries.append(1)
+        raise RuntimeError('no route with very-secret to https://me:pass@store/')
+
+    monkeypatch.setattr(type(objects._fs), 'cat_file', fail)
+    with pytest.raises(
+        UserOSError, match=r'could not read DONE in .*no route with \*\*\* to https://\*\*\*@store/'
+    ) as e:
+        objects.read('DONE')
+    assert 'very-secret' not in str(e.value) and e.value.__cause__ is None and len(tries) > 1
+
+
+@pytest.mark.parametrize(
+    ('wrong', 'match'),
+    [
+        ('s3://key:secret@bucket/run', 'with credentials'),
+        ('s3:///run', 'need a URL with a bucket'),
+        ('nothing://bucket/run', 'cannot be used'),
+    ],
+)
+def test_a_wrong_url_is_refused_in_one_line(wrong, match):
+    with pytest.raises(UserValueError, match=match) as error:
+        Objects(wrong)
+    assert 'secret' not in str(error.value)
+
+
+def test_a_copy_is_removed_in_the_end_and_its_files_are_there(url, tmp_path, monkeypatch):
+    monkeypatch.setattr('tempfile.tempdir', str(tmp_path))
+    with opening.opened(url, 'collect', 'collect_1') as run_dir:
+        write_json(run_dir.status('collect_1'), {'state': 'running'})
+        copy = run_dir.root
+    assert not copy.parent.exists()
+    with opening.opened(url, 'run_metrics') as run_dir:
+        assert read_json(run_dir.status('collect_1')) == {'state': 'running'}
+        assert run_dir.location == url
+
+
+def test_files_that_could_not_be_written_are_kept(url, tmp_path, monkeypatch):
+    monkeypatch.setattr('tempfile.tempdir', str(tmp_path))
+
+    def fail(*_):
+        raise UserOSError('the store is away')
+
+    with pytest.raises(UserOSError, match='they are kept in') as error, opening.opened(url, 'collect') as run_dir:
+        write_json(run_dir.status('collect'), {'state': 'running'})
+        monkeypatch.setattr(Objects, 'upload', fail)
+    kept = RunDir(str(error.value).rpartition(' ')[2])
+    assert read_json(kept.status('collect')) == {'state': 'running'}
