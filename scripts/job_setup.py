@@ -45,7 +45,7 @@ def main(
     """
 
     def run(stop: threading.Event) -> None:
-        shard = flags.FLAGS.get_flag_value('shard', 0)
+        shard = flags.FLAGS.shard if 'shard' in flags.FLAGS else 0
         status_name = f'{job}_{shard}' if shard else name
         with run_directory.opened(flags.FLAGS.root_dir, job, status_name) as run_dir:
             run_in(run_dir, stop)

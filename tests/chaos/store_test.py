@@ -1,0 +1,193 @@
+"""A run directory in an object store: killed at random moments, continued, evaluated, exported, served."""
+
+import contextlib
+import hashlib
+import importlib.util
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+
+import pytest
+
+pytest.importorskip('fsspec', reason='needs fsspec: the extra remote')
+
+from tests.chaos.chaos_run import ROOT
+from tflearn.launch.local import free_port
+from tflearn.remote import layout
+from tflearn.remote.objects import Objects
+from tflearn.serving import remote_policy
+
+pytestmark = pytest.mark.chaos
+
+SEED = int(os.environ.get('TFLEARN_TEST_SEED', '0'))
+DEADLINE_SECS = 900.0
+NUM_KILLS = int(os.environ.get('TFLEARN_NUM_KILLS', '6'))
+JOBS = ('train', 'replay_server', 'evaluate', 'collect_0', 'launch')
+MOTO = os.environ.get('TFLEARN_MOTO_SERVER') or shutil.which('moto_server')
+NO_S3 = (
+    not MOTO
+    and 'needs moto_server of the package moto[server], in any environment: TFLEARN_MOTO_SERVER=FILE says where'
+) or (importlib.util.find_spec('s3fs') is None and 'needs s3fs: the extra remote')
+TINY = (
+    'dqn.make_agent.fc_layer_params=(16,)',
+    'train.Intervals.steps_per_call=50',
+    'train.Intervals.publish_interval_steps=50',
+    'train.Intervals.export_interval_steps=200',
+    'train.LearnerOptions.checkpoint_interval_steps=200',
+    'train.SummaryOptions.interval_steps=200',
+    'replay_server.checkpoint_interval_secs=5',
+    'Uniform.samples_per_insert=8.0',
+    'BatchItems.per_replica=16',
+    'Uniform.min_size=100',
+    'evaluate.num_episodes=2',
+    'evaluate.target_return=None',
+)
+
+
+@pytest.fixture(params=['file', pytest.param('s3', marks=pytest.mark.skipif(bool(NO_S3), reason=str(NO_S3)))])
+def url(request, tmp_path, monkeypatch):
+    """The URL of a run in an empty store."""
+    monkeypatch.setenv('TMPDIR', str(tmp_path))
+    if request.param == 'file':
+        yield f'file://{tmp_path}/store/run'
+        return
+    port = free_port()
+    with subprocess.Popen([MOTO, '-H', '127.0.0.1', '-p', str(port)], stderr=subprocess.DEVNULL) as server:
+        for name, value in (('ACCESS_KEY_ID', 'testing'), ('SECRET_ACCESS_KEY', 'testing-secret')):
+            monkeypatch.setenv(f'AWS_{name}', value)
+        monkeypatch.setenv('AWS_DEFAULT_REGION', 'us-east-1')
+        monkeypatch.setenv('AWS_ENDPOINT_URL', f'http://127.0.0.1:{port}')
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                urllib.request.urlopen(
+                    urllib.request.Request(f'http://127.0.0.1:{port}/bucket', method='PUT'), timeout=10
+                ).close()
+                break
+            except OSError:
+                assert time.monotonic() < deadline
+                threading.Event().wait(0.5)
+        yield 's3://bucket/run'
+        server.terminate()
+
+
+class StoreRun:
+    """A run in a store by `tflearn-launch`."""
+
+    def __init__(self, url, directory):
+        self.url, self.objects, self.output = url, Objects(url), directory / 'output.txt'
+
+    def start(self, num_train_steps):
+        bindings = [*TINY, f'train.StopConditions.num_train_steps={num_train_steps}']
+        command = ['launch', f'--root_dir={self.url}', '--gin_file=dqn_cartpole']
+        with self.output.open('ab') as output:
+            command = [sys.executable, '-m', f'scripts.{command[0]}', *command[1:]]
+            command += [f'--gin_bindings={binding}' for binding in bindings]
+            return subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
+
+    def status(self, job):
+        with contextlib.suppress(OSError):
+            return layout.json.loads(self.objects.read(f'status/{job}.json'))
+        return {}
+
+    def check_whole(self):
+        """Checks each file that a marker names; returns the sets. Their owners may delete them meanwhile."""
+        there = self.objects.list()
+        sets = sorted(layout.whole_sets(there))
+        for key in sets:
+            marker = layout.marker(key)
+            try:
+                content = self.objects.read(marker)
+                for name, (size, digest) in layout.decode(content, marker).items():
+                    file = self.objects.read(name)
+                    if digest is not None and (len(file), hashlib.sha256(file).hexdigest()) != (size, digest):
+                        assert self._changed(marker, content), f'{name} is not what {marker} lists'
+            except FileNotFoundError:
+                assert self._changed(marker, content), f'{marker} lists what is not there'
+        for name in there:
+            if name.startswith(('status/', 'manifests/')) or name in ('DONE', 'train/result.json'):
+                with contextlib.suppress(FileNotFoundError):
+                    content = self.objects.read(name)
+                    layout.json.loads(content.partition(b'\n')[2] if name.startswith('manifests/') else content)
+        return sets
+
+    def _changed(self, marker, content):
+        try:
+            return self.objects.read(marker) != content
+        except FileNotFoundError:
+            return True
+
+    def program(self, *words):
+        command = [sys.executable, '-m', f'scripts.{words[0]}', *words[1:]]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_SECS, check=True)
+
+
+def test_kills_leave_whole_files_and_the_run_goes_on(url, tmp_path, promise):
+    run, chance, steps = StoreRun(url, tmp_path), random.Random(SEED), []
+    launch = run.start(3_000)
+    try:
+        for _ in range(NUM_KILLS):
+            _wait(lambda: run.status('train').get('state') == 'running' or launch.poll() is not None)
+            threading.Event().wait(chance.uniform(2.0, 15.0))
+            job = chance.choice(JOBS)
+            pid = launch.pid if job == 'launch' else run.status(job).get('pid')
+            steps.append((job, run.status('train').get('train_step')))
+            with contextlib.suppress(ProcessLookupError, TypeError):
+                os.kill(pid, signal.SIGKILL)
+            run.check_whole()
+            if launch.poll() is not None or job == 'launch':
+                launch.wait(60)
+                launch = run.start(3_000)
+        assert launch.wait(DEADLINE_SECS) == 0, run.output.read_text()[-3_000:]
+    finally:
+        launch.kill()
+        launch.wait(60)
+    done = layout.json.loads(run.objects.read('DONE'))
+    assert done['train_step'] == 3_000
+    sets = run.check_whole()
+    assert {'train/checkpoints/ckpt-3000', done['policy']} <= set(sets)
+    names = run.objects.list()
+    assert not [name for name in names if layout.set_of(name) not in (None, *sets)], 'leftovers'
+    _use(run, done)
+    text = run.output.read_text() + ''.join(
+        run.objects.read(name).decode(errors='replace') for name in names if name.startswith('logs/')
+    )
+    assert 'testing-secret' not in text
+    promise(f'{NUM_KILLS} SIGKILLs of any process of a run in a store', 'as in a directory; whole files only', '-')
+
+
+def _use(run, done):
+    """Exports, serves and looks at the run."""
+    exported = run.program('export', f'--root_dir={run.url}', '--tflite=float32').stdout.strip()
+    assert exported.startswith(run.url)
+    assert run.objects.size(exported[len(run.url) + 1 :]) > 0
+    run.program('doctor', run.url)
+    port = free_port()
+    command = [sys.executable, '-m', 'scripts.serve', f'--root_dir={run.url}', f'--port={port}']
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as server:
+        model = remote_policy.RemoteModel(f'localhost:{port}', 'greedy_policy')
+        try:
+            _wait(lambda: _version(model) == done['train_step'], 120)
+        finally:
+            model.close()
+            server.terminate()
+    assert run.status('serve')['state'] == 'stopped'
+
+
+def _version(model):
+    with contextlib.suppress(Exception):  # it is starting
+        return model.newest_version()
+    return None
+
+
+def _wait(condition, secs=DEADLINE_SECS):
+    deadline = time.monotonic() + secs
+    while not condition():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.5)
