@@ -5,6 +5,11 @@
 Both sides are a learner whose data are in this process: a replay (DQN, SAC), the minibatches of an iteration (PPO), or
 batches as a queue has them (IMPALA). They are measured one after the other in each round; a ratio is the median of the
 ratios of the rounds. The last column is what `jit_compile='auto'` chooses.
+
+    python -m benchmarks.train_loops --replicas=2
+
+measures host values instead, on logical CPU devices: the host divides each batch, and makes the next one while the
+replicas take a step; beside it without making ahead, and beside giving every replica the batch of all of them.
 """
 
 import argparse
@@ -27,10 +32,12 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import learner_cases, tables  # noqa: E402
 from tflearn.agents import dqn, impala, ppo, sac  # noqa: E402
 from tflearn.agents.actor_value import NetworkOptions  # noqa: E402
+from tflearn.distribute import strategies  # noqa: E402
 from tflearn.experience import BatchItems, Experience, Iteration, Uniform  # noqa: E402
+from tflearn.learner.batches import SourceBatches  # noqa: E402
 from tflearn.learner.learner import Learner, LearnerOptions  # noqa: E402
 from tflearn.learner.minibatches import MinibatchSource  # noqa: E402
-from tflearn.learner.train_loop import JitCompile, LoopOptions  # noqa: E402
+from tflearn.learner.train_loop import JitCompile, LoopOptions, Program, TrainLoop  # noqa: E402
 from tflearn.replay.storage import Storage  # noqa: E402
 from tflearn.run_dir import RunDir  # noqa: E402
 from tflearn.sampling.local import LocalReplay  # noqa: E402
@@ -139,10 +146,103 @@ CASES: dict[str, Callable[[], Made]] = {
 }
 
 
+# Of two replicas and more: the batch of each replica.
+REPLICA_CASES: dict[str, Callable[[int], Made]] = {
+    'DQN 100-50, batch 64': lambda n: replay_case(
+        'dqn', 64 * n, lambda *args: dqn.make_agent(*args, fc_layer_params=(100, 50))
+    ),
+    'DQN 84x84x4 pixels, batch 32': lambda n: replay_case('pixels', 32 * n, learner_cases.CASES['pixels'].make_agent),
+}
+
+
+class WholeBatches(SourceBatches):
+    """Every replica gets the batch of all of them, and takes its own part on its device (see `_own_part`)."""
+
+    def __init__(self, *given: Any):
+        super().__init__(*given)
+        self._makes_ahead = False
+
+    def _element(self, drawn: Any, i: tf.Tensor | int) -> Any:
+        return self._source.batch(drawn, i)
+
+
+class DividedBatches(SourceBatches):
+    """The host divides the batch, but makes the next one only after a step."""
+
+    def __init__(self, *given: Any):
+        super().__init__(*given)
+        self._makes_ahead = False
+
+
+def _own_part(data: Any) -> Any:
+    context = tf.distribute.get_replica_context()
+    replica, count = context.replica_id_in_sync_group, context.num_replicas_in_sync
+
+    def part(column: tf.Tensor) -> tf.Tensor:
+        size = column.shape[0] // count
+        return tf.ensure_shape(column[replica * size : (replica + 1) * size], [size, *column.shape[1:]])
+
+    return tf.nest.map_structure(part, data)
+
+
+def _replica_side(
+    make: Callable[[int], Made], strategy: tf.distribute.Strategy, kind: type[SourceBatches]
+) -> tuple[Program, int]:
+    """Returns a program, and the bytes that a replica receives for a step."""
+    with strategy.scope():
+        agent, source = make(strategy.num_replicas_in_sync)
+        agent.initialize()
+        given = kind(source, strategy, agent.train_step_counter)
+        options = LoopOptions(preprocess=_own_part if kind is WholeBatches else None)
+        with tf.summary.record_if(False):
+            program = TrainLoop(agent, strategy, options).program(given)
+    size = sum(spec.shape.num_elements() * spec.dtype.size for spec in tf.nest.flatten(given.host_spec))
+    source.grant(1 << 30)
+    return program, size if kind is WholeBatches else size // strategy.num_replicas_in_sync
+
+
+def _measured_replicas(
+    name: str, make: Callable[[int], Made], replicas: int, rounds: int, secs: float, clock: Callable[[], float]
+) -> list[dict[str, Any]]:
+    """Returns a row for each way to give replicas their batches, with the steps/s and the bytes of a replica."""
+    strategy = strategies.make(f'mirrored:{replicas}')
+    kinds = {'whole batch': WholeBatches, 'divided': DividedBatches, 'divided, made ahead': SourceBatches}
+    sides = {side: _replica_side(make, strategy, kind) for side, kind in kinds.items()}
+    rates: dict[str, list[float]] = {side: [] for side in sides}
+    start = time.perf_counter()
+    for program, _ in sides.values():
+        program(20)
+    count = max(8, int(60 * secs / (time.perf_counter() - start)))
+    for program, _ in sides.values():
+        program(count)
+    names = [*sides]
+    for _ in range(rounds):
+        names = names[1:] + names[:1]  # another one is first in each round
+        for side in names:
+            start = clock()
+            sides[side][0](count)
+            rates[side].append(count / (clock() - start))
+    return [
+        {
+            'case': name,
+            'metric': f'{replicas} replicas: {side}; {size} bytes for each',
+            'ours': statistics.median(rates[side]),
+            'peer': None,
+            'limit': statistics.median(rates['whole batch']),
+            'ratio_to_peer': None,
+            'ratio_to_limit': tables.ratio(rates[side], rates['whole batch']),
+            'unit': 'train steps/s',
+            'rounds': rounds,
+        }
+        for side, (_, size) in sides.items()
+    ]
+
+
 def main() -> int:
     """Measures every case, prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--cases', default='', help='those whose names contain it')
+    parser.add_argument('--replicas', type=int, default=1, help='2 or more measures host values')
     parser.add_argument('--rounds', type=int, default=7)
     parser.add_argument('--secs', type=float, default=0.5, help='of the plain side in a round')
     parser.add_argument('--cpu_time', action='store_true', help='steps per CPU second of this process')
@@ -152,8 +252,14 @@ def main() -> int:
     if options.quick:
         options.rounds, options.secs, options.cases = 3, 0.2, 'DQN 100-50'
     clock = time.process_time if options.cpu_time else time.perf_counter
-    rows = []
-    for name, make in CASES.items():
+    rows: list[dict[str, Any]] = []
+    if options.replicas > 1:
+        devices = [tf.config.LogicalDeviceConfiguration()] * options.replicas
+        tf.config.set_logical_device_configuration(tf.config.list_physical_devices('CPU')[0], devices)
+        for name, make_for in REPLICA_CASES.items():
+            if options.cases in name:
+                rows += _measured_replicas(name, make_for, options.replicas, options.rounds, options.secs, clock)
+    for name, make in CASES.items() if options.replicas == 1 else ():
         if options.cases in name:
             rows.append(_measured(name, make, options.rounds, options.secs, clock))
             print(tables.table(rows[-1:]).splitlines()[-1], flush=True)

@@ -162,6 +162,9 @@ class BatchSource(Protocol):
     def batch(self, drawn: types.NestedTensor, i: tf.Tensor) -> tuple[types.NestedTensor, dict[str, tf.Tensor]]:
         """Returns data and info of batch `i` of a draw: nests of tensors [B, ...], for all replicas of this process.
 
+        Where there are several, the host divides the batch, so B is a multiple of their number; and it makes batches
+        ahead: it may ask for one again, and not use it.
+
         The info may hold `WEIGHTS`, float32 [B]: importance weights for `Agent.train`.
         """
 

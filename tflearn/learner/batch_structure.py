@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
-from tf_agents.utils import nest_utils
 
-from tflearn.distribute import strategies
+from tflearn.distribute import strategies, tpu_rules
 from tflearn.errors import UserValueError
 from tflearn.types import WEIGHTS
 
@@ -18,21 +17,6 @@ def split(element: Any) -> tuple[Any, Any]:
     if hasattr(element, 'data') and hasattr(element, 'info'):  # a ReplaySample
         return element.data, element.info
     return element, ()
-
-
-def own_part(element: Any, num_parts: int) -> Any:
-    """Returns this replica's part of an element for all `num_parts` replicas of this process. In replica context."""
-    if num_parts == 1:
-        return element
-    context = tf.distribute.get_replica_context()
-    index = tf.cast(context.replica_id_in_sync_group, tf.int32) % num_parts
-
-    def part_of(column: tf.Tensor) -> tf.Tensor:
-        size = column.shape[0] // num_parts
-        part = column[index * size : (index + 1) * size]
-        return tf.ensure_shape(part, [size, *column.shape[1:]])
-
-    return tf.nest.map_structure(part_of, element)
 
 
 def weights(info: Any, normalize: bool) -> tf.Tensor | None:
@@ -113,15 +97,5 @@ def check_dataset(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) ->
         raise UserValueError(
             f'got a dataset of {size}; need an endless one for several workers or a TPU; end it with .repeat()'
         )
-    if not tpu:
-        return
-    for name, spec in nest_utils.flatten_with_joined_paths(dataset.element_spec, expand_composites=True):
-        if spec.dtype == tf.string:
-            raise UserValueError(
-                f'got strings in {name} of the data; need numbers on a TPU; leave them out in the dataset'
-            )
-        if spec.shape.rank is None or None in spec.shape.as_list():
-            raise UserValueError(
-                f'got the shape {spec.shape} of {name} in the data; need all dimensions known on a TPU; give every '
-                'item the same sequence length, and batch with drop_remainder=True'
-            )
+    if tpu:
+        tpu_rules.check(dataset.element_spec)

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tflearn.distribute import strategies
+from tflearn.distribute import host_values, strategies, tpu_rules
 from tflearn.distribute.workers import Agreement
 from tflearn.experience import Prioritization
 from tflearn.learner import batch_structure
@@ -66,10 +66,6 @@ class DatasetBatches:
         """Returns the next element; None if there are no more."""
         return next(self._iterator, None)
 
-    def own_part(self, element: Any) -> Any:
-        """Returns a replica's part of an element. In replica context."""
-        return element
-
     def loop(self, take: TakeStep, sums: tf.Tensor, num_steps: tf.Tensor) -> Any:
         """Takes train steps. For a graph.
 
@@ -105,9 +101,13 @@ class SourceBatches:
     def __init__(self, source: BatchSource, strategy: tf.distribute.Strategy, train_step: tf.Variable):
         """Draws nothing yet; the train step is the seed of draws."""
         layout = strategies.layout(strategy)
-        self._source, self._train_step = source, train_step
+        self._source, self._train_step, self._strategy = source, train_step, strategy
         self._replicas_here = layout.replicas // layout.workers
+        # The next batch is made and divided while the replicas take a step, unless that would be one for each draw.
+        self._makes_ahead = self._replicas_here > 1 and source.max_draw_steps > 1
         self._agreement, self._surplus = Agreement(strategy), 0
+        if isinstance(strategy, tf.distribute.TPUStrategy):
+            tpu_rules.check(self.host_spec)
         self.prioritization = source.prioritization if isinstance(source, PrioritizedSource) else None
         self.has_rounds = getattr(source, 'has_rounds', False)
 
@@ -117,11 +117,16 @@ class SourceBatches:
 
     @functools.cached_property
     def element_spec(self) -> Any:
+        return _traced_spec(lambda: self._element(self._source.draw(1, self._train_step), 0))
+
+    @functools.cached_property
+    def host_spec(self) -> Any:
+        """Specs of a batch for all replicas of this process, as the source makes it."""
         return _traced_spec(lambda: self._source.batch(self._source.draw(1, self._train_step), 0))
 
     @functools.cached_property
     def last_info(self) -> list[str]:
-        return [name for name, leaf in self.element_spec[1].items() if batch_structure.is_number(leaf.dtype)]
+        return [name for name, leaf in self.host_spec[1].items() if batch_structure.is_number(leaf.dtype)]
 
     def grant(self, num_steps: int) -> int:
         # What other workers may not take yet is kept for the next call.
@@ -133,10 +138,7 @@ class SourceBatches:
     def next(self) -> Any:
         if not self._source.grant(1):
             return None
-        return self._source.batch(self._source.draw(tf.constant(1, tf.int64), self._train_step.read_value()), 0)
-
-    def own_part(self, element: Any) -> Any:
-        return batch_structure.own_part(element, self._replicas_here)
+        return self._element(self._source.draw(tf.constant(1, tf.int64), self._train_step.read_value()), 0)
 
     def loop(self, take: TakeStep, sums: tf.Tensor, num_steps: tf.Tensor) -> Any:
         taken, going_on = tf.constant(0, tf.int64), tf.constant(True)
@@ -147,10 +149,19 @@ class SourceBatches:
             count = tf.minimum(num_steps - taken, self._source.max_draw_steps)
             drawn = self._source.draw(count, self._train_step)
             i = tf.constant(0, tf.int64)
-            while tf.logical_and(going_on, i < count):
-                sums, going_on, errors = take(sums, self._source.batch(drawn, i))
-                arrays = _write(arrays, tf.cast(taken + i, tf.int32), errors)
-                i += 1
+            if self._makes_ahead:
+                following = self._element(drawn, i)
+                while tf.logical_and(going_on, i < count):
+                    element = following
+                    following = self._element(drawn, tf.minimum(i + 1, count - 1))
+                    sums, going_on, errors = take(sums, element)
+                    arrays = _write(arrays, tf.cast(taken + i, tf.int32), errors)
+                    i += 1
+            else:
+                while tf.logical_and(going_on, i < count):
+                    sums, going_on, errors = take(sums, self._element(drawn, i))
+                    arrays = _write(arrays, tf.cast(taken + i, tf.int32), errors)
+                    i += 1
             taken += i
             if self.last_info:  # of each step they would cost more than the step's own metrics
                 means = self._means(drawn, i - 1)
@@ -173,6 +184,14 @@ class SourceBatches:
             if self.last_info:
                 means = self._means(drawn, i - 1)
         return taken, tf.constant(0.0, tf.float64), tf.concat([sums, means], axis=0), ()
+
+    def _element(self, drawn: Any, i: tf.Tensor | int) -> Any:
+        """Returns batch `i` of a draw, as a train step takes it: of several replicas each has its own part."""
+        if self._replicas_here == 1:
+            return self._source.batch(drawn, i)
+        with tf.device('CPU:0'):
+            element = self._source.batch(drawn, i)
+        return host_values.divided(self._strategy, element, self._replicas_here)
 
     def _means(self, drawn: Any, i: tf.Tensor) -> tf.Tensor:
         _, info = self._source.batch(drawn, i)

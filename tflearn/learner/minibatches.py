@@ -6,10 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tflearn.distribute import strategies, workers
+from tflearn.distribute import host_values, strategies, workers
 from tflearn.experience import Iteration
 from tflearn.joined_leaves import JoinedLeaves
-from tflearn.learner import batch_structure
 from tflearn.types import WEIGHTS, BatchSource
 
 Prepare = Callable[[Any], tuple[Any, tf.Tensor]]
@@ -151,8 +150,8 @@ class MinibatchSource:
     def _prepared(self) -> tuple[Any, tf.Tensor, tf.Tensor]:
         """Returns samples, weights and policy versions of the source's next batch: the columns, of all replicas."""
         data, info = self.source.batch(self.source.draw(tf.constant(1, tf.int64), tf.constant(0, tf.int64)), 0)
-        own = lambda element: self._prepare(batch_structure.own_part(element, self._replicas))  # noqa: E731
-        samples, weights = self._strategy.run(own, (data,))
+        data = host_values.divided(self._strategy, data, self._replicas)
+        samples, weights = self._strategy.run(self._prepare, (data,))
         join = functools.partial(_joined, self._strategy)
         samples, weights = tf.nest.map_structure(join, (samples, weights))
         # Of the steps that became samples: the last ones, since a history comes before.

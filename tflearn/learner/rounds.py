@@ -17,10 +17,10 @@ import tensorflow as tf
 from absl import logging
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.distribute import strategies
+from tflearn.distribute import host_values, strategies
 from tflearn.errors import UserRuntimeError, UserValueError, check_at_least
 from tflearn.experience import Experience, Iteration, Queue, Reuse
-from tflearn.learner import agent_data, batch_structure
+from tflearn.learner import agent_data
 from tflearn.learner import row_sequences as rows
 from tflearn.learner.learner import Learner
 from tflearn.learner.metrics import TrainResult
@@ -178,9 +178,12 @@ class RoundSource(tf.train.experimental.PythonState):
         if self._iteration:
             self._size = -(-self._iteration.minibatch_steps // self._replicas) * self._replicas
             prepare = agent_data.preparation(agent)
-            own = lambda data: prepare(batch_structure.own_part(data, self._replicas))  # noqa: E731
             join = functools.partial(_joined, self._strategy)
-            run = lambda data: tf.nest.map_structure(join, self._strategy.run(own, (data,)))  # noqa: E731
+
+            def run(data: Any) -> Any:
+                parts = host_values.divided(self._strategy, data, self._replicas)
+                return tf.nest.map_structure(join, self._strategy.run(prepare, (parts,)))
+
             self._prepare = tf.function(run, autograph=False, reduce_retracing=not self._pads)
         self._single = not self._iteration and agent_data.own_length(agent) == 1
         self._preprocess = None if self._iteration else agent_data.preprocessing(agent)

@@ -105,9 +105,9 @@ class SummarizedLoop:
 
     The learner's own metrics have tags `train/...`, on any number of replicas. Agents write other tags
     themselves, from one replica: TF-Agents' `Losses/...` are that replica's share of the loss, at the train step
-    before, since agents count a step when it is done. On several workers only the learner's own metrics are written:
-    a program that records summaries on the chief alone is another one there, and its collectives do not find those of
-    the other workers.
+    before, since agents count a step when it is done. On a TPU, whose programs cannot write any, and on several workers
+    only the learner's own metrics are written: a program that records summaries on the chief alone is another one
+    there, and its collectives do not find those of the other workers.
 
     Attributes:
       num_traces: traces of the train step so far: one for each program, or two where the first makes variables, such as
@@ -141,7 +141,8 @@ class SummarizedLoop:
         self._loop = TrainLoop(agent, strategy, loop)
         with tf.summary.record_if(False):  # also if the caller has a default writer
             self._plain = self._loop.program(batches)
-        self._has_summary_program = strategies.layout(strategy).workers == 1
+        on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)  # whose programs cannot write summaries
+        self._has_summary_program = strategies.layout(strategy).workers == 1 and not on_tpu
         self._summary: Program | None = None
         self.loss = self._loop.loss(batches)
         self._texts = options.sources.texts

@@ -178,6 +178,11 @@ class TrainLoop:
         """For other loops: compiles a function from an element of an iterator to the vector of a train step."""
         return tf.function(lambda element: self._distributed_step(element, layout, self._train)[0], autograph=False)
 
+    def replica_step(self, batches: Batches) -> Callable[[Any], Any]:
+        """For a dry run: returns the train step of the plain program, from an element to metrics; not compiled."""
+        layout = StepMetrics(*self._reductions, with_info=not batches.last_info, last_info=batches.last_info)
+        return lambda element: self._distributed_step(element, layout, self._agent.train, batches)
+
     def layout(self) -> StepMetrics:
         """For other loops: returns a new layout of metrics, without the data's own."""
         return StepMetrics(*self._reductions, with_info=False)
@@ -205,7 +210,7 @@ class TrainLoop:
         wanted = batches.prioritization if batches else None
 
         def replica_step(element: Any) -> Any:
-            data, info = split(batches.own_part(element) if batches and updates else element)
+            data, info = split(element)
             if self._options.preprocess:
                 data = self._options.preprocess(data)
             weights = batch_structure.weights(info, bool(wanted and wanted.normalize_by_max))
