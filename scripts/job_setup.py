@@ -44,7 +44,13 @@ def main(
       module: None is the job's name.
     """
 
+    def is_dry() -> bool:
+        return 'dry_run' in flags.FLAGS and bool(flags.FLAGS.dry_run)
+
     def run(stop: threading.Event) -> None:
+        if is_dry():
+            run_in(RunDir('.'), stop)  # nothing is read there, or written
+            return
         shard = flags.FLAGS.shard if 'shard' in flags.FLAGS else 0
         status_name = f'{job}_{shard}' if shard else name
         with run_directory.opened(flags.FLAGS.root_dir, job, status_name) as run_dir:
@@ -52,7 +58,8 @@ def main(
 
     def run_in(run_dir: RunDir, stop: threading.Event) -> None:
         # What can be checked within a second comes before TensorFlow, which takes several.
-        run_dir.make(flags.FLAGS.share_with_group)
+        if not is_dry():
+            run_dir.make(flags.FLAGS.share_with_group)
         gin_file = files.resolve(flags.FLAGS.gin_file)
         reader.read(gin_file, flags.FLAGS.gin_bindings)
         with waiting.may_exit(stop, lambda: None):  # nothing was begun

@@ -20,14 +20,22 @@ def define_flags() -> None:
         "machines in TF_CONFIG; 'tpu:local', 'tpu:ADDRESS', 'tpu': the TPU of this machine, the one at HOST:PORT or "
         'with that name, the one in TPU_NAME.',
     )
+    flags.DEFINE_string(
+        'dry_run',
+        None,
+        "A topology, such as '2x4' for 2 hosts with 4 replicas each: trains nothing, compiles the train step of one "
+        'of these replicas for this CPU, and logs its shapes, the bytes that it sends, and what a TPU would refuse. '
+        'Needs no replay server, and writes nothing to --root_dir.',
+    )
 
 
 def bindings() -> Sequence[str]:
-    """Returns the gin statements that --strategy stands for."""
-    if not flags.FLAGS.strategy:
+    """Returns the gin statements that --strategy and --dry_run stand for."""
+    given = {name: flags.FLAGS[name].value for name in ('strategy', 'dry_run')}
+    lines = [f'Device.{name} = {value!r}' for name, value in given.items() if value]
+    if not lines:
         return ()
-    lines = ('train.device = @tflearn.jobs.train.Device()', f'Device.strategy = {flags.FLAGS.strategy!r}')
-    return [f'tflearn.jobs.train.{line}' for line in lines]
+    return [f'tflearn.jobs.train.{line}' for line in ('train.device = @tflearn.jobs.train.Device()', *lines)]
 
 
 def main() -> None:

@@ -188,12 +188,12 @@ def peer_failures(strategy: tf.distribute.Strategy) -> Iterator[None]:
     """Turns the error of a collective that another worker no longer takes part in into `PeerStopped`.
 
     Raises:
-      PeerStopped: if there are several workers and one of them has died: all have to start again.
+      PeerStopped: if there are several workers, or those of a TPU, and one of them has died: all have to start again.
     """
     try:
         yield
     except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
-        if strategies.layout(strategy).workers == 1:
+        if strategies.layout(strategy).workers == 1 and not isinstance(strategy, tf.distribute.TPUStrategy):
             raise
         raise PeerStopped(
             f'lost another worker ({str(error).partition(chr(10))[0]}); start all workers again: they continue from '

@@ -14,7 +14,7 @@ from tflearn.data.demonstrations import Demonstrations
 from tflearn.data.reader import Dataset, EpisodeReader, Part
 from tflearn.distribute import strategies
 from tflearn.errors import UserValueError
-from tflearn.experience import Experience, Iteration, Prioritized, Queue, Reuse, Uniform
+from tflearn.experience import Experience, Iteration, Prioritized, Queue, Reuse, Sampling, Uniform
 from tflearn.jobs.train_settings import Reading
 from tflearn.learner import agent_data
 from tflearn.learner.minibatches import MinibatchSource
@@ -34,6 +34,7 @@ from tflearn.types import Agent
 Source = ReplayMirror | ReplaySampler | QueueSource | MinibatchSource | MixedSource | HybridSource
 # So that demonstrations are drawn independently of the run's own steps.
 _DEMONSTRATIONS_SEED = 1 << 32
+_SMALL_SIZE = 256
 
 
 def make(
@@ -140,6 +141,39 @@ def with_demonstrations(
     offline = loaded(demonstrations.dataset, storage, batch_size * num_replicas, seed + _DEMONSTRATIONS_SEED)
     share, steps = demonstrations.share, demonstrations.num_pretrain_steps
     return HybridSource(source, offline, agent.train_step_counter, batch_size, num_replicas, share, steps)
+
+
+def of_one_replica(experience: Experience, num_replicas: int) -> Experience:
+    """Returns the experience with which one replica alone has the batches of each of `num_replicas`.
+
+    Raises:
+      ValueError: if minibatches, which all replicas share, cannot be divided among them.
+    """
+    replay = experience.replay
+    training = replay.training if isinstance(replay, Queue) else None
+    if not isinstance(replay, Queue) or not isinstance(training, Iteration):
+        return experience
+    steps = training.minibatch_steps
+    if steps % num_replicas:
+        raise UserValueError(
+            f'got Iteration.minibatch_steps={steps} for {num_replicas} replicas; need a number that {num_replicas} '
+            f'divides, since each replica gets a batch of the same size; set it to {-(-steps // num_replicas)} times '
+            f'{num_replicas}'
+        )
+    training = dataclasses.replace(training, minibatch_steps=steps // num_replicas)
+    return dataclasses.replace(experience, replay=dataclasses.replace(replay, training=training))
+
+
+def without_content(storage: Storage) -> Storage:
+    """Returns a storage whose batches are drawn in the same way, by a source with little memory: for a dry run."""
+    experience, replay = storage.experience, storage.experience.replay
+    size = min(replay.max_size, _SMALL_SIZE)
+    if isinstance(replay, Uniform):
+        sampling: Sampling = 'learner' if storage.mirrored else 'server'
+        replay = dataclasses.replace(replay, max_size=size, min_size=1, sampling=sampling)
+    elif isinstance(replay, Prioritized):
+        replay = dataclasses.replace(replay, max_size=size, min_size=1)
+    return dataclasses.replace(storage, experience=dataclasses.replace(experience, replay=replay))
 
 
 def preprocessing(source: Source, agent: Agent) -> Callable[[Any], Any] | None:

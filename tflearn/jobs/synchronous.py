@@ -80,6 +80,7 @@ def synchronous(
     """
     check_counts('', {'num_environments': (num_environments, 1)})
     check_strategy(device.strategy)
+    device.check_no_dry_run('the synchronous job')
     initial.check_no_cloning('the synchronous job')
     local.check(experience)
     settings = Settings.make(intervals, learner_options, exports, initial, experience, stop_conditions)

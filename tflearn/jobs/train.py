@@ -14,13 +14,14 @@ from tflearn import waiting
 from tflearn.data.demonstrations import Cloning as Cloning  # for gin: train.Cloning
 from tflearn.data.demonstrations import Demonstrations as Demonstrations  # for gin: train.Demonstrations
 from tflearn.data.reader import Dataset as Dataset  # for gin: train.Dataset
-from tflearn.distribute import machine, strategies, workers
+from tflearn.distribute import dry_run, machine, preemption, strategies, tpu_rules, workers
 from tflearn.distribute.watchdog import Watchdog
 from tflearn.experience import Experience
 from tflearn.jobs import batch_source, initial_agent, run_outputs
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.train_session import TrainSession
 from tflearn.jobs.train_settings import Data, Device, Hooks, Initial, Intervals, Settings
+from tflearn.learner import agent_data, batches, train_loop
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions as SummaryOptions  # for gin: train.SummaryOptions
@@ -80,7 +81,7 @@ def train(
 
     Raises:
       TimeoutError: if the server is not found, or no data arrive in time.
-      PeerStopped: if another worker was asked to stop, or nothing was heard of the replay server for too long.
+      PeerStopped: if another worker was asked to stop, the replay server was lost, or this machine will be stopped.
       ValueError: if arguments contradict each other, if the server's tables or a checkpoint are made for other data or
         networks, or if no part of the agent computes in `precision`.
     """
@@ -89,10 +90,13 @@ def train(
     settings = Settings.make(intervals, options, exports, initial, experience, stop_conditions)
     settings = dataclasses.replace(settings, plane=plane, server_timeout_secs=data.server_timeout_secs)
     data.check_demonstrations(initial)
-    if run_outputs.is_done(run_dir):
+    if device.dry_run is not None:
+        _dry_run(device, make_environment, make_agent, experience, initial, data, settings, shards)
+    if device.dry_run is not None or run_outputs.is_done(run_dir):
         return
     placement = _make_strategy(device)
     with (
+        preemption.watched(device.watches_maintenance, stop),
         workers.peer_failures(placement),
         workers.writable_run_dir(placement, run_dir) as run_dir,
         _watchdog(data.timeout_secs, connect_timeout_secs) as watchdog,
@@ -106,12 +110,9 @@ def train(
                 specs = specs_of(make_environment)
                 agent = initial_agent.make(make_agent, specs, experience, placement, device.precision)
             storage = Storage(experience, initial_agent.data_spec(agent, experience))
-            shards.check(storage)
             _check_machine(run_dir, agent, storage)
             ending.enter_context(_connected(run_dir, shards, data, storage, connect_timeout_secs, stop, placement))
-            if initial.cloning is not None and not initial_agent.continues(run_dir):
-                publisher = Publisher(shards.control, contract.published(agent.collect_policy), plane, run_dir.epoch)
-                _clone(agent, initial.cloning, specs, run_dir, publisher, placement, device, seed, stop, watchdog)
+            _clone(agent, initial, specs, run_dir, (shards.control, plane), placement, device, seed, stop, watchdog)
             with watchdog.guard('the construction of the learner'):
                 initial_agent.load(agent, initial, run_dir)
                 given = (data.timeout_secs, seed, data.weights, initial.demonstrations)
@@ -167,17 +168,25 @@ def _seed(seed: int | None, placement: tf.distribute.Strategy) -> int:
 
 def _clone(
     agent: Agent,
-    cloning: Cloning,
+    initial: Initial,
     specs: EnvironmentSpecs,
     run_dir: RunDir,
-    publisher: Publisher,
+    publish_at: tuple[str, Plane],
     placement: tf.distribute.Strategy,
     device: Device,
     seed: int,
     stop: threading.Event,
     watchdog: Watchdog,
 ) -> None:
-    """Begins the agent with a policy that is cloned from recorded episodes; collectors get to know that they wait."""
+    """Begins the agent of a new run with a policy that is cloned from recorded episodes, if `initial` asks for it.
+
+    Collectors get to know that they wait.
+    """
+    cloning = initial.cloning
+    if cloning is None or initial_agent.continues(run_dir):
+        return
+    (address, plane), variables = publish_at, contract.published(agent.collect_policy)
+    publisher = Publisher(address, variables, plane, run_dir.epoch)
     status = Status(run_dir.status('train'), 'train')
 
     def alive(step: int) -> None:
@@ -190,6 +199,44 @@ def _clone(
         initial_agent.clone(agent, cloning, specs, run_dir, placement, device.precision, seed, stop, alive)
     finally:
         publisher.close()
+
+
+def _dry_run(
+    device: Device,
+    make_environment: EnvironmentFactory,
+    make_agent: AgentFactory,
+    experience: Experience,
+    initial: Initial,
+    data: Data,
+    settings: Settings,
+    shards: Shards,
+) -> None:
+    """Logs a report of the train step on a topology; asks no server, and writes no file.
+
+    Raises:
+      ValueError: if a TPU would refuse anything; it names the first such thing.
+    """
+    topology = dry_run.Topology.parse(str(device.dry_run))
+    specs = specs_of(make_environment)
+    tpu_rules.check({'observation': specs.observation, 'action': specs.action}, 'the environment')
+    experience = batch_source.of_one_replica(experience, topology.replicas)
+    placement = strategies.make('cpu')
+    agent = initial_agent.make(make_agent, specs, experience, placement, device.precision)
+    storage = batch_source.without_content(Storage(experience, initial_agent.data_spec(agent, experience)))
+    with placement.scope():
+        given = (data.timeout_secs, initial.seed or 0, data.weights, initial.demonstrations)
+        source = batch_source.make(data.addresses or shards.addresses, storage, agent, placement, *given)
+        wrapped = batches.wrap(source, placement, agent.train_step_counter)
+        agent.initialize()
+        agent_data.make_slots(agent)
+        options = settings.learner.loop
+        options = dataclasses.replace(options, jit_compile=False, preprocess=batch_source.preprocessing(source, agent))
+        step = train_loop.TrainLoop(agent, placement, options).replica_step(wrapped)
+        gradients = dry_run.gradient_bytes(agent)
+        report = dry_run.of_step(step, wrapped.element_spec, gradients, topology, reads_on_one_host=device.is_tpu)
+    source.close()
+    logging.info('%s', report.text())
+    report.check()
 
 
 @contextlib.contextmanager
@@ -205,9 +252,11 @@ def _connected(
     """Waits for the servers, and sends them heartbeats for the time of the block.
 
     Raises:
+      ValueError: if the items of several servers cannot be drawn as those of one.
       TimeoutError: if one is not found in time.
       Stopped: if `stop` is set.
     """
+    shards.check(storage)
     status = Status(run_dir.status('train'), 'train')
     servers = dict.fromkeys([*shards.addresses, *data.addresses])
     for address in servers:

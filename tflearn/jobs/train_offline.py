@@ -12,7 +12,7 @@ import tensorflow as tf
 from tflearn import waiting
 from tflearn.data import columns, writer
 from tflearn.data.reader import Dataset, find_directories
-from tflearn.distribute import strategies, workers
+from tflearn.distribute import preemption, strategies, workers
 from tflearn.distribute.watchdog import Watchdog
 from tflearn.errors import UserValueError
 from tflearn.experience import Experience
@@ -77,9 +77,11 @@ def train_offline(
     Raises:
       ValueError: if the data set does not have what the agent needs, or settings exclude each other.
       RuntimeError: if more records are damaged than the data set allows.
-      PeerStopped: if another worker was stopped, has died or got an error of its own.
+      PeerStopped: if another worker was stopped, has died or got an error of its own, or the machine is about to be
+        taken away.
     """
     _check(experience, initial, validation, data_stop_conditions)
+    device.check_no_dry_run('the offline job')
     settings = Settings(intervals, learner_options, exports).over(stop_conditions.num_train_steps)
     if run_outputs.is_done(run_dir):
         return
@@ -87,6 +89,7 @@ def train_offline(
     placement = strategies.make(device.strategy)
     agreement = workers.Agreement(placement)
     with (
+        preemption.watched(device.watches_maintenance, stop),
         workers.peer_failures(placement),
         workers.writable_run_dir(placement, run_dir) as run_dir,
         run_outputs.only_learner(run_dir, stop) as stopped,

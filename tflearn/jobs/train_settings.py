@@ -76,11 +76,32 @@ class Device:
       strategy: where train steps run, see `strategies.make`; the synchronous job needs 'default', the first device.
       precision: 'float32', or 'bfloat16' for the networks' inner layers.
       inter_op_threads: threads for TensorFlow's operations; None is one per core. Small networks are faster with 1.
+      dry_run: a topology, such as '2x4' for 2 hosts with 4 replicas each: nothing is trained, but the train step of
+        one of these replicas is compiled, and a report is logged; see docs/distributed.md. None trains.
+      watch_maintenance: whether a notice that Google Cloud will stop this machine ends the job, with a checkpoint and
+        the exit status that asks for another start; None: on TPUs.
     """
 
     strategy: str = 'default'
     precision: str = 'float32'
     inter_op_threads: int | None = None
+    dry_run: str | None = None
+    watch_maintenance: bool | None = None
+
+    @property
+    def is_tpu(self) -> bool:
+        """Whether train steps run on a TPU."""
+        return self.strategy.partition(':')[0] == 'tpu'
+
+    def check_no_dry_run(self, job: str) -> None:
+        """Raises a ValueError if there is a dry run in a job that makes none."""
+        if self.dry_run is not None:
+            raise UserValueError(f'got Device.dry_run={self.dry_run!r} in {job}; need None, or the train job')
+
+    @property
+    def watches_maintenance(self) -> bool:
+        """Whether the job watches for a notice of maintenance."""
+        return self.is_tpu if self.watch_maintenance is None else self.watch_maintenance
 
 
 @dataclasses.dataclass(frozen=True)
