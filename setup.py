@@ -75,6 +75,7 @@ setuptools.setup(
             'pytest-xdist>=3.8',
             'radon>=6,<7',
             'ruff>=0.9',
+            'simpy>=4.1,<5',
             'vulture>=2.11,<3',
             'wheel',
         ],
