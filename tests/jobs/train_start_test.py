@@ -16,7 +16,7 @@ from tflearn.policies.loader import load_newest
 from tflearn.run_dir import read_json
 from tflearn.train_step import create_train_step
 from tflearn.types import specs_of, zeros
-from tflearn.waiting import StopEvent, wait_until
+from tflearn.waiting import PeerStopped, StopEvent, wait_until
 
 FEW = {'steps_per_call': 20, 'checkpoint_interval_steps': 50, 'export_interval_steps': 50, 'publish_interval_steps': 20}
 
@@ -140,3 +140,20 @@ def test_can_be_stopped_before_the_start(small_run):
     stop.set()
     small_run.start(train, num_train_steps=60, stop=stop, **FEW).join()
     assert small_run.status('train')['state'] == 'stopped'
+
+
+@pytest.mark.slow
+def test_a_notice_of_maintenance_saves_and_asks_for_another_start(small_run, metadata):
+    small_run.start_replay()
+    small_run.start(collect, num_environments=2)
+    job = small_run.start(train, num_train_steps=1_000_000, watch_maintenance=True, **FEW)
+    wait_until(lambda: small_run.status('train').get('train_step', 0) > 60 or job.ended, 'train steps', 60)
+    metadata.values['maintenance-event'] = 'TERMINATE_ON_HOST_MAINTENANCE'
+    with pytest.raises(PeerStopped, match='maintenance-event=TERMINATE_ON_HOST_MAINTENANCE; start it again'):
+        job.join()
+    step = small_run.status('train')['train_step']
+    assert tf.train.latest_checkpoint(str(small_run.dir.checkpoints)).endswith(str(step)), 'and not of an interval'
+    assert not small_run.dir.train_result.exists()
+    metadata.values['maintenance-event'] = 'NONE'
+    small_run.start(train, num_train_steps=step + 20, watch_maintenance=True, **FEW).join()
+    assert read_json(small_run.dir.train_result)['train_step'] == step + 20
