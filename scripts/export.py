@@ -52,7 +52,7 @@ def run(stop: threading.Event) -> None:
     if flags.FLAGS.product:
         given: dict[str, Any] = {name: flags.FLAGS[f'product_{name}'].value for name in _PRODUCT}
         arguments['product'] = export.product_options(arguments.pop('batch_size'), **given)
-    with run_directory.opened(flags.FLAGS.root_dir, 'export') as run_dir:
+    with run_directory.opened(flags.FLAGS.root_dir, 'export_tflite' if flags.FLAGS.tflite else 'export') as run_dir:
         path = shown(str(export.export(run_dir=run_dir, **arguments)))
     print(path)
 

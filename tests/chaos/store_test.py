@@ -2,22 +2,20 @@
 
 import contextlib
 import hashlib
-import importlib.util
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-import urllib.request
 
 import pytest
 
 pytest.importorskip('fsspec', reason='needs fsspec: the extra remote')
 
 from tests.chaos.chaos_run import ROOT
+from tests.testing import s3_server
 from tflearn.launch.local import free_port
 from tflearn.remote import layout
 from tflearn.remote.objects import Objects
@@ -29,11 +27,6 @@ SEED = int(os.environ.get('TFLEARN_TEST_SEED', '0'))
 DEADLINE_SECS = 900.0
 NUM_KILLS = int(os.environ.get('TFLEARN_NUM_KILLS', '6'))
 JOBS = ('train', 'replay_server', 'evaluate', 'collect_0', 'launch')
-MOTO = os.environ.get('TFLEARN_MOTO_SERVER') or shutil.which('moto_server')
-NO_S3 = (
-    not MOTO
-    and 'needs moto_server of the package moto[server], in any environment: TFLEARN_MOTO_SERVER=FILE says where'
-) or (importlib.util.find_spec('s3fs') is None and 'needs s3fs: the extra remote')
 TINY = (
     'dqn.make_agent.fc_layer_params=(16,)',
     'train.Intervals.steps_per_call=50',
@@ -50,31 +43,15 @@ TINY = (
 )
 
 
-@pytest.fixture(params=['file', pytest.param('s3', marks=pytest.mark.skipif(bool(NO_S3), reason=str(NO_S3)))])
+@pytest.fixture(params=['file', s3_server.S3])
 def url(request, tmp_path, monkeypatch):
     """The URL of a run in an empty store."""
     monkeypatch.setenv('TMPDIR', str(tmp_path))
     if request.param == 'file':
         yield f'file://{tmp_path}/store/run'
         return
-    port = free_port()
-    with subprocess.Popen([MOTO, '-H', '127.0.0.1', '-p', str(port)], stderr=subprocess.DEVNULL) as server:
-        for name, value in (('ACCESS_KEY_ID', 'testing'), ('SECRET_ACCESS_KEY', 'testing-secret')):
-            monkeypatch.setenv(f'AWS_{name}', value)
-        monkeypatch.setenv('AWS_DEFAULT_REGION', 'us-east-1')
-        monkeypatch.setenv('AWS_ENDPOINT_URL', f'http://127.0.0.1:{port}')
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                urllib.request.urlopen(
-                    urllib.request.Request(f'http://127.0.0.1:{port}/bucket', method='PUT'), timeout=10
-                ).close()
-                break
-            except OSError:
-                assert time.monotonic() < deadline
-                threading.Event().wait(0.5)
-        yield 's3://bucket/run'
-        server.terminate()
+    with s3_server.bucket(monkeypatch) as bucket:
+        yield f'{bucket}/run'
 
 
 class StoreRun:
@@ -133,7 +110,7 @@ def test_kills_leave_whole_files_and_the_run_goes_on(url, tmp_path, promise):
     launch = run.start(3_000)
     try:
         for _ in range(NUM_KILLS):
-            _wait(lambda: run.status('train').get('state') == 'running' or launch.poll() is not None)
+            _wait(lambda launch=launch: run.status('train').get('state') == 'running' or launch.poll() is not None)
             threading.Event().wait(chance.uniform(2.0, 15.0))
             job = chance.choice(JOBS)
             pid = launch.pid if job == 'launch' else run.status(job).get('pid')
@@ -158,7 +135,7 @@ def test_kills_leave_whole_files_and_the_run_goes_on(url, tmp_path, promise):
     text = run.output.read_text() + ''.join(
         run.objects.read(name).decode(errors='replace') for name in names if name.startswith('logs/')
     )
-    assert 'testing-secret' not in text
+    assert s3_server.SECRET not in text
     promise(f'{NUM_KILLS} SIGKILLs of any process of a run in a store', 'as in a directory; whole files only', '-')
 
 

@@ -1,5 +1,7 @@
 """Two processes' copies of one run are kept the same through a store; what a kill leaves there is whole."""
 
+import contextlib
+import functools
 import json
 import threading
 
@@ -7,6 +9,7 @@ import pytest
 
 pytest.importorskip('fsspec', reason='needs fsspec: the extra remote')
 
+from tests.testing import s3_server
 from tflearn import lease
 from tflearn.checkpoints.manifests import Manifests
 from tflearn.errors import UserOSError, UserRuntimeError, UserValueError
@@ -18,9 +21,18 @@ from tflearn.remote.roles import role
 from tflearn.run_dir import RunDir, read_json, write_json
 
 
-@pytest.fixture(params=['memory', 'file'])
-def url(request, tmp_path):
+@pytest.fixture(params=['memory', 'file', s3_server.S3])
+def url(request, tmp_path, s3_bucket):
+    if request.param == 's3':
+        return f'{s3_bucket()}/{tmp_path.name}/run'
     return f'memory://{tmp_path.name}-{id(request)}/run' if request.param == 'memory' else f'file://{tmp_path}/store'
+
+
+@pytest.fixture(scope='module')
+def s3_bucket():
+    """Returns a function that returns the URL of a bucket, and starts its server first."""
+    with pytest.MonkeyPatch.context() as monkeypatch, contextlib.ExitStack() as opened:
+        yield functools.cache(lambda: opened.enter_context(s3_server.bucket(monkeypatch)))
 
 
 @pytest.fixture
@@ -145,11 +157,12 @@ class _Killed(Exception):
     pass
 
 
+@pytest.mark.parametrize('url', ['memory'], indirect=True)
 def test_a_kill_at_any_call_leaves_whole_files_only(make, monkeypatch):
     """The store is left after each number of writes and deletions; then the next process goes on."""
     names = ('upload', 'write', 'delete')
     originals = {name: getattr(Objects, name) for name in names}
-    for num_calls in range(0, 40, 2):
+    for num_calls in range(1, 40, 3):
         run_dir, mirror = make('train', own=True)
         left = [num_calls]
 

@@ -244,7 +244,7 @@ class Mirror:
         path = self.root / name
         try:
             found = os.lstat(path)
-            if path.is_symlink():
+            if path.is_symlink() and layout.is_link(name):
                 self.objects.write(name, os.readlink(path).encode())
             elif name.endswith('.jsonl'):  # only lines that are complete
                 self.objects.write(name, b''.join(path.read_bytes().rpartition(b'\n')[:2]))

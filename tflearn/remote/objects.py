@@ -34,6 +34,7 @@ _RETRY_SECS = 20.0
 _CALL_SECS = 60.0
 _BYTES_PER_SEC = 1e6  # of the slowest store that is waited for
 _SETTLE_SECS = 3.0
+_STALE_SETTLES = 4.0  # a bid that is seen for so many times as long is of a process that was killed
 _THREADS = 16
 _SECRETS = re.compile(r'SECRET|TOKEN|PASSWORD|ACCESS_KEY|CREDENTIALS')
 # An object's version, as the stores name it; which of these there are differs.
@@ -73,6 +74,7 @@ class Objects:
         self._base = self._base.rstrip('/')
         self._is_local = type(self._fs).__name__ == 'LocalFileSystem'
         self._calls = concurrent.futures.ThreadPoolExecutor(_THREADS, 'store')
+        self._bids_seen: dict[str, float] = {}
         self._creates: bool | None = None  # whether the store can create an object for one of several
 
     def check_writable(self) -> None:
@@ -179,13 +181,18 @@ class Objects:
         try:
             pause.wait(_SETTLE_SECS)
             there = self.list(folder, recursive=False)
-            if name in there or min(bid for bid in there if bid.startswith(f'{name}.bid-')) != mine:
+            bids = [bid for bid in there if bid.startswith(f'{name}.bid-') and not self._is_stale(bid)]
+            if name in there or min(bids) != mine:
                 return False
             self.write(name, content)
             pause.wait(_SETTLE_SECS)  # who bids now sees the object
             return True
         finally:
             self.delete(mine)
+
+    def _is_stale(self, bid: str) -> bool:
+        now = time.monotonic()
+        return now - self._bids_seen.setdefault(bid, now) > _STALE_SETTLES * _SETTLE_SECS
 
     def _infos(self, prefix: str, recursive: bool) -> dict[str, dict[str, Any]]:
         path = self._path(prefix).rstrip('/')

@@ -60,6 +60,7 @@ _LAUNCH = Role(
     restores=r'status/launch\.json|replay/(?:\d+/)?tables\.json',
     folders=('', 'status', 'train'),
 )
+_EXPORT = Role(writes=rf'(?!{_MARKS}$)(?:products|tflite|policies)/.*', restores=r'policies/.*')
 _ROLES = {
     'train': _TRAIN,
     'synchronous': _TRAIN,
@@ -67,10 +68,8 @@ _ROLES = {
     'evaluate': _EVALUATE,
     'launch': _LAUNCH,
     'serve': Role(writes=r'status/serve\.json|serving/.*', follows=r'policies/.*', folders=('policies',)),
-    'export': Role(
-        writes=rf'(?!{_MARKS}$)(?:products|tflite|policies)/.*',
-        restores=r'policies/.*|DONE|replay/checkpoints/.*|replay/tables\.json',
-    ),
+    'export': _EXPORT,
+    'export_tflite': dataclasses.replace(_EXPORT, restores=r'policies/.*|replay/checkpoints/.*|replay/tables\.json'),
     'weights': Role(writes=r'status/weights\.json'),
     'run_metrics': Role(follows=r'status/.*', folders=('status',)),
     'doctor': Role(restores=r'summaries/.*|status/.*|evaluations\.jsonl|DONE|config\.gin'),
