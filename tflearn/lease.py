@@ -37,10 +37,12 @@ class Store:
     """The files of a run directory that all jobs share by their file system. `remote.mirror` has those of a URL.
 
     Attributes:
+      answers: whether the newest attempt to read what others have written succeeded.
       check_secs: an owner that looked at its lease within this time need not look again [s].
     """
 
     check_secs = 0.0
+    answers = True
 
     def names(self, directory: pathlib.Path) -> list[str]:
         """Returns the names of the files in a directory; none if there is no such directory."""

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import os
+import pathlib
 import random
 import signal
 import subprocess
@@ -25,6 +26,7 @@ pytestmark = pytest.mark.chaos
 
 SEED = int(os.environ.get('TFLEARN_TEST_SEED', '0'))
 DEADLINE_SECS = 900.0
+NUM_TRAIN_STEPS = 12_000  # about a minute
 NUM_KILLS = int(os.environ.get('TFLEARN_NUM_KILLS', '6'))
 JOBS = ('train', 'replay_server', 'evaluate', 'collect_0', 'launch')
 TINY = (
@@ -106,29 +108,28 @@ class StoreRun:
 
 
 def test_kills_leave_whole_files_and_the_run_goes_on(url, tmp_path, promise):
-    run, chance, steps = StoreRun(url, tmp_path), random.Random(SEED), []
-    launch = run.start(3_000)
+    run, chance, num_killed = StoreRun(url, tmp_path), random.Random(SEED), 0
+    launch = run.start(NUM_TRAIN_STEPS)
     try:
         for _ in range(NUM_KILLS):
             _wait(lambda launch=launch: run.status('train').get('state') == 'running' or launch.poll() is not None)
-            threading.Event().wait(chance.uniform(2.0, 15.0))
+            threading.Event().wait(chance.uniform(0.5, 8.0))
             job = chance.choice(JOBS)
             pid = launch.pid if job == 'launch' else run.status(job).get('pid')
-            steps.append((job, run.status('train').get('train_step')))
-            with contextlib.suppress(ProcessLookupError, TypeError):
-                os.kill(pid, signal.SIGKILL)
+            num_killed += _kill(pid, tmp_path)
             run.check_whole()
             if launch.poll() is not None or job == 'launch':
                 launch.wait(60)
-                launch = run.start(3_000)
+                launch = run.start(NUM_TRAIN_STEPS)
         assert launch.wait(DEADLINE_SECS) == 0, run.output.read_text()[-3_000:]
     finally:
         launch.kill()
         launch.wait(60)
+    assert num_killed > NUM_KILLS / 2, 'it was over too soon'
     done = layout.json.loads(run.objects.read('DONE'))
-    assert done['train_step'] == 3_000
+    assert done['train_step'] == NUM_TRAIN_STEPS
     sets = run.check_whole()
-    assert {'train/checkpoints/ckpt-3000', done['policy']} <= set(sets)
+    assert {f'train/checkpoints/ckpt-{NUM_TRAIN_STEPS}', done['policy']} <= set(sets)
     names = run.objects.list()
     assert not [name for name in names if layout.set_of(name) not in (None, *sets)], 'leftovers'
     _use(run, done)
@@ -136,7 +137,16 @@ def test_kills_leave_whole_files_and_the_run_goes_on(url, tmp_path, promise):
         run.objects.read(name).decode(errors='replace') for name in names if name.startswith('logs/')
     )
     assert s3_server.SECRET not in text
-    promise(f'{NUM_KILLS} SIGKILLs of any process of a run in a store', 'as in a directory; whole files only', '-')
+    promise(f'{num_killed} SIGKILLs of any process of a run in a store', 'as in a directory; whole files only', '-')
+
+
+def _kill(pid, directory):
+    """Kills a process that was started with `directory` as TMPDIR; returns whether there was one."""
+    with contextlib.suppress(OSError):
+        if f'TMPDIR={directory}\0'.encode() in pathlib.Path(f'/proc/{pid}/environ').read_bytes():
+            os.kill(pid, signal.SIGKILL)
+            return True
+    return False
 
 
 def _use(run, done):

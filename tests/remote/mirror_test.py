@@ -19,6 +19,7 @@ from tflearn.remote.mirror import Mirror
 from tflearn.remote.objects import Objects
 from tflearn.remote.roles import role
 from tflearn.run_dir import RunDir, read_json, write_json
+from tflearn.waiting import wait_until
 
 
 @pytest.fixture(params=['memory', 'file', s3_server.S3])
@@ -339,6 +340,24 @@ def test_a_store_that_is_away_is_one_error_without_credentials(url, monkeypatch)
     ) as e:
         objects.read('DONE')
     assert 'very-secret' not in str(e.value) and e.value.__cause__ is None and len(tries) > 1
+
+
+def test_the_threads_go_on_when_the_store_answers_again(make, monkeypatch):
+    monkeypatch.setattr('tflearn.remote.mirror._POLL_SECS', 0.05)
+    run_dir, mirror = make('collect')
+    original = Objects.upload
+
+    def fail(*_):
+        raise UserOSError('away')
+
+    monkeypatch.setattr(Objects, 'upload', fail)
+    write_json(run_dir.status('collect'), {'state': 'running'})
+    mirror.start()
+    wait_until(lambda: not run_dir.store.answers, 'a failure', 30)
+    monkeypatch.setattr(Objects, 'upload', original)
+    wait_until(lambda: run_dir.store.answers, 'an answer', 30)
+    mirror.stop()
+    assert json.loads(mirror.objects.read('status/collect.json')) == {'state': 'running'}
 
 
 @pytest.mark.parametrize(

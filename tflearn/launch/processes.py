@@ -90,7 +90,7 @@ class JobProcess:
         self.has_run = self.ever_ran = False
         self.start_at: float | None = None
         self.budget = RestartBudget()
-        self._status = run_dir.status(job.name)
+        self._status, self._store = run_dir.status(job.name), run_dir.store
         self._reaper = reaper
         self._placement = placement
         self._warm_parent = None if placement.environment else warm_parent  # Its forks have its environment.
@@ -195,7 +195,7 @@ class JobProcess:
     def report(self) -> JobReport:
         """Returns the state and the metrics of the job now, without metrics of an earlier process."""
         status = self._read_status()
-        if status.get('time') != self._heard_time:
+        if status.get('time') != self._heard_time or not self._store.answers:
             self._heard_time, self._heard_at = status.get('time'), time.monotonic()
         metrics = status if status.get('time') != self._old_time else {}
         self.has_run |= str(metrics.get('state')).startswith('running')

@@ -17,6 +17,7 @@ from typing import Any
 
 from absl import logging
 
+from tflearn.errors import UserRuntimeError
 from tflearn.remote import layout
 from tflearn.remote.objects import Objects, Version
 from tflearn.remote.roles import Role
@@ -31,11 +32,16 @@ _Local = tuple[int, ...]
 
 
 class Mirror:
-    """The local copy of a run in `root`, of one process with one role."""
+    """The local copy of a run in `root`, of one process with one role.
+
+    Attributes:
+      answers: whether the store answered last.
+    """
 
     def __init__(self, objects: Objects, root: pathlib.Path, role: Role):
         """Copies nothing yet."""
         self.objects, self.root, self._role = objects, root, role
+        self.answers = True
         self._small, self._large = threading.RLock(), threading.RLock()
         self._files: dict[str, _Local] = {}  # as they were when they were last the same as in the store
         self._sets: dict[str, Mapping[str, _Local]] = {}
@@ -136,15 +142,15 @@ class Mirror:
                 work()
                 if failure:
                     logging.info('%s answers again', self.objects.url)
-                pause, failure = _POLL_SECS, ''
-            except OSError as error:
-                if str(error) != failure:
-                    logging.warning('%s; trying again', error)
-                failure = str(error)
-                pause = min(2 * pause, _MAX_PAUSE_SECS) * random.uniform(0.75, 1.0)
-            except RuntimeError as error:  # another process owns it; the job finds out itself
+                pause, failure, self.answers = _POLL_SECS, '', True
+            except UserRuntimeError as error:  # another process owns it; the job finds out itself
                 logging.warning('wrote nothing to %s: %s', self.objects.url, error)
                 self._owner_check = None
+            except Exception as error:  # without this thread others would take the job for silent
+                if str(error) != failure:
+                    logging.warning('%s: %s; trying again', type(error).__name__, error)
+                failure, self.answers = str(error), False
+                pause = min(2 * pause, _MAX_PAUSE_SECS) * random.uniform(0.75, 1.0)
 
     def _write_small(self, all_of_it: bool = False) -> None:
         files = {name: each for name, each in layout.local_files(self.root).items() if self._is_small(name)}

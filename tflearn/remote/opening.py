@@ -31,6 +31,11 @@ class MirrorStore(Store):
         """The mirror's threads do what is not done by calls."""
         self._mirror, self._objects = mirror, mirror.objects
 
+    @property
+    def answers(self) -> bool:  # type: ignore[override]
+        """See `Store`."""
+        return self._mirror.answers
+
     def names(self, directory: pathlib.Path) -> list[str]:
         """See `Store`."""
         return [name.rpartition('/')[2] for name in self._objects.list(self._name(directory), recursive=False)]
