@@ -99,7 +99,7 @@ def fit(measured: dict[Point, Measured]) -> scale_model.Costs:
 
     first = np.log([getattr(start, name) for name in _FITTED])
     found = optimize.least_squares(
-        residuals, first, diff_step=0.05, loss='soft_l1', f_scale=0.1, x_scale=0.3, max_nfev=8, verbose=2
+        residuals, first, diff_step=0.05, loss='soft_l1', f_scale=0.1, x_scale=0.3, max_nfev=6, verbose=2
     )
     return costs(found.x)
 

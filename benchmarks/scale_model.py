@@ -19,6 +19,7 @@ NUM_TABLES = 2  # that a chunk is inserted into: the replay and the stream
 STREAM_CHUNKS = 256  # that wait in a server's stream
 MAX_STREAMS = 8  # of a mirror
 MAX_PENDING_STEPS = 256  # of a writer
+INGEST_SHARE = 0.25  # of the reader's processor time; the streams take the rest
 INGEST_POLL_SECS, WAITING_POLL_SECS, GRANT_SECS = 0.03, 0.002, 0.01
 _ELAPSED_SECS = 1e-5  # from the time at which a message is to be forwarded to the start of epoll
 Deliver = Callable[[], object]
@@ -35,21 +36,21 @@ class Costs:
       read_chunk: of the reader, for a chunk.
       read_step: of the reader, for a step in a chunk.
       message: of a proxy, for a message that it forwards.
-      wake_up: of any other process that had nothing to do, when it has again.
+      wake_up: of any process that had nothing to do, when it has again.
       hand_over: how long a process that was idle waits before a busy core takes it up. [s, no processor time]
       timer: of a proxy, the resolution of its timers: epoll rounds up to 1 ms, other messages wake it earlier. [s]
       steps_per_row: environment steps in a row of a chunk; the others are the ends of episodes. [1]
     """
 
     vector_step: float = 45e-6
-    write_chunk: float = 120e-6
-    serve_chunk: float = 60e-6
-    read_chunk: float = 130e-6
+    write_chunk: float = 125e-6
+    serve_chunk: float = 55e-6
+    read_chunk: float = 150e-6
     read_step: float = 0.6e-6
-    message: float = 15e-6
-    wake_up: float = 45e-6
-    hand_over: float = 250e-6
-    timer: float = 0.3e-3
+    message: float = 7e-6
+    wake_up: float = 60e-6
+    hand_over: float = 150e-6
+    timer: float = 0.15e-3
     steps_per_row: float = 0.955
 
 
@@ -283,7 +284,7 @@ class Reader:
             yield system.round_trip(server.acknowledge)
             yield self._process.work(0.0)
             yield system.round_trip(server.request, has_chunk=True)
-            yield self._process.work(secs / 2)
+            yield self._process.work((1 - INGEST_SHARE) * secs)
             yield queue.put(1)
 
     def _ingest(self) -> Generator[simpy.Event, Any, None]:
@@ -296,7 +297,7 @@ class Reader:
                 count = min(queue.level, self._wanted(), 16)
                 if count:
                     yield queue.get(count)
-                    yield self._process.work(count * secs / 2)
+                    yield self._process.work(INGEST_SHARE * count * secs)
                     self.read += count
                     self._waits = False
                     taken += count
@@ -340,7 +341,7 @@ class System:
             'server': [make(server_core) for _ in range(setting.shards)],
             'collector': [make(client_core) for _ in range(setting.collectors)],
             'reader': [make(client_core)],
-            'proxy': [Process(server_core, dataclasses.replace(costs, wake_up=0.0, hand_over=0.0))][: self.proxied],
+            'proxy': [make(server_core)] if self.proxied else [],
         }
         if setting.hold_secs:
             self.send = Proxy(self.env, self.processes['proxy'][0], setting.hold_secs, costs).send
@@ -361,7 +362,7 @@ class System:
         return done
 
 
-def simulate(setting: Setting, costs: Costs, settle_secs: float = 1.2, secs: float = 1.2) -> dict[str, Any]:
+def simulate(setting: Setting, costs: Costs, settle_secs: float = 1.2, secs: float = 1.0) -> dict[str, Any]:
     """Returns the environment steps and chunks per second, and the share of a core that each role takes."""
     system = System(setting, costs)
     system.env.run(settle_secs)
