@@ -72,15 +72,16 @@ def shares(plan: Plan, costs: Costs, wire: tuple[float, float]) -> dict[str, flo
     chunks = plan.steps / plan.chunk_steps / costs.steps_per_row
     num_bytes = wire[0] + wire[1] * plan.chunk_steps
     per_row = costs.vector_step / plan.environments + costs.write_chunk / plan.chunk_steps
+    per_served = costs.serve_chunk + costs.wake_up  # what it took at most; a saturated server was not measured
     per_read = costs.read_chunk + costs.read_step * plan.chunk_steps
     streams = plan.shards * math.ceil(scale_model.MAX_STREAMS / plan.shards)
     return {
         "a collector's core": chunks * plan.chunk_steps * per_row / plan.collectors,
-        "a replay server's core": chunks * costs.serve_chunk / plan.shards,
+        "a replay server's core": chunks * per_served / plan.shards,
         "a replay server's wire": chunks * num_bytes / plan.shards / (plan.gigabits * GIGABIT),
         "a reader's core": chunks * per_read / plan.readers,
         "a reader's wire": chunks * num_bytes / plan.readers / (plan.gigabits * GIGABIT),
-        "a reader's streams": chunks * (2 * plan.round_trip_secs + costs.serve_chunk) / plan.readers / streams,
+        "a reader's streams": chunks * (2 * plan.round_trip_secs + per_served) / plan.readers / streams,
     }
 
 
@@ -226,7 +227,7 @@ def main() -> int:
     costs, wire = Costs(**json.loads(scale_fit.COSTS.read_text())), wire_bytes()
     print(f'bytes of a chunk on a wire: {wire[0]:.0f} + {wire[1]:.1f} for each step\n')
     plans = [Plan(1e6, 1, 1), Plan(1e6, 1, 4), Plan(1e6, 8, 4), Plan(1e7, 16, 16)]
-    for steps, hosts in ((1e6, 4), (1e6, 16), (1e7, 4), (1e7, 16)):  # 32 GPUs on 4 hosts, 64 chips on 16
+    for steps, hosts in ((1e6, 4), (1e6, 16), (1e7, 16)):  # 32 GPUs on 4 hosts, 64 chips on 16
         plans += [smallest(Plan(steps, 1, hosts, chunk_steps=size, hosts=hosts), costs, wire) for size in (16, 64)]
     print(plan_table(plans, costs, wire), pictures_table(costs), weights_table(), sep='\n\n')
     return 0
