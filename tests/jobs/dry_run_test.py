@@ -14,6 +14,9 @@ from tflearn.experience import Iteration
 from tflearn.jobs.train import train
 from tflearn.types import EnvironmentSpecs
 
+# TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
+pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
+
 
 def _dry(run, topology='2x4', **given):
     run.start(train, num_train_steps=10, dry_run=topology, **given).join()
