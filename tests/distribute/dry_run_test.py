@@ -113,6 +113,19 @@ def test_names_hosts_that_differ_and_datasets_that_end():
     assert line.startswith('got a dataset that may end; need an endless one')
 
 
+def test_gradients_of_a_part_without_those_of_its_targets():
+    class Critics(tf.Module):
+        def __init__(self):
+            super().__init__()
+            self._networks = [tf.Variable(tf.zeros(3)), tf.Variable(tf.zeros(2))]
+            self._targets = [tf.Variable(tf.zeros(3)), tf.Variable(tf.zeros(2))]
+
+    agent = tf.Module()
+    agent.critics, agent.counter = Critics(), tf.Variable(0, dtype=tf.int64)
+    agent.frozen = tf.Variable(tf.zeros(7), trainable=False)
+    assert dry_run.gradient_bytes(agent) == 4 * (3 + 2)
+
+
 def test_compiles_the_learners_own_step(make_agent, make_dataset_fn):
     agent, strategy = make_agent(), tf.distribute.get_strategy()
     batches = DatasetBatches(make_dataset_fn(), strategy)

@@ -178,18 +178,19 @@ def of_dataset_fn(
 
 
 def gradient_bytes(agent: Any) -> int:
-    """Returns the bytes of the gradients of an agent's variables: those to train, target networks left out."""
-    targets = {
-        variable.ref() for name, part in vars(agent).items() if 'target' in name for variable in _variables(part)
-    }
-    found = {each.ref(): each for each in _variables(agent) if each.trainable and each.dtype.is_floating}
-    return sum(each.shape.num_elements() * each.dtype.size for ref, each in found.items() if ref not in targets)
+    """Returns the bytes of the gradients of an agent's variables: those to train, without target networks.
+
+    Target networks are parts of the agent, or of its parts, in whose name there is 'target'.
+    """
+    view = tf.train.TrackableView(agent)
+    children = [child for part in view.descendants() for child in view.children(part).items()]
+    targets = {each.ref() for name, child in children if 'target' in name for each in _variables(child)}
+    trained = {each.ref(): each for each in _variables(agent) if each.trainable and each.dtype.is_floating}
+    return sum(each.shape.num_elements() * each.dtype.size for ref, each in trained.items() if ref not in targets)
 
 
 def _variables(part: Any) -> list[tf.Variable]:
-    modules = [each for each in tf.nest.flatten(part) if isinstance(each, tf.Module)]
-    parts = [each for module in modules for each in tf.train.TrackableView(module).descendants()]
-    return [each for each in parts if isinstance(each, tf.Variable)]
+    return [each for each in tf.train.TrackableView(part).descendants() if isinstance(each, tf.Variable)]
 
 
 def _compile(step: Callable[[Any], Any], batch: Any) -> str | None:
