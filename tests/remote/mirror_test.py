@@ -318,6 +318,17 @@ def test_of_many_that_create_one_succeeds(url):
     assert json.loads(Objects(url).read('owners/train-000001.json')) == {'i': won[0]}
 
 
+def test_what_another_process_changed_is_read_after_a_listing(url):
+    objects = Objects(url)
+    objects.write('status/train.json', b'short')
+    assert list(objects.list('status')) == ['status/train.json']
+    # Another instance of the file system, as another process has one.
+    type(objects._fs)(skip_instance_cache=True).pipe_file(objects._path('status/train.json'), b'much longer')
+    type(objects._fs)(skip_instance_cache=True).pipe_file(objects._path('status/evaluate.json'), b'new')
+    assert objects.read('status/train.json') == b'much longer' and objects.size('status/train.json') == 11
+    assert objects.read('status/evaluate.json') == b'new'
+
+
 def test_a_store_without_conditional_puts_is_bid_in(url, monkeypatch):
     monkeypatch.setattr('tflearn.remote.objects._SETTLE_SECS', 0.3)
     monkeypatch.setattr(Objects, '_put_new', lambda self, name, content: self.write(name, content) or True)

@@ -64,7 +64,8 @@ class Objects:
         for name in ('fsspec', 's3fs', 'gcsfs', 'botocore', 'aiobotocore', 'urllib3'):
             standard_logging.getLogger(name).setLevel(standard_logging.WARNING)
         try:
-            self._fs, self._base = fsspec.core.url_to_fs(self.url)
+            # Sizes in a listing that is kept would be those of objects before they were replaced.
+            self._fs, self._base = fsspec.core.url_to_fs(self.url, use_listings_cache=False)
         except ImportError as error:
             raise UserValueError(
                 f'got {self.url}, for which a package is missing; need it installed: {_clean(error)}'
@@ -100,12 +101,7 @@ class Objects:
 
     def size(self, name: str) -> int:
         """Returns an object's size [bytes]. Raises FileNotFoundError if there is none."""
-
-        def look() -> int:
-            self._fs.invalidate_cache()
-            return int(self._fs.info(self._path(name))['size'])
-
-        return self._call(f'look at {name}', look)
+        return self._call(f'look at {name}', lambda: int(self._fs.info(self._path(name))['size']))
 
     def write(self, name: str, content: bytes) -> None:
         """Writes an object by one put. Raises OSError."""
@@ -198,7 +194,6 @@ class Objects:
         path = self._path(prefix).rstrip('/')
 
         def find() -> list[dict[str, Any]]:
-            self._fs.invalidate_cache()
             try:
                 if recursive:
                     return list(self._fs.find(path, detail=True).values())
