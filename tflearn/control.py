@@ -22,6 +22,7 @@ from tflearn.errors import UserValueError
 
 PROTOCOL = 1
 LEASE_SECS = 5.0
+FORGET_SECS = 600.0  # a sender that was silent for that long, and for two leases, is forgotten
 _MAX_BYTES = 1 << 20  # of a message: far beyond those of any run
 
 
@@ -166,6 +167,10 @@ class HeldLease:
             self.lease = dataclasses.replace(self.lease, epoch=self.lease.epoch + 1)
             self.began_at = count
             self._renewed_at = self._clock()
+
+    def begin_anew(self) -> None:
+        """Takes a lease of a new owner: the receiver may have forgotten the old one."""
+        self.lease = new_lease(self.lease.name, self.lease.ttl_secs)
 
     def renew(self) -> None:
         """Records that a message with the lease was sent."""

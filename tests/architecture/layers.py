@@ -38,7 +38,7 @@ PACKAGES = {
     'rpc': ('security',),
     'replay': ('rpc',),
     'sampling': ('replay',),
-    'weights': ('rpc', 'security'),
+    'weights': ('replay', 'rpc', 'security'),
     'data': ('rpc',),
     'ope': (),
     'tools': (),

@@ -51,6 +51,21 @@ def test_raises_the_limit_of_open_files_as_far_as_it_may(monkeypatch, caplog):
     assert 'got at most 256 open files (ulimit -Hn); need 1024' in caplog.text
 
 
+def test_a_server_raises_its_limit_of_open_files(monkeypatch, caplog):
+    limits = {'now': (64, 5000)}
+    monkeypatch.setattr(machine.resource, 'getrlimit', lambda _: limits['now'])
+    monkeypatch.setattr(machine.resource, 'setrlimit', lambda _, new: limits.update(now=new))
+    machine.raise_file_handles(1000)
+    assert limits['now'] == (5000, 5000) and not caplog.records
+    limits['now'] = (64, machine.resource.RLIM_INFINITY)
+    machine.raise_file_handles(1000)
+    assert limits['now'] == (1 << 20, machine.resource.RLIM_INFINITY) and not caplog.records
+    limits['now'] = (64, 1024)
+    machine.raise_file_handles(1000)
+    assert limits['now'] == (1024, 1024)
+    assert 'got at most 1024 open files (ulimit -Hn), enough for 480 collectors; need 2064 for 1000' in caplog.text
+
+
 def test_a_clock_that_was_set_back(tmp_path, caplog):
     file = tmp_path / 'status' / 'train.json'
     file.parent.mkdir()

@@ -1,5 +1,6 @@
 import tensorflow as tf
 
+from tflearn import control
 from tflearn.experience import Experience
 from tflearn.replay import reports
 
@@ -78,3 +79,50 @@ def test_reports_survive_a_server_outage(serve):
     reader = reports.ReportReader(back.address)
     _read(back, reader)
     assert reader.env_steps == 20
+
+
+def test_collectors_that_are_silent_are_forgotten_but_not_their_counts(serve):
+    served, now = serve(Experience()), [0.0]
+    first, second = reports.Reporter(served.address), reports.Reporter(served.address)
+    reader = reports.ReportReader(served.address, clock=lambda: now[0])
+    first.report(_steps(100), [])
+    second.report(_steps(10), [])
+    _read(served, reader)
+    assert (reader.num_live, reader.env_steps) == (2, 110)
+    now[0] = 10.0
+    second.report(_steps(20), [])
+    _read(served, reader)
+    assert (reader.num_live, reader.env_steps) == (1, 120)
+    now[0] = control.FORGET_SECS + 1
+    _read(served, reader)
+    assert sorted(reader._counts) == sorted([second.held.lease.owner, 'forgotten'])
+    now[0] += 10
+    _read(served, reader)
+    assert (list(reader._counts), reader.num_live, reader.env_steps) == (['forgotten'], 0, 120)
+    assert reader.metrics()['env_steps'] == 120
+
+
+def test_a_collector_that_was_silent_for_long_counts_once(serve):
+    """Whether it was forgotten meanwhile or not."""
+    served, now = serve(Experience()), [0.0]
+    collector = reports.Reporter(served.address, clock=lambda: now[0])
+    forgetting = reports.ReportReader(served.address, clock=lambda: now[0])
+    other = reports.ReportReader(served.address, clock=lambda: 0.0)
+    collector.report(_steps(100), [])
+    _read(served, forgetting)
+    other.deserialize(forgetting.serialize())
+    now[0] = control.FORGET_SECS / 2 + 1
+    owner = collector.held.lease.owner
+    collector.report(_steps(130), [])
+    assert collector.held.lease.owner != owner
+    now[0] = control.FORGET_SECS + 1
+    (text,) = reports.connection.receive(served.address, reports.REPORTS, 1)
+    for reader in (forgetting, other):
+        assert reports.connection.send(served.address, reports.REPORTS, 'report', text.decode())
+        _read(served, reader)
+        assert reader.env_steps == 130
+    assert owner in other._counts and owner not in forgetting._counts
+    now[0] += 1.0
+    collector.report(_steps(140), [])
+    _read(served, forgetting)
+    assert forgetting.env_steps == 140

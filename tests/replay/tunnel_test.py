@@ -45,7 +45,7 @@ def test_a_writer_and_a_sampler_work_and_strangers_do_not_reach_the_server(serve
         assert trajectory.observation.shape == (3, BATCH, 3, 2)
         assert (info['policy_version'].numpy() == 7).all(), 'the version that was written'
         assert connection.send(through.address, reports.REPORTS, 'report', 'a report')
-        assert connection.receive(served.address, reports.REPORTS, 'report', 1, 1000) == [b'a report']
+        assert connection.receive(served.address, reports.REPORTS, 1) == [b'a report']
         inserted = served.table(reports.REPORTS).rate_limiter_info.insert_stats.completed
         with client(server, files['stranger']) as strange:
             for port in (strange.port, server.port):  # with another authority's certificate, and without one

@@ -224,10 +224,10 @@ def test_rejects_variables_of_unknown_shape():
 
 
 def test_failure_of_the_sending_thread_fails_the_next_publication(address, opened, monkeypatch):
-    def fail(_):
+    def fail(*_):
         raise TypeError('broken')
 
-    monkeypatch.setattr(channels, 'is_listening', fail)
+    monkeypatch.setattr(channels.connection, 'insert', fail)
     publisher = opened(Publisher(address, _variables(1)))
     publisher.publish(1, 1, 0)
     wait_until(lambda: not publisher._thread.is_alive(), 'the end of the thread', 20)

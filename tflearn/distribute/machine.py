@@ -11,6 +11,8 @@ from absl import logging
 from tflearn.errors import UserOSError
 
 _FILE_HANDLES = 1024
+_OWN_FILE_HANDLES, _FILE_HANDLES_PER_COLLECTOR = 64, 2  # of a replay server
+_COLLECTORS, _MOST_FILE_HANDLES = 1000, 1 << 20
 _MAX_SKEW_SECS = 60.0
 _MEMINFO = pathlib.Path('/proc/meminfo')
 _CGROUP_LIMITS = tuple(map(pathlib.Path, ('/sys/fs/cgroup/memory.max', '/sys/fs/cgroup/memory/memory.limit_in_bytes')))
@@ -65,6 +67,20 @@ def check_file_handles(needed: int = _FILE_HANDLES) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     if limit < needed:
         logging.warning('got at most %d open files (ulimit -Hn); need %d with many collectors; raise it', limit, needed)
+
+
+def raise_file_handles(collectors: int = _COLLECTORS) -> None:
+    """Raises a server's limit of open files as far as it may be, and warns if it is low for so many collectors."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = _MOST_FILE_HANDLES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILE_HANDLES)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    limit = max(soft, limit) if soft != resource.RLIM_INFINITY else _MOST_FILE_HANDLES
+    needed = _OWN_FILE_HANDLES + _FILE_HANDLES_PER_COLLECTOR * collectors
+    if limit < needed:
+        room = max(0, limit - _OWN_FILE_HANDLES) // _FILE_HANDLES_PER_COLLECTOR
+        text = 'got at most %d open files (ulimit -Hn), enough for %d collectors; need %d for %d collectors; raise it'
+        logging.warning(text, limit, room, needed, collectors)
 
 
 def check_clock(directory: pathlib.Path) -> None:

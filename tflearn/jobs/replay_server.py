@@ -103,6 +103,7 @@ def replay_server(
         lower, num_bytes = 'Experience.replay.max_size', storage.num_bytes
         machine.check(run_dir.root, 'a full replay', num_bytes, 4 * num_bytes, lower)
         manifests = Manifests(run_dir.root, run_dir.manifests, name, run_dir.epoch, store=run_dir.store)
+        machine.raise_file_handles()
         port = int(shards.addresses[shard].rpartition(':')[2])
         jobs = [LEARNER, *map(_name, range(len(shards.addresses)))]
         server = _restore(storage, agent, port, checkpoints, manifests, jobs)

@@ -236,8 +236,8 @@ class TrainSession:
     def _monitor(self, stop: threading.Event, over: threading.Event) -> None:
         """Polls the replay, and closes the source when training should end, since the learner may wait for data."""
         ended, seen = None, -1
-        while not ended:  # polls immediately, every second, and after the last train step
-            ended = over.wait(0.0 if ended is None else _POLL_SECS)
+        while not ended:  # polls immediately, every second or oftener, and after the last train step
+            ended = over.wait(0.0 if ended is None else self._reports.poll_secs)
             try:
                 try:
                     self._poll_replay()
@@ -355,6 +355,7 @@ class TrainSession:
         self._metrics = {
             **self._metrics,
             **self._reports.metrics(),
+            'collectors': self._reports.num_live,
             'replay_size': replay.size,
             'samples_per_insert': replay.ratio_since_filled(self._storage.experience.replay.min_size),
             **self._source.metrics(),

@@ -1,9 +1,15 @@
-"""Finding the replay server, which may not have started yet or may belong to another run."""
+"""This process's connections to replay servers, which may not have started yet or may belong to another run.
 
+All calls of a process to a server share one client, and with it one connection. (Streams that read items have one of
+their own, by another spelling of the address.)
+"""
+
+import atexit
+import collections
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,25 +23,78 @@ from tflearn.replay.table_history import TableHistory
 from tflearn.waiting import LOG_EVERY_SECS, PeerLost, is_listening, is_refused, wait_until
 
 _INFO_TIMEOUT_SECS = 2
-_FLUSH_TIMEOUT_MS = 2_000
+_MESSAGE_SECS, _TRANSFER_SECS, _MIN_BYTES_PER_SEC = 2.0, 5.0, 1e6
+_SPELLINGS = 8  # of an address; each has a connection of its own
 SERVER_TIMEOUT_SECS = 90.0  # both sides of a partition end within two minutes, on a busy machine too
 
 
-def own_address(address: str) -> str:
+def own_address(address: str, spelling: int = 0) -> str:
     """Returns another spelling of `address`, so that its connection is not shared with the rest of the process.
 
     gRPC shares connections by the spelling, and with them the reconnect delay, which grows up to two minutes while any
     thread tries to reach a server that is down.
+
+    Args:
+      spelling: other numbers give other spellings.
     """
     host, _, port = address.rpartition(':')
-    return f'{host}:0{port}'
+    return f'{host}:{"0" * (1 + spelling)}{port}'
 
 
-def server_info(address: str) -> dict[str, Any] | None:
-    """Returns `reverb.TableInfo` by table name; None if no server answers at `address`."""
+class _Clients:
+    """The client of each server, by its address. One that has failed is replaced, once something listens there."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._clients: dict[str, reverb.Client] = {}
+        self._stuck = collections.Counter[str]()  # reads that may wait for a lost server without an end
+
+    def get(self, address: str) -> reverb.Client | None:
+        """Returns the server's client; None if there is none yet, and nothing listens at `address`."""
+        with self._lock:
+            known = self._clients.get(address)
+        if known is not None or not is_listening(address):
+            return known
+        with self._lock:
+            if address not in self._clients:
+                self._clients[address] = reverb.Client(own_address(address, self._stuck[address] % _SPELLINGS))
+            return self._clients[address]
+
+    def replace(self, address: str, client: reverb.Client, stuck: bool = False) -> None:
+        """Forgets a client that has failed. `stuck`: a read waits on, and would make gRPC's reconnect delay grow."""
+        with self._lock:
+            if self._clients.get(address) is client:
+                del self._clients[address]
+            self._stuck[address] += stuck
+
+    def clear(self) -> None:
+        """Forgets all clients."""
+        with self._lock:
+            self._clients.clear()
+
+
+_clients = _Clients()
+atexit.register(_clients.clear)  # while gRPC is still there
+
+
+def server_info(address: str, timeout_secs: int = _INFO_TIMEOUT_SECS) -> dict[str, Any] | None:
+    """Returns `reverb.TableInfo` by table name; None if no server answers at `address` in time."""
+    return _info(address, timeout_secs)
+
+
+def answers(address: str) -> bool:
+    """Returns whether the server answers within a second."""
+    return _info(address, 1) is not None
+
+
+def _info(address: str, timeout_secs: int) -> dict[str, Any] | None:
+    client = _clients.get(address)
+    if client is None:
+        return None
     try:
-        return reverb.Client(own_address(address)).server_info(timeout=_INFO_TIMEOUT_SECS)
+        return client.server_info(timeout=timeout_secs)
     except (reverb.errors.DeadlineExceededError, RuntimeError, TypeError):  # TypeError: a name that is not UTF-8
+        _clients.replace(address, client)
         return None
 
 
@@ -130,17 +189,36 @@ def wait_for_table(
 
 def send(address: str, table: str, name: str, text: str) -> bool:
     """Inserts a text into a table, as the column `name`. Returns whether the server has it."""
-    if not is_listening(address):
+    return insert(address, table, {name: np.array(text.encode(), object)})
+
+
+def insert(address: str, table: str, columns: Mapping[str, Any], num_bytes: int = 0) -> bool:
+    """Inserts an item of one step into a table.
+
+    Args:
+      columns: the item's columns by name.
+      num_bytes: their size, by which the deadline grows; 0 for a short message.
+
+    Returns:
+      Whether the server has it.
+    """
+    client = _clients.get(address)
+    if client is None:
         return False
     # Validation would first ask the server for its signatures, without a deadline.
-    writer = reverb.Client(address).trajectory_writer(num_keep_alive_refs=1, validate_items=False)
+    writer = client.trajectory_writer(num_keep_alive_refs=1, validate_items=False)
     try:
-        writer.append({name: np.array(text.encode(), object)})
-        writer.create_item(table, 1.0, {name: writer.history[name][-1]})
-        writer.flush(timeout_ms=_FLUSH_TIMEOUT_MS)
+        writer.append(columns)
+        writer.create_item(table, 1.0, {name: writer.history[name][-1] for name in columns})
+        writer.flush(timeout_ms=round(1000 * (_transfer_secs(num_bytes) if num_bytes else _MESSAGE_SECS)))
     except (reverb.DeadlineExceededError, RuntimeError):
+        _clients.replace(address, client)
         return False
     return True
+
+
+def _transfer_secs(num_bytes: int) -> float:
+    return _TRANSFER_SECS + num_bytes / _MIN_BYTES_PER_SEC
 
 
 def text_table(table: str, name: str, max_size: int, max_times_sampled: int) -> reverb.Table:
@@ -156,22 +234,39 @@ def text_table(table: str, name: str, max_size: int, max_times_sampled: int) -> 
     )
 
 
-def receive(address: str, table: str, name: str, max_texts: int, timeout_ms: int) -> list[bytes]:
-    """Returns at most `max_texts` texts of a table, from the column `name`; none if the server is shutting down."""
-    dataset = reverb.TrajectoryDataset(
-        address,
-        table,
-        dtypes={name: tf.string},
-        shapes={name: tf.TensorShape(())},
-        max_in_flight_samples_per_worker=1,
-        num_workers_per_iterator=1,
-        max_samples=max_texts,
-        rate_limiter_timeout_ms=timeout_ms,
-    )
-    try:
-        return [sample.data[name] for sample in dataset.as_numpy_iterator()]
-    except tf.errors.OpError:
+def receive(address: str, table: str, max_texts: int) -> list[bytes]:
+    """Returns the next texts of a table that holds at least `max_texts`; fewer if the server does not answer."""
+    return [columns[0].item() for columns in sample(address, table, max_texts)]
+
+
+def sample(address: str, table: str, count: int, num_bytes: int = 0) -> list[list[np.ndarray]]:
+    """Returns `count` items of a table that holds as many.
+
+    Args:
+      num_bytes: the size of the items, by which the deadline grows.
+
+    Returns:
+      The columns of each item, in the order of their sorted names; fewer items if the server does not answer.
+    """
+    client = _clients.get(address)
+    if client is None or not count:
         return []
+    found: list[list[np.ndarray]] = []
+
+    def read() -> None:
+        try:
+            for item in client.sample(table, count, emit_timesteps=False):
+                found.append([np.asarray(column) for column in item.data])
+        except Exception as error:  # Reverb raises errors of many kinds
+            logging.warning('could not read %s from the replay server at %s: %s', table, address, error)
+
+    # Reverb waits for a lost server, and for items that are gone, without a deadline.
+    thread = threading.Thread(target=read, name='replay_read', daemon=True)
+    thread.start()
+    thread.join(_transfer_secs(num_bytes))
+    if thread.is_alive():
+        _clients.replace(address, client, stuck=True)
+    return found[:]
 
 
 def signature_text(spec: tf.TensorSpec) -> str:

@@ -46,7 +46,7 @@ def _check(address: str, info: Mapping[str, Any] | None) -> None:
 
 def _fetch(address: str) -> control.Credits | None:
     try:
-        messages = [control.decode(text) for text in connection.receive(address, CREDITS, 'credits', 1, timeout_ms=200)]
+        messages = [control.decode(text) for text in connection.receive(address, CREDITS, 1)]
     except ValueError as error:
         logging.error('%s', error)
         return None

@@ -19,7 +19,6 @@ _INTERVAL_SECS = 5.0
 _MAX_COUNTED_SECS = 30.0  # of the time between two looks of the server
 _WORKING, _ENDED = 'working', 'ended'
 _COLUMN = 'state'
-_READ_MS = 2_000
 
 
 def table() -> reverb.Table:
@@ -76,7 +75,7 @@ class HeartbeatWatch:
         """Returns whether a learner was there, did not say that it ends, and has been silent for so long."""
         if self.silent_secs < timeout_secs:
             return False
-        if connection.receive(self._address, HEARTBEATS, _COLUMN, 1, _READ_MS) == [_ENDED.encode()]:
+        if connection.receive(self._address, HEARTBEATS, 1) == [_ENDED.encode()]:
             self._heard, self.silent_secs = False, 0.0  # until the next one comes
             return False
         return True

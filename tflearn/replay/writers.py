@@ -294,12 +294,12 @@ class _Wait:
         if now - self._asked_at < _PROBE_SECS:
             return True
         self._asked_at = now
-        if not is_listening(self._address):
-            return False
-        if connection.server_info(self._address):  # this also wakes up a stream that a short restart has broken
+        if connection.answers(self._address):  # this also wakes up a stream that a short restart has broken
             self._answered_at = now
             if now - self._logged_at >= LOG_EVERY_SECS:
                 self._logged_at = now
                 logging.info('the replay at %s blocks writes until the learner draws', self._address)
+        elif not is_listening(self._address):
+            return False
         # It listens but does not answer: it hangs, or it was down for so long that gRPC waits before it reconnects.
         return time.monotonic() - self._answered_at < _MAX_SILENT_SECS

@@ -6,17 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-import reverb
 import tensorflow as tf
 
 from tflearn.errors import UserValueError
+from tflearn.replay import connection
 from tflearn.security import tokens
-from tflearn.waiting import is_listening
 from tflearn.weights import contract, messages
 from tflearn.weights.client import Client, Lost, Refused
 from tflearn.weights.messages import Message
 
-_FLUSH_TIMEOUT_MS = 5_000
 _NO_WAIT_SECS = 0.0
 
 
@@ -104,7 +102,6 @@ class _TableChannel:
     def __init__(self, address: str, columns: dict[str, tf.TensorSpec], interval_secs: float):
         self.what = f'the replay server at {address}'
         self._address, self._columns, self._interval_secs = address, columns, interval_secs
-        self._publications: tf.data.Dataset | None = None
         self._seen: tuple[int, int] | None = None
         self._closed = threading.Event()
         self._has_asked = False
@@ -117,14 +114,9 @@ class _TableChannel:
         return 0 if data is None else int(data['policy_version'])
 
     def send(self, publication: Mapping[str, Any]) -> None:
-        if not is_listening(self._address):
-            raise RuntimeError('no server listens there')
-        # Validation would first ask the server for its signatures, without a deadline; they were checked at the start.
-        writer = reverb.Client(self._address).trajectory_writer(num_keep_alive_refs=1, validate_items=False)
-        writer.append(publication)
-        item = {name: writer.history[name][-1] for name in publication}
-        writer.create_item(contract.VARIABLES, 1.0, item)
-        writer.flush(timeout_ms=_FLUSH_TIMEOUT_MS)
+        # The signature was checked at the start.
+        if not connection.insert(self._address, contract.VARIABLES, publication, contract.num_bytes(self._columns)):
+            raise RuntimeError('it does not answer')
 
     def is_lost(self) -> bool:
         counts = contract.counts(self._address)
@@ -145,9 +137,8 @@ class _TableChannel:
         self._closed.set()
 
     def _fetch(self) -> Mapping[str, Any] | None:
-        if self._publications is None:
-            self._publications = contract.dataset(self._address, self._columns)
-        return contract.fetch(self._address, self._publications)
+        counts = contract.counts(self._address)
+        return contract.fetch(self._address, self._columns) if counts and counts[0] else None
 
 
 class _ServerChannel:

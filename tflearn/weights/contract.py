@@ -5,18 +5,21 @@ which variable differs before any weights are sent. Columns are identified by th
 (without the numbers that Keras appends within a process).
 """
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import reverb
 import tensorflow as tf
 from tf_agents.utils import common
 
-from tflearn.errors import UserValueError
-from tflearn.waiting import is_listening
+from tflearn.errors import UserTimeoutError, UserValueError
+from tflearn.replay import connection
 
 VARIABLES = 'variables'
+_CHECK_SECS = 10
 PRETRAINING = -1  # as the policy version: the learner trains on data that are there already; nobody should act yet
 _COUNTED = re.compile(r'_\d+(?=[/:])')
 
@@ -79,7 +82,9 @@ def check_server(address: str, ours: dict[str, tf.TensorSpec]) -> None:
     Raises:
       ValueError: if variables differ; it names the first ones.
     """
-    info = reverb.Client(address).server_info(timeout=10)
+    info = connection.server_info(address, _CHECK_SECS)
+    if info is None:
+        raise UserTimeoutError(f'timed out after {_CHECK_SECS} s waiting for the replay server at {address}')
     if VARIABLES not in info:
         raise UserValueError(f'got a replay server at {address} with tables {sorted(info)}; need {VARIABLES!r}')
     check(f'a replay server at {address}', info[VARIABLES].signature, ours)
@@ -116,37 +121,18 @@ def _text(spec: tf.TensorSpec | None) -> str:
 
 def counts(address: str) -> tuple[int, int] | None:
     """Returns how many publications the server holds (0 or 1) and ever had; None if it does not answer."""
-    if not is_listening(address):
+    info = connection.server_info(address)
+    if info is None or VARIABLES not in info:
         return None
-    try:
-        info = reverb.Client(address).server_info(timeout=2)[VARIABLES]
-    except (reverb.DeadlineExceededError, RuntimeError):
-        return None
-    return info.current_size, info.rate_limiter_info.insert_stats.completed
+    return info[VARIABLES].current_size, info[VARIABLES].rate_limiter_info.insert_stats.completed
 
 
-def dataset(address: str, columns: dict[str, tf.TensorSpec]) -> tf.data.Dataset:
-    """Returns a dataset for `fetch`; it can be reused."""
-    return reverb.TrajectoryDataset(
-        address,
-        VARIABLES,
-        dtypes={name: spec.dtype for name, spec in columns.items()},
-        shapes={name: spec.shape for name, spec in columns.items()},
-        max_in_flight_samples_per_worker=1,
-        num_workers_per_iterator=1,
-        rate_limiter_timeout_ms=200,
-    )
+def num_bytes(columns: Mapping[str, tf.TensorSpec]) -> int:
+    """Returns the size of a publication."""
+    return sum(spec.dtype.size * math.prod(spec.shape) for spec in columns.values())
 
 
-def fetch(address: str, publications: tf.data.Dataset) -> dict[str, tf.Tensor] | None:
-    """Returns the newest publication; None if there is none yet or the server is down.
-
-    If the server goes down during the call, the call waits for it without a deadline.
-    """
-    if not is_listening(address):
-        return None
-    try:
-        sample = next(iter(publications), None)
-    except tf.errors.OpError:  # the server is shutting down
-        return None
-    return None if sample is None else sample.data
+def fetch(address: str, columns: Mapping[str, tf.TensorSpec]) -> dict[str, np.ndarray] | None:
+    """Returns the newest publication of a server that holds one; None if the server does not answer."""
+    found = connection.sample(address, VARIABLES, 1, num_bytes(columns))
+    return dict(zip(sorted(columns), found[0], strict=True)) if found else None
