@@ -65,6 +65,7 @@ setuptools.setup(
         'dev': [
             'fsspec>=2025.2',
             'ipykernel>=6.29,<8',
+            'kubernetes-validate>=1.37,<2',
             # From 8.23 on it uses what typing-extensions 4.5.0, which TF-Agents needs, does not have.
             'ipython<8.23',
             'mkdocs>=1.6,<2',

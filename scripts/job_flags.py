@@ -63,7 +63,14 @@ def define_launch(backends: Sequence[str]) -> None:
         lower_bound=1,
     )
     flags.DEFINE_bool(
-        'weights_server', False, 'Send weights to the jobs by a weights server, not by the replay server (local only).'
+        'weights_server', False, 'Send weights to the jobs by a weights server, not by the replay server.'
+    )
+    flags.DEFINE_integer(
+        'num_relays',
+        0,
+        'Relays of the weights server: each collector asks one of them, so that the server sends to the relays alone.',
+        lower_bound=0,
+        upper_bound=10_000,
     )
     flags.DEFINE_bool(
         'warm_start', True, "Load the jobs' libraries once and fork the jobs; --nowarm_start: each job loads its own."

@@ -47,6 +47,7 @@ def main() -> None:
             ),
             more_flags=job_flags.given('weights_address', 'weights_token', 'weights_dtype'),
             weights_server=job_flags.given('weights_token') if values.weights_server else None,
+            num_relays=values.num_relays,
         )
     sys.exit(code)
 

@@ -24,8 +24,8 @@ def run(stop: threading.Event) -> None:
     if not values.run_dir:
         relay.serve(options(), values.upstream, lambda now: None, stop)
         return
-    with run_directory.opened(values.run_dir, 'weights') as run_dir:
-        status = Status(run_dir.status('weights'), 'weights')
+    with run_directory.opened(values.run_dir, 'weights', values.name) as run_dir:
+        status = Status(run_dir.status(values.name), values.name)
         relay.serve(options(), values.upstream, lambda now: status.update('running', **now), stop)
         status.update('stopped')
 
@@ -38,6 +38,7 @@ def define() -> None:
     )
     flags.DEFINE_string('upstream', None, 'HOST:PORT of the server that it relays; by default train publishes to it.')
     flags.DEFINE_string('run_dir', None, 'Directory of the run, to which it reports how it is; by default to nobody.')
+    flags.DEFINE_string('name', 'weights', 'Name of this job; its status file is named after it.')
     flags.DEFINE_string('weights_token', None, 'File with the token that clients must show, or env:NAME.')
     flags.DEFINE_integer('max_connections', 512, 'Connections at the same time, one for each job and relay.', 1)
 

@@ -184,6 +184,7 @@ class RunDir:
       topology: the jobs of a run that a scheduler starts.
       failure: written when a job of such a run failed for good; ends the others.
       submitted: the scheduler's own numbers of the jobs.
+      ray_plan: the jobs as Ray's driver starts them.
       manifests: which checkpoints of the learner and of the replay server belong together.
       owners: the leases of the learner and of the replay server, see `lease`.
     """
@@ -214,6 +215,7 @@ class RunDir:
         self.topology = path / 'topology.json'
         self.failure = path / 'failure.json'
         self.submitted = path / 'submitted.json'
+        self.ray_plan = path / 'ray.json'
         self.manifests = path / 'manifests'
         self.owners = path / 'owners'
         self._lease: lease.Lease | None = None

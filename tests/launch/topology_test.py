@@ -6,7 +6,19 @@ import sys
 import pytest
 
 from tflearn.launch.restarts import RULES
-from tflearn.launch.topology import Job, Resources, Topology, load, read_resources, run_topology
+from tflearn.launch.topology import (
+    OWN_PORT,
+    REPLAY_ADDRESS,
+    Job,
+    Resources,
+    Topology,
+    Weights,
+    address_of,
+    load,
+    read_resources,
+    replay_servers,
+    run_topology,
+)
 from tflearn.run_dir import RunDir
 
 
@@ -48,6 +60,26 @@ def test_each_replay_server_is_watched_alone_and_saves_last():
         run_topology(package='some_scripts', flags=[], num_collectors=1, num_replay_servers=0)
 
 
+def test_relays_stand_between_the_weights_server_and_all_jobs_but_train():
+    weights = Weights('h:1', ('h:2', address_of('relay_1')), ('--weights_token=env:T',))
+    topology = run_topology(package='p', flags=['--a=1'], num_collectors=1, weights=weights)
+    commands = {job.name: job.command[3:] for job in topology.jobs}
+    assert commands['weights'] == ('--listen=h:1', '--weights_token=env:T')
+    more = ('--weights_token=env:T', '--upstream=h:1')
+    assert commands['relay_0'] == ('--listen=h:2', *more, '--name=relay_0')
+    assert commands['relay_1'] == (f'--listen=0.0.0.0:{OWN_PORT}', *more, '--name=relay_1')
+    assert commands['train'] == ('--a=1', '--weights_address=h:1')
+    assert commands['collect_0'][1] == f'--weights_address=h:2,{address_of("relay_1")}'
+    jobs = {job.name: job for job in topology.jobs}
+    assert topology.addresses_in(jobs['collect_0']) == ('relay_1',) and topology.addresses_in(jobs['relay_1']) == ()
+    assert {jobs[name].serves for name in ('weights', 'relay_0')} == {'train'}
+    alone = run_topology(package='p', flags=[], num_collectors=1, weights=Weights(address_of('weights')))
+    collector = alone.group('collect')[0]
+    assert collector.command[3] == f'--weights_address={address_of("weights")}'
+    assert alone.addresses_in(collector) == ('weights',)
+    assert address_of(replay_servers(1)[0]) == REPLAY_ADDRESS
+
+
 @pytest.mark.parametrize('name', ['num_collectors', 'num_replay_servers', 'num_workers'])
 def test_refuses_more_jobs_than_anybody_can_mean(name):
     counts = {'num_collectors': 1, name: 10**400}
@@ -77,7 +109,7 @@ def test_reads_resources_by_kind_of_job():
     [
         (
             ['trian:cores=1'],
-            'need one for each kind of job (replay_server, train, collect, evaluate, weights), such as',
+            'need one for each kind of job (replay_server, train, collect, evaluate, weights, relay), such as',
         ),
         (['train:cores=1', 'train:memory_gb=1'], 'got --resources=train:memory_gb=1; need one for each kind'),
         (['train:cores=0'], 'got cores=0 in --resources=train:cores=0; need a number above 0'),

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tflearn.launch.topology import REPLAY_ADDRESS, Resources, run_topology
+from tflearn.launch.topology import Resources, Weights, address_of, replay_servers, run_topology
 from tflearn.run_dir import RunDir
 from tflearn.schedulers import kubernetes, options
 from tflearn.schedulers.pods import KubernetesOptions
@@ -30,11 +30,11 @@ FULL = KubernetesOptions(
 TPU = KubernetesOptions(tpu_topology='2x4', serve_replicas=0)
 
 
-def manifests(its_options=FULL, num_workers=2, resources=RESOURCES, num_collectors=16, name='My_Run'):
-    flags = [f'--root_dir=/runs/{name}', f'--replay_address={REPLAY_ADDRESS}']
-    topology = run_topology(
-        package='scripts', flags=flags, num_collectors=num_collectors, resources=resources, num_workers=num_workers
-    )
+def manifests(its_options=FULL, num_workers=2, resources=RESOURCES, num_collectors=16, name='My_Run', **more):
+    servers = replay_servers(more.get('num_replay_servers', 1))
+    flags = [f'--root_dir=/runs/{name}', f'--replay_address={",".join(map(address_of, servers))}']
+    counts = {'num_collectors': num_collectors, 'num_workers': num_workers, **more}
+    topology = run_topology(package='scripts', flags=flags, resources=resources, **counts)
     made = kubernetes.manifests(topology, RunDir(f'/runs/{name}'), its_options)
     return json.loads(json.dumps(made)), topology
 
@@ -57,7 +57,8 @@ def templates(made):
 
 def container(made, kind):
     first, *others = templates(made)[kind]['spec']['containers']
-    assert [other['name'] for other in others] == (['metrics'] if kind == 'replay_server' else [])
+    apart = kind != 'replay_server' or 'metrics' in templates(made)
+    assert [other['name'] for other in others] == ([] if apart else ['metrics'])
     return first
 
 
@@ -130,6 +131,41 @@ def test_jobs_find_each_other():
     assert 'env' not in container(one, 'train')
 
 
+WEIGHTS = Weights(address_of('weights'), (address_of('relay_0'), address_of('relay_1')), ('--run_dir=/runs/a',))
+
+
+def test_shards_and_relays_are_pods_with_addresses():
+    made, _ = manifests(num_replay_servers=3, weights=WEIGHTS)
+    run = by_kind(made, 'JobSet')['metadata']['name']
+    servers = {item['metadata']['name']: item['spec'] for item in made if item['kind'] == 'StatefulSet'}
+    assert {name: spec['replicas'] for name, spec in servers.items()} == {
+        f'{run}-replay': 3,
+        f'{run}-weights': 1,
+        f'{run}-relay': 2,
+    }
+    replay = ','.join(f'{run}-replay-{i}.{run}-replay:8008' for i in range(3))
+    for kind in ('replay_server', 'train', 'collect'):
+        assert f'--replay_address={replay}' in container(made, kind)['args']
+    assert container(made, 'replay_server')['args'][-1] == '--shard=$(ORDINAL)'
+    assert container(made, 'replay_server')['env'][0]['valueFrom']['fieldRef']['fieldPath'].endswith("pod-index']")
+    mounts = [mount['name'] for mount in container(made, 'replay_server')['volumeMounts']]
+    assert mounts == ['run'], 'each compares its checkpoint with those of the others'
+    assert f'--weights_address={run}-weights:8010' in container(made, 'train')['args']
+    relays = ','.join(f'{run}-relay-{i}.{run}-relay:8010' for i in range(2))
+    assert f'--weights_address={relays}' in container(made, 'collect')['args']
+    assert container(made, 'relay')['args'] == [
+        *('--listen=0.0.0.0:8010', '--run_dir=/runs/a', f'--upstream={run}-weights:8010', '--name=relay_$(ORDINAL)')
+    ]
+    assert container(made, 'weights')['command'] == ['tflearn-weights']
+    assert by_kind(made, 'Deployment', '-metrics')['spec']['replicas'] == 1, 'numbers are counted once'
+    for item in made:
+        if item['kind'] == 'StatefulSet':
+            (service,) = [each for each in made if each['kind'] == 'Service' and each['metadata'] == item['metadata']]
+            assert service['spec']['clusterIP'] == 'None' and service['spec']['selector'] in (
+                item['spec']['selector']['matchLabels'],
+            )
+
+
 def test_resources_queues_and_nodes():
     made, _ = manifests()
     assert container(made, 'train')['resources'] == {
@@ -177,17 +213,22 @@ def test_pods_have_time_to_stop_volumes_and_no_rights():
     [('running', 0, True), ('running', 900, False), ('waiting', 900, True), (None, 0, True)],
 )
 def test_a_job_is_alive_while_it_reports(tmp_path, state, age_secs, alive):
-    topology = run_topology(package='scripts', flags=[], num_collectors=1)
+    topology = run_topology(package='scripts', flags=[], num_collectors=1, num_replay_servers=3, weights=WEIGHTS)
     topology = type(topology)(topology.jobs, silent_timeout_secs=300.0)
     made = kubernetes.manifests(topology, RunDir(tmp_path), FULL)
-    probe = container(made, 'collect')['livenessProbe']
-    status = RunDir(tmp_path).status('pod-7')
-    if state:
-        status.parent.mkdir()
-        status.write_text(json.dumps({'job': 'pod-7', 'state': state}, indent=2))
-        os.utime(status, (status.stat().st_mtime - age_secs,) * 2)
-    code = subprocess.run(probe['exec']['command'], env={**os.environ, 'POD_NAME': 'pod-7'}, timeout=20).returncode
-    assert (code == 0) == alive
+    for kind, variable, name in (
+        ('collect', 'POD_NAME=pod-7', 'pod-7'),
+        ('replay_server', 'ORDINAL=0', 'replay_server'),
+        ('replay_server', 'ORDINAL=2', 'replay_server_2'),
+        ('relay', 'ORDINAL=0', 'relay_0'),
+    ):
+        probe, status = container(made, kind)['livenessProbe'], RunDir(tmp_path).status(name)
+        if state:
+            status.parent.mkdir(exist_ok=True)
+            status.write_text(json.dumps({'job': name, 'state': state}, indent=2))
+            os.utime(status, (status.stat().st_mtime - age_secs,) * 2)
+        command = ['env', variable, *probe['exec']['command']]
+        assert (subprocess.run(command, timeout=20, check=False).returncode == 0) == alive, kind
 
 
 @pytest.mark.parametrize(
@@ -219,6 +260,7 @@ def test_a_launch_renders_and_does_not_submit(tmp_path):
 
 CASES = {
     'full': lambda: manifests()[0],
+    'shards': lambda: manifests(num_replay_servers=4, weights=WEIGHTS)[0],
     'tpu': lambda: manifests(TPU, resources={'train': Resources(accelerators=4, accelerator='v5')})[0],
     'small': lambda: manifests(KubernetesOptions(), num_workers=1, resources={}, num_collectors=1)[0],
 }
@@ -227,9 +269,9 @@ CUSTOM = ('JobSet', 'LocalQueue')
 
 @pytest.mark.parametrize('case', CASES)
 def test_core_kinds_are_valid_by_the_published_schemas(case):
-    """Needs `pip install kubernetes-validate`, which has the schemas of Kubernetes and 22 MB."""
+    """The schemas are those of kubernetes-validate, which is in the lock."""
     if not importlib.util.find_spec('kubernetes_validate'):
-        pytest.skip('no kubernetes-validate: pip install kubernetes-validate==1.37.0')
+        pytest.skip('no kubernetes-validate: scripts/test installs it')
     import kubernetes_validate
 
     for manifest in CASES[case]():

@@ -17,6 +17,7 @@ def test_the_fresh_numbers_of_all_jobs(tmp_path):
     train = {'job': 'train', 'pid': 7, 'state': 'running', 'time': now, 'train_step': 1200, 'data_wait_share': 0.25}
     write_json(run_dir.status('train'), {**train, 'loss': None})
     write_json(run_dir.status('pod-a-1'), {'time': now, 'policy_version': 3, 'random_actions': True})
+    write_json(run_dir.status('replay_server_1'), {'time': now, 'replay_size': 4})
     write_json(run_dir.status('evaluate'), {'time': now - 100, 'mean_return': 9.0})
     run_dir.status('replay_server').write_text('{')
     write_json(run_dir.status('pod-a-2'), {'time': now, 'policy_version': 10**400})
@@ -24,6 +25,8 @@ def test_the_fresh_numbers_of_all_jobs(tmp_path):
     assert run_metrics.text(run_dir, 'r').splitlines() == [
         '# TYPE tflearn_collect_policy_version gauge',
         'tflearn_collect_policy_version{run="r",job="pod-a-1"} 3',
+        '# TYPE tflearn_replay_server_replay_size gauge',
+        'tflearn_replay_server_replay_size{run="r",job="replay_server_1"} 4',
         '# TYPE tflearn_train_train_step gauge',
         'tflearn_train_train_step{run="r",job="train"} 1200',
         '# TYPE tflearn_train_data_wait_share gauge',

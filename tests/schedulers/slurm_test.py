@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tflearn.launch.topology import Resources, load, run_topology
+from tflearn.launch.topology import Resources, Weights, address_of, load, run_topology
 from tflearn.run_dir import RunDir, read_json
 from tflearn.schedulers import options, slurm
 
@@ -74,6 +74,24 @@ case $(basename "$0") in
   scontrol) echo 'KillWait                = 30 sec' ;;
 esac
 """
+
+
+def test_shards_and_relays_are_job_arrays(run_dir):
+    weights = Weights(address_of('weights'), (address_of('relay_0'), address_of('relay_1')))
+    shards = run_topology(package='p', flags=[], num_collectors=1, num_replay_servers=3, weights=weights)
+    made = slurm.scripts(shards, run_dir, 'p', slurm.SlurmOptions(setup='module load x'))
+    assert list(made) == ['weights', 'relay', 'replay_server', 'train', 'evaluate', 'collect']
+    assert '--array=0-2' in directives(made['replay_server']) and '--array=0-1' in directives(made['relay'])
+    assert not any(line.startswith('--array') for line in directives(made['weights']))
+    names = {}
+    for kind in ('replay_server', 'relay'):
+        begin, _, rest = made[kind].partition('-m p.supervise')
+        job = rest.partition(' --job=')[2].partition(' &')[0]
+        setup = begin.partition('module load x')[2].rpartition('\n')[0]
+        script = f'for SLURM_ARRAY_TASK_ID in 0 1 10; do {setup}\necho {job}; done'
+        names[kind] = subprocess.run(['bash', '-c', script], capture_output=True, text=True, timeout=20).stdout.split()
+    assert names['replay_server'] == ['replay_server', 'replay_server_1', 'replay_server_10']
+    assert names['relay'] == ['relay_0', 'relay_1', 'relay_10']
 
 
 @pytest.fixture

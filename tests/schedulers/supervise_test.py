@@ -11,7 +11,7 @@ import pytest
 
 import tflearn
 from tests.launch.fake_run import DEADLINE_SECS, RUN, RUNNING, WAIT, pids, topology, wait_for
-from tflearn.launch.topology import REPLAY_ADDRESS
+from tflearn.launch.topology import OWN_PORT, REPLAY_ADDRESS, address_of
 from tflearn.run_dir import RunDir, read_json, write_json
 
 _SUPERVISE = """
@@ -100,6 +100,23 @@ def test_a_job_waits_for_the_address_and_follows_it(run_dir):
     assert code == 128 + signal.SIGTERM, out
     assert (run_dir.root / 'stopped').read_text() == 'collect_0\n' * 2, 'stopped cleanly for the new address'
     assert 'restart' not in out, 'that is no death'
+
+
+def test_a_shard_keeps_its_port_and_a_job_follows_all_shards(run_dir):
+    both = f'say=at {REPLAY_ADDRESS},{address_of("replay_server_1")}'
+    jobs = {'replay_server': RUN, 'replay_server_1': [both, f'say=port {OWN_PORT}', *RUN], 'collect_0': [both, *RUN]}
+    jobs |= {'train': []}
+    with supervised(run_dir, 'replay_server_1', **jobs) as shard, supervised(run_dir, 'collect_0', **jobs):
+        own = wait_for(lambda: read_json(run_dir.address('replay_server_1')), 'its address')['address']
+        publish(run_dir, 'first:1')
+        for job in ('replay_server_1', 'collect_0'):
+            wait_for(lambda job=job: f'\nat first:1,{own}\n' in text(run_dir.log(job)), 'all addresses')
+        port = own.rpartition(':')[2]
+        wait_for(lambda: f'\nport {port}\n' in text(run_dir.log('replay_server_1')), 'its own port')
+        pids(run_dir, 'collect_0')
+        publish(run_dir, 'second:2')
+        wait_for(lambda: f'\nat second:2,{own}\n' in text(run_dir.log('collect_0')), 'the new address')
+        assert shard.poll() is None and 'second' not in text(run_dir.log('replay_server_1')), 'shards serve on'
 
 
 def test_a_signal_ends_a_job_that_waits(run_dir):

@@ -32,6 +32,30 @@ def test_all_workers_get_one_cluster_and_their_own_index(tmp_path):
     assert all(re.fullmatch(r'[\w.-]+:\d+', address) for address in clusters[0])
 
 
+def test_workers_that_start_alone_form_a_group_of_those_that_wait(tmp_path):
+    run_dir, configs = RunDir(tmp_path), {}
+
+    def join(rank, name):
+        configs[name] = json.loads(worker.grouped_tf_config(run_dir, rank, 2, DEADLINE_SECS))
+
+    def started(name):
+        thread = threading.Thread(target=join, args=(int(name[0]), name))
+        thread.start()
+        return thread
+
+    for thread in [started('0a'), started('1a')]:
+        thread.join(DEADLINE_SECS)
+    assert configs['0a']['cluster'] == configs['1a']['cluster']
+    early = started('1b')
+    early.join(0.5)
+    assert early.is_alive(), 'its old group is not for a worker that was started again'
+    join(0, '0b')
+    early.join(DEADLINE_SECS)
+    assert configs['0b']['cluster'] == configs['1b']['cluster'] != configs['0a']['cluster']
+    with pytest.raises(TimeoutError, match=re.escape('got no address of worker(s) 1 of 2 within 0.5 s; need all')):
+        worker.grouped_tf_config(run_dir, 0, 2, 0.5)
+
+
 def test_names_the_workers_that_do_not_come(tmp_path):
     with pytest.raises(TimeoutError, match=re.escape('got no address of worker(s) 0, 2 of 3 within 0.1 s; need all')):
         worker.tf_config(RunDir(tmp_path), 1, 3, 'now', 0.1)

@@ -168,8 +168,8 @@ def test_fewer_replay_servers_than_before_are_refused_before_a_job_starts(tmp_pa
         (['--root_dir=run', '--gin_file=file', '--weights_address=a'], 'got --weights_address=a; need HOST:PORT'),
         (['--root_dir=run', '--gin_file=file', '--weights_address=a:1', '--weights_server'], 'need one of them'),
         (
-            ['--root_dir=run', '--gin_file=dqn_cartpole', '--weights_server', '--backend=slurm'],
-            'got --weights_server with --backend=slurm; need the local backend',
+            ['--root_dir=run', '--gin_file=dqn_cartpole', '--num_relays=2', '--backend=slurm'],
+            'got --num_relays=2 without --weights_server; need one that they relay',
         ),
         (
             ['--root_dir=run', '--gin_file=dqn_cartpole', '--replay_address=a:1', '--num_replay_servers=2'],

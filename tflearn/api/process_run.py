@@ -13,14 +13,24 @@ from tflearn.config import files
 from tflearn.errors import UserImportError, UserValueError
 from tflearn.launch import local, run_summary
 from tflearn.launch.placement import place, this_machine
-from tflearn.launch.topology import REPLAY_ADDRESS, Topology, on_one_machine, read_resources, run_topology
+from tflearn.launch.topology import (
+    MAX_JOBS,
+    Topology,
+    Weights,
+    address_of,
+    on_one_machine,
+    read_resources,
+    replay_servers,
+    run_topology,
+)
 from tflearn.run_dir import RunDir
-from tflearn.schedulers import kubernetes, options, pods, slurm
+from tflearn.schedulers import kubernetes, options, pods, ray_cluster, slurm
 
 # The schedulers: their options, and the module that renders and submits for them.
 _SCHEDULERS: dict[str, tuple[type, Any]] = {
     'slurm': (slurm.SlurmOptions, slurm),
     'kubernetes': (pods.KubernetesOptions, kubernetes),
+    'ray': (ray_cluster.RayOptions, ray_cluster),
 }
 BACKENDS = ('local', *_SCHEDULERS)
 
@@ -51,8 +61,8 @@ class Backend:
         if self.name == 'local':
             if self.options:
                 raise UserValueError(
-                    f'got --backend_option={self.options[0]} and --backend=local; need none; choose --backend=slurm or '
-                    'kubernetes'
+                    f'got --backend_option={self.options[0]} and --backend=local; need none; choose --backend=slurm, '
+                    'kubernetes or ray'
                 )
             if self.render:
                 _show(run_summary.render(on_one_machine(topology), place(topology, this_machine())))
@@ -85,6 +95,7 @@ def run(
     backend: Backend = Backend(),
     more_flags: Sequence[str] = (),
     weights_server: Sequence[str] | None = None,
+    num_relays: int = 0,
 ) -> int:
     """Checks the run's configuration, then runs its jobs until the run has ended.
 
@@ -104,6 +115,7 @@ def run(
       backend: where the jobs run, and what each of them gets.
       more_flags: further ones for all jobs.
       weights_server: starts a weights server with these flags, and lets the jobs use it; None starts none.
+      num_relays: relays of the weights server, which all jobs but train ask.
 
     Returns:
       An exit code; see `local.run`. Under a scheduler 0: the jobs are submitted.
@@ -128,10 +140,6 @@ def run(
     flags += [f'--connect_timeout_secs={connect_timeout_secs:g}', f'--stop_timeout_secs={stop_timeout_secs:g}']
     flags += ['--code_snapshot'] if code_snapshot else []
     flags += more_flags
-    if weights_server is not None:
-        address = _weights_address(backend.name, held)
-        flags += [f'--weights_address={address}']
-        weights_server = [f'--listen={address}', f'--run_dir={run_dir.location}', *weights_server]
     topology = run_topology(
         package=package,
         flags=flags,
@@ -140,7 +148,7 @@ def run(
         warm_start=warm_start,
         resources=read_resources(backend.resources),
         num_workers=backend.num_workers,
-        weights_server=weights_server,
+        weights=_weights(run_dir, backend.name, weights_server, num_relays, held),
     )
     # The jobs end themselves when that time is over; this is for those that cannot.
     topology = dataclasses.replace(
@@ -170,16 +178,15 @@ def _replay_addresses(
     """Returns the replay servers' addresses; those that nobody gave are held until `held` is closed."""
     addresses = replay_address.split(',') if replay_address else []
     wanted = num_replay_servers or len(addresses) or 1
-    if backend != 'local':
-        if wanted > 1:
-            raise UserValueError(
-                f'got {wanted} replay servers with --backend={backend}; need one, or the local backend'
-            )
-        return addresses or [REPLAY_ADDRESS]
+    if backend != 'local' and not addresses:
+        addresses = [address_of(name) for name in replay_servers(min(wanted, MAX_JOBS + 1))]
+        wanted = len(addresses)
     if addresses and len(addresses) != wanted:
         raise UserValueError(
             f'got num_replay_servers={wanted} with --replay_address={replay_address}; need as many addresses, or none'
         )
+    if backend == 'kubernetes':  # whose run directory is in the containers
+        return addresses
     run_dir.check_num_shards(wanted)
     try:
         return addresses or [held.enter_context(local.held_address()) for _ in range(wanted)]
@@ -189,14 +196,20 @@ def _replay_addresses(
         ) from error
 
 
-def _weights_address(backend: str, held: contextlib.ExitStack) -> str:
-    """Returns the weights server's address, which is held until `held` is closed."""
-    if backend != 'local':
-        raise UserValueError(
-            f'got --weights_server with --backend={backend}; need the local backend; elsewhere start tflearn-weights, '
-            'and give its --weights_address'
-        )
-    return held.enter_context(local.held_address())
+def _weights(
+    run_dir: RunDir, backend: str, flags: Sequence[str] | None, num_relays: int, held: contextlib.ExitStack
+) -> Weights | None:
+    """Returns the weights server and its relays, whose addresses are held until `held` is closed; None without one."""
+    if flags is None:
+        if num_relays:
+            raise UserValueError(f'got --num_relays={num_relays} without --weights_server; need one that they relay')
+        return None
+    names = ['weights', *(f'relay_{i}' for i in range(num_relays))]
+    if backend == 'local':
+        addresses = [held.enter_context(local.held_address()) for _ in names]
+    else:
+        addresses = [address_of(name) for name in names]
+    return Weights(addresses[0], tuple(addresses[1:]), (f'--run_dir={run_dir.location}', *flags))
 
 
 def _check(path: pathlib.Path, gin_bindings: Sequence[str], topology: Topology, shared: bool) -> None:
@@ -209,7 +222,7 @@ def _check(path: pathlib.Path, gin_bindings: Sequence[str], topology: Topology, 
         if shared:
             _check_shared(name, values)
 
-    kinds = {job.kind for job in topology.jobs} - {'weights'}  # which has flags only
+    kinds = {job.kind for job in topology.jobs} - {'weights', 'relay'}  # which have flags only
     preview.check(path, gin_bindings, sorted(f'tflearn.jobs.{kind}' for kind in kinds), check_factory)
 
 

@@ -48,6 +48,7 @@ RULES = {
     'collect': RestartRule(after_error=True, spent='drop'),
     'evaluate': RestartRule(after_error=True, spent='later'),
     'weights': RestartRule(after_error=True),
+    'relay': RestartRule(after_error=True, spent='drop'),
 }
 
 

@@ -12,8 +12,10 @@ from tflearn.errors import UserValueError, check_at_least
 from tflearn.launch.restarts import RULES, RestartRule
 from tflearn.run_dir import RunDir, read_json, write_atomically
 
-# Stands for the replay server's address in commands, where it is known only when the server runs.
+# Stands for the replay server's address in commands, where it is known only when the server runs; see `address_of`.
 REPLAY_ADDRESS = '{replay_address}'
+OWN_PORT = '{own_port}'  # in the command of a job that has an address
+WITH_ADDRESS = ('replay_server', 'weights', 'relay')  # kinds of jobs that others connect to
 KINDS = tuple(RULES)
 MAX_JOBS = 10_000  # of a kind; more are a slip of the pen
 _RESOURCES_EXAMPLE = 'train:cores=4,memory_gb=8,accelerators=1,accelerator=a100'
@@ -134,6 +136,11 @@ class Topology:
         """Returns the jobs of a kind, which have the same resources and differ in their names only."""
         return tuple(job for job in self.jobs if job.kind == kind)
 
+    def addresses_in(self, job: Job) -> tuple[str, ...]:
+        """Returns the names of the jobs whose addresses a job's command needs, besides its own."""
+        names = (other.name for other in self.jobs if other.kind in WITH_ADDRESS and other is not job)
+        return tuple(name for name in names if any(address_of(name) in word for word in job.command))
+
     def save(self, run_dir: RunDir) -> None:
         """Writes it to the run directory, from which the jobs of a scheduler read it."""
         write_atomically(run_dir.topology, json.dumps(dataclasses.asdict(self), indent=2) + '\n')
@@ -147,6 +154,36 @@ def on_one_machine(topology: Topology) -> Topology:
         for job in topology.jobs
     ]
     return dataclasses.replace(topology, jobs=tuple(jobs))
+
+
+def address_of(job: str) -> str:
+    """Returns what stands for the address of the job with that name in commands, until it runs."""
+    return REPLAY_ADDRESS if job == 'replay_server' else f'{{address_of_{job}}}'
+
+
+def replay_servers(count: int) -> list[str]:
+    """Returns the names of the replay servers that share a run's replay."""
+    return ['replay_server', *(f'replay_server_{shard}' for shard in range(1, count))]
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """A run's weights server and its relays.
+
+    Attributes:
+      address: the server's, to which train publishes; 'host:port', or what stands for it.
+      relays: those of the relays, which all other jobs ask; if there are none, they ask the server.
+      flags: of the server and the relays.
+    """
+
+    address: str
+    relays: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+
+    def flag(self, kind: str) -> str:
+        """Returns the flag with which jobs of a kind find their weights."""
+        asked = (self.address,) if kind == 'train' or not self.relays else self.relays
+        return f'--weights_address={",".join(asked)}'
 
 
 def load(run_dir: RunDir) -> Topology:
@@ -181,12 +218,13 @@ def run_topology(
     warm_start: bool = True,
     resources: Mapping[str, Resources] = types.MappingProxyType({}),
     num_workers: int = 1,
-    weights_server: Sequence[str] | None = None,
+    weights: Weights | None = None,
 ) -> Topology:
     """Returns the topology of a run: replay_server, train, evaluate and collect_0, collect_1, ...
 
     Train stops first, so that its last checkpoint is the newest there is; the replay server last, so that it saves
-    all that the collectors sent. Several replay servers are replay_server, replay_server_1, ...
+    all that the collectors sent. Several replay servers are replay_server, replay_server_1, ...; a weights server is
+    weights, and its relays relay_0, relay_1, ...
 
     Args:
       package: the Python package of the jobs' programs.
@@ -196,7 +234,7 @@ def run_topology(
       warm_start: load the jobs' libraries once instead of in each of them.
       resources: what the jobs of each kind get.
       num_workers: processes of the train job, which train as one.
-      weights_server: the flags of a weights server; None: there is none, the replay server has the weights.
+      weights: the weights server; None: there is none, the replay server has the weights.
 
     Raises:
       ValueError: if there is no collector, replay server or worker, or more than `MAX_JOBS`.
@@ -207,7 +245,8 @@ def run_topology(
         raise UserValueError(f'got {", ".join(too_many)}; need at most {MAX_JOBS} of a kind')
 
     def command(program: str, *more: str) -> tuple[str, ...]:
-        return (sys.executable, '-m', f'{package}.{program}', *flags, *more)
+        asked = [weights.flag(program)] if weights else []
+        return (sys.executable, '-m', f'{package}.{program}', *flags, *asked, *more)
 
     def job(name: str, kind: str, *more: str, **role: Any) -> Job:
         its_resources = resources.get(kind, Resources())
@@ -215,17 +254,33 @@ def run_topology(
 
     strategy = ('--strategy=multi_worker',) if num_workers > 1 else ()
     server: dict[str, Any] = {'serves': 'train', 'may_finish': False, 'stop_stage': 3}
-    shards = range(1, num_replay_servers)
+    first, *others = replay_servers(num_replay_servers)
     jobs = [
-        job('replay_server', 'replay_server', **server),
-        *(job(f'replay_server_{shard}', 'replay_server', f'--shard={shard}', **server) for shard in shards),
+        *(_weights_jobs(weights, package, resources, server) if weights else ()),
+        job(first, 'replay_server', **server),
+        *(job(name, 'replay_server', f'--shard={i}', **server) for i, name in enumerate(others, 1)),
         job('train', 'train', *strategy, workers=num_workers),
         job('evaluate', 'evaluate', stop_stage=1),
     ]
-    if weights_server is not None:
-        program = (sys.executable, '-m', f'{package}.weights', *weights_server)
-        jobs.insert(0, dataclasses.replace(job('weights', 'weights', **server), command=program))
     for i in range(num_collectors):
         jobs.append(job(f'collect_{i}', 'collect', f'--collector_name=collect_{i}', serves='train', stop_stage=2))
     warm_parent = (sys.executable, '-m', f'{package}.warm_parent') if warm_start else None
     return Topology(tuple(jobs), warm_parent)
+
+
+def _weights_jobs(
+    weights: Weights, package: str, resources: Mapping[str, Resources], role: Mapping[str, Any]
+) -> list[Job]:
+    """Returns the weights server and its relays."""
+
+    def job(name: str, kind: str, address: str, *more: str) -> Job:
+        # An address that is not known yet is that of a machine in a network.
+        listen = f'0.0.0.0:{OWN_PORT}' if address == address_of(name) else address
+        command = (sys.executable, '-m', f'{package}.weights', f'--listen={listen}', *weights.flags, *more)
+        return Job(name, command, kind, restart=RULES[kind], resources=resources.get(kind, Resources()), **role)
+
+    upstream = f'--upstream={weights.address}'
+    relays = (
+        job(f'relay_{i}', 'relay', address, upstream, f'--name=relay_{i}') for i, address in enumerate(weights.relays)
+    )
+    return [job('weights', 'weights', weights.address), *relays]

@@ -70,7 +70,6 @@ _ROLES = {
     'serve': Role(writes=r'status/serve\.json|serving/.*', follows=r'policies/.*', folders=('policies',)),
     'export': _EXPORT,
     'export_tflite': dataclasses.replace(_EXPORT, restores=r'policies/.*|replay/checkpoints/.*|replay/tables\.json'),
-    'weights': Role(writes=r'status/weights\.json'),
     'run_metrics': Role(follows=r'status/.*', folders=('status',)),
     'doctor': Role(restores=r'summaries/.*|status/.*|evaluations\.jsonl|DONE|config\.gin'),
 }
@@ -84,6 +83,8 @@ def role(job: str, name: str = '') -> Role:
       name: the name of its status file, such as 'collect_0' or 'replay_server_1'.
     """
     status = rf'status/{re.escape(name or job)}\.json'
+    if job == 'weights':  # the server, or a relay
+        return Role(writes=status)
     if job == 'collect':
         return Role(writes=status, follows='DONE', folders=('',))
     if job == 'replay_server':

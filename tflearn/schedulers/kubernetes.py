@@ -1,7 +1,8 @@
 """Kubernetes: the manifests of a run, as one JSON list that `kubectl apply -f` takes. Nothing is submitted.
 
-The learner is a JobSet: when a worker dies, all are started again. The replay server is a StatefulSet with a volume of
-its own; collectors are a Deployment, with an autoscaler if they are to be more when the learner waits for data.
+The learner is a JobSet: when a worker dies, all are started again. Replay servers, the weights server and its relays
+are StatefulSets, whose pods have addresses; a single replay server has a volume of its own. Collectors are a
+Deployment, with an autoscaler if they are to be more when the learner waits for data.
 """
 
 import json
@@ -13,12 +14,13 @@ from tflearn.launch.topology import Resources, Topology
 from tflearn.run_dir import RunDir
 from tflearn.schedulers.pods import (
     METRICS_PORT,
-    REPLAY_PORT,
+    PORTS,
     SERVE_PORT,
     WORKER_PORT,
     KubernetesOptions,
     Manifest,
     Pods,
+    port_name,
 )
 
 _USER_ERROR_EXIT_CODE = 2
@@ -49,7 +51,7 @@ def submit(topology: Topology, run_dir: RunDir, package: str, options: Kubernete
 def manifests(topology: Topology, run_dir: RunDir, options: KubernetesOptions) -> list[Manifest]:
     """Returns all objects of a run, in the order in which they are made."""
     run = _Run(topology, run_dir, options)
-    made = [run.run_volume(), *run.replay_server(), *run.learner(), *run.collectors(), run.evaluate()]
+    made = [run.run_volume(), *run.servers(), *run.learner(), *run.collectors(), run.evaluate()]
     made += [*run.serve(), run.network(), *run.disruption_budgets()]
     for manifest in made:
         manifest['metadata'] = {
@@ -82,23 +84,41 @@ class _Run:
         """Returns the claim of the volume that all jobs share."""
         return _manifest('v1', 'PersistentVolumeClaim', f'{self._name}-run', self._claim('ReadWriteMany'))
 
-    def replay_server(self) -> list[Manifest]:
-        """Returns the replay server with its address and a volume for its checkpoints."""
-        (job,) = self._topology.group('replay_server')
-        mount = {'name': 'replay', 'mountPath': str(self._run_dir.replay_checkpoints.parent)}
-        name = self.pods.replay_service
+    def servers(self) -> list[Manifest]:
+        """Returns the replay servers, the weights server and its relays, with their addresses."""
+        kinds = [kind for kind in PORTS if self._topology.group(kind)]
+        return [manifest for kind in kinds for manifest in self._server(kind)] + self._metrics()
+
+    def _metrics(self) -> list[Manifest]:
+        """Returns what Prometheus asks, which a single replay server has beside it: of several each would be asked."""
+        if len(self._topology.group('replay_server')) == 1:
+            return []
+        spec: Manifest = {'replicas': 1, 'selector': self._labels('metrics'), 'template': self.pods.metrics()}
+        return [_manifest('apps/v1', 'Deployment', f'{self._name}-metrics', spec)]
+
+    def _server(self, kind: str) -> list[Manifest]:
+        jobs, name, port = self._topology.group(kind), self.pods.services[kind], port_name(kind)
         service: Manifest = {
             'clusterIP': 'None',
-            'selector': self.pods.labels('replay_server'),
-            'ports': [{'name': 'replay', 'port': REPLAY_PORT, 'targetPort': 'replay'}],
+            'selector': self.pods.labels(kind),
+            'ports': [{'name': port, 'port': PORTS[kind], 'targetPort': port}],
         }
+        # Several replay servers compare each other's checkpoints, so these are in the volume that all share.
+        own = kind == 'replay_server' and len(jobs) == 1
+        mounts = [{'name': 'replay', 'mountPath': str(self._run_dir.replay_checkpoints.parent)}] if own else []
         server: Manifest = {
             'serviceName': name,
-            'replicas': 1,
-            'selector': self._labels('replay_server'),
-            'template': self.pods.of_job(job, volumes=[mount]),
-            'volumeClaimTemplates': [{'metadata': {'name': 'replay'}, 'spec': self._claim('ReadWriteOnce')}],
+            'replicas': len(jobs),
+            'podManagementPolicy': 'Parallel',  # None waits for another one.
+            'selector': self._labels(kind),
+            'template': self.pods.of_job(jobs[0], volumes=mounts),
         }
+        if own:
+            claim = {'metadata': {'name': 'replay'}, 'spec': self._claim('ReadWriteOnce')}
+            server['volumeClaimTemplates'] = [claim]
+        else:
+            # Its pods look for each other before they are ready.
+            service['publishNotReadyAddresses'] = True
         return [_manifest('v1', 'Service', name, service), _manifest('apps/v1', 'StatefulSet', name, server)]
 
     def learner(self) -> list[Manifest]:
@@ -200,20 +220,23 @@ class _Run:
         return [_manifest('v1', 'Service', name, service), _manifest('apps/v1', 'Deployment', name, spec)]
 
     def network(self) -> Manifest:
-        """Returns who may connect: the run's jobs to the replay server, workers to each other, all to metrics."""
+        """Returns who may connect: the run's jobs to its servers, workers to each other, all to metrics."""
 
-        def only(kind: str, *ports: int) -> Manifest:
-            return {'from': [{'podSelector': self.pods.selector(kind)}], 'ports': [_port(port) for port in ports]}
+        def allow(kind: str, *clients: str) -> list[Manifest]:
+            there = [client for client in clients if self._topology.group(client)]
+            if not self._topology.group(kind):
+                return []
+            return [{'from': [{'podSelector': self.pods.selector(*there)}], 'ports': [_port(ports[kind])]}]
 
+        ports = {**PORTS, 'train': WORKER_PORT}
         spec: Manifest = {
-            'podSelector': self.pods.selector('replay_server', 'train', 'collect', 'evaluate'),
+            'podSelector': self.pods.selector(*dict.fromkeys(job.kind for job in self._topology.jobs)),
             'policyTypes': ['Ingress'],
             'ingress': [
-                {
-                    'from': [{'podSelector': self.pods.selector('train', 'collect', 'evaluate')}],
-                    'ports': [_port(REPLAY_PORT)],
-                },
-                only('train', WORKER_PORT),
+                *allow('replay_server', 'train', 'collect', 'evaluate'),
+                *allow('weights', 'train', 'relay', 'collect', 'evaluate', 'replay_server'),
+                *allow('relay', 'collect', 'evaluate', 'replay_server'),
+                *allow('train', 'train'),
                 {'ports': [_port(METRICS_PORT)]},
             ],
         }

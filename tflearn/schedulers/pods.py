@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tflearn.errors import UserValueError
-from tflearn.launch.topology import REPLAY_ADDRESS, Job, Resources, Topology
+from tflearn.launch.topology import OWN_PORT, WITH_ADDRESS, Job, Resources, Topology, address_of
 from tflearn.run_dir import RunDir
 
 Manifest = dict[str, Any]
-REPLAY_PORT, WORKER_PORT, SERVE_PORT, METRICS_PORT = 8008, 2222, 8500, 9100
+REPLAY_PORT, WEIGHTS_PORT, WORKER_PORT, SERVE_PORT, METRICS_PORT = 8008, 8010, 2222, 8500, 9100
+PORTS = {'replay_server': REPLAY_PORT, 'weights': WEIGHTS_PORT, 'relay': WEIGHTS_PORT}
+_ORDINAL = "metadata.labels['apps.kubernetes.io/pod-index']"  # of a pod in a StatefulSet
 _STOP_MARGIN_SECS = 30  # what Kubernetes needs besides the job
 _START_SECS = 120  # loading the libraries
 _PERIOD_SECS = 30
@@ -63,13 +65,14 @@ class Pods:
 
     Attributes:
       name: begins the name of everything that the run has.
-      replay_service: the name of the replay server's Service.
+      services: the names of the servers' Services, by kind.
     """
 
     def __init__(self, topology: Topology, run_dir: RunDir, options: KubernetesOptions):
         self._topology, self._run_dir, self._options = topology, run_dir, options
         self.name = _label(f'tflearn-{run_dir.root.name}')
-        self.replay_service = f'{self.name}-replay'
+        names = {'replay_server': 'replay', 'weights': 'weights', 'relay': 'relay'}
+        self.services = {kind: f'{self.name}-{name}' for kind, name in names.items()}
 
     def labels(self, kind: str) -> dict[str, str]:
         """Returns the labels of the pods of a kind."""
@@ -86,39 +89,56 @@ class Pods:
         """Returns the template of the pods of a job.
 
         Args:
-          job: the job; a collector's name is its pod's.
+          job: the job, or the first of its kind; a collector's name is its pod's, a server's has its pod's number.
           restart: the pod's restart policy.
           volumes: further mounts of the container.
         """
-        words = [word for word in _program(job.command) if not word.startswith('--collector_name=')]
-        address = f'{self.replay_service}:{REPLAY_PORT}'
-        words = [word.replace(REPLAY_ADDRESS, address) for word in words]
-        environment: list[Manifest] = []
-        if job.kind == 'collect':
-            environment = [{'name': 'POD_NAME', 'valueFrom': {'fieldRef': {'fieldPath': 'metadata.name'}}}]
-            words = [*words, '--collector_name=$(POD_NAME)']
-        container: Manifest = {'env': [*environment, *self._worker_environment(job)]}
-        container |= self._probes(job)
-        if job.kind == 'replay_server':
-            container['ports'] = [{'name': 'replay', 'containerPort': REPLAY_PORT}]
+        own = ('--collector_name=', '--name=', '--shard=')
+        words = [self._filled_in(word, job) for word in _program(job.command) if not word.startswith(own)]
+        name, more = self._own_name(job)
+        container: Manifest = {'env': [*name, *self._worker_environment(job)], **self._probes(job)}
+        words = [*words, *more]
+        if job.kind in WITH_ADDRESS:
+            container['ports'] = [{'name': port_name(job.kind), 'containerPort': PORTS[job.kind]}]
         if job.workers > 1:
             container['ports'] = [{'name': 'worker', 'containerPort': WORKER_PORT}]
         template = self.template(job.kind, words, job.resources, container, restart, volumes)
-        if job.kind == 'replay_server':
-            template['spec']['containers'].append(self._metrics())
-            template['metadata']['annotations'] = {
-                'prometheus.io/scrape': 'true',
-                'prometheus.io/port': str(METRICS_PORT),
-            }
+        if job.kind == 'replay_server' and len(self._topology.group(job.kind)) == 1:
+            metrics = self.metrics()
+            template['spec']['containers'] += metrics['spec']['containers']
+            template['metadata']['annotations'] = metrics['metadata']['annotations']
         return template
 
-    def _metrics(self) -> Manifest:
-        """Returns the container that Prometheus asks for the numbers of all jobs."""
+    def _own_name(self, job: Job) -> tuple[list[Manifest], list[str]]:
+        """Returns the variable that tells a pod from others of its kind, and the flags that read it."""
+        if job.kind == 'collect':
+            name = [{'name': 'POD_NAME', 'valueFrom': {'fieldRef': {'fieldPath': 'metadata.name'}}}]
+            return name, ['--collector_name=$(POD_NAME)']
+        flag = {'relay': '--name=relay_$(ORDINAL)', 'replay_server': '--shard=$(ORDINAL)'}.get(job.kind)
+        if flag is None or (job.kind == 'replay_server' and len(self._topology.group(job.kind)) == 1):
+            return [], []
+        return [{'name': 'ORDINAL', 'valueFrom': {'fieldRef': {'fieldPath': _ORDINAL}}}], [flag]
+
+    def _filled_in(self, word: str, job: Job) -> str:
+        """Returns a word of a job's command with the addresses of services and of their pods."""
+        for kind in WITH_ADDRESS:
+            servers, service, port = self._topology.group(kind), self.services[kind], PORTS[kind]
+            for i, server in enumerate(servers):
+                host = service if len(servers) == 1 else f'{service}-{i}.{service}'
+                word = word.replace(address_of(server.name), f'{host}:{port}')
+        return word.replace(OWN_PORT, str(PORTS.get(job.kind, 0)))
+
+    def metrics(self) -> Manifest:
+        """Returns the template of the pod that Prometheus asks for the numbers of all jobs."""
         words = ['tflearn-run-metrics', f'--root_dir={self._run_dir.root}', f'--run={self.name}']
         words += ['--host=0.0.0.0', f'--port={METRICS_PORT}']
         container: Manifest = {'ports': [{'name': 'metrics', 'containerPort': METRICS_PORT}]}
-        (made,) = self.template('metrics', words, Resources(), container)['spec']['containers']
-        return dict(made)
+        template = self.template('metrics', words, Resources(), container)
+        template['metadata']['annotations'] = {
+            'prometheus.io/scrape': 'true',
+            'prometheus.io/port': str(METRICS_PORT),
+        }
+        return template
 
     def template(
         self,
@@ -195,17 +215,17 @@ class Pods:
     def _probes(self, job: Job) -> Manifest:
         """Returns the probes: a port that listens; a job that reports while it runs, as the local supervisor asks."""
         probes: Manifest = {}
-        if job.kind == 'replay_server':
-            port = {'tcpSocket': {'port': REPLAY_PORT}}
+        if job.kind in WITH_ADDRESS:
+            port = {'tcpSocket': {'port': PORTS[job.kind]}}
             probes['readinessProbe'] = {**port, 'periodSeconds': 5}
             start_secs = max(_START_SECS, round(self._topology.connect_timeout_secs))
             probes['startupProbe'] = {**port, 'periodSeconds': 5, 'failureThreshold': start_secs // 5}
         silent = round(self._topology.silent_timeout_secs)
         if silent and job.workers == 1:  # Only the chief of several reports.
-            # The shell puts a collector's name in: Kubernetes does not, in probes.
-            status = self._run_dir.status('${POD_NAME:-' + job.name + '}')
             recent = f'find "$file" -newermt "-{silent} seconds"'
-            script = f'file="$0/{status.name}"; ! grep -q \'"state": "running\' "$file" || test -n "$({recent})"'
+            status = self._run_dir.status('$name')
+            script = f'{_status_name(job)}; file="$0/{status.name}"; ! grep -q \'"state": "running\' "$file"'
+            script += f' || test -n "$({recent})"'
             probes['livenessProbe'] = {
                 'exec': {'command': ['sh', '-c', script, str(status.parent)]},
                 'initialDelaySeconds': _START_SECS,
@@ -214,6 +234,19 @@ class Pods:
                 'failureThreshold': 3,
             }
         return probes
+
+
+def _status_name(job: Job) -> str:
+    """Returns what sets the shell's `name` to that of a pod's status: probes get no values from Kubernetes."""
+    if job.kind == 'replay_server':  # The first one's has no number.
+        return 'name=replay_server_${ORDINAL:-0}; name=${name%_0}'
+    own = {'collect': '$POD_NAME', 'relay': 'relay_$ORDINAL'}
+    return f'name={own.get(job.kind, job.name)}'
+
+
+def port_name(kind: str) -> str:
+    """Returns the name of a server's port."""
+    return 'replay' if kind == 'replay_server' else 'weights'
 
 
 def _program(command: Sequence[str]) -> list[str]:

@@ -28,7 +28,8 @@ def text(run_dir: RunDir, run: str) -> str:
         with contextlib.suppress(OSError, ValueError):  # It was removed, or damaged, meanwhile.
             status = read_json(path) or {}
         # A collector's name is its pod's on a cluster.
-        kind = next((kind for kind in KINDS if path.stem == kind), 'collect' if 'policy_version' in status else None)
+        kind = next((kind for kind in KINDS if re.fullmatch(rf'{kind}(_\d+)?', path.stem)), None)
+        kind = kind or ('collect' if 'policy_version' in status else None)
         reported_at = _number(status.get('time'))
         if kind is None or reported_at is None or time.time() - reported_at > _FRESH_SECS:
             continue

@@ -1,6 +1,6 @@
 """Slurm: a batch script for each kind of job, and their submission.
 
-Each Slurm job supervises one job of the run (`supervise`), which restarts it in place; the collectors are a job array;
+Each Slurm job supervises one job of the run (`supervise`), which restarts it in place; jobs of a kind are a job array;
 the workers of a learner are the tasks of one step, a machine each. Slurm requeues a job whose machine was lost. A job
 that reaches its time limit gets SIGTERM in time to save, and requeues itself.
 """
@@ -17,7 +17,7 @@ from tflearn.launch.topology import Job, Resources, Topology, load
 from tflearn.run_dir import RunDir, read_json, write_json
 
 # The job of a kind begins when that of another one has begun, so that none holds a place without what it needs.
-_AFTER = {'train': 'replay_server', 'evaluate': 'train', 'collect': 'replay_server'}
+_AFTER = {'train': 'replay_server', 'evaluate': 'train', 'collect': 'replay_server', 'relay': 'weights'}
 _STOP_MARGIN_SECS = 20.0  # what the supervisor needs besides the job
 _MAX_REQUEUES = 50
 
@@ -126,7 +126,7 @@ def _script(topology: Topology, kind: str, run_dir: RunDir, package: str, option
     first, grace = jobs[0], _grace_secs(topology)
     name = re.sub(r'[^\w.-]', '_', run_dir.root.name)
     lines = [f'--job-name=tflearn-{name}-{kind}', '--requeue', '--open-mode=append', f'--signal=B:TERM@{grace}']
-    array = len(jobs) > 1 or kind == 'collect'
+    array = len(jobs) > 1 or first.name == f'{kind}_0'
     lines += [f'--array=0-{len(jobs) - 1}'] if array else []
     lines += [f'--output={run_dir.log("slurm_" + kind + ("_%a" if array else ""))}']
     lines += [f'--nodes={first.workers}', f'--ntasks={first.workers}', '--ntasks-per-node=1']
@@ -135,9 +135,12 @@ def _script(topology: Topology, kind: str, run_dir: RunDir, package: str, option
     lines += [f'--{option}={value}' for option, value in named.items() if value]
     lines += shlex.split(options.sbatch)
     job_name = f'{kind}_"$SLURM_ARRAY_TASK_ID"' if array else first.name
+    setup = [options.setup] if options.setup else []
+    if array and first.name == kind:  # The first one has no number in its name.
+        setup, job_name = [*setup, f'name={kind}_$SLURM_ARRAY_TASK_ID'], '"${name%_0}"'
     supervise = shlex.join([sys.executable, '-m', f'{package}.supervise', f'--root_dir={run_dir.root}'])
     body = _SCRIPT.format(
-        setup=f'{options.setup}\n' if options.setup else '',
+        setup=''.join(f'{line}\n' for line in setup),
         command=f'{supervise} --job={job_name}',
         done=shlex.quote(str(run_dir.done)),
         max_requeues=_MAX_REQUEUES,

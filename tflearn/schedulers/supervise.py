@@ -1,7 +1,7 @@
 """Supervises one job of a run on the machine where a scheduler started it.
 
 Restarts, stops and silence are those of a local run (`launch.supervisor`). The jobs of a run share nothing but the run
-directory: there the replay server publishes its address, and a job that failed for good ends the others. The scheduler
+directory: there the servers publish their addresses, and a job that failed for good ends the others. The scheduler
 itself brings a job back whose machine was lost.
 """
 
@@ -20,7 +20,7 @@ from tflearn.launch.local import StopSignals, free_port
 from tflearn.launch.plain_view import PlainView
 from tflearn.launch.processes import OrphanReaper
 from tflearn.launch.supervisor import Failure, Supervisor
-from tflearn.launch.topology import REPLAY_ADDRESS, Job, Topology, load
+from tflearn.launch.topology import OWN_PORT, WITH_ADDRESS, Job, Topology, address_of, load
 from tflearn.run_dir import RunDir, read_json, write_json
 
 _POLL_SECS = 0.5
@@ -30,8 +30,8 @@ _LINE_INTERVAL_SECS = 60.0
 def run(run_dir: RunDir, name: str, *, out: TextIO | None = None) -> int:
     """Runs a job until it has ended or the run has. Call it from the main thread: it handles signals.
 
-    A job that serves another one is stopped when the run is done. When the replay server has come back at another
-    address, the others are stopped cleanly and started again with that.
+    A job that serves another one is stopped when the run is done. When a server has come back at another address, the
+    jobs that connect to it are stopped cleanly and started again with that.
 
     Args:
       run_dir: the run's directory, with its topology; all machines share it.
@@ -64,7 +64,11 @@ class _SupervisedJob:
         self._topology, self._job, self._run_dir = topology, job, run_dir
         self._reaper, self._view, self._log = reaper, view, log
         self._pause = threading.Event()  # Never set.
-        self._address = ''
+        self._has_address = job.kind in WITH_ADDRESS
+        needed = topology.addresses_in(job)
+        # Jobs that connect to no server begin with the replay server all the same.
+        self._needed = needed if self._has_address else tuple(dict.fromkeys(('replay_server', *needed)))
+        self._addresses: dict[str, str] = {}  # by the servers' names
 
     def run(self, signals: StopSignals) -> int:
         """Returns the exit code."""
@@ -74,7 +78,7 @@ class _SupervisedJob:
             return bool(signals.received) or served_is_done or self._run_dir.failure.exists()
 
         while True:
-            self._address = self._find_address(ended)
+            self._addresses = self._find_addresses(ended)
             failure = None if ended() else self._supervise(signals, ended)
             if failure and self._is_tried_later(failure):
                 self._view.event('trying again when training has ended')
@@ -82,12 +86,12 @@ class _SupervisedJob:
                 continue
             if failure:
                 return self._fail(failure)
-            if self._address == self._published_address() or ended():
+            if not self._moved() or ended():
                 return self._exit_code(signals)
 
     def _supervise(self, signals: StopSignals, ended: Callable[[], bool]) -> Failure | None:
         """Runs the job until it is done, has failed, or has to be stopped. Returns why it failed."""
-        command = tuple(word.replace(REPLAY_ADDRESS, self._address) for word in self._job.command)
+        command = tuple(map(self._filled_in, self._job.command))
         rule = dataclasses.replace(self._job.restart, spent='fail')
         job = dataclasses.replace(self._job, command=command, serves=None, restart=rule)
         supervisor = Supervisor(
@@ -107,7 +111,7 @@ class _SupervisedJob:
             if signals.received or time.monotonic() < due:
                 return bool(signals.received)
             due = time.monotonic() + _POLL_SECS  # The file system may be another machine's.
-            return ended() or self._published_address() != self._address
+            return ended() or self._moved()
 
         supervisor.start()
         failure = supervisor.watch(stop)
@@ -126,33 +130,50 @@ class _SupervisedJob:
         return 2 if failure.is_user_error else 1
 
     def _exit_code(self, signals: StopSignals) -> int:
-        if self._job.kind == 'replay_server':
-            self._run_dir.address(self._job.kind).unlink(missing_ok=True)
+        if self._has_address:
+            self._run_dir.address(self._job.name).unlink(missing_ok=True)
         if failed := read_json(self._run_dir.failure, 'message'):
             self._view.event(f'the run has failed: {failed["message"]}')
             return 1
         return 128 + signals.received[0] if signals.received else 0
 
-    def _find_address(self, ended: Callable[[], bool]) -> str:
-        """Returns the replay server's address: publishes it if this is its job, else waits for it."""
-        if self._job.kind == 'replay_server':
-            address = self._address or f'{own_host()}:{free_port()}'
-            write_json(self._run_dir.address(self._job.kind), {'address': address})
-            return address
-        if not self._published_address():
-            self._view.event('waiting for the address of the replay server')
-            self._wait(lambda: ended() or bool(self._published_address()))
-        return self._published_address() or ''
+    def _filled_in(self, word: str) -> str:
+        """Returns a word of the command with addresses instead of what stands for them."""
+        for name, address in self._addresses.items():
+            word = word.replace(address_of(name), address)
+        return word.replace(OWN_PORT, self._addresses.get(self._job.name, '').rpartition(':')[2])
 
-    def _published_address(self) -> str | None:
+    def _find_addresses(self, ended: Callable[[], bool]) -> dict[str, str]:
+        """Publishes this job's address, if others connect to it, and waits for those that it needs."""
+        own = {}
+        if self._has_address:
+            own = {self._job.name: self._addresses.get(self._job.name) or f'{own_host()}:{free_port()}'}
+            write_json(self._run_dir.address(self._job.name), {'address': own[self._job.name]})
+        if missing := [name for name in self._needed if not self._published(name)]:
+            self._view.event(f'waiting for the address of {", ".join(map(_words, missing))}')
+            self._wait(lambda: ended() or all(map(self._published, missing)))
+        return {**{name: self._published(name) or '' for name in self._needed}, **own}
+
+    def _moved(self) -> bool:
+        """Returns whether a server that this job connects to is at another address now."""
+        # A shard connects to no other; it needs their addresses only once.
+        needed = () if self._job.kind == 'replay_server' else self._needed
+        return any(self._published(name) != self._addresses.get(name) for name in needed)
+
+    def _published(self, name: str) -> str | None:
         with contextlib.suppress(OSError, ValueError):
-            published = (read_json(self._run_dir.address('replay_server')) or {}).get('address')
-            return published or self._address  # One that is away for a while comes back there, or elsewhere.
-        return self._address
+            if published := (read_json(self._run_dir.address(name)) or {}).get('address'):
+                return str(published)
+        return self._addresses.get(name)  # One that is away for a while comes back there, or elsewhere.
 
     def _wait(self, condition: Callable[[], bool]) -> None:
         while not condition():
             self._pause.wait(_POLL_SECS)
+
+
+def _words(job: str) -> str:
+    """Returns 'the replay server' for replay_server."""
+    return f'the {job.replace("_", " ")}' if job != 'weights' else 'the weights server'
 
 
 def own_host() -> str:
