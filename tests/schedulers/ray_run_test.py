@@ -135,6 +135,7 @@ def test_small_jobs_survive_the_loss_of_a_worker_and_of_a_node(ray, tmp_path):
         assert ray.node_of(driver.status('replay_server')['pid']) not in ('', lost)
         assert 'was lost; its jobs are started again on another one' in driver.out()
 
+        configs(3)  # Both workers followed the server.
         (run_dir.root / 'stopped').unlink(missing_ok=True)
         left = [pid for pid in pids().values() if pid]
         driver.process.send_signal(signal.SIGTERM)
