@@ -51,6 +51,7 @@ class RayNodes:
         self.environment = {key: value for key, value in os.environ.items() if key != 'PYTHONPATH'}
         self.environment |= {**_SETTINGS, 'RAY_TMPDIR': str(root), 'RAY_AUTH_TOKEN': secrets.token_hex(32)}
         self._nodes: dict[str, int] = {}
+        self._lost: list[str] = []
         with open(root / 'head.out', 'ab') as out:
             self._head = subprocess.Popen(
                 [python, '-I', '-c', _PROGRAM],
@@ -89,6 +90,12 @@ class RayNodes:
     def lose(self, name: str) -> None:
         """Kills a node with all that runs on it, as when a machine loses its power."""
         _kill(self._nodes.pop(name))
+        self._lost.append(name)
+
+    def restore(self, cpus: int = 5) -> None:
+        """Starts the nodes again that were lost."""
+        while self._lost:
+            self.add(self._lost.pop(), cpus)
 
     def stop(self) -> None:
         """Kills all that is left."""

@@ -44,6 +44,11 @@ def ray():
         yield made
 
 
+@pytest.fixture(autouse=True)
+def all_nodes_are_there(ray):
+    ray.restore()
+
+
 class Driver:
     """A launch on the cluster, as a process; its run is killed at the end if it is left."""
 
@@ -144,7 +149,6 @@ def test_small_jobs_survive_the_loss_of_a_worker_and_of_a_node(ray, tmp_path):
         assert list(dict.fromkeys(stopped)) == ['train', 'evaluate', 'collect_0', 'replay_server']
         wait_for(lambda: all(map(gone, left)), 'the end of the jobs', 20.0)
         assert not run_dir.address('replay_server').exists() and not run_dir.failure.exists()
-    ray.add(lost, 5)
 
 
 def test_jobs_end_when_the_driver_was_killed(ray, tmp_path):
