@@ -345,7 +345,7 @@ def test_a_store_that_is_away_is_one_error_without_credentials(url, monkeypatch)
         tries.append(1)
         raise RuntimeError('no route with very-secret to https://me:pass@store/')
 
-    monkeypatch.setattr(type(objects._fs), 'cat_file', fail)
+    monkeypatch.setattr(objects._fs, 'cat_file', fail)
     with pytest.raises(
         UserOSError, match=r'could not read DONE in .*no route with \*\*\* to https://\*\*\*@store/'
     ) as e:

@@ -32,16 +32,12 @@ _Local = tuple[int, ...]
 
 
 class Mirror:
-    """The local copy of a run in `root`, of one process with one role.
-
-    Attributes:
-      answers: whether the store answered last.
-    """
+    """The local copy of a run in `root`, of one process with one role."""
 
     def __init__(self, objects: Objects, root: pathlib.Path, role: Role):
         """Copies nothing yet."""
         self.objects, self.root, self._role = objects, root, role
-        self.answers = True
+        self._failing: set[str] = set()  # the threads whose newest pass failed
         self._small, self._large = threading.RLock(), threading.RLock()
         self._files: dict[str, _Local] = {}  # as they were when they were last the same as in the store
         self._sets: dict[str, Mapping[str, _Local]] = {}
@@ -84,6 +80,11 @@ class Mirror:
             finally:
                 if self._role.owns:
                     self._owner_check = None
+
+    @property
+    def answers(self) -> bool:
+        """Whether the newest passes of both threads succeeded."""
+        return not self._failing
 
     def start(self) -> None:
         """Starts the threads."""
@@ -142,14 +143,16 @@ class Mirror:
                 work()
                 if failure:
                     logging.info('%s answers again', self.objects.url)
-                pause, failure, self.answers = _POLL_SECS, '', True
+                pause, failure = _POLL_SECS, ''
+                self._failing.discard(work.__name__)
             except UserRuntimeError as error:  # another process owns it; the job finds out itself
                 logging.warning('wrote nothing to %s: %s', self.objects.url, error)
                 self._owner_check = None
             except Exception as error:  # without this thread others would take the job for silent
                 if str(error) != failure:
                     logging.warning('%s: %s; trying again', type(error).__name__, error)
-                failure, self.answers = str(error), False
+                failure = str(error)
+                self._failing.add(work.__name__)
                 pause = min(2 * pause, _MAX_PAUSE_SECS) * random.uniform(0.75, 1.0)
 
     def _write_small(self, all_of_it: bool = False) -> None:
