@@ -1,7 +1,5 @@
 """Two processes' copies of one run are kept the same through a store; what a kill leaves there is whole."""
 
-import contextlib
-import functools
 import json
 import threading
 
@@ -9,10 +7,9 @@ import pytest
 
 pytest.importorskip('fsspec', reason='needs fsspec: the extra remote')
 
-from tests.testing import s3_server
 from tflearn import lease
 from tflearn.checkpoints.manifests import Manifests
-from tflearn.errors import UserOSError, UserRuntimeError, UserValueError
+from tflearn.errors import UserOSError, UserRuntimeError
 from tflearn.policies import versions
 from tflearn.remote import layout, opening
 from tflearn.remote.mirror import Mirror
@@ -20,20 +17,6 @@ from tflearn.remote.objects import Objects
 from tflearn.remote.roles import role
 from tflearn.run_dir import RunDir, read_json, write_json
 from tflearn.waiting import wait_until
-
-
-@pytest.fixture(params=['memory', 'file', s3_server.S3])
-def url(request, tmp_path, s3_bucket):
-    if request.param == 's3':
-        return f'{s3_bucket()}/{tmp_path.name}/run'
-    return f'memory://{tmp_path.name}-{id(request)}/run' if request.param == 'memory' else f'file://{tmp_path}/store'
-
-
-@pytest.fixture(scope='module')
-def s3_bucket():
-    """Returns a function that returns the URL of a bucket, and starts its server first."""
-    with pytest.MonkeyPatch.context() as monkeypatch, contextlib.ExitStack() as opened:
-        yield functools.cache(lambda: opened.enter_context(s3_server.bucket(monkeypatch)))
 
 
 @pytest.fixture
@@ -302,57 +285,6 @@ def test_manifests_of_two_jobs_meet_in_the_store(make):
     assert [each.number for each in manifests(replay, 'replay_server').whole()] == [1]
 
 
-def test_of_many_that_create_one_succeeds(url):
-    won = []
-
-    def create(i):
-        if Objects(url).create('owners/train-000001.json', json.dumps({'i': i}).encode()):
-            won.append(i)
-
-    threads = [threading.Thread(target=create, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert len(won) == 1
-    assert json.loads(Objects(url).read('owners/train-000001.json')) == {'i': won[0]}
-
-
-def test_what_another_process_changed_is_read_after_a_listing(url):
-    objects = Objects(url)
-    objects.write('status/train.json', b'short')
-    assert list(objects.list('status')) == ['status/train.json']
-    # Another instance of the file system, as another process has one.
-    type(objects._fs)(skip_instance_cache=True).pipe_file(objects._path('status/train.json'), b'much longer')
-    type(objects._fs)(skip_instance_cache=True).pipe_file(objects._path('status/evaluate.json'), b'new')
-    assert objects.read('status/train.json') == b'much longer' and objects.size('status/train.json') == 11
-    assert objects.read('status/evaluate.json') == b'new'
-
-
-def test_a_store_without_conditional_puts_is_bid_in(url, monkeypatch):
-    monkeypatch.setattr('tflearn.remote.objects._SETTLE_SECS', 0.3)
-    monkeypatch.setattr(Objects, '_put_new', lambda self, name, content: self.write(name, content) or True)
-    test_of_many_that_create_one_succeeds(url)
-    assert not Objects(url).create('owners/train-000001.json', b'late')
-
-
-def test_a_store_that_is_away_is_one_error_without_credentials(url, monkeypatch):
-    monkeypatch.setattr('tflearn.remote.objects._RETRY_SECS', 0.3)
-    monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', 'very-secret')
-    objects, tries = Objects(url), []
-
-    def fail(*_, **__):
-        tries.append(1)
-        raise RuntimeError('no route with very-secret to https://me:pass@store/')
-
-    monkeypatch.setattr(objects._fs, 'cat_file', fail)
-    with pytest.raises(
-        UserOSError, match=r'could not read DONE in .*no route with \*\*\* to https://\*\*\*@store/'
-    ) as e:
-        objects.read('DONE')
-    assert 'very-secret' not in str(e.value) and e.value.__cause__ is None and len(tries) > 1
-
-
 def test_the_threads_go_on_when_the_store_answers_again(make, monkeypatch):
     monkeypatch.setattr('tflearn.remote.mirror._POLL_SECS', 0.05)
     run_dir, mirror = make('collect')
@@ -369,20 +301,6 @@ def test_the_threads_go_on_when_the_store_answers_again(make, monkeypatch):
     wait_until(lambda: run_dir.store.answers, 'an answer', 30)
     mirror.stop()
     assert json.loads(mirror.objects.read('status/collect.json')) == {'state': 'running'}
-
-
-@pytest.mark.parametrize(
-    ('wrong', 'match'),
-    [
-        ('s3://key:secret@bucket/run', 'with credentials'),
-        ('s3:///run', 'need a URL with a bucket'),
-        ('nothing://bucket/run', 'cannot be used'),
-    ],
-)
-def test_a_wrong_url_is_refused_in_one_line(wrong, match):
-    with pytest.raises(UserValueError, match=match) as error:
-        Objects(wrong)
-    assert 'secret' not in str(error.value)
 
 
 def test_a_copy_is_removed_in_the_end_and_its_files_are_there(url, tmp_path, monkeypatch):

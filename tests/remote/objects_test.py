@@ -1,0 +1,76 @@
+"""Objects in any store: created by one of many, read as they are, errors without credentials."""
+
+import json
+import threading
+
+import pytest
+
+pytest.importorskip('fsspec', reason='needs fsspec: the extra remote')
+
+from tflearn.errors import UserOSError, UserValueError
+from tflearn.remote.objects import Objects
+
+
+def test_of_many_that_create_one_succeeds(url):
+    won = []
+
+    def create(i):
+        if Objects(url).create('owners/train-000001.json', json.dumps({'i': i}).encode()):
+            won.append(i)
+
+    threads = [threading.Thread(target=create, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(won) == 1
+    assert json.loads(Objects(url).read('owners/train-000001.json')) == {'i': won[0]}
+
+
+def test_what_another_process_changed_is_read_after_a_listing(url):
+    objects = Objects(url)
+    objects.write('status/train.json', b'short')
+    assert list(objects.list('status')) == ['status/train.json']
+    # Another instance of the file system, as another process has one.
+    type(objects._fs)(skip_instance_cache=True).pipe_file(objects._path('status/train.json'), b'much longer')
+    type(objects._fs)(skip_instance_cache=True).pipe_file(objects._path('status/evaluate.json'), b'new')
+    assert objects.read('status/train.json') == b'much longer' and objects.size('status/train.json') == 11
+    assert objects.read('status/evaluate.json') == b'new'
+
+
+def test_a_store_without_conditional_puts_is_bid_in(url, monkeypatch):
+    monkeypatch.setattr('tflearn.remote.objects._SETTLE_SECS', 0.3)
+    monkeypatch.setattr(Objects, '_put_new', lambda self, name, content: self.write(name, content) or True)
+    test_of_many_that_create_one_succeeds(url)
+    assert not Objects(url).create('owners/train-000001.json', b'late')
+
+
+def test_a_store_that_is_away_is_one_error_without_credentials(url, monkeypatch):
+    monkeypatch.setattr('tflearn.remote.objects._RETRY_SECS', 0.3)
+    monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', 'very-secret')
+    objects, tries = Objects(url), []
+
+    def fail(*_, **__):
+        tries.append(1)
+        raise RuntimeError('no route with very-secret to https://me:pass@store/')
+
+    monkeypatch.setattr(objects._fs, 'cat_file', fail)
+    with pytest.raises(
+        UserOSError, match=r'could not read DONE in .*no route with \*\*\* to https://\*\*\*@store/'
+    ) as e:
+        objects.read('DONE')
+    assert 'very-secret' not in str(e.value) and e.value.__cause__ is None and len(tries) > 1
+
+
+@pytest.mark.parametrize(
+    ('wrong', 'match'),
+    [
+        ('s3://key:secret@bucket/run', 'with credentials'),
+        ('s3:///run', 'need a URL with a bucket'),
+        ('nothing://bucket/run', 'cannot be used'),
+    ],
+)
+def test_a_wrong_url_is_refused_in_one_line(wrong, match):
+    with pytest.raises(UserValueError, match=match) as error:
+        Objects(wrong)
+    assert 'secret' not in str(error.value)
