@@ -72,6 +72,13 @@ def define_launch(backends: Sequence[str]) -> None:
         lower_bound=0,
         upper_bound=10_000,
     )
+    flags.DEFINE_integer(
+        'num_feed_workers',
+        0,
+        'Workers of a feed (tflearn-feed), from which train gets its batches, without Reverb; a weights server is '
+        'started too (local only). 0: train reads the replay servers itself.',
+        lower_bound=0,
+    )
     flags.DEFINE_bool(
         'warm_start', True, "Load the jobs' libraries once and fork the jobs; --nowarm_start: each job loads its own."
     )
@@ -249,6 +256,31 @@ def weights() -> tuple[tuple[str, ...], str | None, str]:
     if addresses and 'weights_server' in values and values.weights_server:
         raise UserValueError(f'got --weights_address={values.weights_address} and --weights_server; need one of them')
     return addresses, values.weights_token, values.weights_dtype
+
+
+def starts_weights_server() -> bool:
+    """Whether the launcher starts a weights server: it is asked to, or starts a feed without another one."""
+    values = flags.FLAGS
+    return bool(values.weights_server or (values.num_feed_workers and not values.weights_address))
+
+
+def define_feed() -> None:
+    """Defines the flag of the jobs that know the feed."""
+    flags.DEFINE_string(
+        'feed_address',
+        '',
+        'HOST:PORT of the feed (tflearn-feed), from which a learner without Reverb gets its batches; by default train '
+        'reads the replay servers itself.',
+    )
+
+
+def feed_address() -> str:
+    """Returns the feed's address. Raises ValueError if there is none, or if it is wrong."""
+    if not flags.FLAGS.feed_address:
+        raise UserValueError('got no --feed_address; need HOST:PORT, where the feed listens')
+    if len(check_address(flags.FLAGS.feed_address, 'feed_address')) > 1:
+        raise UserValueError(f'got --feed_address={flags.FLAGS.feed_address}; need one HOST:PORT')
+    return str(flags.FLAGS.feed_address)
 
 
 def given(*names: str) -> list[str]:

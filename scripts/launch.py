@@ -46,8 +46,9 @@ def main() -> None:
                 values.backend, values.backend_option, values.resources, values.num_workers, values.render
             ),
             more_flags=job_flags.given('weights_address', 'weights_token', 'weights_dtype'),
-            weights_server=job_flags.given('weights_token') if values.weights_server else None,
+            weights_server=job_flags.given('weights_token') if job_flags.starts_weights_server() else None,
             num_relays=values.num_relays,
+            num_feed_workers=values.num_feed_workers,
         )
     sys.exit(code)
 

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from . import job_setup
+from . import job_flags, job_setup
 
 
 def define_flags() -> None:
     """Defines the flags of this job."""
+    job_flags.define_feed()
     flags.DEFINE_string(
         'strategy',
         None,
@@ -30,12 +31,13 @@ def define_flags() -> None:
 
 
 def bindings() -> Sequence[str]:
-    """Returns the gin statements that --strategy and --dry_run stand for."""
+    """Returns the gin statements that --strategy, --dry_run and --feed_address stand for."""
     given = {name: flags.FLAGS[name].value for name in ('strategy', 'dry_run')}
     lines = [f'Device.{name} = {value!r}' for name, value in given.items() if value]
-    if not lines:
-        return ()
-    return [f'tflearn.jobs.train.{line}' for line in ('train.device = @tflearn.jobs.train.Device()', *lines)]
+    lines = ['train.device = @tflearn.jobs.train.Device()', *lines] if lines else []
+    if flags.FLAGS.feed_address:
+        lines += ['train.data = @tflearn.jobs.train.Data()', f'Data.feed_address = {job_flags.feed_address()!r}']
+    return [f'tflearn.jobs.train.{line}' for line in lines]
 
 
 def main() -> None:

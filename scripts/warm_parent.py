@@ -9,7 +9,11 @@ from tflearn.launch import warm_parent
 
 from . import preflight
 
-_MODULES = ('tensorflow', 'gym', *(f'tflearn.jobs.{job}' for job in ('replay_server', 'train', 'collect', 'evaluate')))
+_MODULES = (
+    'tensorflow',
+    'gym',
+    *(f'tflearn.jobs.{job}' for job in ('replay_server', 'train', 'collect', 'evaluate', 'feed')),
+)
 
 
 def main() -> None:

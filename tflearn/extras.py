@@ -1,6 +1,7 @@
 """Extras: the optional packages by the modules that they install, and the command that installs a missing one."""
 
 import importlib.util
+from typing import Any, NoReturn
 
 from tflearn.errors import UserImportError
 
@@ -67,3 +68,32 @@ def import_error(error: ImportError, user: str) -> UserImportError:
 def is_missing(module: str) -> bool:
     """Whether `module` belongs to an extra and is not installed. Imports nothing."""
     return module in _EXTRAS and importlib.util.find_spec(module) is None
+
+
+class _Unraised(Exception):
+    pass
+
+
+class Absent:
+    """Stands for a package that could not be imported, in code that only some processes use it from.
+
+    Its names are such objects too, so that annotations can be read; its errors are ones that nothing raises. Whoever
+    calls one gets the error.
+    """
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith('__'):
+            raise AttributeError(name)
+        if name.endswith('Error'):
+            return _Unraised
+        return Absent(f'{self._name}.{name}')
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        package = self._name.partition('.')[0]
+        raise UserImportError(
+            f'got a call of {self._name} where {package} cannot be imported; need {package}, or a learner that is fed '
+            'by a feed job (tflearn-train --feed_address)'
+        )

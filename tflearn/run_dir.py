@@ -187,6 +187,7 @@ class RunDir:
       ray_plan: the jobs as Ray's driver starts them.
       manifests: which checkpoints of the learner and of the replay server belong together.
       owners: the leases of the learner and of the replay server, see `lease`.
+      feed: the journal of the feed's dispatcher.
     """
 
     def __init__(self, root: str | os.PathLike[str], store: Store | None = None, location: str | None = None):
@@ -218,6 +219,7 @@ class RunDir:
         self.ray_plan = path / 'ray.json'
         self.manifests = path / 'manifests'
         self.owners = path / 'owners'
+        self.feed = path / 'feed'
         self._lease: lease.Lease | None = None
 
     def summaries(self, job: str) -> pathlib.Path:

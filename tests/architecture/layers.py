@@ -38,6 +38,7 @@ PACKAGES = {
     'rpc': ('security',),
     'replay': ('rpc',),
     'sampling': ('replay',),
+    'feed': ('replay', 'sampling', 'rpc'),
     'weights': ('replay', 'rpc', 'security'),
     'data': ('rpc',),
     'ope': (),
@@ -56,7 +57,18 @@ EXCEPTIONS = {
     'scripts/weights.py': ('tflearn.weights',),  # no job, and without TensorFlow
     'scripts/tunnel.py': ('tflearn.rpc.tunnel', 'tflearn.security'),  # no job, and without TensorFlow
 }
-JOBS = ('replay_server', 'collect', 'train', 'synchronous', 'train_offline', 'record', 'evaluate', 'serve', 'export')
+JOBS = (
+    'replay_server',
+    'collect',
+    'train',
+    'synchronous',
+    'train_offline',
+    'record',
+    'evaluate',
+    'serve',
+    'export',
+    'feed',
+)
 VOCABULARY_LIBRARIES = (
     *('absl.logging', 'numpy', 'tensorflow', 'tf_agents.specs', 'tf_agents.trajectories', 'tf_agents.typing'),
     *sys.stdlib_module_names,
@@ -89,7 +101,7 @@ DOORS = {
     'tf_agents.agents': ('tflearn/agents/', 'tflearn/networks/'),
     'tensorflow.function': (
         *('tflearn/learner/', 'tflearn/checkpoints/', 'tflearn/distribute/', 'tflearn/tf_agents_compat/'),
-        *('tflearn/policies/', 'tflearn/serving/', 'tflearn/actors/'),
+        *('tflearn/policies/', 'tflearn/serving/', 'tflearn/actors/', 'tflearn/feed/'),
     ),
     'tensorflow.tpu': ('tflearn/distribute/strategies.py',),
     'tensorflow.distribute.cluster_resolver': ('tflearn/distribute/strategies.py',),

@@ -109,7 +109,8 @@ def test_reads_resources_by_kind_of_job():
     [
         (
             ['trian:cores=1'],
-            'need one for each kind of job (replay_server, train, collect, evaluate, weights, relay), such as',
+            'need one for each kind of job (replay_server, train, collect, evaluate, weights, relay, feed, '
+            'feed_worker), such as',
         ),
         (['train:cores=1', 'train:memory_gb=1'], 'got --resources=train:memory_gb=1; need one for each kind'),
         (['train:cores=0'], 'got cores=0 in --resources=train:cores=0; need a number above 0'),

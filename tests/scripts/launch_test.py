@@ -129,6 +129,20 @@ def test_a_weights_server_is_one_more_job(installed, tmp_path):
         assert {f'--weights_address={address}', '--weights_dtype=bfloat16'} <= {*command}
 
 
+def test_a_feed_is_a_dispatcher_and_workers_beside_a_weights_server(installed, tmp_path):
+    flags = ['--root_dir=run', '--gin_file=dqn_cartpole', '--num_feed_workers=2']
+    ended = launch(*flags, '--render', cwd=tmp_path, package='tflearn_scripts', path=installed)
+    assert (ended.returncode, ended.stderr) == (0, '')
+    commands = [shlex.split(line) for line in ended.stdout.splitlines() if 'tflearn_scripts.' in line]
+    fed = [command for command in commands if any(part.startswith('--feed_address=localhost:') for part in command)]
+    programs = [next(part.rpartition('.')[2] for part in command if 'tflearn_scripts.' in part) for command in fed]
+    assert sorted(programs) == ['feed', 'feed', 'feed', 'train']
+    workers = sorted(part for command in fed for part in command if part.startswith('--worker='))
+    assert workers == ['--worker=0', '--worker=1']
+    assert len({part for command in fed for part in command if part.startswith('--feed_address=')}) == 1
+    assert sum(any(part.endswith('.weights') for part in command) for command in commands) == 1
+
+
 def test_fewer_replay_servers_than_before_are_refused_before_a_job_starts(tmp_path):
     RunDir(tmp_path / 'run').shard_checkpoints(2).mkdir(parents=True)
     ended = launch('--root_dir=run', '--gin_file=dqn_cartpole', '--num_replay_servers=2', cwd=tmp_path)
@@ -170,6 +184,20 @@ def test_fewer_replay_servers_than_before_are_refused_before_a_job_starts(tmp_pa
         (
             ['--root_dir=run', '--gin_file=dqn_cartpole', '--num_relays=2', '--backend=slurm'],
             'got --num_relays=2 without --weights_server; need one that they relay',
+        ),
+        (
+            [
+                '--root_dir=r',
+                '--gin_file=dqn_cartpole',
+                '--num_feed_workers=1',
+                '--weights_address=a:1',
+                '--backend=slurm',
+            ],
+            'got --num_feed_workers with --backend=slurm; need the local backend',
+        ),
+        (
+            ['--root_dir=run', '--gin_file=ppo_cartpole', '--num_feed_workers=1'],
+            'got --num_feed_workers with Queue.versions_ahead; need',
         ),
         (
             ['--root_dir=run', '--gin_file=dqn_cartpole', '--replay_address=a:1', '--num_replay_servers=2'],

@@ -96,6 +96,7 @@ def run(
     more_flags: Sequence[str] = (),
     weights_server: Sequence[str] | None = None,
     num_relays: int = 0,
+    num_feed_workers: int = 0,
 ) -> int:
     """Checks the run's configuration, then runs its jobs until the run has ended.
 
@@ -116,6 +117,7 @@ def run(
       more_flags: further ones for all jobs.
       weights_server: starts a weights server with these flags, and lets the jobs use it; None starts none.
       num_relays: relays of the weights server, which all jobs but train ask.
+      num_feed_workers: starts a feed with so many workers, from which the train job gets its batches; 0 starts none.
 
     Returns:
       An exit code; see `local.run`. Under a scheduler 0: the jobs are submitted.
@@ -124,11 +126,7 @@ def run(
       ValueError: if the configuration is wrong, or the run directory cannot be used.
       RuntimeError: if the scheduler refuses a job.
     """
-    if backend.name != 'local' and run_dir.location != str(run_dir.root):
-        raise UserValueError(
-            f'got root_dir={run_dir.location} with --backend={backend.name}; need a directory that all machines share, '
-            'or the local backend; elsewhere start the jobs by their programs, which take a URL'
-        )
+    _check_location(run_dir, backend.name)
     path = files.resolve(gin_file)
     # An image has the packaged gin files elsewhere.
     its_gin_file = gin_file if backend.name == 'kubernetes' else path
@@ -149,6 +147,8 @@ def run(
         resources=read_resources(backend.resources),
         num_workers=backend.num_workers,
         weights=_weights(run_dir, backend.name, weights_server, num_relays, held),
+        feed_address=_feed_address(backend.name, held) if num_feed_workers else '',
+        num_feed_workers=num_feed_workers,
     )
     # The jobs end themselves when that time is over; this is for those that cannot.
     topology = dataclasses.replace(
@@ -162,6 +162,15 @@ def run(
         return backend.run(topology, run_dir, package)
     finally:
         held.close()
+
+
+def _check_location(run_dir: RunDir, backend: str) -> None:
+    """Raises a ValueError if a scheduler cannot reach the run directory."""
+    if backend != 'local' and run_dir.location != str(run_dir.root):
+        raise UserValueError(
+            f'got root_dir={run_dir.location} with --backend={backend}; need a directory that all machines share, '
+            'or the local backend; elsewhere start the jobs by their programs, which take a URL'
+        )
 
 
 def _show(text: str) -> None:
@@ -212,18 +221,44 @@ def _weights(
     return Weights(addresses[0], tuple(addresses[1:]), (f'--run_dir={run_dir.location}', *flags))
 
 
+def _feed_address(backend: str, held: contextlib.ExitStack) -> str:
+    """Returns the address of the feed, which is held until `held` is closed."""
+    if backend != 'local':
+        raise UserValueError(
+            f'got --num_feed_workers with --backend={backend}; need the local backend; elsewhere start tflearn-feed, '
+            'and give its --feed_address'
+        )
+    return held.enter_context(local.held_address())
+
+
 def _check(path: pathlib.Path, gin_bindings: Sequence[str], topology: Topology, shared: bool) -> None:
     """Checks the configuration of all jobs; `shared` is whether several servers share the replay."""
     from tflearn.config import preview  # Half a second that a wrong flag need not wait for.
     from tflearn.environments import registry
 
+    fed = bool(topology.group('feed'))
+
     def check_factory(name: str, values: Mapping[str, Any]) -> None:
         registry.check_factory(name, values)
+        if fed:
+            _check_fed(name, values)
         if shared:
             _check_shared(name, values)
 
-    kinds = {job.kind for job in topology.jobs} - {'weights', 'relay'}  # which have flags only
+    # These have flags only, or the replay server's bindings.
+    kinds = {job.kind for job in topology.jobs} - {'weights', 'relay', 'feed', 'feed_worker'}
     preview.check(path, gin_bindings, sorted(f'tflearn.jobs.{kind}' for kind in kinds), check_factory)
+
+
+def _check_fed(name: str, values: Mapping[str, Any]) -> None:
+    """Refuses settings that a feed cannot serve. (The jobs refuse them too.)"""
+    if name == f'{_EXPERIENCE}.Prioritized' or (
+        name == f'{_EXPERIENCE}.Queue' and values.get('versions_ahead') is not None
+    ):
+        setting = 'Queue.versions_ahead' if name.endswith('Queue') else 'Prioritized replay'
+        raise UserValueError(
+            f'got --num_feed_workers with {setting}; need Uniform, or Queue without versions_ahead; or no feed'
+        )
 
 
 def _check_shared(name: str, values: Mapping[str, Any]) -> None:

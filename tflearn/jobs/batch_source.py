@@ -15,6 +15,7 @@ from tflearn.data.reader import Dataset, EpisodeReader, Part
 from tflearn.distribute import strategies
 from tflearn.errors import UserValueError
 from tflearn.experience import Experience, Iteration, Prioritized, Queue, Reuse, Sampling, Uniform
+from tflearn.feed.source import FeedReader, FeedSource
 from tflearn.jobs.train_settings import Reading
 from tflearn.learner import agent_data
 from tflearn.learner.minibatches import MinibatchSource
@@ -31,7 +32,7 @@ from tflearn.sampling.queue_source import QueueSource
 from tflearn.sampling.sampler import PrioritizedSampler, ReplaySampler
 from tflearn.types import Agent
 
-Source = ReplayMirror | ReplaySampler | QueueSource | MinibatchSource | MixedSource | HybridSource
+Source = ReplayMirror | ReplaySampler | QueueSource | MinibatchSource | MixedSource | HybridSource | FeedSource
 # So that demonstrations are drawn independently of the run's own steps.
 _DEMONSTRATIONS_SEED = 1 << 32
 _SMALL_SIZE = 256
@@ -84,8 +85,17 @@ def make(
         fills = demonstrations is not None and demonstrations.fill_replay
         source = _uniform(Shards(tuple(addresses)), storage, batch_size, timeout_secs, seed, layout, fills)
         return with_demonstrations(source, demonstrations, storage, agent, seed, replicas_here)
-    queue = QueueSource(addresses, storage, batch_size, timeout_secs, seed)
-    iteration = experience.replay.training
+    return _in_iterations(
+        QueueSource(addresses, storage, batch_size, timeout_secs, seed), storage, agent, placement, seed
+    )
+
+
+def _in_iterations(
+    queue: QueueSource, storage: Storage, agent: Agent, placement: tf.distribute.Strategy, seed: int
+) -> QueueSource | MinibatchSource:
+    """Returns the source of a queue's batches, in iterations if the experience has them."""
+    layout, replay = strategies.layout(placement), storage.experience.replay
+    iteration = replay.training if isinstance(replay, Queue) else None
     if not isinstance(iteration, Iteration):
         return queue
     if layout.workers > 1 and not agent_data.is_packaged(agent):
@@ -95,6 +105,33 @@ def make(
         )
     of_sequences = getattr(agent, 'trains_on_sequences', False)
     return MinibatchSource(queue, agent_data.preparation(agent), iteration, placement, seed, of_sequences)
+
+
+def fed(
+    feed_address: str,
+    storage: Storage,
+    agent: Agent,
+    placement: tf.distribute.Strategy,
+    timeout_secs: float,
+    seed: int,
+) -> Source:
+    """Makes the source of batches for a process that a feed job feeds; see `make`."""
+    layout, experience = strategies.layout(placement), storage.experience
+    logging.info('%s', layout.describe(experience.per_replica_batch_size))
+    replicas_here = layout.replicas // layout.workers
+    if not isinstance(experience.replay, Queue):
+        return FeedSource(feed_address, storage, replicas_here, timeout_secs)
+    batch_size, seed = experience.per_replica_batch_size * replicas_here, seed + layout.worker
+    queue = QueueSource((feed_address,), storage, batch_size, timeout_secs, seed, make_reader=FeedReader)
+    return _in_iterations(queue, storage, agent, placement, seed)
+
+
+def for_feed(shards: Shards, storage: Storage, timeout_secs: float, seed: int) -> ReplayMirror | ReplaySampler:
+    """Makes the source of a feed's worker: batches of a uniform replay for one replica."""
+    batch_size = storage.experience.per_replica_batch_size
+    if not storage.mirrored:
+        return ReplaySampler(shards.control, storage, batch_size, timeout_secs)
+    return ReplayMirror(shards.addresses, storage, batch_size, timeout_secs, seed, begins_filled=True)
 
 
 def _uniform(

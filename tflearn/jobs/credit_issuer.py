@@ -12,8 +12,8 @@ from tflearn.distribute import strategies
 from tflearn.experience import Experience
 from tflearn.jobs import batch_source
 from tflearn.jobs.batch_source import Source
-from tflearn.jobs.credit_ledger import CreditLedger
 from tflearn.replay import connection, credits, reports
+from tflearn.replay.credit_ledger import CreditLedger
 from tflearn.replay.storage import REPLAY
 from tflearn.sampling.queue_source import QueueSource
 

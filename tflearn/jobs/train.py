@@ -17,6 +17,8 @@ from tflearn.data.reader import Dataset as Dataset  # for gin: train.Dataset
 from tflearn.distribute import dry_run, machine, preemption, strategies, tpu_rules, workers
 from tflearn.distribute.watchdog import Watchdog
 from tflearn.experience import Experience
+from tflearn.feed.client import FeedClient
+from tflearn.feed.source import wait_for_feed
 from tflearn.jobs import batch_source, initial_agent, run_outputs
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.train_session import TrainSession
@@ -87,9 +89,11 @@ def train(
     """
     data.check(experience.replay)
     shards = Shards.parse(replay_address)
+    control = data.feed_address or shards.control
     settings = Settings.make(intervals, options, exports, initial, experience, stop_conditions)
     settings = dataclasses.replace(settings, plane=plane, server_timeout_secs=data.server_timeout_secs)
     data.check_demonstrations(initial)
+    data.check_feed(experience.replay, initial, plane)
     if device.dry_run is not None:
         _dry_run(device, make_environment, make_agent, experience, initial, data, settings, shards)
     if device.dry_run is not None or run_outputs.is_done(run_dir):
@@ -112,18 +116,15 @@ def train(
             storage = Storage(experience, initial_agent.data_spec(agent, experience))
             _check_machine(run_dir, agent, storage)
             ending.enter_context(_connected(run_dir, shards, data, storage, connect_timeout_secs, stop, placement))
-            _clone(agent, initial, specs, run_dir, (shards.control, plane), placement, device, seed, stop, watchdog)
+            _clone(agent, initial, specs, run_dir, (control, plane), placement, device, seed, stop, watchdog)
             with watchdog.guard('the construction of the learner'):
                 initial_agent.load(agent, initial, run_dir)
-                given = (data.timeout_secs, seed, data.weights, initial.demonstrations)
-                source = batch_source.make(data.addresses or shards.addresses, storage, agent, placement, *given)
+                source = _source(data, shards, storage, agent, placement, seed, initial)
                 texts = lambda: {'run/seed': str(seed), **hooks.describe()}  # noqa: E731
                 settings = dataclasses.replace(
                     settings, texts=texts, watchdog=watchdog, preprocess=batch_source.preprocessing(source, agent)
                 )
-                session = TrainSession(
-                    run_dir, shards.control, agent, storage, source, placement, settings, stop_conditions
-                )
+                session = TrainSession(run_dir, control, agent, storage, source, placement, settings, stop_conditions)
                 session.begin(hooks.on_restored)
         session.run(stop, batch_source.steps_per_call(source, intervals.most_per_call))
 
@@ -164,6 +165,21 @@ def _seed(seed: int | None, placement: tf.distribute.Strategy) -> int:
         logging.info('got no seed; drew %d: the same seed gives the same draws', seed)
     tf.keras.utils.set_random_seed(seed + strategies.layout(placement).worker)
     return seed
+
+
+def _source(
+    data: Data,
+    shards: Shards,
+    storage: Storage,
+    agent: Agent,
+    placement: tf.distribute.Strategy,
+    seed: int,
+    initial: Initial,
+) -> batch_source.Source:
+    given = (storage, agent, placement, data.timeout_secs, seed)
+    if data.feed_address:
+        return batch_source.fed(data.feed_address, *given)
+    return batch_source.make(data.addresses or shards.addresses, *given, data.weights, initial.demonstrations)
 
 
 def _clone(
@@ -258,11 +274,17 @@ def _connected(
     """
     shards.check(storage)
     status = Status(run_dir.status('train'), 'train')
-    servers = dict.fromkeys([*shards.addresses, *data.addresses])
-    for address in servers:
-        status.update(f'waiting for the replay server at {address}')
-        connection.wait_for_table(address, REPLAY, storage.signature, timeout_secs, stop)
     with contextlib.ExitStack() as ending:
+        if data.feed_address:
+            servers = {data.feed_address: None}
+            ending.enter_context(connection.relayed(data.feed_address, FeedClient(data.feed_address)))
+            status.update(f'waiting for the feed at {data.feed_address}')
+            wait_for_feed(data.feed_address, storage, timeout_secs, stop)
+        else:
+            servers = dict.fromkeys([*shards.addresses, *data.addresses])
+        for address in () if data.feed_address else servers:
+            status.update(f'waiting for the replay server at {address}')
+            connection.wait_for_table(address, REPLAY, storage.signature, timeout_secs, stop)
         for address in servers if strategies.layout(placement).is_chief else ():
             ending.callback(Heartbeat(address).close)
         yield

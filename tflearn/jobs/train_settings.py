@@ -8,6 +8,7 @@ from tflearn.data.demonstrations import Cloning, Demonstrations
 from tflearn.distribute.watchdog import Watchdog
 from tflearn.errors import UserValueError
 from tflearn.experience import Experience, Prioritized, Queue, Uniform
+from tflearn.feed import blocks
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.learner.learner import LearnerOptions
 from tflearn.learner.stop_conditions import StopConditions
@@ -161,12 +162,15 @@ class Data:
       server_timeout_secs: how long nothing may be heard of the machine of the replay server before the job saves and
         ends [s]. A server that is down on a machine that answers is waited for as long as there are data, and then for
         `timeout_secs`.
+      feed_address: the address of a feed job (`tflearn-feed`), 'host:port', from which batches, reports and the state
+        of the replay come: this process needs no Reverb, but a weights server. '' reads the replay servers directly.
     """
 
     timeout_secs: float = 600.0
     addresses: Sequence[str] = ()
     weights: Sequence[float] = ()
     server_timeout_secs: float = SERVER_TIMEOUT_SECS
+    feed_address: str = ''
 
     def __post_init__(self) -> None:
         if not self.server_timeout_secs > 0:
@@ -190,6 +194,21 @@ class Data:
         if self.weights and initial.demonstrations is not None:
             raise UserValueError(
                 f'got Data.weights={tuple(self.weights)} with Initial.demonstrations; need one of them'
+            )
+
+    def check_feed(self, replay: Uniform | Prioritized | Queue, initial: Initial, plane: Plane) -> None:
+        """Raises a ValueError if batches come from a feed, and something else would need the replay servers."""
+        if not self.feed_address:
+            return
+        blocks.check(replay)
+        if self.addresses:
+            raise UserValueError(f'got Data.addresses={tuple(self.addresses)} with a feed; need one of them')
+        if initial.demonstrations is not None:
+            raise UserValueError('got Initial.demonstrations with a feed; need a learner that reads the servers itself')
+        if not plane.addresses:
+            raise UserValueError(
+                f'got a feed at {self.feed_address} and no weights server, to which weights are published; need '
+                '--weights_address; start tflearn-weights'
             )
 
 

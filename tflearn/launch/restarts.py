@@ -49,6 +49,8 @@ RULES = {
     'evaluate': RestartRule(after_error=True, spent='later'),
     'weights': RestartRule(after_error=True),
     'relay': RestartRule(after_error=True, spent='drop'),
+    'feed': RestartRule(after_error=True),
+    'feed_worker': RestartRule(after_error=True, spent='drop'),
 }
 
 

@@ -219,6 +219,8 @@ def run_topology(
     resources: Mapping[str, Resources] = types.MappingProxyType({}),
     num_workers: int = 1,
     weights: Weights | None = None,
+    feed_address: str = '',
+    num_feed_workers: int = 0,
 ) -> Topology:
     """Returns the topology of a run: replay_server, train, evaluate and collect_0, collect_1, ...
 
@@ -235,12 +237,15 @@ def run_topology(
       resources: what the jobs of each kind get.
       num_workers: processes of the train job, which train as one.
       weights: the weights server; None: there is none, the replay server has the weights.
+      feed_address: where the feed's dispatcher listens, 'host:port', if there are workers of it.
+      num_feed_workers: the workers of a feed, from which the train job gets its batches; 0: there is no feed.
 
     Raises:
       ValueError: if there is no collector, replay server or worker, or more than `MAX_JOBS`.
     """
     counts = {'num_collectors': num_collectors, 'num_replay_servers': num_replay_servers, 'num_workers': num_workers}
     check_at_least(1, **counts)
+    counts['num_feed_workers'] = num_feed_workers
     if too_many := [f'{name}={value!s:.40}' for name, value in counts.items() if value > MAX_JOBS]:
         raise UserValueError(f'got {", ".join(too_many)}; need at most {MAX_JOBS} of a kind')
 
@@ -253,15 +258,21 @@ def run_topology(
         return Job(name, command(kind, *more), kind, restart=RULES[kind], resources=its_resources, **role)
 
     strategy = ('--strategy=multi_worker',) if num_workers > 1 else ()
+    feed = (f'--feed_address={feed_address}',) if num_feed_workers else ()
     server: dict[str, Any] = {'serves': 'train', 'may_finish': False, 'stop_stage': 3}
     first, *others = replay_servers(num_replay_servers)
     jobs = [
         *(_weights_jobs(weights, package, resources, server) if weights else ()),
         job(first, 'replay_server', **server),
         *(job(name, 'replay_server', f'--shard={i}', **server) for i, name in enumerate(others, 1)),
-        job('train', 'train', *strategy, workers=num_workers),
+        job('train', 'train', *strategy, *feed, workers=num_workers),
         job('evaluate', 'evaluate', stop_stage=1),
     ]
+    if feed:
+        jobs.append(job('feed', 'feed', *feed, **server))
+    for i in range(num_feed_workers):
+        worker = job(f'feed_worker_{i}', 'feed_worker', **server)
+        jobs.append(dataclasses.replace(worker, command=command('feed', *feed, f'--worker={i}')))
     for i in range(num_collectors):
         jobs.append(job(f'collect_{i}', 'collect', f'--collector_name=collect_{i}', serves='train', stop_stage=2))
     warm_parent = (sys.executable, '-m', f'{package}.warm_parent') if warm_start else None

@@ -6,26 +6,58 @@ their own, by another spelling of the address.)
 
 import atexit
 import collections
+import contextlib
 import math
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
-import reverb
 import tensorflow as tf
 from absl import logging
 
+from tflearn import extras
 from tflearn.errors import UserValueError
 from tflearn.replay.storage import Storage
 from tflearn.replay.table_history import TableHistory
 from tflearn.waiting import LOG_EVERY_SECS, PeerLost, is_listening, is_refused, wait_until
 
+try:
+    import reverb
+except ImportError:  # a learner that a feed job feeds
+    reverb = extras.Absent('reverb')
+
 _INFO_TIMEOUT_SECS = 2
 _MESSAGE_SECS, _TRANSFER_SECS, _MIN_BYTES_PER_SEC = 2.0, 5.0, 1e6
 _SPELLINGS = 8  # of an address; each has a connection of its own
 SERVER_TIMEOUT_SECS = 90.0  # both sides of a partition end within two minutes, on a busy machine too
+
+
+class Relay(Protocol):
+    """Reaches the replay servers on behalf of a process that cannot use Reverb."""
+
+    def info(self) -> dict[str, Any] | None:
+        """See `server_info`."""
+
+    def send(self, table: str, name: str, text: str) -> bool:
+        """See `send`."""
+
+    def receive(self, table: str, max_texts: int) -> list[bytes]:
+        """See `receive`."""
+
+
+_relays: dict[str, Relay] = {}
+
+
+@contextlib.contextmanager
+def relayed(address: str, relay: Relay) -> Iterator[None]:
+    """Lets a relay answer for the server at `address` during the block."""
+    _relays[address] = relay
+    try:
+        yield
+    finally:
+        del _relays[address]
 
 
 def own_address(address: str, spelling: int = 0) -> str:
@@ -88,6 +120,8 @@ def answers(address: str) -> bool:
 
 
 def _info(address: str, timeout_secs: int) -> dict[str, Any] | None:
+    if relay := _relays.get(address):
+        return relay.info()
     client = _clients.get(address)
     if client is None:
         return None
@@ -189,6 +223,8 @@ def wait_for_table(
 
 def send(address: str, table: str, name: str, text: str) -> bool:
     """Inserts a text into a table, as the column `name`. Returns whether the server has it."""
+    if relay := _relays.get(address):
+        return relay.send(table, name, text)
     return insert(address, table, {name: np.array(text.encode(), object)})
 
 
@@ -236,6 +272,8 @@ def text_table(table: str, name: str, max_size: int, max_times_sampled: int) -> 
 
 def receive(address: str, table: str, max_texts: int) -> list[bytes]:
     """Returns the next texts of a table that holds at least `max_texts`; fewer if the server does not answer."""
+    if relay := _relays.get(address):
+        return relay.receive(table, max_texts)
     return [columns[0].item() for columns in sample(address, table, max_texts)]
 
 

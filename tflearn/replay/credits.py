@@ -4,12 +4,16 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-import reverb
 from absl import logging
 
-from tflearn import control
+from tflearn import control, extras
 from tflearn.errors import UserValueError
 from tflearn.replay import connection
+
+try:
+    import reverb
+except ImportError:  # a learner that a feed job feeds
+    reverb = extras.Absent('reverb')
 
 CREDITS = 'credits'
 _CLOSE_SECS = 2.0

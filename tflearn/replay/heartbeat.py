@@ -10,9 +10,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import reverb
-
+from tflearn import extras
 from tflearn.replay import connection
+
+try:
+    import reverb
+except ImportError:  # a learner that a feed job feeds
+    reverb = extras.Absent('reverb')
 
 HEARTBEATS = 'heartbeats'
 _INTERVAL_SECS = 5.0

@@ -12,12 +12,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-import reverb
 import tensorflow as tf
 from absl import logging
 
-from tflearn import control
+from tflearn import control, extras
 from tflearn.replay import connection
+
+try:
+    import reverb
+except ImportError:  # a learner that a feed job feeds
+    reverb = extras.Absent('reverb')
 
 Episode = Mapping[str, float]
 

@@ -13,14 +13,18 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
-import reverb
 from absl import logging
 
-from tflearn import stderr
+from tflearn import extras, stderr
 from tflearn.errors import UserTimeoutError, UserValueError
 from tflearn.replay.storage import is_older_format
 from tflearn.run_dir import read_json, write_json
 from tflearn.waiting import is_listening
+
+try:
+    import reverb
+except ImportError:  # a learner that a feed job feeds
+    reverb = extras.Absent('reverb')
 
 _UNFINISHED = '.unfinished'
 _FILES = ('tables.tfrecord', 'items.tfrecord', 'chunks.tfrecord')

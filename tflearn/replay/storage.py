@@ -9,13 +9,18 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import reverb
 import tensorflow as tf
 from tf_agents.typing import types
 
+from tflearn import extras
 from tflearn.experience import Experience, Prioritized, Queue, Uniform
 from tflearn.replay import rows
 from tflearn.replay.chunks import ID_BYTES
+
+try:
+    import reverb
+except ImportError:  # a learner that a feed job feeds
+    reverb = extras.Absent('reverb')
 
 # So that neither side waits for the other at every batch.
 _SPARE_BATCHES = 4

@@ -7,18 +7,22 @@ import tempfile
 from typing import Any
 
 import numpy as np
-import reverb
 import tensorflow as tf
-from reverb.cc import schema_pb2
-from reverb.cc.checkpointing import checkpoint_pb2
 
-from tflearn import stderr
+from tflearn import extras, stderr
 from tflearn.errors import UserValueError
 from tflearn.replay.chunks import ID_BYTES
 from tflearn.replay.connection import signature_text
 from tflearn.replay.server import READING, CheckpointDirectory
 from tflearn.replay.storage import CHUNK_FORMAT, REPLAY, Storage
 from tflearn.run_dir import read_json
+
+try:
+    import reverb
+    from reverb.cc import schema_pb2
+    from reverb.cc.checkpointing import checkpoint_pb2
+except ImportError:  # a learner that a feed job feeds
+    reverb = extras.Absent('reverb')
 
 _COLUMN = re.compile(r'(\S+):(\w+)\[([\d,]*)\]')
 _TIMEOUT_MS = 2000

@@ -8,14 +8,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import reverb
 from absl import logging
 
+from tflearn import extras
 from tflearn.experience import Prioritized, Queue
 from tflearn.replay import connection
 from tflearn.replay.chunks import ChunkBuilder, chunk_rows
 from tflearn.replay.storage import REPLAY, STREAM, Storage
 from tflearn.waiting import LOG_EVERY_SECS, Stopped, is_listening, wait_until
+
+try:
+    import reverb
+except ImportError:  # a learner that a feed job feeds
+    reverb = extras.Absent('reverb')
 
 _MAX_PENDING_STEPS = 256
 _PART_SECS = 2.0

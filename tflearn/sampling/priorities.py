@@ -11,12 +11,17 @@ import threading
 import time
 
 import numpy as np
-import reverb
 import tensorflow as tf
 from absl import logging
 
+from tflearn import extras
 from tflearn.experience import Prioritization, Scheduled
 from tflearn.waiting import LOG_EVERY_SECS
+
+try:
+    import reverb
+except ImportError:  # a learner that a feed job feeds
+    reverb = extras.Absent('reverb')
 
 _MAX_WAITING = 256
 _MAX_ITEMS_PER_UPDATE = 16_384

@@ -5,7 +5,7 @@ too old by then are dropped.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -101,6 +101,7 @@ class QueueSource:
         batch_size: int,
         timeout_secs: float,
         seed: int | None = None,
+        make_reader: Callable[..., TableReader] = TableReader,
     ):
         """Takes nothing before the first `grant`.
 
@@ -108,6 +109,7 @@ class QueueSource:
           addresses: the replay servers' addresses, 'host:port'. Items are taken alternately from all servers that have
             some, so that none of them waits for another.
           batch_size: items in a train step, over all replicas of this process.
+          make_reader: makes what reads the items at an address.
         """
         experience = storage.experience
         replay = experience.replay
@@ -118,7 +120,7 @@ class QueueSource:
         self._ahead = max(1, min(replay.max_size, _MAX_AHEAD_BYTES // int(np.prod(self._item_shape))))
         spec = tf.TensorSpec(self._item_shape, tf.uint8)
         self._readers = [
-            TableReader(address, storage, REPLAY, [spec], self._ahead, timeout_secs) for address in addresses
+            make_reader(address, storage, REPLAY, [spec], self._ahead, timeout_secs) for address in addresses
         ]
         self._max_policy_lag, self._episode_steps = replay.max_policy_lag, replay.episode_steps
         self._num_others = 0

@@ -9,15 +9,20 @@ import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import reverb
 import tensorflow as tf
 from absl import logging
 
+from tflearn import extras
 from tflearn.errors import UserTimeoutError
 from tflearn.experience import Queue
 from tflearn.replay import connection
 from tflearn.replay.storage import REPLAY, ReplayStatistics, Storage
 from tflearn.waiting import LOG_EVERY_SECS
+
+try:
+    import reverb
+except ImportError:  # a learner that a feed job feeds
+    reverb = extras.Absent('reverb')
 
 _POLL_SECS = 0.25
 _CHECK_CLOSED_MS = 5_000
@@ -116,23 +121,13 @@ class TableReader:
         try:
             self._read(prepare, in_flight, num_streams)
         except Exception as error:
-            self.error = error
+            if not self.closed:
+                self.error = error
             self.close()
 
     def _read(self, prepare: Prepare, in_flight: int, num_streams: int) -> None:
         """Reads until closed, each stream in one operation outside of Python."""
-        shape = tf.TensorShape(self._storage.item_shape)
-        samples = reverb.TrajectoryDataset(
-            server_address=self._address,
-            table=self._table,
-            dtypes={'chunk': tf.uint8},
-            shapes={'chunk': shape},
-            max_in_flight_samples_per_worker=in_flight,
-            num_workers_per_iterator=1,
-            # After a silence it checks whether it is closed. If several items are in flight, one that arrives just then
-            # is lost. That must not happen with a queue.
-            rate_limiter_timeout_ms=-1 if isinstance(self._storage.experience.replay, Queue) else _CHECK_CLOSED_MS,
-        )
+        samples = self._samples(in_flight)
         # A batch that is half full at a timeout waits for its other half.
         elements = prepare(tf.data.Dataset.counter().take_while(self._is_open).flat_map(lambda _: samples))
 
@@ -154,6 +149,20 @@ class TableReader:
             thread.start()
         self._threads += others
         self._repeat(read)
+
+    def _samples(self, in_flight: int) -> tf.data.Dataset:
+        """Returns what the streams consist of."""
+        return reverb.TrajectoryDataset(
+            server_address=self._address,
+            table=self._table,
+            dtypes={'chunk': tf.uint8},
+            shapes={'chunk': tf.TensorShape(self._storage.item_shape)},
+            max_in_flight_samples_per_worker=in_flight,
+            num_workers_per_iterator=1,
+            # After a silence it checks whether it is closed. If several items are in flight, one that arrives just then
+            # is lost. That must not happen with a queue.
+            rate_limiter_timeout_ms=-1 if isinstance(self._storage.experience.replay, Queue) else _CHECK_CLOSED_MS,
+        )
 
     def _repeat(self, read: Callable[[], None]) -> None:
         """Reads one stream until closed."""

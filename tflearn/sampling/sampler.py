@@ -5,15 +5,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import reverb
 import tensorflow as tf
 
+from tflearn import extras
 from tflearn.errors import UserTypeError
 from tflearn.experience import Prioritized
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.sampling.priorities import PriorityUpdater, importance_weights
 from tflearn.sampling.reader import ShardedReader, TableReader
 from tflearn.types import WEIGHTS
+
+try:
+    import reverb
+except ImportError:  # a learner that a feed job feeds
+    reverb = extras.Absent('reverb')
 
 _MAX_AHEAD_BYTES = 1 << 20
 _MAX_AHEAD_STEPS = 32

@@ -51,7 +51,7 @@ class Channel(Protocol):
         """Returns the policy version that can be fetched now; 0 if there is none."""
 
     def send(self, publication: Mapping[str, Any]) -> None:
-        """Sends counters and variables, by column; raises RuntimeError or ReverbError if that fails."""
+        """Sends counters and variables, by column; raises RuntimeError if that fails."""
 
     def is_lost(self) -> bool:
         """Returns whether the other end answers, but has no publication, since it was started again."""

@@ -11,12 +11,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import reverb
 import tensorflow as tf
 from tf_agents.utils import common
 
+from tflearn import extras
 from tflearn.errors import UserTimeoutError, UserValueError
 from tflearn.replay import connection
+
+try:
+    import reverb
+except ImportError:  # a learner that a feed job feeds
+    reverb = extras.Absent('reverb')
 
 VARIABLES = 'variables'
 _CHECK_SECS = 10

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import reverb
 import tensorflow as tf
 from absl import logging
 
@@ -102,7 +101,7 @@ class Publisher:
             try:
                 self._channel.send(newest)
                 self._sent = newest
-            except (reverb.ReverbError, RuntimeError) as error:
+            except RuntimeError as error:
                 # Actors use older weights until the server is back.
                 version = newest['policy_version']
                 logging.warning('could not publish version %d to %s: %s', version, self._channel.what, error)

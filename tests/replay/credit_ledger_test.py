@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tflearn.control import Lease, Report
-from tflearn.jobs.credit_ledger import CreditLedger
+from tflearn.replay.credit_ledger import CreditLedger
 
 
 class Run:

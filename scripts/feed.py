@@ -1,0 +1,44 @@
+"""Feeds learners without Reverb: reads the replay servers on their behalf, and sends batches by tf.data service.
+
+One of these is the dispatcher, at --feed_address; each other one is a worker, with its own --worker. train takes the
+same --feed_address, and publishes weights to a weights server (tflearn-weights).
+"""
+
+from collections.abc import Sequence
+
+from absl import flags
+
+from tflearn.config import job_config
+
+from . import job_flags, job_setup
+
+
+def define_flags() -> None:
+    """Defines the flags of this job."""
+    job_flags.define_feed()
+    flags.DEFINE_integer('worker', None, 'Which worker this is, from 0 on; by default the dispatcher.', lower_bound=0)
+    flags.DEFINE_string('host', None, 'The name by which others reach this machine; by default its own one.')
+    flags.DEFINE_integer('port', 0, 'The port of tf.data service; 0 is a free one.', 0, 65535)
+
+
+def bindings() -> Sequence[str]:
+    """Returns the gin statements that the flags of this job stand for; raises ValueError for a wrong one."""
+    values = flags.FLAGS
+    given = {'feed_address': job_flags.feed_address(), 'index': values.worker, 'host': values.host, 'port': values.port}
+    return [f'tflearn.jobs.feed.feed.{name} = {value!r}' for name, value in given.items()]
+
+
+def takes() -> job_config.Taken:
+    """Returns which bindings of the replay server job hold for this one."""
+    from tflearn.jobs.replay_server import replay_server  # After the flags are parsed: it loads TensorFlow.
+
+    return {name: (replay_server, name) for name in ('make_environment', 'make_agent', 'experience')}
+
+
+def main() -> None:
+    """Runs the program; see `job_setup.main`."""
+    job_setup.main('feed', __doc__, define_flags=define_flags, bindings=bindings, takes=takes)
+
+
+if __name__ == '__main__':
+    main()

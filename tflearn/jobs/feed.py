@@ -1,0 +1,160 @@
+"""The feed job: the dispatcher of tf.data service, or one of its workers, for learners that cannot use Reverb."""
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from tflearn.errors import UserRuntimeError, UserValueError
+from tflearn.experience import Experience, Queue
+from tflearn.feed import blocks, dispatcher, worker
+from tflearn.feed.client import FeedClient
+from tflearn.jobs import batch_source, initial_agent
+from tflearn.replay.shards import Shards
+from tflearn.replay.storage import REPLAY, Storage
+from tflearn.run_dir import RunDir, Status, read_json, write_json
+from tflearn.sampling.reader import TableReader
+from tflearn.train_step import create_train_step
+from tflearn.types import AgentFactory, EnvironmentFactory, specs_of
+from tflearn.waiting import wait_until
+
+_REPORT_SECS = 1.0
+# TensorFlow's destructor of a server waits for calls of Python that wait for Python's lock, which it holds itself: a
+# worker lasts until its process ends.
+_SERVERS: list[Any] = []
+_LOCAL = ('localhost', '127.0.0.1', '[::1]')
+
+
+def feed(
+    *,
+    run_dir: RunDir,
+    replay_address: str,
+    connect_timeout_secs: float,
+    stop: threading.Event,
+    make_environment: EnvironmentFactory,
+    make_agent: AgentFactory,
+    experience: Experience,
+    feed_address: str,
+    index: int | None = None,
+    host: str | None = None,
+    port: int = 0,
+    timeout_secs: float = 600.0,
+) -> None:
+    """Feeds learners until it is stopped.
+
+    Args:
+      run_dir: the run's directory, for the dispatcher's journal and the status.
+      replay_address: the replay servers' addresses, 'host:port', with commas between several.
+      connect_timeout_secs: how long to wait for the servers, and a worker for the dispatcher.
+      stop: ends the job when set.
+      make_environment: makes the run's environment; called once, for its specs.
+      make_agent: makes the run's agent; called once, for the spec of its data.
+      experience: the run's experience settings.
+      feed_address: the dispatcher's HTTP address, 'host:port'; it listens at the port on all interfaces.
+      index: which worker this is, from 0 on; None is the dispatcher.
+      host: the name by which learners and workers reach this machine; None is localhost if `feed_address` is there,
+        else the machine's own name.
+      port: where tf.data service listens; 0 is any free port. A dispatcher that is started again in the same run
+        directory takes the one that it had.
+      timeout_secs: how long a worker that a learner waits for may wait for data before it ends with an error.
+
+    Raises:
+      TimeoutError: if a server is not found, or no data arrive in time.
+      ValueError: if such experience cannot be fed, or the servers, or other workers, have other data.
+    """
+    blocks.check(experience.replay)
+    shards = Shards.parse(replay_address)
+    own = host or ('localhost' if feed_address.rpartition(':')[0] in _LOCAL else socket.gethostname())
+    if index is None:
+        _dispatch(run_dir, shards, feed_address, own, port, stop)
+        return
+    storage = Storage(experience, _data_spec(make_environment, make_agent, experience))
+    shards.check(storage)
+    status = Status(run_dir.status(name := f'feed_worker_{index}'), name)
+    status.update('waiting for the replay servers')
+    shards.wait(storage, connect_timeout_secs, stop)
+    layout = blocks.Blocks(storage)
+    with contextlib.closing(_Elements(shards, storage, layout, timeout_secs, index)) as elements:
+        dataset = worker.FeedDataset(layout, elements)
+        client = FeedClient(feed_address)
+        state = wait_until(client.state, f'the feed at {feed_address}', connect_timeout_secs, stop)
+        _SERVERS.append(worker.start_server(state['dispatcher'], own, port))
+        dataset.register(state['dispatcher'])
+        logging.info('feeds elements of %.2f MB, %d at most in each', layout.num_bytes / 1e6, layout.num_steps)
+        owner = f'{name} {socket.gethostname()}:{os.getpid()}'
+        while not stop.is_set():
+            if elements.error is not None:
+                raise UserRuntimeError(f'{name} has no more data: {elements.error}') from elements.error
+            client.announce(owner, dataset.contract)
+            status.update('running', elements=elements.count, **elements.metrics())
+            stop.wait(_REPORT_SECS)
+        status.update('stopped')
+
+
+def _data_spec(make_environment: EnvironmentFactory, make_agent: AgentFactory, experience: Experience) -> Any:
+    agent = make_agent(specs_of(make_environment), create_train_step(), experience)
+    return initial_agent.data_spec(agent, experience)
+
+
+def _dispatch(run_dir: RunDir, shards: Shards, feed_address: str, own: str, port: int, stop: threading.Event) -> None:
+    published = run_dir.address('feed')
+    known = read_json(published) or {}
+    before = str(known.get('dispatcher', '')).rpartition(':')
+    if not port and before[0] == own and before[2].isdecimal():
+        port = int(before[2])  # where its workers and learners look for it
+    listen = feed_address.rpartition(':')
+    if not listen[2].isdecimal():
+        raise UserValueError(f'got feed_address={feed_address!r}; need HOST:PORT')
+    with run_dir.own('feed', stop), dispatcher.dispatching(run_dir.feed, port) as port:
+        found = {'address': feed_address, 'dispatcher': f'{own}:{port}'}
+        write_json(published, found)
+        status = Status(run_dir.status('feed'), 'feed')
+
+        def report(state: Mapping[str, Any]) -> None:
+            status.update('running', num_workers=state['workers'])
+            contract = {key: value for key, value in state.items() if key not in ('workers', 'dispatcher')}
+            if contract and found != {**found, **contract}:
+                found.update(contract)
+                write_json(published, found)
+
+        dispatcher.serve(('', int(listen[2])), found['dispatcher'], shards, report, stop)
+        status.update('stopped')
+
+
+class _Elements:
+    """The elements that a worker feeds; how many there were, and why there are no more."""
+
+    def __init__(self, shards: Shards, storage: Storage, layout: blocks.Blocks, timeout_secs: float, index: int):
+        self.count = 0
+        self._next: worker.ItemElements | worker.BatchElements
+        if isinstance(storage.experience.replay, Queue):
+            readers = [
+                TableReader(address, storage, REPLAY, [tf.TensorSpec(storage.item_shape, tf.uint8)], 1, timeout_secs)
+                for address in shards.addresses
+            ]
+            self._source: Any = worker.ItemElements(readers, layout)
+            self._next = self._source
+        else:
+            # Each worker has new chunks of its own, and all of those that were there before.
+            self._source = batch_source.for_feed(shards, storage, timeout_secs, seed=index)
+            self._next = worker.BatchElements(self._source, layout)
+
+    def __call__(self) -> Any:
+        element = self._next()
+        self.count += 1
+        return element
+
+    @property
+    def error(self) -> Exception | None:
+        return self._source.error
+
+    def metrics(self) -> dict[str, Any]:
+        return {} if isinstance(self._source, worker.ItemElements) else self._source.metrics()
+
+    def close(self) -> None:
+        self._source.close()
