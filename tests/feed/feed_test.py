@@ -165,7 +165,7 @@ def test_a_stopped_learner_ends_its_wait(fed):
     assert source.grant(1) == 0 and source.error is None
 
 
-def test_items_of_a_queue_arrive_once_and_in_order(served, dispatch):
+def test_items_of_a_queue_arrive_once(served, dispatch):
     found = served(experience(Queue, max_size=1000, batch_size=5))
     spec = tf.TensorSpec(found.storage.item_shape, tf.uint8)
     reader = TableReader(found.address, found.storage, REPLAY, [spec], 8, 60.0)
@@ -174,8 +174,9 @@ def test_items_of_a_queue_arrive_once_and_in_order(served, dispatch):
         fill(found, 24, (5,)).join(30)  # 4 episodes: 20 items
         source = QueueSource((address,), found.storage, 5, 60.0, seed=0, make_reader=FeedReader)
         trajectory, _ = draw(source, 4)
-        firsts = trajectory.observation[:, :, 0].numpy().astype(int).tolist()
-        assert firsts == [[[episode, step] for step in range(5)] for episode in range(4)]
+        firsts = trajectory.observation[:, :, 0].numpy().astype(int).reshape(-1, 2)
+        # Several requests are on the way, so that one element may overtake another.
+        assert sorted(firsts.tolist()) == [[episode, step] for episode in range(4) for step in range(5)]
         assert found.table().current_size == 0
         source.close()
         fill(found, 6, (5,)).join(30)  # streams wait for an item without a deadline, and only then end
