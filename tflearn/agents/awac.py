@@ -17,14 +17,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from tf_agents.agents import tf_agent
 from tf_agents.networks import network
-from tf_agents.policies import actor_policy, greedy_policy
+from tf_agents.policies import actor_policy
 from tf_agents.trajectories import time_step as ts
 from tf_agents.utils import common
 
 from tflearn.action_mask import ActionMask, make_mask
 from tflearn.agents import iql
+from tflearn.agents.critics_agent import CriticsAgent
 from tflearn.errors import UserValueError
 from tflearn.experience import BatchItems, Experience, Uniform
 from tflearn.networks import encoder, networks, spec_checks, twin_critics
@@ -139,7 +139,7 @@ class Networks(NamedTuple):
     action_mask: ActionMask | None
 
 
-class AWACAgent(tf_agent.TFAgent):
+class AWACAgent(CriticsAgent):
     """See the module.
 
     The extra metrics are means over the valid steps of the global batch: `critic_loss`; `value` and `advantage`, in the
@@ -160,32 +160,15 @@ class AWACAgent(tf_agent.TFAgent):
         policy = actor_policy.ActorPolicy(
             specs.time_step, specs.action, actor, clip=False, observation_and_action_constraint_splitter=mask
         )
-        super().__init__(
-            specs.time_step,
-            specs.action,
-            policy=greedy_policy.GreedyPolicy(policy),
-            collect_policy=policy,
-            train_sequence_length=experience.slicing.sequence_length,
-            train_step_counter=train_step,
-        )
-        self._actor, self._critics, self._mask, self._options = actor, critics, mask, loss
+        super().__init__(specs, train_step, experience, policy, critics)
+        self._actor, self._mask, self._options = actor, mask, loss
         self._critic_optimizer, self._actor_optimizer = made['critic'], made['actor']
 
-    def _initialize(self) -> None:
-        self._critics.copy_to_targets()
-
-    def _train(self, experience: Any, weights: tf.Tensor | None) -> tf_agent.LossInfo:
-        trained = (
+    def _trained(self) -> Sequence[tuple[Sequence[tf.Variable], optimizers.Optimizer]]:
+        return (
             (self._critics.trainable_variables, self._critic_optimizer),
             (self._actor.trainable_variables, self._actor_optimizer),
         )
-        losses = optimizers.minimize_in_turn(self._parts(experience, weights, True), trained)
-        self.train_step_counter.assign_add(1)
-        self._critics.update_targets()
-        return tf_agent.LossInfo(*losses)
-
-    def _loss(self, experience: Any, weights: tf.Tensor | None = None, training: bool = False) -> tf_agent.LossInfo:
-        return tf_agent.LossInfo(*optimizers.total([loss() for loss in self._parts(experience, weights, training)]))
 
     def _parts(self, experience: Any, weights: tf.Tensor | None, training: bool) -> list[optimizers.PartialLoss]:
         """Returns the losses of critics and actor: functions that return this replica's share, and metrics."""

@@ -18,12 +18,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tf_agents.agents import tf_agent
-from tf_agents.policies import actor_policy, greedy_policy
+from tf_agents.policies import actor_policy
 from tf_agents.trajectories import time_step as ts
 
 from tflearn.action_mask import make_mask
 from tflearn.agents import awac, iql
+from tflearn.agents.critics_agent import CriticsAgent
 from tflearn.errors import UserValueError
 from tflearn.experience import BatchItems, Experience, Uniform
 from tflearn.networks import encoder, networks, spec_checks
@@ -132,7 +132,7 @@ def make_agent(
     return DiscreteSacAgent(specs, train_step, experience, awac.Networks(actor, critics, mask), loss, made)
 
 
-class DiscreteSacAgent(tf_agent.TFAgent):
+class DiscreteSacAgent(CriticsAgent):
     """See the module.
 
     The extra metrics are means over the valid steps of the global batch: `critic_loss`, `actor_loss`, `alpha_loss`;
@@ -149,37 +149,26 @@ class DiscreteSacAgent(tf_agent.TFAgent):
         made: Mapping[str, optimizers.Optimizer],
     ):
         """Makes the agent, within the strategy's scope; see `make_agent`. `made` are the optimizers by their names."""
-        self._actor, self._critics, self._mask = networks
         policy = actor_policy.ActorPolicy(
-            specs.time_step, specs.action, self._actor, observation_and_action_constraint_splitter=self._mask
-        )
-        super().__init__(
             specs.time_step,
             specs.action,
-            policy=greedy_policy.GreedyPolicy(policy),
-            collect_policy=policy,
-            train_sequence_length=experience.slicing.sequence_length,
-            train_step_counter=train_step,
+            networks.actor,
+            observation_and_action_constraint_splitter=networks.action_mask,
         )
+        super().__init__(specs, train_step, experience, policy, networks.critics)
+        self._actor, self._mask = networks.actor, networks.action_mask
         self._options, self._num_choices = loss, float(specs.action.maximum) + 1
         self._log_alpha = tf.Variable(loss.initial_log_alpha, dtype=tf.float32, name='log_alpha')
-        self._trained = (
-            (self._critics.trainable_variables, made['critic']),
-            (self._actor.trainable_variables, made['actor']),
-            ([self._log_alpha], made['alpha']),
+        self._critic_optimizer, self._actor_optimizer, self._alpha_optimizer = (
+            made[name] for name in ('critic', 'actor', 'alpha')
         )
 
-    def _initialize(self) -> None:
-        self._critics.copy_to_targets()
-
-    def _train(self, experience: Any, weights: tf.Tensor | None) -> tf_agent.LossInfo:
-        losses = optimizers.minimize_in_turn(self._parts(experience, weights, True), self._trained)
-        self.train_step_counter.assign_add(1)
-        self._critics.update_targets()
-        return tf_agent.LossInfo(*losses)
-
-    def _loss(self, experience: Any, weights: tf.Tensor | None = None, training: bool = False) -> tf_agent.LossInfo:
-        return tf_agent.LossInfo(*optimizers.total([loss() for loss in self._parts(experience, weights, training)]))
+    def _trained(self) -> Sequence[tuple[Sequence[tf.Variable], optimizers.Optimizer]]:
+        return (
+            (self._critics.trainable_variables, self._critic_optimizer),
+            (self._actor.trainable_variables, self._actor_optimizer),
+            ([self._log_alpha], self._alpha_optimizer),
+        )
 
     def _parts(self, experience: Any, weights: tf.Tensor | None, training: bool) -> list[optimizers.PartialLoss]:
         """Returns the losses of critics, actor and temperature: each replica's share, and metrics."""

@@ -20,13 +20,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tf_agents.agents import tf_agent
-from tf_agents.policies import greedy_policy
 from tf_agents.trajectories import time_step as ts
 from tf_agents.utils import common
 
 from tflearn.action_mask import make_mask
 from tflearn.agents.actor_value import ActorValueNetwork, ActorValuePolicy, NetworkOptions
+from tflearn.agents.critics_agent import CriticsAgent
 from tflearn.errors import UserValueError
 from tflearn.experience import BatchItems, Experience, Uniform
 from tflearn.networks import twin_critics
@@ -154,7 +153,7 @@ def check_experience(experience: Experience, algorithm: str) -> None:
         )
 
 
-class IQLAgent(tf_agent.TFAgent):
+class IQLAgent(CriticsAgent):
     """See the module.
 
     The extra metrics are means over the valid steps of the global batch: `value_loss`, `critic_loss`, `actor_loss`;
@@ -174,36 +173,19 @@ class IQLAgent(tf_agent.TFAgent):
     ):
         """Makes the agent, within the strategy's scope; see `make_agent`. `made` are the optimizers by their names."""
         policy = ActorValuePolicy(specs, network, records_distribution=False)
-        super().__init__(
-            specs.time_step,
-            specs.action,
-            policy=greedy_policy.GreedyPolicy(policy),
-            collect_policy=policy,
-            train_sequence_length=experience.slicing.sequence_length,
-            train_step_counter=train_step,
-        )
-        self._network, self._critics, self._options = network, critics, loss  # PPO's name, for a warm start
+        super().__init__(specs, train_step, experience, policy, critics)
+        self._network, self._options = network, loss  # PPO's name, for a warm start
         self._value_optimizer, self._actor_optimizer, self._critic_optimizer = (
             made[name] for name in ('value', 'actor', 'critic')
         )
 
-    def _initialize(self) -> None:
-        self._critics.copy_to_targets()
-
-    def _train(self, experience: Any, weights: tf.Tensor | None) -> tf_agent.LossInfo:
+    def _trained(self) -> Sequence[tuple[Sequence[tf.Variable], optimizers.Optimizer]]:
         of_value = {variable.ref() for variable in self._network.value_variables}
-        trained = (
+        return (
             (self._network.value_variables, self._value_optimizer),
             ([v for v in self._network.trainable_variables if v.ref() not in of_value], self._actor_optimizer),
             (self._critics.trainable_variables, self._critic_optimizer),
         )
-        losses = optimizers.minimize_in_turn(self._parts(experience, weights, True), trained)
-        self.train_step_counter.assign_add(1)
-        self._critics.update_targets()
-        return tf_agent.LossInfo(*losses)
-
-    def _loss(self, experience: Any, weights: tf.Tensor | None = None, training: bool = False) -> tf_agent.LossInfo:
-        return tf_agent.LossInfo(*optimizers.total([loss() for loss in self._parts(experience, weights, training)]))
 
     def _parts(self, experience: Any, weights: tf.Tensor | None, training: bool) -> list[optimizers.PartialLoss]:
         """Returns the losses of value, actor and critics: functions that return this replica's share, and metrics."""

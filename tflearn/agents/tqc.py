@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from tf_agents.agents import tf_agent
 from tf_agents.networks import network
-from tf_agents.policies import actor_policy, greedy_policy
+from tf_agents.policies import actor_policy
 from tf_agents.utils import common
 
 from tflearn.agents import td3
+from tflearn.agents.critics_agent import CriticsAgent
 from tflearn.errors import UserValueError
 from tflearn.experience import BatchItems, Experience, Uniform
 from tflearn.networks import encoder, heads, networks
@@ -158,7 +158,7 @@ def make_networks(
     return Networks(actor, CriticEnsemble(specs, critics, encoding, tau))
 
 
-class EnsembleSacAgent(tf_agent.TFAgent):
+class EnsembleSacAgent(CriticsAgent):
     """SAC's agent with an ensemble of critics; see the module.
 
     The extra metrics are means over the items of the global batch: `critic_loss`, `actor_loss`, `alpha_loss`; `value`
@@ -187,36 +187,22 @@ class EnsembleSacAgent(tf_agent.TFAgent):
           made: the optimizers by their names: 'critic', 'actor', 'alpha'.
         """
         policy = actor_policy.ActorPolicy(specs.time_step, specs.action, networks.actor, training=False)
-        super().__init__(
-            specs.time_step,
-            specs.action,
-            policy=greedy_policy.GreedyPolicy(policy),
-            collect_policy=policy,
-            train_sequence_length=experience.slicing.sequence_length,
-            train_step_counter=train_step,
-        )
-        self._actor, self._critics = networks
+        super().__init__(specs, train_step, experience, policy, networks.critics)
+        self._actor = networks.actor
         self._rule, self._options = rule, loss
         numbers = np.prod(tf.nest.flatten(specs.action)[0].shape)
         self._target_entropy = -float(numbers) if loss.target_entropy is None else loss.target_entropy
         self._log_alpha = tf.Variable(loss.initial_log_alpha, dtype=tf.float32, name='log_alpha')
-        self._trained = (
-            (self._critics.trainable_variables, made['critic']),
-            (self._actor.trainable_variables, made['actor']),
-            ([self._log_alpha], made['alpha']),
+        self._critic_optimizer, self._actor_optimizer, self._alpha_optimizer = (
+            made[name] for name in ('critic', 'actor', 'alpha')
         )
 
-    def _initialize(self) -> None:
-        self._critics.copy_to_targets()
-
-    def _train(self, experience: Any, weights: tf.Tensor | None) -> tf_agent.LossInfo:
-        losses = optimizers.minimize_in_turn(self._parts(experience, weights, True), self._trained)
-        self.train_step_counter.assign_add(1)
-        self._critics.update_targets()
-        return tf_agent.LossInfo(*losses)
-
-    def _loss(self, experience: Any, weights: tf.Tensor | None = None, training: bool = False) -> tf_agent.LossInfo:
-        return tf_agent.LossInfo(*optimizers.total([loss() for loss in self._parts(experience, weights, training)]))
+    def _trained(self) -> Sequence[tuple[Sequence[tf.Variable], optimizers.Optimizer]]:
+        return (
+            (self._critics.trainable_variables, self._critic_optimizer),
+            (self._actor.trainable_variables, self._actor_optimizer),
+            ([self._log_alpha], self._alpha_optimizer),
+        )
 
     def _parts(self, experience: Any, weights: tf.Tensor | None, training: bool) -> list[optimizers.PartialLoss]:
         """Returns the losses of critics, actor and temperature: each replica's share, and metrics."""

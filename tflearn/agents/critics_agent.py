@@ -1,0 +1,56 @@
+"""CriticsAgent: what agents have in common whose critics, actor and other parts have losses of their own."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from tf_agents.agents import tf_agent
+from tf_agents.policies import greedy_policy, tf_policy
+
+from tflearn.experience import Experience
+from tflearn.networks.twin_critics import WithTargets
+from tflearn.optimization import optimizers
+from tflearn.types import EnvironmentSpecs
+
+
+class CriticsAgent(tf_agent.TFAgent):
+    """Minimizes the losses of its parts in turn; then the critics' targets follow."""
+
+    def __init__(
+        self,
+        specs: EnvironmentSpecs,
+        train_step: tf.Variable,
+        experience: Experience,
+        policy: tf_policy.TFPolicy,
+        critics: WithTargets,
+    ):
+        """Makes the agent, within the strategy's scope; `policy` collects, and the greedy one is made of it."""
+        super().__init__(
+            specs.time_step,
+            specs.action,
+            policy=greedy_policy.GreedyPolicy(policy),
+            collect_policy=policy,
+            train_sequence_length=experience.slicing.sequence_length,
+            train_step_counter=train_step,
+        )
+        self._critics: Any = critics
+
+    def _parts(self, experience: Any, weights: tf.Tensor | None, training: bool) -> list[optimizers.PartialLoss]:
+        """Returns the losses of the parts: functions that return this replica's share, and metrics."""
+        raise NotImplementedError
+
+    def _trained(self) -> Sequence[tuple[Sequence[tf.Variable], optimizers.Optimizer]]:
+        """Returns, for each of the parts, the variables that its loss trains, and their optimizer."""
+        raise NotImplementedError
+
+    def _initialize(self) -> None:
+        self._critics.copy_to_targets()
+
+    def _train(self, experience: Any, weights: tf.Tensor | None) -> tf_agent.LossInfo:
+        losses = optimizers.minimize_in_turn(self._parts(experience, weights, True), self._trained())
+        self.train_step_counter.assign_add(1)
+        self._critics.update_targets()
+        return tf_agent.LossInfo(*losses)
+
+    def _loss(self, experience: Any, weights: tf.Tensor | None = None, training: bool = False) -> tf_agent.LossInfo:
+        return tf_agent.LossInfo(*optimizers.total([loss() for loss in self._parts(experience, weights, training)]))
