@@ -20,7 +20,7 @@ REAL = {
     'train': [
         ('', 'got no --root_dir; need'),
         ('--root_dir=run', 'got no --gin_file; need'),
-        ('--root_dir=gs://a/b --gin_file=dqn_cartpole', "got --root_dir='gs://a/b', which is a URL"),
+        ('--root_dir=gs://me:key@a/b --gin_file=dqn_cartpole', 'got a URL of gs with credentials'),
         ('--root_dir=~nobody_of_this_name --gin_file=dqn_cartpole', 'got --root_dir='),
         ('--root_dir=/dev/null/run --gin_file=dqn_cartpole', "got root_dir='/dev/null/run'"),
         (f'--root_dir={"a" * 300} --gin_file=dqn_cartpole', 'got root_dir='),

@@ -24,7 +24,7 @@ def test_help():
     [
         ((), 'got no --root_dir; need '),
         (('--root_dir=x', '--tflite=int4'), 'got a wrong flag: flag --tflite=int4'),
-        (('--root_dir=s3://x/y',), "got --root_dir='s3://x/y', which is a URL; need a path"),
+        (('--root_dir=s3://me:key@x/y',), 'got a URL of s3 with credentials or a query; need them where s3 clients'),
         (('--root_dir=x', '--output=gs://x/y'), "got --output='gs://x/y', which is a URL; need a path"),
         (('--root_dir=no_such_run',), 'got no policy in '),
     ],

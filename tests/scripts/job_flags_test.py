@@ -40,9 +40,9 @@ WRONG = {
     ('--root_dir=run',): 'got no --gin_file; need the path of one, or one of a2c_cartpole, appo_cartpole, ',
     (*NEEDED, '--replay_address=foo'): 'got --replay_address=foo; need HOST:PORT with a port from 1 to 65535',
     (
-        '--root_dir=gs://bucket/run',
+        '--root_dir=gs://me:key@bucket/run',
         NEEDED[1],
-    ): "got --root_dir='gs://bucket/run', which is a URL; need a path",
+    ): 'got a URL of gs with credentials or a query; need them where gs clients',
     (*NEEDED, '--connect_timeout_secs=-1'): 'got a wrong flag: flag --connect_timeout_secs=-1',
     (*NEEDED, '--rootdir=x'): "got a wrong flag: Unknown command line flag 'rootdir'. Did you mean: root_dir",
     (*NEEDED, 'train'): "got the argument 'train'; need flags only",

@@ -176,7 +176,7 @@ def test_fewer_replay_servers_than_before_are_refused_before_a_job_starts(tmp_pa
             'no value for',
         ),
         (['--root_dir=file/run', '--gin_file=dqn_cartpole'], 'which cannot be written to'),
-        (['--root_dir=gs://bucket/run', '--gin_file=file'], 'for which a package is missing'),
+        (['--root_dir=gs://me:key@bucket/run', '--gin_file=file'], 'with credentials or a query'),
         (['--root_dir=run', '--gin_file=file', '--replay_address=8000'], 'need HOST:PORT'),
         (['--root_dir=run', '--gin_file=file', '--replay_address=a:1,a:1'], 'need addresses that differ'),
         (['--root_dir=run', '--gin_file=file', '--weights_address=a'], 'got --weights_address=a; need HOST:PORT'),
