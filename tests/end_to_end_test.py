@@ -131,6 +131,7 @@ def test_a_run_continues_and_starts_a_killed_train_job_again(interrupted, orphan
     assert not run_dir.done.exists()
 
 
+@pytest.mark.slow
 def test_the_same_command_continues_to_the_end_and_then_reports_it(orphaned, start, tmp_path):
     run_dir = orphaned.copy(tmp_path)
     launch = start('launch', *TINY)

@@ -21,6 +21,7 @@ def test_it_is_stored_without_outputs():
 
 
 # Of the client's libraries.
+@pytest.mark.slow
 @pytest.mark.filterwarnings('ignore::DeprecationWarning', 'ignore::ResourceWarning', 'ignore::UserWarning')
 def test_it_runs(tmp_path, monkeypatch):
     monkeypatch.setenv('PYTHONPATH', str(ROOT))

@@ -72,7 +72,7 @@ attention = functools.partial(
 KINDS = {'model': (model, None), 'network': (tf_agents_network, None), 'set': (attention, SET)}
 
 
-@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('kind', ['model', pytest.param('network', marks=pytest.mark.slow), 'set'])
 @pytest.mark.parametrize('name', AGENTS)
 def test_every_agent_trains_it(name, kind):
     make_network, observation = KINDS[kind]

@@ -104,6 +104,7 @@ def test_noise_is_a_share_of_half_the_range_and_actions_are_within_their_bounds(
     assert (wild.min(axis=0), wild.max(axis=0)) == (pytest.approx([-2.0, 0.0]), pytest.approx([2.0, 0.5]))
 
 
+@pytest.mark.slow
 def test_the_exported_policies_act_equally(tmp_path):
     """The noise falls to 0 by a schedule, so that the collect policy repeats itself."""
     agent = _agent(NESTED, exploration_noise=schedules.linear(0.3, 0.0, 1))

@@ -51,6 +51,7 @@ def test_importing_it_loads_no_tensorflow():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_users_program_passes_a_strict_type_check(tmp_path):
     config = tmp_path / 'mypy.ini'
     config.write_text(STRICT)

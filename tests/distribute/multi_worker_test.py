@@ -131,6 +131,7 @@ def test_when_a_worker_dies_the_other_ends_with_an_error(tmp_path, victim):
     assert 'PeerStopped: lost another worker (' in log or 'heartbeat' in log.lower(), log[-3000:]
 
 
+@pytest.mark.slow
 def test_watchdog_ends_the_worker_that_waits_for_a_stuck_one(tmp_path):
     with Cluster(tmp_path / 'run', 'stuck') as cluster:
         status, log = cluster.end(0)

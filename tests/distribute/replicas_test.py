@@ -285,7 +285,7 @@ def _run(name, replicas, directory):
 
 SLOW = pytest.mark.slow
 # Their losses and updates are mostly those of another one here.
-SLOW_AGENTS = ('appo', 'awac', 'cql', 'ddpg', 'discrete sac', 'nested ppo', 'td3+bc')
+SLOW_AGENTS = ('appo', 'awac', 'bc', 'cql', 'ddpg', 'discrete sac', 'iql', 'nested ppo', 'td3+bc', 'tqc')
 
 
 @pytest.fixture(scope='module')

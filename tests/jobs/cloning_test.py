@@ -57,6 +57,7 @@ def logits(run_dir, step):
     return {variable.name: variable.numpy() for variable in policy.model_variables}
 
 
+@pytest.mark.slow
 def test_ppo_begins_with_the_cloned_policy_and_collects_after_it(small_run, data):
     small_run.start_replay(**PPO)
     collector = small_run.start(collect, num_environments=2, **PPO)

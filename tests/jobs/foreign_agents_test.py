@@ -75,6 +75,7 @@ def exported(run, policy, train_step, output):
     return signature(**named)['action'].numpy()
 
 
+@pytest.mark.slow
 def test_ppo_with_iterations_runs_in_all_jobs_and_resumes(small_run, tmp_path):
     """It computes advantages in `preprocess_sequence`, once for an iteration; the job makes its minibatches."""
     given = factories('CartPole-v1', functools.partial(foreign_agents.ppo, **foreign_agents.FOR_ITERATIONS), ITERATION)

@@ -86,6 +86,7 @@ def _inserts(run):
     return reverb.Client(run.address).server_info()[REPLAY].rate_limiter_info.insert_stats.completed
 
 
+@pytest.mark.slow
 def test_iterations_keep_their_size_without_a_lost_collector(on_policy_run):
     run, calls = on_policy_run, []
     lost = reports.Reporter(run.address, 'collect_1', items_at_once=4, lease_secs=2.0)

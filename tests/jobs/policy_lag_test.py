@@ -3,6 +3,8 @@
 import functools
 import threading
 
+import pytest
+
 from tests.testing import written_summaries
 from tests.testing.jobs import QUEUE
 from tflearn.agents import impala
@@ -17,6 +19,7 @@ NUM_STEPS = 40
 SECS_PER_STEP = 0.05
 
 
+@pytest.mark.slow
 def test_policy_lag_is_bounded_and_has_a_histogram(small_run):
     given = {
         'make_environment': functools.partial(gymnasium_env.make, 'Pendulum-v1'),

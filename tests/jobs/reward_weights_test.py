@@ -26,6 +26,7 @@ def make_agent(*given, weights=(1.0, 0.25)):
     return transformed.make_agent(*given, make_agent=make, transforms=[rewards.Weighted(weights)])
 
 
+@pytest.mark.slow
 def test_weights_change_while_a_run_goes_on(tmp_path):
     """The policy prefers the reward that weighs more. Returns stay those of the environment."""
     run = jobs.SmallRun(tmp_path)

@@ -60,6 +60,7 @@ def test_synchronous_run_and_evaluation_with_a_mask(tmp_path, made):
     assert policy({'a': np.zeros((2, 3), np.float32), 'mask': mask}).tolist() == [1, 2]
 
 
+@pytest.mark.slow
 def test_jobs_with_ppo_and_several_masked_actions(small_run, made):
     """The learner mixes the steps of sequences; policy and value are normalized but for the mask."""
     iteration = Iteration(num_epochs=2, minibatch_steps=12)

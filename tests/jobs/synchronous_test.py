@@ -113,6 +113,7 @@ def test_runs_to_the_end_and_can_be_continued(tmp_path):
     assert read_json(run_dir.train_result) == more, 'there is nothing left to do'
 
 
+@pytest.mark.slow
 def test_same_seed_gives_bit_equal_results(tmp_path):
     given = {'collect_options': CollectOptions(initial_random_steps=30), 'num_train_steps': 100}
     one, same, other = (

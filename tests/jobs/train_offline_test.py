@@ -191,6 +191,7 @@ def test_it_validates_on_episodes_of_their_own_and_stops_when_they_get_no_better
     assert result['train_step'] == max(losses)
 
 
+@pytest.mark.slow
 def test_two_replicas_equal_one_with_twice_the_batch(tmp_path):
     data_sets.write(tmp_path / 'data', 200)
     settings = {

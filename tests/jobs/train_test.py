@@ -188,6 +188,7 @@ def test_learner_without_data_can_be_ended(small_run, how):
     assert _result(small_run)['reason'].startswith(how)
 
 
+@pytest.mark.slow
 def test_learner_continues_with_restarted_replay_server_and_collector(small_run):
     """The learner waits for data, the collector for weights, and the server has lost both."""
     first = small_run.start_replay()

@@ -219,6 +219,7 @@ def test_prepares_once_per_iteration_and_saves_normalizers(tmp_path):
     np.testing.assert_allclose(action, distribution.mean(), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_two_replicas_agree_with_one(tmp_path):
     outcomes = []
     for name in ('default', 'mirrored:2'):

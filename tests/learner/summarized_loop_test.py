@@ -130,6 +130,7 @@ def test_summary_has_gradients_actions_and_policy_lag(train, strategy):
         assert (least, greatest, number) == (8 - step, 8 - step, 2 * share)
 
 
+@pytest.mark.slow
 def test_agents_write_no_tags_of_the_learner(train):
     _, _, directory = train([4], 'mirrored:2', interval_steps=2)
     _, _, directory = train([4], 'mirrored:2', name='other', interval_steps=100)

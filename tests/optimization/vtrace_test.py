@@ -87,7 +87,7 @@ def _close(got, expected):
 
 
 @pytest.mark.parametrize('bounds', BOUNDS, ids=str)
-@pytest.mark.parametrize('length', [1, 2, 5, 12, 33])
+@pytest.mark.parametrize('length', [1, 12, *(pytest.param(length, marks=pytest.mark.slow) for length in (2, 5, 33))])
 def test_equals_the_definition(run, bounds, length):
     data = _data(length=length)
     ratios = np.exp(data[0])

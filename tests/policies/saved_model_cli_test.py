@@ -4,10 +4,13 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from tests.testing import example_policies
 from tflearn.policies.exporter import PolicyExporter
 
 
+@pytest.mark.slow
 def test_signatures_and_names_are_readable(tmp_path):
     version = PolicyExporter(example_policies.recurrent(), tmp_path).export(1, {})
     tool = [sys.executable, '-m', 'tensorflow.python.tools.saved_model_cli']

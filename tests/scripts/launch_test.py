@@ -93,6 +93,7 @@ def test_a_run_through_the_program(installed, tmp_path):
     assert 'collect_1' in run_dir.log('collect_1').read_text().splitlines()[1]
 
 
+@pytest.mark.slow
 def test_the_replay_server_gets_a_free_port_by_default(installed, tmp_path):
     ended = launch('--root_dir=run', '--gin_file=dqn_cartpole', cwd=tmp_path, package='tflearn_scripts', path=installed)
     assert ended.returncode == 0

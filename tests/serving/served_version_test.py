@@ -19,7 +19,10 @@ def export(kind, directory):
 
 
 @pytest.mark.parametrize('options', [None, batching.BatchOptions(max_batch_size=4)], ids=['single', 'batched'])
-@pytest.mark.parametrize('kind', ['greedy', 'recurrent', 'nested', 'greedy_actor'])
+@pytest.mark.parametrize(
+    'kind',
+    ['greedy', 'recurrent', *(pytest.param(kind, marks=pytest.mark.slow) for kind in ('nested', 'greedy_actor'))],
+)
 def test_outputs_equal_those_of_the_saved_model(kind, options, tmp_path):
     policy, path = export(kind, tmp_path)
     served, model = ServedVersion(path, options), tf.saved_model.load(str(path))

@@ -83,6 +83,7 @@ def test_run_trains_on_all_of_its_data(tmp_path, size):
     learner.close()
 
 
+@pytest.mark.slow
 def test_losses_of_two_replicas_add_up_to_the_loss(tmp_path):
     """Each replica also returns its share of the parts of the loss."""
     strategy = strategies.make('mirrored:2')

@@ -18,12 +18,9 @@ SAMPLE = {
     'learner': (
         'testLearnerRun',
         'testLearnerLoss',
-        'testLearnerLossPassExperience',
         'testLearnerAssertInvalidIterations',
         'testLearnerRaiseExceptionOnMismatchingBatchSetup',
-        'testInitialCheckpointStoresOptimizerVariablesDQN_mirrored',
         'testCheckpointStoresOptimizerVariablesPPO_one_device',
-        'testLossLearnerDifferentDistStratDQN',
     ),
     'ppo_learner': (),
 }

@@ -25,6 +25,7 @@ def test_no_summaries(tmp_path, make_agent, make_dataset_fn, interval):
     assert not list(tmp_path.glob('train/events*'))
 
 
+@pytest.mark.slow
 def test_summaries_at_the_multiples(tmp_path, make_dataset_fn):
     tf.random.set_seed(1)
     learner = _learner(

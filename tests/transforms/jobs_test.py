@@ -48,6 +48,7 @@ def exported_means(run):
     return [value.numpy() for value in tf.saved_model.load(str(newest)).model_variables if 'mean' in value.name]
 
 
+@pytest.mark.slow
 def test_on_policy_jobs_on_two_replicas(small_run):  # noqa: F811
     """Items have a history; the learner shuffles the steps of iterations; statistics travel with the weights."""
     factories = {
