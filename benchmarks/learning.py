@@ -70,7 +70,7 @@ def main() -> int:
         root = options.root_dir or pathlib.Path(temporary)
         seeds = range(1, options.seeds + 1)
         outcomes = [
-            _run(root / f'seed_{seed}', options.gin_file, options.gin_bindings, seed, options.mode, options.summary)
+            run(root / f'seed_{seed}', options.gin_file, options.gin_bindings, seed, options.mode, options.summary)
             for seed in seeds
         ]
         if options.picture:
@@ -90,8 +90,8 @@ def main() -> int:
     return 0 if reached >= 0.8 * len(outcomes) else 1
 
 
-def _run(
-    root: pathlib.Path, gin_file: str, gin_bindings: Sequence[str], seed: int, mode: str, summary: str | None
+def run(
+    root: pathlib.Path, gin_file: str, gin_bindings: Sequence[str], seed: int, mode: str, summary: str | None = None
 ) -> Outcome:
     """One complete run, or what is missing of it if `root` holds a part."""
     seeded = [

@@ -1,0 +1,103 @@
+"""What do the algorithms learn, in how many steps, beside other libraries? A table's runs, by one resumable command.
+
+    python -m benchmarks.suite --rows ppo_cartpole dqn_cartpole --seeds=5 --max_secs=7000
+
+For each row of `suite_rows.py`, each seed and each side it makes a run in processes of its own, and adds a line to
+`benchmarks/results/`. What has a line with the same settings is not run again; to repeat a run, remove its line. With
+--max_secs no run begins after that time, so the command can be run in parts; a run that was killed has no line and is
+made again from its start. A run that fails has a line with its error.
+
+Both sides evaluate by the mode, over the same number of episodes, at the same marks. Peers are run where their
+environment is (requirements_peers.txt says how to make it). There, too, are the statistics made of the lines
+(`suite_statistics.py`, by rliable); `suite_page.py` then writes docs/results.md and its pictures.
+"""
+
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from typing import Any
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import suite_results  # noqa: E402
+from benchmarks.suite_rows import OURS, ROWS, Row  # noqa: E402
+
+LIMIT_SECS = 7_000.0  # of a run
+_ERROR_CHARS = 300
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Makes the runs that are missing, then the statistics and the page; returns 1 if a run failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    runnable = [key for key, row in ROWS.items() if row.gin_file]
+    parser.add_argument('--rows', nargs='+', choices=runnable, default=runnable)
+    parser.add_argument('--sides', nargs='+', default=[OURS, 'SB3', 'SBX'])
+    parser.add_argument('--seeds', type=int, default=5, help='runs of each side, with the seeds 1, 2, ...')
+    parser.add_argument('--max_secs', type=float, default=float('inf'), help='begins no run after so long')
+    parser.add_argument('--peers_python', type=pathlib.Path, default=ROOT / 'peers_environment' / 'bin' / 'python')
+    parser.add_argument('--results', type=pathlib.Path, default=suite_results.RESULTS, help='directory of the lines')
+    parser.add_argument('--no_page', action='store_true', help='only runs')
+    options = parser.parse_args(arguments)
+    failed = 0
+    begun = time.monotonic()
+    for key in options.rows:
+        row = ROWS[key]
+        for seed in range(1, options.seeds + 1):
+            for side in (OURS, *row.peers):
+                wanted = side in options.sides and (side == OURS or options.peers_python.exists())
+                if wanted and not _is_done(options.results, key, row, side, seed):
+                    if time.monotonic() - begun > options.max_secs:
+                        continue
+                    result = run(row, side, seed, options.peers_python)
+                    suite_results.append(options.results, key, result)
+                    failed += result['error'] is not None
+                    shown = result['error'] or result['curve'][-1]
+                    print(f'{key}, {side}, seed {seed}: {shown}, {result["secs"]:.0f} s', file=sys.stderr, flush=True)
+    if not options.no_page and options.peers_python.exists():
+        for program, python in (('suite_statistics', options.peers_python), ('suite_page', sys.executable)):
+            command = [python, '-m', f'benchmarks.{program}', f'--results={options.results}']
+            subprocess.run(command, check=True, cwd=ROOT, timeout=LIMIT_SECS)
+    return int(failed > 0)
+
+
+def _is_done(directory: pathlib.Path, key: str, row: Row, side: str, seed: int) -> bool:
+    return any(each['side'] == side and each['seed'] == seed for each in suite_results.read(directory, key, row))
+
+
+def run(row: Row, side: str, seed: int, peers_python: pathlib.Path) -> dict[str, Any]:
+    """Makes a run and returns its line; `error` is None unless it failed.
+
+    Args:
+      peers_python: the interpreter of the peers' environment.
+    """
+    settings = row.settings(side)
+    with tempfile.TemporaryDirectory() as temporary:
+        output, log = pathlib.Path(temporary, 'result.json'), pathlib.Path(temporary, 'log')
+        program = ['benchmarks.suite_run'] if side == OURS else ['benchmarks.suite_peers', f'--side={side}']
+        flags = [f'--settings={json.dumps(settings)}', f'--seed={seed}', f'--output={output}']
+        command = [sys.executable if side == OURS else str(peers_python), '-m', *program, *flags]
+        start = time.monotonic()
+        with log.open('w', encoding='utf-8') as written:
+            try:
+                process = subprocess.run(
+                    command, stdout=written, stderr=subprocess.STDOUT, cwd=ROOT, timeout=LIMIT_SECS, check=False
+                )
+                error = None if process.returncode == 0 else f'exit status {process.returncode}'
+            except subprocess.TimeoutExpired:
+                error = f'no end after {LIMIT_SECS:g} s'
+        secs = round(time.monotonic() - start, 1)
+        if error is not None:
+            last = log.read_text(encoding='utf-8', errors='replace').strip().rpartition('\n')[2]
+            error = f'{error}: {last.replace(temporary, "...")}'[:_ERROR_CHARS]
+        result = {} if error else json.loads(output.read_text(encoding='utf-8'))
+    return {'side': side, 'seed': seed, 'error': error, 'secs': secs, **result, 'settings': settings}
+
+
+if __name__ == '__main__':
+    sys.exit(main())

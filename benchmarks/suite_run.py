@@ -1,0 +1,66 @@
+"""One run of the suite by our side: curve and seconds, as JSON. `benchmarks/suite.py` starts it."""
+
+import argparse
+import json
+import pathlib
+import platform
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import learning, suite_process  # noqa: E402
+from tflearn.actors import learning_curve  # noqa: E402
+from tflearn.actors.evaluation_record import EvaluationRecord  # noqa: E402
+from tflearn.launch.code_revision import code_revision  # noqa: E402
+from tflearn.run_dir import RunDir, write_json  # noqa: E402
+
+
+def main() -> None:
+    """Runs one seed and writes its result."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('--settings', type=json.loads, required=True, help="JSON: the row's settings of our side")
+    parser.add_argument('--seed', type=int, required=True)
+    parser.add_argument('--output', type=pathlib.Path, required=True, help='JSON file of the result')
+    options = parser.parse_args()
+    suite_process.end_with_parent()
+    settings = options.settings
+    with tempfile.TemporaryDirectory(dir=options.output.parent) as temporary:
+        root = pathlib.Path(temporary)
+        outcome = learning.run(root, settings['gin_file'], bindings(settings), options.seed, settings['mode'])
+        curve = learning_curve.current(EvaluationRecord(RunDir(root).evaluations).evaluations)
+    result = {
+        'env_steps': outcome.env_steps,
+        'train_secs': outcome.train_secs,
+        'curve': [[point['env_steps'], round(point['mean_return'], 3)] for point in curve],
+        'versions': {
+            'tflearn': code_revision(),
+            'tensorflow': metadata.version('tensorflow'),
+            'gymnasium': metadata.version('gymnasium'),
+            'python': platform.python_version(),
+        },
+    }
+    write_json(options.output, result)
+
+
+def bindings(settings: Mapping[str, Any]) -> Sequence[str]:
+    """Returns the gin statements of a run: those of the row, and its evaluations at equal numbers of train steps."""
+    steps = int(settings['bindings'][0].partition('=')[2])
+    return (
+        *settings['bindings'],
+        f'train.Intervals.export_interval_steps={max(1, steps // settings["marks"])}',
+        'train.ExportOptions.keep_last=10_000',
+        f'evaluate.evaluate.num_episodes={settings["episodes"]}',
+        'evaluate.evaluate.target_return=None',
+        'from tflearn.jobs import evaluate_settings',
+        'evaluate.evaluate.options=@evaluate_settings.EvaluateOptions()',
+        "evaluate_settings.EvaluateOptions.follow='each'",
+    )
+
+
+if __name__ == '__main__':
+    main()
