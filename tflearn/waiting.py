@@ -1,6 +1,7 @@
 """Waiting for something outside this process, with a deadline, a reason and a way to stop."""
 
 import contextlib
+import random
 import re
 import socket
 import threading
@@ -80,6 +81,28 @@ def is_refused(address: str, timeout_secs: float = 2.0) -> bool:
     except (OSError, UnicodeError, OverflowError):
         pass
     return False
+
+
+class Jitter:
+    """Pauses between questions to a server, so that processes that started together do not ask together.
+
+    They follow from the identity alone: a process that is started again makes the same ones.
+    """
+
+    def __init__(self, identity: str):
+        """`identity` is what differs between the processes, such as a job's name."""
+        self._random = random.Random(identity)
+
+    def first(self, secs: float) -> float:
+        """Returns the pause before the first of questions `secs` apart: uniform in [0, secs)."""
+        return secs * self._random.uniform(0.0, 1.0)
+
+    def next(self, secs: float) -> float:
+        """Returns the pause before the next question: uniform in [secs / 2, 3 * secs / 2), `secs` in the mean.
+
+        So processes that a lost server has brought together part again.
+        """
+        return secs * self._random.uniform(0.5, 1.5)
 
 
 class PeerStopped(Exception):

@@ -53,6 +53,18 @@ def test_newest_message_reaches_all_readers(start):
         _comes(_reader(stack, address), message)
 
 
+def test_many_collectors_together_poll_a_thousand_times_a_second(start):
+    address = f'localhost:{start().port}'
+    shares = tuple(control.Share(f'collect_{i}', 1, 8, 0, 0) for i in range(600))
+    with contextlib.ExitStack() as stack:
+        reader = _reader(stack, address)
+        assert reader.interval_secs == 0.02
+        message = dataclasses.replace(MESSAGE, shares=shares)
+        assert credits.send(address, message)
+        _comes(reader, message)
+        assert reader.interval_secs == 0.6
+
+
 def test_refuses_older_epoch_while_newer_lease_is_valid(start):
     address = f'localhost:{start().port}'
     older = dataclasses.replace(MESSAGE, lease=control.new_lease('train', epoch=2))

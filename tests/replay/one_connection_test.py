@@ -79,7 +79,7 @@ def test_a_collector_has_one_connection_whatever_it_does(start):
     start(port)
     wait_until(lambda: connection.server_info(address), 'an answer', 60)
     learner = control.Credits(control.new_lease('train'), 0, 5, 8)
-    reporter, reader = reports.Reporter(address, 'collect_0'), credits.CreditReader(address, 0.01)
+    reporter, reader = reports.Reporter(address, 'collect_0'), credits.CreditReader(address, interval_secs=0.01)
     before, _ = connections(port)
     seen, columns = set(), contract.signature(VARIABLES)
     for version in range(1, 31):

@@ -23,7 +23,7 @@ from tflearn.replay.writers import ReplayWriter
 from tflearn.run_dir import RunDir, Status
 from tflearn.train_step import create_train_step, set_env_steps
 from tflearn.types import ActingPolicy, Agent, AgentFactory, EnvironmentFactory
-from tflearn.waiting import LOG_EVERY_SECS, Stopped
+from tflearn.waiting import LOG_EVERY_SECS, Jitter, Stopped
 from tflearn.weights import contract
 from tflearn.weights.channels import Plane
 from tflearn.weights.subscriber import Subscriber
@@ -62,7 +62,7 @@ def collect(
       make_agent: makes the run's agent, whose collect policy acts.
       experience: the run's experience settings.
       num_environments: the number of environments stepped together.
-      refresh_interval_secs: seconds between two polls of the replay server for newer weights.
+      refresh_interval_secs: mean seconds between two polls of the replay server for newer weights.
       seed: the seed of the environments and of the policy's draws, mixed with the name; None draws one.
       data_addresses: the addresses of the replay servers that share a queue: collector number i, which its name ends
         with, writes to server i modulo their number. None is `replay_address` alone.
@@ -211,7 +211,7 @@ def _limit(
     ending: contextlib.ExitStack,
 ) -> VersionLimit | CreditLimit | None:
     if experience.versions_ahead is not None:
-        reader = credits.CreditReader(address)
+        reader = credits.CreditReader(address, held.lease.name)
         ending.callback(reader.close)
         return CreditLimit(held, lambda: reader.newest)
     if options.episode_limit is None:
@@ -237,23 +237,24 @@ class _Reporter:
         self._reporter, self._server = reporter, server
         self._collection, self._weights, self._writer, self._status = collection, weights, writer, status
         self._reports_episodes = reports_episodes
-        self._reported_at, self._logged_at = -math.inf, time.monotonic()
-        self._polled_at = -math.inf
+        self._jitter = Jitter(f'{reporter.held.lease.name}/reports')
+        self._logged_at = time.monotonic()
+        self._report_at = self._poll_at = -math.inf
 
     def report_if_due(self, state: str) -> None:
-        """Reports every second, and logs every ten seconds; `state` is what the collector does now.
+        """Reports every second in the mean, and logs every ten seconds; `state` is what the collector does now.
 
         Raises:
           PeerLost: if nothing was heard of the replay server for too long.
         """
         now = time.monotonic()
-        if now - self._reported_at >= REPORT_SECS:
+        if now >= self._report_at:
             self._report(state)
-            self._reported_at = time.monotonic()
-        if now - self._polled_at >= _POLL_SERVER_SECS:
+            self._report_at = time.monotonic() + self._jitter.next(REPORT_SECS)
+        if now >= self._poll_at:
             self._server.info()
             self._server.check()
-            self._polled_at = time.monotonic()
+            self._poll_at = time.monotonic() + self._jitter.next(_POLL_SERVER_SECS)
         if now - self._logged_at >= LOG_EVERY_SECS:
             logging.info('%s: %s', state, self._line())
             self._logged_at = now

@@ -9,6 +9,7 @@ from absl import logging
 from tflearn import control, extras
 from tflearn.errors import UserValueError
 from tflearn.replay import connection
+from tflearn.waiting import Jitter
 
 try:
     import reverb
@@ -17,6 +18,7 @@ except ImportError:  # a learner that a feed job feeds
 
 CREDITS = 'credits'
 _CLOSE_SECS = 2.0
+_MOST_POLLS_PER_SEC = 1000  # of all collectors together
 
 
 def table() -> reverb.Table:
@@ -60,15 +62,29 @@ def _fetch(address: str) -> control.Credits | None:
 class CreditReader:
     """The collector's side: polls for new credits on its own thread. `newest` is None before the first ones."""
 
-    def __init__(self, address: str, interval_secs: float = 0.1):
-        """Starts to poll. Raises ValueError if the server has no table for credits."""
+    def __init__(self, address: str, name: str = 'collector', interval_secs: float = 0.1):
+        """Starts to poll.
+
+        Args:
+          name: the collector's, from which the times of its polls follow.
+          interval_secs: the mean time between two polls [s]; longer with more than 100 collectors.
+
+        Raises:
+          ValueError: if the server has no table for credits.
+        """
         _check(address, connection.server_info(address))
         self.newest: control.Credits | None = None
         self._address, self._interval_secs = address, interval_secs
-        self._leases = control.Leases()
+        self._leases, self._jitter = control.Leases(), Jitter(f'{name}/credits')
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._poll, name='credit_reader', daemon=True)
         self._thread.start()
+
+    @property
+    def interval_secs(self) -> float:
+        """The mean time between two polls [s]: longer if the credits name many collectors."""
+        shares = self.newest.shares if self.newest else ()
+        return max(self._interval_secs, len(shares) / _MOST_POLLS_PER_SEC)
 
     def close(self) -> None:
         """Stops polling. A poll of a server that is shutting down may never return; its thread is abandoned."""
@@ -76,8 +92,9 @@ class CreditReader:
         self._thread.join(_CLOSE_SECS)
 
     def _poll(self) -> None:
-        seen = None
-        while not self._closed.wait(self._interval_secs):
+        seen, pause_secs = None, self._jitter.first(self.interval_secs)
+        while not self._closed.wait(pause_secs):
+            pause_secs = self._jitter.next(self.interval_secs)
             try:
                 info = connection.server_info(self._address)
                 if info is None:

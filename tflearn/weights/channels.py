@@ -11,6 +11,7 @@ import tensorflow as tf
 from tflearn.errors import UserValueError
 from tflearn.replay import connection
 from tflearn.security import tokens
+from tflearn.waiting import Jitter
 from tflearn.weights import contract, messages
 from tflearn.weights.client import Client, Lost, Refused
 from tflearn.weights.messages import Message
@@ -75,9 +76,9 @@ def connect(
 
     Args:
       address: the replay server's.
-      name: the job's, by which it chooses a relay.
+      name: the job's, by which it chooses a relay and when it asks.
       epoch: the learner's, for who publishes.
-      interval_secs: how often the replay server is asked [s].
+      interval_secs: the mean time between two questions to the replay server [s].
 
     Raises:
       ValueError: if what the other end holds is made for other variables.
@@ -87,7 +88,7 @@ def connect(
     if plane.addresses:
         channel = _ServerChannel(plane, columns, name, epoch)
     else:
-        channel = _TableChannel(address, columns, interval_secs)
+        channel = _TableChannel(address, columns, interval_secs, name)
     try:
         channel.check()
     except BaseException:
@@ -99,12 +100,13 @@ def connect(
 class _TableChannel:
     """The replay server's table of one publication. It is polled, since Reverb waits for a lost server for ever."""
 
-    def __init__(self, address: str, columns: dict[str, tf.TensorSpec], interval_secs: float):
+    def __init__(self, address: str, columns: dict[str, tf.TensorSpec], interval_secs: float, name: str):
         self.what = f'the replay server at {address}'
         self._address, self._columns, self._interval_secs = address, columns, interval_secs
         self._seen: tuple[int, int] | None = None
         self._closed = threading.Event()
-        self._has_asked = False
+        self._jitter = Jitter(f'{name}/weights')
+        self._pause_secs = self._jitter.first(interval_secs)
 
     def check(self) -> None:
         contract.check_server(self._address, self._columns)
@@ -123,9 +125,8 @@ class _TableChannel:
         return counts is not None and counts[0] == 0
 
     def next(self) -> Mapping[str, Any] | None:
-        if self._has_asked:
-            self._closed.wait(self._interval_secs)
-        self._has_asked = True
+        self._closed.wait(self._pause_secs)
+        self._pause_secs = self._jitter.next(self._interval_secs)
         # Reading the counts takes a tenth of the time of fetching the weights.
         counts, data = contract.counts(self._address), None
         if counts and counts != self._seen:

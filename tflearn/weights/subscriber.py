@@ -54,9 +54,9 @@ class Subscriber:
         Args:
           variables: the acting policy's variables, in the publisher's order.
           train_step: the variable that is set to the published train step, for schedules.
-          interval_secs: how often a replay server is asked for new weights [s].
+          interval_secs: the mean time between two questions to a replay server for new weights [s].
           plane: where weights travel, if not through the replay server.
-          name: the job's, by which it chooses one of several relays.
+          name: the job's, by which it chooses one of several relays, and when it asks a replay server.
 
         Raises:
           ValueError: if what the server has is made for other variables.
