@@ -91,6 +91,9 @@ class Absent:
             return _Unraised
         return Absent(f'{self._name}.{name}')
 
+    def __or__(self, other: Any) -> 'Absent':
+        return self
+
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         package = self._name.partition('.')[0]
         raise UserImportError(
