@@ -35,6 +35,7 @@ external_simulator.main(sys.argv[1], 1_000_000)
         ('appo_cartpole', 475),
         ('impala_cartpole_hidden', 475),
         ('impala_reuse_cartpole', 475),
+        ('impala_uncorrected_cartpole', 475),
         ('ppo_cartpole', 475),
         ('a2c_cartpole', 475),
         ('reinforce_cartpole', 475),

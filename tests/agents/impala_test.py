@@ -89,6 +89,30 @@ def test_loss_equals_the_papers():
     assert float(summed.loss(data).loss) == pytest.approx(32 * float(loss), rel=1e-4)
 
 
+def test_uncorrected_loss_is_that_of_lambda_returns():
+    """In float64: the policy that acted, and the bounds of the ratios, have no effect."""
+    options = LossOptions(gamma=0.9, lambda_=0.8, rho_bar=0.5, c_bar=0.5, pg_rho_bar=0.5)
+    agent = _impala(loss=options, off_policy_correction=False)
+    data = example_data.sequences(agent, 4, 9)
+    (distribution, values), _ = agent._network(data.observation)
+    logits, values = np.float64(distribution.logits), np.float64(values)
+    log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    entropy = -(np.exp(log_probs) * log_probs).sum(-1)[:, :-1]
+    taken = np.take_along_axis(log_probs, data.action.numpy()[..., None], -1)[:, :-1, 0]
+    rewards, discounts = np.float64(data.reward)[:, :-1], 0.9 * np.float64(data.discount)[:, :-1]
+    returns = np.concatenate([np.zeros((4, 8)), values[:, -1:]], axis=1)  # lambda-returns, the last is the bootstrap
+    for t in reversed(range(8)):
+        following = 0.2 * values[:, t + 1] + 0.8 * returns[:, t + 1]
+        returns[:, t] = rewards[:, t] + discounts[:, t] * following
+    errors = returns[:, :-1] - values[:, :-1]
+    # The advantage of step t follows the policy's return with lambda-returns after it, as V-trace's does.
+    advantages = rewards + discounts * returns[:, 1:] - values[:, :-1]
+    expected = np.mean(-advantages * taken + 0.25 * np.square(errors) - 0.01 * entropy)
+    info = agent.loss(data)
+    assert float(info.loss) == pytest.approx(expected, rel=1e-4)
+    assert float(info.extra['mean_abs_log_rho']) > 0, 'it still shows how old the policy is'
+
+
 @pytest.mark.parametrize(
     'specs', [example_data.DISCRETE, example_data.CONTINUOUS, SEVERAL], ids=['one', 'floats', 'many']
 )
@@ -238,8 +262,9 @@ BANDITS = pytest.mark.parametrize(
 
 
 @BANDITS
-def test_impala_learns(specs, least):
-    assert _bandit(_impala(specs=specs, learning_rate=1e-2), specs) > least
+@pytest.mark.parametrize('corrects', [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_impala_learns(specs, least, corrects):
+    assert _bandit(_impala(specs=specs, learning_rate=1e-2, off_policy_correction=corrects), specs) > least
 
 
 @pytest.mark.slow

@@ -2,6 +2,11 @@
 Espeholt et al. 2018, "IMPALA: Scalable Distributed Deep-RL with Importance Weighted Actor-Learner Architectures" (arXiv
 1802.01561). Differs from the paper: the loss is a mean over the steps unless `LossOptions.reduction` is 'sum', Adam is
 the default, and the defaults are for small observation vectors instead of images.
+
+Without the correction (`off_policy_correction=False`) it is the asynchronous actor-critic of Mnih et al. 2016,
+"Asynchronous Methods for Deep Reinforcement Learning" (arXiv 1602.01783), section 4, except that the learner computes
+the gradients: each ratio counts as 1, and the values' targets are lambda-returns. RLlib's IMPALA with `vtrace=False`
+differs: its values are those of the network that acted, here they are the learner's.
 """
 
 import math
@@ -73,6 +78,7 @@ def make_agent(
     learning_rate: float | schedules.Schedule = 5e-4,
     value_learning_rate: float | schedules.Schedule | None = None,
     action_mask: str | None = None,
+    off_policy_correction: bool = True,
     gradient_clipping: float | None = 40.0,
     make_optimizer: optimizers.OptimizerFactory = optimizers.make,
 ) -> Agent:
@@ -90,6 +96,8 @@ def make_agent(
         None has one optimizer for both.
       action_mask: the path of the observation's part that marks legal actions, such as 'action_mask'; see `ActionMask`.
         None has none.
+      off_policy_correction: whether V-trace corrects for the policy that acted; otherwise the data count as on-policy,
+        and the bounds of the ratios have no effect.
       gradient_clipping: the bound of the global batch's gradient, by default of its norm (see `optimizers.make`); None
         does not clip.
       make_optimizer: makes the optimizers; Adam by default.
@@ -107,7 +115,8 @@ def make_agent(
         make_optimizer,
     )
     mask, _ = make_mask(specs, action_mask)
-    return ImpalaAgent(specs, train_step, experience, ActorValueNetwork(specs, network, mask), loss, made)
+    networks = ActorValueNetwork(specs, network, mask)
+    return ImpalaAgent(specs, train_step, experience, networks, loss, made, off_policy_correction)
 
 
 class Optimizers(NamedTuple):
@@ -180,6 +189,7 @@ class ImpalaAgent(tf_agent.TFAgent):
         network: ActorValueNetwork,
         loss: LossOptions,
         made: Optimizers,
+        off_policy_correction: bool = True,
     ):
         """Makes the agent, within the strategy's scope; see `make_agent`."""
         super().__init__(
@@ -190,7 +200,7 @@ class ImpalaAgent(tf_agent.TFAgent):
             train_sequence_length=experience.slicing.sequence_length,
             train_step_counter=train_step,
         )
-        self._network, self._options = network, loss
+        self._network, self._options, self._corrects = network, loss, off_policy_correction
         self._optimizer, self._value_optimizer = made
         self._stored_state = experience.slicing.store_policy_state
 
@@ -213,17 +223,7 @@ class ImpalaAgent(tf_agent.TFAgent):
     def _loss(self, experience: Any, weights: tf.Tensor | None = None, training: bool = False) -> tf_agent.LossInfo:
         options, unroll = self._options, self._unroll(experience, training)
         objective = self._objective(unroll, training)
-        targets = vtrace.targets(
-            objective.log_ratios,
-            options.clip(experience.reward[:, :-1]),
-            options.gamma * experience.discount[:, :-1],
-            unroll.values,
-            unroll.valid,
-            rho_bar=options.rho_bar,
-            c_bar=options.c_bar,
-            pg_rho_bar=options.pg_rho_bar,
-            lambda_=options.lambda_,
-        )
+        targets = self._targets(unroll, objective.log_ratios)
         policy_loss = objective.loss(targets.advantages)
         errors = targets.values - unroll.values[:, :-1]
         value_loss = 0.5 * tf.square(errors)
@@ -239,6 +239,22 @@ class ImpalaAgent(tf_agent.TFAgent):
         means, count = self._means(unroll, metrics | self._off_policy(unroll, objective), targets.values, errors)
         loss = tf.reduce_sum(tf.where(unroll.valid, losses, 0.0))
         return tf_agent.LossInfo(loss if options.reduction == 'sum' else tf.math.divide_no_nan(loss, count), means)
+
+    def _targets(self, unroll: Unroll, log_ratios: tf.Tensor) -> vtrace.Targets:
+        """Returns the values' targets and the advantages; without the correction each ratio is 1."""
+        options, experience = self._options, unroll.experience
+        bounds = {'rho_bar': options.rho_bar, 'c_bar': options.c_bar, 'pg_rho_bar': options.pg_rho_bar}
+        if not self._corrects:
+            log_ratios, bounds = tf.zeros_like(log_ratios), dict.fromkeys(bounds)
+        return vtrace.targets(
+            log_ratios,
+            options.clip(experience.reward[:, :-1]),
+            options.gamma * experience.discount[:, :-1],
+            unroll.values,
+            unroll.valid,
+            lambda_=options.lambda_,
+            **bounds,
+        )
 
     def _unroll(self, experience: Any, training: bool) -> Unroll:
         """Returns the network's outputs for sequences, from their initial state if that is stored."""
