@@ -207,6 +207,24 @@ def test_statistics_are_written_where_summaries_are_recorded(tmp_path, strategy,
     assert {'gradients/it/a_0/gradient', 'gradients/it/b_0/variable'} <= event_files.tags(tmp_path)
 
 
+def test_units_that_are_never_active_have_no_gradient(tmp_path):
+    """Against the activations themselves: 3 of 8 units are dead on the batch, one is active on a part of it."""
+    generator = np.random.default_rng(0)
+    inputs = tf.constant(generator.uniform(-1.0, 1.0, (16, 5)), tf.float32)
+    kernel = tf.constant(generator.uniform(-1.0, 1.0, (5, 8)), tf.float32)
+    bias = tf.Variable(np.float32([-9.0, 9.0, -9.0, 9.0, -9.0, 9.0, 9.0, 0.0]), name='bias')
+    with tf.GradientTape() as tape:
+        active = tf.nn.relu(inputs @ kernel + bias)
+        loss = tf.reduce_mean(tf.square(tf.reduce_sum(active, axis=1) - 1.0))
+    never = np.all(active.numpy() == 0.0, axis=0).mean()
+    norm, writer = tf.constant(1.0), tf.summary.create_file_writer(str(tmp_path))
+    with writer.as_default():
+        optimizers.summarize('it', tf.constant(1, tf.int64), [bias], [tape.gradient(loss, bias)], norm, norm)
+    writer.close()
+    assert never == 3 / 8
+    assert event_files.scalars(tmp_path)['gradients/it/bias_0/zero_gradient_share'] == pytest.approx(never)
+
+
 @pytest.mark.parametrize('recorded', [None, False])
 def test_without_summaries_no_statistics_are_computed(tmp_path, recorded):
     operations = {}

@@ -55,6 +55,11 @@ def series(**values):
             {'gradients__dqn__a__gradient_norm': FLAT, 'gradients__dqn__b__gradient_norm': FLAT},
             {'gradients__dqn__a__gradient_norm': FLAT, 'gradients__dqn__b__gradient_norm': 0 * FLAT},
         ),
+        (
+            'dead-units',
+            {'gradients__dqn__a__zero_gradient_share': FLAT / 100, 'gradients__dqn__b__zero_gradient_share': 0 * FLAT},
+            {'gradients__dqn__a__zero_gradient_share': FLAT / 12, 'gradients__dqn__b__zero_gradient_share': 0 * FLAT},
+        ),
         ('nonfinite-steps', {'train__nonfinite_steps': 0 * FLAT}, {'train__nonfinite_steps': FLAT}),
         ('data-wait', {'train__data_wait_share': FLAT / 100}, {'train__data_wait_share': FLAT / 12}),
         ('off-policy', {'train__extra__mean_abs_log_rho': FLAT / 100}, {'train__extra__mean_abs_log_rho': FLAT}),

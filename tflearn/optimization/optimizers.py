@@ -255,6 +255,9 @@ def summarize(
 ) -> None:
     """Writes norms and histograms under `gradients/<name>/`.
 
+    Of each vector also the share of elements whose gradient is 0: for the bias of a layer with ReLU, these are the
+    units that no example of the batch makes active.
+
     Args:
       name: the optimizer's name.
       step: int64 scalar, the train step.
@@ -270,6 +273,9 @@ def summarize(
             tag = variable.name.replace(':', '_')
             tf.summary.scalar(f'{tag}/gradient_norm', tf.norm(gradient), step=step)
             tf.summary.scalar(f'{tag}/variable_norm', tf.norm(variable), step=step)
+            if variable.shape.rank == 1:
+                share = tf.reduce_mean(tf.cast(tf.equal(gradient, 0), tf.float32))
+                tf.summary.scalar(f'{tag}/zero_gradient_share', share, step=step)
             histograms.write(f'{tag}/gradient', gradient, step)
             histograms.write(f'{tag}/variable', variable, step)
 

@@ -179,6 +179,18 @@ def dead_layers(series: Series) -> Finding | None:
     return Finding('dead-layers', bool(dead), text)
 
 
+def dead_units(series: Series) -> Finding | None:
+    """More than half of a layer's units have no gradient on a batch: after ReLU, no example of it makes them active."""
+    end = '/zero_gradient_share'
+    layers = {tag.removesuffix(end): points for tag, points in series.items() if tag.endswith(end)}
+    shares = {tag: points.quarters[1].mean() for tag, points in layers.items() if len(points.values) >= _LEAST_POINTS}
+    if not shares:
+        return None
+    most = max(shares, key=lambda tag: shares[tag])
+    text = f'{shares[most]:.2g} of the units of {most} have no gradient; of a healthy layer it is at most 0.5'
+    return Finding('dead-units', bool(shares[most] > 0.5), text)
+
+
 def lost_data(series: Series) -> Finding | None:
     """Episodes are interrupted, environments rebuilt or steps lost, more than one for a hundred episodes."""
     episodes = _course(series, 'collect/episodes')
@@ -203,6 +215,7 @@ CHECKS: Mapping[str, tuple[str, Callable[[Series], Finding | None]]] = {  # what
     **_last_above('policy-divergence', 'train/extra/kl_to_behaviour', 0.05, 'a careful update'),
     'gradients-clipped': ('gradients/*/norm and clipped_norm', gradients_clipped),
     'dead-layers': ('gradients/*/gradient_norm', dead_layers),
+    'dead-units': ('gradients/*/zero_gradient_share', dead_units),
     **_last_above('nonfinite-steps', 'train/nonfinite_steps', 0.0, 'what is right'),
     **_last_above('data-wait', 'train/data_wait_share', 0.5, 'that of a busy learner'),
     **_last_above('off-policy', 'train/extra/mean_abs_log_rho', 0.5, 'that of nearly on-policy data'),
