@@ -6,6 +6,7 @@ from tf_agents.trajectories import time_step as ts
 from tests.agents import example_data
 from tflearn.agents import reinforce
 from tflearn.experience import Experience
+from tflearn.optimization import schedules
 from tflearn.train_step import create_train_step
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
@@ -45,6 +46,16 @@ def test_loss_equals_the_papers():
     step = ts.TimeStep(data.step_type, data.reward, data.discount, data.observation)
     log_probs = agent.collect_policy.distribution(step).action.log_prob(data.action).numpy()[:, :5]
     assert float(agent.loss(data).loss) == pytest.approx(-(log_probs * returns).sum() / 3, rel=1e-4)
+
+
+def test_entropy_coefficient_follows_a_schedule():
+    agent = _agent(entropy_coefficient=schedules.linear(1.0, 0.0, 10))
+    data = _episodes(agent, 3, 5)
+    loss, metrics = agent.loss(data)
+    without = float(metrics['policy_loss']) + 0.5 * float(metrics['value_loss'])
+    assert float(loss) == pytest.approx(without - float(metrics['entropy']), rel=1e-4)
+    agent.train_step_counter.assign(10)
+    assert float(agent.loss(data).loss) == pytest.approx(without, rel=1e-4)
 
 
 @pytest.mark.parametrize('normalize_returns', [False, True])

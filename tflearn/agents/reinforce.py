@@ -41,7 +41,7 @@ def make_agent(
     action_mask: str | None = None,
     learning_rate: float | schedules.Schedule = 1e-3,
     gamma: float = 0.99,
-    entropy_coefficient: float = 0.0,
+    entropy_coefficient: float | schedules.Schedule = 0.0,
     value_coefficient: float = 0.5,
     normalize_returns: bool = True,
     gradient_clipping: float | None = 0.5,
@@ -66,7 +66,7 @@ def make_agent(
         None has none.
       learning_rate: a number, or a schedule of the train step.
       gamma: the discount per environment step, in [0, 1].
-      entropy_coefficient: the coefficient of the policy's entropy.
+      entropy_coefficient: the coefficient of the policy's entropy, or a schedule of the train step.
       value_coefficient: the coefficient of the baseline's squared error.
       normalize_returns: whether to normalize returns, minus the baseline, to mean 0 and variance 1 over the batch's
         complete episodes.
@@ -141,7 +141,7 @@ class ReinforceAgent(reinforce_agent.ReinforceAgent):
         self,
         *args: Any,
         value_coefficient: float,
-        entropy_coefficient: float,
+        entropy_coefficient: float | schedules.Schedule,
         action_mask: ActionMask | None = None,
         **kwargs: Any,
     ):
@@ -208,7 +208,8 @@ class ReinforceAgent(reinforce_agent.ReinforceAgent):
             'entropy': per_episode(common.entropy(distribution, self.action_spec, outer_rank=2)),
         }
         loss = metrics['policy_loss'] + self._value_coefficient * metrics['value_loss']
-        loss -= self._entropy_coefficient * metrics['entropy']
+        coefficient = self._entropy_coefficient
+        loss -= (coefficient(self.train_step_counter) if callable(coefficient) else coefficient) * metrics['entropy']
         return tf_agent.LossInfo(loss, metrics | {'num_episodes': num_episodes})
 
 
