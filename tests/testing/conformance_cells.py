@@ -29,6 +29,7 @@ from tflearn.agents import (
     droq,
     impala,
     iql,
+    linear_bandit,
     ppo,
     r2d2,
     reinforce,
@@ -99,6 +100,7 @@ AGENTS = {
     'bc': Kind(bc, FEW, (), ('queue', 'prioritized')),
     'iql': Kind(iql, {**FEW, 'critic_fc_layer_params': (8,)}, ONE_ACTION, ('queue', 'prioritized')),
     'discrete_sac': Kind(discrete_sac, SMALL, ONE_ACTION, ('queue', 'prioritized')),
+    'linear_bandit': Kind(linear_bandit, {}, ONE_ACTION, ('prioritized',)),
     'awac': Kind(awac, SMALL, ONE_ACTION, ('queue', 'prioritized')),
 }
 STORED = {'max_size': 64, 'min_size': 1}
@@ -134,7 +136,7 @@ def make_agent(agent, task, path, specs):
         slicing = dataclasses.replace(slicing, **SEQUENCES)
     experience = Experience(slicing, kept, BatchItems(2))
     more = {'action_mask': 'mask'} if task.startswith('masked') and agent not in CONTINUOUS else {}
-    if task == 'set of nodes':
+    if task == 'set of nodes' and agent != 'linear_bandit':  # which has no network
         more = with_network(kind, functools.partial(sets.make_network, **SET))
     made = kind.module.make_agent(specs, create_train_step(), experience, **{**kind.arguments, **more})
     made.initialize()

@@ -40,6 +40,7 @@ def make_agent(
     preprocessing_layers: encoder.Layers | None = None,
     make_network: encoder.MakeNetwork | None = None,
     action_mask: str | None = None,
+    action_embeddings: networks.ActionEmbeddings | None = None,
     learning_rate: float | schedules.Schedule = 1e-3,
     gamma: float = 0.99,
     double: bool = True,
@@ -71,6 +72,8 @@ def make_agent(
         see `encoder.own_network`. None makes the layers above.
       action_mask: the path of the observation's part that marks legal actions, such as 'action_mask'; see `ActionMask`.
         None has none.
+      action_embeddings: values as a function of the observation and of each action's vector, for thousands of actions;
+        not together with `dueling`, `distribution` or `noisy_sigma`. None has an output for each action.
       learning_rate: a number, or a schedule of the train step.
       gamma: discount per environment step, in [0, 1].
       double: whether the online network chooses the next action (van Hasselt et al. 2016, equation 4).
@@ -95,19 +98,18 @@ def make_agent(
       debug_summaries: whether the steps that are summarized include what TF-Agents' agent writes for debugging.
 
     Raises:
-      ValueError: if the action is not one discrete number, the experience is a queue, or there are convolutions and
-        the observation has no image.
+      ValueError: if the action is not one discrete number, the experience is a queue, there are convolutions and the
+        observation has no image, or the embeddings do not fit the actions.
     """
-    _check(specs, experience)
-    spec_checks.check_observation(specs.observation, 'DQN', conv_layer_params, preprocessing_layers)
+    _check(specs, experience, conv_layer_params, preprocessing_layers)
     mask, observation_spec = make_mask(specs, action_mask)
-    noise = None if noisy_sigma is None else noisy.Noise(noisy_sigma)
     encoding: Any = {
         'conv_layer_params': conv_layer_params,
         'fc_layer_params': fc_layer_params,
         'preprocessing_layers': preprocessing_layers,
         'make_network': make_network,
-        'last': networks.LastLayers(dueling, noise),
+        'last': networks.LastLayers(dueling, None if noisy_sigma is None else noisy.Noise(noisy_sigma)),
+        'embeddings': action_embeddings,
     }
     made, q_network = _parts(distribution, double, observation_spec, specs.action, encoding)
     return made(
@@ -122,7 +124,7 @@ def make_agent(
             name='dqn',
         ),
         conservative_weight=conservative_weight,
-        noise=noise,
+        noise=encoding['last'].noise,
         observation_and_action_constraint_splitter=mask,
         epsilon_greedy=(lambda: epsilon(train_step)) if callable(epsilon) else epsilon,
         n_step_update=experience.slicing.sequence_length - 1,
@@ -135,7 +137,13 @@ def make_agent(
     )
 
 
-def _check(specs: EnvironmentSpecs, experience: Experience) -> None:
+def _check(
+    specs: EnvironmentSpecs,
+    experience: Experience,
+    conv_layer_params: encoder.ConvLayerParams | None,
+    preprocessing_layers: encoder.Layers | None,
+) -> None:
+    spec_checks.check_observation(specs.observation, 'DQN', conv_layer_params, preprocessing_layers)
     spec_checks.check_one_discrete_action(specs.action, 'DQN')
     if isinstance(experience.replay, Queue):
         raise UserValueError(
@@ -151,12 +159,23 @@ def _parts(
     encoding: Mapping[str, Any],
 ) -> tuple[Callable[..., '_DqnAgent'], networks.QNetwork]:
     """Returns the agent's class, or what makes it, and the network."""
+    encoding, embeddings = dict(encoding), encoding['embeddings']
+    del encoding['embeddings']
+    if embeddings is not None:
+        last = encoding.pop('last')
+        if distribution is not None or last.dueling or last.noise is not None:
+            raise UserValueError(
+                'got action_embeddings with dueling, distribution or noisy_sigma; need none of them: the values of '
+                'embedded actions have last layers of their own'
+            )
+        network = networks.EmbeddedQNetwork(observation_spec, action_spec, embeddings, **encoding)
+        return _DdqnAgent if double else _DqnAgent, network
     if distribution is None:
         return _DdqnAgent if double else _DqnAgent, networks.QNetwork(observation_spec, action_spec, **encoding)
-    network = DistributionalQNetwork(
+    distributions = DistributionalQNetwork(
         observation_spec, action_spec, num_outputs=distribution.num, means=distribution.means, **encoding
     )
-    return functools.partial(_DistributionalAgent, distribution, double), network
+    return functools.partial(_DistributionalAgent, distribution, double), distributions
 
 
 class _DqnAgent(dqn_agent.DqnAgent):

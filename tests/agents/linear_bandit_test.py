@@ -1,0 +1,223 @@
+"""Posteriors, scores and choices of linear bandits, against float64 numpy."""
+
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import time_step as ts
+
+from tests.agents import example_data
+from tests.testing import experiences
+from tflearn.agents import linear_bandit
+from tflearn.distribute import strategies
+from tflearn.experience import Experience, Prioritized
+from tflearn.learner.learner import Learner
+from tflearn.run_dir import RunDir
+from tflearn.train_step import create_train_step
+from tflearn.types import EnvironmentSpecs
+
+NUM_ARMS = 4
+BOUNDED = tensor_spec.BoundedTensorSpec
+STATE, ITEMS = BOUNDED((3,), tf.float32, -1.0, 1.0, 'state'), BOUNDED((NUM_ARMS, 2), tf.float32, -1.0, 1.0, 'items')
+MASK = BOUNDED((NUM_ARMS,), tf.int64, 0, 1, 'mask')
+ACTION = BOUNDED((), tf.int64, 0, NUM_ARMS - 1, 'action')
+DISJOINT = EnvironmentSpecs({'mask': MASK, 'state': STATE}, ACTION)
+SHARED = EnvironmentSpecs({'items': ITEMS, 'mask': MASK, 'state': STATE}, ACTION)
+
+
+def _make(specs=DISJOINT, experience=linear_bandit.EXPERIENCE, **options):
+    return linear_bandit.make_agent(
+        specs,
+        create_train_step(),
+        experience,
+        options=linear_bandit.LinearOptions(**{'prior_precision': 2.0, **options}),
+        arm_features='items' if 'items' in specs.observation else None,
+        action_mask='mask' if 'mask' in specs.observation else None,
+    )
+
+
+def _batch(agent, size=6, seed=0):
+    """Returns sequences [size, 3]; every fourth first row is one between two episodes, which does not count."""
+    data = example_data.sequences(agent, size, 3, seed)
+    random = np.random.default_rng(seed)
+    following = data.next_step_type.numpy()
+    following[::4, 0] = ts.StepType.FIRST
+    return data._replace(
+        action=tf.constant(random.integers(0, NUM_ARMS, (size, 3))), next_step_type=tf.constant(following)
+    )
+
+
+def _features(observation, shared):
+    """Returns x of all arms, [..., K, D]."""
+    context = np.concatenate([observation['state'], np.ones((*observation['state'].shape[:-1], 1))], -1)
+    context = context.astype(np.float64)
+    if not shared:
+        return np.stack([context] * NUM_ARMS, -2)
+    items = np.asarray(observation['items'], np.float64)
+    products = context[..., np.newaxis, :, np.newaxis] * items[..., :, np.newaxis, :]
+    return products.reshape(*items.shape[:-1], -1)
+
+
+def _sums(batches, shared):
+    """Returns A and b of the oracle, one step after the other."""
+    a = b = None
+    for data in batches:
+        x = _features(data.observation, shared)
+        if a is None:
+            models = 1 if shared else NUM_ARMS
+            a, b = np.stack([2.0 * np.eye(x.shape[-1])] * models), np.zeros((models, x.shape[-1]))
+        for i, t in itertools.product(range(len(x)), range(2)):
+            if data.next_step_type[i, t] == ts.StepType.FIRST:
+                continue
+            arm = int(data.action[i, t])
+            owner = 0 if shared else arm
+            a[owner] += np.outer(x[i, t, arm], x[i, t, arm])
+            b[owner] += float(data.reward[i, t]) * x[i, t, arm]
+    return a, b
+
+
+@pytest.mark.parametrize('shared', [False, True])
+def test_posterior_and_bounds(shared):
+    """A, b and theta after batches, and the upper bounds of Li et al.'s equation 5, by inverses instead of roots."""
+    agent = _make(SHARED if shared else DISJOINT, alpha=0.7)
+    batches = [_batch(agent, seed=seed) for seed in range(3)]
+    theta = agent._posterior.theta.numpy()
+    for data in batches:
+        a, b = _sums([data], shared)
+        info = agent.train(data)
+    a, b = _sums(batches, shared)
+    np.testing.assert_allclose(agent._posterior.precision, a, rtol=1e-12, atol=1e-13)
+    np.testing.assert_allclose(agent._posterior.moment, b, rtol=1e-12, atol=1e-13)
+    theta = np.stack([np.linalg.inv(one) @ moment for one, moment in zip(a, b, strict=True)])
+    np.testing.assert_allclose(agent._posterior.theta, theta, rtol=1e-10, atol=1e-12)
+    observation = tf.nest.map_structure(lambda leaf: leaf[:, 0], batches[0].observation)
+    x = _features(observation, shared)
+    owners = [0] * NUM_ARMS if shared else range(NUM_ARMS)
+    means = np.stack([x[:, k] @ theta[owner] for k, owner in enumerate(owners)], 1)
+    inverses = [np.linalg.inv(a[owner]) for owner in owners]
+    widths = [np.sqrt(np.einsum('bd,de,be->b', x[:, k], inverses[k], x[:, k])) for k in range(NUM_ARMS)]
+    rest = {name: leaf for name, leaf in observation.items() if name != 'mask'}
+    np.testing.assert_allclose(agent.policy.scores(rest), means, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(agent.collect_policy.scores(rest), means + 0.7 * np.stack(widths, 1), atol=2e-9)
+    assert int(agent.train_step_counter) == 3 and np.isfinite(info.loss)
+
+
+@pytest.mark.parametrize('shared', [False, True])
+def test_loss_is_the_error_before_the_batch(shared):
+    agent = _make(SHARED if shared else DISJOINT)
+    first, second = _batch(agent, seed=0), _batch(agent, seed=1)
+    agent.train(first)
+    a, b = _sums([first], shared)
+    x, errors, deviations = _features(second.observation, shared), [], []
+    for i, t in itertools.product(range(len(x)), range(2)):
+        if second.next_step_type[i, t] != ts.StepType.FIRST:
+            arm = int(second.action[i, t])
+            owner = 0 if shared else arm
+            inverse = np.linalg.inv(a[owner])
+            errors.append((float(second.reward[i, t]) - x[i, t, arm] @ inverse @ b[owner]) ** 2)
+            deviations.append(np.sqrt(x[i, t, arm] @ inverse @ x[i, t, arm]))
+    info = agent.loss(second)
+    np.testing.assert_allclose([info.loss, info.extra['deviation']], [np.mean(errors), np.mean(deviations)], rtol=1e-5)
+    np.testing.assert_allclose(agent.train(second).loss, info.loss, rtol=1e-6)
+
+
+@pytest.mark.parametrize('shared', [False, True])
+def test_thompson_draws_from_the_posterior(shared):
+    """Mean and variance of many scores of one observation are those of mu^T x, mu from N(theta, alpha^2 A^-1)."""
+    agent = _make(SHARED if shared else DISJOINT, exploration='thompson', alpha=0.5)
+    data = _batch(agent)
+    agent.train(data)
+    a, b = _sums([data], shared)
+    one = {name: leaf[:1, 0] for name, leaf in data.observation.items() if name != 'mask'}
+    drawn = agent.collect_policy.scores({name: tf.repeat(leaf, 40_000, 0) for name, leaf in one.items()}).numpy()
+    x = _features(one, shared)[0]
+    for k in range(NUM_ARMS):
+        inverse = np.linalg.inv(a[0 if shared else k])
+        assert drawn[:, k].mean() == pytest.approx(x[k] @ inverse @ b[0 if shared else k], abs=0.02)
+        assert drawn[:, k].var() == pytest.approx(0.25 * x[k] @ inverse @ x[k], rel=0.05)
+    between = np.corrcoef(drawn[:, 0], drawn[:, 1])[0, 1]
+    inverse = np.linalg.inv(a[0])
+    expected = x[0] @ inverse @ x[1] / np.sqrt((x[0] @ inverse @ x[0]) * (x[1] @ inverse @ x[1])) if shared else 0.0
+    assert between == pytest.approx(expected, abs=0.03)
+
+
+def test_chooses_legal_arms_only():
+    agent = _make(SHARED)
+    masks = np.random.default_rng(1).integers(0, 2, (200, NUM_ARMS))
+    masks[np.arange(200), np.arange(200) % NUM_ARMS] = 1
+    zeros = {'items': tf.zeros((200, NUM_ARMS, 2)), 'state': tf.zeros((200, 3)), 'mask': tf.constant(masks)}
+    for policy in (agent.policy, agent.collect_policy):
+        chosen = policy.action(ts.restart(zeros, 200)).action.numpy()
+        assert masks[np.arange(200), chosen].all()
+    assert len(np.unique(chosen)) == NUM_ARMS, 'ties are broken at random'
+
+
+def test_a_batch_that_is_not_finite_changes_nothing():
+    agent = _make()
+    data = _batch(agent)
+    bad = data._replace(reward=tf.where(tf.range(3) == 1, np.nan, data.reward))
+    assert not np.isfinite(agent.train(bad).loss)
+    np.testing.assert_array_equal(agent._posterior.moment, 0.0)
+    np.testing.assert_array_equal(agent._posterior.theta, 0.0)
+
+
+def test_replicas_add_up_the_sums_of_all(tmp_path):
+    """Two replicas with half of each batch end with the A and b of one with all of it."""
+
+    def trained(num_replicas):
+        strategy = strategies.make('default' if num_replicas == 1 else f'mirrored:{num_replicas}')
+        with strategy.scope():
+            agent = _make(SHARED, experiences.changed(linear_bandit.EXPERIENCE, sequence_length=3))
+        batches = [_batch(agent, 8, seed) for seed in range(5)]
+        joined = tf.nest.map_structure(lambda *leaves: tf.concat(leaves, 0), *batches)
+        dataset = tf.data.Dataset.from_tensor_slices(joined).batch(8 // num_replicas, drop_remainder=True)
+        learner = Learner(agent, lambda _: dataset, RunDir(tmp_path / str(num_replicas)), strategy=strategy)
+        result = learner.run(5)
+        learner.close()
+        return result, agent, batches
+
+    (alone, _, batches), (together, agent, _) = trained(1), trained(2)
+    a, b = _sums(batches, True)
+    np.testing.assert_allclose(agent._posterior.precision.numpy(), a, rtol=1e-12, atol=1e-13)
+    np.testing.assert_allclose(agent._posterior.moment.numpy(), b, rtol=1e-12, atol=1e-13)
+    assert together.loss == pytest.approx(alone.loss, rel=1e-6)
+    assert together.extra == pytest.approx(alone.extra, rel=1e-6)
+
+
+def test_xla_compiles_the_train_step():
+    plain, compiled = _make(SHARED), _make(SHARED)
+    data = _batch(plain)
+    loss = plain.train(data).loss
+    assert float(tf.function(compiled.train, jit_compile=True)(data).loss) == pytest.approx(float(loss), rel=1e-6)
+    for one, other in zip(plain._posterior.variables, compiled._posterior.variables, strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-12, atol=1e-13)
+
+
+def test_a_checkpoint_holds_the_posterior(tmp_path):
+    agent = _make()
+    dataset = tf.data.Dataset.from_tensor_slices(_batch(agent, 8)).batch(4)
+    with Learner(agent, lambda _: dataset, RunDir(tmp_path)) as learner:
+        learner.run(2)
+    restored = _make()
+    with Learner(restored, lambda _: dataset, RunDir(tmp_path)) as learner:
+        assert learner.step == 2
+    for before, after in zip(agent._posterior.variables, restored._posterior.variables, strict=True):
+        np.testing.assert_array_equal(before, after)
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match='needs a Queue without training, or Uniform'):
+        _make(experience=Experience(replay=Prioritized()))
+    with pytest.raises(ValueError, match='got alpha=-1'):
+        linear_bandit.LinearOptions(alpha=-1)
+    with pytest.raises(ValueError, match="got exploration='greedy'; need one of ucb, thompson"):
+        linear_bandit.LinearOptions(exploration='greedy')
+    with pytest.raises(ValueError, match="got arm_features='state' of .*; need floats .4, D."):
+        linear_bandit.make_agent(SHARED, create_train_step(), linear_bandit.EXPERIENCE, arm_features='state')
+    with pytest.raises(ValueError, match="got arm_features='item'; need one of the parts"):
+        linear_bandit.make_agent(SHARED, create_train_step(), linear_bandit.EXPERIENCE, arm_features='item')
+    many = EnvironmentSpecs(BOUNDED((), tf.int64, 0, 2_000, 'user'), ACTION)
+    with pytest.raises(ValueError, match='got more than 1000 categories'):
+        linear_bandit.make_agent(many, create_train_step(), linear_bandit.EXPERIENCE)

@@ -1,0 +1,319 @@
+"""Linear contextual bandits, LinUCB and Thompson sampling: a ridge regression's posterior instead of a network.
+
+Li et al. 2010, "A Contextual-Bandit Approach to Personalized News Article Recommendation" (arXiv 1003.0146); Agrawal
+and Goyal 2013, "Thompson Sampling for Contextual Bandits with Linear Payoffs" (arXiv 1209.3352). With the features x_a
+of an arm (action) a, the rewards r of the steps at which it was taken, and the prior precision lambda:
+
+  A = lambda I + sum of x x^T,   b = sum of r x,   theta = A^-1 b
+  'ucb'        argmax_a  theta^T x_a + alpha sqrt(x_a^T A^-1 x_a)             Li et al., equations 4 and 5
+  'thompson'   argmax_a  mu^T x_a,  mu drawn from N(theta, alpha^2 A^-1)      Agrawal and Goyal, algorithm 1, v = alpha
+
+Without features of the arms, x_a is the observation, and each arm has its own A and b (Li et al., algorithm 1). With
+them there is one A and b for all arms, as in Agrawal and Goyal, and x_a is the arm's features, followed by their
+products with each number of the observation (Li et al., section 5.2.2).
+
+Differs from the papers: A and b are updated after each batch, not each step, so collectors choose with a posterior of
+some steps before; ties are broken at random; alpha is a setting, not the bound's value at a given confidence; Thompson
+sampling with one A for each arm draws a mu for each, independently.
+
+TF-Agents' bandit agents are not used: they divide batches by arm with shapes that XLA does not compile, add up replicas
+by merge_call, which a compiled loop of train steps cannot contain, take sequences of one row, count items as train
+steps, have variables and operations for each arm, and no mask together with features of the arms.
+"""
+
+import dataclasses
+import math
+from typing import Any, Literal, get_args
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_probability as tfp
+from tf_agents.agents import tf_agent
+from tf_agents.policies import tf_policy
+from tf_agents.trajectories import policy_step
+from tf_agents.trajectories import time_step as ts
+
+from tflearn.action_mask import ActionMask, make_mask
+from tflearn.errors import UserValueError
+from tflearn.experience import BatchItems, Experience, Prioritized, Queue
+from tflearn.networks import encoder, spec_checks
+from tflearn.optimization import offline_loss
+from tflearn.types import Agent, EnvironmentSpecs, leaf_paths
+
+EXPERIENCE = Experience(replay=Queue(max_size=1_000), batch=BatchItems(16))
+
+Exploration = Literal['ucb', 'thompson']
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearOptions:
+    """The posterior and what it is used for; see the module.
+
+    Attributes:
+      exploration: how the collect policy chooses.
+      alpha: the factor of the posterior's deviation in that choice, in the unit of rewards, at least 0.
+      prior_precision: lambda, above 0: the weight of the prior, which is that all rewards are 0.
+      bias: whether a constant 1 is added to the observation.
+    """
+
+    exploration: Exploration = 'ucb'
+    alpha: float = 1.0
+    prior_precision: float = 1.0
+    bias: bool = True
+
+    def __post_init__(self) -> None:
+        if self.exploration not in get_args(Exploration):
+            raise UserValueError(
+                f'got exploration={self.exploration!r}; need one of {", ".join(get_args(Exploration))}'
+            )
+        if not self.alpha >= 0 or not self.prior_precision > 0:
+            raise UserValueError(
+                f'got alpha={self.alpha!r}, prior_precision={self.prior_precision!r}; need alpha of at least 0 and '
+                'prior_precision above 0'
+            )
+
+
+def make_agent(
+    specs: EnvironmentSpecs,
+    train_step: tf.Variable,
+    experience: Experience,
+    *,
+    options: LinearOptions = LinearOptions(),
+    arm_features: str | None = None,
+    action_mask: str | None = None,
+) -> Agent:
+    """Makes a linear bandit for one discrete action, which learns the reward of a step, whatever comes after it.
+
+    Args:
+      specs: the environment's specs. Categories of the observation become one-hot vectors, bytes numbers from 0 to 1.
+      train_step: int64 scalar, counts batches.
+      experience: the experience. A queue counts each step once. In `Uniform` a step counts as often as it is drawn, so
+        `samples_per_insert` should be 1; from files, an epoch counts each step once. All rows of a sequence but the
+        last are trained.
+      options: the posterior and the exploration.
+      arm_features: the path of the observation's part, floats [number of actions, D], with each action's features in
+        this step, such as 'items'; None has none.
+      action_mask: the path of the observation's part that marks legal actions, such as 'action_mask'; see `ActionMask`.
+        None has none.
+
+    Raises:
+      ValueError: if the action is another one, the experience prefers items or trains on them several times, or the
+        observation does not have the features.
+    """
+    spec_checks.check_one_discrete_action(specs.action, 'a linear bandit')
+    spec_checks.check_observation(specs.observation, 'a linear bandit')
+    replay = experience.replay
+    if isinstance(replay, Prioritized) or (isinstance(replay, Queue) and replay.training is not None):
+        raise UserValueError(
+            f'got Experience.replay={replay!r}; a linear bandit needs a Queue without training, or Uniform: it counts '
+            'an item each time that it is drawn'
+        )
+    mask, observation_spec = make_mask(specs, action_mask)
+    contexts = _Contexts(observation_spec, int(specs.action.maximum) + 1, arm_features, options.bias)
+    return LinearBanditAgent(specs, train_step, experience, contexts, mask, options)
+
+
+class _Contexts:
+    """Observations -> features x of the arms, float64: [B, D] if all arms see the same ones, else [B, K, D]."""
+
+    def __init__(self, spec: Any, num_arms: int, arm_features: str | None, bias: bool):
+        """Takes the observation's spec without its mask; see `make_agent`."""
+        paths, leaves = leaf_paths(spec), tf.nest.flatten(spec)
+        self.num_arms, self.is_shared, self._bias = num_arms, arm_features is not None, bias
+        self.num_models = 1 if self.is_shared else num_arms
+        self._arms = -1
+        if arm_features is not None:
+            if arm_features not in paths:
+                raise UserValueError(f"got arm_features='{arm_features}'; need one of the parts {', '.join(paths)}")
+            self._arms = paths.index(arm_features)
+            arms = leaves.pop(self._arms)
+            if arms.shape.rank != 2 or arms.shape[0] != num_arms or not arms.dtype.is_floating:
+                raise UserValueError(
+                    f"got arm_features='{arm_features}' of {arms}; need floats [{num_arms}, D]: a row for each action"
+                )
+        self._encoder = encoder.NestEncoder(leaves, (), dtype='float32') if leaves else None
+        zeros = [tf.zeros((1, *leaf.shape), leaf.dtype) for leaf in tf.nest.flatten(spec)]
+        self.size = int(self(tf.nest.pack_sequence_as(spec, zeros)).shape[-1])
+        if not self.size:
+            raise UserValueError(f'got the observation {spec} and bias=False; need at least one feature')
+        if self._encoder is not None and self._encoder.weights:
+            raise UserValueError(
+                f'got more than {encoder.ONE_HOT_SIZE} categories in the observation {spec}; need fewer, since a '
+                'linear bandit trains no table; let the environment return features as floats'
+            )
+
+    def __call__(self, observation: Any) -> tf.Tensor:
+        """Takes observations [B, ...] without a mask."""
+        leaves = tf.nest.flatten(observation)
+        arms = tf.cast(leaves.pop(self._arms), tf.float64) if self.is_shared else None
+        rows = tf.shape(tf.nest.flatten(observation)[0])[0]
+        parts = [] if self._encoder is None else [tf.cast(self._encoder(leaves), tf.float64)]
+        if self._bias or arms is not None:
+            parts.append(tf.ones((rows, 1), tf.float64))
+        context = tf.concat(parts, axis=-1)
+        if arms is None:
+            return context
+        products = tf.einsum('bc,bkd->bkcd', context, arms)  # the constant 1 among them keeps the features themselves
+        return tf.reshape(products, (rows, self.num_arms, context.shape[-1] * arms.shape[-1]))
+
+
+class _Posterior(tf.Module):
+    """A, b, theta and a root of A^-1 of one model, or of one for each arm, float64: float32 would stop at 2^24 items.
+
+    Attributes:
+      theta: [M, D].
+      root: [M, D, D], root root^T = A^-1.
+    """
+
+    def __init__(self, num_models: int, size: int, prior_precision: float):
+        """Makes the prior's variables."""
+        super().__init__(name='posterior')
+        identity = np.broadcast_to(np.eye(size), (num_models, size, size))
+        self.precision = _variable(identity * prior_precision, 'precision')
+        self.moment = _variable(np.zeros((num_models, size)), 'moment')
+        self.theta = _variable(np.zeros((num_models, size)), 'theta')
+        self.root = _variable(identity / math.sqrt(prior_precision), 'root')
+
+    def update(self, precision: tf.Tensor, moment: tf.Tensor) -> None:
+        """Adds the sums of this replica and of all others, in replica context."""
+        context = tf.distribute.get_replica_context()
+        precision, moment = context.all_reduce(tf.distribute.ReduceOp.SUM, [precision, moment])
+        # A batch that is not finite would stay in all sums to come.
+        finite = tf.reduce_all(tf.math.is_finite(precision)) & tf.reduce_all(tf.math.is_finite(moment))
+        precision = self.precision + tf.where(finite, precision, 0.0)
+        moment = self.moment + tf.where(finite, moment, 0.0)
+        identity = tf.eye(precision.shape[-1], batch_shape=precision.shape[:1], dtype=tf.float64)
+        inverse = tf.linalg.triangular_solve(tf.linalg.cholesky(precision), identity)
+        root = tf.linalg.matrix_transpose(inverse)
+        self.precision.assign(precision)
+        self.moment.assign(moment)
+        self.root.assign(root)
+        self.theta.assign(tf.linalg.matvec(root, tf.linalg.matvec(inverse, moment)))
+
+
+class LinearBanditAgent(tf_agent.TFAgent):
+    """See the module.
+
+    The loss is the mean squared error of the rewards that the posterior before the batch predicts. The extra metrics
+    are means over the valid steps of the global batch: `reward`, and `deviation`, sqrt(x^T A^-1 x) of the taken arm.
+    """
+
+    def __init__(
+        self,
+        specs: EnvironmentSpecs,
+        train_step: tf.Variable,
+        experience: Experience,
+        contexts: _Contexts,
+        mask: ActionMask | None,
+        options: LinearOptions,
+    ):
+        """Makes the agent, within the strategy's scope; see `make_agent`."""
+        self._contexts, self._mask = contexts, mask
+        self._posterior = _Posterior(contexts.num_models, contexts.size, options.prior_precision)
+        kinds = ('greedy', options.exploration)
+        policy, collect_policy = (
+            LinearBanditPolicy(specs, contexts, self._posterior, mask, kind, options.alpha) for kind in kinds
+        )
+        super().__init__(
+            specs.time_step,
+            specs.action,
+            policy=policy,
+            collect_policy=collect_policy,
+            train_sequence_length=experience.slicing.sequence_length,
+            train_step_counter=train_step,
+        )
+
+    def _train(self, experience: Any, weights: tf.Tensor | None) -> tf_agent.LossInfo:
+        info = self._loss(experience, weights)
+        counts, owners, reward, x = self._rows(experience, weights)
+        counts = tf.cast(tf.reshape(counts, [-1, 1]), tf.float64)
+        squares = tf.einsum('nd,ne->nde', counts * x, x)
+        products = tf.math.multiply_no_nan(reward, counts) * x
+        models = self._contexts.num_models
+        self._posterior.update(*(tf.math.unsorted_segment_sum(each, owners, models) for each in (squares, products)))
+        self.train_step_counter.assign_add(1)
+        return info
+
+    def _rows(self, experience: Any, weights: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Returns counts float32 [B, T], and of their rows the taken arm's model [N], reward [N, 1] and x [N, D]."""
+        now = tf.nest.map_structure(lambda leaf: leaf[:, :-1], experience)
+        counts = tf.cast(now.next_step_type != ts.StepType.FIRST, tf.float32)
+        if weights is not None:
+            counts *= weights[:, tf.newaxis]
+        observation = now.observation if self._mask is None else self._mask(now.observation)[0]
+        x = self._contexts(tf.nest.map_structure(_joined, observation))
+        action = _joined(now.action)
+        if self._contexts.is_shared:
+            x, action = tf.gather(x, action, batch_dims=1), tf.zeros_like(action)
+        return counts, action, tf.cast(tf.reshape(now.reward, [-1, 1]), tf.float64), x
+
+    def _loss(self, experience: Any, weights: tf.Tensor | None = None, training: bool = False) -> tf_agent.LossInfo:
+        counts, owners, reward, x = self._rows(experience, weights)
+        predicted = tf.reduce_sum(x * tf.gather(self._posterior.theta, owners), axis=-1)
+        deviation = tf.norm(tf.einsum('nd,nde->ne', x, tf.gather(self._posterior.root, owners)), axis=-1)
+        shaped = lambda values: tf.reshape(tf.cast(values, tf.float32), tf.shape(counts))  # noqa: E731
+        errors = shaped(tf.square(reward[:, 0] - predicted))
+        metrics = offline_loss.means({'reward': shaped(reward), 'deviation': shaped(deviation)}, counts)
+        return tf_agent.LossInfo(offline_loss.share_of_mean(errors, counts), metrics)
+
+
+class LinearBanditPolicy(tf_policy.TFPolicy):
+    """Chooses the legal arm of the highest score: by theta alone, by its upper bound, or by a draw of the posterior."""
+
+    def __init__(
+        self,
+        specs: EnvironmentSpecs,
+        contexts: _Contexts,
+        posterior: _Posterior,
+        mask: ActionMask | None,
+        kind: str,
+        alpha: float,
+    ):
+        """Takes what the agent has; `kind` is 'greedy' or an `Exploration`."""
+        super().__init__(
+            specs.time_step, specs.action, observation_and_action_constraint_splitter=mask, name=f'{kind}_policy'
+        )
+        self._contexts, self._posterior, self._kind, self._alpha = contexts, posterior, kind, alpha
+
+    def _variables(self) -> list[tf.Variable]:
+        return [self._posterior.theta, *([] if self._kind == 'greedy' else [self._posterior.root])]
+
+    def scores(self, observation: Any) -> tf.Tensor:
+        """Returns the arms' scores, float64 [B, K], of observations [B, ...] without a mask; see the module."""
+        x, shared = self._contexts(observation), self._contexts.is_shared
+        theta, root = self._posterior.theta, self._posterior.root
+        means = tf.linalg.matvec(x, theta[0]) if shared else tf.linalg.matmul(x, theta, transpose_b=True)
+        if self._kind == 'greedy':
+            return means
+        deviations = x @ root[0] if shared else tf.einsum('bd,kde->bke', x, root)  # x^T root, [B, K, D]
+        if self._kind == 'ucb':
+            widths = tf.norm(deviations, axis=-1)
+        else:
+            shape = tf.shape(deviations)
+            models = 1 if shared else shape[1]
+            drawn = tf.random.normal((shape[0], models, shape[2]), dtype=tf.float64)
+            widths = tf.reduce_sum(deviations * drawn, axis=-1)
+        ties = tf.random.uniform(tf.shape(means), maxval=1e-9, dtype=tf.float64)
+        return means + self._alpha * widths + ties
+
+    def _distribution(self, time_step: ts.TimeStep, policy_state: Any) -> policy_step.PolicyStep:
+        observation, splitter = time_step.observation, self.observation_and_action_constraint_splitter
+        mask = None
+        if splitter is not None:
+            observation, mask = splitter(observation)
+        scores = self.scores(observation)
+        if mask is not None:
+            scores = tf.where(tf.cast(mask, tf.bool), scores, scores.dtype.min)
+        action = tf.argmax(scores, axis=-1, output_type=self.action_spec.dtype)
+        return policy_step.PolicyStep(tfp.distributions.Deterministic(action), policy_state)
+
+
+def _joined(leaf: tf.Tensor) -> tf.Tensor:
+    """Returns rows [B * T, ...] of [B, T, ...]."""
+    return tf.reshape(leaf, [-1, *leaf.shape[2:]])
+
+
+def _variable(value: np.ndarray, name: str) -> tf.Variable:
+    # All replicas assign the same value.
+    aggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA
+    return tf.Variable(value, dtype=tf.float64, trainable=False, name=name, aggregation=aggregation)
