@@ -107,6 +107,9 @@ def test_first_export_that_acts_differently_fails_immediately(tmp_path):
     exports = PolicyExports(agent, RunDir(tmp_path), ExportOptions(('greedy_policy', 'raw_policy')), dict)
     read = exports._exporters[0]._read_all
     exports._exporters[0]._read_all = lambda: [tf.zeros_like(weight) for weight in read()]
+    exports.begin(1)
+    with pytest.raises(RuntimeError, match='as from the live policy'):
+        exports.check()
     with pytest.raises(RuntimeError, match='as from the live policy'):
         exports.export(1)
     assert versions.versions(RunDir(tmp_path).greedy_policy) == []

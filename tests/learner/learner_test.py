@@ -105,6 +105,14 @@ def test_prepare_compiles_the_summary_program_if_needed(tmp_path, make_agent):
     assert list(written_summaries.scalars(RunDir(tmp_path).summaries('train'))['gradients/dqn/norm']) == [4]
 
 
+def test_prepare_does_not_wait_for_the_program_of_a_late_summary(tmp_path, make_agent):
+    options = LearnerOptions(None, SummaryOptions(5_000))
+    learner = Learner(make_agent(), CountedSource(), RunDir(tmp_path), options=options)
+    built = learner.num_traces
+    learner.prepare(5_000)
+    assert learner.num_traces == built
+
+
 def test_prepare_takes_nothing_from_a_dataset(tmp_path, make_agent, make_dataset_fn):
     options = LearnerOptions(None, SummaryOptions(1))
     learner = Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path), options=options)

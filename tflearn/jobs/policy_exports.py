@@ -108,15 +108,29 @@ class PolicyExports:
     def export(self, step: int) -> None:
         """Takes a snapshot of each policy and exports it on a thread. A newer export replaces one that has not begun.
 
-        The first export blocks, since the entire model is compared with the live policy. A failure is logged; `wait`
-        raises it, unless a later export succeeds.
+        The first export blocks, see `check`. A failure is logged; `wait` raises it, unless a later export succeeds.
 
         Raises:
-          RuntimeError: if the first export acts differently from the live policy.
-          FloatingPointError: if the weights of the first export are not finite.
-          TimeoutError: if the first export takes longer than ten minutes.
+          RuntimeError, FloatingPointError, TimeoutError: see `check`.
         """
+        self.begin(step)
+        if not self._checked:
+            self.check()
+
+    def begin(self, step: int) -> None:
+        """Like `export`, but the first export does not block: `check` has to be called before the policy is trained."""
         self._submit(self._full, step, update=False)
+
+    def check(self) -> None:
+        """Waits for the first export, in which the entire model is compared with the live policy.
+
+        Raises:
+          RuntimeError: if it acts differently from the live policy.
+          FloatingPointError: if its weights are not finite.
+          TimeoutError: if it takes longer than ten minutes.
+        """
+        self._full.join(_WAIT_SECS)
+        self._full.raise_failure(but=(OSError, tf.errors.OpError))
 
     def export_update(self, step: int) -> None:
         """Like `export`, for weights only; skipped with a warning until a full export was compared."""
@@ -149,16 +163,16 @@ class PolicyExports:
 
     def _submit(self, background: Background, step: int, update: bool) -> None:
         facts = {**self._facts(), **self._texts()}
-        first = not update and not all(exporter.checked for exporter in self._exporters)
         works = [exporter.snapshot(step, facts, update) for exporter in self._exporters]
         if self._options.products and not update:
             works += [
                 functools.partial(self._make_product, name, step) for name in self._options.policies if name != _RAW
             ]
         background.submit(lambda: _all(works))
-        if first:  # it is compared with the live policy, which must not be trained meanwhile
-            background.join(_WAIT_SECS)
-            background.raise_failure(but=(OSError, tf.errors.OpError))
+
+    @property
+    def _checked(self) -> bool:
+        return all(exporter.checked for exporter in self._exporters)
 
     def _make_product(self, policy: str, step: int) -> None:
         output = self._run_dir.product(policy) / str(step)

@@ -152,8 +152,11 @@ class TrainSession:
         self._set_env_steps()
         # Only now are the weights final: a checkpoint may have been restored.
         self._send(learner.step)
-        self._export(learner.step)
+        if self._chief:
+            self._exports.begin(learner.step)
         learner.prepare(self._stop_conditions.num_train_steps)  # while collectors gather the first data
+        if self._chief:
+            self._exports.check()
         self._status.update(
             'waiting for data', train_step=learner.step, num_train_steps=self._stop_conditions.num_train_steps
         )

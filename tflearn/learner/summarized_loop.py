@@ -15,6 +15,8 @@ from tflearn.learner.summaries import StepSummaries, Summaries, SummaryOptions
 from tflearn.learner.train_loop import LoopOptions, Program, TrainLoop
 from tflearn.types import Agent
 
+_SOON_STEPS = 2_000
+
 
 class Profile:
     """Traces the train steps first..last once. A run that is resumed between them traces the rest."""
@@ -202,16 +204,16 @@ class SummarizedLoop:
         return min(counts), False
 
     def prepare(self, before: int, end: int) -> None:
-        """Compiles what needs no data: XLA's program, and the summary program if a step up to `end` is summarized.
+        """Compiles what needs no data: XLA's program, and the summary program if a step up to `end` is summarized soon.
 
-        Both are for a `BatchSource`. A dataset's program cannot run without taking an element: it is compiled when it
-        is first needed.
+        The first train steps wait for it. So a summary program that is needed only later is compiled then: a short run
+        may end before. Both are for a `BatchSource`: a dataset's program cannot run without taking an element.
         """
         self._loop.prepare()
         due = self.summaries.next_step(before)
         if not self._has_summary_program or not isinstance(self._batches, SourceBatches):
             return
-        if due is not None and due <= end:
+        if due is not None and due <= min(end, before + _SOON_STEPS):
             self._take_summarized(0)
 
     def close(self, step: int) -> None:
