@@ -2,11 +2,13 @@
 
 import contextlib
 import dataclasses
+import json
 import pathlib
 import signal
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from benchmarks import recorded_environment
@@ -14,16 +16,25 @@ from tflearn.launch.local import free_port
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 WINDOW = 20  # the episodes whose mean return counts
+JOBS = ('replay_server', 'train', 'collect')
 START_SECS, _STOP_SECS = 120.0, 30.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a run took to the goal; None if it did not get there in time. `start` is in seconds since 1970."""
+    """What a run took to the goal; None if it did not get there in time.
+
+    Attributes:
+      start: the time of the first environment step [s since 1970].
+      secs: seconds from then on.
+      env_steps: environment steps.
+      command_secs: seconds since the command was given; None also where that was not recorded.
+    """
 
     start: float
     secs: float | None
     env_steps: int | None
+    command_secs: float | None = None
 
 
 def read(path: pathlib.Path, goal: float, limit_secs: float) -> Outcome:
@@ -38,14 +49,39 @@ def read(path: pathlib.Path, goal: float, limit_secs: float) -> Outcome:
     for i in range(WINDOW, len(episodes) + 1):
         secs = episodes[i - 1][0] - start
         if secs <= limit_secs and statistics.fmean(episode[1] for episode in episodes[i - WINDOW : i]) >= goal:
-            return Outcome(start, secs, episodes[i - 1][2])
+            given = _given(path)
+            return Outcome(start, secs, episodes[i - 1][2], start + secs - given if given else None)
     return Outcome(start, None, None)
 
 
+def steps_per_sec(path: pathlib.Path, first_step: int) -> float | None:
+    """Returns environment steps/s from the end of a run's first episode after `first_step` to that of its last one."""
+    ends = [(secs, env_steps) for secs, _, env_steps in recorded_environment.read(path)[1] if env_steps > first_step]
+    if not ends or ends[-1][0] == ends[0][0]:
+        return None
+    return (ends[-1][1] - ends[0][1]) / (ends[-1][0] - ends[0][0])
+
+
+def give(path: pathlib.Path) -> None:
+    """Records in the file `path` that the command is given now."""
+    recorded_environment.append(path, command=time.time())
+
+
+def _given(path: pathlib.Path) -> float | None:
+    with open(path, encoding='utf-8') as lines:
+        return json.loads(next(lines)).get('command')
+
+
 def run(
-    gin_file: str, path: pathlib.Path, seed: int, goal: float, limit_secs: float, gin_bindings: Sequence[str] = ()
+    gin_file: str,
+    path: pathlib.Path,
+    seed: int,
+    goal: float,
+    limit_secs: float,
+    gin_bindings: Sequence[str] = (),
+    programs: Sequence[str] = JOBS,
 ) -> None:
-    """Runs the jobs replay_server, train and collect as processes until the goal, or for `limit_secs` of collection.
+    """Runs jobs as processes until the goal, or for `limit_secs` of collection.
 
     Args:
       gin_file: with an environment of gymnasium.
@@ -54,6 +90,7 @@ def run(
       goal: the mean return of the last `WINDOW` episodes.
       limit_secs: seconds after the first environment step.
       gin_bindings: gin statements that come last.
+      programs: the programs that are started, which take environment steps together.
     """
     bindings = [
         'from benchmarks import recorded_environment',
@@ -67,13 +104,14 @@ def run(
     flags = [
         f'--root_dir={path.parent / "run"}',
         f'--gin_file={gin_file}',
-        f'--replay_address=localhost:{free_port()}',
+        *([f'--replay_address=localhost:{free_port()}'] if len(programs) > 1 else []),
         *(f'--gin_bindings={binding}' for binding in bindings),
     ]
+    give(path)
     with contextlib.ExitStack() as stack:
         jobs = [
             stack.enter_context(process([sys.executable, '-m', f'scripts.{job}', *flags], path.with_name(f'{job}.log')))
-            for job in ('replay_server', 'train', 'collect')
+            for job in programs
         ]
         alive = lambda: all(job.poll() is None for job in jobs)  # noqa: E731
         wait(lambda: recorded_environment.read(path)[0] is not None or not alive(), START_SECS)
@@ -109,14 +147,15 @@ def wait(condition: Callable[[], bool], secs: float) -> None:
 def table(outcomes: Mapping[str, Sequence[Outcome]]) -> str:
     """Returns what the runs of each side took, as a table."""
     lines = [
-        '| side | seconds of each seed | median | environment steps of each seed | median |',
-        '|---|---|---|---|---|',
+        '| side | seconds of each seed | median | from the shell, median | environment steps of each seed | median |',
+        '|---|---|---|---|---|---|',
     ]
     for side, found in outcomes.items():
         secs = ', '.join('-' if outcome.secs is None else f'{outcome.secs:.1f}' for outcome in found)
         steps = ', '.join('-' if outcome.env_steps is None else f'{outcome.env_steps:,}' for outcome in found)
+        medians = _median(found, 'secs', '.1f'), _median(found, 'command_secs', '.1f')
         lines.append(
-            f'| {side} | {secs} | {_median(found, "secs", ".1f")} | {steps} | {_median(found, "env_steps", ",.0f")} |'
+            f'| {side} | {secs} | {medians[0]} | {medians[1]} | {steps} | {_median(found, "env_steps", ",.0f")} |'
         )
     return '\n'.join(lines)
 
