@@ -11,7 +11,7 @@ from tflearn.run_dir import RunDir
 
 BINDINGS = (
     'actor_value.NetworkOptions.fc_layer_params=(16,)',
-    'collect.num_environments=4',  # of the 8 items of an iteration: both have a share in each
+    'collect.num_environments=4',  # of the 32 items of an iteration: both have a share in each
     'train.StopConditions.num_train_steps=1_000_000',
     'train.Intervals.export_interval_steps=1_000_000',
     'train.LearnerOptions.checkpoint_interval_steps=1_000_000',

@@ -14,7 +14,7 @@ BINDINGS = (
     'evaluate.evaluate.target_return=None',
     'train.StopConditions.num_train_steps=100_000_000',
     'train.Intervals.export_interval_steps=100_000_000',
-    'collect.num_environments=2',  # of the 8 items of an iteration: each of the four has a share in all of them
+    'collect.num_environments=2',  # of the 32 items of an iteration: each of the four has a share in all of them
 )
 MEASURED_SECS = 40.0
 
