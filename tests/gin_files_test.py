@@ -137,13 +137,17 @@ def test_plain_gin_reads_it_too(run):
     gin.clear_config()
 
 
+# The quick start's settings, chosen for the time that it takes.
+MORE_OVERRIDES = {'ppo_cartpole': 15}
+
+
 @pytest.mark.parametrize('run', RUNS)
 def test_a_run_is_two_includes_and_a_few_overrides(run):
     bindings = reader.read(files.resolve(run)).bindings
     own = [binding for binding in bindings if binding.place.startswith(f'{FOLDER}/{run}.gin:')]
     includes = re.findall(r"^include '(\w+)/\w+\.gin'$", text(run), re.MULTILINE)
     assert includes == ['algorithms', 'environments']
-    assert len(own) <= 10
+    assert len(own) <= MORE_OVERRIDES.get(run, 10)
 
 
 @pytest.fixture(scope='module')
