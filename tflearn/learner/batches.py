@@ -20,7 +20,7 @@ from tflearn.types import BatchSource, PrioritizedSource
 
 DatasetFn = Callable[[tf.distribute.InputContext], tf.data.Dataset]
 TakeStep = Callable[[tf.Tensor, Any], tuple[tf.Tensor, tf.Tensor, tuple[tf.Tensor, ...]]]
-TakeSteps = Callable[[Any, tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor, tf.Tensor]]
+TakeSteps = Callable[[Any, tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor, tf.Tensor, tuple[tf.Tensor, ...]]]
 
 _MAX_TOGETHER = 128
 _MAX_TOGETHER_BYTES = 16 << 20
@@ -172,18 +172,23 @@ class SourceBatches:
         """Like `loop`, on the same batches, where `take` takes the train steps of a whole draw. For a graph.
 
         Args:
-          take: (draw, its train steps, sums) -> those taken, the sums after them, and whether to go on.
+          take: (draw, its train steps, sums) -> those taken, the sums after them, whether to go on, and (the items'
+            errors [at least those taken, B],) or ().
         """
         taken, going_on = tf.constant(0, tf.int64), tf.constant(True)
         means = tf.zeros([len(self.last_info)])
+        arrays = (tf.TensorArray(tf.float32, tf.cast(num_steps, tf.int32)),) if self.prioritization else ()
         while tf.logical_and(going_on, taken < num_steps):
             count = tf.minimum(num_steps - taken, self._source.max_draw_steps)
             drawn = self._source.draw(count, self._train_step)
-            i, sums, going_on = take(drawn, count, sums)
+            i, sums, going_on, errors = take(drawn, count, sums)
+            steps = tf.cast(tf.range(taken, taken + i), tf.int32)
+            arrays = tuple(array.scatter(steps, part[:i]) for array, part in zip(arrays, errors, strict=True))
             taken += i
             if self.last_info:
                 means = self._means(drawn, i - 1)
-        return taken, tf.constant(0.0, tf.float64), tf.concat([sums, means], axis=0), ()
+        stacked = tuple(array.stack() for array in arrays)
+        return taken, tf.constant(0.0, tf.float64), tf.concat([sums, means], axis=0), stacked
 
     def _element(self, drawn: Any, i: tf.Tensor | int) -> Any:
         """Returns batch `i` of a draw, as a train step takes it: of several replicas each has its own part."""
@@ -246,6 +251,8 @@ class XlaLoop:
         self._compiles: bool | None = None  # not known yet
         specs = tf.nest.flatten(batches.element_spec)
         self._stack_spec = [tf.TensorSpec((size, *spec.shape), spec.dtype) for spec in specs]
+        # The items' errors [size, B], if they are wanted.
+        self._error_specs = [tf.TensorSpec((size, specs[0].shape[0]))] if batches.prioritization else []
         stack = tf.nest.pack_sequence_as(batches.element_spec, self._stack_spec)
         self._steps = tf.function(self._many_steps, autograph=False, jit_compile=True).get_concrete_function(
             stack, tf.TensorSpec((num_sums,), tf.float32), tf.TensorSpec((), tf.int64)
@@ -272,15 +279,25 @@ class XlaLoop:
         return self._batches.loop_over_draws(self._steps_of_draw, sums, num_steps)
 
     def _steps_of_draw(self, drawn: Any, count: tf.Tensor, sums: tf.Tensor) -> Any:
-        """Takes `count` train steps on a draw. Returns those taken, the sums and whether to go on."""
+        """Takes `count` train steps on a draw. Returns those taken, the sums, whether to go on, and items' errors."""
 
-        def some(i: tf.Tensor, sums: tf.Tensor, going_on: tf.Tensor) -> Any:
+        def some(i: tf.Tensor, sums: tf.Tensor, going_on: tf.Tensor, *arrays: tf.TensorArray) -> Any:
             del going_on
-            taken, sums, going_on = self._steps(*self._stack(drawn, i, count), sums, count - i)
-            return i + taken, sums, going_on
+            taken, sums, going_on, *errors = self._steps(*self._stack(drawn, i, count), sums, count - i)
+            # All calls but the last take `size` steps.
+            index = tf.cast(i // self.size, tf.int32)
+            return i + taken, sums, going_on, *_write(arrays, index, errors)
 
-        start = tf.constant(0, tf.int64), sums, tf.constant(True)
-        return tf.while_loop(lambda i, _, going_on: tf.logical_and(going_on, i < count), some, start)
+        num_calls = tf.cast((count + self.size - 1) // self.size, tf.int32)
+        arrays = (
+            tf.TensorArray(spec.dtype, num_calls, element_shape=spec.shape, infer_shape=True)
+            for spec in self._error_specs
+        )
+        start = tf.constant(0, tf.int64), sums, tf.constant(True), *arrays
+        taken, sums, going_on, *arrays = tf.while_loop(
+            lambda i, _, going_on, *arrays: tf.logical_and(going_on, i < count), some, start
+        )
+        return taken, sums, going_on, tuple(array.concat() for array in arrays)
 
     def _stack(self, drawn: Any, i: tf.Tensor, count: tf.Tensor) -> list[tf.Tensor]:
         """Returns batches i, i + 1, ... of a draw, always `size` of them: the last one again at the end."""
@@ -297,15 +314,18 @@ class XlaLoop:
         """Takes train steps on the first `count` batches, or all. For XLA."""
         count = tf.minimum(count, self.size)
 
-        def one(i: tf.Tensor, sums: tf.Tensor, going_on: tf.Tensor) -> Any:
+        def one(i: tf.Tensor, sums: tf.Tensor, going_on: tf.Tensor, *errors: tf.Tensor) -> Any:
             del going_on
-            sums, going_on, _ = self._take(sums, tf.nest.map_structure(lambda column: tf.gather(column, i), stack))
-            return i + 1, sums, going_on
+            element = tf.nest.map_structure(lambda column: tf.gather(column, i), stack)
+            sums, going_on, new = self._take(sums, element)
+            here = tf.range(self.size, dtype=tf.int64)[:, None] == i
+            return i + 1, sums, going_on, *(tf.where(here, *pair) for pair in zip(new, errors, strict=True))
 
+        errors = (tf.zeros(spec.shape, spec.dtype) for spec in self._error_specs)
         return tf.while_loop(
-            lambda i, _, going_on: tf.logical_and(going_on, i < count),
+            lambda i, _, going_on, *errors: tf.logical_and(going_on, i < count),
             one,
-            (tf.constant(0, tf.int64), sums, tf.constant(True)),
+            (tf.constant(0, tf.int64), sums, tf.constant(True), *errors),
             maximum_iterations=self.size,
         )
 

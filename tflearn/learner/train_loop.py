@@ -38,8 +38,8 @@ class LoopOptions:
 
     Attributes:
       jit_compile: whether train steps are compiled with XLA, on one replica; 'auto' does so where it is faster: for
-        small train steps, see `why_slower_in_xla`. With a `BatchSource` that does not draw by priority, many steps are
-        one XLA program (see `XlaLoop`); steps that XLA cannot compile are taken without it, with a line in the log.
+        small train steps, see `why_slower_in_xla`. With a `BatchSource` many steps are one XLA program (see `XlaLoop`);
+        steps that XLA cannot compile are taken without it, with a line in the log.
         With other data, True compiles the single step, and 'auto' does nothing. XLA ignores the steps' assertions, and
         a seed for random numbers that they draw. The steps that are summarized are not compiled with it.
       on_nonfinite: at a loss that is not finite, 'stop' ends the loop; 'skip' leaves it out of the means and goes on,
@@ -130,7 +130,7 @@ class TrainLoop:
     def _wants_xla_loop(self, batches: Batches) -> bool:
         if not self._options.jit_compile or self._strategy.num_replicas_in_sync > 1:
             return False
-        return isinstance(batches, SourceBatches) and not batches.prioritization
+        return isinstance(batches, SourceBatches)
 
     def _with_xla(
         self, plain: Program, batches: SourceBatches, take: TakeStep, layout: StepMetrics, graph: tf.Graph
