@@ -41,15 +41,18 @@ from tflearn.learner.train_loop import LoopOptions  # noqa: E402
 from tflearn.replay.storage import Storage  # noqa: E402
 from tflearn.run_dir import RunDir  # noqa: E402
 from tflearn.sampling.mirror import ReplayMirror  # noqa: E402
+from tflearn.sampling.prioritized_mirror import PrioritizedMirror  # noqa: E402
 from tflearn.sampling.sampler import PrioritizedSampler, ReplaySampler  # noqa: E402
 from tflearn.train_step import create_train_step  # noqa: E402
 from tflearn.types import BatchSource  # noqa: E402
 
 TIMEOUT_SECS = 600.0
+OTHER_SIDES = 'also xla_loop; or prioritized,prioritized_mirror,prioritized_xla_loop,tf_agents'
 SINGLE_CALLS, PEER_SINGLE_CALLS = 1_000, 200
 SETTLE_SECS = 0.5
 LOADED = 'limit beside a writer'
 XLA_LOOP = 'xla_loop'  # the mirror, with many train steps in one XLA program
+PRIORITIZED_MIRROR, PRIORITIZED_XLA_LOOP = 'prioritized_mirror', 'prioritized_xla_loop'
 PEER, PEER_BESIDE_OURS = 'tf_agents', 'tf_agents beside our writer'
 
 
@@ -70,7 +73,7 @@ def main() -> int:
     parser.add_argument('--rounds', type=int, default=7)
     parser.add_argument('--inter_op_threads', type=int, default=None, help="TensorFlow's, for all sides")
     parser.add_argument('--jit_compile', action='store_true', help='XLA for the limit and for us')
-    parser.add_argument('--sides', default='mirror,server,tf_agents', help='also xla_loop; or prioritized,tf_agents')
+    parser.add_argument('--sides', default='mirror,server,tf_agents', help=OTHER_SIDES)
     parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the results there')
     parser.add_argument('--quick', action='store_true', help='a short run of the first case')
     options = parser.parse_args()
@@ -97,7 +100,9 @@ def _measure_case(
         'mirror': {'sampling': 'learner'},
         XLA_LOOP: {'sampling': 'learner'},
         'server': {'sampling': 'server'},
-        'prioritized': {'prioritized': True},
+        'prioritized': {'prioritized': True, 'sampling': 'server'},
+        PRIORITIZED_MIRROR: {'prioritized': True, 'sampling': 'learner'},
+        PRIORITIZED_XLA_LOOP: {'prioritized': True, 'sampling': 'learner'},
     }
     experiences = {side: {**known[side], 'max_size': room, 'min_size': min_size} for side in chosen if side in known}
     prioritized = 'prioritized' in chosen
@@ -109,7 +114,7 @@ def _measure_case(
         sides.append(Side(LOADED, limit, our_writer))
         for side, changes in experiences.items():
             batches = source(case, changes, ports[side])
-            loop = LoopOptions(jit_compile=jit_compile or side == XLA_LOOP)
+            loop = LoopOptions(jit_compile=jit_compile or side in (XLA_LOOP, PRIORITIZED_XLA_LOOP))
             options = LearnerOptions(checkpoint_interval_steps=None, summaries=None, loop=loop)
             run = _our_learner(case, batches, RunDir(pathlib.Path(directory) / side), options)
             sides.append(Side(side, run, side))
@@ -201,9 +206,10 @@ def _limit(case: learner_cases.Case, jit_compile: bool) -> Callable[[int], objec
 def source(case: learner_cases.Case, replay: dict[str, Any], port: int) -> BatchSource:
     agent = case.make_agent(case.specs, create_train_step(), case.experience())
     storage = Storage(case.experience(**replay), agent.collect_data_spec)
-    make = PrioritizedSampler if replay.get('prioritized') else ReplaySampler
-    if storage.mirrored:
-        make = ReplayMirror
+    if replay.get('prioritized'):
+        make = PrioritizedMirror if storage.mirrored else PrioritizedSampler
+    else:
+        make = ReplayMirror if storage.mirrored else ReplaySampler
     return make(f'localhost:{port}', storage, case.batch_size, TIMEOUT_SECS)
 
 

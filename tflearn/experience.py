@@ -41,6 +41,15 @@ def _check_table(kind: str, settings: Any) -> None:
             f'{settings.max_times_sampled}, so that collectors and learner would wait for each other forever: items '
             'are removed before they were drawn that often; need max_times_sampled of at least that, or 0'
         )
+    _check_sampling(kind, settings)
+
+
+def _check_sampling(kind: str, settings: Any) -> None:
+    if settings.sampling not in get_args(Sampling):
+        raise UserValueError(f'got {kind}.sampling={settings.sampling!r}; need one of {", ".join(get_args(Sampling))}')
+    if settings.sampling == 'learner' and settings.max_times_sampled:
+        text = f"got {kind}.sampling='learner' with max_times_sampled={settings.max_times_sampled}; "
+        raise UserValueError(text + "the learner's mirror draws without a limit; need 'server' or 'auto'")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,13 +222,6 @@ class Uniform:
 
     def __post_init__(self) -> None:
         _check_table('Uniform', self)
-        if self.sampling not in get_args(Sampling):
-            raise UserValueError(f'got Uniform.sampling={self.sampling!r}; need one of {", ".join(get_args(Sampling))}')
-        if self.sampling == 'learner' and self.max_times_sampled:
-            raise UserValueError(
-                f"got Uniform.sampling='learner' with max_times_sampled={self.max_times_sampled}; the learner's mirror "
-                "draws without a limit; need 'server' or 'auto'"
-            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,6 +234,8 @@ class Prioritized:
       samples_per_insert: see `Uniform`.
       max_times_sampled: an item that was drawn this often is removed; 0 is no limit.
       prioritization: how errors become priorities, and priorities weights.
+      sampling: see `Uniform`. The learner's priorities are at most 16 train steps late, and in no checkpoint.
+      max_mirror_gb: see `Uniform`.
     """
 
     max_size: int = 100_000
@@ -239,6 +243,8 @@ class Prioritized:
     samples_per_insert: float | None = None
     max_times_sampled: int = 0
     prioritization: Prioritization = Prioritization()
+    sampling: Sampling = 'server'
+    max_mirror_gb: float = 4.0
 
     def __post_init__(self) -> None:
         _check_table('Prioritized', self)

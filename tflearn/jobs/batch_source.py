@@ -28,6 +28,7 @@ from tflearn.sampling.hybrid import HybridSource
 from tflearn.sampling.loaded_episodes import LoadedEpisodes
 from tflearn.sampling.mirror import ReplayMirror
 from tflearn.sampling.mixed import MixedSource
+from tflearn.sampling.prioritized_mirror import PrioritizedMirror
 from tflearn.sampling.queue_source import QueueSource
 from tflearn.sampling.sampler import PrioritizedSampler, ReplaySampler
 from tflearn.types import Agent
@@ -78,7 +79,10 @@ def make(
         return MixedSource(sources, replicas_here)
     batch_size = experience.per_replica_batch_size * replicas_here
     if isinstance(experience.replay, Prioritized):
-        return PrioritizedSampler(addresses, storage, batch_size, timeout_secs, seed)
+        if not storage.mirrored:
+            return PrioritizedSampler(addresses, storage, batch_size, timeout_secs, seed)
+        filled_from = Shards(tuple(addresses)).of_pipeline(layout.worker, layout.workers)
+        return PrioritizedMirror(addresses, storage, batch_size, timeout_secs, seed, filled_from)
     if isinstance(experience.replay, Uniform):
         if demonstrations is not None:
             demonstrations.check_mirrored(storage.mirrored)
@@ -205,11 +209,9 @@ def without_content(storage: Storage) -> Storage:
     """Returns a storage whose batches are drawn in the same way, by a source with little memory: for a dry run."""
     experience, replay = storage.experience, storage.experience.replay
     size = min(replay.max_size, _SMALL_SIZE)
-    if isinstance(replay, Uniform):
+    if isinstance(replay, Uniform | Prioritized):
         sampling: Sampling = 'learner' if storage.mirrored else 'server'
         replay = dataclasses.replace(replay, max_size=size, min_size=1, sampling=sampling)
-    elif isinstance(replay, Prioritized):
-        replay = dataclasses.replace(replay, max_size=size, min_size=1)
     return dataclasses.replace(storage, experience=dataclasses.replace(experience, replay=replay))
 
 

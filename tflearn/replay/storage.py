@@ -84,8 +84,8 @@ class Storage:
     """The tables of a run's experience and the layout of their items.
 
     An item is a chunk: consecutive rows of one environment, of which `num_starts` may begin a sequence (see `chunks`).
-    Uniform draws of short sequences use chunks of many, since Reverb's cost is per item; otherwise an item is one
-    sequence, which can have a priority or a position in a queue.
+    Short sequences that are drawn uniformly, or by the learner, are in chunks of many, since Reverb's cost is per item;
+    otherwise an item is one sequence, which can have a priority or a position in a queue.
 
     Attributes:
       data_spec: the spec of a Trajectory without outer dimensions (`collect_data_spec`).
@@ -111,7 +111,7 @@ class Storage:
         return self._num_starts(self.mirrored)
 
     def _num_starts(self, mirrored: bool) -> int:
-        if not self._draws_are_alike:
+        if not self._draws_are_alike or (isinstance(self.experience.replay, Prioritized) and not mirrored):
             return 1
         max_bytes = _MAX_CHUNK_BYTES if mirrored else _MAX_DRAWN_CHUNK_BYTES
         return max(1, min(self.experience.chunk_steps, max_bytes // self.layout.num_bytes))
@@ -120,7 +120,9 @@ class Storage:
     def _draws_are_alike(self) -> bool:
         """Whether draws are independent of each other and sequences are short, so that they can share a chunk."""
         replay, length = self.experience.replay, self.experience.slicing.sequence_length
-        return isinstance(replay, Uniform) and not replay.max_times_sampled and length <= _MAX_CHUNKED_LENGTH
+        if not isinstance(replay, Uniform | Prioritized) or replay.max_times_sampled:
+            return False
+        return length <= _MAX_CHUNKED_LENGTH
 
     @property
     def chunk_shape(self) -> tuple[int, int]:
@@ -180,7 +182,7 @@ class Storage:
     def mirrored(self) -> bool:
         """Whether the learner draws from its own mirror of the table."""
         replay = self.experience.replay
-        if not isinstance(replay, Uniform) or replay.sampling == 'server':
+        if not isinstance(replay, Uniform | Prioritized) or replay.sampling == 'server':
             return False
         small = self.mirror_bytes <= 1e9 * replay.max_mirror_gb
         return replay.sampling == 'learner' or (self._draws_are_alike and small)

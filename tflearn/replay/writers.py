@@ -91,7 +91,10 @@ class ReplayWriter:
         self.lost_steps = 0
         self._chunks = ChunkBuilder(storage.experience, storage.num_starts, num_environments, storage.layout.num_bytes)
         self._no_flags = np.zeros(num_environments, np.uint8)
-        self._priority = replay.prioritization.initial_priority if isinstance(replay, Prioritized) else 1.0
+        # A mirrored table is read once, in any order.
+        self._priority = 1.0
+        if isinstance(replay, Prioritized) and not storage.mirrored:
+            self._priority = replay.prioritization.initial_priority
         self._open()
 
     def __call__(self, trajectory: Any, policy_version: int) -> None:

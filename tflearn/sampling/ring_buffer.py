@@ -82,6 +82,11 @@ class RingBuffer:
         return self._newest - self._oldest
 
     @property
+    def window_ever(self) -> tuple[int, int]:
+        """The oldest sequence that can be drawn, and the one after the newest, counted over all ever written."""
+        return self._oldest, self._newest
+
+    @property
     def has_dropped(self) -> bool:
         """Whether the oldest sequences were dropped already, since the ring was full."""
         return self._oldest > 0
@@ -107,7 +112,12 @@ class RingBuffer:
             shape = [tf.cast(num_steps, tf.int32), batch_size]
             seeds = tf.stack([tf.constant(seed, tf.int64), tf.cast(step, tf.int64)])
             drawn = tf.random.stateless_uniform(shape, seeds, 0, size, tf.int64)
-            starts = tf.gather(self.starts, (oldest + drawn) % self._max_size)
+            return self.read(oldest + drawn)
+
+    def read(self, sequences: tf.Tensor) -> Any:
+        """Reads sequences int64 [n, B], counted as in `window_ever`. Returns what `draw` does. For a graph."""
+        with tf.device('CPU:0'):
+            starts = tf.gather(self.starts, sequences % self._max_size)
             return self.columns.draw(starts[..., None] + tf.range(self._length, dtype=tf.int64))
 
     def batch(self, drawn: Any, i: tf.Tensor) -> tuple[Any, dict[str, tf.Tensor]]:
