@@ -23,6 +23,7 @@ MAX_PACKAGE_FILES = 16
 LARGER_PACKAGES = {
     'tflearn/jobs': 24,  # one for each job, and what they share
     'tflearn/agents': 24,  # one for each algorithm
+    'tflearn/sampling': 18,  # one for each source of batches, and what they share
 }
 # Folders within a package: of files that are alike and do not know each other.
 COLLECTIONS = ('tflearn/environments/tasks',)

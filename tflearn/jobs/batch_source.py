@@ -81,17 +81,16 @@ def make(
     if isinstance(experience.replay, Prioritized):
         if not storage.mirrored:
             return PrioritizedSampler(addresses, storage, batch_size, timeout_secs, seed)
-        filled_from = Shards(tuple(addresses)).of_pipeline(layout.worker, layout.workers)
-        return PrioritizedMirror(addresses, storage, batch_size, timeout_secs, seed, filled_from)
+        share = Shards(tuple(addresses)).of_pipeline(layout.worker, layout.workers)
+        return PrioritizedMirror(addresses, storage, batch_size, timeout_secs, seed, filled_from=share)
     if isinstance(experience.replay, Uniform):
         if demonstrations is not None:
             demonstrations.check_mirrored(storage.mirrored)
         fills = demonstrations is not None and demonstrations.fill_replay
         source = _uniform(Shards(tuple(addresses)), storage, batch_size, timeout_secs, seed, layout, fills)
         return with_demonstrations(source, demonstrations, storage, agent, seed, replicas_here)
-    return _in_iterations(
-        QueueSource(addresses, storage, batch_size, timeout_secs, seed), storage, agent, placement, seed
-    )
+    queue = QueueSource(addresses, storage, batch_size, timeout_secs, seed)
+    return _in_iterations(queue, storage, agent, placement, seed)
 
 
 def _in_iterations(
