@@ -106,7 +106,7 @@ class TrainSession:
                 run_dir.root, run_dir.manifests, LEARNER, run_dir.epoch, read_only=not self._chief, store=run_dir.store
             ),
         )
-        self._exports = PolicyExports(agent, run_dir, settings.exports, self._export_facts, settings.texts)
+        self._make_exports = lambda: PolicyExports(agent, run_dir, settings.exports, self._export_facts, settings.texts)
 
     def _triggers(self, settings: Settings, agent: Agent, strategy: tf.distribute.Strategy) -> list[IntervalTrigger]:
         triggers = [
@@ -141,7 +141,6 @@ class TrainSession:
         learner = self._learner
         if self._end_reason() is None:  # an earlier session may have had stricter stop conditions
             self._run_dir.train_result.unlink(missing_ok=True)
-        self._exports.drop_newer_than(learner.step)
         # After a crash the checkpoint's version may be older than the one that actors have.
         newest = self._agreement.of_chief(self._publisher.newest_version())  # the chief will publish soon
         if newest > self._progress.policy_version:
@@ -152,6 +151,8 @@ class TrainSession:
         self._set_env_steps()
         # Only now are the weights final: a checkpoint may have been restored.
         self._send(learner.step)
+        self._exports = self._make_exports()  # collectors act while the policies are traced
+        self._exports.drop_newer_than(learner.step)
         if self._chief:
             self._exports.begin(learner.step)
         learner.prepare(self._stop_conditions.num_train_steps)  # while collectors gather the first data
