@@ -52,6 +52,7 @@ SINGLE_CALLS, PEER_SINGLE_CALLS = 1_000, 200
 SETTLE_SECS = 0.5
 LOADED = 'limit beside a writer'
 XLA_LOOP = 'xla_loop'  # the mirror, with many train steps in one XLA program
+JAX = 'JAX scan'
 PRIORITIZED_MIRROR, PRIORITIZED_XLA_LOOP = 'prioritized_mirror', 'prioritized_xla_loop'
 PEER, PEER_BESIDE_OURS = 'tf_agents', 'tf_agents beside our writer'
 
@@ -74,6 +75,7 @@ def main() -> int:
     parser.add_argument('--inter_op_threads', type=int, default=None, help="TensorFlow's, for all sides")
     parser.add_argument('--jit_compile', action='store_true', help='XLA for the limit and for us')
     parser.add_argument('--sides', default='mirror,server,tf_agents', help=OTHER_SIDES)
+    parser.add_argument('--jax_python', default=None, help='adds JAX to dqn; of requirements_peers.txt')
     parser.add_argument('--json', type=pathlib.Path, default=None, help='writes the results there')
     parser.add_argument('--quick', action='store_true', help='a short run of the first case')
     options = parser.parse_args()
@@ -83,7 +85,9 @@ def main() -> int:
         cases, options.num_stored, options.rounds = cases[:1], 5_000, 3
     rows = []
     for case in cases:
-        rows += _measure_case(case, options.num_stored, options.rounds, options.jit_compile, options.sides.split(','))
+        with _jax(options.jax_python if case == 'dqn' else None) as others:
+            chosen = options.sides.split(',')
+            rows += _measure_case(case, options.num_stored, options.rounds, options.jit_compile, chosen, others)
         print(tables.table(rows), flush=True)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=2) + '\n')
@@ -91,7 +95,7 @@ def main() -> int:
 
 
 def _measure_case(
-    name: str, num_stored: int, rounds: int, jit_compile: bool, chosen: list[str]
+    name: str, num_stored: int, rounds: int, jit_compile: bool, chosen: list[str], others: list[Side]
 ) -> list[dict[str, Any]]:
     case = learner_cases.CASES[name]
     room = int(1.1 * num_stored) + 2 * learner_cases.EPISODE_STEPS * replay_process.NUM_ENVIRONMENTS
@@ -109,7 +113,7 @@ def _measure_case(
     served = servers(name, experiences, num_stored, prioritized, with_peer=PEER in chosen)
     with tempfile.TemporaryDirectory() as directory, served as (ports, command):
         limit = _limit(case, jit_compile)
-        sides = [Side('limit', limit), Side('limit with XLA', _limit(case, True))]
+        sides = [Side('limit', limit), Side('limit with XLA', _limit(case, True)), *others]
         our_writer = 'server' if 'server' in chosen else chosen[0]
         sides.append(Side(LOADED, limit, our_writer))
         for side, changes in experiences.items():
@@ -127,7 +131,7 @@ def _measure_case(
         # A mirrored server is filled only as fast as its learner reads.
         command('write nothing', lambda: [run(1) for run in read])
         many = _rounds(sides, case.num_steps, rounds, command)
-        single = _rounds(sides[3:], 1, rounds, command)
+        single = _rounds(sides[3 + len(others) :], 1, rounds, command)
     beside = {side: many[side] for side in (LOADED, *experiences, PEER_BESIDE_OURS) if side in many}
     single_beside = {side: single[side] for side in (*experiences, PEER_BESIDE_OURS) if side in single}
     return [
@@ -201,6 +205,26 @@ def _limit(case: learner_cases.Case, jit_compile: bool) -> Callable[[int], objec
         return total
 
     return lambda num_steps: loop(tf.constant(num_steps)).numpy()
+
+
+@contextlib.contextmanager
+def _jax(python: str | None) -> Iterator[list[Side]]:
+    """The side that takes the steps in JAX, in a process of another environment, if there is one."""
+    if python is None:
+        yield []
+        return
+    command = [python, str(ROOT / 'benchmarks' / 'learner_jax.py')]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+
+        def run(num_steps: int) -> None:
+            process.stdin.write(f'{num_steps}\n')  # type: ignore[union-attr]
+            process.stdin.flush()  # type: ignore[union-attr]
+            if not process.stdout.readline():  # type: ignore[union-attr]
+                raise RuntimeError('JAX ended; see its message above')
+
+        run(learner_cases.CASES['dqn'].num_steps)  # compiles
+        yield [Side(JAX, run)]
+        process.stdin.close()  # type: ignore[union-attr]
 
 
 def source(case: learner_cases.Case, replay: dict[str, Any], port: int) -> BatchSource:
