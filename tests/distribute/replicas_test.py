@@ -262,7 +262,9 @@ def _dataset_fn(agent, length, context):
     size = BATCH_SIZE // replicas
     batches = [example_data.sequences(agent, BATCH_SIZE, length, seed) for seed in range(NUM_STEPS)]
     complete = tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *batches)
-    return tf.data.Dataset.from_tensor_slices(complete).batch(size, drop_remainder=True).repeat()
+    options = tf.data.Options()
+    options.autotune.enabled = False  # its thread would hold up the end of the iterator for seconds
+    return tf.data.Dataset.from_tensor_slices(complete).batch(size, drop_remainder=True).repeat().with_options(options)
 
 
 @functools.cache

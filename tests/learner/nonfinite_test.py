@@ -47,7 +47,9 @@ def _learner(directory, agent, kind, on_nonfinite, bad=np.nan, strategy=None):
         mask = np.zeros(stacked.reward.shape, bool)
         mask[POISONED * replicas, 0] = True  # on the first replica only
         stacked = stacked._replace(reward=tf.where(mask, bad, stacked.reward))
-        return tf.data.Dataset.from_tensor_slices(stacked).repeat()
+        options = tf.data.Options()
+        options.autotune.enabled = False  # its thread would hold up the end of the iterator for seconds
+        return tf.data.Dataset.from_tensor_slices(stacked).repeat().with_options(options)
 
     options = LearnerOptions(summaries=None, loop=LoopOptions(on_nonfinite=on_nonfinite))
     return Learner(agent, dataset_fn, RunDir(directory), strategy=strategy, options=options)

@@ -61,12 +61,15 @@ def make_dataset_fn():
             replicas = context.num_replicas_in_sync
             size = BATCH_SIZE // replicas
             # A replica's batches come one after the other from the pipeline that feeds them all.
-            return tf.data.Dataset.range(start * replicas, stop * replicas).map(
+            options = tf.data.Options()
+            options.autotune.enabled = False  # its thread would hold up the end of the iterator for seconds
+            dataset = tf.data.Dataset.range(start * replicas, stop * replicas).map(
                 lambda i: (
                     batch(i // replicas, size, (i % replicas) * size),
                     {'policy_version': tf.fill((size, 2), i // replicas)},
                 )
             )
+            return dataset.with_options(options)
 
         return dataset_fn
 
