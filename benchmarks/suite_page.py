@@ -13,7 +13,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import suite_results  # noqa: E402
-from benchmarks.suite_rows import EPISODES, MARKS, OURS, ROWS, ZOO, ZOO_COMMIT, Row  # noqa: E402
+from benchmarks.peers_settings import ZOO, ZOO_COMMIT  # noqa: E402
+from benchmarks.suite_rows import EPISODES, MARKS, OURS, ROWS, Row  # noqa: E402
 
 DOCS = ROOT / 'docs'
 _NAMES = {OURS: 'tflearn', 'SB3': 'Stable-Baselines3', 'SBX': 'SBX (JAX)'}

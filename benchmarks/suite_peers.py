@@ -4,23 +4,20 @@
 """
 
 import argparse
-import importlib
 import json
 import os
 import pathlib
 import platform
 import sys
 import time
-from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import suite_process  # noqa: E402
+from benchmarks import peers_settings, suite_process  # noqa: E402
 
-MODULES = {'SB3': 'stable_baselines3', 'SBX': 'sbx'}
 _VERSIONS = {'SB3': ('stable-baselines3', 'torch'), 'SBX': ('sbx-rl', 'jax')}
 _EVALUATION_ENVIRONMENTS = 10  # as many as tflearn's
 _EVALUATION_SEED = 1_000_000  # evaluations do not play episodes that were trained on
@@ -29,7 +26,7 @@ _EVALUATION_SEED = 1_000_000  # evaluations do not play episodes that were train
 def main() -> None:
     """Runs one seed and writes its result."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('--side', choices=MODULES, required=True)
+    parser.add_argument('--side', choices=peers_settings.MODULES, required=True)
     parser.add_argument('--settings', type=json.loads, required=True, help="JSON: the row's settings of that side")
     parser.add_argument('--seed', type=int, required=True)
     parser.add_argument('--output', type=pathlib.Path, required=True, help='JSON file of the result')
@@ -46,11 +43,12 @@ def main() -> None:
 def run(side: str, settings: dict[str, Any], seed: int) -> dict[str, Any]:
     """Trains for the row's environment steps; returns them, the curve and the seconds of training with evaluation."""
     from stable_baselines3.common.callbacks import BaseCallback
-    from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.evaluation import evaluate_policy
 
     total, curve = settings['env_steps'], []
-    evaluation = make_vec_env(settings['environment'], _EVALUATION_ENVIRONMENTS, seed=seed + _EVALUATION_SEED)
+    evaluation = peers_settings.make_environment(
+        settings['environment'], {'n_envs': _EVALUATION_ENVIRONMENTS}, seed + _EVALUATION_SEED
+    )
 
     def evaluate(model: Any) -> None:
         mean, _ = evaluate_policy(model, evaluation, n_eval_episodes=settings['episodes'], deterministic=True)
@@ -63,35 +61,13 @@ def run(side: str, settings: dict[str, Any], seed: int) -> dict[str, Any]:
                 evaluate(self.model)
             return True
 
-    model = _make(side, settings, seed)
+    environment = peers_settings.make_environment(settings['environment'], settings['settings'], seed)
+    model = peers_settings.make_model(side, settings['algorithm'], settings['settings'], environment, seed)
     start = time.monotonic()
     evaluate(model)
     model.learn(total, callback=Marks())
     evaluate(model)
     return {'env_steps': model.num_timesteps, 'train_secs': round(time.monotonic() - start, 1), 'curve': curve}
-
-
-def _make(side: str, settings: dict[str, Any], seed: int) -> Any:
-    import numpy as np
-    from stable_baselines3.common.env_util import make_vec_env
-    from stable_baselines3.common.noise import NormalActionNoise
-
-    arguments = {name: _schedule(value) for name, value in settings['settings'].items()}
-    environment = make_vec_env(settings['environment'], arguments.pop('n_envs', 1), seed=seed)
-    if noise := arguments.pop('noise_std', None):
-        size = environment.action_space.shape
-        arguments['action_noise'] = NormalActionNoise(np.zeros(size), noise * np.ones(size))
-    algorithm = getattr(importlib.import_module(MODULES[side]), settings['algorithm'])
-    return algorithm('MlpPolicy', environment, seed=seed, **arguments)
-
-
-def _schedule(value: Any) -> Any:
-    """Returns RL Zoo's 'lin_X' as a function of the share of the run that remains; anything else as it is."""
-    if not (isinstance(value, str) and value.startswith('lin_')):
-        return value
-    first = float(value.removeprefix('lin_'))
-    falling: Callable[[float], float] = lambda remaining: remaining * first  # noqa: E731
-    return falling
 
 
 if __name__ == '__main__':

@@ -4,12 +4,12 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks import peers_settings
+
 EPISODES = 20  # of one evaluation, which acts by the mode
 MARKS = 10  # evaluations of a run, after the one of the untrained policy
 OURS = 'tflearn'
 
-ZOO = 'https://github.com/DLR-RM/rl-baselines3-zoo'
-ZOO_COMMIT = '22e3ff2450fd92033f7f032915e1f64894a09584'
 # Of one trained agent at the zoo's number of steps, in the zoo's benchmark.md at that commit.
 ZOO_FIGURE = 'RL Zoo, one agent at {} steps'
 
@@ -21,8 +21,7 @@ class Peer:
     Attributes:
       algorithm: the class's name in that library.
       zoo: the zoo's file of hyperparameters, in its folder hyperparams/.
-      settings: of that file. 'lin_X' falls linearly from X to 0; `n_envs` environments step together; `noise_std` is
-        normal action noise, in units of the action.
+      settings: of that file, as `peers_settings.SETTINGS` has them.
     """
 
     algorithm: str
@@ -69,56 +68,8 @@ class Row:
         return {'gin_file': self.gin_file, 'bindings': bindings, 'mode': self.mode, **marks}
 
 
-_DQN = {
-    'learning_rate': 2.3e-3,
-    'batch_size': 64,
-    'buffer_size': 100_000,
-    'learning_starts': 1_000,
-    'gamma': 0.99,
-    'target_update_interval': 10,
-    'train_freq': 256,
-    'gradient_steps': 128,
-    'exploration_fraction': 0.16,
-    'exploration_final_eps': 0.04,
-    'policy_kwargs': {'net_arch': [256, 256]},
-}
-_PPO = {
-    'n_envs': 8,
-    'n_steps': 32,
-    'batch_size': 256,
-    'gae_lambda': 0.8,
-    'gamma': 0.98,
-    'n_epochs': 20,
-    'ent_coef': 0.0,
-    'learning_rate': 'lin_0.001',
-    'clip_range': 'lin_0.2',
-}
-_TD3 = {
-    'gamma': 0.98,
-    'buffer_size': 200_000,
-    'learning_starts': 10_000,
-    'noise_std': 0.1,
-    'gradient_steps': 1,
-    'train_freq': 1,
-    'learning_rate': 1e-3,
-    'policy_kwargs': {'net_arch': [400, 300]},
-}
-_ACROBOT = {
-    'learning_rate': 6.3e-4,
-    'batch_size': 128,
-    'buffer_size': 50_000,
-    'learning_starts': 0,
-    'gamma': 0.99,
-    'target_update_interval': 250,
-    'train_freq': 4,
-    'gradient_steps': -1,
-    'exploration_fraction': 0.12,
-    'exploration_final_eps': 0.1,
-    'policy_kwargs': {'net_arch': [256, 256]},
-}
-
-
-def _peers(algorithm: str, settings: Mapping[str, Any], *sides: str) -> dict[str, Peer]:
+def _peers(algorithm: str, environment: str, *sides: str) -> dict[str, Peer]:
+    settings = peers_settings.SETTINGS[algorithm, environment]
     return {side: Peer(algorithm, f'{algorithm.lower()}.yml', settings) for side in sides}
 
 
@@ -136,7 +87,7 @@ _CARTPOLE = {
         'ppo_cartpole',
         8_000,
         102_400,
-        peers=_peers('PPO', _PPO, 'SB3', 'SBX'),
+        peers=_peers('PPO', 'CartPole-v1', 'SB3', 'SBX'),
         published=_zoo(500.0, '100,000'),
     ),
     'dqn_cartpole': Row(
@@ -147,7 +98,7 @@ _CARTPOLE = {
         50_000,
         (_HALF,),
         'synchronous',
-        _peers('DQN', _DQN, 'SB3', 'SBX'),
+        _peers('DQN', 'CartPole-v1', 'SB3', 'SBX'),
         _zoo(500.0, '50,000'),
     ),
     'qr_dqn_cartpole': Row(
@@ -179,7 +130,7 @@ _PENDULUM = {
         10_000,
         11_000,
         mode='synchronous',
-        peers=_peers('SAC', {'learning_rate': 1e-3}, 'SB3', 'SBX'),
+        peers=_peers('SAC', 'Pendulum-v1', 'SB3', 'SBX'),
         published=_zoo(-156.995, '20,000'),
     ),
     'tqc_pendulum': Row(
@@ -189,30 +140,23 @@ _PENDULUM = {
         10_000,
         11_000,
         mode='synchronous',
-        peers=_peers('TQC', {'learning_rate': 1e-3}, 'SBX'),
+        peers=_peers('TQC', 'Pendulum-v1', 'SBX'),
         published=_zoo(-151.340, '20,000'),
     ),
     # The zoo's settings begin to train at 10,000 steps, so these have the zoo's 20,000.
-    'td3_pendulum': Row(
-        'TD3',
-        'Pendulum-v1',
-        'td3_pendulum',
-        19_000,
-        20_000,
-        mode='synchronous',
-        peers=_peers('TD3', _TD3, 'SB3', 'SBX'),
-        published=_zoo(-151.855, '20,000'),
-    ),
-    'ddpg_pendulum': Row(
-        'DDPG',
-        'Pendulum-v1',
-        'ddpg_pendulum',
-        19_000,
-        20_000,
-        mode='synchronous',
-        peers=_peers('DDPG', _TD3, 'SB3', 'SBX'),
-        published=_zoo(-152.099, '20,000'),
-    ),
+    **{
+        f'{algorithm.lower()}_pendulum': Row(
+            algorithm,
+            'Pendulum-v1',
+            f'{algorithm.lower()}_pendulum',
+            19_000,
+            20_000,
+            mode='synchronous',
+            peers=_peers(algorithm, 'Pendulum-v1', 'SB3', 'SBX'),
+            published=_zoo(figure, '20,000'),
+        )
+        for algorithm, figure in (('TD3', -151.855), ('DDPG', -152.099))
+    },
     'droq_pendulum': Row('DroQ', 'Pendulum-v1', 'droq_pendulum', 20_000, 2_000, mode='synchronous'),
     'ppo_pendulum': Row('PPO', 'Pendulum-v1', 'ppo_pendulum', 40_000, 256_000, published=_zoo(-172.225, '100,000')),
 }
@@ -225,7 +169,7 @@ _ACROBOT_ROWS = {
         100_000,
         ('learning_rate/schedules.linear.steps=49_500',),
         'synchronous',
-        _peers('DQN', _ACROBOT, 'SB3'),
+        _peers('DQN', 'Acrobot-v1', 'SB3'),
         _zoo(-76.639, '100,000'),
     ),
 }

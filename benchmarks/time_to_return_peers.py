@@ -10,61 +10,31 @@ first weights are put back.
 import argparse
 import json
 import os
+import pathlib
+import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecEnvWrapper
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import peers_settings  # noqa: E402
 
 # The weights, optimizers and random numbers of SBX's models, by their attributes.
 _STATES = ('policy.actor_state', 'policy.vf_state', 'policy.qf_state', 'ent_coef_state', 'key')
 
 
-def linear(start: float) -> Callable[[float], float]:
-    """Returns rl-zoo's `lin_` schedule: from `start` at the run's begin to 0 at its end."""
-    return lambda left: left * start
-
-
-# Of https://github.com/DLR-RM/rl-baselines3-zoo, hyperparams/{ppo,sac,dqn}.yml: (environments, environment steps,
-# settings). Its HalfCheetah-v3 is gymnasium's HalfCheetah-v5 here, as in ours.
-SETTINGS: dict[tuple[str, str], tuple[int, int, dict[str, Any]]] = {
-    ('ppo', 'CartPole-v1'): (
-        8,
-        100_000,
-        {
-            'n_steps': 32,
-            'batch_size': 256,
-            'gae_lambda': 0.8,
-            'gamma': 0.98,
-            'n_epochs': 20,
-            'ent_coef': 0.0,
-            'learning_rate': linear(1e-3),
-            'clip_range': linear(0.2),
-        },
-    ),
-    ('sac', 'Pendulum-v1'): (1, 20_000, {'learning_rate': 1e-3}),
-    ('sac', 'HalfCheetah-v5'): (1, 1_000_000, {'learning_starts': 10_000}),
-    ('dqn', 'CartPole-v1'): (
-        1,
-        50_000,
-        {
-            'learning_rate': 2.3e-3,
-            'batch_size': 64,
-            'buffer_size': 100_000,
-            'learning_starts': 1_000,
-            'gamma': 0.99,
-            'target_update_interval': 10,
-            'train_freq': 256,
-            'gradient_steps': 128,
-            'exploration_fraction': 0.16,
-            'exploration_final_eps': 0.04,
-            'policy_kwargs': {'net_arch': [256, 256]},
-        },
-    ),
+# Environment steps of the zoo's runs.
+_ENV_STEPS = {
+    ('PPO', 'CartPole-v1'): 100_000,
+    ('SAC', 'Pendulum-v1'): 20_000,
+    ('SAC', 'HalfCheetah-v5'): 1_000_000,
+    ('DQN', 'CartPole-v1'): 50_000,
 }
 
 
@@ -117,22 +87,18 @@ def main() -> None:
     parser.add_argument('--limit_secs', type=float, required=True)
     parser.add_argument('--warm', action='store_true', help='compiles before the first step that counts')
     options = parser.parse_args()
-    if options.library == 'sbx':
-        import sbx as library
-    else:
-        import stable_baselines3 as library
-
-        if options.algorithm != 'sac':
-            torch.set_num_threads(1)  # faster than several for networks this small
-    number, env_steps, settings = SETTINGS[options.algorithm, options.environment]
-    environment = Recorded(make_vec_env(options.environment, n_envs=number, seed=options.seed))
-    algorithm = getattr(library, options.algorithm.upper())
-    model = algorithm('MlpPolicy', environment, seed=options.seed, device='cpu', **settings)
+    if options.library == 'sb3' and options.algorithm != 'sac':
+        torch.set_num_threads(1)  # faster than several for networks this small
+    algorithm = options.algorithm.upper()
+    task = algorithm, options.environment
+    settings = peers_settings.SETTINGS[task]
+    environment = Recorded(peers_settings.make_environment(options.environment, settings, options.seed))
+    model = peers_settings.make_model(options.library.upper(), algorithm, settings, environment, options.seed)
     if options.warm:
         warm_up(model)
     environment.path, environment.deadline = options.path, time.time() + options.limit_secs
     try:
-        model.learn(env_steps)
+        model.learn(_ENV_STEPS[task])
     except TimeoutError:
         return
 
