@@ -45,6 +45,7 @@ setuptools.setup(
     extras_require={
         'mujoco': ['gymnasium[mujoco]', 'mujoco>=3,<4'],
         'atari': ['ale-py>=0.11'],
+        'minatar': ['minatar>=1.0.15,<2'],
         'box2d': ['box2d>=2.3.10,<3'],
         'envpool': ['envpool>=0.8.4,<1'],
         'dm-control': ['dm-control>=1.0.14,<2', 'dm-env>=1.5,<2', 'mujoco>=3,<4'],

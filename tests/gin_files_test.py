@@ -22,6 +22,10 @@ NEEDED = {
     'bc_halfcheetah': ('mujoco', 'mujoco'),
     'iql_halfcheetah': ('mujoco', 'mujoco'),
     'td3_halfcheetah': ('mujoco', 'mujoco'),
+    'sac_hopper': ('mujoco', 'mujoco'),
+    'td3_hopper': ('mujoco', 'mujoco'),
+    'ppo_walker2d': ('mujoco', 'mujoco'),
+    'dqn_minatar': ('minatar', 'minatar'),
     'dqn_lunar_lander': ('Box2D', 'box2d'),
     'dqn_pong': ('ale_py', 'atari'),
     'impala_pong': ('ale_py', 'atari'),
@@ -137,8 +141,8 @@ def test_plain_gin_reads_it_too(run):
     gin.clear_config()
 
 
-# The quick start's settings, chosen for the time that it takes.
-MORE_OVERRIDES = {'ppo_cartpole': 15}
+# The quick start's settings, chosen for the time that it takes; a paper's network and rates.
+MORE_OVERRIDES = {'ppo_cartpole': 15, 'dqn_minatar': 12}
 
 
 @pytest.mark.parametrize('run', RUNS)

@@ -21,7 +21,7 @@ from tflearn import extras
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 JOBS = ('replay_server', 'collect', 'train', 'synchronous', 'train_offline', 'evaluate', 'serve', 'export', 'launch')
-EXTRAS = ('mujoco', 'atari', 'box2d', 'envpool', 'dm-control', 'video', 'minari', 'rlds', 'remote', 'gpu')
+EXTRAS = ('mujoco', 'atari', 'minatar', 'box2d', 'envpool', 'dm-control', 'video', 'minari', 'rlds', 'remote', 'gpu')
 LOCKED_EXTRAS = ('dev', 'serving')  # in lock.txt: the tests need them
 # What setup.py, the shell programs and the lock files may not name, for they are the user's choice. (Spelt in parts, so
 # that this file does not name them either.)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.environments import conformance
 from tflearn.environments import atari, dm_control_env, envpool_env, gymnasium_env, pacing, partial_view
-from tflearn.environments.tasks import catch, dict_cartpole, inlining, nim, t_maze
+from tflearn.environments.tasks import catch, dict_cartpole, inlining, minatar_env, nim, t_maze
 
 os.environ.setdefault('MUJOCO_GL', 'disable')  # there may be no display, and nothing is rendered
 CARTPOLE = functools.partial(gymnasium_env.make, 'CartPole-v1', max_episode_steps=50)
@@ -46,6 +46,12 @@ FACTORIES = {
         'atari',
         functools.partial(atari.make, 'breakout', end_with_life=True),
         {'num_steps': 150, 'seeded': False},
+    ),
+    'minatar': (
+        'minatar',
+        'minatar',
+        functools.partial(minatar_env.make, 'breakout'),
+        {'num_steps': 60, 'seeded': False},  # a ball starts at one of two places
     ),
     'dm_control': ('dm_control', 'dm-control', CONTROL, {'num_steps': 1010}),
     'dm_control in workers': (

@@ -22,6 +22,7 @@ _GYMNASIUM = ('tflearn.environments.gymnasium_env.make', 'tflearn.environments.g
 # Environment factory -> the module that it needs.
 _NEEDED_BY_FACTORY = {
     'tflearn.environments.atari.make': 'ale_py',
+    'tflearn.environments.tasks.minatar_env.make': 'minatar',
     'tflearn.environments.dm_control_env.make': 'dm_control',
     'tflearn.environments.dm_control_env.from_dm_env': 'dm_env',
     'tflearn.environments.envpool_env.make': 'envpool',
