@@ -95,8 +95,8 @@ def run(
 ) -> Outcome:
     """One complete run, or what is missing of it if `root` holds a part."""
     seeded = [
-        *gin_bindings,
         *(f'{job}.seed={seed}' for job in ('train.Initial', 'collect.collect', 'evaluate.evaluate')),
+        *gin_bindings,
     ]
     start = time.monotonic()
     print(f'seed {seed}', flush=True)
@@ -105,7 +105,7 @@ def run(
     else:
         flags = [f'--root_dir={root}', f'--gin_file={gin_file}', *(f'--gin_bindings={binding}' for binding in seeded)]
         command = [sys.executable, '-m', 'tflearn_scripts.launch', *flags]
-        subprocess.run(command, check=True, stdout=sys.stderr, timeout=3600)
+        subprocess.run(command, check=True, stdout=sys.stderr, timeout=7_000)
     done = read_json(RunDir(root).done) or {}
     wall_secs = time.monotonic() - start
     evaluation = done['evaluation']

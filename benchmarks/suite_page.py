@@ -25,20 +25,25 @@ _HEAD = f"""\
 What each algorithm has learned after how many steps, beside other libraries at equal environment steps.
 `benchmarks/suite.py` makes the runs, and this page from them; [benchmarks.md](benchmarks.md) is about speed.
 
-- **A run** has the row's gin file and bindings (below) and one seed. Its policy acts by the mode in {EPISODES} episodes
-  at {MARKS} marks; peers are evaluated at the same environment steps, over as many episodes, without exploration. A
-  score is the mean return of the run's last policy: there is no choice of the best. Runs of several processes
-  record the environment steps that the learner knew of at an export, which are a few percent fewer than were taken.
+- **A run** has the row's gin file and bindings and one seed. The policy acts by the mode in {EPISODES} episodes,
+  or 100 to 500 in tasks of our own, at {MARKS} marks; peers are evaluated at the same environment steps, over as many
+  episodes, without exploration. A score is the mean return of the run's last policy: there is no choice of the best.
+  Runs of several processes record the environment steps that the learner knew of at an export, which are a few percent
+  fewer than were taken.
 - **Figures** are the interquartile mean over the seeds and its 95% bootstrap interval in brackets, by
   [rliable](https://github.com/google-research/rliable). With three seeds nothing is cut off, so it is the mean, and an
   interval of so few seeds is only a hint. Then come the seeds, and the median seconds of the whole command, with start
   and evaluation. Other programs ran on the same two cores: the seconds are no comparison of speed.
 - **Compared** reads "as good" where our interquartile mean is at or above the lower end of the peer's interval, and
   says how much is missing otherwise.
-- **Peers** have [RL Zoo's settings]({ZOO}/tree/{ZOO_COMMIT}/hyperparams), SBX the same ones as SB3.
+- **Peers** have [RL Zoo's settings]({ZOO}/tree/{ZOO_COMMIT}/hyperparams), SBX the same ones as SB3. QR-DQN and TQC of
+  SB3 are those of sb3-contrib. CleanRL is no side: its package requires Stable-Baselines3 1.2 and the old gym,
+  without which its programs would have to be copied here. RLlib installs, but RL Zoo has no settings for it; it is
+  compared in time ([benchmarks.md](benchmarks.md)). Tasks of our own, with masks, memory or goals, have no peer.
 - **Published** figures are those of
   [RL Zoo's benchmark]({ZOO}/blob/{ZOO_COMMIT}/benchmark.md),
-  of one trained agent after the steps named; these are often not the row's.
+  of one trained agent after the steps named; these are often not the row's. Tasks of our own have the best possible
+  return or a scripted reference's instead.
 - Runs that failed are counted, and what has not been run stays in the table.
 """
 
@@ -73,7 +78,7 @@ def text(directory: pathlib.Path, summaries: Mapping[str, Any]) -> str:
         _HEAD,
         '## Table',
         '',
-        '| algorithm | environment | steps | tflearn | Stable-Baselines3 | SBX | compared | published |',
+        '| algorithm | environment | steps | tflearn | SB3 | SBX | compared | published |',
         '|---|---|---|---|---|---|---|---|',
         *(_line(key, row, summaries.get(key, {}), results[key]) for key, row in ROWS.items()),
         '',
@@ -89,7 +94,7 @@ def text(directory: pathlib.Path, summaries: Mapping[str, Any]) -> str:
         '',
         'Ours: the gin file, with what the suite binds after it.',
         '',
-        *(f'- `{key}`: {_our_settings(row)}' for key, row in ROWS.items() if row.gin_file),
+        *(f'- `{key}`: {_our_settings(row)}' for key, row in ROWS.items()),
         '',
         "The peers', which are RL Zoo's.",
         '',
@@ -101,7 +106,7 @@ def text(directory: pathlib.Path, summaries: Mapping[str, Any]) -> str:
 
 
 def _line(key: str, row: Row, summary: Mapping[str, Any], results: Mapping[str, Sequence[Any]]) -> str:
-    published = f'{row.published[0]:.1f} ({row.published[1]})' if row.published else ''
+    published = f'{_number(row.published[0])} ({row.published[1]})' if row.published else ''
     cells = [
         row.algorithm,
         f'{row.environment}',
@@ -122,8 +127,12 @@ def _cell(row: Row, side: str, summary: Mapping[str, Any] | None, runs: Sequence
         return f'all {failed} failed' if failed else 'not run'
     number = f'{summary["runs"]} seed{"s" * (summary["runs"] > 1)}{failures}'
     secs = statistics.median(run['secs'] for run in runs if run['error'] is None)
-    between = f' [{summary["low"]:.1f}, {summary["high"]:.1f}]' if summary['runs'] > 1 else ''
-    return f'{summary["iqm"]:.1f}{between}, {number}, {secs:.0f} s'
+    between = f' [{_number(summary["low"])}, {_number(summary["high"])}]' if summary['runs'] > 1 else ''
+    return f'{_number(summary["iqm"])}{between}, {number}, {secs:.0f} s'
+
+
+def _number(value: float) -> str:
+    return f'{value:.1f}' if abs(value) >= 10 else f'{value:.2f}'
 
 
 def compared(summary: Mapping[str, Any], side: str) -> str:

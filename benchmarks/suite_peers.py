@@ -20,7 +20,6 @@ from benchmarks import peers_settings, suite_process  # noqa: E402
 
 _VERSIONS = {'SB3': ('stable-baselines3', 'torch'), 'SBX': ('sbx-rl', 'jax')}
 _EVALUATION_ENVIRONMENTS = 10  # as many as tflearn's
-_EVALUATION_SEED = 1_000_000  # evaluations do not play episodes that were trained on
 
 
 def main() -> None:
@@ -30,8 +29,9 @@ def main() -> None:
     parser.add_argument('--settings', type=json.loads, required=True, help="JSON: the row's settings of that side")
     parser.add_argument('--seed', type=int, required=True)
     parser.add_argument('--output', type=pathlib.Path, required=True, help='JSON file of the result')
+    parser.add_argument('--parent', type=int, required=True, help='process id of the suite, with which it ends')
     options = parser.parse_args()
-    suite_process.end_with_parent()
+    suite_process.end_with_parent(options.parent)
     # Small networks take longer with more threads, above all beside other programs.
     os.environ.setdefault('OMP_NUM_THREADS', '1')
     result = run(options.side, options.settings, options.seed)
@@ -44,13 +44,16 @@ def run(side: str, settings: dict[str, Any], seed: int) -> dict[str, Any]:
     """Trains for the row's environment steps; returns them, the curve and the seconds of training with evaluation."""
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.evaluation import evaluate_policy
+    from stable_baselines3.common.vec_env import sync_envs_normalization
 
     total, curve = settings['env_steps'], []
-    evaluation = peers_settings.make_environment(
-        settings['environment'], {'n_envs': _EVALUATION_ENVIRONMENTS}, seed + _EVALUATION_SEED
-    )
+    several = {**settings['settings'], 'n_envs': _EVALUATION_ENVIRONMENTS}
+    first = suite_process.evaluation_seed(seed)
+    evaluation = peers_settings.make_environment(settings['environment'], several, first)
+    evaluation.training = evaluation.norm_reward = False  # of VecNormalize
 
     def evaluate(model: Any) -> None:
+        sync_envs_normalization(model.get_env(), evaluation)
         mean, _ = evaluate_policy(model, evaluation, n_eval_episodes=settings['episodes'], deterministic=True)
         curve.append([model.num_timesteps, round(float(mean), 3)])
 

@@ -26,12 +26,17 @@ def main() -> None:
     parser.add_argument('--settings', type=json.loads, required=True, help="JSON: the row's settings of our side")
     parser.add_argument('--seed', type=int, required=True)
     parser.add_argument('--output', type=pathlib.Path, required=True, help='JSON file of the result')
+    parser.add_argument('--parent', type=int, required=True, help='process id of the suite, with which it ends')
     options = parser.parse_args()
-    suite_process.end_with_parent()
+    suite_process.end_with_parent(options.parent)
     settings = options.settings
     with tempfile.TemporaryDirectory(dir=options.output.parent) as temporary:
         root = pathlib.Path(temporary)
-        outcome = learning.run(root, settings['gin_file'], bindings(settings), options.seed, settings['mode'])
+        statements = (
+            *bindings(settings),
+            f'evaluate.evaluate.seed={suite_process.evaluation_seed(options.seed)}',
+        )
+        outcome = learning.run(root, settings['gin_file'], statements, options.seed, settings['mode'])
         curve = learning_curve.current(EvaluationRecord(RunDir(root).evaluations).evaluations)
     result = {
         'env_steps': outcome.env_steps,

@@ -10,16 +10,15 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks import learning, suite_page, suite_results, suite_rows, suite_run
+from benchmarks import learning, suite, suite_page, suite_results, suite_rows, suite_run
 from tests.end_to_end.programs import CHECKOUT
 from tflearn.config import files, preview
 from tflearn.waiting import wait_until
 
-RUNNABLE = [key for key, row in suite_rows.ROWS.items() if row.gin_file]
 SECS = 300.0
 
 
-@pytest.mark.parametrize('key', RUNNABLE)
+@pytest.mark.parametrize('key', suite_rows.ROWS)
 def test_bindings_of_each_row_are_valid(key):
     row = suite_rows.ROWS[key]
     bindings = [*suite_run.bindings(row.settings('tflearn')), *(f'{name}=1' for name in learning.SEEDS)]
@@ -80,9 +79,26 @@ def test_the_table_says_what_is_below_what_failed_and_what_was_not_run(tmp_path)
     lines = suite_page.text(tmp_path, {'ppo_cartpole': {'tflearn': ours}}).splitlines()
     ppo = next(each for each in lines if each.startswith('| PPO | CartPole'))
     assert '| 480.0, 1 seed, 1 failed, 3 s | all 1 failed | not run |' in ppo
-    assert next(each for each in lines if each.startswith('| SAC | Hopper')).count('not run') == 1
+    assert next(each for each in lines if each.startswith('| SAC | Hopper')).count('not run') == 3
     assert suite_page.compared({'tflearn': ours, 'SB3': theirs}, 'SB3') == '**10.0 below** the interval of SB3'
     assert suite_page.compared({'tflearn': theirs, 'SB3': theirs}, 'SB3') == 'as good as SB3'
+
+
+def test_it_says_which_run_of_how_many_is_made_and_how_long_the_rest_takes(tmp_path, capsys, monkeypatch):
+    suite_results.append(tmp_path, 'ppo_cartpole', line(secs=7200.0))
+    flags = [f'--results={tmp_path}', '--seeds=3', '--no_page']
+    monkeypatch.setattr(suite, 'run', lambda row, side, seed, python: line(side, seed, secs=7200.0))
+    assert suite.main([*flags, '--rows=ppo_cartpole', '--sides=tflearn']) == 0
+    logged = capsys.readouterr().err.splitlines()
+    assert logged[0] == 'run 1 of 2: ppo_cartpole, tflearn, seed 2; all that are left take about 4.0 h'
+    assert logged[2] == 'run 2 of 2: ppo_cartpole, tflearn, seed 3; all that are left take about 2.0 h'
+    assert suite.main([*flags, '--rows=dqn_cartpole', '--sides=tflearn', '--max_secs=0']) == 0
+    assert capsys.readouterr().err == '3 runs are left: --max_secs=0 is over\n'
+
+
+def test_a_run_that_fails_is_a_line_with_its_reason():
+    failed = suite.run(suite_rows.ROWS['ppo_cartpole'], 'SB3', 1, pathlib.Path(sys.executable))
+    assert failed['error'] == "exit status 1: ModuleNotFoundError: No module named 'stable_baselines3'"
 
 
 TINY = """
@@ -106,7 +122,7 @@ def test_a_killed_suite_continues_without_repeating_runs(tmp_path: pathlib.Path)
         (second,) = children(suite.pid)
         suite.send_signal(signal.SIGKILL)
         suite.wait(60)
-        wait_until(lambda: not pathlib.Path(f'/proc/{second}').exists(), 'the end of the run without a reader', 60)
+        wait_until(lambda: not pathlib.Path(f'/proc/{second}').exists(), 'the end of the run without a reader', SECS)
     finally:
         suite.kill()
         suite.wait(60)
