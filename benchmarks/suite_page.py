@@ -85,6 +85,8 @@ def text(directory: pathlib.Path, summaries: Mapping[str, Any]) -> str:
         _share(summaries),
         '',
         *_remarks(),
+        _not_run(summaries),
+        '',
         '## Curves',
         '',
         'Interquartile means and intervals over the seeds, against environment steps.',
@@ -159,6 +161,15 @@ def _remarks() -> list[str]:
     return [*(f'- {", ".join(keys)}: {remark}' for remark, keys in rows.items()), '']
 
 
+def _not_run(summaries: Mapping[str, Any]) -> str:
+    """The sides without runs, and how long theirs would take."""
+    sides = {
+        key: [side for side in (OURS, *row.peers) if side not in summaries.get(key, {})] for key, row in ROWS.items()
+    }
+    missing = [f'`{key}` ({", ".join(found)}: {ROWS[key].minutes:g})' for key, found in sides.items() if found]
+    return f'Not run yet, with a rough estimate of the minutes of a seed on two cores: {", ".join(missing) or "none"}.'
+
+
 def _our_settings(row: Row) -> str:
     settings = row.settings(OURS)
     bound = ', '.join(f'`{binding}`' for binding in settings['bindings'])
@@ -188,7 +199,8 @@ def _short(version: str) -> str:
 
 
 def _picture(environment: str) -> str:
-    return f'results_{environment.partition("-")[0].lower().replace("/", "_")}.png'
+    name = environment if ',' in environment else environment.partition('-')[0]
+    return f'results_{re.sub("[^a-z0-9]+", "_", name.lower())}.png'
 
 
 def _pictures(summaries: Mapping[str, Any]) -> dict[str, list[str]]:
