@@ -159,7 +159,7 @@ def test_takes_items_evenly_from_full_servers(serve, tmp_path):
     for one, version in zip(served[:2], (1, 2), strict=True):
         writer = ReplayWriter(one.address, one.storage, 1, one.stop)
         write_steps(writer, fakes.CheckedEnvironment((1000,)), 41, version)  # 40 items
-    source._start()
+    source.start()
     source._started = True
     wait_until(lambda: [reader.size() for reader in source._readers] == [40, 40, 0], 'full queues', 30)
     _, info = draw(source, 13)

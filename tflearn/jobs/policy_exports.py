@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ from tflearn.run_dir import RunDir
 from tflearn.types import Agent
 
 _WAIT_SECS = 600.0
+_FIRST_DELAY_SECS = 5.0  # it takes one to three seconds of Python, which the first train steps would share
 _FAILURES = (OSError, RuntimeError, FloatingPointError, tf.errors.OpError)
 _RAW = 'raw_policy'
 _TEXTS = ('run/config_hash', 'run/code_revision')
@@ -104,22 +106,33 @@ class PolicyExports:
         self._run_dir, self._options, self._facts = run_dir, options, facts
         self._texts = functools.cache(lambda: {tag.partition('/')[2]: texts().get(tag) for tag in _TEXTS})
         self._full, self._updates = Background('policy_exports'), Background('policy_updates')
+        self._due = threading.Event()  # the first export, which `begin` has put off
+        self._begun = self._next_waits = False
 
     def export(self, step: int) -> None:
         """Takes a snapshot of each policy and exports it on a thread. A newer export replaces one that has not begun.
 
-        The first export blocks, see `check`. A failure is logged; `wait` raises it, unless a later export succeeds.
+        The first export blocks, see `check`, unless there was a `begin`. A failure is logged; `wait` raises it, unless
+        a later export succeeds.
 
         Raises:
           RuntimeError, FloatingPointError, TimeoutError: see `check`.
         """
-        self.begin(step)
-        if not self._checked:
+        self._due.set()
+        if self._next_waits and not self._checked:
+            self.check()  # it waits for the first one, and must not be replaced
+        self._submit(self._full, step, update=False)
+        self._next_waits = not self._checked
+        if not self._begun and not self._checked:
             self.check()
 
     def begin(self, step: int) -> None:
-        """Like `export`, but the first export does not block: `check` has to be called before the policy is trained."""
-        self._submit(self._full, step, update=False)
+        """Takes the snapshot of the first export now, and writes it in a few seconds, or as soon as the next is due.
+
+        It does not block; `raise_failure` tells if it failed.
+        """
+        self._begun = True
+        self._submit(self._full, step, update=False, delay_secs=_FIRST_DELAY_SECS)
 
     def check(self) -> None:
         """Waits for the first export, in which the entire model is compared with the live policy.
@@ -129,11 +142,19 @@ class PolicyExports:
           FloatingPointError: if its weights are not finite.
           TimeoutError: if it takes longer than ten minutes.
         """
+        self._due.set()
         self._full.join(_WAIT_SECS)
         self._full.raise_failure(but=(OSError, tf.errors.OpError))
 
+    def raise_failure(self) -> None:
+        """Like `check`, but does not wait: raises a failure of the first exports, if there is one by now."""
+        if not self._checked:
+            self._full.raise_failure(but=(OSError, tf.errors.OpError))
+
     def export_update(self, step: int) -> None:
-        """Like `export`, for weights only; skipped with a warning until a full export was compared."""
+        """Like `export`, for weights only; skipped with a warning if the first full export has failed."""
+        if not self._checked:
+            self.check()
         self._submit(self._updates, step, update=True)
 
     def wait(self) -> None:
@@ -143,6 +164,7 @@ class PolicyExports:
           TimeoutError: if it takes longer than ten minutes.
           OSError, RuntimeError, FloatingPointError, tf.errors.OpError: if the newest export failed.
         """
+        self._due.set()
         backgrounds = (self._full, self._updates)
         for background in backgrounds:
             background.join(_WAIT_SECS)
@@ -161,14 +183,20 @@ class PolicyExports:
         for exporter in self._exporters:
             exporter.drop_newer_than(step)
 
-    def _submit(self, background: Background, step: int, update: bool) -> None:
+    def _submit(self, background: Background, step: int, update: bool, delay_secs: float = 0.0) -> None:
         facts = {**self._facts(), **self._texts()}
         works = [exporter.snapshot(step, facts, update) for exporter in self._exporters]
         if self._options.products and not update:
             works += [
                 functools.partial(self._make_product, name, step) for name in self._options.policies if name != _RAW
             ]
-        background.submit(lambda: _all(works))
+
+        def write() -> None:
+            if delay_secs:
+                self._due.wait(delay_secs)
+            _all(works)
+
+        background.submit(write)
 
     @property
     def _checked(self) -> bool:

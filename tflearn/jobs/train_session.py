@@ -131,7 +131,7 @@ class TrainSession:
         self._metrics = {**self._metrics, 'replica_difference': self._consistency(step)}
 
     def begin(self, on_restored: Callable[[], None]) -> None:
-        """Publishes and exports the first weights, and compiles the learner. Nothing is lost if the process ends here.
+        """Publishes the first weights, takes their snapshot for an export, and compiles the learner.
 
         Args:
           on_restored: called on the chief before anything is written.
@@ -151,13 +151,13 @@ class TrainSession:
         self._set_env_steps()
         # Only now are the weights final: a checkpoint may have been restored.
         self._send(learner.step)
+        if start := getattr(self._source, 'start', None):  # a queue's streams open before there are data
+            start()
         self._exports = self._make_exports()  # collectors act while the policies are traced
         self._exports.drop_newer_than(learner.step)
         if self._chief:
-            self._exports.begin(learner.step)
+            self._exports.begin(learner.step)  # on its thread; the first train steps do not wait for it
         learner.prepare(self._stop_conditions.num_train_steps)  # while collectors gather the first data
-        if self._chief:
-            self._exports.check()
         self._status.update(
             'waiting for data', train_step=learner.step, num_train_steps=self._stop_conditions.num_train_steps
         )
@@ -219,6 +219,8 @@ class TrainSession:
         self._set_env_steps()
         with self._guard(f'a call from train step {self._learner.step}'):
             result = self._learner.run(self._learner.calls(min(steps_per_call, steps_left)))
+        if self._chief:
+            self._exports.raise_failure()
         self._progress.secs += time.monotonic() - start if self._trained else result.waited_secs
         if result.num_steps:
             self._trained = True

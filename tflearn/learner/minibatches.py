@@ -89,6 +89,11 @@ class MinibatchSource:
         """Returns `num_iterations` and the source's own metrics, if it has any."""
         return {**getattr(self.source, 'metrics', dict)(), 'num_iterations': self.num_iterations}
 
+    def start(self) -> None:
+        """Lets the source begin to read ahead, if it can."""
+        if hasattr(self.source, 'start'):
+            self.source.start()
+
     def close(self) -> None:
         """Ends it, also for a learner that waits. May be called from any thread."""
         self.source.close()

@@ -6,6 +6,7 @@ import time
 import tensorflow as tf
 from absl import logging
 
+from tflearn.background import Background
 from tflearn.distribute import strategies
 from tflearn.errors import UserValueError
 from tflearn.learner import agent_data
@@ -16,6 +17,7 @@ from tflearn.learner.train_loop import LoopOptions, Program, TrainLoop
 from tflearn.types import Agent
 
 _SOON_STEPS = 2_000
+_COMPILE_SECS = 3_600.0
 
 
 class Profile:
@@ -148,6 +150,15 @@ class SummarizedLoop:
         self._summary: Program | None = None
         self.loss = self._loop.loss(batches)
         self._texts = options.sources.texts
+        self._compiling = Background('compile')
+        if isinstance(batches, SourceBatches):
+            self._compiling.submit(self._compile)
+
+    def _compile(self) -> None:
+        """Compiles the plain program, or XLA's in its place; outside of Python, while the caller does other things."""
+        self._loop.prepare()
+        if self._has_summary_program and not self._loop.jit_compiles:
+            self._plain(0)  # TensorFlow optimizes the program, and takes no step
 
     @property
     def num_traces(self) -> int:
@@ -156,6 +167,7 @@ class SummarizedLoop:
     @property
     def jit_compiles(self) -> bool:
         """Whether the steps that are not summarized are taken in XLA, many in one program."""
+        self._compiling.join(_COMPILE_SECS)
         return self._loop.jit_compiles
 
     @property
@@ -173,6 +185,7 @@ class SummarizedLoop:
             for name, text in self._texts().items():
                 self.summaries.write_text(self._counter.step, name, text)
             self._texts = None
+        self._compiling.join(_COMPILE_SECS)
         self.metrics.begin()
         total = Metrics()
         while total.num_steps < num_steps:
@@ -204,12 +217,12 @@ class SummarizedLoop:
         return min(counts), False
 
     def prepare(self, before: int, end: int) -> None:
-        """Compiles what needs no data: XLA's program, and the summary program if a step up to `end` is summarized soon.
+        """Compiles what needs no data: the program, and that of summaries if a step up to `end` is summarized soon.
 
         The first train steps wait for it. So a summary program that is needed only later is compiled then: a short run
         may end before. Both are for a `BatchSource`: a dataset's program cannot run without taking an element.
         """
-        self._loop.prepare()
+        self._compiling.join(_COMPILE_SECS)
         due = self.summaries.next_step(before)
         if not self._has_summary_program or not isinstance(self._batches, SourceBatches):
             return

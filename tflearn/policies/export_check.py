@@ -2,7 +2,7 @@
 
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -20,6 +20,18 @@ _ROUNDING = 1e-5
 _RANDOM_OPS = ('Random', 'Multinomial', 'Normal', 'StatefulUniform', 'Rng')
 
 
+class Live(NamedTuple):
+    """What a live policy is compared by: before a first version was compared its variables, then its actions.
+
+    Attributes:
+      values: of the policy's `model_variables`; None once a version was compared.
+      actions: for a fixed batch; nothing for a stochastic policy; None before.
+    """
+
+    values: Sequence[tf.Tensor] | None
+    actions: Sequence[tf.Tensor] | None
+
+
 class ExportCheck:
     """Compares the actions of the exported policy with those of the live one, on a random batch.
 
@@ -27,17 +39,19 @@ class ExportCheck:
     rounding; those of a stochastic policy in shape and dtype. The first version is loaded
     with `tf.saved_model.load`, and each of its signatures is compared. Later versions have the same graph, so only
     their weights are read, into the loaded first version: they must equal the snapshot, and the actions must equal
-    those of the live policy at the snapshot.
+    those of the live policy at the snapshot. Training may go on during both: the live policy's programs are called on
+    copies of its variables.
     """
 
-    def __init__(self, live: Any, policy: Any, signatures: Mapping[str, Any], files: ModelFiles):
-        """
+    def __init__(self, live: Any, policy: Any, signatures: Mapping[str, Any]):
+        """Compares nothing yet.
+
         Args:
           live: a module with `action` and `get_initial_state`.
           policy: the TF-Agents policy, for its specs.
           signatures: the live policy's functions of named tensors, by the names of the exported signatures.
         """
-        self._live, self._signatures, self._files = live, signatures, files
+        self._live, self._signatures = live, signatures
         self._program = action_program(live)
         self._exact = not is_stochastic(self._program)
         nested = tf.nest.is_nested(policy.time_step_spec.observation)
@@ -53,39 +67,59 @@ class ExportCheck:
         """Whether a first version was compared."""
         return self._loaded is not None
 
-    def actions(self) -> list[tf.Tensor]:
-        """Returns the live policy's current actions; nothing for a stochastic policy. Not during a train step."""
-        return _call(self._program, self._leaves) if self._exact else []
+    def live(self) -> Live:
+        """Returns what the live policy is compared by, as it is now. Not during a train step."""
+        if not self.has_compared:
+            return Live([variable.read_value() for variable in self._live.model_variables], None)
+        return Live(None, _call(self._program, self._leaves) if self._exact else [])
 
-    def compare_first(self, path: pathlib.Path) -> None:
-        """Compares a complete version with the live policy, whose weights must not have changed since its snapshot.
+    def compare_first(self, path: pathlib.Path, values: Sequence[tf.Tensor]) -> None:
+        """Compares a complete version with the live policy as it was at the snapshot. Any thread may call it.
+
+        Args:
+          values: of the live policy's variables, see `Live`.
 
         Raises:
           RuntimeError: if they differ.
         """
         exported = tf.saved_model.load(str(path))
-        expected, got = (model.action(*self._inputs.values()) for model in (self._live, exported))
-        self._check_same('the exported policy', expected, got, self._exact)
+        copies = self._copies(values)
+        handles = {id(live.handle): copy.handle for live, copy in zip(self._live.model_variables, copies, strict=True)}
+        expected = _structured(self._program, self._leaves, handles)
+        self._check_same('the exported policy', expected, exported.action(*self._inputs.values()), self._exact)
         leaves = {'batch_size': _BATCH_SIZE, **plain_nests.flat_dict(self._inputs)}
         for name, function in self._signatures.items():
             program = function.get_concrete_function()
             flat, _ = program.structured_input_signature
             named = {spec.name: tf.constant(leaves[spec.name], spec.dtype) for spec in tf.nest.flatten(flat)}
-            expected, got = function(*named.values()), exported.signatures[name](**named)
+            expected = _structured(program, [*named.values()], handles)
+            got = exported.signatures[name](**named)
             self._check_same(f'the signature {name}', expected, got, not is_stochastic(program))
         self._loaded = exported
 
-    def compare_later(self, path: pathlib.Path, weights: Sequence[tf.Tensor], actions: Sequence[tf.Tensor]) -> None:
+    def _copies(self, values: Sequence[tf.Tensor]) -> list[tf.Variable]:
+        copies = []
+        for live, value in zip(self._live.model_variables, values, strict=True):
+            with tf.device(live.device):
+                copies.append(tf.Variable(value, trainable=False, shape=live.shape))
+        return copies
+
+    def compare_later(
+        self, path: pathlib.Path, files: ModelFiles, weights: Sequence[tf.Tensor], actions: Sequence[tf.Tensor]
+    ) -> None:
         """Compares a later version with the live policy as it was at the snapshot. Any thread may call it.
 
         Args:
-          actions: the return value of `actions` at the snapshot.
+          path: of the version.
+          files: which the version's are.
+          weights: of the snapshot.
+          actions: of the live policy at the snapshot, see `Live`.
 
         Raises:
           RuntimeError: if they differ.
         """
-        read = self._files.read_weights(path)
-        for key, expected, got in zip(self._files.keys, weights, read, strict=True):
+        read = files.read_weights(path)
+        for key, expected, got in zip(files.keys, weights, read, strict=True):
             _check_leaf(f'the file of the weights, {key}', expected, got, exact=True)
         for variable, value in zip(self._loaded.model_variables, read, strict=True):
             variable.assign(value)
@@ -104,12 +138,21 @@ class ExportCheck:
             _check_leaf(f'{where}, {name}', expected, flat[1][name], exact, self._rounding)
 
 
-def _call(program: Any, leaves: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Calls a traced function by its operation, which avoids the binding of arguments in Python."""
+def _call(program: Any, leaves: Sequence[tf.Tensor], handles: Mapping[int, tf.Tensor] | None = None) -> list[tf.Tensor]:
+    """Calls a traced function by its operation, which avoids the binding of arguments in Python.
+
+    `handles` are other variables' handles for it to use, by the identities of its own ones.
+    """
+    captured = [(handles or {}).get(id(handle), handle) for handle in program.captured_inputs]
     outputs: list[tf.Tensor] = tf.raw_ops.StatefulPartitionedCall(
-        args=[*leaves, *program.captured_inputs], Tout=[output.dtype for output in program.outputs], f=program
+        args=[*leaves, *captured], Tout=[output.dtype for output in program.outputs], f=program
     )
     return outputs
+
+
+def _structured(program: Any, leaves: Sequence[tf.Tensor], handles: Mapping[int, tf.Tensor]) -> Any:
+    """Returns the results of `_call` as the traced function returns them."""
+    return tf.nest.pack_sequence_as(program.structured_outputs, _call(program, leaves, handles))
 
 
 def _inputs(live: Any, policy: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ TF-Agents can load it too: `tf_agents.policies.policy_loader.load(path)`.
 Arguments and results are dicts, lists and tuples of tensors with a leading batch dimension of any size.
 """
 
+import functools
 import pathlib
 import tempfile
 import threading
@@ -28,7 +29,7 @@ from tflearn.background import Background
 from tflearn.errors import UserValueError, check_at_least
 from tflearn.finite import FiniteCheck
 from tflearn.policies import plain_nests, signatures, updates, versions
-from tflearn.policies.export_check import ExportCheck
+from tflearn.policies.export_check import ExportCheck, Live
 from tflearn.policies.model_files import ModelFiles
 from tflearn.run_dir import write_json
 
@@ -43,9 +44,9 @@ _SPECS = pathlib.Path(policy_saver.POLICY_SPECS_PBTXT)
 class PolicyExporter:
     """Writes versions of one policy, `<directory>/<train step>/`, atomically.
 
-    The policy is traced and saved as a SavedModel once, in the constructor. An export takes a snapshot of the weights
-    (the only part that must not run during a train step), writes them next to the same graph, compares the result
-    with the live policy (see `ExportCheck`), and then renames it.
+    The policy is traced once, in the constructor, and saved as a SavedModel once, with the first version. An export
+    takes a snapshot of the weights (the only part that must not run during a train step), writes them next to the same
+    graph, compares the result with the live policy (see `ExportCheck`), and then renames it.
 
     A directory has one exporter and any number of readers.
     """
@@ -69,15 +70,19 @@ class PolicyExporter:
         for folder in (directory, updates.folder(directory)):
             versions.remove_leftovers(folder)
         self._live = signatures.traced(policy)
-        named = signatures.named(policy, self._live)
-        specs_file = {_SPECS: _specs(policy)}
-        self._files = ModelFiles.of(self._live, named, directory, specs_file)
-        self._check = ExportCheck(self._live, policy, named, self._files)
+        self._signatures = signatures.named(policy, self._live)
+        self._others = {_SPECS: _specs(policy)}
+        self._check = ExportCheck(self._live, policy, self._signatures)
         self._constant_facts = _constant_facts(policy)
         self._read_all = tf.function(lambda: [_on_host(variable) for variable in self._live.model_variables])
         self._check_finite = FiniteCheck(self._named(self._read_all()))
         self._background = Background('policy_exporter')
         self._writing = threading.Lock()
+
+    @functools.cached_property
+    def _files(self) -> ModelFiles:
+        # Saving takes a third of a second in Python alone: the first version's thread does it, not the constructor.
+        return ModelFiles.of(self._live, self._signatures, self._directory, self._others)
 
     def export(self, train_step: int, metadata: Mapping[str, Any]) -> pathlib.Path:
         """Exports the policy's current weights. Must not run during a train step.
@@ -110,7 +115,7 @@ class PolicyExporter:
         """Takes the snapshot now and exports it on a background thread; arguments as for `export`.
 
         It replaces one that has not started. A failure is logged, and `wait` raises it unless a later
-        export succeeds. The first version is exported before the return, since its check needs the live policy.
+        export succeeds. The first version is exported before the return, so that its failure is raised.
         """
         work = self.snapshot(train_step, metadata)
         if self.checked:
@@ -120,24 +125,23 @@ class PolicyExporter:
 
     @property
     def checked(self) -> bool:
-        """Whether a first version was compared, so that a snapshot may be written during train steps."""
+        """Whether a first version was compared."""
         return self._check.has_compared
 
     def snapshot(self, train_step: int, metadata: Mapping[str, Any], update: bool = False) -> Callable[[], None]:
         """Takes a snapshot of the policy; arguments as for `export`. Must not run during a train step.
 
         Returns:
-          A function that writes it. Call it in any thread if `checked` is true; otherwise in this thread, before the
-          next train step.
+          A function that writes it, in any thread, also during train steps.
 
         Raises:
           ValueError: inside the scope of a distribution strategy.
         """
         _check_outside_scope()
-        weights, actions = self._read_all(), self._check.actions()
+        weights, live = self._read_all(), self._check.live()
         facts = {**metadata, 'train_step': int(train_step), 'exported_at': time.time(), **self._constant_facts}
         write = self._write_update if update else self._write_version
-        return lambda: write(int(train_step), weights, actions, facts)
+        return lambda: write(int(train_step), weights, live, facts)
 
     def wait(self, timeout_secs: float = 600.0) -> None:
         """Waits for the exports on the background thread.
@@ -158,11 +162,11 @@ class PolicyExporter:
         return versions.drop_newer_than(self._directory, train_step)
 
     def _write_version(
-        self, train_step: int, weights: Sequence[tf.Tensor], actions: Sequence[tf.Tensor], facts: Mapping[str, Any]
+        self, train_step: int, weights: Sequence[tf.Tensor], live: Live, facts: Mapping[str, Any]
     ) -> None:
         version = self._directory / str(train_step)
         with self._writing:
-            self._publish(version, weights, actions, facts, self._files.write_graph)
+            self._publish(version, weights, live, facts, self._files.write_graph)
             versions.prune(self._directory, self._keep_last, spare=train_step)
 
     def _named(self, weights: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
@@ -170,29 +174,29 @@ class PolicyExporter:
         return dict(zip(names, weights, strict=True))
 
     def _write_update(
-        self, train_step: int, weights: Sequence[tf.Tensor], actions: Sequence[tf.Tensor], facts: Mapping[str, Any]
+        self, train_step: int, weights: Sequence[tf.Tensor], live: Live, facts: Mapping[str, Any]
     ) -> None:
         update = updates.folder(self._directory) / str(train_step)
-        if not self._check.has_compared:
+        if live.actions is None:
             logging.warning('skipped the update %s: no full export was compared with the live policy yet', update)
             return
         with self._writing:
             updates.write_model(self._directory, self._files)
-            self._publish(update, weights, actions, {**facts, updates.GRAPH: self._files.digest})
+            self._publish(update, weights, live, {**facts, updates.GRAPH: self._files.digest})
             updates.prune(self._directory, self._keep_updates)
 
     def _publish(
         self,
         path: pathlib.Path,
         weights: Sequence[tf.Tensor],
-        actions: Sequence[tf.Tensor],
+        live: Live,
         facts: Mapping[str, Any],
         write_graph: Callable[[pathlib.Path], None] | None = None,
     ) -> None:
-        exists, first = path.exists(), not self._check.has_compared
+        exists = path.exists()
         if exists:
             logging.info('the policy of step %s is exported already: did not overwrite %s', path.name, path)
-            if not first:
+            if live.values is None:
                 return
         self._check_finite(self._named(weights), f'weights for the export {path}')
         written = versions.temporary(path.parent, path.name)
@@ -201,10 +205,10 @@ class PolicyExporter:
                 write_graph(written)
             self._files.write_weights(written, weights)
             write_json(written / versions.METADATA, facts)
-            if first:
-                self._check.compare_first(written)
+            if live.values is not None:
+                self._check.compare_first(written, live.values)
             else:
-                self._check.compare_later(written, weights, actions)
+                self._check.compare_later(written, self._files, weights, live.actions or [])
             if exists:  # it was written only to be compared
                 versions.remove(written)
             else:

@@ -103,7 +103,7 @@ class QueueSource:
         seed: int | None = None,
         make_reader: Callable[..., TableReader] = TableReader,
     ):
-        """Takes nothing before the first `grant`.
+        """Takes nothing before `start`, or the first `grant`.
 
         Args:
           addresses: the replay servers' addresses, 'host:port'. Items are taken alternately from all servers that have
@@ -164,9 +164,7 @@ class QueueSource:
 
     def grant(self, num_steps: int) -> int:
         """See `BatchSource`. Waits for a batch, and plans the next train steps."""
-        if not self._started:
-            self._started = True
-            self._start()
+        self.start()
         planned: list[int] = []
         while len(planned) < min(num_steps, _MAX_DRAW_STEPS):
             slot = self._plan.next_slot()
@@ -199,7 +197,11 @@ class QueueSource:
         columns = self._storage.layout.unpack(rows)
         return columns['trajectory'], {'policy_version': columns['policy_version']}
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Begins to read items ahead, on threads, unless it has begun."""
+        if self._started:
+            return
+        self._started = True
         for reader in self._readers:
             reader.start(one_by_one, in_flight=max(1, min(self._ahead // 2, _MAX_IN_FLIGHT)))
 
