@@ -22,6 +22,7 @@ from tflearn.replay.storage import Storage
 from tflearn.run_dir import RunDir
 from tflearn.sampling import local, recorded
 from tflearn.sampling.hybrid import HybridSource
+from tflearn.tools.watch import Watch
 from tflearn.types import Agent, AgentFactory, EnvironmentFactory
 
 
@@ -99,7 +100,7 @@ def synchronous(
             opened.callback(environment.close)
             placement = strategies.make(device.strategy)
             agent = initial_agent.make(make_agent, environment.specs, experience, placement, device.precision)
-            settings = dataclasses.replace(settings, preprocess=agent_data.preprocessing(agent))
+            settings = dataclasses.replace(settings, preprocess=agent_data.preprocessing(agent), watch=Watch(run_dir))
             initial_agent.load(agent, initial, run_dir)
             storage = Storage(experience, initial_agent.data_spec(agent, experience))
             replay = _make_replay(storage, num_environments, agent, initial, seed)

@@ -32,6 +32,7 @@ from tflearn.replay.heartbeat import Heartbeat
 from tflearn.replay.shards import Shards
 from tflearn.replay.storage import REPLAY, Storage
 from tflearn.run_dir import RunDir, Status
+from tflearn.tools.watch import Watch
 from tflearn.types import Agent, AgentFactory, EnvironmentFactory, EnvironmentSpecs, specs_of
 from tflearn.weights import contract
 from tflearn.weights.channels import Plane
@@ -121,8 +122,9 @@ def train(
                 initial_agent.load(agent, initial, run_dir)
                 source = _source(data, shards, storage, agent, placement, seed, initial)
                 texts = lambda: {'run/seed': str(seed), **hooks.describe()}  # noqa: E731
+                preprocess = batch_source.preprocessing(source, agent)
                 settings = dataclasses.replace(
-                    settings, texts=texts, watchdog=watchdog, preprocess=batch_source.preprocessing(source, agent)
+                    settings, texts=texts, watchdog=watchdog, preprocess=preprocess, watch=Watch(run_dir)
                 )
                 session = TrainSession(run_dir, control, agent, storage, source, placement, settings, stop_conditions)
                 session.begin(hooks.on_restored)

@@ -27,6 +27,7 @@ from tflearn.learner.validation import Validator
 from tflearn.run_dir import RunDir
 from tflearn.sampling import local
 from tflearn.sampling.episode_stream import FileSource
+from tflearn.tools.watch import Watch
 from tflearn.types import AgentFactory, EnvironmentSpecs
 
 _TIMEOUT_SECS = 900.0  # for a train step, a batch of the validation, and what is written in the end
@@ -101,7 +102,7 @@ def train_offline(
                 specs, files = environment_specs(dataset), _checksum(dataset)
             agreement.check_same(files, 'the checksum of the names of the files')
             agent = initial_agent.make(make_agent, specs, experience, placement, device.precision)
-            settings = dataclasses.replace(settings, preprocess=agent_data.preprocessing(agent))
+            settings = dataclasses.replace(settings, preprocess=agent_data.preprocessing(agent), watch=Watch(run_dir))
             initial_agent.load(agent, initial, run_dir)
             data_spec, max_epochs = initial_agent.data_spec(agent, experience), data_stop_conditions.max_epochs
             validator: Validator | None = None

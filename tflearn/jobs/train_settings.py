@@ -15,7 +15,6 @@ from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions, SummarySources
 from tflearn.replay.connection import SERVER_TIMEOUT_SECS
 from tflearn.sampling.loaded_episodes import Order
-from tflearn.tools.watch import Watch
 from tflearn.weights.channels import Plane
 
 
@@ -310,6 +309,7 @@ class Settings:
       num_pretrain_steps: see `Demonstrations`.
       plane: where weights travel, if not through the replay server.
       server_timeout_secs: see `Data`.
+      watch: see `SummarySources`; unless the learner's settings have another.
     """
 
     intervals: Intervals
@@ -321,6 +321,7 @@ class Settings:
     num_pretrain_steps: int = 0
     plane: Plane = Plane()
     server_timeout_secs: float = SERVER_TIMEOUT_SECS
+    watch: Callable[[int, Mapping[str, float | None]], None] | None = None
 
     def __post_init__(self) -> None:
         if self.learner.summaries and self.learner.summaries.sources.policy_version:
@@ -385,7 +386,7 @@ class Settings:
             policy_version,
             _joined(summaries.sources.metrics, metrics),
             _joined(summaries.sources.texts, self.texts),
-            summaries.sources.watch or Watch(),
+            summaries.sources.watch or self.watch,
         )
         summaries = dataclasses.replace(summaries, sources=sources)
         return dataclasses.replace(learner, summaries=summaries)

@@ -1,6 +1,8 @@
 """Reads what a run has recorded: TensorBoard's event files of all its jobs."""
 
 import pathlib
+import struct
+from collections.abc import Iterator
 
 import numpy as np
 import tensorflow as tf
@@ -21,7 +23,7 @@ def read(run_dir: RunDir) -> Series:
     """
     if not run_dir.root.is_dir():
         raise UserValueError(f'got {run_dir.root}, which is no directory; need the --root_dir of a run')
-    files = [file for job in JOBS for file in sorted(run_dir.summaries(job).glob('events.out.tfevents.*'))]
+    files = _files(run_dir)
     if not files:
         raise UserValueError(
             f'got {run_dir.root} without event files in {run_dir.summaries(JOBS[0]).parent}; need the --root_dir of a '
@@ -38,13 +40,10 @@ def _read_file(file: pathlib.Path, found: dict[str, dict[int, tuple[float, float
     try:
         for record in tf.data.TFRecordDataset(str(file)).as_numpy_iterator():
             event = tf.compat.v1.Event.FromString(record)
-            for value in event.summary.value:
-                if value.WhichOneof('value') == 'tensor' and not value.tensor.tensor_shape.dim:
-                    array = tf.make_ndarray(value.tensor)
-                    if array.dtype.kind in 'fiu':
-                        at = found.setdefault(value.tag, {})
-                        if event.step not in at or at[event.step][0] <= event.wall_time:
-                            at[event.step] = event.wall_time, float(array)
+            for tag, number in _scalars(event):
+                at = found.setdefault(tag, {})
+                if event.step not in at or at[event.step][0] <= event.wall_time:
+                    at[event.step] = event.wall_time, number
     except tf.errors.DataLossError:
         return  # the end of a file that is being written, or whose writer was killed
     except (tf.errors.OpError, message.DecodeError) as error:
@@ -59,3 +58,46 @@ def _points(values: dict[int, tuple[float, float]]) -> Points:
     newest = np.maximum.accumulate(times)
     kept = (times >= newest) & np.isfinite(numbers)
     return Points(steps[kept], numbers[kept])
+
+
+def _files(run_dir: RunDir) -> list[pathlib.Path]:
+    return [file for job in JOBS for file in sorted(run_dir.summaries(job).glob('events.out.tfevents.*'))]
+
+
+def _scalars(event: tf.compat.v1.Event) -> Iterator[tuple[str, float]]:
+    for value in event.summary.value:
+        if value.WhichOneof('value') == 'tensor' and not value.tensor.tensor_shape.dim:
+            array = tf.make_ndarray(value.tensor)
+            if array.dtype.kind in 'fiu':
+                yield value.tag, float(array)
+
+
+class NewScalars:
+    """Reads what was added to a run's event files since the last call, or since it was made."""
+
+    def __init__(self, run_dir: RunDir):
+        """Reads nothing yet; what is in the files now is left out."""
+        self._run_dir = run_dir
+        self._offsets = {file: file.stat().st_size for file in _files(run_dir)}
+
+    def __call__(self) -> Iterator[tuple[str, int, float]]:
+        """Yields (tag, step, value), in each file's order; what is still in its writer's memory comes later."""
+        for file in _files(self._run_dir):
+            for record in self._records(file):
+                event = tf.compat.v1.Event.FromString(record)
+                for tag, number in _scalars(event):
+                    yield tag, event.step, number
+
+    def _records(self, file: pathlib.Path) -> Iterator[bytes]:
+        """Yields a file's new records: each has its length, a checksum of that, the content and a checksum of that."""
+        with file.open('rb') as opened:
+            start = opened.seek(self._offsets.get(file, 0))
+            content = opened.read()
+        at = 0
+        while at + 12 <= len(content):
+            end = at + 12 + struct.unpack_from('<Q', content, at)[0]
+            if end + 4 > len(content):
+                break  # the end of it is being written
+            yield content[at + 12 : end]
+            at = end + 4
+            self._offsets[file] = start + at
