@@ -195,6 +195,7 @@ def _learner(case: str, experience: dict, root: str, jit_compile: str, replay: s
     from benchmarks import learner_cases
     from tflearn.feed.source import wait_for_feed
     from tflearn.jobs import batch_source, initial_agent
+    from tflearn.learner import train_loop
     from tflearn.learner.learner import Learner, LearnerOptions
     from tflearn.learner.train_loop import LoopOptions
     from tflearn.replay.storage import Storage
@@ -210,6 +211,7 @@ def _learner(case: str, experience: dict, root: str, jit_compile: str, replay: s
         wait_for_feed(feed_address, storage, _DEADLINE_SECS)
     make = functools.partial(batch_source.fed, feed_address) if feed_address else batch_source.make
     source = make(*given) if feed_address else make((replay,), *given)
+    train_loop.AUTO_AFTER_STEPS = 0  # 'auto' chooses at once
     loop = LoopOptions(jit_compile='auto' if jit_compile == 'auto' else False)
     options = LearnerOptions(checkpoint_interval_steps=None, summaries=None, loop=loop)
     learner = Learner(agent, source, RunDir(f'{root}/{feed_address or "direct"}'), options=options)

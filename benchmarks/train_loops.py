@@ -34,6 +34,7 @@ from tflearn.agents import dqn, impala, ppo, sac  # noqa: E402
 from tflearn.agents.actor_value import NetworkOptions  # noqa: E402
 from tflearn.distribute import strategies  # noqa: E402
 from tflearn.experience import BatchItems, Experience, Iteration, Uniform  # noqa: E402
+from tflearn.learner import train_loop  # noqa: E402
 from tflearn.learner.batches import SourceBatches  # noqa: E402
 from tflearn.learner.learner import Learner, LearnerOptions  # noqa: E402
 from tflearn.learner.minibatches import MinibatchSource  # noqa: E402
@@ -273,6 +274,7 @@ def _measured(
     name: str, make: Callable[[], Made], rounds: int, secs: float, clock: Callable[[], float]
 ) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
+        train_loop.AUTO_AFTER_STEPS = 0  # it would need 10,000 train steps to choose
         plain, with_xla, auto = (
             _learner(make(), pathlib.Path(directory) / str(choice), choice) for choice in (False, True, 'auto')
         )
@@ -289,6 +291,7 @@ def _measured(
                 start = clock()
                 learner.run(count)
                 rates[side].append(count / (clock() - start))
+        auto.prepare(1)
         chosen = auto.jit_compiles
     return {
         'case': name,

@@ -206,10 +206,32 @@ def test_trains_without_where_xla_cannot_compile(tmp_path, caplog):
     assert sum('trains without XLA' in record.message for record in caplog.records) == 1
 
 
-def test_auto_chooses_small_networks(tmp_path):
+def test_auto_chooses_small_networks(tmp_path, monkeypatch):
+    monkeypatch.setattr(train_loop, 'AUTO_AFTER_STEPS', 0)
     assert _trained(tmp_path / 'small', _dqn(), (4,), 'auto')[2]
     units = (1024, 1024)
     assert not _trained(tmp_path / 'large', _dqn(fc_layer_params=units), (4,), 'auto')[2]
+
+
+def test_the_default_compiles_after_many_steps(tmp_path, monkeypatch):
+    monkeypatch.setattr(train_loop, 'AUTO_AFTER_STEPS', 20)
+    learner = _learner(tmp_path, *_dqn())
+    learner.prepare(10**6)
+    for count, compiles in ((3, False), (12, False), (8, False), (3, False), (4, True)):
+        assert learner.run(count).num_steps == count
+        assert learner.jit_compiles == compiles, 'calls of less than four steps do not count'
+    learner.close()
+
+
+def test_the_default_takes_plain_steps_on_several_replicas(tmp_path, monkeypatch):
+    monkeypatch.setattr(train_loop, 'AUTO_AFTER_STEPS', 0)
+    strategy = strategies.make('mirrored:2')
+    with strategy.scope():
+        agent, source = _dqn()
+    learner = Learner(agent, source, RunDir(tmp_path), strategy=strategy, options=LearnerOptions(None, None))
+    assert learner.run(8).num_steps == 8
+    assert not learner.jit_compiles
+    learner.close()
 
 
 @pytest.mark.parametrize(

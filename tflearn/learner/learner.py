@@ -175,7 +175,7 @@ class Learner:
 
     @property
     def jit_compiles(self) -> bool:
-        """Whether many train steps are one XLA program, see `LoopOptions.jit_compile`."""
+        """Whether XLA has compiled many train steps as one program, see `LoopOptions.jit_compile`."""
         return self._loop.jit_compiles
 
     def calls(self, num_train_steps: int) -> int:

@@ -166,7 +166,7 @@ class SummarizedLoop:
 
     @property
     def jit_compiles(self) -> bool:
-        """Whether the steps that are not summarized are taken in XLA, many in one program."""
+        """Whether XLA has compiled the steps that are not summarized, many in one program."""
         self._compiling.join(_COMPILE_SECS)
         return self._loop.jit_compiles
 

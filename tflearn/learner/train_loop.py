@@ -28,6 +28,7 @@ AfterStep = Callable[[Any, Any], object]
 Program = Callable[[int], Metrics]
 
 MIN_XLA_STEPS = 4  # for fewer, what a call costs is more than what XLA gains
+AUTO_AFTER_STEPS = 10_000  # train steps before 'auto' compiles: a run that is shorter would not win the time back
 _MAX_MULTIPLICATIONS = 8e6  # in the matrix products of a train step, for 'auto'
 _PRODUCTS = ('MatMul', 'BatchMatMul', 'BatchMatMulV2')
 
@@ -38,7 +39,8 @@ class LoopOptions:
 
     Attributes:
       jit_compile: whether train steps are compiled with XLA, on one replica; 'auto' does so where it is faster: for
-        small train steps, see `why_slower_in_xla`. With a `BatchSource` many steps are one XLA program (see `XlaLoop`);
+        small train steps on a CPU, see `why_slower_in_xla`, when a session has taken 10,000, since short runs would not
+        win back the seconds that compiling takes. With a `BatchSource` many steps are one XLA program (see `XlaLoop`);
         steps that XLA cannot compile are taken without it, with a line in the log.
         With other data, True compiles the single step, and 'auto' does nothing. XLA ignores the steps' assertions, and
         a seed for random numbers that they draw. The steps that are summarized are not compiled with it.
@@ -53,7 +55,7 @@ class LoopOptions:
         TF-Agents' agents; None where the data are that already.
     """
 
-    jit_compile: JitCompile = False
+    jit_compile: JitCompile = 'auto'
     on_nonfinite: OnNonfinite = 'stop'
     extra_reductions: Mapping[str, Reduction] = dataclasses.field(default_factory=dict)
     after_step: AfterStep | None = None
@@ -93,7 +95,7 @@ class TrainLoop:
         self._train = agent.train
         if options.jit_compile is True:
             self._train = tf.function(agent.train, autograph=False, jit_compile=True)
-        self._xla: XlaLoop | None = None
+        self._xla: _XlaProgram | None = None
         self.num_traces = 0
 
     def program(self, batches: Batches, summarize: AfterStep | None = None) -> Program:
@@ -136,25 +138,31 @@ class TrainLoop:
         self, plain: Program, batches: SourceBatches, take: TakeStep, layout: StepMetrics, graph: tf.Graph
     ) -> Program:
         """Returns a program that uses XLA for as many steps as it is worth it; `plain` if XLA is not chosen."""
-        size, slower = batches.num_together, None
-        if self._options.jit_compile == 'auto':
-            slower = why_slower_in_xla(graph)
+        size, slower, auto = batches.num_together, None, self._options.jit_compile == 'auto'
+        if auto:
+            on_cpu = not (tf.config.list_logical_devices('GPU') or tf.config.list_logical_devices('TPU'))
+            slower = why_slower_in_xla(graph) if on_cpu else "'auto' is a rule for CPUs"
         if slower or size < MIN_XLA_STEPS:
             logging.info('trains without XLA: %s', slower or 'batches are too large to gather, or have no fixed shape')
             return plain
-        self._xla = xla = XlaLoop(batches, take, layout.size, size)
-        many = self._compiled(layout, batches, xla.loop)
-        return lambda num_steps: (many if num_steps >= MIN_XLA_STEPS and xla.compile() else plain)(num_steps)
+
+        def make() -> Program | None:
+            with self._strategy.scope():
+                xla = XlaLoop(batches, take, layout.size, size)
+                return self._compiled(layout, batches, xla.loop) if xla.compile() else None
+
+        self._xla = _XlaProgram(make, plain, AUTO_AFTER_STEPS if auto else 0)
+        return self._xla
 
     @property
     def jit_compiles(self) -> bool:
-        """Whether the plain program's train steps are taken in XLA, many in one program."""
-        return bool(self._xla and self._xla.compile())
+        """Whether XLA has compiled the plain program's train steps, many in one program."""
+        return bool(self._xla and self._xla.has_compiled)
 
     def prepare(self) -> None:
-        """Lets XLA compile, if it is to be used; otherwise it does so when it is first needed."""
+        """Lets XLA compile, if it is to be used from the first train step; otherwise it does so when it is needed."""
         if self._xla:
-            self._xla.compile()
+            self._xla.prepare()
 
     def _compiled(self, layout: StepMetrics, batches: Batches, loop: Callable[..., Any], *first: Any) -> Program:
         """Compiles a loop, (*first, sums, number of steps) -> what `Batches.loop` returns."""
@@ -230,6 +238,41 @@ class TrainLoop:
         total = self._strategy.reduce(tf.distribute.ReduceOp.SUM, loss, axis=None)
         per_item = (tf.concat(self._strategy.experimental_local_results(part), axis=0) for part in errors)
         return vector, total, *per_item
+
+
+class _XlaProgram:
+    """The plain program, and after a number of train steps the one in XLA.
+
+    Attributes:
+      has_compiled: whether XLA has compiled it.
+    """
+
+    def __init__(self, make: Callable[[], Program | None], plain: Program, after_steps: int):
+        """Compiles nothing yet.
+
+        Args:
+          make: compiles, and returns the program in XLA; None if XLA cannot.
+          plain: the program without XLA.
+          after_steps: train steps without XLA before it compiles; those of short calls do not count.
+        """
+        self._make, self._plain, self._steps_left = make, plain, after_steps
+        self._many: Program | None = None
+        self._tried = self.has_compiled = False
+
+    def prepare(self) -> None:
+        """Compiles if it is time, unless it was tried before."""
+        if not self._tried and self._steps_left <= 0:
+            self._tried = True
+            self._many = self._make()
+            self.has_compiled = self._many is not None
+
+    def __call__(self, num_steps: int) -> Metrics:
+        """Takes train steps."""
+        if num_steps < MIN_XLA_STEPS:
+            return self._plain(num_steps)
+        self.prepare()
+        self._steps_left -= num_steps
+        return (self._many or self._plain)(num_steps)
 
 
 def why_slower_in_xla(graph: tf.Graph) -> str | None:
