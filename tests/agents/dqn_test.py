@@ -69,7 +69,8 @@ def test_the_target_is_the_n_step_return(discounts, rewards, expected_reward, bo
     last = len(discounts) - 1
     target = expected_reward + bootstrap * _q(agent._target_q_network, last).max()
     expected = (target - _q(agent._q_network, 0)[0]) ** 2
-    # Not agent.loss(), in which TF-Agents ignores gamma.
+    # TF-Agents' agent.loss() ignores gamma and the kind of error.
+    assert float(agent.loss(_sequence(discounts, rewards)).loss) == pytest.approx(expected, rel=1e-4)
     assert float(agent.train(_sequence(discounts, rewards)).loss) == pytest.approx(expected, rel=1e-4)
 
 

@@ -193,8 +193,14 @@ class _DqnAgent(dqn_agent.DqnAgent):
             self._as_transition = _ends_at_once(convert, joined)
 
     def _loss(self, experience: Any, weights: tf.Tensor | None = None, **settings: Any) -> tf_agent.LossInfo:
+        # TF-Agents' own defaults are not the agent's, so that `loss` would not be what `train` minimizes.
+        own = {
+            'td_errors_loss_fn': self._td_errors_loss_fn,
+            'gamma': self._gamma,
+            'reward_scale_factor': self._reward_scale_factor,
+        }
         with self._noise.drawn() if self._noise else contextlib.nullcontext():
-            loss_info = super()._loss(experience, weights=weights, **settings)
+            loss_info = super()._loss(experience, weights=weights, **(own | settings))
         if not self._conservative_weight:
             return loss_info
         penalty = self._conservative_penalty(experience, weights)
@@ -215,14 +221,7 @@ class _DqnAgent(dqn_agent.DqnAgent):
 
     def _train(self, experience: Any, weights: tf.Tensor | None) -> tf_agent.LossInfo:
         with tf.GradientTape() as tape:
-            loss_info = self._loss(
-                experience,
-                td_errors_loss_fn=self._td_errors_loss_fn,
-                gamma=self._gamma,
-                reward_scale_factor=self._reward_scale_factor,
-                weights=weights,
-                training=True,
-            )
+            loss_info = self._loss(experience, weights, training=True)
         variables = self._q_network.trainable_weights
         gradients = tape.gradient(loss_info.loss, variables)
         self._optimizer.apply_gradients(zip(gradients, variables, strict=True), loss_info.loss)
