@@ -139,6 +139,7 @@ _CARTPOLE = {
     ),
     'reinforce_cartpole': Row('REINFORCE', 'CartPole-v1', 'reinforce_cartpole', 1_000, 4_000_000),
     'impala_cartpole': Row('IMPALA', 'CartPole-v1', 'impala_cartpole', 4_000, 1_024_000),
+    'v_mpo_cartpole': Row('V-MPO', 'CartPole-v1', 'v_mpo_cartpole', 8_000, 200_000),
 }
 _PENDULUM = {
     'sac_pendulum': Row(

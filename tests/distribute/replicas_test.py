@@ -20,7 +20,7 @@ from tf_agents.utils import common
 
 from tests.agents import example_data
 from tests.testing import experiences
-from tflearn.agents import appo, awac, bc, ddpg, discrete_sac, dqn, impala, iql, ppo, sac, td3, tqc
+from tflearn.agents import appo, awac, bc, ddpg, discrete_sac, dqn, impala, iql, ppo, sac, td3, tqc, v_mpo
 from tflearn.agents.actor_value import NetworkOptions
 from tflearn.distribute import strategies
 from tflearn.experience import BatchItems
@@ -153,6 +153,11 @@ def _make_ppo(experience, **settings):
     )
 
 
+def _make_v_mpo(experience, **settings):
+    network = NetworkOptions(fc_layer_params=(16,))
+    return v_mpo.make_agent(example_data.CONTINUOUS, create_train_step(), experience, network=network, **settings)
+
+
 def _make_impala(experience, make_agent=impala.make_agent, **settings):
     network = NetworkOptions(fc_layer_params=(16,))
     return make_agent(example_data.DISCRETE, create_train_step(), experience, network=network, **settings)
@@ -222,6 +227,7 @@ AGENTS = {
     'ddpg': (functools.partial(_make_td3, make_agent=ddpg.make_agent), ddpg.EXPERIENCE),
     'ppo': (_make_ppo, experiences.changed(ppo.EXPERIENCE, sequence_length=5, stride=4)),
     'nested ppo': (_make_nested_ppo, experiences.changed(ppo.EXPERIENCE, sequence_length=5, stride=4)),
+    'v_mpo': (_make_v_mpo, experiences.changed(v_mpo.EXPERIENCE, sequence_length=5, stride=4)),
     'impala': (_make_impala, experiences.changed(impala.EXPERIENCE, sequence_length=5, stride=4)),
     'appo': (_make_appo, experiences.changed(appo.EXPERIENCE, sequence_length=5, stride=4)),
 }
@@ -282,12 +288,14 @@ def _run(name, replicas, directory):
     result = learner.run(NUM_STEPS)
     assert (result.num_steps, learner.step) == (NUM_STEPS, NUM_STEPS)
     parameters = [variable.numpy() for variable in _variables(agent)]
-    return Outcome(result.loss, result.extra, [optimizer.norms.numpy() for optimizer in made], parameters)
+    # V-MPO's optimizer of temperature and multipliers does not clip.
+    norms = [optimizer.norms.numpy() for optimizer in made if optimizer._gradient_clipping is not None]
+    return Outcome(result.loss, result.extra, norms, parameters)
 
 
 SLOW = pytest.mark.slow
 # Their losses and updates are mostly those of another one here.
-SLOW_AGENTS = ('appo', 'awac', 'bc', 'cql', 'ddpg', 'discrete sac', 'iql', 'nested ppo', 'td3+bc', 'tqc')
+SLOW_AGENTS = ('appo', 'awac', 'bc', 'cql', 'ddpg', 'discrete sac', 'iql', 'nested ppo', 'td3+bc', 'tqc', 'v_mpo')
 
 
 @pytest.fixture(scope='module')

@@ -36,6 +36,7 @@ from tflearn.agents import (
     sac,
     td3,
     tqc,
+    v_mpo,
 )
 from tflearn.agents.actor_value import NetworkOptions
 from tflearn.experience import BatchItems, Experience, Prioritized, Queue, Uniform
@@ -91,6 +92,7 @@ AGENTS = {
     'ppo': Kind(ppo, FEW, (), (*UNIFORM, 'prioritized')),
     'impala': Kind(impala, {'network': NetworkOptions(fc_layer_params=(8,), lstm_size=(4,))}, (), ('prioritized',)),
     'appo': Kind(appo, FEW, (), ('prioritized',)),
+    'v_mpo': Kind(v_mpo, FEW, (), (*UNIFORM, 'prioritized')),
     'reinforce': Kind(
         reinforce,
         {'actor_fc_layer_params': (8,), 'value_fc_layer_params': (8,)},

@@ -105,20 +105,15 @@ def make_agent(
         observations to normalize are not floats, or the network has memory and the experience holds no policy states,
         or `minibatch_steps` is less than a sequence.
     """
-    network.check(specs, 'PPO')
     replay = experience.replay
-    if not isinstance(replay, Queue) or isinstance(replay.training, Reuse):
-        raise UserValueError(
-            f'got Experience.replay={replay!r}; PPO needs a Queue without Reuse, since it learns only from new items; '
-            'set Queue.training=Iteration(...) for several steps on them'
-        )
-    if loss.kl_coefficient and loss.kl_target is not None and replay.training is None:
+    if loss.kl_coefficient and loss.kl_target is not None and isinstance(replay, Queue) and replay.training is None:
         raise UserValueError(
             f'got kl_target={loss.kl_target} without Queue.training=Iteration(...), after which the coefficient adapts '
             'to it; need an iteration, or kl_target=None'
         )
-    skipped = {*(network.preprocessing_layers or ()), action_mask}
-    observations = make_observation_normalizer(specs.observation, skipped) if normalize_observations else None
+    actor_value, normalizers = make_networks(
+        specs, experience, network, action_mask, (normalize_observations, normalize_rewards), 'PPO'
+    )
     optimizer = make_optimizer(
         train_step,
         learning_rate,
@@ -126,15 +121,48 @@ def make_agent(
         per_replica_batch_size=experience.per_replica_batch_size,
         name='ppo',
     )
+    return PPOAgent(specs, train_step, experience, actor_value, loss, optimizer, normalizers)
+
+
+def make_networks(
+    specs: EnvironmentSpecs,
+    experience: Experience,
+    network: NetworkOptions,
+    action_mask: str | None,
+    normalized: tuple[bool, bool],
+    algorithm: str,
+) -> tuple[ActorValueNetwork, Normalizers]:
+    """Checks the arguments of `make_agent`, and makes the network and the normalizers.
+
+    Args:
+      specs: see `make_agent`.
+      experience: see `make_agent`.
+      network: see `make_agent`.
+      action_mask: see `make_agent`.
+      normalized: whether to normalize observations, and rewards.
+      algorithm: the algorithm's name, for messages.
+
+    Raises:
+      ValueError: see `make_agent`.
+    """
+    network.check(specs, algorithm)
+    replay = experience.replay
+    if not isinstance(replay, Queue) or isinstance(replay.training, Reuse):
+        raise UserValueError(
+            f'got Experience.replay={replay!r}; {algorithm} needs a Queue without Reuse, since it learns only from new '
+            'items; set Queue.training=Iteration(...) for several steps on them'
+        )
+    of_observations, of_rewards = normalized
+    skipped = {*(network.preprocessing_layers or ()), action_mask}
     normalizers = Normalizers(
-        observations,
-        Normalizer(specs.reward, _REWARD_CLIPPING, center=False, name='rewards') if normalize_rewards else None,
+        make_observation_normalizer(specs.observation, skipped) if of_observations else None,
+        Normalizer(specs.reward, _REWARD_CLIPPING, center=False, name='rewards') if of_rewards else None,
     )
     mask, _ = make_mask(specs, action_mask)
     actor_value = ActorValueNetwork(specs, network, mask)
     if actor_value.state_spec:
         _check_sequences(experience)
-    return PPOAgent(specs, train_step, experience, actor_value, loss, optimizer, normalizers)
+    return actor_value, normalizers
 
 
 def _check_sequences(experience: Experience) -> None:
@@ -265,11 +293,9 @@ class PPOAgent(tf_agent.TFAgent):
         """Takes one step on samples [B] or [B, T], or on sequences [B, T + 1], which it adds to the normalizers."""
         is_new = not isinstance(experience, Samples)
         samples, counts = self._as_samples(experience, weights)
-        variables = self._network.trainable_variables
         with tf.GradientTape() as tape:
             info = self._loss_of(samples, counts, training=True)
-        gradients = tape.gradient(info.loss, variables)
-        taken = self._optimizer.apply_gradients(zip(gradients, variables, strict=True), info.loss)
+        taken = self._minimize(tape, info.loss)
         self.train_step_counter.assign_add(1)
         self._divergence.assign(info.extra['kl_to_behaviour'])
         if is_new:
@@ -277,6 +303,11 @@ class PPOAgent(tf_agent.TFAgent):
             self._update_reward_normalizer(experience, new)
             self._update_observation_normalizer(experience, new)
         return info
+
+    def _minimize(self, tape: tf.GradientTape, loss: tf.Tensor) -> tf.Tensor | None:
+        """Takes a step; see `optimizers.Optimizer.apply_gradients`."""
+        variables = self._network.trainable_variables
+        return self._optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True), loss)
 
     def _loss(self, experience: Any, weights: tf.Tensor | None = None, training: bool = False) -> tf_agent.LossInfo:
         return self._loss_of(*self._as_samples(experience, weights), training)
@@ -289,15 +320,18 @@ class PPOAgent(tf_agent.TFAgent):
         samples = tf.nest.map_structure(tf.stop_gradient, self._samples(experience))
         return samples, counts if weights is None else counts * weights[:, tf.newaxis]
 
+    def _outputs(self, samples: Samples, training: bool) -> tuple[Any, tf.Tensor]:
+        """Returns the distributions of samples' actions, and the values."""
+        step_type = samples.step_type if self.trains_on_sequences else None
+        outputs, _ = self._network(
+            samples.observation, step_type=step_type, network_state=samples.state, training=training
+        )
+        return outputs
+
     def _loss_of(self, samples: Samples, counts: tf.Tensor, training: bool) -> tf_agent.LossInfo:
         """Returns this replica's share of the mean loss over the global batch."""
         options = self._options
-        (distribution, values), _ = self._network(
-            samples.observation,
-            step_type=samples.step_type if self.trains_on_sequences else None,
-            network_state=samples.state,
-            training=training,
-        )
+        distribution, values = self._outputs(samples, training)
         log_ratios = tf.where(counts > 0, self._log_prob(distribution, samples.action) - samples.log_prob, 0.0)
         ratios, epsilon = tf.exp(log_ratios), options.epsilon(self.train_step_counter)
         rank = counts.shape.rank

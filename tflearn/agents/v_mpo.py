@@ -1,0 +1,143 @@
+"""V-MPO: the policy learns the better half of its own actions, within a bound of how far it moves from the one before.
+
+Song et al. 2019, "V-MPO: On-Policy Maximum a Posteriori Policy Optimization for Discrete and Continuous Control" (arXiv
+1909.12238); `v_mpo_loss.py` has the loss. The paper's target network is the policy that acted, whose distributions are
+in the data. T_target, the train steps from one target to the next, are those of an iteration (`Queue.training`), or,
+without iterations, `train.Intervals.publish_interval_steps`.
+
+Differs from the paper: the better half is that of a minibatch over all replicas, not of each device; with iterations,
+steps are used several times, and advantages are those at an iteration's start; rewards and observations are
+normalized by running statistics instead of PopArt; temperature and multipliers have an optimizer of their own.
+"""
+
+import tensorflow as tf
+from tf_agents.agents import tf_agent
+from tf_agents.utils import common
+
+from tflearn.agents import ppo
+from tflearn.agents.actor_value import ActorValueNetwork, NetworkOptions
+from tflearn.agents.normalizer import Normalizers
+from tflearn.experience import Experience
+from tflearn.optimization import optimizers, ppo_loss, schedules, v_mpo_loss
+from tflearn.optimization.v_mpo_loss import LossOptions
+from tflearn.types import Agent, EnvironmentSpecs
+
+EXPERIENCE = ppo.EXPERIENCE
+
+_LEAST = 1e-8  # of the temperature and the multipliers, as in the paper
+
+
+def make_agent(
+    specs: EnvironmentSpecs,
+    train_step: tf.Variable,
+    experience: Experience,
+    *,
+    network: NetworkOptions = NetworkOptions(),  # noqa: B008 - it is frozen
+    loss: LossOptions = LossOptions(),  # noqa: B008 - it is frozen
+    learning_rate: float | schedules.Schedule = 3e-4,
+    dual_learning_rate: float | schedules.Schedule = 1e-2,
+    normalize_observations: bool = True,
+    normalize_rewards: bool = True,
+    action_mask: str | None = None,
+    gradient_clipping: float | None = 0.5,
+    make_optimizer: optimizers.OptimizerFactory = optimizers.make,
+) -> Agent:
+    """Makes a V-MPO agent, for discrete, several discrete, or continuous actions.
+
+    Args:
+      specs: the environment's specs.
+      train_step: int64 scalar, counts gradient steps.
+      experience: the experience, a queue; see `ppo.make_agent` for it, the network, the mask and the normalization.
+      network: the layers of policy and value.
+      loss: the loss's coefficients and bounds.
+      learning_rate: a number, or a schedule of the train step.
+      dual_learning_rate: the same for the temperature and the multipliers.
+      normalize_observations: whether to normalize observations by the mean and variance of all so far, within +-5.
+      normalize_rewards: whether to normalize rewards by the root mean square of all so far, within +-10.
+      action_mask: the path of the observation's part that marks legal actions; None has none.
+      gradient_clipping: the bound of the global batch's gradient, but for temperature and multipliers; None does not
+        clip.
+      make_optimizer: makes the optimizers; Adam by default.
+
+    Raises:
+      ValueError: if the experience is not a queue of new items; see `ppo.make_agent`.
+    """
+    actor_value, normalizers = ppo.make_networks(
+        specs, experience, network, action_mask, (normalize_observations, normalize_rewards), 'V-MPO'
+    )
+    size = experience.per_replica_batch_size
+    made = [
+        make_optimizer(train_step, rate, gradient_clipping=bound, per_replica_batch_size=size, name=name)
+        for name, rate, bound in (
+            ('v_mpo', learning_rate, gradient_clipping),
+            ('v_mpo_dual', dual_learning_rate, None),
+        )
+    ]
+    return VMpoAgent(specs, train_step, experience, actor_value, loss, (made[0], made[1]), normalizers)
+
+
+class VMpoAgent(ppo.PPOAgent):
+    """See the module. It prepares samples as PPO's agent does.
+
+    The extra metrics of the loss: `policy_loss` and `temperature_loss`, sums over the better half, and means over the
+    valid steps of the global batch: `value_loss`, `entropy` [nats], and of `v_mpo_loss.divergences` those that there
+    are [nats], with the multiplier of each (`kl`, `kl_alpha`); `kl_to_behaviour`, their sum; `eta`, the temperature;
+    `explained_variance` of the values, and `valid_share`.
+    """
+
+    def __init__(
+        self,
+        specs: EnvironmentSpecs,
+        train_step: tf.Variable,
+        experience: Experience,
+        network: ActorValueNetwork,
+        loss: LossOptions,
+        made: tuple[optimizers.Optimizer, optimizers.Optimizer],
+        normalizers: Normalizers,
+    ):
+        """Makes the agent, within the strategy's scope; see `make_agent`. `made` are the optimizers."""
+        samples = ppo_loss.LossOptions(gamma=loss.gamma, lambda_=loss.lambda_, normalize_advantages=False)
+        super().__init__(specs, train_step, experience, network, samples, made[0], normalizers)
+        self._v_mpo, self._dual_optimizer = loss, made[1]
+        is_floating = [leaf.dtype.is_floating for leaf in tf.nest.flatten(specs.action)]
+        kinds = (['kl_mean', 'kl_covariance'] if any(is_floating) else []) + ([] if all(is_floating) else ['kl'])
+        self._eta = tf.Variable(loss.initial_eta, name='eta', dtype=tf.float32)
+        self._alphas = {kind: tf.Variable(loss.initial_alpha, name=f'{kind}_alpha') for kind in kinds}
+
+    def _minimize(self, tape: tf.GradientTape, loss: tf.Tensor) -> tf.Tensor | None:
+        trained, dual = self._network.trainable_variables, [self._eta, *self._alphas.values()]
+        gradients, of_dual = tape.gradient(loss, [trained, dual])
+        taken = self._optimizer.apply_gradients(zip(gradients, trained, strict=True), loss)
+        self._dual_optimizer.apply_gradients(zip(of_dual, dual, strict=True), due=taken)
+        for variable in dual:
+            variable.assign(tf.maximum(variable, _LEAST))
+        return taken
+
+    def _loss_of(self, samples: ppo.Samples, counts: tf.Tensor, training: bool) -> tf_agent.LossInfo:
+        options, rank = self._v_mpo, counts.shape.rank
+        distribution, values = self._outputs(samples, training)
+        half = v_mpo_loss.best(samples.advantage, counts, self._eta)
+        psi = v_mpo_loss.psi(samples.advantage, self._eta, half)
+        # A mean over the global batch follows, so this is a sum over it.
+        policy_losses = -half.count * psi * self._log_prob(distribution, samples.action)
+        behaviour = self._network.distribution(samples.behaviour)
+        divergences = v_mpo_loss.divergences(behaviour, distribution, rank)
+        metrics = {
+            'policy_loss': policy_losses,
+            'value_loss': ppo_loss.value_loss(values, samples.target, samples.value, None),
+            'entropy': common.entropy(distribution, self.action_spec, outer_rank=rank),
+            'kl_to_behaviour': tf.add_n(list(divergences.values())),
+            **divergences,
+        }
+        losses = policy_losses + options.value_coefficient * metrics['value_loss']
+        for kind, divergence in divergences.items():
+            alpha = self._alphas[kind]
+            losses += alpha * (options.epsilon(kind) - tf.stop_gradient(divergence))
+            losses += tf.stop_gradient(alpha) * divergence
+        means, count = ppo_loss.means(metrics, samples.target, samples.target - values, counts)
+        loss = tf.math.divide_no_nan(tf.reduce_sum(tf.where(counts > 0, counts * losses, 0.0)), count)
+        temperature_loss = v_mpo_loss.temperature_loss(self._eta, half, options.epsilon_eta)
+        multipliers = {f'{kind}_alpha': tf.identity(alpha) for kind, alpha in self._alphas.items()}
+        extra = means | multipliers | {'temperature_loss': temperature_loss, 'eta': tf.identity(self._eta)}
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        return tf_agent.LossInfo(loss + temperature_loss / replicas, extra)
