@@ -168,7 +168,7 @@ class HeldLease:
             self.began_at = count
             self._renewed_at = self._clock()
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """Takes a lease of a new owner: the receiver may have forgotten the old one."""
         self.lease = new_lease(self.lease.name, self.lease.ttl_secs)
 

@@ -84,7 +84,7 @@ def test_every_agent_trains_it(name, kind):
     assert any(changed[:2]), 'the first layer'
 
 
-def test_each_network_is_made_anew():
+def test_each_network_has_variables_of_its_own():
     """Online and target; policy and value, or one for both."""
     names = []
 

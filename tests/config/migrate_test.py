@@ -59,7 +59,7 @@ def test_old_run_is_refused_until_migrated(old, name, last_first, monkeypatch):
     for file in reversed(files_in_order) if last_first else files_in_order:
         file.write_text(migrate.migrate(file)[0])
     preview.check(path, [], JOBS)
-    # The packaged run of this name has the same values to this day, but for those that were chosen anew.
+    # The packaged run of this name has the same values to this day, but for those that were changed since.
     migrated = {key: value for key, value in effective(path).items() if key[1] not in CHANGED.get(name, ())}
     monkeypatch.chdir(files.folder())  # whose jobs.gin it includes
     packaged = effective(files.folder() / f'{name}.gin')

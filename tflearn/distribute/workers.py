@@ -94,7 +94,7 @@ class Agreement:
             self.on_any(True)
             raise
         if self.on_any(False):
-            raise PeerStopped(f'got an error of another worker in {what}; see its log; mend it, and start all again')
+            raise PeerStopped(f'got an error of another worker in {what}; see its log; fix it, and start all again')
 
     def values(self, value: int) -> np.ndarray:
         """Returns the `value` of each replica's worker: int64 [replicas]."""

@@ -224,7 +224,7 @@ class SynchronousSession:
         self._agreement.on_any(False)  # no worker leaves before all have written their files
         if ending == Ending.NO_DATA:
             raise self._replay.error or PeerStopped(
-                'got an error of the data of another worker; see its log; mend it, and start all again'
+                'got an error of the data of another worker; see its log; fix it, and start all again'
             )
         if ending == Ending.STOP:
             logging.info('stopped at train step %d; its checkpoint is saved', self._learner.step)

@@ -54,7 +54,7 @@ class Truncated:
 
 @dataclasses.dataclass(frozen=True)
 class Least:
-    """The least value of some critics, drawn anew for each batch (REDQ, algorithm 1).
+    """The least value of some critics, drawn again for each batch (REDQ, algorithm 1).
 
     Attributes:
       num_critics: how many are drawn, the paper's M; all of them if there are no more.

@@ -141,7 +141,7 @@ class ServerPoll:
     """Asks a server for its tables again and again, warns while it does not answer, and gives up at a deadline.
 
     The deadline counts while nothing answers at all: a machine that refuses the connection is there, and its server may
-    be started again; then it counts anew.
+    be started again; then it counts from zero.
     """
 
     def __init__(self, address: str, meanwhile: str, storage: Storage, silent_timeout_secs: float = math.inf):

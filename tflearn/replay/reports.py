@@ -73,7 +73,7 @@ class Reporter:
         """
         self._unsent = [*self._unsent, *episodes][-MAX_EPISODES:]
         if self._clock() - self._sent_at > _forget_secs(self.held.lease) / 2:
-            self.held.begin_anew()
+            self.held.restart()
             self._before, self._sent_at = self._sent, self._clock()
         lease, episodes = self.held.lease, [{**episode} for episode in self._unsent]
         own = {name: count - self._before.get(name, 0) for name, count in counts.items()}

@@ -345,7 +345,7 @@ class ShardedReader:
         return None
 
     def _refresh(self) -> None:
-        """Learns a server's sum of priorities anew where that is unknown or old."""
+        """Learns a server's sum of priorities again where that is unknown or old."""
         for i, reader in enumerate(self._readers):
             unknown = not self._sums[i] > 0
             if time.monotonic() - self._taken_at[i] < (0.0 if unknown else _REFRESH_SECS):

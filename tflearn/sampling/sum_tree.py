@@ -8,7 +8,7 @@ _BRANCHES = 16  # fewer levels than a binary tree, each of which is a few calls 
 class SumTree:
     """Priorities and their sums, level by level (Schaul et al. 2016, arXiv 1511.05952, appendix B.2.1).
 
-    Each sum is computed anew from the numbers below it, so that rounding errors do not accumulate.
+    Each sum is computed from the numbers below it, so that rounding errors do not accumulate.
 
     It differs from the paper in two ways: nodes have 16 children, and draws are independent of each other, not one from
     each of several equal ranges.
