@@ -5,11 +5,16 @@ from tf_agents.specs import tensor_spec
 
 from tests.agents import example_data
 from tflearn.networks.critic_ensemble import CriticEnsemble, Critics
+from tflearn.train_step import Draws, create_train_step
 from tflearn.types import EnvironmentSpecs
 
 ENCODING = {'conv_layer_params': None, 'preprocessing_layers': None, 'make_network': None}
 OBSERVATIONS = tf.random.stateless_uniform((6, 3), (1, 2), -1.0, 1.0)
 ACTIONS = tf.random.stateless_uniform((6, 2), (3, 4), -2.0, 2.0)
+
+
+DRAWS = Draws(create_train_step())
+DRAWS.restart()
 
 
 def make(specs=example_data.CONTINUOUS, tau=0.1, encoding=ENCODING, **options):
@@ -34,18 +39,18 @@ def test_each_critic_is_a_network_of_its_own(layer_norm):
                     )
                 outputs = np.maximum(outputs, 0)
         expected[:, critic] = outputs
-    np.testing.assert_allclose(ensemble.values(OBSERVATIONS, ACTIONS), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(ensemble.values(OBSERVATIONS, ACTIONS, False, DRAWS), expected, rtol=1e-4, atol=1e-5)
     assert len(ensemble.trainable_variables) == 6 + 4 * layer_norm
-    spread = ensemble.values(OBSERVATIONS, ACTIONS).numpy().std(axis=1)
+    spread = ensemble.values(OBSERVATIONS, ACTIONS, False, DRAWS).numpy().std(axis=1)
     assert (spread > 0.01).all(), 'critics begin with weights of their own'
 
 
 def test_targets_follow_slowly():
     ensemble = make(num=2)
-    value = lambda: ensemble.target_values(OBSERVATIONS, ACTIONS).numpy()  # noqa: E731
-    assert (value() != ensemble.values(OBSERVATIONS, ACTIONS).numpy()).all()
+    value = lambda: ensemble.target_values(OBSERVATIONS, ACTIONS, DRAWS).numpy()  # noqa: E731
+    assert (value() != ensemble.values(OBSERVATIONS, ACTIONS, False, DRAWS).numpy()).all()
     ensemble.copy_to_targets()
-    np.testing.assert_array_equal(value(), ensemble.values(OBSERVATIONS, ACTIONS))
+    np.testing.assert_array_equal(value(), ensemble.values(OBSERVATIONS, ACTIONS, False, DRAWS))
     for variable in ensemble.trainable_variables:
         variable.assign_add(tf.ones_like(variable))
     before = [variable.numpy() for variable in ensemble._targets[0].variables]
@@ -57,11 +62,11 @@ def test_targets_follow_slowly():
 def test_dropout_is_drawn_while_training_and_in_targets():
     ensemble = make(dropout_rate=0.5)
     ensemble.copy_to_targets()
-    plain = [ensemble.values(OBSERVATIONS, ACTIONS).numpy() for _ in range(2)]
+    plain = [ensemble.values(OBSERVATIONS, ACTIONS, False, DRAWS).numpy() for _ in range(2)]
     np.testing.assert_array_equal(*plain)
     for drawn in (
-        lambda: ensemble.values(OBSERVATIONS, ACTIONS, True),
-        lambda: ensemble.target_values(OBSERVATIONS, ACTIONS),
+        lambda: ensemble.values(OBSERVATIONS, ACTIONS, True, DRAWS),
+        lambda: ensemble.target_values(OBSERVATIONS, ACTIONS, DRAWS),
     ):
         first, second = drawn().numpy(), drawn().numpy()
         assert (first != second).any()
@@ -74,10 +79,10 @@ def test_nests_and_networks_of_ones_own():
         {'camera': image, 'arm': example_data.CONTINUOUS.observation}, example_data.CONTINUOUS.action
     )
     observation = {'camera': tf.zeros((6, 8, 8, 1), tf.uint8), 'arm': OBSERVATIONS}
-    assert make(nest, num=3).values(observation, ACTIONS).shape == (6, 3, 1)
+    assert make(nest, num=3).values(observation, ACTIONS, False, DRAWS).shape == (6, 3, 1)
     own = {**ENCODING, 'make_network': lambda spec, name: tf.keras.Sequential([tf.keras.layers.Dense(5)], name=name)}
     ensemble = make(encoding=own)
-    assert ensemble.values(OBSERVATIONS, ACTIONS).shape == (6, 2, 1)
+    assert ensemble.values(OBSERVATIONS, ACTIONS, False, DRAWS).shape == (6, 2, 1)
     assert len(ensemble.trainable_variables) == 8
 
 

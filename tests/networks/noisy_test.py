@@ -56,7 +56,8 @@ def test_the_collect_policy_and_the_loss_draw_noise_and_the_greedy_policy_does_n
     assert np.unique(draws[0]).size == 2
     assert (draws[0] != draws[1]).any()
     losses = [float(agent.loss(data).loss) for _ in range(2)]
-    assert losses[0] != losses[1]
+    agent.train_step_counter.assign_add(1)
+    assert losses[0] == losses[1] != float(agent.loss(data).loss), 'each train step draws its own'
     sigmas = [variable for variable in agent._q_network.trainable_variables if 'sigma' in variable.name]
     assert len(sigmas) == 4 + 2 * dueling
     before = [variable.numpy() for variable in sigmas]

@@ -3,15 +3,23 @@ import pytest
 import tensorflow as tf
 
 from tflearn.optimization import ensemble
+from tflearn.train_step import Draws, create_train_step
 
 RANDOM = np.random.default_rng(0)
+
+
+def _draws():
+    tf.random.set_seed(7)
+    draws = Draws(create_train_step())
+    draws.restart()
+    return draws
 
 
 def test_truncated_targets_and_losses_are_the_papers():
     """Against sums over critics, quantiles and targets in float64."""
     rule = ensemble.Truncated(num_quantiles=4, num_dropped=1)
     following, own = (RANDOM.normal(0, 2, (3, 2, 4)).astype(np.float32) for _ in range(2))
-    kept = rule.bootstraps(tf.constant(following)).numpy()
+    kept = rule.bootstraps(tf.constant(following), _draws()).numpy()
     np.testing.assert_array_equal(kept, [sorted(item.ravel())[: 2 * 3] for item in following])
     targets = 0.5 + 0.9 * kept
     expected = np.zeros(3)
@@ -24,9 +32,10 @@ def test_truncated_targets_and_losses_are_the_papers():
 
 def test_the_least_of_drawn_critics():
     values = tf.constant(RANDOM.normal(0, 2, (5, 3, 1)).astype(np.float32))
-    np.testing.assert_array_equal(ensemble.Least(3).bootstraps(values), values.numpy().min(axis=1))
+    np.testing.assert_array_equal(ensemble.Least(3).bootstraps(values, _draws()), values.numpy().min(axis=1))
     pairs = [values.numpy()[:, pair].min(axis=1) for pair in ([0, 1], [0, 2], [1, 2])]
-    drawn = [ensemble.Least(2).bootstraps(values).numpy() for _ in range(60)]
+    draws = _draws()
+    drawn = [ensemble.Least(2).bootstraps(values, draws).numpy() for _ in range(60)]
     counts = [sum(np.array_equal(found, pair) for found in drawn) for pair in pairs]
     assert sum(counts) == 60
     assert min(counts) >= 5

@@ -27,9 +27,10 @@ from tflearn.agents import iql
 from tflearn.agents.critics_agent import CriticsAgent
 from tflearn.errors import UserValueError
 from tflearn.experience import BatchItems, Experience, Uniform
-from tflearn.networks import encoder, networks, spec_checks, twin_critics
+from tflearn.networks import encoder, heads, networks, spec_checks, twin_critics
 from tflearn.networks.twin_critics import TwinCritics
 from tflearn.optimization import offline_loss, optimizers, schedules
+from tflearn.train_step import Draws
 from tflearn.types import Agent, EnvironmentSpecs
 
 EXPERIENCE = Experience(
@@ -163,6 +164,7 @@ class AWACAgent(CriticsAgent):
         super().__init__(specs, train_step, experience, policy, critics)
         self._actor, self._mask, self._options = actor, mask, loss
         self._critic_optimizer, self._actor_optimizer = made['critic'], made['actor']
+        self._draws = Draws(train_step)
 
     def _trained(self) -> Sequence[tuple[Sequence[tf.Variable], optimizers.Optimizer]]:
         return (
@@ -172,6 +174,7 @@ class AWACAgent(CriticsAgent):
 
     def _parts(self, experience: Any, weights: tf.Tensor | None, training: bool) -> list[optimizers.PartialLoss]:
         """Returns the losses of critics and actor: functions that return this replica's share, and metrics."""
+        self._draws.restart()
         options, now = self._options, tf.nest.map_structure(lambda leaf: leaf[:, :-1], experience)
         counts = tf.cast(now.next_step_type != ts.StepType.FIRST, tf.float32)
         item_weights = counts if weights is None else counts * weights[:, tf.newaxis]
@@ -217,6 +220,6 @@ class AWACAgent(CriticsAgent):
             (probabilities,) = (leaf.probs_parameter() for leaf in tf.nest.flatten(distribution))
             values = tf.minimum(*self._critics.all_values(observation, targets))
             return tf.stop_gradient(tf.reduce_sum(probabilities * values, axis=-1))
-        drawn = [tf.nest.map_structure(lambda leaf: leaf.sample(), distribution) for _ in range(num_samples)]
+        drawn = [heads.sample(distribution, self._draws) for _ in range(num_samples)]
         values = [tf.minimum(*self._critics.values(observation, action, targets)) for action in drawn]
         return tf.stop_gradient(tf.add_n(values) / num_samples)

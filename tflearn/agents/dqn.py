@@ -25,6 +25,7 @@ from tflearn.joined_leaves import JoinedLeaves
 from tflearn.networks import encoder, networks, noisy, spec_checks
 from tflearn.networks.distributional import DistributionalQNetwork
 from tflearn.optimization import conservative, distributional, optimizers, schedules
+from tflearn.train_step import Draws
 from tflearn.types import Agent, EnvironmentSpecs
 
 EXPERIENCE = Experience(replay=Uniform(samples_per_insert=32.0))
@@ -185,6 +186,7 @@ class _DqnAgent(dqn_agent.DqnAgent):
         """Takes DqnAgent's arguments, the weight of `make_agent`, and the noise of the networks' layers."""
         super().__init__(*args, **kwargs)
         self._conservative_weight, self._noise = conservative_weight, noise
+        self._draws = Draws(self.train_step_counter)
         if noise:
             self._collect_policy = noisy.NoisyPolicy(self.collect_policy, noise)
         joined = JoinedLeaves(self.time_step_spec.observation)
@@ -199,7 +201,8 @@ class _DqnAgent(dqn_agent.DqnAgent):
             'gamma': self._gamma,
             'reward_scale_factor': self._reward_scale_factor,
         }
-        with self._noise.drawn() if self._noise else contextlib.nullcontext():
+        self._draws.restart()
+        with self._noise.drawn(self._draws) if self._noise else contextlib.nullcontext():
             loss_info = super()._loss(experience, weights=weights, **(own | settings))
         if not self._conservative_weight:
             return loss_info

@@ -29,8 +29,9 @@ from tf_agents.utils import common
 
 from tflearn.errors import UserValueError
 from tflearn.experience import Experience
-from tflearn.networks import recurrent
+from tflearn.networks import heads, recurrent
 from tflearn.optimization import optimizers
+from tflearn.train_step import Draws
 from tflearn.types import EnvironmentSpecs
 
 
@@ -149,6 +150,7 @@ class RecurrentSacAgent(tf_agent.TFAgent):
         self._made, self._options, self._target_update = tuple(made), options, target_update
         self._log_alpha = tf.Variable(options.initial_log_alpha, dtype=tf.float32, name='initial_log_alpha')
         self._stored_state = experience.slicing.store_policy_state
+        self._draws = Draws(train_step)
 
     def _initialize(self) -> None:
         for target, trained in self._target_pairs():
@@ -189,6 +191,7 @@ class RecurrentSacAgent(tf_agent.TFAgent):
 
     def _parts(self, experience: Any, weights: tf.Tensor | None, training: bool) -> list[Callable[[], tf.Tensor]]:
         """Returns the losses of the critics, the actor and the temperature as functions of the variables."""
+        self._draws.restart()
         burn_in = self._options.burn_in_steps
         steps = tf.nest.map_structure(lambda leaf: leaf[:, burn_in:-1], experience._replace(policy_info=()))
         # Rows between two episodes, and those in which an environment failed, have no action.
@@ -200,10 +203,11 @@ class RecurrentSacAgent(tf_agent.TFAgent):
             weighted = losses if weights is None else weights[:, tf.newaxis] * losses
             return tf.math.divide_no_nan(tf.reduce_sum(tf.where(counts > 0, weighted, 0.0)), total)
 
+        actors_log_probs: list[tf.Tensor] = []
         return [
             lambda: mean(self._critic_losses(experience, steps, counts, training)),
-            lambda: mean(self._actor_losses(experience, training)),
-            lambda: mean(self._alpha_losses(experience)),
+            lambda: mean(self._actor_losses(experience, training, actors_log_probs)),
+            lambda: mean(self._alpha_losses(*actors_log_probs)),
         ]
 
     def _features(self, critic: recurrent.RecurrentCritic, experience: Any, training: bool = False) -> tf.Tensor:
@@ -224,7 +228,7 @@ class RecurrentSacAgent(tf_agent.TFAgent):
             self._options.burn_in_steps,
             training,
         )
-        actions = tf.nest.map_structure(lambda leaf: leaf.sample(), distribution)
+        actions = heads.sample(distribution, self._draws)
         return actions, common.log_probability(distribution, actions, self.action_spec)
 
     def _critic_losses(self, experience: Any, steps: Any, counts: tf.Tensor, training: bool) -> tf.Tensor:
@@ -240,14 +244,14 @@ class RecurrentSacAgent(tf_agent.TFAgent):
         ]
         return tf.add_n([tf.square(error) for error in errors])
 
-    def _actor_losses(self, experience: Any, training: bool) -> tf.Tensor:
+    def _actor_losses(self, experience: Any, training: bool, drawn: list[tf.Tensor]) -> tf.Tensor:
         actions, log_probs = self._drawn(experience, training)
+        drawn.append(tf.stop_gradient(log_probs))
         values = [critic.value(self._features(critic, experience), actions) for critic in self._critics]
         return (tf.exp(self._log_alpha) * log_probs - tf.minimum(*values))[:, :-1]
 
-    def _alpha_losses(self, experience: Any) -> tf.Tensor:
-        _, log_probs = self._drawn(experience)
-        return -self._log_alpha * tf.stop_gradient(log_probs[:, :-1] + self._options.target_entropy)
+    def _alpha_losses(self, log_probs: tf.Tensor) -> tf.Tensor:
+        return -self._log_alpha * (log_probs[:, :-1] + self._options.target_entropy)
 
 
 def _loss_info(losses: list[tf.Tensor]) -> tf_agent.LossInfo:

@@ -31,6 +31,7 @@ from tflearn.errors import UserValueError
 from tflearn.experience import BatchItems, Experience, Uniform
 from tflearn.networks import encoder, heads, networks, spec_checks
 from tflearn.optimization import conservative, optimizers, schedules
+from tflearn.train_step import Draws
 from tflearn.types import Agent, EnvironmentSpecs
 
 _MAX_CONSERVATIVE_WEIGHT = 1e6
@@ -209,6 +210,7 @@ class _SacAgent(sac_agent.SacAgent):
         """Takes SacAgent's arguments, CQL's settings, and the optimizer of its weight if that is adapted."""
         super().__init__(*args, **kwargs)
         self._mean_policy = greedy_policy.GreedyPolicy(self._policy)
+        self._draws = Draws(self.train_step_counter)
         self._conservative = conservative_options
         if conservative_optimizer is not None:
             self._conservative_optimizer = conservative_optimizer
@@ -246,8 +248,10 @@ class _SacAgent(sac_agent.SacAgent):
 
     def _parts(self, experience: Any, weights: tf.Tensor | None, training: bool) -> list[Callable[[], tf.Tensor]]:
         """Returns the losses of the critics, the actor, the temperature and CQL's weight, in the order of training."""
+        self._draws.restart()
         steps, policy_steps, next_steps = self._as_transition(experience)
         gaps: list[tf.Tensor] = []
+        actors_log_probs: list[tf.Tensor] = []
 
         def critic_loss() -> tf.Tensor:
             loss = self._critic_loss_weight * self.critic_loss(
@@ -265,13 +269,49 @@ class _SacAgent(sac_agent.SacAgent):
             gaps.append(self._excess_gap(steps, policy_steps.action, weights))
             return loss + self._conservative_weight() * gaps[0]
 
+        def actor_loss() -> tf.Tensor:
+            loss, log_probs = self._actor_loss_and_log_probs(steps, weights, training)
+            actors_log_probs.append(tf.stop_gradient(log_probs))
+            return self._actor_loss_weight * loss
+
         adapted = [lambda: -self._conservative_weight() * tf.stop_gradient(gaps[0]) / 2]
         return [
             critic_loss,
-            lambda: self._actor_loss_weight * self.actor_loss(steps, weights=weights, training=training),
-            lambda: self._alpha_loss_weight * self.alpha_loss(steps, weights=weights, training=training),
+            actor_loss,
+            lambda: self._alpha_loss_weight * self._temperature_loss(actors_log_probs[0], weights),
             *([] if self._conservative.target_gap is None else adapted),
         ]
+
+    def _actor_loss_and_log_probs(
+        self, steps: Any, weights: tf.Tensor | None, training: bool
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        with tf.name_scope('actor_loss'):
+            actions, log_probs = self._actions_and_log_probs(steps, training)
+            inputs, critics = (steps.observation, actions), (self._critic_network_1, self._critic_network_2)
+            value = tf.minimum(*(critic(inputs, step_type=steps.step_type, training=False)[0] for critic in critics))
+            loss = common.aggregate_losses(
+                per_example_loss=tf.exp(self._log_alpha) * log_probs - value,
+                sample_weight=weights,
+                regularization_loss=self._actor_network.losses,
+            ).total_loss
+            self._actor_loss_debug_summaries(loss, actions, log_probs, value, steps)
+            return loss, log_probs
+
+    def _temperature_loss(self, log_probs: tf.Tensor, weights: tf.Tensor | None) -> tf.Tensor:
+        # The actor's own draws: others would cost another pass through its network.
+        with tf.name_scope('alpha_loss'):
+            differences = -log_probs - self._target_entropy
+            factor = self._log_alpha if self._use_log_alpha_in_alpha_loss else tf.exp(self._log_alpha)
+            losses = factor * differences
+            loss = common.aggregate_losses(per_example_loss=losses, sample_weight=weights).total_loss
+            self._alpha_loss_debug_summaries(loss, differences)
+            return loss
+
+    def _actions_and_log_probs(self, time_steps: Any, training: bool = False) -> tuple[Any, tf.Tensor]:
+        policy = self._train_policy if training else self._policy
+        distribution = policy.distribution(time_steps, ()).action
+        actions = heads.sample(distribution, self._draws)
+        return actions, common.log_probability(distribution, actions, self.action_spec)
 
     def _conservative_weight(self) -> float | tf.Tensor:
         if self._conservative.target_gap is None:
@@ -297,10 +337,10 @@ class _SacAgent(sac_agent.SacAgent):
         """Returns uniform actions and the policy's, float32 [B, 2 N, A], and the logs of their densities [B, 2 N]."""
         spec, count = tf.nest.flatten(self.action_spec)[0], self._conservative.num_actions
         distribution = tf.nest.flatten(self._train_policy.distribution(steps, ()).action)[0]
-        own = distribution.sample(count)
+        own = heads.sample(distribution, self._draws, (count,))
         own_densities = common.log_probability(distribution, own, spec)
         low, high = (np.broadcast_to(bound, spec.shape) for bound in (spec.minimum, spec.maximum))
-        uniform = low + (high - low) * tf.random.uniform(tf.shape(own), dtype=own.dtype)
+        uniform = low + (high - low) * tf.cast(self._draws.uniform(tf.shape(own)), own.dtype)
         density = -np.log((high - low)[high > low]).sum()
         log_densities = tf.concat([tf.fill(tf.shape(own_densities), np.float32(density)), own_densities], axis=0)
         return tf.transpose(tf.concat([uniform, own], axis=0), [1, 0, 2]), tf.transpose(log_densities)

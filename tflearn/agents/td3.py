@@ -38,6 +38,7 @@ from tflearn.experience import BatchItems, Experience, Uniform
 from tflearn.networks import deterministic, encoder, spec_checks
 from tflearn.optimization import optimizers, schedules, td3_loss
 from tflearn.optimization.td3_loss import LossOptions
+from tflearn.train_step import Draws
 from tflearn.types import Agent, EnvironmentSpecs
 
 EXPERIENCE = Experience(
@@ -214,6 +215,7 @@ class DeterministicAgent(tf_agent.TFAgent):
         )
         self._actor, self._critics, self._target_actor, self._target_critics = networks
         (self._critic_optimizer, self._actor_optimizer), self._options = made, options
+        self._draws = Draws(train_step)
         leaves = tf.nest.flatten(specs.action)
         bounds = [[np.broadcast_to(bound, leaf.shape) for bound in (leaf.minimum, leaf.maximum)] for leaf in leaves]
         low, high = (np.concatenate([pair[i].ravel() for pair in bounds]).astype(np.float32) for i in range(2))
@@ -273,6 +275,7 @@ class DeterministicAgent(tf_agent.TFAgent):
 
     def _batch(self, experience: Any) -> td3_loss.Transitions:
         """Returns the transitions of sequences [B, n + 1, ...], with actions as `_join` returns them."""
+        self._draws.restart()
         batch = td3_loss.transitions(experience, self._options.gamma, self._options.reward_scale)
         return batch._replace(action=self._join(batch.action))
 
@@ -284,7 +287,7 @@ class DeterministicAgent(tf_agent.TFAgent):
 
     def _noise(self, actions: tf.Tensor) -> tf.Tensor:
         """Returns standard normal noise for the targets' actions."""
-        return tf.random.normal(tf.shape(actions))
+        return self._draws.normal(tf.shape(actions))
 
     def _targets(self, batch: td3_loss.Transitions) -> tf.Tensor:
         """Returns the critics' targets y, float32 [B]."""

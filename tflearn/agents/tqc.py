@@ -29,6 +29,7 @@ from tflearn.experience import BatchItems, Experience, Uniform
 from tflearn.networks import encoder, heads, networks
 from tflearn.networks.critic_ensemble import CriticEnsemble, Critics
 from tflearn.optimization import ensemble, offline_loss, optimizers, schedules, td3_loss
+from tflearn.train_step import Draws
 from tflearn.types import Agent, EnvironmentSpecs
 
 EXPERIENCE = Experience(
@@ -192,6 +193,7 @@ class EnsembleSacAgent(CriticsAgent):
         self._rule, self._options = rule, loss
         numbers = np.prod(tf.nest.flatten(specs.action)[0].shape)
         self._target_entropy = -float(numbers) if loss.target_entropy is None else loss.target_entropy
+        self._draws = Draws(train_step)
         self._log_alpha = tf.Variable(loss.initial_log_alpha, dtype=tf.float32, name='log_alpha')
         self._critic_optimizer, self._actor_optimizer, self._alpha_optimizer = (
             made[name] for name in ('critic', 'actor', 'alpha')
@@ -206,9 +208,11 @@ class EnsembleSacAgent(CriticsAgent):
 
     def _parts(self, experience: Any, weights: tf.Tensor | None, training: bool) -> list[optimizers.PartialLoss]:
         """Returns the losses of critics, actor and temperature: each replica's share, and metrics."""
+        self._draws.restart()
         batch = td3_loss.transitions(experience, self._options.gamma, self._options.reward_scale)
         counts = batch.counts[:, tf.newaxis]
         item_weights = counts if weights is None else counts * weights[:, tf.newaxis]
+        actors_log_probs: list[tf.Tensor] = []
 
         def share(name: str, losses: tf.Tensor, **more: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
             rows = {key: value[:, tf.newaxis] for key, value in {f'{name}_loss': losses, **more}.items()}
@@ -219,25 +223,27 @@ class EnsembleSacAgent(CriticsAgent):
 
         def critic_loss() -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
             action, log_probs = self._draw(batch.next_observation)
-            bootstraps = self._rule.bootstraps(self._critics.target_values(batch.next_observation, action))
+            bootstraps = self._rule.bootstraps(
+                self._critics.target_values(batch.next_observation, action, self._draws), self._draws
+            )
             alpha = tf.exp(self._log_alpha)
             targets = batch.reward[:, tf.newaxis] + batch.discount[:, tf.newaxis] * (
                 bootstraps - alpha * log_probs[:, tf.newaxis]
             )
             (taken,) = tf.nest.flatten(batch.action)
-            values = self._critics.values(batch.observation, taken, training)
+            values = self._critics.values(batch.observation, taken, training, self._draws)
             return share('critic', self._rule.losses(values, tf.stop_gradient(targets)))
 
         def actor_loss() -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
             action, log_probs = self._draw(batch.observation, training)
-            value = tf.reduce_mean(self._critics.values(batch.observation, action, training), axis=[1, 2])
+            value = tf.reduce_mean(self._critics.values(batch.observation, action, training, self._draws), axis=[1, 2])
             alpha = tf.stop_gradient(tf.exp(self._log_alpha))
+            actors_log_probs.append(tf.stop_gradient(log_probs))
             return share('actor', alpha * log_probs - value, value=value)
 
         def alpha_loss() -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-            _, log_probs = self._draw(batch.observation)
-            alpha = tf.exp(self._log_alpha)
-            losses = alpha * tf.stop_gradient(-log_probs - self._target_entropy)
+            (log_probs,), alpha = actors_log_probs, tf.exp(self._log_alpha)
+            losses = alpha * (-log_probs - self._target_entropy)
             return share('alpha', losses, entropy=-log_probs, alpha=tf.fill(tf.shape(log_probs), alpha))
 
         return [critic_loss, actor_loss, alpha_loss]
@@ -245,5 +251,5 @@ class EnsembleSacAgent(CriticsAgent):
     def _draw(self, observation: Any, training: bool = False) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns actions of the policy, float32 [B, A], and their log-probabilities [B]."""
         distribution, _ = self._actor(observation, step_type=(), network_state=(), training=training)
-        drawn = tf.nest.map_structure(lambda leaf: leaf.sample(), distribution)
+        drawn = heads.sample(distribution, self._draws)
         return tf.nest.flatten(drawn)[0], common.log_probability(distribution, drawn, self.action_spec)

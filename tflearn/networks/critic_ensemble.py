@@ -16,6 +16,7 @@ from tf_agents.typing import types
 from tflearn.errors import UserValueError
 from tflearn.networks import encoder
 from tflearn.networks.twin_critics import WithTargets
+from tflearn.train_step import Draws
 from tflearn.types import EnvironmentSpecs
 
 
@@ -68,16 +69,16 @@ class CriticEnsemble(WithTargets):
             for spec in (specs.observation, tf.nest.flatten(specs.action)[0])
         )
         for made in (critics, targets):
-            made(observation, action, False)
+            made(observation, action, False, None)
 
-    def values(self, observation: types.NestedTensor, action: tf.Tensor, training: bool = False) -> tf.Tensor:
+    def values(self, observation: types.NestedTensor, action: tf.Tensor, training: bool, draws: Draws) -> tf.Tensor:
         """Returns the critics' numbers, float32 [B, N, M], with dropout if `training`."""
-        outputs: tf.Tensor = self._critics[0](observation, action, training)
+        outputs: tf.Tensor = self._critics[0](observation, action, training, draws)
         return outputs
 
-    def target_values(self, observation: types.NestedTensor, action: tf.Tensor) -> tf.Tensor:
+    def target_values(self, observation: types.NestedTensor, action: tf.Tensor, draws: Draws) -> tf.Tensor:
         """Returns the targets' numbers, float32 [B, N, M], with dropout."""
-        outputs: tf.Tensor = self._targets[0](observation, action, True)
+        outputs: tf.Tensor = self._targets[0](observation, action, True, draws)
         return outputs
 
 
@@ -101,7 +102,7 @@ class _Network(tf.Module):
         self._options, self._encode = options, encode
         self._layers: list[_Layer] = []
 
-    def __call__(self, observation: Any, action: tf.Tensor, training: bool) -> tf.Tensor:
+    def __call__(self, observation: Any, action: tf.Tensor, training: bool, draws: Draws | None) -> tf.Tensor:
         features = self._encode(observation)
         if isinstance(features, tuple):  # of a network: with its state, which is empty
             features = features[0]
@@ -112,7 +113,7 @@ class _Network(tf.Module):
             self._layers = [_Layer(self._options, *pair, last=i == len(sizes) - 2) for i, pair in enumerate(pairs)]
         outputs = joined[tf.newaxis]  # [1, B, inputs], which matmul repeats for each critic
         for layer in self._layers:
-            outputs = layer(outputs, training)
+            outputs = layer(outputs, draws if training else None)
         return tf.transpose(outputs, [1, 0, 2])
 
 
@@ -128,12 +129,13 @@ class _Layer(tf.Module):
             self._scale = tf.Variable(tf.ones((options.num, 1, units)), name='scale')
             self._shift = tf.Variable(tf.zeros((options.num, 1, units)), name='shift')
 
-    def __call__(self, inputs: tf.Tensor, training: bool) -> tf.Tensor:
+    def __call__(self, inputs: tf.Tensor, draws: Draws | None) -> tf.Tensor:
         outputs = inputs @ self._kernel + self._bias
         if self._last:
             return outputs
-        if training and self._dropout_rate:
-            outputs = tf.nn.dropout(outputs, self._dropout_rate)
+        if draws and self._dropout_rate:
+            kept = tf.cast(draws.uniform(tf.shape(outputs)) >= self._dropout_rate, tf.float32)
+            outputs *= kept / (1 - self._dropout_rate)
         if self._scale is not None:
             mean, variance = tf.nn.moments(outputs, axes=[-1], keepdims=True)
             outputs = (outputs - mean) * tf.math.rsqrt(variance + 1e-5) * self._scale + self._shift

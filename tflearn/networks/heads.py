@@ -1,18 +1,43 @@
 """The last layers of policies: features -> the distribution of the action, float32 in any precision of the network."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+import tensorflow_probability as tfp
 from tf_agents.agents.sac import sac_agent, tanh_normal_projection_network
+from tf_agents.distributions import utils as distribution_utils
 from tf_agents.networks import categorical_projection_network, network, normal_projection_network
 from tf_agents.specs import tensor_spec
 from tf_agents.typing import types
 
+from tflearn.train_step import Draws
+
 _IMPOSSIBLE = -1e9  # a logit with a probability of 0, and finite products with it
 
 MakeProjection = Callable[[types.BoundedTensorSpec], network.Network]
+
+
+def sample(distributions: Any, draws: Draws, sample_shape: Sequence[int] = ()) -> Any:
+    """Returns samples [*sample_shape, ...] of each distribution of a nest, by random numbers that XLA draws too.
+
+    So it is for normal distributions with independent dimensions, also those of `tanh_normal`. Others draw by
+    themselves, other numbers in XLA than without.
+    """
+    return tf.nest.map_structure(lambda distribution: _sample(distribution, draws, sample_shape), distributions)
+
+
+def _sample(distribution: tfp.distributions.Distribution, draws: Draws, sample_shape: Sequence[int]) -> tf.Tensor:
+    if isinstance(distribution, distribution_utils.SquashToSpecNormal):
+        # By the bijector, which remembers what it squashed for the log-probabilities.
+        bijector = distribution._squashed_distribution.bijector
+        return bijector.forward(_sample(distribution.input_distribution, draws, sample_shape))
+    if isinstance(distribution, (tfp.distributions.Normal, tfp.distributions.MultivariateNormalDiag)):
+        mean, deviation = distribution.mean(), distribution.stddev()
+        shape = tf.concat([np.array(sample_shape, np.int32), tf.shape(mean)], axis=0)
+        return mean + deviation * tf.cast(draws.normal(shape), mean.dtype)
+    return distribution.sample(sample_shape, seed=draws.seed())
 
 
 class _Float32Inputs:

@@ -14,6 +14,7 @@ from tf_agents.policies import tf_policy
 from tf_agents.trajectories import policy_step
 
 from tflearn.errors import UserValueError
+from tflearn.train_step import Draws
 
 
 class Noise(threading.local):
@@ -28,15 +29,21 @@ class Noise(threading.local):
         if not sigma > 0:
             raise UserValueError(f'got noisy_sigma={sigma!r}; need a number above 0, such as 0.5, or None')
         self.sigma, self.is_drawn = sigma, False
+        self._draws: Draws | None = None
 
     @contextlib.contextmanager
-    def drawn(self) -> Iterator[None]:
-        """Draws noise in the block; a program that is traced in it draws it at each call."""
-        before, self.is_drawn = self.is_drawn, True
+    def drawn(self, draws: Draws | None = None) -> Iterator[None]:
+        """Draws noise in the block, by `draws` in a train step; a program that is traced in it draws at each call."""
+        before, self.is_drawn, self._draws = (self.is_drawn, self._draws), True, draws
         try:
             yield
         finally:
-            self.is_drawn = before
+            self.is_drawn, self._draws = before
+
+    def draw(self, shape: tf.Tensor) -> tf.Tensor:
+        """Returns the factors of the noise, the paper's f of normal numbers: float32 of that shape."""
+        drawn = self._draws.normal(shape) if self._draws else tf.random.normal(shape)
+        return tf.sign(drawn) * tf.sqrt(tf.abs(drawn))
 
 
 class NoisyDense(tf.keras.layers.Layer):
@@ -63,15 +70,10 @@ class NoisyDense(tf.keras.layers.Layer):
         """See the class."""
         outputs = inputs @ self._kernel + self._bias
         if self._noise.is_drawn:
-            of_inputs, of_outputs = _draw(tf.shape(inputs)), _draw(tf.shape(outputs))
+            of_inputs, of_outputs = self._noise.draw(tf.shape(inputs)), self._noise.draw(tf.shape(outputs))
             # Row by row, (sigma * of_outputs of_inputs^T) x, without a matrix for each row.
             outputs += ((inputs * of_inputs) @ self._kernel_sigma + self._bias_sigma) * of_outputs
         return self._activation(outputs)
-
-
-def _draw(shape: tf.Tensor) -> tf.Tensor:
-    drawn = tf.random.normal(shape)
-    return tf.sign(drawn) * tf.sqrt(tf.abs(drawn))
 
 
 class Layers(tf.keras.layers.Layer):

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tflearn.errors import UserValueError
 from tflearn.optimization.distributional import Quantiles
+from tflearn.train_step import Draws
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +34,9 @@ class Truncated:
                 'least 0 and below that of the quantiles'
             )
 
-    def bootstraps(self, values: tf.Tensor) -> tf.Tensor:
+    def bootstraps(self, values: tf.Tensor, draws: Draws) -> tf.Tensor:
         """Returns the least (M - d) N of all quantiles, float32 [B, (M - d) N], of the targets' values [B, N, M]."""
+        del draws  # all critics count
         num_critics, num_quantiles = values.shape[1:]
         pooled = tf.sort(tf.reshape(values, [-1, num_critics * num_quantiles]), axis=1)
         return pooled[:, : (num_quantiles - self.num_dropped) * num_critics]
@@ -66,10 +68,11 @@ class Least:
         if self.num_critics < 1:
             raise UserValueError(f'got num_critics={self.num_critics!r} to draw the least of; need at least 1')
 
-    def bootstraps(self, values: tf.Tensor) -> tf.Tensor:
+    def bootstraps(self, values: tf.Tensor, draws: Draws) -> tf.Tensor:
         """Returns float32 [B, 1], of the targets' values [B, N, 1]."""
         if self.num_critics < values.shape[1]:
-            drawn = tf.random.shuffle(tf.range(values.shape[1]))[: self.num_critics]
+            order = tf.argsort(draws.uniform(values.shape[1:2]))
+            drawn = order[: self.num_critics]
             values = tf.gather(values, drawn, axis=1)
         return tf.reduce_min(values, axis=1)
 
