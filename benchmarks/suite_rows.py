@@ -242,6 +242,16 @@ _OWN_TASKS = {
         1,
         100,
     ),
+    'dqn_rnd_deep_sea': Row(
+        'DQN with RND',
+        'Deep sea, exploration',
+        'dqn_rnd_deep_sea',
+        10_000,
+        21_000,
+        mode='synchronous',
+        published=(0.99, _SOURCE_BEST),
+        minutes=1,
+    ),
     'ppo_t_maze': Row(
         'PPO with LSTM', 'T-maze, memory', 'ppo_t_maze', 5_000, 64_000, (), 'processes', {}, (4.0, _SOURCE_BEST), 2, 100
     ),

@@ -35,7 +35,7 @@ SECTIONS = (
     ('Algorithms', rf'{AGENTS}\w+\.make_agent', {'specs', 'train_step', 'experience'}),
     (
         'Transforms',
-        r'tflearn\.transforms\.(transformed\.make_agent|(image|rewards|stack|normalize|hindsight)\.\w+'
+        r'tflearn\.transforms\.(transformed\.make_agent|(image|rewards|stack|normalize|hindsight|rnd)\.\w+'
         r'|statistics\.(Running|Window|Ema))',
         {'specs', 'train_step', 'experience'},
     ),

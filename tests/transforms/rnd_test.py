@@ -1,0 +1,192 @@
+"""Random network distillation: rewards, the predictor's training and its statistics against float64 numpy."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import time_step as ts
+
+from tests.agents import example_data
+from tflearn.agents import dqn, ppo
+from tflearn.train_step import create_train_step
+from tflearn.transforms import rnd, transformed
+from tflearn.types import EnvironmentSpecs
+
+# TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
+pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
+SMALL = {'fc_layer_params': (8,), 'num_outputs': 4}
+FIRST = int(ts.StepType.FIRST)
+
+
+def _agent(specs=example_data.DISCRETE, module=ppo, experience=None, **settings):
+    return transformed.make_agent(
+        specs,
+        create_train_step(),
+        experience or module.EXPERIENCE,
+        make_agent=module.make_agent,
+        transforms=[rnd.Rnd(**SMALL, **settings)],
+    )
+
+
+def _data(agent, size=4, length=6):
+    """Two episodes in each sequence."""
+    data = example_data.sequences(agent, size, length)
+    types = np.full((size, length), ts.StepType.MID, np.int32)
+    types[:, 2:3] = FIRST
+    discount = np.ones((size, length), np.float32)
+    discount[:, 1] = 0.0
+    return data._replace(next_step_type=tf.constant(types), discount=tf.constant(discount))
+
+
+def _network(variables, inputs):
+    weights = [np.float64(variable) for variable in variables]
+    for i in range(0, len(weights), 2):
+        inputs = inputs @ weights[i] + weights[i + 1]
+        inputs = np.maximum(inputs, 0) if i < len(weights) - 2 else inputs
+    return inputs
+
+
+def _errors(module, observation):
+    mean, variance = (np.float64(part[0]) for part in (module.observations.means, module.observations.variances))
+    inputs = np.clip((np.float64(observation) - mean) / np.sqrt(variance), -5, 5)
+    outputs = [_network(part.variables, inputs) for part in (module.predictor, module.target)]
+    return np.square(outputs[0] - outputs[1]).mean(-1)
+
+
+def test_rewards_and_statistics_equal_the_papers():
+    agent = _agent(coefficient=0.7, gamma=0.9)
+    module, pipeline = agent._statistics[0], agent._pipeline()
+    data = _data(agent)
+    module.observations.means[0].assign([0.3, -0.2, 0.1])
+    module.observations.variances[0].assign([0.01, 2.0, 0.5])  # some are clipped
+    module.returns.variances[0].assign(4.0)
+    errors = _errors(module, data.observation)[:, 1:]
+    counts = np.ones((4, 5)) * (data.next_step_type.numpy()[:, :-1] != FIRST)
+    seen, before = pipeline.transform_experience(data)
+    added = np.pad(0.7 * counts * errors / 2.0, [[0, 0], [0, 1]])
+    np.testing.assert_allclose(seen.reward, data.reward + added, rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(seen.observation, data.observation)
+    padded = np.float32(np.pad(counts, [[0, 0], [0, 1]]))
+    pipeline._transforms[0].update(before[0], tf.constant(padded))
+    sums, following = np.zeros((4, 5)), 0.0
+    for t in reversed(range(5)):
+        following = counts[:, t] * (errors[:, t] + 0.9 * data.discount.numpy()[:, t] * following)
+        sums[:, t] = following
+    np.testing.assert_allclose(module.returns.variances[0], sums[counts > 0].var(), rtol=1e-4)
+    rows = data.observation.numpy()[:, :-1][counts > 0]
+    np.testing.assert_allclose(module.observations.means[0], rows.mean(0), atol=1e-5)
+    np.testing.assert_allclose(module.observations.variances[0], rows.var(0), rtol=1e-4)
+
+
+def _gradients(module, observation, counts):
+    """Returns the gradients of the mean error of the rows behind those that count, by the chain rule."""
+    mean, variance = (np.float64(part[0]) for part in (module.observations.means, module.observations.variances))
+    inputs = np.clip((np.float64(observation) - mean) / np.sqrt(variance), -5, 5)[:, 1:][counts[:, :-1] > 0]
+    weights = [np.float64(variable) for variable in module.predictor.variables]
+    layers = [inputs]
+    for kernel, bias in zip(weights[:-2:2], weights[1:-2:2], strict=True):
+        layers.append(np.maximum(layers[-1] @ kernel + bias, 0))
+    outputs = layers[-1] @ weights[-2] + weights[-1]
+    delta = 2 * (outputs - _network(module.target.variables, inputs)) / outputs.size
+    gradients = []
+    for layer, kernel in zip(layers[::-1], weights[-2::-2], strict=True):
+        gradients = [layer.T @ delta, delta.sum(0), *gradients]
+        delta = (delta @ kernel.T) * (layer > 0)
+    return gradients
+
+
+def test_the_predictor_takes_adams_steps():
+    """Those of the batch as a whole, of which each of two replicas has a half."""
+    strategy = tf.distribute.MirroredStrategy(['CPU:0', 'CPU:1'])
+    with strategy.scope():
+        agent = _agent(learning_rate=1e-2)
+    module, transform = agent._statistics[0], agent._pipeline()._transforms[0]
+    weights = [np.float64(variable) for variable in module.predictor.variables]
+    first, second = ([np.zeros_like(weight) for weight in weights] for _ in range(2))
+    step = tf.function(lambda *parts: strategy.run(transform.update, parts), autograph=False)
+    data = _data(agent)
+    for i in range(1, 4):
+        data = data._replace(observation=data.observation * 2 - 0.5 * i)
+        counts = np.float32(np.arange(24).reshape(4, 6) % (i + 1) > 0) * [1, 1, 1, 1, 1, 0]
+        gradients = _gradients(module, data.observation, counts)
+        first = [0.9 * m + 0.1 * g for m, g in zip(first, gradients, strict=True)]
+        second = [0.999 * v + 0.001 * g**2 for v, g in zip(second, gradients, strict=True)]
+        for weight, m, v in zip(weights, first, second, strict=True):
+            weight -= 1e-2 * np.sqrt(1 - 0.999**i) / (1 - 0.9**i) * m / (np.sqrt(v) + 1e-7)
+        parts = [
+            strategy.experimental_distribute_values_from_function(
+                lambda context, leaf=leaf: leaf[context.replica_id_in_sync_group :: 2]
+            )
+            for leaf in (*tf.nest.flatten(data), tf.constant(counts, tf.float32))
+        ]
+        step(tf.nest.pack_sequence_as(data, parts[:-1]), parts[-1])
+        for variable, weight in zip(module.predictor.variables, weights, strict=True):
+            np.testing.assert_allclose(variable, weight, atol=5e-5)
+
+
+def test_what_was_seen_often_is_worth_less():
+    """The predictor learns; the target does not, and a new observation keeps its error."""
+    agent = _agent(learning_rate=5e-3, num_steps=2)
+    data, module, transform = _data(agent), agent._statistics[0], agent._pipeline()._transforms[0]
+    module.observations._count.assign(1e9)  # so that the observations' statistics stay
+    target = [variable.numpy() for variable in module.target.variables]
+    far = tf.constant([[3.0, -4.0, 4.0]])
+    before, new = transform.errors(data.observation).numpy(), float(transform.errors(far)[0])
+    update = tf.function(transform.update, autograph=False)
+    for _ in range(100):
+        update(data, tf.ones((4, 6)))
+    after = transform.errors(data.observation).numpy()
+    assert after[:, 1:].mean() < 0.1 * before[:, 1:].mean()
+    assert float(transform.errors(far)[0]) > 5 * after.mean()
+    assert new > 0
+    for variable, value in zip(module.target.variables, target, strict=True):
+        np.testing.assert_array_equal(variable, value)
+
+
+def test_a_row_that_is_not_a_number_changes_no_weight():
+    agent = _agent()
+    data, transform = _data(agent), agent._pipeline()._transforms[0]
+    broken = data.observation.numpy()
+    broken[0, 3] = np.nan
+    transform.update(data._replace(observation=tf.constant(broken)), tf.ones((4, 6)))
+    assert all(np.isfinite(variable).all() for variable in tf.nest.flatten(agent._statistics[0].variables))
+
+
+@pytest.mark.parametrize('module', [dqn, ppo])
+def test_agents_train_the_predictor(module):
+    agent = _agent(module=module)
+    agent.initialize()
+    data = _data(agent, length=module.EXPERIENCE.slicing.sequence_length)
+    before = agent._statistics[0].predictor.get_weights()
+    info = agent.train(data)
+    assert np.isfinite(info.loss)
+    after = agent._statistics[0].predictor.get_weights()
+    assert any(np.abs(a - b).max() > 0 for a, b in zip(before, after, strict=True))
+    assert agent._statistics[0].optimizer.iterations == 1
+
+
+@pytest.mark.parametrize(
+    ('make', 'message'),
+    [
+        (functools.partial(rnd.Rnd, coefficient=-1.0), r'got Rnd\(coefficient=-1.0, .* at least 0'),
+        (functools.partial(rnd.Rnd, num_steps=0), 'num_steps=0.*at least 1'),
+        (
+            functools.partial(_agent, EnvironmentSpecs(tensor_spec.BoundedTensorSpec((3,), tf.int64, 0, 4), ())),
+            'need floats in it',
+        ),
+        (
+            functools.partial(
+                _agent,
+                EnvironmentSpecs(
+                    example_data.DISCRETE.observation, example_data.DISCRETE.action, tf.TensorSpec((2,), tf.float32)
+                ),
+            ),
+            'need one number; add rewards.Weighted before',
+        ),
+    ],
+)
+def test_refusals(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
