@@ -193,7 +193,7 @@ def test_memory_is_for_algorithms_that_can_have_one():
     agent = make_agent('impala', memory)
     assert agent.collect_policy.policy_state_spec
     assert np.isfinite(agent.train(example_data.sequences(agent, 4, 9)).loss)
-    for name in ('dqn', 'sac', 'td3', 'reinforce'):
+    for name in ('dqn', 'sac', 'td3'):
         with pytest.raises(ValueError, match='^got .*; need one without memory.*choose an algorithm with memory'):
             make_agent(name, memory)
     with pytest.raises(ValueError, match='^got a network with memory and Slicing.store_policy_state=False; need True'):

@@ -4,6 +4,7 @@ import tensorflow as tf
 from tf_agents.trajectories import time_step as ts
 
 from tests.agents import example_data
+from tests.testing import experiences
 from tflearn.agents import reinforce
 from tflearn.experience import Experience
 from tflearn.optimization import schedules
@@ -95,6 +96,76 @@ def test_it_learns():
 def test_rejects_what_it_cannot_learn_from():
     with pytest.raises(ValueError, match='REINFORCE learns once from complete episodes'):
         reinforce.make_agent(example_data.DISCRETE, create_train_step(), Experience())
+    stored = experiences.changed(reinforce.EXPERIENCE, store_policy_state=True)
+    with pytest.raises(ValueError, match='REINFORCE needs False: its sequences start with their episodes'):
+        reinforce.make_agent(example_data.DISCRETE, create_train_step(), stored)
+
+
+def test_baseline_and_normalization_equal_the_definition():
+    """Against float64 numpy: normalized observations and rewards, returns less the baseline over complete episodes."""
+    agent = _agent(normalize_observations=True, normalize_rewards=True, gamma=0.9, entropy_coefficient=0.1)
+    first, second = _episodes(agent, 3, 5, padding=2), _episodes(agent, 4, 5, padding=2)
+    agent.train(first)
+    rows = np.float64(first.observation)[:, :5].reshape(-1, 3)
+    mean, deviation = rows.mean(0), rows.std(0)
+    observation = np.clip((np.float64(second.observation) - mean) / deviation, -5, 5)
+    rewards = np.float64(second.reward) / np.sqrt((np.float64(first.reward)[:, :5] ** 2).mean())
+    returns = np.array([[sum(0.9 ** (k - t) * row[k] for k in range(t, 5)) for t in range(5)] for row in rewards])
+    (distribution, values), _ = agent._network(tf.constant(np.float32(observation)))
+    logits, values = np.float64(distribution.logits)[:, :5], np.float64(values)[:, :5]
+    log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    taken = np.take_along_axis(log_probs, second.action.numpy()[:, :5, np.newaxis], -1)[..., 0]
+    advantages = returns - values
+    advantages = (advantages - advantages.mean()) / advantages.std()
+    entropy = -(np.exp(log_probs) * log_probs).sum()
+    expected = (-(taken * advantages).sum() + 0.5 * ((returns - values) ** 2).sum() - 0.1 * entropy) / 4
+    info = agent.loss(second)
+    assert float(info.loss) == pytest.approx(expected, rel=1e-4)
+    assert float(info.extra['entropy']) == pytest.approx(entropy / 4, rel=1e-4)
+
+
+def test_replicas_divide_by_the_episodes_of_all():
+    """Of two replicas one has three complete episodes and the other one; returns are normalized over all four."""
+    alone = _agent()
+    data = _episodes(alone, 6, 5)
+    middle = np.repeat([[False], [True]], [4, 2], axis=0)
+    data = data._replace(step_type=tf.where(middle, int(ts.StepType.MID), data.step_type))
     strategy = tf.distribute.MirroredStrategy(['CPU:0', 'CPU:1'])
-    with strategy.scope(), pytest.raises(ValueError, match='got 2 replicas; need one for REINFORCE'):
-        reinforce.make_agent(example_data.DISCRETE, create_train_step(), reinforce.EXPERIENCE)
+    with strategy.scope():
+        together = _agent()
+    for variable, value in zip(together._network.variables, alone._network.variables, strict=True):
+        variable.assign(value)
+
+    def part(leaf):
+        return strategy.experimental_distribute_values_from_function(
+            lambda context: leaf[3 * context.replica_id_in_sync_group :][:3]
+        )
+
+    loss = tf.function(lambda own: strategy.run(together.loss, (own,)), autograph=False)
+    info, expected = loss(tf.nest.map_structure(part, data)), alone.loss(data)
+    shares = [float(share) for share in strategy.experimental_local_results(info.loss)]
+    assert sum(shares) == pytest.approx(float(expected.loss), rel=1e-4)
+    for name, value in expected.extra.items():
+        own = [float(each) for each in strategy.experimental_local_results(info.extra[name])]
+        assert own == pytest.approx([float(value)] * 2, rel=1e-4, abs=1e-6)
+    assert float(expected.extra['num_episodes']) == 4
+
+
+def test_memory_is_that_of_the_policy_that_acted():
+    """The probabilities in training are those of the policy, step by step from the start of the episode."""
+    agent = _agent(lstm_size=(4,), value_fc_layer_params=None, normalize_returns=False, gamma=0.0)
+    data = _episodes(agent, 3, 5, padding=2)
+    state, expected = agent.collect_policy.get_initial_state(3), 0.0
+    assert tf.nest.flatten(state)
+    for t in range(5):
+        row = tf.nest.map_structure(lambda leaf, t=t: leaf[:, t], data)
+        step = ts.TimeStep(row.step_type, row.reward, row.discount, row.observation)
+        drawn = agent.collect_policy.distribution(step, state)
+        expected -= (np.float64(drawn.action.log_prob(row.action)) * np.float64(row.reward)).sum() / 3
+        state = drawn.state
+    assert float(agent.loss(data).loss) == pytest.approx(expected, rel=1e-4)
+    before = [variable.numpy() for variable in agent._network.trainable_variables]
+    agent.train(data)
+    values = {variable.ref() for variable in agent._network.value_variables}
+    for variable, value in zip(agent._network.trainable_variables, before, strict=True):
+        assert np.array_equal(variable, value) == (variable.ref() in values)  # there is no baseline

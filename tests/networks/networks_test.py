@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from tf_agents.agents.ddpg import critic_network
-from tf_agents.networks import actor_distribution_network, q_network, value_network
+from tf_agents.networks import actor_distribution_network, q_network
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
@@ -30,7 +30,6 @@ CONVOLUTIONS = ((4, 4, 2), (8, 3, 1))
 NETWORKS = {
     'q': (lambda: networks.QNetwork(OBSERVATION, DISCRETE, None, (64, 32)), OBSERVATIONS),
     'q of images': (lambda: networks.QNetwork(IMAGE, DISCRETE, CONVOLUTIONS, (32,)), IMAGES),
-    'value': (lambda: networks.ValueNetwork(OBSERVATION, (64, 32)), OBSERVATIONS),
     'critic': (lambda: networks.CriticNetwork((OBSERVATION, CONTINUOUS), (64, 32)), (OBSERVATIONS, ACTIONS)),
     'normal': (lambda: networks.actor(OBSERVATION, CONTINUOUS, (64, 32)), OBSERVATIONS),
     'categorical': (lambda: networks.actor(OBSERVATION, DISCRETE, (64, 32)), OBSERVATIONS),
@@ -50,7 +49,6 @@ TF_AGENTS = {
     'q of images': lambda: q_network.QNetwork(
         IMAGE, DISCRETE, preprocessing_layers=scaled(), conv_layer_params=CONVOLUTIONS, fc_layer_params=(32,)
     ),
-    'value': lambda: value_network.ValueNetwork(OBSERVATION, fc_layer_params=(64, 32), activation_fn=tf.tanh),
     'critic': lambda: critic_network.CriticNetwork(
         (OBSERVATION, CONTINUOUS),
         joint_fc_layer_params=(64, 32),
@@ -120,7 +118,7 @@ def test_in_bfloat16_they_are_near(kind, tmp_path):
 
 def test_last_layer_is_float32():
     """Values near 256 are 2 apart in bfloat16: errors between them would be lost."""
-    for kind in ('q', 'value', 'critic'):
+    for kind in ('q', 'critic'):
         make, inputs = NETWORKS[kind]
         net = _made(make, 'bfloat16')
         net.trainable_weights[-1].assign_add(tf.fill(net.trainable_weights[-1].shape, 256.0))
@@ -128,7 +126,7 @@ def test_last_layer_is_float32():
         assert (values % 1 != 0).all(), kind
 
 
-@pytest.mark.parametrize('kind', ['q', 'q of images', 'value', 'critic', 'normal', 'tanh normal'])
+@pytest.mark.parametrize('kind', ['q', 'q of images', 'critic', 'normal', 'tanh normal'])
 @pytest.mark.parametrize('name', ['float32', 'bfloat16'])
 def test_copy_has_its_own_weights(kind, name):
     make, inputs = NETWORKS[kind]

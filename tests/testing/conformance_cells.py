@@ -41,6 +41,7 @@ from tflearn.agents import (
 from tflearn.agents.actor_value import NetworkOptions
 from tflearn.experience import BatchItems, Experience, Prioritized, Queue, Uniform
 from tflearn.networks import sets
+from tflearn.optimization import ppo_loss
 from tflearn.optimization.ensemble import Truncated
 from tflearn.policies import exporter, loader, plain_nests
 from tflearn.replay.storage import Storage
@@ -90,12 +91,13 @@ AGENTS = {
     'tqc': Kind(tqc, {**SMALL, 'truncated': Truncated(3, 1)}, NO_FLOATS, ('queue', 'prioritized')),
     'droq': Kind(droq, SMALL, NO_FLOATS, ('queue', 'prioritized')),
     'ppo': Kind(ppo, FEW, (), (*UNIFORM, 'prioritized')),
+    'a2c': Kind(ppo, {**FEW, 'loss': ppo_loss.LossOptions(clip_epsilon=None)}, (), (*UNIFORM, 'prioritized')),
     'impala': Kind(impala, {'network': NetworkOptions(fc_layer_params=(8,), lstm_size=(4,))}, (), ('prioritized',)),
     'appo': Kind(appo, FEW, (), ('prioritized',)),
     'v_mpo': Kind(v_mpo, FEW, (), (*UNIFORM, 'prioritized')),
     'reinforce': Kind(
         reinforce,
-        {'actor_fc_layer_params': (8,), 'value_fc_layer_params': (8,)},
+        {'actor_fc_layer_params': (8,), 'value_fc_layer_params': (8,), 'lstm_size': (4,)},
         (),
         (*UNIFORM, 'prioritized'),
     ),

@@ -39,6 +39,8 @@ class NetworkOptions:
         called for policy and value, or once if `shared`; see `encoder.own_network`. If `shared`, it may also return a
         pair, for a Discrete or MultiDiscrete action: the logits of all choices [B, n], the first integer's first, and
         the value [B]; no layers follow it then. None makes the layers above.
+      value_fc_layer_params: units of the value's own fully connected layers, if it has its own; None has as many as
+        `fc_layer_params`.
     """
 
     conv_layer_params: encoder.ConvLayerParams | None = None
@@ -48,6 +50,7 @@ class NetworkOptions:
     shared: bool = False
     preprocessing_layers: encoder.Layers | None = None
     make_network: encoder.MakeNetwork | None = None
+    value_fc_layer_params: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         if self.activation not in _ACTIVATIONS:
@@ -104,7 +107,9 @@ class ActorValueNetwork(network.Network):
         if options.shared:
             actor = value = options.make_encoder(observation_spec, 'encoder', heads.num_choices(specs.action))
         else:
-            actor, value = (options.make_encoder(observation_spec, part) for part in ('actor', 'value'))
+            actor = options.make_encoder(observation_spec, 'actor')
+            units = options.fc_layer_params if options.value_fc_layer_params is None else options.value_fc_layer_params
+            value = dataclasses.replace(options, fc_layer_params=units).make_encoder(observation_spec, 'value')
         state_spec = actor.state_spec
         if state_spec and not options.shared:
             state_spec = {'actor': actor.state_spec, 'value': value.state_spec}

@@ -17,6 +17,7 @@ from tflearn.networks import encoder
 from tflearn.types import EnvironmentSpecs, leaf_paths
 
 _OBSERVATION_CLIPPING = 5.0
+_REWARD_CLIPPING = 10.0
 
 
 class Normalizer(tf.Module):
@@ -129,6 +130,26 @@ class Normalizers(NamedTuple):
 
     observation: Normalizer | None
     reward: Normalizer | None
+
+
+def make_normalizers(
+    specs: EnvironmentSpecs, skipped: Collection[str | None], of_observations: bool, of_rewards: bool
+) -> Normalizers:
+    """Makes the normalizers of an environment.
+
+    Args:
+      specs: the environment's specs.
+      skipped: the paths of the observation's tensors that do not change.
+      of_observations: whether to normalize observations; see `make_observation_normalizer`.
+      of_rewards: whether to divide rewards by their root mean square, within +-10.
+
+    Raises:
+      ValueError: see `make_observation_normalizer`.
+    """
+    return Normalizers(
+        make_observation_normalizer(specs.observation, skipped) if of_observations else None,
+        Normalizer(specs.reward, _REWARD_CLIPPING, center=False, name='rewards') if of_rewards else None,
+    )
 
 
 class NormalizingPolicy(ActorValuePolicy):

@@ -20,7 +20,7 @@ from tf_agents.utils import common
 
 from tflearn.action_mask import make_mask
 from tflearn.agents.actor_value import DIST_PARAMS, ActorValueNetwork, NetworkOptions
-from tflearn.agents.normalizer import Normalizer, Normalizers, NormalizingPolicy, make_observation_normalizer
+from tflearn.agents.normalizer import Normalizers, NormalizingPolicy, make_normalizers
 from tflearn.errors import UserValueError
 from tflearn.experience import BatchItems, Experience, Iteration, Queue, Reuse, Slicing
 from tflearn.networks import recurrent
@@ -34,8 +34,6 @@ EXPERIENCE = Experience(
     replay=Queue(max_size=16, training=Iteration(num_epochs=4, minibatch_steps=256)),
     batch=BatchItems(8),
 )
-
-_REWARD_CLIPPING = 10.0
 
 
 class Samples(NamedTuple):
@@ -152,12 +150,7 @@ def make_networks(
             f'got Experience.replay={replay!r}; {algorithm} needs a Queue without Reuse, since it learns only from new '
             'items; set Queue.training=Iteration(...) for several steps on them'
         )
-    of_observations, of_rewards = normalized
-    skipped = {*(network.preprocessing_layers or ()), action_mask}
-    normalizers = Normalizers(
-        make_observation_normalizer(specs.observation, skipped) if of_observations else None,
-        Normalizer(specs.reward, _REWARD_CLIPPING, center=False, name='rewards') if of_rewards else None,
-    )
+    normalizers = make_normalizers(specs, {*(network.preprocessing_layers or ()), action_mask}, *normalized)
     mask, _ = make_mask(specs, action_mask)
     actor_value = ActorValueNetwork(specs, network, mask)
     if actor_value.state_spec:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from tf_agents.agents.ddpg import critic_network
-from tf_agents.networks import actor_distribution_network, network, q_network, value_network
+from tf_agents.networks import actor_distribution_network, network, q_network
 from tf_agents.typing import types
 
 from tflearn.errors import UserValueError
@@ -230,43 +230,6 @@ class _Towers(tf.keras.layers.Layer):
         return products + self._bias(features)
 
 
-class ValueNetwork(value_network.ValueNetwork):
-    """Observation -> value, float32 [B]."""
-
-    _postprocessing_layers: tf.keras.layers.Dense
-
-    def __init__(
-        self,
-        input_tensor_spec: types.NestedTensorSpec,
-        fc_layer_params: Sequence[int],
-        conv_layer_params: ConvLayerParams | None = None,
-        preprocessing_layers: encoder.Layers | None = None,
-        make_network: encoder.MakeNetwork | None = None,
-        name: str = 'ValueNetwork',
-    ):
-        """Makes no variables yet.
-
-        Args:
-          input_tensor_spec: the observation's spec; `encoder` encodes observations.
-          fc_layer_params: units of the fully connected layers, with tanh.
-          conv_layer_params: convolutions of images; see `QNetwork`.
-          preprocessing_layers: layers of one's own for leaves of the observation, by path.
-          make_network: see `encoder.own_network`.
-          name: the network's name.
-        """
-        super().__init__(
-            input_tensor_spec,
-            **encoder.network_arguments(input_tensor_spec, conv_layer_params, preprocessing_layers),
-            fc_layer_params=tuple(fc_layer_params),
-            activation_fn=tf.keras.activations.tanh,
-            dtype=tf.keras.mixed_precision.global_policy(),
-            name=name,
-        )
-        self._postprocessing_layers = heads.in_float32(self._postprocessing_layers)
-        if make_network is not None:
-            self._encoder = encoder.own_network(make_network, input_tensor_spec, 'encoder')
-
-
 class CriticNetwork(critic_network.CriticNetwork):
     """(Observation, action) -> value of the action, float32 [B]."""
 
@@ -329,7 +292,6 @@ def actor(
     conv_layer_params: ConvLayerParams | None = None,
     preprocessing_layers: encoder.Layers | None = None,
     make_network: encoder.MakeNetwork | None = None,
-    activation: Callable[[tf.Tensor], tf.Tensor] = tf.keras.activations.relu,
     continuous: heads.MakeProjection = heads.normal,
     masked: bool = False,
 ) -> network.Network:
@@ -342,7 +304,6 @@ def actor(
       conv_layer_params: convolutions of images; see `QNetwork`.
       preprocessing_layers: layers of one's own for leaves of the observation, by path.
       make_network: see `encoder.own_network`.
-      activation: the activation function of these layers.
       continuous: makes the last layer for a tensor of floats: `normal` or `tanh_normal`.
       masked: whether the network takes a mask of legal actions.
     """
@@ -351,7 +312,6 @@ def actor(
         action_spec,
         **encoder.network_arguments(observation_spec, conv_layer_params, preprocessing_layers),
         fc_layer_params=tuple(fc_layer_params),
-        activation_fn=activation,
         dtype=tf.keras.mixed_precision.global_policy(),
         discrete_projection_net=heads.made_in_float32(functools.partial(heads.categorical, masked=masked)),
         continuous_projection_net=heads.made_in_float32(continuous),
