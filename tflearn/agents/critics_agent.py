@@ -1,6 +1,6 @@
-"""CriticsAgent: what agents have in common whose critics, actor and other parts have losses of their own."""
+"""What agents have in common whose critics, actor and other parts have losses of their own."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -54,3 +54,43 @@ class CriticsAgent(tf_agent.TFAgent):
 
     def _loss(self, experience: Any, weights: tf.Tensor | None = None, training: bool = False) -> tf_agent.LossInfo:
         return tf_agent.LossInfo(*optimizers.total([loss() for loss in self._parts(experience, weights, training)]))
+
+
+class EntropyAgent(CriticsAgent):
+    """One with an actor, and a temperature that keeps the entropy of its actions near a target, as SAC's."""
+
+    def __init__(
+        self,
+        specs: EnvironmentSpecs,
+        train_step: tf.Variable,
+        experience: Experience,
+        policy: tf_policy.TFPolicy,
+        networks: tuple[Any, WithTargets],
+        initial_log_alpha: float,
+        made: Mapping[str, optimizers.Optimizer],
+    ):
+        """Makes the agent; see `CriticsAgent`.
+
+        Args:
+          specs: the environment's specs.
+          train_step: int64 scalar, counts gradient steps.
+          experience: the experience.
+          policy: the policy that collects.
+          networks: the actor, and the critics.
+          initial_log_alpha: the logarithm of the temperature at first.
+          made: the optimizers by their names: 'critic', 'actor', 'alpha'.
+        """
+        actor, critics = networks
+        super().__init__(specs, train_step, experience, policy, critics)
+        self._actor: Any = actor
+        self._log_alpha = tf.Variable(initial_log_alpha, dtype=tf.float32, name='log_alpha')
+        self._critic_optimizer, self._actor_optimizer, self._alpha_optimizer = (
+            made[name] for name in ('critic', 'actor', 'alpha')
+        )
+
+    def _trained(self) -> Sequence[tuple[Sequence[tf.Variable], optimizers.Optimizer]]:
+        return (
+            (self._critics.trainable_variables, self._critic_optimizer),
+            (self._actor.trainable_variables, self._actor_optimizer),
+            ([self._log_alpha], self._alpha_optimizer),
+        )

@@ -23,7 +23,7 @@ from tf_agents.trajectories import time_step as ts
 
 from tflearn.action_mask import make_mask
 from tflearn.agents import awac, iql
-from tflearn.agents.critics_agent import CriticsAgent
+from tflearn.agents.critics_agent import EntropyAgent
 from tflearn.errors import UserValueError
 from tflearn.experience import BatchItems, Experience, Uniform
 from tflearn.networks import encoder, networks, spec_checks
@@ -132,7 +132,7 @@ def make_agent(
     return DiscreteSacAgent(specs, train_step, experience, awac.Networks(actor, critics, mask), loss, made)
 
 
-class DiscreteSacAgent(CriticsAgent):
+class DiscreteSacAgent(EntropyAgent):
     """See the module.
 
     The extra metrics are means over the valid steps of the global batch: `critic_loss`, `actor_loss`, `alpha_loss`;
@@ -155,20 +155,10 @@ class DiscreteSacAgent(CriticsAgent):
             networks.actor,
             observation_and_action_constraint_splitter=networks.action_mask,
         )
-        super().__init__(specs, train_step, experience, policy, networks.critics)
-        self._actor, self._mask = networks.actor, networks.action_mask
+        actor_and_critics = (networks.actor, networks.critics)
+        super().__init__(specs, train_step, experience, policy, actor_and_critics, loss.initial_log_alpha, made)
+        self._mask = networks.action_mask
         self._options, self._num_choices = loss, float(specs.action.maximum) + 1
-        self._log_alpha = tf.Variable(loss.initial_log_alpha, dtype=tf.float32, name='log_alpha')
-        self._critic_optimizer, self._actor_optimizer, self._alpha_optimizer = (
-            made[name] for name in ('critic', 'actor', 'alpha')
-        )
-
-    def _trained(self) -> Sequence[tuple[Sequence[tf.Variable], optimizers.Optimizer]]:
-        return (
-            (self._critics.trainable_variables, self._critic_optimizer),
-            (self._actor.trainable_variables, self._actor_optimizer),
-            ([self._log_alpha], self._alpha_optimizer),
-        )
 
     def _parts(self, experience: Any, weights: tf.Tensor | None, training: bool) -> list[optimizers.PartialLoss]:
         """Returns the losses of critics, actor and temperature: each replica's share, and metrics."""

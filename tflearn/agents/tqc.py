@@ -23,7 +23,7 @@ from tf_agents.policies import actor_policy
 from tf_agents.utils import common
 
 from tflearn.agents import td3
-from tflearn.agents.critics_agent import CriticsAgent
+from tflearn.agents.critics_agent import EntropyAgent
 from tflearn.errors import UserValueError
 from tflearn.experience import BatchItems, Experience, Uniform
 from tflearn.networks import encoder, heads, networks
@@ -159,7 +159,7 @@ def make_networks(
     return Networks(actor, CriticEnsemble(specs, critics, encoding, tau))
 
 
-class EnsembleSacAgent(CriticsAgent):
+class EnsembleSacAgent(EntropyAgent):
     """SAC's agent with an ensemble of critics; see the module.
 
     The extra metrics are means over the items of the global batch: `critic_loss`, `actor_loss`, `alpha_loss`; `value`
@@ -188,23 +188,11 @@ class EnsembleSacAgent(CriticsAgent):
           made: the optimizers by their names: 'critic', 'actor', 'alpha'.
         """
         policy = actor_policy.ActorPolicy(specs.time_step, specs.action, networks.actor, training=False)
-        super().__init__(specs, train_step, experience, policy, networks.critics)
-        self._actor = networks.actor
+        super().__init__(specs, train_step, experience, policy, networks, loss.initial_log_alpha, made)
         self._rule, self._options = rule, loss
         numbers = np.prod(tf.nest.flatten(specs.action)[0].shape)
         self._target_entropy = -float(numbers) if loss.target_entropy is None else loss.target_entropy
         self._draws = Draws(train_step)
-        self._log_alpha = tf.Variable(loss.initial_log_alpha, dtype=tf.float32, name='log_alpha')
-        self._critic_optimizer, self._actor_optimizer, self._alpha_optimizer = (
-            made[name] for name in ('critic', 'actor', 'alpha')
-        )
-
-    def _trained(self) -> Sequence[tuple[Sequence[tf.Variable], optimizers.Optimizer]]:
-        return (
-            (self._critics.trainable_variables, self._critic_optimizer),
-            (self._actor.trainable_variables, self._actor_optimizer),
-            ([self._log_alpha], self._alpha_optimizer),
-        )
 
     def _parts(self, experience: Any, weights: tf.Tensor | None, training: bool) -> list[optimizers.PartialLoss]:
         """Returns the losses of critics, actor and temperature: each replica's share, and metrics."""
