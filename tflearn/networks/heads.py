@@ -33,7 +33,7 @@ def _sample(distribution: tfp.distributions.Distribution, draws: Draws, sample_s
         # By the bijector, which remembers what it squashed for the log-probabilities.
         bijector = distribution._squashed_distribution.bijector
         return bijector.forward(_sample(distribution.input_distribution, draws, sample_shape))
-    if isinstance(distribution, (tfp.distributions.Normal, tfp.distributions.MultivariateNormalDiag)):
+    if type(distribution) in (tfp.distributions.Normal, tfp.distributions.MultivariateNormalDiag):
         mean, deviation = distribution.mean(), distribution.stddev()
         shape = tf.concat([np.array(sample_shape, np.int32), tf.shape(mean)], axis=0)
         return mean + deviation * tf.cast(draws.normal(shape), mean.dtype)
