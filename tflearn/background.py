@@ -29,12 +29,12 @@ class Background:
         return self._error is not None
 
     def submit(self, work: Callable[[], object]) -> None:
-        """Schedules `work`, which replaces work that has not begun. Never blocks."""
+        """Schedules `work`, which replaces work that has not begun; it begins at once if there is none. Never blocks."""
         with self._lock:
-            self._next = work
             if self._working:
+                self._next = work
                 return
-            self._thread = threading.Thread(target=self._run, name=self._name)
+            self._thread = threading.Thread(target=self._run, args=(work,), name=self._name)
             self._thread.start()
             self._working = True
 
@@ -57,16 +57,14 @@ class Background:
             self._error = None
             raise error
 
-    def _run(self) -> None:
-        while True:
-            with self._lock:
-                work, self._next = self._next, None
-                if work is None:
-                    self._working = False
-                    return
+    def _run(self, work: Callable[[], object] | None) -> None:
+        while work is not None:
             try:
                 work()
                 self._error = None
             except Exception as error:  # `raise_failure` raises it; a caller that never asks goes on
                 logging.warning('%s', error)
                 self._error = error
+            with self._lock:
+                work, self._next = self._next, None
+                self._working = work is not None
