@@ -142,7 +142,7 @@ def test_plain_gin_reads_it_too(run):
 
 
 # The quick start's settings, chosen for the time that it takes; a paper's network and rates.
-MORE_OVERRIDES = {'ppo_cartpole': 15, 'dqn_minatar': 12}
+MORE_OVERRIDES = {'ppo_cartpole': 15, 'dqn_minatar': 12, 'sac_pendulum': 16}
 
 
 @pytest.mark.parametrize('run', RUNS)

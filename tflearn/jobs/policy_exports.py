@@ -1,5 +1,6 @@
 """The policies of an agent that a run exports, and their metadata; for the jobs train and synchronous."""
 
+import collections
 import dataclasses
 import functools
 import threading
@@ -19,6 +20,7 @@ from tflearn.run_dir import RunDir
 from tflearn.types import Agent
 
 _WAIT_SECS = 600.0
+_MAX_WAITING = 8  # exports until the first one is checked
 _FIRST_DELAY_SECS = 5.0  # it takes one to three seconds of Python, which the first train steps would share
 _FAILURES = (OSError, RuntimeError, FloatingPointError, tf.errors.OpError)
 _RAW = 'raw_policy'
@@ -107,22 +109,23 @@ class PolicyExports:
         self._texts = functools.cache(lambda: {tag.partition('/')[2]: texts().get(tag) for tag in _TEXTS})
         self._full, self._updates = Background('policy_exports'), Background('policy_updates')
         self._due = threading.Event()  # the first export, which `begin` has put off
-        self._begun = self._next_waits = False
+        self._begun = False
+        self._waiting = collections.deque[Callable[[], None]]()  # for the first one, which takes seconds
 
     def export(self, step: int) -> None:
         """Takes a snapshot of each policy and exports it on a thread. A newer export replaces one that has not begun.
 
-        The first export blocks, see `check`, unless there was a `begin`. A failure is logged; `wait` raises it, unless
-        a later export succeeds.
+        The first export blocks, see `check`, unless there was a `begin`. Then those that follow while it is written
+        wait for it, and none is replaced; it blocks if there are too many. A failure is logged; `wait` raises it,
+        unless a later export succeeds.
 
         Raises:
           RuntimeError, FloatingPointError, TimeoutError: see `check`.
         """
         self._due.set()
-        if self._next_waits and not self._checked:
-            self.check()  # it waits for the first one, and must not be replaced
+        if len(self._waiting) >= _MAX_WAITING:
+            self.check()
         self._submit(self._full, step, update=False)
-        self._next_waits = not self._checked
         if not self._begun and not self._checked:
             self.check()
 
@@ -196,7 +199,14 @@ class PolicyExports:
                 self._due.wait(delay_secs)
             _all(works)
 
-        background.submit(write)
+        if update or (self._checked and not self._waiting):
+            background.submit(write)
+        else:
+            self._waiting.append(write)
+            background.submit(self._write_waiting)
+
+    def _write_waiting(self) -> None:
+        _all([self._waiting.popleft() for _ in range(len(self._waiting))])
 
     @property
     def _checked(self) -> bool:

@@ -260,9 +260,10 @@ class SynchronousSession:
         self._counted_at = now
 
     def _train(self) -> None:
-        owed = min(self._replay.owed_steps, self._stop_conditions.num_train_steps - self._learner.step)
+        before = self._learner.step
+        owed = min(self._replay.owed_steps, self._stop_conditions.num_train_steps - before)
         if owed:
-            before, first = self._learner.step, self._loss is None
+            first = self._loss is None
             result = self._learner.run(self._learner.calls(owed))
             self._data_failed = result.data_ended and self._replay.error is not None
             if result.num_steps:

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import pathlib
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
@@ -122,6 +123,7 @@ class Summaries:
         self._directory, self._options, self._clock = str(directory), options, clock
         self._written_at = clock()
         self._writer: tf.summary.SummaryWriter | None = None
+        self._opening = threading.Lock()  # programs are traced on another thread
         self._had_room = True
 
     @property
@@ -171,10 +173,11 @@ class Summaries:
             yield
 
     def _open(self) -> tf.summary.SummaryWriter:
-        if self._writer is None:
-            flush_millis = int(1_000 * self._options.flush_secs)
-            self._writer = tf.summary.create_file_writer(self._directory, self._options.max_queue, flush_millis)
-        return self._writer
+        with self._opening:
+            if self._writer is None:
+                flush_millis = int(1_000 * self._options.flush_secs)
+                self._writer = tf.summary.create_file_writer(self._directory, self._options.max_queue, flush_millis)
+            return self._writer
 
     def close(self) -> None:
         """Flushes and closes the event file."""

@@ -150,7 +150,7 @@ class SummarizedLoop:
         self._summary: Program | None = None
         self.loss = self._loop.loss(batches)
         self._texts = options.sources.texts
-        self._compiling = Background('compile')
+        self._compiling, self._tracing = Background('compile'), Background('trace_summaries')
         if isinstance(batches, SourceBatches):
             self._compiling.submit(self._compile)
 
@@ -219,18 +219,20 @@ class SummarizedLoop:
     def prepare(self, before: int, end: int) -> None:
         """Compiles what needs no data: the program, and that of summaries if a step up to `end` is summarized soon.
 
-        The first train steps wait for it. So a summary program that is needed only later is compiled then: a short run
-        may end before. Both are for a `BatchSource`: a dataset's program cannot run without taking an element.
+        The first train steps wait for the program, and those of summaries for theirs, which is traced on a thread while
+        training begins. A summary program that is needed only later is compiled then: a short run may end before. Both
+        are for a `BatchSource`: a dataset's program cannot run without taking an element.
         """
         self._compiling.join(_COMPILE_SECS)
         due = self.summaries.next_step(before)
         if not self._has_summary_program or not isinstance(self._batches, SourceBatches):
             return
         if due is not None and due <= min(end, before + _SOON_STEPS):
-            self._take_summarized(0)
+            self._tracing.submit(self._summary_program)
 
     def close(self, step: int) -> None:
         """Writes the summary of the steps since the last one, and flushes the event file."""
+        self._tracing.join(_COMPILE_SECS)
         self._profile.stop()
         if self.metrics.num_steps and self.summaries.wanted:
             self._write(step)
@@ -238,13 +240,19 @@ class SummarizedLoop:
 
     def _take_summarized(self, num_steps: int) -> Metrics:
         """Takes train steps by the summary program, which is compiled when it is first needed."""
+        start = time.perf_counter()
+        self._tracing.join(_COMPILE_SECS)
+        program = self._summary_program()
+        self.metrics.leave_out(time.perf_counter() - start)
         self._step_summaries.prepare()
         with self._strategy.scope(), self.summaries.recording(self._agent.train_step_counter):
-            if self._summary is None:
-                start = time.perf_counter()
+            return program(num_steps)
+
+    def _summary_program(self) -> Program:
+        if self._summary is None:
+            with self._strategy.scope(), self.summaries.recording(self._agent.train_step_counter):
                 self._summary = self._loop.program(self._batches, self._step_summaries)
-                self.metrics.leave_out(time.perf_counter() - start)
-            return self._summary(num_steps)
+        return self._summary
 
     def _write(self, step: int) -> None:
         own = {'num_traces': self.num_traces, 'rss_mb': rss_mb()}
