@@ -14,6 +14,17 @@ FOLDER = pathlib.Path(__file__).with_name('version_0_1')  # gin/ of that version
 CHECKOUT = pathlib.Path(__file__).parents[2]
 RUNS = sorted(path.stem for path in FOLDER.glob('*_*.gin'))
 CHANGED = {
+    'sac_pendulum': {
+        'tflearn.agents.sac.make_agent.actor_fc_layer_params',
+        'tflearn.agents.sac.make_agent.critic_fc_layer_params',
+        'tflearn.agents.sac.make_agent.actor_learning_rate',
+        'tflearn.agents.sac.make_agent.critic_learning_rate',
+        'tflearn.agents.sac.make_agent.alpha_learning_rate',
+        'tflearn.agents.sac.make_agent.gamma',
+        'tflearn.experience.BatchItems.per_replica',
+        'tflearn.experience.Uniform.samples_per_insert',
+        'tflearn.jobs.train.StopConditions.num_train_steps',
+    },
     'ppo_cartpole': {
         'tflearn.experience.Queue.max_size',
         'tflearn.experience.Slicing.stride',

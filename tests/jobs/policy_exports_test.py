@@ -6,6 +6,7 @@ import pathlib
 import resource
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -122,11 +123,20 @@ def test_first_export_is_of_its_snapshot_while_training_goes_on(tmp_path):
     agent = dqn.make_agent(specs, create_train_step(), Experience(), fc_layer_params=(8,))
     exports = PolicyExports(agent, RunDir(tmp_path), ExportOptions(('greedy_policy', 'raw_policy')), dict)
     bias, time_step = agent.policy.variables()[-1], example_policies.time_step(agent.policy, 4)
+    go, exporter = threading.Event(), exports._exporters[0]
+    write = exporter._write_version
+
+    def write_later(*arguments):
+        assert go.wait(20.0), 'training waits for the first export'
+        write(*arguments)
+
+    exporter._write_version = write_later
     for step, action in ((0, 1), (5, 0), (9, 1)):
         bias.assign([0.0, 1e4] if action else [1e4, 0.0])
         (exports.export if step else exports.begin)(step)
         exports.raise_failure()
     bias.assign([0.0, 0.0])
+    go.set()
     exports.wait()
     directory = RunDir(tmp_path).greedy_policy
     actions = {step: set(loader.load(directory / str(step)).action(time_step)[0]) for step in (0, 5, 9)}
