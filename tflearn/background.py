@@ -29,7 +29,7 @@ class Background:
         return self._error is not None
 
     def submit(self, work: Callable[[], object]) -> None:
-        """Schedules `work`, which replaces work that has not begun; it begins at once if there is none. Never blocks."""
+        """Schedules `work`: at once if there is none, else in the place of work that has not begun. Never blocks."""
         with self._lock:
             if self._working:
                 self._next = work

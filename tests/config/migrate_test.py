@@ -31,7 +31,7 @@ CHANGED = {
         'tflearn.experience.Slicing.sequence_length',
         'tflearn.experience.BatchItems.per_replica',
         'tflearn.jobs.collect.collect.num_environments',
-    }
+    },
 }
 JOBS = [f'tflearn.jobs.{job}' for job in ('replay_server', 'train', 'evaluate', 'collect')]
 
