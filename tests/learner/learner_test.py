@@ -94,6 +94,7 @@ def test_prepare_compiles_the_summary_program_if_needed(tmp_path, make_agent):
     learner.prepare(3)
     assert learner.num_traces == built, 'none of three steps is summarized'
     learner.prepare(4)
+    learner._loop._tracing.join(60.0)  # training would begin meanwhile
     prepared = learner.num_traces
     assert prepared > built
     assert learner.step == 0

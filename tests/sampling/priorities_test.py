@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+import re
 import signal
 import threading
 import time
@@ -36,8 +37,9 @@ class Server:
         program, log = folder / 'server.py', folder / 'server.log'
         program.write_text(SERVER)
         self.process = forks.start(str(program), port, log=log)
-        wait_until(lambda: log.read_text().endswith('\n') or self.process.poll() is not None, 'the server', 60)
-        self.port = int(log.read_text().splitlines()[-1])
+        ports = lambda: re.findall(r'^(\d+)\n', log.read_text(), re.M)  # noqa: E731 (Reverb writes lines too)
+        wait_until(lambda: ports() or self.process.poll() is not None, 'the server', 60)
+        self.port = int(ports()[0])
         self.address = f'localhost:{self.port}'
 
     def halt(self):

@@ -29,6 +29,7 @@ _STOPPED = 128 + signal.SIGTERM
 _NAMESPACE = 'tflearn'
 # What belongs to the machine, not to the launcher.
 _OF_MACHINE = ('CUDA_VISIBLE_DEVICES', 'OMP_NUM_THREADS', 'HOSTNAME', 'TMPDIR', 'TFLEARN_HOST')
+_WAIT_FOR_LINE = 'read -r line && exec "$@" </dev/null'  # of standard input; it may end without one
 
 
 class JobActor:
@@ -90,14 +91,17 @@ class JobActor:
                     return _STOPPED
                 os.write(log, f'===== {time.strftime("%F %T")} on node {node}\n'.encode())
                 self._process = subprocess.Popen(
-                    self._job['command'],
-                    stdin=subprocess.DEVNULL,
+                    ['/bin/sh', '-c', _WAIT_FOR_LINE, 'sh', *self._job['command']],
+                    bufsize=0,
+                    stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     env=environment,
                     start_new_session=True,
                 )
             reaper.write(f'+{self._process.pid}\n'.encode())
+            with contextlib.suppress(BrokenPipeError), self._process.stdin as line:  # type: ignore[union-attr]
+                line.write(b'\n')  # it begins when the reaper knows it: the actor may be killed at any time
             code = self._process.wait()
             with contextlib.suppress(BrokenPipeError):
                 reaper.write(f'-{self._process.pid}\n'.encode())
