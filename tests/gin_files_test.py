@@ -141,7 +141,7 @@ def test_plain_gin_reads_it_too(run):
     gin.clear_config()
 
 
-# The quick start's settings, chosen for the time that it takes; a paper's network and rates.
+# The quick start's settings, chosen for the time that it takes; a paper's network and rates; small networks in XLA.
 MORE_OVERRIDES = {'ppo_cartpole': 15, 'dqn_minatar': 12, 'sac_pendulum': 16}
 
 
