@@ -59,8 +59,11 @@ RULES = {
             {'tflearn/learner/learner.py': 'import tensorflow as tf\ntf.tpu.experimental'},
             'only tflearn/distribute/strat',
         ),
-        ({'tflearn/learner/learner.py': 'from tensorflow.python.eager import context'}, 'nobody may use it'),
-        ({'tflearn/learner/learner.py': 'import time\ntime.sleep(1)'}, 'got time.sleep'),
+        (
+            {'tflearn/learner/learner.py': 'from tensorflow.python.eager import context'},
+            'only tflearn/distribute/datasets.py may use it',
+        ),
+        ({'tflearn/learner/learner.py': 'import time\ntime.sleep(1)'}, 'got time.sleep; nobody may use it'),
     ],
     layers.gin_folder: [({'gin/algorithms/__init__.py': ''}, 'gin/algorithms/__init__.py: got Python under gin/')],
     layers.run_dir_paths: [

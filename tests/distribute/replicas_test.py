@@ -351,7 +351,7 @@ def _run(name, replicas, directory):
 
 SLOW = pytest.mark.slow
 # The others' losses and updates are mostly those of one of these.
-FAST_AGENTS = ('dqn', 'sac', 'td3', 'ppo', 'impala', 'linear bandit')
+FAST_AGENTS = ('dqn', 'sac', 'ppo', 'linear bandit')
 
 
 @pytest.fixture(scope='module')

@@ -38,7 +38,7 @@ def draw(mirror, num_steps=8, step=0):
     return data.observation[:, :, 0].numpy(), info['weights'].numpy()
 
 
-@pytest.mark.parametrize('num_servers', [1, 2])
+@pytest.mark.parametrize('num_servers', [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_draws_follow_priorities_and_weights_are_the_papers(tmp_path, serve, open_mirror, num_servers):
     """Weights against (N P)^-beta in float64 (Schaul et al. 2016, section 3.4); draws by a chi-squared test."""
     settings = experience(alpha=0.7, beta=0.6, epsilon=0.01, max_error=2.0)

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tflearn.distribute import host_values, strategies, tpu_rules
+from tflearn.distribute import datasets, host_values, strategies, tpu_rules
 from tflearn.distribute.workers import Agreement
 from tflearn.experience import Prioritization
 from tflearn.learner import batch_structure
@@ -50,7 +50,7 @@ class DatasetBatches:
             return dataset
 
         self._strategy = strategy
-        self._iterator = iter(strategy.distribute_datasets_from_function(checked))
+        self._iterator = datasets.iterate(strategy.distribute_datasets_from_function(checked))
 
     @functools.cached_property
     def element_spec(self) -> Any:

@@ -13,6 +13,7 @@ import tensorflow as tf
 from absl import logging
 from tf_agents.specs import tensor_spec
 
+from tflearn.distribute import datasets
 from tflearn.errors import UserValueError
 from tflearn.learner.summarized_loop import StepCounter
 from tflearn.learner.train_loop import LoopOptions, Reduction
@@ -163,7 +164,7 @@ class Learner:
                 'got neither an iterator nor experience_dataset_fn; need one of them; give run() an iterator'
             )
         with self.strategy.scope():
-            return iter(self._dataset)
+            return datasets.iterate(self._dataset)
 
     def run(self, iterations: int = 1, iterator: Any = None, parallel_iterations: int = 10) -> Any:
         """Takes train steps, then calls the triggers.
