@@ -25,6 +25,11 @@ CHANGED = {
         'tflearn.experience.Uniform.samples_per_insert',
         'tflearn.jobs.train.StopConditions.num_train_steps',
     },
+    'ppo_pendulum': {
+        'tflearn.agents.ppo.make_agent.learning_rate',
+        'tflearn.experience.Queue.max_size',
+        'tflearn.experience.BatchItems.per_replica',
+    },
     'ppo_cartpole': {
         'tflearn.experience.Queue.max_size',
         'tflearn.experience.Slicing.stride',

@@ -83,8 +83,9 @@ def make_agent(
       distribution: `distributional.Quantiles` (QR-DQN) or `Categorical` (C51) learns the distributions of the actions'
         returns; None learns their means.
       noisy_sigma: the initial deviation of noisy layers (Fortunato et al. 2018, arXiv 1706.10295), which take the place
-        of the fully connected ones and explore instead of `epsilon`, which should be 0 then; 0.5 in the paper. The
-        collect policy and both networks of the loss draw noise, the greedy policy does not. None has no such layers.
+        of the fully connected ones and explore instead of `epsilon`, which is 0 in the paper, or beside it; 0.5 in
+        the paper. The collect policy and both networks of the loss draw noise, the greedy policy does not. None has
+        no such layers.
       conservative_weight: the weight alpha of log(sum over actions of exp(value)) - value of the item's action in the
         loss (Kumar et al. 2020, "Conservative Q-Learning for Offline Reinforcement Learning", arXiv 2006.04779,
         equation 4): values of actions that the data do not have stay low. For training from files; 0 has none.
