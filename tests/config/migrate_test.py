@@ -25,6 +25,7 @@ CHANGED = {
         'tflearn.experience.Uniform.samples_per_insert',
         'tflearn.jobs.train.StopConditions.num_train_steps',
     },
+    'a2c_cartpole': {'tflearn.agents.ppo.make_agent.learning_rate'},
     'ppo_pendulum': {
         'tflearn.agents.ppo.make_agent.learning_rate',
         'tflearn.experience.Queue.max_size',
