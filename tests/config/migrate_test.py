@@ -31,6 +31,7 @@ CHANGED = {
         'tflearn.experience.Queue.max_size',
         'tflearn.experience.BatchItems.per_replica',
     },
+    'ppo_t_maze': {'tflearn.optimization.ppo_loss.LossOptions.entropy_coefficient'},
     'ppo_cartpole': {
         'tflearn.experience.Queue.max_size',
         'tflearn.experience.Slicing.stride',
