@@ -143,7 +143,14 @@ def test_plain_gin_reads_it_too(run):
 
 # The quick start's settings, chosen for the time that it takes; a paper's network and rates; small networks in XLA;
 # larger iterations and a schedule; random actions beside noisy layers.
-MORE_OVERRIDES = {'ppo_cartpole': 15, 'dqn_minatar': 12, 'sac_pendulum': 16, 'ppo_pendulum': 13, 'rainbow_cartpole': 14}
+MORE_OVERRIDES = {
+    'ppo_cartpole': 15,
+    'dqn_minatar': 12,
+    'sac_pendulum': 16,
+    'ppo_pendulum': 13,
+    'rainbow_cartpole': 14,
+    'a2c_cartpole': 13,
+}
 
 
 @pytest.mark.parametrize('run', RUNS)
