@@ -112,7 +112,7 @@ class _TableChannel:
         contract.check_server(self._address, self._columns)
 
     def newest_version(self) -> int:
-        data = None if self.is_lost() else self._fetch()
+        data = self._fetch(contract.counts(self._address))
         return 0 if data is None else int(data['policy_version'])
 
     def send(self, publication: Mapping[str, Any]) -> None:
@@ -130,15 +130,14 @@ class _TableChannel:
         # Reading the counts takes a tenth of the time of fetching the weights.
         counts, data = contract.counts(self._address), None
         if counts and counts != self._seen:
-            data = self._fetch()
+            data = self._fetch(counts)
         self._seen = counts if data is not None or counts == self._seen else None
         return data
 
     def close(self) -> None:
         self._closed.set()
 
-    def _fetch(self) -> Mapping[str, Any] | None:
-        counts = contract.counts(self._address)
+    def _fetch(self, counts: tuple[int, int] | None) -> Mapping[str, Any] | None:
         return contract.fetch(self._address, self._columns) if counts and counts[0] else None
 
 
