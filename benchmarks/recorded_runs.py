@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from benchmarks import recorded_environment
 from tflearn.launch.local import free_port
+from tflearn.run_dir import RunDir, read_json
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 WINDOW = 20  # the episodes whose mean return counts
@@ -80,6 +81,7 @@ def run(
     limit_secs: float,
     gin_bindings: Sequence[str] = (),
     programs: Sequence[str] = JOBS,
+    compiled: bool = False,
 ) -> None:
     """Runs jobs as processes until the goal, or for `limit_secs` of collection.
 
@@ -91,6 +93,7 @@ def run(
       limit_secs: seconds after the first environment step.
       gin_bindings: gin statements that come last.
       programs: the programs that are started, which take environment steps together.
+      compiled: whether the last of them starts when the learner has compiled its programs, and waits for data.
     """
     bindings = [
         'from benchmarks import recorded_environment',
@@ -107,13 +110,17 @@ def run(
         *([f'--replay_address=localhost:{free_port()}'] if len(programs) > 1 else []),
         *(f'--gin_bindings={binding}' for binding in bindings),
     ]
-    give(path)
+    status = RunDir(path.parent / 'run').status('train')
+    if not compiled:
+        give(path)
     with contextlib.ExitStack() as stack:
-        jobs = [
-            stack.enter_context(process([sys.executable, '-m', f'scripts.{job}', *flags], path.with_name(f'{job}.log')))
-            for job in programs
-        ]
+        jobs: list[subprocess.Popen[bytes]] = []
         alive = lambda: all(job.poll() is None for job in jobs)  # noqa: E731
+        for job in programs:
+            if compiled and job == programs[-1]:
+                wait(lambda: (read_json(status) or {}).get('state') == 'waiting for data' or not alive(), START_SECS)
+            command = [sys.executable, '-m', f'scripts.{job}', *flags]
+            jobs.append(stack.enter_context(process(command, path.with_name(f'{job}.log'))))
         wait(lambda: recorded_environment.read(path)[0] is not None or not alive(), START_SECS)
         wait(lambda: read(path, goal, limit_secs).secs is not None or not alive(), limit_secs)
 

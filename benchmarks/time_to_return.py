@@ -12,7 +12,8 @@ Ours are the gin files as they are, with three processes (replay server, collect
 seconds count from the first environment step, which is taken when the learner has published its first weights, so all
 three run. Sides with "launch" are started by `tflearn-launch`, which also evaluates; "synchronous" is one process.
 RLlib's count from its algorithm's first `train()`, when it is built; those of Stable-Baselines3 and SBX (JAX) from the
-first environment step; "compiled" had its programs compiled before. These have environments of their own:
+first environment step. "Compiled" had its programs compiled before: the collector of ours starts when the learner has,
+the others call `learn` first. These have environments of their own:
 benchmarks/requirements_rllib.txt and requirements_peers.txt say how to make them.
 
 With --root_dir the runs are kept, and those that are there already are not made again.
@@ -50,6 +51,7 @@ class Side:
       gin_file: of ours; '' for others.
       bindings: gin statements.
       programs: ours.
+      compiled: whether the collector of ours starts when the learner has compiled its programs.
       peer: flags of time_to_return_peers.py.
       rllib: the algorithm of time_to_return_rllib.py.
     """
@@ -57,6 +59,7 @@ class Side:
     gin_file: str = ''
     bindings: Sequence[str] = ()
     programs: Sequence[str] = recorded_runs.JOBS
+    compiled: bool = False
     peer: Sequence[str] = ()
     rllib: str = ''
 
@@ -94,6 +97,8 @@ TASKS = {
         {
             'PPO': Side('ppo_cartpole'),
             'PPO XLA': Side('ppo_cartpole', _XLA),
+            'PPO, compiled': Side('ppo_cartpole', compiled=True),
+            'PPO XLA, compiled': Side('ppo_cartpole', _XLA, compiled=True),
             'PPO launch': Side('ppo_cartpole', programs=('launch',)),
             'IMPALA': Side('impala_reuse_cartpole'),
             **_peers('ppo', 'CartPole-v1'),
@@ -103,7 +108,8 @@ TASKS = {
         (
             ('PPO', 'SBX PPO', 'secs', 0.5),
             ('PPO XLA', 'SBX PPO', 'secs', 0.5),
-            ('PPO', 'SBX PPO, compiled', 'secs', 0.5),
+            ('PPO, compiled', 'SBX PPO, compiled', 'secs', 0.5),
+            ('PPO XLA, compiled', 'SBX PPO, compiled', 'secs', 0.5),
             ('PPO launch', 'SBX PPO', 'command_secs', 0.8),
             ('PPO', 'RLlib PPO', 'secs', 0.25),
             ('PPO', 'RLlib PPO', 'env_steps', 1.5),
@@ -192,7 +198,7 @@ def _run(side: Side, path: pathlib.Path, seed: int, task: Task, options: argpars
     goal = float('inf') if task.goal is None else task.goal
     if side.gin_file:
         bindings = [*side.bindings, *options.gin_bindings]
-        recorded_runs.run(side.gin_file, path, seed, goal, options.limit_secs, bindings, side.programs)
+        recorded_runs.run(side.gin_file, path, seed, goal, options.limit_secs, bindings, side.programs, side.compiled)
         return
     program = pathlib.Path(__file__).with_name(f'time_to_return_{"rllib" if side.rllib else "peers"}.py')
     flags = [f'--path={path}', f'--seed={seed}', f'--limit_secs={options.limit_secs}']

@@ -72,16 +72,19 @@ def _numbers(size, iteration):
 )
 def test_each_step_counts_once_in_each_epoch(replicas, size, epochs, minibatch, steps):
     strategy = strategies.make('default' if replicas == 1 else 'mirrored:2')
-    prepared = []
+    prepared, num_prepared = [], tf.Variable(0)
 
     def prepare(numbers):
         prepared.append(numbers.shape)
+        num_prepared.assign_add(1)
         return numbers[:, :-1], tf.cast(numbers[:, :-1] % 10 != 3, tf.float32)  # these have no weight
 
     source = Sequences(*(_numbers(size, iteration) for iteration in range(2)))
     iterations = MinibatchSource(source, prepare, Iteration(epochs, minibatch), strategy)
     assert isinstance(iterations, BatchSource)
     assert iterations.max_draw_steps == steps
+    iterations.prepare()
+    assert num_prepared.numpy() == 0, 'it only compiles'
     draw = tf.function(lambda count: iterations.draw(count, tf.constant(0, tf.int64)))
     orders = set()
     for iteration in range(2):
@@ -108,6 +111,7 @@ def test_each_step_counts_once_in_each_epoch(replicas, size, epochs, minibatch, 
     assert set(prepared) == {(size // replicas, LENGTH)}
     assert iterations.grant(1) == 0, 'the sequences are used up'
     assert iterations.num_iterations == 2
+    assert num_prepared.numpy() == 2 * replicas
     iterations.close()
     assert source.closed
 

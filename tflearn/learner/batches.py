@@ -135,6 +135,11 @@ class SourceBatches:
         self._surplus = max(self._surplus, mine) - granted
         return granted
 
+    def prepare(self) -> None:
+        """Lets the source compile what it needs, before it has data."""
+        if prepare := getattr(self._source, 'prepare', None):
+            prepare()
+
     def next(self) -> Any:
         if not self._source.grant(1):
             return None

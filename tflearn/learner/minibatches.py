@@ -13,6 +13,8 @@ from tflearn.types import WEIGHTS, BatchSource
 
 Prepare = Callable[[Any], tuple[Any, tf.Tensor]]
 
+_NO_ITERATION = -1
+
 
 class MinibatchSource:
     """Minibatches for agents that take several steps on the same new sequences; a `BatchSource`.
@@ -140,8 +142,15 @@ class MinibatchSource:
             weights = tf.where(used, weights, 0.0)
             return samples, {WEIGHTS: weights, 'policy_version': versions}
 
+    def prepare(self) -> None:
+        """See `BatchSource`: what begins an iteration is optimized at its first call, which begins none."""
+        self._begin(tf.constant(_NO_ITERATION, tf.int64))
+
     def _begin_iteration(self, number: tf.Tensor) -> None:
-        """Begins an iteration with the source's next batch."""
+        tf.cond(number == _NO_ITERATION, lambda: tf.constant(False), lambda: self._take_iteration(number))
+
+    def _take_iteration(self, number: tf.Tensor) -> tf.Tensor:
+        """Begins an iteration with the source's next batch. Returns True."""
         for column, new in zip(self._columns, self._joined.join(self._prepared()), strict=True):
             column.assign(new)
         with tf.device('CPU:0'):
@@ -151,6 +160,7 @@ class MinibatchSource:
             order = tf.argsort(numbers, axis=1)
             self._order.assign(tf.reshape(order, (self.max_draw_steps, self._size)))
             self._next.assign(0)
+        return tf.constant(True)
 
     def _prepared(self) -> tuple[Any, tf.Tensor, tf.Tensor]:
         """Returns samples, weights and policy versions of the source's next batch: the columns, of all replicas."""

@@ -152,10 +152,11 @@ class SummarizedLoop:
         self._texts = options.sources.texts
         self._compiling, self._tracing = Background('compile'), Background('trace_summaries')
         if isinstance(batches, SourceBatches):
-            self._compiling.submit(self._compile)
+            self._compiling.submit(lambda: self._compile(batches))
 
-    def _compile(self) -> None:
+    def _compile(self, batches: SourceBatches) -> None:
         """Compiles the plain program, or XLA's in its place; outside of Python, while the caller does other things."""
+        batches.prepare()
         self._loop.prepare()
         if self._has_summary_program and not self._loop.jit_compiles:
             self._plain(0)  # TensorFlow optimizes the program, and takes no step
