@@ -142,7 +142,7 @@ def test_plain_gin_reads_it_too(run):
 
 
 # The quick start's settings, chosen for the time that it takes; a paper's network and rates; small networks in XLA;
-# larger iterations and a schedule; random actions beside noisy layers.
+# schedules of the learning rate, one with larger iterations; random actions beside noisy layers.
 MORE_OVERRIDES = {
     'ppo_cartpole': 15,
     'dqn_minatar': 12,
@@ -150,6 +150,8 @@ MORE_OVERRIDES = {
     'ppo_pendulum': 13,
     'rainbow_cartpole': 14,
     'a2c_cartpole': 13,
+    'impala_cartpole': 13,
+    'impala_cartpole_hidden': 13,
 }
 
 

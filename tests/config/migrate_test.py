@@ -26,6 +26,8 @@ CHANGED = {
         'tflearn.jobs.train.StopConditions.num_train_steps',
     },
     'a2c_cartpole': {'tflearn.agents.ppo.make_agent.learning_rate'},
+    'impala_cartpole': {'tflearn.agents.impala.make_agent.learning_rate'},
+    'impala_cartpole_hidden': {'tflearn.agents.impala.make_agent.learning_rate'},
     'ppo_pendulum': {
         'tflearn.agents.ppo.make_agent.learning_rate',
         'tflearn.experience.Queue.max_size',
