@@ -138,7 +138,7 @@ class BatchSource(Protocol):
 
     A source may have a further attribute, `takes_indices`. If it is True, `batch` also takes several indices, int64
     [K], and returns tensors [K, B, ...]: faster than K calls where train steps are one program of XLA's. And a method
-    `prepare()`, which lets TensorFlow optimize its own programs before there are data; on any thread.
+    `compile()`, which lets TensorFlow optimize its own programs before there are data; on any thread.
     """
 
     max_draw_steps: int

@@ -83,7 +83,7 @@ def test_each_step_counts_once_in_each_epoch(replicas, size, epochs, minibatch, 
     iterations = MinibatchSource(source, prepare, Iteration(epochs, minibatch), strategy)
     assert isinstance(iterations, BatchSource)
     assert iterations.max_draw_steps == steps
-    iterations.prepare()
+    iterations.compile()
     assert num_prepared.numpy() == 0, 'it only compiles'
     draw = tf.function(lambda count: iterations.draw(count, tf.constant(0, tf.int64)))
     orders = set()

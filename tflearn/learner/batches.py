@@ -135,10 +135,10 @@ class SourceBatches:
         self._surplus = max(self._surplus, mine) - granted
         return granted
 
-    def prepare(self) -> None:
-        """Lets the source compile what it needs, before it has data."""
-        if prepare := getattr(self._source, 'prepare', None):
-            prepare()
+    def compile(self) -> None:
+        """Lets the source compile its own programs, before there are data."""
+        if hasattr(self._source, 'compile'):
+            self._source.compile()
 
     def next(self) -> Any:
         if not self._source.grant(1):

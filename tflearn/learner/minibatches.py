@@ -142,7 +142,7 @@ class MinibatchSource:
             weights = tf.where(used, weights, 0.0)
             return samples, {WEIGHTS: weights, 'policy_version': versions}
 
-    def prepare(self) -> None:
+    def compile(self) -> None:
         """See `BatchSource`: what begins an iteration is optimized at its first call, which begins none."""
         self._begin(tf.constant(_NO_ITERATION, tf.int64))
 

@@ -156,7 +156,7 @@ class SummarizedLoop:
 
     def _compile(self, batches: SourceBatches) -> None:
         """Compiles the plain program, or XLA's in its place; outside of Python, while the caller does other things."""
-        batches.prepare()
+        batches.compile()
         self._loop.prepare()
         if self._has_summary_program and not self._loop.jit_compiles:
             self._plain(0)  # TensorFlow optimizes the program, and takes no step
