@@ -94,6 +94,9 @@ def run(
       gin_bindings: gin statements that come last.
       programs: the programs that are started, which take environment steps together.
       compiled: whether the last of them starts when the learner has compiled its programs, and waits for data.
+
+    Raises:
+      RuntimeError: if the learner did not get so far.
     """
     bindings = [
         'from benchmarks import recorded_environment',
@@ -116,9 +119,12 @@ def run(
     with contextlib.ExitStack() as stack:
         jobs: list[subprocess.Popen[bytes]] = []
         alive = lambda: all(job.poll() is None for job in jobs)  # noqa: E731
+        has_compiled = lambda: (read_json(status) or {}).get('state') == 'waiting for data'  # noqa: E731
         for job in programs:
             if compiled and job == programs[-1]:
-                wait(lambda: (read_json(status) or {}).get('state') == 'waiting for data' or not alive(), START_SECS)
+                wait(lambda: has_compiled() or not alive(), START_SECS)
+                if not has_compiled():
+                    raise RuntimeError(f'got no learner that waits for data in {path.parent}; see its log files')
             command = [sys.executable, '-m', f'scripts.{job}', *flags]
             jobs.append(stack.enter_context(process(command, path.with_name(f'{job}.log'))))
         wait(lambda: recorded_environment.read(path)[0] is not None or not alive(), START_SECS)

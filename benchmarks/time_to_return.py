@@ -108,6 +108,7 @@ TASKS = {
         (
             ('PPO', 'SBX PPO', 'secs', 0.5),
             ('PPO XLA', 'SBX PPO', 'secs', 0.5),
+            ('PPO', 'SBX PPO, compiled', 'secs', 0.5),
             ('PPO, compiled', 'SBX PPO, compiled', 'secs', 0.5),
             ('PPO XLA, compiled', 'SBX PPO, compiled', 'secs', 0.5),
             ('PPO launch', 'SBX PPO', 'command_secs', 0.8),
