@@ -172,7 +172,7 @@ def test_rejects_what_it_cannot_learn(action, experience, message):
 
 @pytest.mark.parametrize('double', [True, False])
 def test_train_steps_equal_tf_agents_bit_for_bit(double):
-    ours = _agent(3, double=double, huber=True, target_update_period=2)
+    ours = _agent(3, double=double, huber=True, target_update_period=2, reward_scale=0.1)
     agent_class = dqn_agent.DdqnAgent if double else dqn_agent.DqnAgent
     theirs = agent_class(
         SPECS.time_step,
@@ -183,6 +183,7 @@ def test_train_steps_equal_tf_agents_bit_for_bit(double):
         target_update_period=2,
         td_errors_loss_fn=common.element_wise_huber_loss,
         gamma=0.5,
+        reward_scale_factor=0.1,
         train_step_counter=create_train_step(),
     )
     for a, b in zip(theirs.policy.variables(), ours.policy.variables(), strict=True):

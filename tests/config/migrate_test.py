@@ -13,7 +13,17 @@ from tflearn.config import files, migrate, moved, outline, preview, reader
 FOLDER = pathlib.Path(__file__).with_name('version_0_1')  # gin/ of that version, without comments
 CHECKOUT = pathlib.Path(__file__).parents[2]
 RUNS = sorted(path.stem for path in FOLDER.glob('*_*.gin'))
+_DQN_CARTPOLE = {
+    'tflearn.agents.dqn.make_agent.fc_layer_params',
+    'tflearn.optimization.schedules.linear.start',
+    'tflearn.optimization.schedules.linear.steps',
+    'tflearn.optimization.schedules.linear.end',
+    'tflearn.experience.BatchItems.per_replica',
+    'tflearn.experience.Uniform.samples_per_insert',
+}
 CHANGED = {
+    'dqn_cartpole': _DQN_CARTPOLE,
+    'dqn_cartpole_dict': _DQN_CARTPOLE,
     'sac_pendulum': {
         'tflearn.agents.sac.make_agent.actor_fc_layer_params',
         'tflearn.agents.sac.make_agent.critic_fc_layer_params',

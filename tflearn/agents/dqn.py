@@ -44,6 +44,7 @@ def make_agent(
     action_embeddings: networks.ActionEmbeddings | None = None,
     learning_rate: float | schedules.Schedule = 1e-3,
     gamma: float = 0.99,
+    reward_scale: float = 1.0,
     double: bool = True,
     dueling: bool = False,
     distribution: distributional.Quantiles | distributional.Categorical | None = None,
@@ -77,6 +78,7 @@ def make_agent(
         not together with `dueling`, `distribution` or `noisy_sigma`. None has an output for each action.
       learning_rate: a number, or a schedule of the train step.
       gamma: discount per environment step, in [0, 1].
+      reward_scale: the factor of the rewards: with returns in the hundreds a network learns sooner what is near 1.
       double: whether the online network chooses the next action (van Hasselt et al. 2016, equation 4).
       dueling: whether the last layer computes the observation's value and the actions' advantages (Wang et al. 2016,
         "Dueling Network Architectures for Deep Reinforcement Learning", arXiv 1511.06581).
@@ -134,6 +136,7 @@ def make_agent(
         target_update_tau=target_update_tau,
         td_errors_loss_fn=common.element_wise_huber_loss if huber else common.element_wise_squared_loss,
         gamma=gamma,
+        reward_scale_factor=reward_scale,
         debug_summaries=debug_summaries,
         train_step_counter=train_step,
     )
