@@ -143,7 +143,8 @@ def test_conservative_values_learn_from_files(tmp_path):
     returns = {}
     for weight in (0.0, 1.0):
         root = f'--root_dir=weight_{weight}'
-        run('train_offline', root, '--data=data', f'--gin_bindings=dqn.make_agent.conservative_weight={weight}')
+        bindings = (f'dqn.make_agent.conservative_weight={weight}', 'dqn.make_agent.reward_scale=1.0')
+        run('train_offline', root, '--data=data', *(f'--gin_bindings={binding}' for binding in bindings))
         run('evaluate', root)
         returns[weight] = read_json(RunDir(tmp_path / f'weight_{weight}').done)['evaluation']['mean_return']
     assert returns[1.0] > 2 * returns[0.0]

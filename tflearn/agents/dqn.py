@@ -116,17 +116,15 @@ def make_agent(
         'embeddings': action_embeddings,
     }
     made, q_network = _parts(distribution, double, observation_spec, specs.action, encoding)
+    batch_size = experience.per_replica_batch_size
+    optimizer = make_optimizer(
+        train_step, learning_rate, gradient_clipping=gradient_clipping, per_replica_batch_size=batch_size, name='dqn'
+    )
     return made(
         specs.time_step,
         specs.action,
         q_network=q_network,
-        optimizer=make_optimizer(
-            train_step,
-            learning_rate,
-            gradient_clipping=gradient_clipping,
-            per_replica_batch_size=experience.per_replica_batch_size,
-            name='dqn',
-        ),
+        optimizer=optimizer,
         conservative_weight=conservative_weight,
         noise=encoding['last'].noise,
         observation_and_action_constraint_splitter=mask,
