@@ -14,6 +14,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import suite_results  # noqa: E402
 from benchmarks.peers_settings import ZOO, ZOO_COMMIT  # noqa: E402
+from benchmarks.suite_remarks import REMARKS  # noqa: E402
 from benchmarks.suite_rows import EPISODES, MARKS, OURS, ROWS, Row  # noqa: E402
 
 DOCS = ROOT / 'docs'
@@ -155,9 +156,8 @@ def _share(summaries: Mapping[str, Any]) -> str:
 def _remarks() -> list[str]:
     """The remarks on rows, those on several rows once."""
     rows: dict[str, list[str]] = {}
-    for key, row in ROWS.items():
-        if row.remark:
-            rows.setdefault(row.remark, []).append(f'`{key}`')
+    for key, remark in REMARKS.items():
+        rows.setdefault(remark, []).append(f'`{key}`')
     return [*(f'- {", ".join(keys)}: {remark}' for remark, keys in rows.items()), '']
 
 

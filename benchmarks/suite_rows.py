@@ -45,7 +45,6 @@ class Row:
       published: a published return and its source, or the task's best possible or its reference's.
       minutes: an estimate of a seed's on two cores, of the slowest side.
       episodes: of one evaluation.
-      remark: why the row is not run, or, where it is below a peer, why and what was tried.
     """
 
     algorithm: str
@@ -59,7 +58,6 @@ class Row:
     published: tuple[float, str] | None = None
     minutes: float = 5.0
     episodes: int = EPISODES
-    remark: str = ''
 
     def settings(self, side: str) -> dict[str, Any]:
         """Returns all that decides a run but its seed, as JSON. A result counts only for equal settings."""
@@ -103,8 +101,6 @@ _CARTPOLE = {
         'synchronous',
         _peers('DQN', 'CartPole-v1'),
         _zoo(500.0, '50,000'),
-        remark='Half of the packaged run of 25,000 train steps, with half of its schedule. Settings were chosen on '
-        'seeds 1 to 3.',
     ),
     'qr_dqn_cartpole': Row(
         'QR-DQN',
@@ -125,8 +121,6 @@ _CARTPOLE = {
         12_250,
         50_000,
         (_HALF, 'beta/schedules.linear.steps=12_250'),
-        remark='It takes random actions beside its noisy layers: with these alone two of two seeds '
-        'stayed at 150. Chosen on these seeds.',
     ),
     'discrete_sac_cartpole': Row(
         'SAC, discrete', 'CartPole-v1', 'discrete_sac_cartpole', 25_000, 51_000, mode='synchronous'
@@ -139,12 +133,14 @@ _CARTPOLE = {
         512_000,
         peers=_peers('A2C', 'CartPole-v1', 'SB3'),
         published=_zoo(500.0, '500,000'),
-        remark='The decreasing rate of learning was chosen on these seeds: at a constant 3e-3 one of them went up and '
-        'down and ended at 261. With a lambda of 1 a seed ended at 298.',
     ),
     'reinforce_cartpole': Row('REINFORCE', 'CartPole-v1', 'reinforce_cartpole', 1_000, 4_000_000),
     'impala_cartpole': Row(
-        'IMPALA', 'CartPole-v1', 'impala_cartpole', 4_000, 1_024_000, remark='At a constant rate one of five fell to 9.'
+        'IMPALA',
+        'CartPole-v1',
+        'impala_cartpole',
+        4_000,
+        1_024_000,
     ),
     'v_mpo_cartpole': Row('V-MPO', 'CartPole-v1', 'v_mpo_cartpole', 8_000, 200_000),
 }
@@ -192,10 +188,6 @@ _PENDULUM = {
         256_000,
         peers=_peers('PPO', 'Pendulum-v1', 'SB3'),
         published=_zoo(-172.225, '100,000'),
-        remark="As good only because SB3's interval is wide: one of its seeds fell to -567, the others are mostly "
-        'better than ours, and at -150 after 25,000 steps. They explore by noise that depends on the state (gSDE), '
-        'which we do not have. Our settings were chosen on these seeds: iterations of 1,024 steps at a constant rate '
-        'had -515, and about -400 with a decreasing rate; rewards that are not normalized gained nothing.',
     ),
 }
 _ACROBOT_ROWS = {
@@ -272,8 +264,6 @@ _OWN_TASKS = {
         (4.0, _SOURCE_BEST),
         2,
         100,
-        'The entropy coefficient was chosen on seeds 2 and 3: at 0.02 both ended at 2, what one gets without memory; '
-        'at 0.05 one of five ends at 2.3. Larger iterations, a decreasing rate and twice the steps: one of 11.',
     ),
     'r2d2_t_maze': Row(
         'R2D2', 'T-maze, memory', 'r2d2_t_maze', 4_000, 80_000, (), 'processes', {}, (4.0, _SOURCE_BEST), 2, 100
@@ -286,9 +276,6 @@ _OWN_TASKS = {
         4_800_000,
         published=(500.0, _SOURCE_BEST),
         minutes=15,
-        remark='At a constant rate of learning of 2e-3 two of two runs of seed 1 fell to 9, one from 500 and for good: '
-        'the entropy went to 0. At the decreasing rate, chosen on that seed, two of three still fall midway but come '
-        'back. A run with gradients clipped at 1 fell too, and was stopped there.',
     ),
     'linucb_contextual_bandit': Row(
         'LinUCB', _BANDIT, 'linucb_contextual_bandit', 500, 8_000, (), 'processes', {}, (0.529, _SOURCE_BEST), 1, 200
@@ -348,18 +335,12 @@ _LARGER = {
             peers=_peers(algorithm, f'{name}-v5'),
             published=_zoo(figure, '1M'),
             minutes=45,
-            remark=remark,
         )
-        for algorithm, name, figure, remark in (
-            ('SAC', 'HalfCheetah', 9535.451, ''),
-            ('TD3', 'HalfCheetah', 9655.666, ''),
-            (
-                'SAC',
-                'Hopper',
-                2325.547,
-                'The one seed had 3,253 at the mark before the last; its last policy falls at once.',
-            ),
-            ('TD3', 'Hopper', 3606.390, ''),
+        for algorithm, name, figure in (
+            ('SAC', 'HalfCheetah', 9535.451),
+            ('TD3', 'HalfCheetah', 9655.666),
+            ('SAC', 'Hopper', 2325.547),
+            ('TD3', 'Hopper', 3606.390),
         )
     },
     'ppo_walker2d': Row(

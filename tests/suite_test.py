@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks import learning, suite, suite_page, suite_results, suite_rows, suite_run
+from benchmarks import learning, suite, suite_page, suite_remarks, suite_results, suite_rows, suite_run
 from tests.end_to_end.programs import CHECKOUT
 from tflearn.config import files, preview
 from tflearn.waiting import wait_until
@@ -31,6 +31,17 @@ def test_the_page_is_made_from_the_results():
     page = suite_page.text(suite_results.RESULTS, summaries)
     assert (CHECKOUT / 'docs' / 'results.md').read_text(encoding='utf-8') == page
     assert all((CHECKOUT / 'docs' / 'images' / name).exists() for name in suite_page.pictures(summaries))
+
+
+def test_each_row_below_a_peer_has_a_remark():
+    summaries = suite_page.read_statistics(suite_results.RESULTS)
+    below = {
+        key
+        for key, row in suite_rows.ROWS.items()
+        for side in row.peers
+        if 'below' in suite_page.compared(summaries.get(key, {}), side)
+    }
+    assert below <= suite_remarks.REMARKS.keys() <= suite_rows.ROWS.keys()
 
 
 def test_statistics_are_those_of_the_results():
