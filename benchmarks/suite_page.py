@@ -27,10 +27,10 @@ What each algorithm has learned after how many steps, beside other libraries at 
 `benchmarks/suite.py` makes the runs, and this page from them; [benchmarks.md](benchmarks.md) is about speed.
 
 - **A run** has the row's gin file and bindings and one seed. The policy acts by the mode in {EPISODES} episodes,
-  or 100 to 500 in tasks of our own, at {MARKS} marks; peers are evaluated at the same environment steps, over as many
-  episodes, without exploration. A score is the mean return of the run's last policy: there is no choice of the best.
-  Runs of several processes record the environment steps that the learner knew of at an export, which are a few percent
-  fewer than were taken.
+  10 of Pong, or 100 to 500 in tasks of our own, at {MARKS} marks; peers are evaluated at the same environment steps,
+  over as many episodes, without exploration. A score is the mean return of the run's last policy: there is no choice
+  of the best. Runs of several processes record the environment steps that the learner knew of at an export, which are
+  a few percent fewer than were taken.
 - **Figures** are the interquartile mean over the seeds and its 95% bootstrap interval in brackets, by
   [rliable](https://github.com/google-research/rliable). With three seeds nothing is cut off, so it is the mean, and an
   interval of so few seeds is only a hint. Then come the seeds, and the median seconds of the whole command, with start

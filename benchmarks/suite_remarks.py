@@ -21,4 +21,8 @@ REMARKS = {
     '500 and for good: the entropy went to 0. At the decreasing rate, chosen on that seed, two of three still '
     'fall midway but come back. A run with gradients clipped at 1 fell too, and was stopped there.',
     'sac_hopper': 'The one seed had 3,253 at the mark before the last; its last policy falls at once.',
+    'ppo_walker2d': 'One seed each says little. SBX trains 625,000 steps of 32 elements, ours 156,160 of 64. Nothing '
+    'was tried to come nearer.',
+    'dqn_pong': 'A step is 4 frames, so these are 1.6 million. The one seed was still learning at the end. It has '
+    "sticky actions, which RL Zoo's agent, on PongNoFrameskip-v4, has not.",
 }

@@ -368,12 +368,14 @@ _LARGER = {
     },
     'dqn_pong': Row(
         'DQN',
-        'PongNoFrameskip-v4',
+        'ALE/Pong-v5',
         'dqn_pong',
-        1_000_000,
-        4_000_000,
+        200_000,
+        400_000,
+        mode='synchronous',
         published=_zoo(20.602, '10M'),
-        minutes=600,  # a guess: its speed was not measured
+        minutes=60,
+        episodes=10,
     ),
 }
 

@@ -148,6 +148,7 @@ MORE_OVERRIDES = {
     'dqn_cartpole_dict': 14,
     'ppo_cartpole': 15,
     'dqn_minatar': 12,
+    'dqn_pong': 15,
     'sac_pendulum': 16,
     'ppo_pendulum': 13,
     'rainbow_cartpole': 14,
