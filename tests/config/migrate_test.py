@@ -24,6 +24,18 @@ _DQN_CARTPOLE = {
 CHANGED = {
     'dqn_cartpole': _DQN_CARTPOLE,
     'dqn_cartpole_dict': _DQN_CARTPOLE,
+    'dqn_pong': {
+        'tflearn.agents.dqn.make_agent.conv_layer_params',
+        'tflearn.agents.dqn.make_agent.fc_layer_params',
+        'tflearn.agents.dqn.make_agent.target_update_period',
+        'tflearn.optimization.schedules.linear.end',
+        'tflearn.optimization.schedules.linear.steps',
+        'tflearn.experience.Slicing.sequence_length',
+        'tflearn.experience.Uniform.max_size',
+        'tflearn.experience.Uniform.min_size',
+        'tflearn.experience.Uniform.samples_per_insert',
+        'tflearn.jobs.train.StopConditions.num_train_steps',
+    },
     'sac_pendulum': {
         'tflearn.agents.sac.make_agent.actor_fc_layer_params',
         'tflearn.agents.sac.make_agent.critic_fc_layer_params',
