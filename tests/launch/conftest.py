@@ -26,9 +26,9 @@ def python_path(monkeypatch):
 def run(run_dir, capsys):
     """Runs fake jobs in this process. Returns the exit code, what was shown and what stderr got."""
 
-    def run(line_interval_secs=10.0, **jobs):
+    def run(**jobs):
         out = io.StringIO()
-        code = local.run(topology(run_dir, **jobs), run_dir, out=out, line_interval_secs=line_interval_secs)
+        code = local.run(topology(run_dir, **jobs), run_dir, out=out)
         return code, out.getvalue(), capsys.readouterr().err
 
     return run

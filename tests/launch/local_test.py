@@ -7,6 +7,7 @@ import pathlib
 import pty
 import signal
 import socket
+import subprocess
 
 import pytest
 
@@ -172,25 +173,44 @@ def test_refuses_an_unwritable_root(tmp_path):
         local.run(topology(run_dir, train=[]), run_dir, out=io.StringIO())
 
 
-def test_plain_view_without_a_terminal(run, run_dir):
+def test_plain_view_without_a_terminal(run_dir):
     metrics = {'state': 'running', 'train_step': 500, 'num_train_steps': 1000, 'train_steps_per_sec': 12.5}
     old = {'state': 'running', 'replay_size': 77777, 'time': 1.0}
     run_dir.status('replay_server').parent.mkdir(parents=True)
     run_dir.status('replay_server').write_text(json.dumps(old))
-    _, out, _ = run(
-        line_interval_secs=0.5,
+    jobs = topology(
+        run_dir,
         replay_server=[WAIT],
-        train=['status={"state": "waiting for a first item"}', 'wait=0.5', f'status={json.dumps(metrics)}', 'wait=1.5'],
-        evaluate=['await=status/train.json', 'wait=1.5', 'done'],
+        train=[
+            'status={"state": "waiting for a first item"}',
+            'await=waited',
+            f'status={json.dumps(metrics)}',
+            'await=shown',
+        ],
+        evaluate=['await=shown', 'done'],
     )
-    first, *lines = out.splitlines()
-    assert first.startswith('Run in ')
-    events = [line.partition(' ')[2] for line in lines]
-    assert events.index('train: waiting for a first item') < events.index('train: running')
-    lines = [event for event in events if 'train steps 500 of 1,000 at 12.5/s' in event]
-    assert 2 <= len(lines) <= 5
-    assert 'replay_server, evaluate: starting (loads its libraries)' in lines[0]
-    assert '77,777' not in out
+    with launched(run_dir, jobs, line_interval_secs=0.5) as process:
+        shown = [process.stdout.readline()]
+        assert shown[0].startswith('Run in ')
+        show_until('train: waiting for a first item', process, shown)
+        (run_dir.root / 'waited').touch()
+        show_until('train: running', process, shown)
+        for _ in range(2):  # The second comes after the interval.
+            show_until('train steps 500 of 1,000 at 12.5/s', process, shown)
+            assert 'replay_server, evaluate: starting (loads its libraries)' in shown[-1]
+        (run_dir.root / 'shown').touch()
+        shown += process.stdout
+        assert process.wait(timeout=DEADLINE_SECS) == 0
+    assert '77,777' not in ''.join(shown)
+
+
+def show_until(text: str, launch: subprocess.Popen, shown: list[str]) -> None:
+    """Adds lines to `shown` up to one with `text`. The deadlines of the jobs end the wait."""
+    for line in iter(launch.stdout.readline, ''):
+        shown.append(line)
+        if text in line:
+            return
+    pytest.fail(f'no {text!r} in {shown}')
 
 
 def test_jobs_inherit_the_environment_and_write_at_once(run, run_dir, monkeypatch):
@@ -202,13 +222,15 @@ def test_jobs_inherit_the_environment_and_write_at_once(run, run_dir, monkeypatc
 def test_live_view_in_a_terminal(run_dir, monkeypatch):
     monkeypatch.setenv('TERM', 'xterm-256color')
     metrics = {'state': 'running', 'train_step': 500, 'num_train_steps': 1000}
-    jobs = topology(run_dir, train=[f'status={json.dumps(metrics)}', 'wait=1.5'], evaluate=['wait=1', 'done'])
+    jobs = topology(run_dir, train=[f'status={json.dumps(metrics)}', 'await=shown'], evaluate=['await=shown', 'done'])
     ours, theirs = pty.openpty()
     with launched(run_dir, jobs, stdout=theirs) as process:
         os.close(theirs)
         shown = b''
         while chunk := read(ours):
             shown += chunk
+            if b'500 of 1,000' in shown:
+                (run_dir.root / 'shown').touch()
         assert process.wait(timeout=DEADLINE_SECS) == 0
     os.close(ours)
     text = shown.decode()
