@@ -138,3 +138,33 @@ def test_forks_of_the_real_program_share_libraries_but_no_random_numbers(tmp_pat
 
 def _text(path: pathlib.Path) -> str:
     return path.read_text() if path.exists() else ''
+
+
+_SAME_NUMBER = """
+import json, os, socket, sys
+connection = socket.socket(fileno=int(sys.argv[1]))
+say = lambda **message: connection.send(json.dumps(message).encode())
+say(ready=1)
+connection.recv(10_000)
+say(started=os.getpid())
+say(ended=os.getpid(), exit_code=5)
+connection.recv(10_000)
+say(started=os.getpid())
+connection.recv(10_000)
+"""
+
+
+def test_a_job_with_the_number_of_a_former_one_has_not_ended(tmp_path):
+    """Linux gives process ids again once it has given them all, at 32,768 on small machines."""
+    command = [sys.executable, '-m', 'any']
+    with open(tmp_path / 'log', 'w', encoding='utf-8') as log:
+        parent = WarmParent([sys.executable, '-c', _SAME_NUMBER], log)
+        try:
+            parent.wait_until_ready(lambda: False)
+            former = parent.start(command, log.fileno())
+            wait_for(lambda: former.poll() is not None, 'the end of the former job')
+            job = parent.start(command, log.fileno())
+            assert (former.pid, former.returncode) == (job.pid, 5)
+            assert job.poll() is None
+        finally:
+            parent.close()

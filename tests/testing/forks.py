@@ -90,6 +90,7 @@ def run(
             code = process.wait(timeout)
         finally:
             process.kill()
+        assert errors.exists(), f'{program} ended with exit code {code} before it began: {log.read_text()}'
         return subprocess.CompletedProcess([program, *arguments], code, log.read_text(), errors.read_text())
 
 

@@ -92,6 +92,8 @@ class WarmParent:
             socket.send_fds(self._connection, [json.dumps(list(command[2:])).encode()], [log])
             while self._readable(_REPLY_TIMEOUT_SECS) and (message := self._receive()):
                 if 'started' in message:
+                    # The system gives a process id again: what is noted under it is another job's end.
+                    self._exit_codes.pop(message['started'], None)
                     return _Fork(message['started'], self)
         self._ready = False
         return None
