@@ -8,7 +8,7 @@ in `tflearn/networks/networks.py`. TF-Agents' encoders compute in float32 unless
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -50,7 +50,7 @@ def check_agent(agent: Any, precision: str) -> None:
                 f'got the variable {variable.name} in {variable.dtype.name}; need float32; make its layer with '
                 "dtype='mixed_bfloat16', not 'bfloat16'"
             )
-    layers = [module for module in agent.submodules if isinstance(module, tf.keras.layers.Layer) and module.variables]
+    layers = [each for each in agent.submodules if isinstance(each, tf.keras.layers.Layer) and _variables(each)]
     # A network is a layer too, but only its layers compute.
     layers = [layer for layer in layers if not set(map(id, layer.submodules)) & set(map(id, layers))]
     if precision == 'bfloat16' and not any(layer.compute_dtype == 'bfloat16' for layer in layers):
@@ -58,3 +58,11 @@ def check_agent(agent: Any, precision: str) -> None:
             'got no layer that computes in bfloat16; need at least one; give the encoding network '
             'dtype=tf.keras.mixed_precision.global_policy(), or take float32'
         )
+
+
+def _variables(layer: tf.keras.layers.Layer) -> Sequence[tf.Variable]:
+    """Returns the variables that a layer has by now.
+
+    TF-Agents' networks keep the layers that they copied, which are never built: Keras' `variables` raises for some.
+    """
+    return tf.Module.variables.fget(layer)
