@@ -5,10 +5,6 @@ import os
 import sys
 
 import pytest
-
-# oneDNN compiles its kernels again in each process, which is a tenth of the time of all tests.
-os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '0')
-
 import tensorflow as tf
 from absl import logging
 
