@@ -45,3 +45,19 @@ def test_without_data_and_without_a_center():
     np.testing.assert_allclose(normalizer(values), values, rtol=1e-6)
     normalizer.update(values, tf.ones((1, 2)))
     np.testing.assert_allclose(normalizer(values), values / np.sqrt(10.0), rtol=1e-6)
+
+
+def test_rewards_keep_the_order_of_returns_and_their_bound():
+    """A rare reward of 30 is worth more than 200 steps of 0.1, though it is more than 10 times the root mean square."""
+    rewards = np.zeros((2, 200), np.float32)
+    rewards[0, -1], rewards[1] = 30.0, 0.1
+    strategy = tf.distribute.MirroredStrategy(['CPU:0', 'CPU:1'])
+    with strategy.scope():
+        normalizer = Normalizer(tf.TensorSpec((), tf.float32), clipping=10.0, center=False)
+    own = strategy.experimental_distribute_values_from_function(
+        lambda context: tf.constant(rewards[context.replica_id_in_sync_group :][:1])
+    )
+    update = tf.function(lambda row: strategy.run(normalizer.update, (row, tf.ones((1, 200)))), autograph=False)
+    update(own)
+    returns = normalizer(tf.constant(rewards)).numpy().sum(axis=1)
+    np.testing.assert_allclose(returns, [10.0, 20 / 3], rtol=1e-4)

@@ -177,14 +177,17 @@ def test_prepare_normalizes_as_the_policy_did_and_updates_once():
 
 def test_trains_on_sequences_without_prepare():
     """`train` prepares them itself; `loss` does not update normalizers."""
-    agent = _agent()
+    agent = _agent(normalize_rewards=False)
+    scaled = _agent()
     data = example_data.sequences(agent, 4, 9)
     loss = agent.loss(data)
     assert agent._observation_normalizer.count.numpy() == 0
     before = [variable.numpy() for variable in agent._network.trainable_variables]
     np.testing.assert_allclose(agent.train(data).loss, loss.loss, rtol=1e-5)
     assert agent.train_step_counter.numpy() == 1
-    assert agent._observation_normalizer.count.numpy() == agent._reward_normalizer.count.numpy() == 32
+    assert agent._observation_normalizer.count.numpy() == 32
+    scaled.train(data)
+    assert scaled._observation_normalizer.count.numpy() == scaled._reward_normalizer.count.numpy() == 32
     changed = [(a != b.numpy()).any() for a, b in zip(before, agent._network.trainable_variables, strict=True)]
     assert all(changed)
 

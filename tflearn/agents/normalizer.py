@@ -14,6 +14,7 @@ from tflearn.agents.actor_value import ActorValueNetwork, ActorValuePolicy
 from tflearn.errors import UserValueError
 from tflearn.joined_leaves import JoinedLeaves
 from tflearn.networks import encoder
+from tflearn.train_step import max_over_replicas
 from tflearn.types import EnvironmentSpecs, leaf_paths
 
 _OBSERVATION_CLIPPING = 5.0
@@ -42,7 +43,9 @@ class Normalizer(tf.Module):
         Args:
           spec: a nest of specs with at least one of floats.
           clipping: the largest absolute value of the result.
-          center: whether to subtract the mean and divide by the deviation; else only divide by the root mean square.
+          center: whether to subtract the mean and divide by the deviation. Else values are only divided, by their root
+            mean square, or by more where the largest of them so far would exceed `clipping`: cutting large rewards
+            alone could reverse which of two returns is the greater.
           name: the module's name.
           skipped: the paths of tensors that do not change either.
         """
@@ -55,11 +58,12 @@ class Normalizer(tf.Module):
         self.count = _variable(tf.zeros(()), 'count')
         self.means = [_variable(tf.zeros(leaf.shape), 'mean') for leaf in leaves]
         self.variances = [_variable(tf.ones(leaf.shape), 'variance') for leaf in leaves]
+        self.largest = [] if center else [_variable(tf.zeros(leaf.shape), 'largest') for leaf in leaves]
 
     @property
     def statistics(self) -> list[tf.Variable]:
-        """The variables: the number of values, their means and their variances."""
-        return [self.count, *self.means, *self.variances]
+        """The variables: the number of values, their means and variances, and if uncentered their largest ones."""
+        return [self.count, *self.means, *self.variances, *self.largest]
 
     def _floats(self, nest: Any) -> list[Any]:
         return [leaf for i, leaf in enumerate(tf.nest.flatten(nest)) if i in self._floating]
@@ -67,12 +71,16 @@ class Normalizer(tf.Module):
     def __call__(self, values: Any) -> Any:
         """Returns the normalized values [..., *spec]."""
         leaves = self._joined.join(self._floats(values))
-        normal = [
-            (leaf - mean) * tf.math.rsqrt(variance + 1e-8)
-            if self._center
-            else leaf * tf.math.rsqrt(variance + tf.square(mean) + 1e-8)
-            for leaf, mean, variance in zip(leaves, self.means, self.variances, strict=True)
-        ]
+        if self._center:
+            normal = [
+                (leaf - mean) * tf.math.rsqrt(variance + 1e-8)
+                for leaf, mean, variance in zip(leaves, self.means, self.variances, strict=True)
+            ]
+        else:
+            normal = [
+                leaf / tf.maximum(tf.sqrt(variance + tf.square(mean) + 1e-8), largest / self._clipping)
+                for leaf, mean, variance, largest in zip(leaves, self.means, self.variances, self.largest, strict=True)
+            ]
         normal = [tf.clip_by_value(leaf, -self._clipping, self._clipping) for leaf in normal]
         clipped = iter(self._joined.divide(normal))
         changed = [next(clipped) if i in self._floating else leaf for i, leaf in enumerate(tf.nest.flatten(values))]
@@ -101,6 +109,8 @@ class Normalizer(tf.Module):
             ]
         )
         before, total = self.count.read_value(), self.count + number
+        for largest, leaf in zip(self.largest, counted, strict=False):
+            largest.assign(tf.maximum(largest, max_over_replicas(tf.reduce_max(tf.abs(leaf), axis=[0, 1]))))
         for mean, variance, new, square in zip(self.means, self.variances, means, squares, strict=True):
             delta = new - mean
             moment = before * variance + square + tf.square(delta) * before * tf.math.divide_no_nan(number, total)
@@ -141,7 +151,7 @@ def make_normalizers(
       specs: the environment's specs.
       skipped: the paths of the observation's tensors that do not change.
       of_observations: whether to normalize observations; see `make_observation_normalizer`.
-      of_rewards: whether to divide rewards by their root mean square, within +-10.
+      of_rewards: whether to divide rewards by their root mean square, or by a tenth of the largest one if that is more.
 
     Raises:
       ValueError: see `make_observation_normalizer`.

@@ -91,7 +91,8 @@ def make_agent(
       normalize_observations: whether to normalize observations by the mean and variance of all observations so far,
         within +-5. Categories stay as they are, and so do, in a nest, images of bytes, other integers, and what has a
         layer of one's own.
-      normalize_rewards: whether to normalize rewards by the root mean square of all rewards so far, within +-10.
+      normalize_rewards: whether to divide rewards by the root mean square of all so far, or by a tenth of the
+        largest so far if that is more, so that the order of returns stays.
       action_mask: the path of the observation's part that marks legal actions, such as 'action_mask'; see `ActionMask`.
         None has none.
       gradient_clipping: the bound of the global batch's gradient, by default of its norm (see `optimizers.make`); None
@@ -285,6 +286,8 @@ class PPOAgent(tf_agent.TFAgent):
     def _train(self, experience: Any, weights: tf.Tensor | None) -> tf_agent.LossInfo:
         """Takes one step on samples [B] or [B, T], or on sequences [B, T + 1], which it adds to the normalizers."""
         is_new = not isinstance(experience, Samples)
+        if is_new:
+            self._update_reward_normalizer(experience, _counts(experience))
         samples, counts = self._as_samples(experience, weights)
         with tf.GradientTape() as tape:
             info = self._loss_of(samples, counts, training=True)
@@ -293,7 +296,6 @@ class PPOAgent(tf_agent.TFAgent):
         self._divergence.assign(info.extra['kl_to_behaviour'])
         if is_new:
             new = _counts(experience) * (1.0 if taken is None else tf.cast(taken, tf.float32))
-            self._update_reward_normalizer(experience, new)
             self._update_observation_normalizer(experience, new)
         return info
 

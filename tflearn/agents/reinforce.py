@@ -68,7 +68,8 @@ def make_agent(
         without memory. An item starts with its episode, so no states are stored (`Slicing.store_policy_state`).
       normalize_observations: whether to normalize observations by the mean and variance of all that it trained on,
         within +-5; see `ppo.make_agent`.
-      normalize_rewards: whether to normalize rewards by the root mean square of all that it trained on, within +-10.
+      normalize_rewards: whether to divide rewards by the root mean square of all so far, or by a tenth of the
+        largest so far if that is more, so that the order of returns stays.
       action_mask: the path of the observation's part that marks legal actions, such as 'action_mask'; see `ActionMask`.
         None has none.
       learning_rate: a number, or a schedule of the train step.
@@ -167,6 +168,8 @@ class ReinforceAgent(tf_agent.TFAgent):
     def _train(self, experience: Any, weights: tf.Tensor | None = None) -> tf_agent.LossInfo:
         without = set() if self._options.baseline else {variable.ref() for variable in self._network.value_variables}
         variables = [variable for variable in self._network.trainable_variables if variable.ref() not in without]
+        if self._reward_normalizer:
+            self._reward_normalizer.update(experience.reward, _counts(experience))
         with tf.GradientTape() as tape:
             info = self._loss(experience, weights, training=True)
         gradients = tape.gradient(info.loss, variables)
@@ -174,8 +177,6 @@ class ReinforceAgent(tf_agent.TFAgent):
         counts = _counts(experience) * (1.0 if taken is None else tf.cast(taken, tf.float32))
         if self._observation_normalizer:
             self._observation_normalizer.update(experience.observation, counts)
-        if self._reward_normalizer:
-            self._reward_normalizer.update(experience.reward, counts)
         self.train_step_counter.assign_add(1)
         return tf.nest.map_structure(tf.identity, info)
 

@@ -53,7 +53,8 @@ def make_agent(
       learning_rate: a number, or a schedule of the train step.
       dual_learning_rate: the same for the temperature and the multipliers.
       normalize_observations: whether to normalize observations by the mean and variance of all so far, within +-5.
-      normalize_rewards: whether to normalize rewards by the root mean square of all so far, within +-10.
+      normalize_rewards: whether to divide rewards by the root mean square of all so far, or by a tenth of the
+        largest so far if that is more, so that the order of returns stays.
       action_mask: the path of the observation's part that marks legal actions; None has none.
       gradient_clipping: the bound of the global batch's gradient, but for temperature and multipliers; None does not
         clip.

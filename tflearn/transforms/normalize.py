@@ -11,7 +11,8 @@ import tensorflow as tf
 from tf_agents.specs import tensor_spec
 
 from tflearn.errors import UserValueError
-from tflearn.transforms.statistics import Moments, Running, Statistics
+from tflearn.train_step import max_over_replicas
+from tflearn.transforms.statistics import Moments, Running, Statistics, variable
 from tflearn.transforms.transform import ObservationTransform, RewardTransform
 from tflearn.types import EnvironmentSpecs
 
@@ -70,7 +71,10 @@ class Observations(ObservationTransform):
 
 
 class Rewards(RewardTransform):
-    """Divides rewards by their root mean square, so that their sign stays."""
+    """Divides rewards by their root mean square, or by more where the largest so far would exceed the bound.
+
+    So their sign stays, and the order of returns. Only a reward that is larger than all before it is cut, once.
+    """
 
     statistics: Moments
 
@@ -81,7 +85,7 @@ class Rewards(RewardTransform):
     ):
         """
         Args:
-          clipping: the largest absolute value of the result.
+          clipping: the bound of the result's absolute value.
           statistics: of which rewards the root mean square is.
         """
         _check(clipping)
@@ -90,18 +94,25 @@ class Rewards(RewardTransform):
     def transform_reward_spec(self, spec: tf.TensorSpec) -> tf.TensorSpec:
         """See `RewardTransform`."""
         self.statistics = self._how.make([spec], 'rewards')
-        self.policy_variables = [*self.statistics.means, *self.statistics.variances]
+        self.statistics.largest = variable(tf.zeros(spec.shape), 'largest')
+        self.policy_variables = [*self.statistics.means, *self.statistics.variances, self.statistics.largest]
         return spec
 
     def transform_reward(self, reward: tf.Tensor) -> tf.Tensor:
         """See `RewardTransform`."""
         (mean,), (variance,) = self.statistics.means, self.statistics.variances
-        normal = reward * tf.math.rsqrt(variance + tf.square(mean) + _EPSILON)
+        scale = tf.sqrt(variance + tf.square(mean) + _EPSILON)
+        normal = reward / tf.maximum(scale, self.statistics.largest / self._clipping)
         return tf.clip_by_value(normal, -self._clipping, self._clipping)
 
     def update(self, experience: Any, counts: tf.Tensor) -> None:
         """See `Transform`."""
-        self.statistics.update([experience.reward], counts)
+        reward = experience.reward
+        self.statistics.update([reward], counts)
+        counted = tf.reshape(counts > 0, [*tf.unstack(tf.shape(counts)), *[1] * (reward.shape.rank - 2)])
+        sizes = tf.where(counted & tf.math.is_finite(reward), tf.abs(reward), 0.0)
+        largest = max_over_replicas(tf.reduce_max(sizes, axis=[0, 1]))
+        self.statistics.largest.assign(tf.maximum(self.statistics.largest, largest))
 
 
 def _check(clipping: float) -> None:

@@ -18,13 +18,16 @@ class _Moments(tf.Module):
     Attributes:
       means: float32 variables of the tensors' shapes.
       variances: float32 variables of the tensors' shapes.
+      largest: a float32 variable of the largest absolute value, where a transform keeps one here.
     """
+
+    largest: tf.Variable
 
     def __init__(self, specs: Sequence[tf.TensorSpec], name: str):
         """Makes the variables, in the strategy's scope."""
         super().__init__(name)
-        self.means = [_variable(tf.zeros(spec.shape), 'mean') for spec in specs]
-        self.variances = [_variable(tf.ones(spec.shape), 'variance') for spec in specs]
+        self.means = [variable(tf.zeros(spec.shape), 'mean') for spec in specs]
+        self.variances = [variable(tf.ones(spec.shape), 'variance') for spec in specs]
 
     def _assign(self, valid: tf.Tensor, means: Sequence[tf.Tensor], variances: Sequence[tf.Tensor]) -> None:
         """Assigns means and variances if `valid`."""
@@ -35,7 +38,7 @@ class _Moments(tf.Module):
 class _RunningMoments(_Moments):
     def __init__(self, specs: Sequence[tf.TensorSpec], name: str):
         super().__init__(specs, name)
-        self._count = _variable(tf.zeros(()), 'count')
+        self._count = variable(tf.zeros(()), 'count')
 
     def update(self, values: Sequence[tf.Tensor], counts: tf.Tensor) -> None:
         """Adds the values of the global batch, in replica context; see `_batch_moments`."""
@@ -60,7 +63,7 @@ class _EmaMoments(_Moments):
     def __init__(self, specs: Sequence[tf.TensorSpec], name: str, rate: float):
         super().__init__(specs, name)
         self._rate = rate
-        self._started = _variable(tf.zeros(()), 'started')
+        self._started = variable(tf.zeros(()), 'started')
 
     def update(self, values: Sequence[tf.Tensor], counts: tf.Tensor) -> None:
         """Adds the values of the global batch, in replica context; see `_batch_moments`."""
@@ -80,10 +83,10 @@ class _WindowMoments(_Moments):
     def __init__(self, specs: Sequence[tf.TensorSpec], name: str, num_batches: int):
         super().__init__(specs, name)
         rings = [tf.zeros((num_batches, *spec.shape)) for spec in specs]
-        self._counts = _variable(tf.zeros((num_batches,)), 'counts')
-        self._batch_means = [_variable(ring, 'batch_means') for ring in rings]
-        self._batch_squares = [_variable(ring, 'batch_squares') for ring in rings]
-        self._next = _variable(tf.constant(0, tf.int64), 'next')
+        self._counts = variable(tf.zeros((num_batches,)), 'counts')
+        self._batch_means = [variable(ring, 'batch_means') for ring in rings]
+        self._batch_squares = [variable(ring, 'batch_squares') for ring in rings]
+        self._next = variable(tf.constant(0, tf.int64), 'next')
 
     def update(self, values: Sequence[tf.Tensor], counts: tf.Tensor) -> None:
         """Adds the values of the global batch, in replica context; see `_batch_moments`."""
@@ -193,6 +196,7 @@ def _sum_over_replicas(parts: list[tf.Tensor]) -> list[tf.Tensor]:
     return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, parts)
 
 
-def _variable(value: tf.Tensor, name: str) -> tf.Variable:
+def variable(value: tf.Tensor, name: str) -> tf.Variable:
+    """Returns a variable of statistics, in the strategy's scope."""
     # All replicas assign the same value.
     return tf.Variable(value, trainable=False, name=name, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
