@@ -158,7 +158,7 @@ class Slicing:
       stride: rows between the first rows of two items of one episode [steps].
       pad_episodes: fill up the last item of an episode with copies of its boundary row, however the episode ended. With
         the stride `sequence_length` - 1 each step is in exactly one item, and an episode of fewer steps than that is
-        one item. For agents that leave boundary rows out of their losses.
+        one item. With the stride 1 each step begins an item. For agents that leave boundary rows out of their losses.
       cross_episodes: let items continue from one episode into the next, so that every `stride` steps of an environment
         end an item, wherever its episodes end. For agents that use step types: between two episodes there is a row
         (LAST -> FIRST) with the last observation, in which no action was taken.

@@ -49,6 +49,14 @@ def test_loss_equals_the_papers():
     assert float(agent.loss(data).loss) == pytest.approx(-(log_probs * returns).sum() / 3, rel=1e-4)
 
 
+def test_reports_the_share_of_the_steps_of_episodes_longer_than_an_item():
+    agent = _agent()
+    data = _episodes(agent, 4, 5, padding=2)
+    assert float(agent.loss(data).extra['ignored_share']) == 0.0
+    continued = tf.tensor_scatter_nd_update(data.step_type, [[1, 0]], [int(ts.StepType.MID)])
+    assert float(agent.loss(data._replace(step_type=continued)).extra['ignored_share']) == 0.25
+
+
 def test_entropy_coefficient_follows_a_schedule():
     agent = _agent(entropy_coefficient=schedules.linear(1.0, 0.0, 10))
     data = _episodes(agent, 3, 5)

@@ -2,19 +2,22 @@
 
 import functools
 
+import gymnasium
 import numpy as np
 import pytest
 import reverb
 import tensorflow as tf
 
+import tflearn
 from tests.testing import experiences
 from tflearn.agents import impala, ppo
 from tflearn.agents.actor_value import NetworkOptions
-from tflearn.environments import gymnasium_env
+from tflearn.environments import gymnasium_env, vector_env
 from tflearn.experience import BatchItems, Experience, Iteration, Queue, Slicing
 from tflearn.jobs.collect import collect
 from tflearn.jobs.train import train
 from tflearn.learner.learner import LearnerOptions
+from tflearn.optimization import ppo_loss
 from tflearn.replay import credits, reports
 from tflearn.replay.storage import REPLAY
 from tflearn.run_dir import read_json
@@ -138,3 +141,48 @@ def test_four_collectors_together_make_as_many_items_as_one(on_policy_run):
 def test_rejects_agent_without_prepare(on_policy_run):
     with pytest.raises(ValueError, match='need an agent that prepares sequences for several epochs'):
         on_policy_run.start(train, num_train_steps=10, make_agent=impala.make_agent).join()
+
+
+class Choice(gymnasium.Env):
+    """The first action chooses: 30 with the last of 200 steps, or 0.1 with each of them, which is 20 in all."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self._step = self._choice = 0
+        return self._observation(), {}
+
+    def _observation(self):
+        return np.array([self._step / 200, self._choice], np.float32)
+
+    def step(self, action):
+        self._choice = self._choice if self._step else int(action)
+        self._step += 1
+        done = self._step == 200
+        return self._observation(), 30.0 * done if self._choice else 0.1, done, False, {}
+
+
+def test_a_rare_large_reward_is_chosen_with_the_default_normalization(small_run):
+    run = small_run
+    given = {
+        'make_environment': functools.partial(vector_env.in_process, Choice),
+        'make_agent': functools.partial(
+            ppo.make_agent,
+            network=NetworkOptions(fc_layer_params=(16,)),
+            loss=ppo_loss.LossOptions(gamma=1.0, lambda_=1.0),
+            learning_rate=1e-2,
+        ),
+        'experience': Experience(
+            slicing=Slicing(sequence_length=201, stride=200, pad_episodes=True),
+            replay=Queue(max_size=16, max_policy_lag=2, training=Iteration(num_epochs=4, minibatch_steps=800)),
+            batch=BatchItems(16),
+        ),
+    }
+    run.start_replay(**given)
+    collector = run.start(collect, num_environments=16, **given)
+    run.start(train, num_train_steps=640, publish_interval_steps=1, export_interval_steps=640, **given).join()
+    collector.join()
+    policy = tflearn.load_policy(run.dir.greedy_policy)
+    assert policy(np.zeros(2, np.float32)) == 1

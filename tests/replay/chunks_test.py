@@ -57,7 +57,9 @@ def _episode(steps, last, terminated, slicing):
     steps = steps[:1] * slicing.history_steps + steps
     length, stride, pad = slicing.num_rows, slicing.stride, slicing.pad_episodes
     without_future = length - slicing.future_steps
-    if pad and last:
+    if pad and last and stride == 1:
+        steps += steps[-1:] * (slicing.sequence_length - 2)
+    elif pad and last:
         while len(steps) < without_future or (len(steps) - without_future) % stride:
             steps.append(steps[-1])
     elif last and terminated:

@@ -65,6 +65,12 @@ def series(**values):
         ('off-policy', {'train__extra__mean_abs_log_rho': FLAT / 100}, {'train__extra__mean_abs_log_rho': FLAT}),
         ('replay-ratio', {'train__samples_per_insert': FLAT}, {'train__samples_per_insert': 1e3 * FLAT}),
         (
+            'unused-data',
+            {'collect__unused_steps': 0 * RISING, 'collect__env_steps': 10 * RISING},
+            {'collect__unused_steps': RISING, 'collect__env_steps': 10 * RISING},
+        ),
+        ('unused-data', {'train__extra__ignored_share': 0 * FLAT}, {'train__extra__ignored_share': FLAT / 20}),
+        (
             'lost-data',
             {'collect__episodes': RISING, 'collect__dropped_episodes': 0 * RISING},
             {'collect__episodes': RISING, 'collect__dropped_episodes': RISING / 10},

@@ -136,7 +136,8 @@ class ReinforceAgent(tf_agent.TFAgent):
     """See the module.
 
     The extra metrics of the loss are sums over an episode, averaged over the episodes of the global batch:
-    `policy_loss`, `value_loss`, `entropy` [nats]; and `num_episodes`.
+    `policy_loss`, `value_loss`, `entropy` [nats]; and `num_episodes`, and `ignored_share`, the share of the steps that
+    are of longer episodes than an item, on which it does not train.
     """
 
     def __init__(
@@ -207,14 +208,17 @@ class ReinforceAgent(tf_agent.TFAgent):
             'entropy': common.entropy(distribution, self.action_spec, outer_rank=2),
         }
         sums = [tf.reduce_sum(tf.where(counts > 0, counts * each, 0.0)) for each in losses.values()]
-        own = tf.stack([*sums, tf.reduce_sum(tf.cast(_ends(experience), tf.float32))])
+        steps = tf.cast(~experience.is_boundary()[:, :-1], tf.float32)  # a last row is also the next item's first
+        used = tf.reduce_sum(_counts(experience)[:, :-1])
+        own = tf.stack([*sums, used, tf.reduce_sum(steps), tf.reduce_sum(tf.cast(_ends(experience), tf.float32))])
         total = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.stop_gradient(own))
         num_episodes, coefficient = total[-1], options.entropy_coefficient
         if callable(coefficient):
             coefficient = coefficient(self.train_step_counter)
         loss = sums[0] + options.value_coefficient * sums[1] - coefficient * sums[2]
-        means = tf.unstack(tf.math.divide_no_nan(total[:-1], num_episodes))
-        extra = dict(zip(losses, means, strict=True)) | {'num_episodes': num_episodes}
+        means = tf.unstack(tf.math.divide_no_nan(total[:-3], num_episodes))
+        ignored = tf.math.divide_no_nan(total[-2] - total[-3], total[-2])
+        extra = dict(zip(losses, means, strict=True)) | {'num_episodes': num_episodes, 'ignored_share': ignored}
         return tf_agent.LossInfo(tf.math.divide_no_nan(loss, num_episodes), extra)
 
 

@@ -272,6 +272,7 @@ class _Reporter:
             'dropped_episodes': metrics.dropped_episodes,
             'rebuilt_environments': self._collection.num_rebuilt,
             'lost_steps': self._writer.lost_steps,
+            'unused_steps': self._writer.unused_steps,
         }
 
     def _report(self, state: str) -> None:
@@ -293,7 +294,7 @@ class _Reporter:
         metrics = self._collection.metrics
         mean_return = 'none' if metrics.mean_return is None else f'{metrics.mean_return:.1f}'
         counts = self._counts()
-        names = ('dropped_episodes', 'rebuilt_environments', 'lost_steps')
+        names = ('dropped_episodes', 'rebuilt_environments', 'lost_steps', 'unused_steps')
         failures = ''.join(f', {counts[name]} {name.replace("_", " ")}' for name in names if counts[name])
         return (
             f'{metrics.env_steps} environment steps ({metrics.env_steps_per_sec:.0f}/s), {metrics.episodes} episodes, '

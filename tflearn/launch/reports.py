@@ -73,11 +73,17 @@ class JobReport:
                 ('mean return', plain(self.number('mean_return'))),
                 ('episodes', count(self.number('episodes'))),
                 ('steps lost', count(self.number('lost_steps') or None)),
+                ('never trained on', self._unused_share()),
                 ('episodes dropped', count(self.number('dropped_episodes') or None)),
                 ('environments rebuilt', count(self.number('rebuilt_environments') or None)),
             ],
         }
         return ', '.join(f'{label} {text}'.strip() for label, text in texts.get(self.kind, []) if text)
+
+    def _unused_share(self) -> str:
+        """'3% of the steps'; '' if none is unused."""
+        unused, steps = self.number('unused_steps'), self.number('env_steps')
+        return f'{unused / steps:.0%} of the steps' if unused and steps else ''
 
 
 @dataclasses.dataclass(frozen=True)

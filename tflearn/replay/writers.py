@@ -128,6 +128,11 @@ class ReplayWriter:
         self._chunks.begin_with_next()
 
     @property
+    def unused_steps(self) -> int:
+        """Steps on which nothing trains: of episodes that are too short for a sequence."""
+        return self._chunks.unused.num_steps
+
+    @property
     def num_complete_sequences(self) -> int:
         """The number of sequences that were sent or are ready to be sent."""
         return self.num_sequences + self._chunks.num_waiting

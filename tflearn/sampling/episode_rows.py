@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 from tf_agents.trajectories import time_step as ts
 
+from tflearn.replay.chunks import UnusedSteps
 from tflearn.replay.storage import Storage
 
 _FIRST, _LAST = int(ts.StepType.FIRST), int(ts.StepType.LAST)
@@ -23,6 +24,7 @@ class EpisodeRows:
         slicing = storage.experience.slicing
         self._slicing, self._layout, self._length = slicing, storage.layout, slicing.num_rows
         self._history = 0 if slicing.cross_episodes else slicing.history_steps
+        self._unused = UnusedSteps(slicing)
 
     def max_rows(self, num_steps: int, num_episodes: int) -> int:
         """Returns how many rows episodes have at most, of `num_steps` environment steps in all."""
@@ -37,6 +39,9 @@ class EpisodeRows:
 
         Returns:
           The rows uint8 [N, num_bytes], and the rows that begin a sequence, int64 [S], in their order.
+
+        Raises:
+          ValueError: if many episodes were given, and all are too short for a sequence.
         """
         leaves = zip(*map(tf.nest.flatten, episodes), strict=True)
         columns = [column[0] if len(column) == 1 else np.concatenate(column) for column in leaves]
@@ -56,6 +61,8 @@ class EpisodeRows:
             sources, index = _ranges(lengths)
             rows = rows[np.clip(begins[sources] - self._history + index, begins[sources], ends[sources])]
         stride, excess = self._slicing.stride, lengths - self._length
+        has_boundary = joined.step_type[ends] == _LAST
+        self._unused.add(ends + 1 - begins - has_boundary, excess < 0)
         # Where the stride passes over the end, one more sequence ends there.
         passes_over = takes_end & (not self._slicing.pad_episodes) & (excess > 0) & (excess % stride > 0)
         sources, index = _ranges(np.where(excess < 0, 0, excess // stride + 1 + passes_over))
@@ -67,7 +74,9 @@ class EpisodeRows:
         slicing, step_type = self._slicing, joined.step_type
         has_boundary = step_type[ends] == _LAST
         takes_end = has_boundary | (joined.next_step_type[ends] == _FIRST)
-        if slicing.pad_episodes:
+        if slicing.pad_episodes and slicing.stride == 1:
+            repeats = np.full(len(ends), self._length - self._history - 2)
+        elif slicing.pad_episodes:
             missing = self._length - slicing.future_steps - (self._history + ends + 1 - begins)
             repeats = np.where(missing > 0, missing, missing % slicing.stride) + slicing.future_steps
         else:

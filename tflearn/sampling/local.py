@@ -115,10 +115,12 @@ class LocalReplay:
         return int((max(0, self._inserts_beyond) * self._ratio - self._samples) // batch_size)
 
     def metrics(self) -> dict[str, float | None]:
-        """Returns `replay_size` and `samples_per_insert` (since the first draw was allowed; None before)."""
+        """Returns `replay_size`, `unused_steps` (on which nothing trains, since their episodes are too short for a
+        sequence), and `samples_per_insert` (since the first draw was allowed; None before)."""
         inserts = self._inserts_beyond
         ratio = self._samples / inserts if inserts > 0 else None
-        return {'replay_size': self._ring.size, 'samples_per_insert': ratio}
+        unused = self._chunks.unused.num_steps
+        return {'replay_size': self._ring.size, 'unused_steps': unused, 'samples_per_insert': ratio}
 
     @property
     def error(self) -> Exception | None:

@@ -203,6 +203,19 @@ def lost_data(series: Series) -> Finding | None:
     return Finding('lost-data', share > 0.01, f'{seen} in {episodes[1].values[-1]:.0f} episodes')
 
 
+def unused_data(series: Series) -> Finding | None:
+    """More than one of a hundred steps is never trained on, since its episode is too short, or too long, for an item."""
+    if found := _course(series, 'train/extra/ignored_share'):
+        share = float(found[1].quarters[1].mean())
+    else:
+        unused = _course(series, 'collect/unused_steps', 'train/unused_steps')
+        steps = _course(series, 'collect/env_steps', 'train/env_steps')
+        if unused is None or steps is None:
+            return None
+        share = float(unused[1].values[-1] / max(steps[1].values[-1], 1.0))
+    return Finding('unused-data', share > 0.01, f'{share:.2g} of the steps are never trained on')
+
+
 _RETURN = 'evaluate/mean_return or collect/mean_return'
 CHECKS: Mapping[str, tuple[str, Callable[[Series], Finding | None]]] = {  # what is needed, and the check
     'returns-flat': (_RETURN, returns_flat),
@@ -220,6 +233,7 @@ CHECKS: Mapping[str, tuple[str, Callable[[Series], Finding | None]]] = {  # what
     **_last_above('data-wait', 'train/data_wait_share', 0.5, 'that of a busy learner'),
     **_last_above('off-policy', 'train/extra/mean_abs_log_rho', 0.5, 'that of nearly on-policy data'),
     **_last_above('replay-ratio', 'train/samples_per_insert', 2048, 'what is usual'),
+    'unused-data': ('train/extra/ignored_share, or collect/unused_steps', unused_data),
     'lost-data': ('collect/episodes', lost_data),
 }
 
