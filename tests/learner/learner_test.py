@@ -197,6 +197,12 @@ def test_steps_before_the_data_end_count(tmp_path, make_agent, make_dataset_fn, 
     assert learner.checkpoints.saved_step == 7
 
 
+def test_data_without_a_batch_are_refused(tmp_path, make_agent, make_dataset_fn):
+    learner = Learner(make_agent(), make_dataset_fn(0, 0), RunDir(tmp_path))
+    with pytest.raises(UserError, match='got data that give no batch; need one at least; check that'):
+        learner.run(10)
+
+
 def test_data_end_between_two_calls(tmp_path, make_agent, make_dataset_fn):
     learner = Learner(make_agent(), make_dataset_fn(0, 7), RunDir(tmp_path))
     assert not learner.run(7).data_ended

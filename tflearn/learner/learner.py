@@ -104,7 +104,7 @@ class Learner:
         self.train_step = agent.train_step_counter
         self._agent, self._options, self._run_dir = agent, options, run_dir
         self._strategy = strategy or tf.distribute.get_strategy()
-        self._healthy, self._data_ended = True, False
+        self._healthy, self._had_data, self._data_ended = True, False, False
         self._waits_since: float | None = None
         self._closed_at: int | None = None
         with self._strategy.scope():
@@ -200,7 +200,7 @@ class Learner:
           The means over the steps taken. If the data ended, `data_ended` is true, and there may be fewer steps.
 
         Raises:
-          ValueError: if `num_steps` is below 1.
+          ValueError: if `num_steps` is below 1, or the data give no batch at all.
           RuntimeError: if the data had ended in an earlier call, unless they come in rounds (`rounds.RoundSource`).
           FloatingPointError: at a loss that is not finite, if `on_nonfinite` is 'stop'; a checkpoint is saved first if
             the variables are finite. If it is 'skip', as soon as they are not. In both cases, if a checkpoint was
@@ -221,7 +221,13 @@ class Learner:
         if result.num_nonfinite:  # always 0 if they are ignored
             self._check_numbers()
         if result.data_ended and isinstance(self._batches, DatasetBatches):  # a source ends because it was closed
+            if not (result.num_steps or self._had_data):
+                raise UserValueError(
+                    'got data that give no batch; need one at least; check that the dataset is not empty, nor shorter '
+                    'than a batch with drop_remainder=True'
+                )
             logging.warning('the data ended after %d of %d train steps', result.num_steps, num_steps)
+        self._had_data = True
         if self._options.after_run:
             self._options.after_run(result)
         after = self.step  # reading the variable takes as long as a small network's train step in XLA

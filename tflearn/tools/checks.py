@@ -204,7 +204,7 @@ def lost_data(series: Series) -> Finding | None:
 
 
 def unused_data(series: Series) -> Finding | None:
-    """More than one of a hundred steps is never trained on, since its episode is too short, or too long, for an item."""
+    """More than one of a hundred steps is never trained on, since its episode is too short or too long for an item."""
     if found := _course(series, 'train/extra/ignored_share'):
         share = float(found[1].quarters[1].mean())
     else:
