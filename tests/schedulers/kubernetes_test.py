@@ -1,5 +1,6 @@
 """Manifests: complete, consistent with each other and with the run's settings, and valid by the published schemas."""
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -18,23 +19,22 @@ RESOURCES = {
     'train': Resources(cores=8, memory_gb=16.0, accelerators=4, accelerator='nvidia-l4'),
     'collect': Resources(cores=2, memory_gb=1.5, custom={'example.com/simulator': 1}),
 }
-FULL = KubernetesOptions(
-    image='registry.example.com/tflearn:1',
-    namespace='agents',
-    queue='learners',
-    cluster_queue='gpus',
-    storage_class='fast',
-    max_collectors=64,
-    serve_replicas=2,
-)
-TPU = KubernetesOptions(tpu_topology='2x4', serve_replicas=0)
+IMAGE = 'image=registry.example.com/tflearn:1'
+_OF_FULL = ('namespace=agents', 'queue=learners', 'cluster_queue=gpus', 'max_collectors=64', 'serve_replicas=2')
+FULL = options.read(KubernetesOptions, [IMAGE, *_OF_FULL])
+TPU = options.read(KubernetesOptions, [IMAGE, 'tpu_topology=2x4', 'serve_replicas=0'])
+SMALL = options.read(KubernetesOptions, [IMAGE, 'serve_replicas=0'])
 
 
-def manifests(its_options=FULL, num_workers=2, resources=RESOURCES, num_collectors=16, name='My_Run', **more):
+def manifests(
+    its_options=FULL, num_workers=2, resources=RESOURCES, num_collectors=16, name='My_Run', gin_files=(), **more
+):
+    gin_files = dict(gin_files)
     servers = replay_servers(more.get('num_replay_servers', 1))
     flags = [f'--root_dir=/runs/{name}', f'--replay_address={",".join(map(address_of, servers))}']
     counts = {'num_collectors': num_collectors, 'num_workers': num_workers, **more}
     topology = run_topology(package='scripts', flags=flags, resources=resources, **counts)
+    topology = dataclasses.replace(topology, gin_files=gin_files)
     made = kubernetes.manifests(topology, RunDir(f'/runs/{name}'), its_options)
     return json.loads(json.dumps(made)), topology
 
@@ -48,7 +48,7 @@ def templates(made):
     """The templates of pods, by the job's kind."""
     found = []
     for item in made:
-        spec = item['spec']
+        spec = item.get('spec', {})
         for job in spec.get('replicatedJobs', []):
             found.append(job['template']['spec']['template'])
         found += [spec['template']] if 'template' in spec else []
@@ -65,14 +65,15 @@ def container(made, kind):
 def test_a_run_has_all_its_objects():
     made, _ = manifests()
     assert [item['kind'] for item in made] == [
-        *('PersistentVolumeClaim', 'Service', 'StatefulSet', 'LocalQueue', 'JobSet', 'Deployment'),
-        *('HorizontalPodAutoscaler', 'Job', 'Service', 'Deployment', 'NetworkPolicy', *['PodDisruptionBudget'] * 4),
+        *('Service', 'StatefulSet', 'LocalQueue', 'JobSet', 'Deployment'),
+        *('HorizontalPodAutoscaler', 'Job', 'Service', 'Deployment', 'NetworkPolicy', *['PodDisruptionBudget'] * 3),
     ]
     assert {item['metadata']['namespace'] for item in made} == {'agents'}
     keys = [(item['kind'], item['metadata']['name']) for item in made]
     assert len(set(keys)) == len(keys)
-    small, _ = manifests(KubernetesOptions(serve_replicas=0), num_workers=1, resources={})
-    assert not {'LocalQueue', 'HorizontalPodAutoscaler'} & {item['kind'] for item in small}
+    small, _ = manifests(SMALL, num_workers=1, resources={})
+    kinds = ['Service', 'StatefulSet', 'JobSet', 'Job', 'Job', 'NetworkPolicy', 'PodDisruptionBudget']
+    assert [item['kind'] for item in small] == kinds
     assert sorted(templates(small)) == ['collect', 'evaluate', 'replay_server', 'train']
 
 
@@ -94,10 +95,10 @@ def test_selectors_find_the_pods_that_they_mean():
             assert matched(spec['selector']) == [spec['template']['metadata']['labels']['tflearn/job']]
         if item['kind'] == 'Service':
             (kind,) = matched({'matchLabels': spec['selector']})
-            ports = [port['name'] for port in container(made, kind)['ports']]
+            ports = [port['name'] for port in container(made, kind)['ports'] if port['name'] != 'metrics']
             assert [port['targetPort'] for port in spec['ports']] == ports
     budgets = [item['spec'] for item in made if item['kind'] == 'PodDisruptionBudget']
-    assert [matched(spec['selector']) for spec in budgets] == [['replay_server'], ['train'], ['collect'], ['serve']]
+    assert [matched(spec['selector']) for spec in budgets] == [['replay_server'], ['collect'], ['serve']]
     network = by_kind(made, 'NetworkPolicy')['spec']
     assert matched(network['podSelector']) == ['collect', 'evaluate', 'replay_server', 'train']
     *own, metrics = network['ingress']
@@ -148,8 +149,6 @@ def test_shards_and_relays_are_pods_with_addresses():
         assert f'--replay_address={replay}' in container(made, kind)['args']
     assert container(made, 'replay_server')['args'][-1] == '--shard=$(ORDINAL)'
     assert container(made, 'replay_server')['env'][0]['valueFrom']['fieldRef']['fieldPath'].endswith("pod-index']")
-    mounts = [mount['name'] for mount in container(made, 'replay_server')['volumeMounts']]
-    assert mounts == ['run'], 'each compares its checkpoint with those of the others'
     assert f'--weights_address={run}-weights:8010' in container(made, 'train')['args']
     relays = ','.join(f'{run}-relay-{i}.{run}-relay:8010' for i in range(2))
     assert f'--weights_address={relays}' in container(made, 'collect')['args']
@@ -199,13 +198,90 @@ def test_pods_have_time_to_stop_volumes_and_no_rights():
         pod = template['spec']
         assert pod['terminationGracePeriodSeconds'] > topology.stop_timeout_secs
         assert pod['securityContext']['runAsNonRoot']
-        volumes = {volume['name'] for volume in pod['volumes']}
-        claims = by_kind(made, 'StatefulSet')['spec']['volumeClaimTemplates']
-        volumes |= {claim['metadata']['name'] for claim in claims}
         for each in pod['containers']:
-            assert {mount['name'] for mount in each['volumeMounts']} <= volumes
-    mounts = [mount['mountPath'] for mount in container(made, 'replay_server')['volumeMounts']]
-    assert mounts == ['/runs/My_Run', '/runs/My_Run/replay']
+            assert [mount['name'] for mount in each['volumeMounts']] == [volume['name'] for volume in pod['volumes']]
+            assert each['resources']['requests'].keys() >= {'cpu', 'memory'}, 'the first to be evicted'
+            assert [mount['mountPath'] for mount in each['volumeMounts']] == ['/runs/My_Run'], 'none inside another'
+    serve = container(made, 'serve')
+    assert '--metrics_port=9100' in serve['args'] and serve['livenessProbe']['httpGet']['port'] == 'metrics'
+
+
+def test_what_ends_a_run_keeps_its_directory():
+    """The claim is in a list of its own; or it is one that is there."""
+    own = options.read(KubernetesOptions, ['part=claims', 'storage_class=fast', 'namespace=agents'])
+    (claim,), _ = manifests(own)
+    assert (claim['kind'], claim['spec']['storageClassName']) == ('PersistentVolumeClaim', 'fast')
+    made, _ = manifests()
+    assert not any(item['kind'] == 'PersistentVolumeClaim' or 'volumeClaimTemplates' in item['spec'] for item in made)
+    there, _ = manifests(options.read(KubernetesOptions, [IMAGE, 'claim=ours']))
+    for result, name in ((made, claim['metadata']['name']), (there, 'ours')):
+        for template in templates(result).values():
+            volumes = template['spec']['volumes']
+            assert [volume['persistentVolumeClaim']['claimName'] for volume in volumes] == [name]
+
+
+def test_collectors_end_with_the_run_unless_an_autoscaler_counts_them():
+    made, _ = manifests(SMALL)
+    job = by_kind(made, 'Job', '-collect')['spec']
+    assert (job['completions'], job['parallelism'], job['completionMode']) == (16, 16, 'Indexed')
+    assert job['template']['spec']['restartPolicy'] == 'Never' and job['ttlSecondsAfterFinished'] > 86_400
+    assert [rule['action'] for rule in job['podFailurePolicy']['rules']] == ['FailJob', 'Ignore']
+    assert container(made, 'collect')['args'][-1] == '--collector_name=collect_$(INDEX)'
+    assert by_kind(made, 'JobSet')['spec']['ttlSecondsAfterFinished'] == job['ttlSecondsAfterFinished']
+
+
+PATCH = {
+    '*': {
+        'pod': {'imagePullSecrets': [{'name': 'registry'}], 'serviceAccountName': 'agents'},
+        'container': {'envFrom': [{'secretRef': {'name': 'keys'}}]},
+        'metadata': {'annotations': {'team': 'rl'}},
+    },
+    'train': {
+        'pod': {
+            'tolerations': [{'key': 'gpu', 'operator': 'Exists'}],
+            'nodeSelector': {'zone': 'b'},
+            'volumes': [{'name': 'tls', 'secret': {'secretName': 'tls'}}],
+        },
+        'container': {
+            'env': [{'name': 'PROXY', 'value': 'none'}],
+            'volumeMounts': [{'name': 'tls', 'mountPath': '/secrets/tls', 'readOnly': True}],
+        },
+    },
+    'serve': {'container': {'resources': {'limits': {'memory': '3G'}}}},
+}
+
+
+def test_a_file_is_merged_into_pods(tmp_path):
+    file = tmp_path / 'patch.json'
+    file.write_text(json.dumps(PATCH))
+    patched = options.read(KubernetesOptions, [IMAGE, f'patch={file}', 'accelerator_label=nvidia.com/gpu.product'])
+    made, _ = manifests(patched)
+    for template in templates(made).values():
+        assert template['spec']['imagePullSecrets'] == [{'name': 'registry'}]
+        assert template['spec']['containers'][0]['envFrom'] == [{'secretRef': {'name': 'keys'}}]
+        assert template['metadata']['annotations']['team'] == 'rl'
+    train = templates(made)['train']['spec']
+    assert train['nodeSelector'] == {'nvidia.com/gpu.product': 'nvidia-l4', 'zone': 'b'}
+    assert [volume['name'] for volume in train['volumes']] == ['run', 'tls']
+    assert [item['name'] for item in train['containers'][0]['env']] == ['WORKER_INDEX', 'TF_CONFIG', 'PROXY']
+    serve = container(made, 'serve')['resources']
+    assert serve['limits'] == {'memory': '3G'} and serve['requests']['memory']
+    for text, message in (
+        ('{', 'cannot be read'),
+        ('[]', 'with no object; need'),
+        ('{"trian": {}}', r'with trian; need \{KIND: .* of the kinds \*, train'),
+        ('{"train": {"spec": {}}}', 'with train.spec; need'),
+        ('{"train": {"pod": []}}', 'with train.pod; need'),
+    ):
+        file.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            manifests(patched)
+
+
+def test_gin_files_that_no_image_has_are_sent():
+    made, _ = manifests(gin_files={'mine.gin': 'include "parts/a.gin"', 'parts/a.gin': 'a = 1'})
+    config = by_kind(made, 'ConfigMap')
+    assert sorted(config['data'].values()) == ['a = 1', 'include "parts/a.gin"']
 
 
 @pytest.mark.parametrize(
@@ -237,6 +313,9 @@ def test_a_job_is_alive_while_it_reports(tmp_path, state, age_secs, alive):
         (['cluster_queue=a'], 'got cluster_queue without queue'),
         (['tpu_topology=8'], 'need a layout such as 2x4'),
         (['storage_gb=big'], 'need a number, such as storage_gb=50'),
+        ([], 'got no image; need --backend_option=image='),
+        (['part=all', IMAGE], 'got part=all; need run or claims'),
+        (['part=claims', 'claim=mine'], 'which is there; need one of them'),
     ],
 )
 def test_wrong_options_are_refused(texts, message):
@@ -251,18 +330,37 @@ def test_fewer_collectors_at_most_than_at_least_are_refused():
 
 def test_a_launch_renders_and_does_not_submit(tmp_path):
     command = [sys.executable, '-m', 'scripts.launch', '--root_dir=/runs/a', '--gin_file=dqn_cartpole']
-    command += ['--backend=kubernetes', '--backend_option=namespace=agents']
+    command += ['--backend=kubernetes', '--backend_option=namespace=agents', f'--backend_option={IMAGE}']
     done = subprocess.run([*command, '--render'], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     made = json.loads(done.stdout)['items']
-    assert '--gin_file=dqn_cartpole' in container(made, 'train')['args']
+    assert '--gin_file=dqn_cartpole.gin' in container(made, 'train')['args']
+    own = tmp_path / 'my run.gin'
+    own.write_text("include 'dqn_cartpole.gin'\ninclude 'parts/more.gin'\n")
+    more = tmp_path / 'parts' / 'more.gin'
+    more.parent.mkdir()
+    head = 'from __gin__ import dynamic_registration\nfrom tflearn.learner import stop_conditions\n'
+    more.write_text(f'{head}stop_conditions.StopConditions.num_train_steps = 10\n')
+    done = subprocess.run(
+        [*command, '--render', f'--gin_file={own}'], capture_output=True, text=True, timeout=60, check=True
+    )
+    made = json.loads(done.stdout)['items']
+    assert '--gin_file=/etc/tflearn/gin/my run.gin' in container(made, 'train')['args']
+    (volume,) = [each for each in templates(made)['train']['spec']['volumes'] if each['name'] == 'gin']
+    data = by_kind(made, 'ConfigMap', '-gin')['data']
+    assert {item['path']: data[item['key']] for item in volume['configMap']['items']} == {
+        'my run.gin': own.read_text(),
+        'parts/more.gin': more.read_text(),
+    }
 
 
 CASES = {
     'full': lambda: manifests()[0],
     'shards': lambda: manifests(num_replay_servers=4, weights=WEIGHTS)[0],
     'tpu': lambda: manifests(TPU, resources={'train': Resources(accelerators=4, accelerator='v5')})[0],
-    'small': lambda: manifests(KubernetesOptions(), num_workers=1, resources={}, num_collectors=1)[0],
+    'small': lambda: manifests(SMALL, num_workers=1, resources={}, num_collectors=1)[0],
+    'claims': lambda: manifests(options.read(KubernetesOptions, ['part=claims']))[0],
+    'own gin file': lambda: manifests(SMALL, gin_files={'a/ö.gin': 'x = 1'})[0],
 }
 CUSTOM = ('JobSet', 'LocalQueue')
 
@@ -281,7 +379,29 @@ def test_core_kinds_are_valid_by_the_published_schemas(case):
                 kubernetes_validate.validate({**manifest, 'specs': {}}, '1.35', strict=True)
 
 
+CAPABILITIES = {'drop': ['ALL']}
+VOLUMES = {'configMap', 'csi', 'downwardAPI', 'emptyDir', 'ephemeral', 'persistentVolumeClaim', 'projected', 'secret'}
+
+
 @pytest.mark.parametrize('case', CASES)
+def test_pods_meet_the_restricted_security_standard(case):
+    """Each control of the standard's `baseline` and `restricted` levels that applies to Linux pods."""
+    for template in templates(CASES[case]()).values():
+        pod = template['spec']
+        assert not {'hostNetwork', 'hostPID', 'hostIPC'} & pod.keys()
+        assert all(volume.keys() - {'name'} <= VOLUMES for volume in pod['volumes'])
+        own = pod['securityContext']
+        assert own['runAsNonRoot'] is True and own['runAsUser'] != 0
+        assert own['seccompProfile']['type'] in ('RuntimeDefault', 'Localhost')
+        assert not {'seLinuxOptions', 'sysctls', 'windowsOptions', 'appArmorProfile'} & own.keys()
+        for each in [*pod['containers'], *pod.get('initContainers', [])]:
+            assert each['securityContext'] == {'allowPrivilegeEscalation': False, 'capabilities': CAPABILITIES}
+            assert not any('hostPort' in port for port in each.get('ports', []))
+            probes = [each.get(name, {}) for name in ('livenessProbe', 'readinessProbe', 'startupProbe')]
+            assert not any('host' in probe.get(kind, {}) for probe in probes for kind in ('httpGet', 'tcpSocket'))
+
+
+@pytest.mark.parametrize('case', [case for case in CASES if case != 'claims'])
 def test_custom_kinds_are_valid_by_their_definitions(case):
     """Needs the folder TFLEARN_TEST_CRDS with the CustomResourceDefinitions of JobSet and of Kueue, as YAML."""
     folder = os.environ.get('TFLEARN_TEST_CRDS')

@@ -128,8 +128,7 @@ def run(
     """
     _check_location(run_dir, backend.name)
     path = files.resolve(gin_file)
-    # An image has the packaged gin files elsewhere.
-    its_gin_file = gin_file if backend.name == 'kubernetes' else path
+    its_gin_file, gin_files = _in_image(gin_file, path) if backend.name == 'kubernetes' else (str(path), {})
     flags = [f'--root_dir={run_dir.location}', f'--gin_file={its_gin_file}']
     flags += [f'--gin_bindings={binding}' for binding in gin_bindings]
     held = contextlib.ExitStack()
@@ -156,12 +155,32 @@ def run(
         stop_timeout_secs=stop_timeout_secs + 10.0,
         silent_timeout_secs=silent_timeout_secs,
         connect_timeout_secs=connect_timeout_secs,
+        gin_files=gin_files,
     )
     _check(path, gin_bindings, topology, len(addresses) > 1)
     try:
         return backend.run(topology, run_dir, package)
     finally:
         held.close()
+
+
+def _in_image(gin_file: str, path: pathlib.Path) -> tuple[str, dict[str, str]]:
+    """Returns the gin file's path in a container, and the files that an image has not: those that are not packaged."""
+    from tflearn.config import reader  # Half a second that a wrong flag need not wait for.
+
+    packaged = files.folder().resolve()
+    read = {file.resolve(): text for file, text in reader.read(path).files.items()}
+    own = {file: text for file, text in read.items() if not file.is_relative_to(packaged)}
+    if not own:
+        return path.resolve().relative_to(packaged).as_posix(), {}
+    folder = path.resolve().parent
+    for file in own:
+        if not file.is_relative_to(folder):
+            raise UserValueError(
+                f'got {path}, which includes {file}; need own files in its folder {folder} or below, since they are '
+                'sent with the manifests; move it there'
+            )
+    return f'{pods.GIN_FOLDER}/{path.name}', {file.relative_to(folder).as_posix(): text for file, text in own.items()}
 
 
 def _check_location(run_dir: RunDir, backend: str) -> None:

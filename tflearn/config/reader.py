@@ -90,6 +90,7 @@ class Statements:
 
     bindings: list[Binding] = dataclasses.field(default_factory=list)
     imports: list[Import] = dataclasses.field(default_factory=list)
+    files: dict[pathlib.Path, str] = dataclasses.field(default_factory=dict)  # what was read
 
 
 def read(gin_file: pathlib.Path | None, flag_bindings: Sequence[str] = ()) -> Statements:
@@ -152,6 +153,7 @@ def _read_file(path: pathlib.Path, statements: Statements, including: tuple[path
         text = path.read_text(encoding='utf-8')
     except (OSError, UnicodeDecodeError) as error:
         raise UserValueError(f'got the gin file {path}, which cannot be read ({error}); need a text file') from error
+    statements.files[path] = text
     _read_text(text, path, statements, (*including, real), [])
 
 

@@ -116,6 +116,7 @@ class Topology:
       stop_timeout_secs: how long a job may take to end after SIGTERM, before it is killed [s].
       silent_timeout_secs: a running job that has not reported for so long is killed and started again [s]; 0: never.
       connect_timeout_secs: how long a job waits for another one [s].
+      gin_files: the texts of the run's own gin files, by their path in a folder of theirs, where machines lack them.
     """
 
     jobs: tuple[Job, ...]
@@ -123,6 +124,7 @@ class Topology:
     stop_timeout_secs: float = 60.0
     silent_timeout_secs: float = 0.0
     connect_timeout_secs: float = 300.0
+    gin_files: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         names = [job.name for job in self.jobs]

@@ -1,8 +1,9 @@
 """Kubernetes: the manifests of a run, as one JSON list that `kubectl apply -f` takes. Nothing is submitted.
 
 The learner is a JobSet: when a worker dies, all are started again. Replay servers, the weights server and its relays
-are StatefulSets, whose pods have addresses; a single replay server has a volume of its own. Collectors are a
-Deployment, with an autoscaler if they are to be more when the learner waits for data.
+are StatefulSets, whose pods have addresses. Collectors are a Job, which ends with the run; or a Deployment with an
+autoscaler if they are to be more when the learner waits for data. The claim of the run directory is in a list of its
+own, so that deleting a run's objects keeps its checkpoints and policies.
 """
 
 import json
@@ -24,6 +25,7 @@ from tflearn.schedulers.pods import (
 )
 
 _USER_ERROR_EXIT_CODE = 2
+_KEPT_SECS = 7 * 24 * 3600  # what has ended can be looked at for so long
 _TARGET_DATA_WAIT = '100m'  # a tenth of the time
 
 
@@ -51,8 +53,11 @@ def submit(topology: Topology, run_dir: RunDir, package: str, options: Kubernete
 def manifests(topology: Topology, run_dir: RunDir, options: KubernetesOptions) -> list[Manifest]:
     """Returns all objects of a run, in the order in which they are made."""
     run = _Run(topology, run_dir, options)
-    made = [run.run_volume(), *run.servers(), *run.learner(), *run.collectors(), run.evaluate()]
-    made += [*run.serve(), run.network(), *run.disruption_budgets()]
+    if options.part == 'claims':
+        made = [run.claim()]
+    else:
+        made = [*run.pods.config_map(), *run.servers(), *run.learner(), *run.collectors(), run.evaluate()]
+        made += [*run.serve(), run.network(), *run.disruption_budgets()]
     for manifest in made:
         manifest['metadata'] = {
             'namespace': options.namespace,
@@ -73,16 +78,15 @@ class _Run:
     def _labels(self, kind: str) -> Manifest:
         return {'matchLabels': self.pods.labels(kind)}
 
-    def _claim(self, access: str) -> Manifest:
-        claim: Manifest = {
-            'accessModes': [access],
-            'resources': {'requests': {'storage': f'{self._options.storage_gb}G'}},
-        }
-        return claim | ({'storageClassName': self._options.storage_class} if self._options.storage_class else {})
-
-    def run_volume(self) -> Manifest:
+    def claim(self) -> Manifest:
         """Returns the claim of the volume that all jobs share."""
-        return _manifest('v1', 'PersistentVolumeClaim', f'{self._name}-run', self._claim('ReadWriteMany'))
+        options = self._options.volume
+        spec: Manifest = {
+            'accessModes': ['ReadWriteMany'],
+            'resources': {'requests': {'storage': f'{options.storage_gb}G'}},
+            **({'storageClassName': options.storage_class} if options.storage_class else {}),
+        }
+        return _manifest('v1', 'PersistentVolumeClaim', self.pods.claim, spec)
 
     def servers(self) -> list[Manifest]:
         """Returns the replay servers, the weights server and its relays, with their addresses."""
@@ -102,23 +106,15 @@ class _Run:
             'clusterIP': 'None',
             'selector': self.pods.labels(kind),
             'ports': [{'name': port, 'port': PORTS[kind], 'targetPort': port}],
+            'publishNotReadyAddresses': True,  # Its pods look for each other before they are ready.
         }
-        # Several replay servers compare each other's checkpoints, so these are in the volume that all share.
-        own = kind == 'replay_server' and len(jobs) == 1
-        mounts = [{'name': 'replay', 'mountPath': str(self._run_dir.replay_checkpoints.parent)}] if own else []
         server: Manifest = {
             'serviceName': name,
             'replicas': len(jobs),
             'podManagementPolicy': 'Parallel',  # None waits for another one.
             'selector': self._labels(kind),
-            'template': self.pods.of_job(jobs[0], volumes=mounts),
+            'template': self.pods.of_job(jobs[0]),
         }
-        if own:
-            claim = {'metadata': {'name': 'replay'}, 'spec': self._claim('ReadWriteOnce')}
-            server['volumeClaimTemplates'] = [claim]
-        else:
-            # Its pods look for each other before they are ready.
-            service['publishNotReadyAddresses'] = True
         return [_manifest('v1', 'Service', name, service), _manifest('apps/v1', 'StatefulSet', name, server)]
 
     def learner(self) -> list[Manifest]:
@@ -139,38 +135,47 @@ class _Run:
                 'rules': [{'name': 'userError', 'action': 'FailJobSet', 'onJobFailureReasons': ['PodFailurePolicy']}],
             },
             'replicatedJobs': [{'name': 'learner', 'replicas': 1, 'template': {'spec': one_job}}],
+            'ttlSecondsAfterFinished': _KEPT_SECS,
         }
         made = _manifest('jobset.x-k8s.io/v1alpha2', 'JobSet', self._name, spec)
         metadata = made['metadata']
-        if self._options.tpu_topology:
+        if self._options.pods.tpu_topology:
             # All pods on one slice, and nothing else on it.
             metadata['annotations'] = {'alpha.jobset.sigs.k8s.io/exclusive-topology': 'cloud.google.com/gke-nodepool'}
-        if not self._options.queue:
+        if not self._options.queueing.queue:
             return [made]
-        metadata['labels'] = {**self.pods.labels('run'), 'kueue.x-k8s.io/queue-name': self._options.queue}
+        metadata['labels'] = {**self.pods.labels('run'), 'kueue.x-k8s.io/queue-name': self._options.queueing.queue}
         spec['suspend'] = True  # Kueue starts it.
-        if not self._options.cluster_queue:
+        if not self._options.queueing.cluster_queue:
             return [made]
-        queue: Manifest = {'clusterQueue': self._options.cluster_queue}
-        return [_manifest('kueue.x-k8s.io/v1beta1', 'LocalQueue', self._options.queue, queue), made]
+        queue: Manifest = {'clusterQueue': self._options.queueing.cluster_queue}
+        return [_manifest('kueue.x-k8s.io/v1beta1', 'LocalQueue', self._options.queueing.queue, queue), made]
 
     def collectors(self) -> list[Manifest]:
         """Returns the collectors, and what starts more of them while the learner waits for data."""
         jobs, name = self._topology.group('collect'), f'{self._name}-collect'
-        spec: Manifest = {
-            'replicas': len(jobs),
-            'selector': self._labels('collect'),
-            'template': self.pods.of_job(jobs[0]),
-        }
-        deployment = _manifest('apps/v1', 'Deployment', name, spec)
         if not self._options.max_collectors:
-            return [deployment]
+            # Each may be started again as often as the local launcher does it; an eviction does not count.
+            evicted = {'action': 'Ignore', 'onPodConditions': [{'type': 'DisruptionTarget', 'status': 'True'}]}
+            rules = [*_user_errors_fail()['rules'], evicted]
+            one_job: Manifest = {
+                'parallelism': len(jobs),
+                'completions': len(jobs),
+                'completionMode': 'Indexed',
+                'backoffLimitPerIndex': MAX_RESTARTS,
+                'podFailurePolicy': {'rules': rules},
+                'ttlSecondsAfterFinished': _KEPT_SECS,
+                'template': self.pods.of_job(jobs[0], restart='Never'),
+            }
+            return [_manifest('batch/v1', 'Job', name, one_job)]
+        # Without `replicas`, which are the autoscaler's; applying the manifests again must not set them back.
+        spec: Manifest = {'selector': self._labels('collect'), 'template': self.pods.of_job(jobs[0])}
+        deployment = _manifest('apps/v1', 'Deployment', name, spec)
         if self._options.max_collectors < len(jobs):
             raise UserValueError(
                 f'got max_collectors={self._options.max_collectors} and --num_collectors={len(jobs)}; need at least as '
                 'many; raise max_collectors'
             )
-        del spec['replicas']  # The autoscaler's; applying the manifests again must not set it back.
         metric = {'name': self._options.metric, 'selector': {'matchLabels': {'run': self._name}}}
         scaler: Manifest = {
             'scaleTargetRef': {'apiVersion': 'apps/v1', 'kind': 'Deployment', 'name': name},
@@ -193,6 +198,7 @@ class _Run:
         spec: Manifest = {
             'backoffLimit': MAX_RESTARTS,
             'podFailurePolicy': _user_errors_fail(),
+            'ttlSecondsAfterFinished': _KEPT_SECS,
             'template': self.pods.of_job(job, restart='Never'),
         }
         return _manifest('batch/v1', 'Job', f'{self._name}-evaluate', spec)
@@ -203,10 +209,17 @@ class _Run:
             return []
         name = f'{self._name}-serve'
         words = ['tflearn-serve', f'--root_dir={self._run_dir.root}', '--host=0.0.0.0', f'--port={SERVE_PORT}']
-        check: Manifest = {'grpc': {'port': SERVE_PORT}, 'periodSeconds': 10}
+        words.append(f'--metrics_port={METRICS_PORT}')
+        # It is ready with the first policy, which takes as long as the queue is, and alive before.
+        alive: Manifest = {'httpGet': {'path': '/metrics', 'port': 'metrics'}, 'periodSeconds': 10}
         container: Manifest = {
-            'ports': [{'name': 'grpc', 'containerPort': SERVE_PORT}],
-            'readinessProbe': check,  # No other: it waits for the first policy, which takes as long as the queue is.
+            'ports': [
+                {'name': 'grpc', 'containerPort': SERVE_PORT},
+                {'name': 'metrics', 'containerPort': METRICS_PORT},
+            ],
+            'readinessProbe': {'grpc': {'port': SERVE_PORT}, 'periodSeconds': 10},
+            'livenessProbe': {**alive, 'timeoutSeconds': 10, 'failureThreshold': 6},
+            'startupProbe': {**alive, 'failureThreshold': 60},
         }
         spec: Manifest = {
             'replicas': self._options.serve_replicas,
@@ -244,10 +257,11 @@ class _Run:
 
     def disruption_budgets(self) -> list[Manifest]:
         """Returns how many pods of each kind the cluster may take away at a time."""
-        # A drain waits for the learner and the replay server, which somebody has to stop.
-        kept: dict[str, Any] = {'replay_server': 0, 'train': 0, 'collect': '25%', 'serve': 1}
-        if not self._options.serve_replicas:
-            del kept['serve']
+        # A drain waits for the replay server, which somebody has to stop. Pods of Jobs have no budget of this kind:
+        # the learner goes on from its checkpoint elsewhere.
+        kept: dict[str, Any] = {'replay_server': 0}
+        kept |= {'collect': '25%'} if self._options.max_collectors else {}
+        kept |= {'serve': 1} if self._options.serve_replicas else {}
         return [
             _manifest(
                 'policy/v1',
