@@ -18,6 +18,7 @@ from tflearn import lease
 from tflearn.errors import UserValueError
 from tflearn.lease import LOCAL, Store
 
+_MAX_NAME, _MAX_PART = 1024, 255  # S3's limit of a name, file systems' limit of a part [bytes]
 _NOT_JSON = (math.inf, -math.inf)
 
 # Modes of a new run directory: who can write to it controls the run, and what it learned is the user's.
@@ -60,6 +61,17 @@ def local_path(path: str | os.PathLike[str], name: str) -> pathlib.Path:
         raise UserValueError(
             f'got {name}={os.fspath(path)!r}, whose home directory is unknown ({error}); need another path'
         ) from error
+
+
+def is_inside(name: Any) -> bool:
+    """Whether a name that somebody else has written is that of a file below a directory, wherever that is.
+
+    Its parts, which slashes divide, are not '.', '..' or empty, and not longer than file systems allow; it has no
+    backslash, which divides names elsewhere, and no control character.
+    """
+    if not isinstance(name, str) or not name.isprintable() or '\\' in name or len(name) > _MAX_NAME:
+        return False
+    return all(part not in ('', '.', '..') and len(part.encode()) <= _MAX_PART for part in name.split('/'))
 
 
 def write_atomically(path: pathlib.Path, text: str) -> None:

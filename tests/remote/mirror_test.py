@@ -17,6 +17,7 @@ from tflearn.remote.objects import Objects
 from tflearn.remote.roles import role
 from tflearn.run_dir import RunDir, read_json, write_json
 from tflearn.waiting import wait_until
+from tests.testing import s3_server
 
 
 @pytest.fixture
@@ -325,3 +326,102 @@ def test_files_that_could_not_be_written_are_kept(url, tmp_path, monkeypatch):
         monkeypatch.setattr(Objects, 'upload', fail)
     kept = RunDir(str(error.value).rpartition(' ')[2])
     assert read_json(kept.status('collect')) == {'state': 'running'}
+
+
+_KEY = 'policies/greedy_policy/7'
+_OUTSIDE = '../../../../outside'
+_ODD_MARKERS = {
+    'above': {f'{_KEY}/{_OUTSIDE}': (3, layout.hashlib.sha256(b'bad').hexdigest())},
+    'absolute': {'/outside': (3, layout.hashlib.sha256(b'bad').hexdigest())},
+    'another set': {'policies/greedy_policy/100/saved_model.pb': (3, layout.hashlib.sha256(b'bad').hexdigest())},
+    'null': {f'{_KEY}/saved_model.pb\0': (3, None)},
+    'unchecked': {f'{_KEY}/saved_model.pb': (3, None)},
+    'endless': {f'{_KEY}/saved_model.pb': (float('inf'), '')},
+    'empty': {},
+    'marks only': {f'{_KEY}/metadata.json': (0, None)},
+    'no object': [],
+}
+_ODD_NAMES = {
+    f'policies/greedy_policy/{_OUTSIDE}': b'bad',
+    'policies/../../outside': b'bad',
+    'policies/greedy_policy/new\nline': b'bad',
+    'policies/greedy_policy/a\\b': b'bad',
+    f'policies/greedy_policy/{"long" * 100}': b'bad',
+    'policies/greedy_policy/best': b'/',
+    'policies/greedy_policy/best/inside': b'bad',
+    'policies/greedy_policy/latest/bad': b'bad',
+    'policies/other/.best.whole': b'bad',
+    f'policies/greedy_policy/.{"9" * 30}.whole': b'{',
+    'train/best': b'/tmp',
+}
+
+
+def _files_but(path, ours):
+    return {each for each in path.rglob('*') if each.is_file() and ours not in each.parents}
+
+
+@pytest.mark.parametrize('marker', _ODD_MARKERS)
+def test_a_marker_that_lists_other_files_than_its_set_is_passed_over(make, tmp_path, marker, caplog):
+    run_dir, mirror = make('train', own=True)
+    _export(run_dir, 100)
+    mirror.write_all()
+    listed = _ODD_MARKERS[marker]
+    for name in listed or [f'{_KEY}/saved_model.pb']:
+        if name.startswith(_KEY) and '\0' not in name and '..' not in name:
+            mirror.objects.write(name, b'bad')
+    mirror.objects.write(layout.marker(_KEY), json.dumps({'files': listed}).encode())
+    before = _files_but(tmp_path, tmp_path / 'store')
+    for job in ('evaluate', 'serve', 'train'):
+        reader, other = make(job)
+        other.pass_large()
+        assert versions.versions(reader.greedy_policy) == ([100] if job != 'train' else [])
+        if job != 'train':
+            assert (reader.greedy_policy / '100/saved_model.pb').read_text() == 'model'
+            assert 'passed over the object' in caplog.text
+        caplog.clear()
+        assert {each for each in _files_but(tmp_path, other.root) - before if 'store' not in each.parts} == set()
+        before = _files_but(tmp_path, tmp_path / 'store')
+
+
+@pytest.mark.parametrize('url', ['memory', s3_server.S3], indirect=True)
+@pytest.mark.parametrize('name', _ODD_NAMES)
+def test_an_object_that_would_leave_the_copy_is_passed_over(make, tmp_path, name):
+    run_dir, mirror = make('train', own=True)
+    _export(run_dir, 100)
+    mirror.write_all()
+    fs, base = mirror.objects._fs, mirror.objects._base
+    store = getattr(fs, 'store', None)
+    if store is not None:  # in which names are not resolved, as in all object stores
+        store[f'{base}/{name}'] = type(next(iter(store.values())))(fs, f'{base}/{name}', _ODD_NAMES[name])
+    else:
+        mirror.objects.write(name, _ODD_NAMES[name])
+    for job in ('evaluate', 'serve', 'train'):
+        reader, other = make(job, own=job == 'train')
+        other.pass_large()
+        other.pass_small()
+        assert not list(tmp_path.glob('**/outside')) and not (reader.root / 'train/best').is_symlink()
+        assert not (reader.greedy_policy / 'best').is_symlink()
+        assert versions.versions(reader.greedy_policy) == [100]
+
+
+@pytest.mark.parametrize(
+    'part',
+    [
+        {'epoch': 1, 'checkpoint': '../../7', 'files': {}},
+        {'epoch': 1, 'checkpoint': 'ckpt-7', 'files': {'/etc/passwd': (1, None)}},
+        {'epoch': 1, 'checkpoint': 'ckpt-7', 'files': {'../secret': (1, None)}},
+        {'epoch': 1, 'checkpoint': 7, 'files': {}},
+        {'epoch': 'one', 'checkpoint': None, 'files': {}},
+        {'other': 1},
+        7,
+    ],
+)
+def test_a_manifest_of_files_elsewhere_is_passed_over(make, part):
+    run_dir, mirror = make('replay_server', own=True)
+    body = json.dumps({'time': 'now', 'parts': {'replay_server': part}}).encode()
+    header = f'{len(body)} {layout.hashlib.sha256(body).hexdigest()}\n'.encode()
+    mirror.objects.write('manifests/00000001.json', header + body)
+    manifests = Manifests(run_dir.root, run_dir.manifests, 'replay_server', 1, store=run_dir.store)
+    assert manifests.newest_first() == [] and list(manifests.whole()) == []
+    manifests.add(None, [])
+    assert [each.number for each in manifests.whole()] == [2]

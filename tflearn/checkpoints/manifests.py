@@ -17,17 +17,20 @@ import pathlib
 import re
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from absl import logging
 
 from tflearn.errors import UserRuntimeError
 from tflearn.lease import LOCAL, Store
+from tflearn.run_dir import is_inside
 
 LEARNER = 'train'
 _TORN_SECS, _POLL_SECS = 2.0, 0.05
 _MAX_DIGESTED_BYTES = 1 << 20  # an index file, in which TensorFlow lists the checksum of every variable
 _NAME = re.compile(r'(\d+)\.json')
+_CHECKPOINT = re.compile(r'(?:ckpt-)?\d+')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,9 +47,18 @@ class Part:
     checkpoint: str | None
     files: Mapping[str, tuple[int, str | None]]
 
+    @classmethod
+    def of(cls, epoch: int, checkpoint: str | None, files: Mapping[str, Sequence[Any]]) -> 'Part':
+        """Returns what a manifest says of a job. Raises ValueError or TypeError if no job of ours would write that."""
+        if checkpoint is not None and not _CHECKPOINT.fullmatch(checkpoint):
+            raise ValueError(f'got the checkpoint {checkpoint[:80]!r}; need its name')
+        if wrong := [name for name in files if not is_inside(name)]:
+            raise ValueError(f'got the file {wrong[0][:80]!r}; need files of the run directory')
+        return cls(int(epoch), checkpoint, {name: (int(size), digest) for name, (size, digest) in files.items()})
+
     def fault(self, root: pathlib.Path, store: Store) -> str | None:
         """Returns which file is missing or changed; None if the checkpoint is whole."""
-        changed = (name for name, wanted in self.files.items() if _identity(store, root / name) != tuple(wanted))
+        changed = (name for name, wanted in self.files.items() if _identity(store, root / name) != wanted)
         return next(changed, None)
 
 
@@ -106,8 +118,13 @@ class Manifest:
             return None
         if header.decode(errors='replace') != f'{len(body)} {hashlib.sha256(body).hexdigest()}':
             return None
-        content = json.loads(body)
-        return cls(int(path.stem), content['time'], {job: Part(**part) for job, part in content['parts'].items()})
+        try:
+            content = json.loads(body)
+            parts = {job: Part.of(**part) for job, part in content['parts'].items()}
+            return cls(int(path.stem), str(content['time']), parts)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            logging.log_first_n(logging.WARNING, 'skipped the manifest %s, which is no such file: %s', 10, path, error)
+            return None
 
 
 class Manifests:

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import os
 import pathlib
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -264,8 +265,8 @@ def load_policy(run_dir: RunDir, name: str, train_step: int | None) -> loader.Lo
     directory = run_dir.policy(name)
     step = train_step
     if step is None:  # the policy that the run ended with, which is the best one that was evaluated
-        result = pathlib.Path((read_json(run_dir.done) or {}).get('policy') or '')
-        step = int(result.name) if result.parent.name == name else versions.newest_version(directory)
+        result = re.fullmatch(rf'policies/{re.escape(name)}/(\d+)', str((read_json(run_dir.done) or {}).get('policy')))
+        step = int(result[1]) if result else versions.newest_version(directory)
     if step is None:
         raise UserValueError(
             f'got no policy in {directory}; need one that the train job has exported, the path of a SavedModel, '

@@ -13,7 +13,7 @@ import pathlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from tflearn.errors import UserOSError
+from tflearn.run_dir import is_inside
 
 _CHECKPOINT = re.compile(r'(.*/ckpt-\d+)\.(?:index|data-[\d-]+of-\d+)')
 _DIRECTORY = re.compile(
@@ -28,6 +28,10 @@ _END = re.compile(r'DONE|failure\.json|train/result\.json')
 _GROWING = re.compile(r'(?:logs|summaries)/.*')
 
 Described = Mapping[str, tuple[int, str | None]]
+
+
+class BadObject(ValueError):
+    """An object that no program of this project writes. It is passed over: its file might be anywhere, or be unchecked."""
 
 
 def set_of(name: str) -> str | None:
@@ -112,12 +116,20 @@ def encode(described: Described) -> bytes:
     return (json.dumps({'files': described}, indent=1, sort_keys=True) + '\n').encode()
 
 
-def decode(content: bytes, name: str) -> Described:
-    """Returns what a marker lists. Raises OSError if it is damaged."""
+def decode(content: bytes, key: str) -> Described:
+    """Returns what the marker of a set lists. Raises BadObject if it is damaged, or lists what is not in the set."""
     try:
-        return {file: (int(size), digest) for file, (size, digest) in json.loads(content)['files'].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserOSError(f'got a damaged marker {name} ({error})') from error
+        described = {name: (int(size), digest) for name, (size, digest) in json.loads(content)['files'].items()}
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise BadObject(f'got a damaged marker ({type(error).__name__}: {error})') from error
+    for name, (size, digest) in described.items():
+        if not is_inside(name) or set_of(name) != key:
+            raise BadObject(f'got a marker that lists {name[:80]!r}; need files of {key}')
+        if size < 0 or not (isinstance(digest, str) or (digest is None and is_change(name))):
+            raise BadObject(f'got a marker that lists {name} without its size and SHA-256')
+    if not (members := [name for name in described if not is_change(name)]) or not is_complete(key, members):
+        raise BadObject('got a marker that does not list a whole set')
+    return described
 
 
 def file_digest(path: pathlib.Path) -> str:
@@ -130,7 +142,8 @@ def file_digest(path: pathlib.Path) -> str:
 
 
 def whole_sets(names: Mapping[str, object]) -> Iterator[str]:
-    """Yields the sets whose markers are among the names of objects."""
+    """Yields the sets whose markers are among the names of objects. Markers of anything else are passed over."""
     for name in names:
-        if (key := marked(name)) is not None:
+        key = marked(name)
+        if key is not None and key in (set_of(f'{key}/file'), set_of(f'{key}.index')):
             yield key

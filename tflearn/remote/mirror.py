@@ -27,6 +27,9 @@ _VERSIONS = 'policies'  # the folder that only artifacts are in
 _MAX_PAUSE_SECS = 30.0
 _GROWING_SECS, _GROWING_BYTES_PER_SEC = 30.0, 1e6
 
+# A folder is where a file should be, or the other way round.
+_OCCUPIED = (IsADirectoryError, NotADirectoryError, FileExistsError)
+
 # What identifies a file's content here: changed files have another one.
 _Local = tuple[int, ...]
 
@@ -217,7 +220,9 @@ class Mirror:
 
     def _is_whole(self, key: str) -> bool:
         there, marker = self.objects.list(key.rpartition('/')[0]), layout.marker(key)
-        return marker in there and all(name in there for name in layout.decode(self.objects.read(marker), marker))
+        with contextlib.suppress(layout.BadObject):
+            return marker in there and all(name in there for name in layout.decode(self.objects.read(marker), key))
+        return False
 
     def _write_set(self, key: str, files: Mapping[str, os.stat_result]) -> None:
         """Writes a set; if it is changed or deleted meanwhile, it has no marker, and the next pass begins again."""
@@ -289,12 +294,27 @@ class Mirror:
             content = self.objects.read(name)
         except FileNotFoundError:
             return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if name.endswith(('/best', '/latest')):
-            _link(path, content.decode())
+        try:
+            self._make_folder(path)
+            if layout.is_link(name) and name.endswith(('/best', '/latest')):
+                _link(path, content)
+            else:
+                _place(path, content)
+        except (layout.BadObject, *_OCCUPIED) as error:
+            self._pass_over(name, version, error)
         else:
-            _place(path, content)
-        self._versions[name], self._files[name] = version, _identity(os.lstat(path))
+            self._versions[name], self._files[name] = version, _identity(os.lstat(path))
+
+    def _pass_over(self, name: str, version: Version, error: Exception) -> None:
+        """Leaves an object out until it is another one."""
+        logging.warning('passed over the object %s/%s: %s', self.objects.url, name, error)
+        self._versions[name] = version
+
+    def _make_folder(self, path: pathlib.Path) -> None:
+        """Makes the folder of a file. Raises BadObject if a link leads elsewhere."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.parent.resolve() != self.root.resolve() / path.parent.relative_to(self.root):
+            raise layout.BadObject(f'got a link in {path.parent}; need folders')
 
     def _take_links(self, there: Mapping[str, Version]) -> None:
         for name, version in there.items():
@@ -310,13 +330,17 @@ class Mirror:
             if not wanted(f'{key}/') or self._versions.get(marker) == there[marker]:
                 continue
             with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
-                if self._take_set(key, layout.decode(self.objects.read(marker), marker)):
-                    self._versions[marker] = there[marker]
+                try:
+                    if self._take_set(key, layout.decode(self.objects.read(marker), key)):
+                        self._versions[marker] = there[marker]
+                except (layout.BadObject, *_OCCUPIED) as error:
+                    self._pass_over(marker, there[marker], error)
 
     def _take_set(self, key: str, described: layout.Described) -> bool:
         """Copies a set, checks it and puts it into place; returns False if it is not what its marker lists."""
         waiting = self.root / '.arriving' / key
         shutil.rmtree(waiting, ignore_errors=True)
+        self._make_folder(self.root / key)
         for name, (size, digest) in described.items():
             self.objects.download(name, waiting / name, size)
             if digest is not None and layout.file_digest(waiting / name) != digest:
@@ -325,7 +349,6 @@ class Mirror:
         if (self.root / key).is_dir():  # another one of that number
             shutil.rmtree(waiting.parent / '.replaced', ignore_errors=True)
             os.rename(self.root / key, waiting.parent / '.replaced')
-        (self.root / key).parent.mkdir(parents=True, exist_ok=True)
         if next(iter(described)).startswith(f'{key}/'):
             os.rename(waiting / key, self.root / key)
         else:
@@ -341,7 +364,8 @@ class Mirror:
         """Deletes files here whose objects were deleted."""
         for name in [name for name in self._versions if kind(name) and name not in there]:
             if self._role.is_followed(name) and layout.marked(name) is None:
-                (self.root / name).unlink(missing_ok=True)
+                if name in self._files:  # not one that was passed over
+                    (self.root / name).unlink(missing_ok=True)
                 self._forget(name)
 
     def _drop_sets(self, whole: set[str]) -> None:
@@ -382,7 +406,10 @@ def _place(path: pathlib.Path, content: bytes) -> None:
     os.replace(temporary, path)
 
 
-def _link(path: pathlib.Path, target: str) -> None:
+def _link(path: pathlib.Path, target: bytes) -> None:
+    """Makes a link to a version. Raises BadObject if it would lead elsewhere."""
+    if not target.isdigit():
+        raise layout.BadObject(f'got a link to {target[:80]!r}; need the number of a version')
     temporary = path.with_name(f'.{path.name}.{os.getpid()}')
     temporary.unlink(missing_ok=True)
     os.symlink(target, temporary)

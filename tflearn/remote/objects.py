@@ -22,6 +22,7 @@ from absl import logging
 
 from tflearn import extras
 from tflearn.errors import UserOSError, UserValueError
+from tflearn.run_dir import is_inside
 
 try:
     import fsspec
@@ -204,7 +205,10 @@ class Objects:
         infos = self._call(f'list {prefix}', find)
         start = len(self._base) + 1
         named = {info['name'][start:]: info for info in infos if info['type'] == 'file'}
-        return {name: info for name, info in named.items() if name and not name.endswith('.part')}
+        named = {name: info for name, info in named.items() if name and not name.endswith('.part')}
+        for name in (wrong := [name for name in named if not is_inside(name)]):
+            logging.log_first_n(logging.WARNING, 'passed over an object in %s: got the name %.200r', 10, self.url, name)
+        return {name: info for name, info in named.items() if name not in wrong}
 
     def _path(self, name: str) -> str:
         return f'{self._base}/{name}' if name else self._base
