@@ -1,5 +1,6 @@
 """The loader finds the newest complete version, whatever the exporter does meanwhile."""
 
+import shutil
 import threading
 
 import numpy as np
@@ -12,9 +13,12 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
 from tests.testing import example_policies
-from tflearn.policies import loader, signatures, versions
+from tflearn.jobs import export
+from tflearn.policies import loaded_model, loader, signatures, updates, versions
 from tflearn.policies.exporter import PolicyExporter
-from tflearn.run_dir import write_json
+from tflearn.policies.policy_function import load_policy
+from tflearn.run_dir import RunDir, write_json
+from tflearn.serving.served_version import ServedVersion
 from tflearn.types import EnvironmentSpecs
 
 
@@ -122,3 +126,51 @@ def test_loads_the_next_version_if_one_is_pruned_while_loading(tmp_path):
         steps.append(loader.load_newest(tmp_path).train_step)
     assert loader.load_newest(tmp_path).train_step == 59
     assert steps == sorted(steps)
+
+
+def _served(version, observations):
+    signature = ServedVersion(version).signature('serving_default')
+    (name,) = signature.inputs
+    return next(iter(signature.run({name: observations}).values()))
+
+
+def _of_one_batch_size(version, observations):
+    run_dir, output = RunDir(version.parents[2]), version.parents[3] / 'fixed'
+    export.export(run_dir=run_dir, train_step=4, batch_size=len(observations), output=str(output))
+    (result,) = tf.saved_model.load(str(output)).signatures['serving_default'](tf.constant(observations)).values()
+    return result.numpy()
+
+
+def _of_update(version, observations):
+    return load_policy(updates.materialise(version.parent, 5))(observations)
+
+
+@pytest.mark.parametrize(
+    'act', [lambda *given: load_policy(given[0])(given[1]), _served, _of_one_batch_size, _of_update]
+)
+def test_files_exchanged_after_the_check_are_not_loaded(tmp_path, monkeypatch, act):
+    """Somebody exchanges a model for another one at the moment in which TensorFlow begins to load it."""
+    policies, other = tmp_path / 'run' / 'policies' / 'greedy_policy', tmp_path / 'other'
+    policy = example_policies.greedy()
+    exporter = PolicyExporter(policy, policies, keep_updates=2)
+    exporter.export(4, {})
+    exporter.export_update(5, {})
+    time_step = example_policies.time_step(policy, 50)
+    expected = policy.action(tf.nest.map_structure(tf.constant, time_step)).action.numpy()
+    example_policies.reweigh(policy, seed=3)
+    PolicyExporter(policy, other).export(4, {})
+    load, exchanged = tf.saved_model.load, []
+
+    def exchange(path, *arguments, **options):
+        for version in () if exchanged else (policies / '4', policies / 'updates' / '5'):
+            shutil.rmtree(version / 'variables')
+            shutil.copytree(other / '4' / 'variables', version / 'variables')
+        exchanged.append(path)
+        return load(path, *arguments, **options)
+
+    monkeypatch.setattr(loaded_model, '_graphs', {})
+    monkeypatch.setattr(tf.saved_model, 'load', exchange)
+    np.testing.assert_array_equal(act(policies / '4', time_step.observation), expected)
+    assert exchanged
+    with pytest.raises(ValueError, match='got another file'):
+        loader.load(policies / '4')

@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip('fsspec', reason='needs fsspec: the extra remote')
 
+from tests.testing import s3_server
 from tflearn import lease
 from tflearn.checkpoints.manifests import Manifests
 from tflearn.errors import UserOSError, UserRuntimeError
@@ -17,7 +18,6 @@ from tflearn.remote.objects import Objects
 from tflearn.remote.roles import role
 from tflearn.run_dir import RunDir, read_json, write_json
 from tflearn.waiting import wait_until
-from tests.testing import s3_server
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from absl import logging
 
 from tflearn.checkpoints.files import newest_checkpoint
 from tflearn.checkpoints.snapshots import Layout, describe, name_of
-from tflearn.errors import UserValueError
+from tflearn.errors import UserOSError, UserValueError
 from tflearn.security import digests
 
 _COUNTED = re.compile(r'_\d+(?=[/:])')  # Keras numbers the layers of a process
@@ -122,9 +122,11 @@ def load_policy(path: str | os.PathLike[str], variables: Sequence[tf.Variable]) 
       ValueError: if it cannot be read, or has a variable without a counterpart here; names those. Then nothing is
         loaded.
     """
-    digests.check(pathlib.Path(path))
     try:
-        stored = list(tf.saved_model.load(os.fspath(path)).model_variables)
+        with digests.checked(pathlib.Path(path)) as copy_of_it:
+            stored = list(tf.saved_model.load(str(copy_of_it)).model_variables)
+    except UserOSError:
+        raise
     except (OSError, AttributeError, tf.errors.OpError) as error:
         reason = str(error).partition('\n')[0]
         raise UserValueError(

@@ -1,5 +1,6 @@
 """The export job: makes a full model, a TFLite model or a product's model of one of a run's exported policies."""
 
+import contextlib
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -78,14 +79,27 @@ def export(
         return version
     if not versions.is_complete(version):
         version = updates.materialise(directory, step)
-    digests.check(version)
-    if product is not None:
-        return _product(run_dir, version, pathlib.Path(output) if output else None, product)
-    if tflite is None:
-        path = pathlib.Path(str(output))
-        fixed_batch.save(version, int(batch_size or 1), path)
+    path = pathlib.Path(output) if output else None
+    with digests.checked(version) as copy:
+        if product is not None:
+            return _product(run_dir, version, copy, path, product)
+        if tflite is None:
+            path = pathlib.Path(str(output))
+            fixed_batch.save(copy, int(batch_size or 1), path)
+            return path
+        path = path or run_dir.tflite(policy, step, tflite)
+        _write_tflite(run_dir, copy, path, tflite, observations, num_observations)
         return path
-    path = pathlib.Path(output) if output else run_dir.tflite(policy, step, tflite)
+
+
+def _write_tflite(
+    run_dir: RunDir,
+    version: pathlib.Path,
+    path: pathlib.Path,
+    tflite: str,
+    observations: str | None,
+    num_observations: int,
+) -> None:
     given = _observations(run_dir, version, observations, num_observations)
     model = lite.convert(version, given if tflite == 'int8' else None)
     metrics = lite.compare(model, version, given, tflite)
@@ -97,7 +111,6 @@ def export(
     logging.info(
         '%s: %d bytes; compared with the SavedModel on %d observations: %s', path, len(model), _len(given), comparison
     )
-    return path
 
 
 def product_options(batch_size: int | None, names: Sequence[str], time_step: bool, parameters: bool) -> ProductOptions:
@@ -109,13 +122,17 @@ def product_options(batch_size: int | None, names: Sequence[str], time_step: boo
 
 
 def _product(
-    run_dir: RunDir, version: pathlib.Path, output: pathlib.Path | None, options: ProductOptions
+    run_dir: RunDir, version: pathlib.Path, copy: pathlib.Path, output: pathlib.Path | None, options: ProductOptions
 ) -> pathlib.Path:
+    """Writes a product's model of `copy`, a checked copy of `version`."""
     path = output or run_dir.product(version.parent.name) / version.name
     raw = run_dir.policy('raw_policy')
     if options.parameters and version.parent != raw and updates.is_complete(updates.folder(raw) / version.name):
         updates.materialise(raw, int(version.name))
-    products.save(version, path, options, raw / version.name)
+    with contextlib.ExitStack() as checked:
+        if versions.is_complete(raw / version.name):
+            raw = checked.enter_context(digests.checked(raw / version.name)).parent
+        products.save(copy, path, options, raw / version.name)
     if output is None:
         versions.point_latest(path.parent)
     return path

@@ -13,6 +13,7 @@ from tf_agents.trajectories import time_step as ts
 
 from tflearn.errors import UserFileNotFoundError, UserImportError, UserTypeError, UserValueError
 from tflearn.policies import loaded_model, loader, plain_nests, versions
+from tflearn.security import digests
 from tflearn.types import EnvironmentSpecs, check_batch
 
 # A batch of observations [B, ...] -> actions [B, ...]; both are nests of numpy arrays.
@@ -31,9 +32,9 @@ class SavedPolicy:
           ValueError: if it is damaged, or another SavedModel.
         """
         self.path = path
-        with loaded_model.naming_damage(path):
-            self._model = tf.saved_model.load(str(path))
-            saved = tensor_spec.from_pbtxt_file(str(path / _SAVER_SPECS))
+        with loaded_model.naming_damage(path), digests.checked(path) as copy:
+            self._model = tf.saved_model.load(str(copy))
+            saved = tensor_spec.from_pbtxt_file(str(copy / _SAVER_SPECS))
             self._data_spec, self._state_spec = saved['collect_data_spec'], saved['policy_state_spec']
 
     @property

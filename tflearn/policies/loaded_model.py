@@ -205,7 +205,7 @@ def load(path: pathlib.Path) -> LoadedModel:
     unloaded.
 
     Args:
-      path: the SavedModel's path. Its files are not needed after the return, unless it has assets.
+      path: the SavedModel's path. Its files are not needed after the return.
 
     Raises:
       OSError, ValueError, tf.errors.OpError: if it is missing or damaged.

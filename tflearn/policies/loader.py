@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.errors import UserFileNotFoundError, UserValueError
+from tflearn.errors import UserFileNotFoundError, UserOSError, UserValueError
 from tflearn.policies import loaded_model, plain_nests, versions
 from tflearn.policies.export_check import is_stochastic
 from tflearn.policies.loaded_model import LoadedModel
@@ -125,11 +125,14 @@ def load_model(path: pathlib.Path) -> tuple[LoadedModel, dict[str, Any]]:
     Raises:
       FileNotFoundError: if the version does not exist (any more).
       ValueError: if it is damaged, or a file is another one than was exported.
+      OSError: if there is no room for the private copy that is loaded.
     """
     try:
         metadata = read_json(path / versions.METADATA)
-        digests.check(path)
-        model = loaded_model.load(path)
+        with digests.checked(path) as copy:
+            model = loaded_model.load(copy)
+    except UserOSError:
+        raise
     except (OSError, ValueError, tf.errors.OpError) as error:
         if not versions.is_complete(path):
             raise UserFileNotFoundError(f'got no policy at {path}; need a version that is still there') from error

@@ -8,6 +8,7 @@
 
 import pathlib
 import shutil
+import tempfile
 
 import tensorflow as tf
 
@@ -82,20 +83,25 @@ def materialise(directory: pathlib.Path, train_step: int, output: pathlib.Path |
         raise UserValueError(
             f'got no update of step {train_step} of the policy {directory}; need one of: {_list(directory)}'
         )
-    model = update.with_name(_MODEL + str((read_json(update / versions.METADATA) or {}).get(GRAPH)))
+    graph = str((read_json(update / versions.METADATA) or {}).get(GRAPH))
+    if not graph.isalnum():  # such as a path that leads elsewhere
+        raise UserValueError(f'got the update {update} of the graph {graph[:80]!r}; need its digest; remove it')
+    model = update.with_name(_MODEL + graph)
     if not model.is_dir():
         raise UserValueError(f'got the update {update} without its graph; need {model}; copy both')
-    for part in (model, update):
-        digests.check(part)
     written = versions.temporary(version.parent, version.name)
     try:
-        for part in (model, update):
-            shutil.copytree(part, written, dirs_exist_ok=True)
-        with loaded_model.naming_damage(update):
-            tf.saved_model.load(str(written))
+        with tempfile.TemporaryDirectory(prefix='tflearn-model-') as private:
+            for part in (model, update):
+                with digests.checked(part) as copy:
+                    shutil.copytree(copy, private, dirs_exist_ok=True)
+            with loaded_model.naming_damage(update):
+                tf.saved_model.load(private)
+            versions.record(pathlib.Path(private))
+            shutil.copytree(private, written, dirs_exist_ok=True)
         if output is None:
             versions.keep(written)
-        versions.publish(written, version)
+        versions.publish(written, version, recorded=True)
     except BaseException:
         versions.remove(written)
         raise

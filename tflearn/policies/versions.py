@@ -70,9 +70,19 @@ def temporary(directory: pathlib.Path, name: str) -> pathlib.Path:
     return path
 
 
-def publish(written: pathlib.Path, version: pathlib.Path) -> None:
-    """Renames a written version, with the digests of its files, to its path, durably: it survives a power failure."""
+def record(written: pathlib.Path) -> None:
+    """Writes the digests of the files of a version."""
     digests.record(written, (METADATA, KEPT, IN_USE))
+
+
+def publish(written: pathlib.Path, version: pathlib.Path, recorded: bool = False) -> None:
+    """Renames a written version, with the digests of its files, to its path, durably: it survives a power failure.
+
+    Args:
+      recorded: whether it has its digests already.
+    """
+    if not recorded:
+        record(written)
     for path in [*written.rglob('*'), written]:
         _sync(path)
     os.rename(written, version)

@@ -31,7 +31,7 @@ Described = Mapping[str, tuple[int, str | None]]
 
 
 class BadObject(ValueError):
-    """An object that no program of this project writes. It is passed over: its file might be anywhere, or be unchecked."""
+    """An object that no program of ours writes. It is passed over: its file might be anywhere, or be unchecked."""
 
 
 def set_of(name: str) -> str | None:
