@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from absl import logging
 
+from tflearn import background
 from tflearn.config import job_config
 from tflearn.errors import TRY_AGAIN_EXIT_STATUS, UserError
 from tflearn.run_dir import shown
@@ -48,9 +49,7 @@ def run(program: str, job: str, work: Callable[[threading.Event], None], stop_ti
     _set_up_logging(job)
     stopper = _Stopper(program, stop_timeout_secs)
     codes: list[int] = []
-    worker = threading.Thread(
-        target=lambda: codes.append(_attempt(program, work, stopper.stop)), name='job', daemon=True
-    )
+    worker = background.Thread(target=lambda: codes.append(_attempt(program, work, stopper.stop)), name='job')
     stopper.listen()
     os.register_at_fork(after_in_child=_forget_signals)  # A forked child has no job to stop.
     worker.start()
@@ -83,7 +82,8 @@ def _is_for_the_user(record: standard_logging.LogRecord) -> bool:
 def _attempt(program: str, work: Callable[[threading.Event], None], stop: threading.Event) -> int:
     """Returns the exit code of `work(stop)`; writes its error line, after a traceback unless it is a `UserError`."""
     try:
-        work(stop)
+        with background.ending_with_threads(stop):
+            work(stop)
         return 0
     except BaseException as error:
         if isinstance(error, Stopped) and stop.is_set():
@@ -136,10 +136,12 @@ class _Stopper:
             before_exit()
             _exit(128 + number)
         late = f'no end of the job within {self._timeout_secs:g} s after {name} (--stop_timeout_secs)'
-        timer = threading.Timer(self._timeout_secs, self._give_up, (late,))
-        timer.daemon = True
-        timer.start()
+        background.Thread(self._give_up_later, 'stop_timeout', (late,)).start()
         logging.info('got %s; stopping (another one ends the process at once)', name)
+
+    def _give_up_later(self, why: str) -> None:
+        threading.Event().wait(self._timeout_secs)
+        self._give_up(why)
 
     def _give_up(self, why: str) -> NoReturn:
         faulthandler.dump_traceback(_STDERR, all_threads=True)

@@ -64,6 +64,7 @@ RULES = {
             'only tflearn/distribute/datasets.py may use it',
         ),
         ({'tflearn/learner/learner.py': 'import time\ntime.sleep(1)'}, 'got time.sleep; nobody may use it'),
+        ({'tflearn/feed/relay.py': 'from threading import Thread'}, 'got threading.Thread; only tflearn/background.py'),
     ],
     layers.gin_folder: [({'gin/algorithms/__init__.py': ''}, 'gin/algorithms/__init__.py: got Python under gin/')],
     layers.run_dir_paths: [

@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from tflearn.background import Background
+from tflearn.background import Background, Thread, ending_with_threads
 
 DEADLINE_SECS = 20.0
 
@@ -52,3 +52,23 @@ def test_join_has_a_deadline():
         background.join(0.01)
     go.set()
     background.join(DEADLINE_SECS)
+
+
+@pytest.mark.filterwarnings('ignore::pytest.PytestUnhandledThreadExceptionWarning')
+@pytest.mark.parametrize('kind', [MemoryError, OSError, SystemExit])
+def test_a_job_ends_when_a_thread_dies(kind):
+    def die():
+        raise kind('by chance')
+
+    stop = threading.Event()
+    with (
+        pytest.raises(RuntimeError, match=f'the thread ingest died .{kind.__name__}: by chance') as error,
+        ending_with_threads(stop),
+    ):
+        thread = Thread(die, 'ingest')
+        thread.start()
+        thread.join(DEADLINE_SECS)
+        assert stop.is_set()
+    assert isinstance(error.value.__cause__, kind)
+    with ending_with_threads(threading.Event()):
+        pass

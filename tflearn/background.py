@@ -1,11 +1,58 @@
-"""Runs one piece of work at a time off the calling thread; newer work replaces work that has not begun."""
+"""Threads that end their job when they die; and work, one piece at a time, off the calling thread."""
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from absl import logging
 
 from tflearn.errors import UserTimeoutError
+
+_deaths: list[Callable[[str, BaseException], None]] = []  # what is called when a thread dies
+
+
+class Thread(threading.Thread):
+    """A daemon thread without which a job cannot go on: if it dies of an error, `ending_with_threads` ends the job.
+
+    All threads of tflearn are such threads, so that none can die without a word (a test looks for others).
+    """
+
+    def __init__(self, target: Callable[..., object], name: str, args: tuple[Any, ...] = (), daemon: bool = True):
+        """Does not start it; see `threading.Thread`."""
+        super().__init__(target=target, name=name, args=args, daemon=daemon)
+
+    def run(self) -> None:
+        """See `threading.Thread`."""
+        try:
+            super().run()
+        except BaseException as error:  # also MemoryError and SystemExit
+            for call in list(_deaths):
+                call(self.name, error)
+            raise
+
+
+@contextlib.contextmanager
+def ending_with_threads(stop: threading.Event) -> Iterator[None]:
+    """Sets `stop` as soon as a thread dies in the time of the block, which then ends with an error.
+
+    Raises:
+      RuntimeError: if one has died; its cause is what it died of.
+    """
+    dead: list[tuple[str, BaseException]] = []
+
+    def end(name: str, error: BaseException) -> None:
+        dead.append((name, error))
+        stop.set()
+
+    _deaths.append(end)
+    try:
+        yield
+    finally:
+        _deaths.remove(end)
+        if dead:
+            name, error = dead[0]
+            raise RuntimeError(f'the thread {name} died ({type(error).__name__}: {error})') from error
 
 
 class Background:
@@ -20,7 +67,7 @@ class Background:
         self._lock = threading.Lock()
         self._next: Callable[[], object] | None = None
         self._working = False
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
         self._error: Exception | None = None
 
     @property
@@ -34,7 +81,7 @@ class Background:
             if self._working:
                 self._next = work
                 return
-            self._thread = threading.Thread(target=self._run, args=(work,), name=self._name)
+            self._thread = Thread(target=self._run, args=(work,), name=self._name, daemon=False)
             self._thread.start()
             self._working = True
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from absl import logging
 
+from tflearn import background
 from tflearn.errors import UserRuntimeError
 
 LEASE_SECS = 15.0
@@ -182,7 +183,7 @@ def hold(directory: pathlib.Path, job: str, stop: threading.Event, store: Store 
             yield None
             return
         lease = _claim(store, directory, job, epoch + 1)
-    renewing = threading.Thread(target=lease.renew_until_released, name='lease', daemon=True)
+    renewing = background.Thread(target=lease.renew_until_released, name='lease')
     renewing.start()
     try:
         yield lease

@@ -109,6 +109,9 @@ DOORS = {
     'tensorflow.config.experimental_connect_to_host': ('tflearn/distribute/strategies.py',),
     'tensorflow.python': ('tflearn/distribute/datasets.py',),  # works around a wait that has no public option
     'time.sleep': (),
+    # Threads that nobody notices when they die.
+    'threading.Thread': ('tflearn/background.py',),
+    'threading.Timer': (),
 }
 
 # Names in the run directory that another library uses as well: where, and which.

@@ -1,6 +1,7 @@
 """The weights server over HTTP: who gets what, who is refused, and that nothing of a stranger ends it."""
 
 import contextlib
+import functools
 import json
 import socket
 import threading
@@ -10,6 +11,7 @@ import urllib.request
 import numpy as np
 import pytest
 
+from scripts import job_process
 from tests.weights.messages_test import made
 from tflearn.waiting import wait_until
 from tflearn.weights import messages, relay
@@ -192,3 +194,20 @@ def test_noise_does_not_end_it(server_of, client_of):
             stranger.recv(1 << 16)
     client_of(server).put(made([LARGE]))
     assert json.loads(asked(server, '/v1/status')[1])['train_step'] == 1
+
+
+@pytest.mark.filterwarnings('ignore::pytest.PytestUnhandledThreadExceptionWarning')
+def test_a_relay_whose_thread_dies_ends_with_status_1(server_of, monkeypatch, capsys):
+    """It would otherwise serve old weights as 'running'; its launch starts it again."""
+    upstream, reports, threads = server_of(), [], []
+
+    def get(*_):
+        threads.append(threading.current_thread())
+        raise MemoryError
+
+    monkeypatch.setattr(Client, 'get', get)
+    address = f'localhost:{upstream.port}'
+    work = functools.partial(relay.serve, ServerOptions(), address, reports.append)
+    assert job_process._attempt('tflearn-weights', lambda stop: work(stop), threading.Event()) == 1
+    threads[0].join(20)
+    assert 'error: RuntimeError: the thread relay died (MemoryError: )' in capsys.readouterr().err

@@ -12,7 +12,7 @@ from typing import Any
 
 from absl import logging
 
-from tflearn import waiting
+from tflearn import background, waiting
 from tflearn.config import files, job_config, names, preview
 from tflearn.environments import registry
 from tflearn.jobs.collect import collect
@@ -135,7 +135,8 @@ def _run(
             stop.set()
             raise
 
-    with _progress_shown(), concurrent.futures.ThreadPoolExecutor(2, 'tflearn') as pool:
+    threads = background.ending_with_threads(stop)
+    with _progress_shown(), threads, concurrent.futures.ThreadPoolExecutor(2, 'tflearn') as pool:
         try:
             pool.submit(training, stop, lambda: evaluations.append(pool.submit(guarded_evaluation))).result()
             for future in evaluations:

@@ -22,7 +22,7 @@ from typing import Any
 
 from absl import logging
 
-from tflearn.errors import UserRuntimeError
+from tflearn.errors import UserRuntimeError, UserValueError
 from tflearn.lease import LOCAL, Store
 from tflearn.run_dir import is_inside
 
@@ -51,9 +51,9 @@ class Part:
     def of(cls, epoch: int, checkpoint: str | None, files: Mapping[str, Sequence[Any]]) -> 'Part':
         """Returns what a manifest says of a job. Raises ValueError or TypeError if no job of ours would write that."""
         if checkpoint is not None and not _CHECKPOINT.fullmatch(checkpoint):
-            raise ValueError(f'got the checkpoint {checkpoint[:80]!r}; need its name')
+            raise UserValueError(f'got the checkpoint {checkpoint[:80]!r}; need its name')
         if wrong := [name for name in files if not is_inside(name)]:
-            raise ValueError(f'got the file {wrong[0][:80]!r}; need files of the run directory')
+            raise UserValueError(f'got the file {wrong[0][:80]!r}; need files of the run directory')
         return cls(int(epoch), checkpoint, {name: (int(size), digest) for name, (size, digest) in files.items()})
 
     def fault(self, root: pathlib.Path, store: Store) -> str | None:

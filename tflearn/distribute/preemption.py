@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from absl import logging
 
+from tflearn import background
 from tflearn.errors import UserOSError
 from tflearn.waiting import PeerStopped, Stopped
 
@@ -40,7 +41,7 @@ def watched(wanted: bool, stop: threading.Event, poll_secs: float = _POLL_SECS) 
         return
     notices: list[str] = []
     over = threading.Event()
-    thread = threading.Thread(target=_watch, args=(notices, stop, over, poll_secs), name='preemption', daemon=True)
+    thread = background.Thread(target=_watch, args=(notices, stop, over, poll_secs), name='preemption')
     thread.start()
     try:
         yield

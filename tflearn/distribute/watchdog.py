@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 
 from absl import logging
 
+from tflearn import background
 from tflearn.errors import TRY_AGAIN_EXIT_STATUS, UserValueError
 
 
@@ -66,7 +67,7 @@ class Watchdog:
         self._count: Callable[[], object] | None = None
         self._since = 0.0
         self._closed = threading.Event()
-        threading.Thread(target=self._watch, name='watchdog', daemon=True).start()
+        background.Thread(target=self._watch, name='watchdog').start()
 
     @contextlib.contextmanager
     def guard(self, what: str, count: Callable[[], object] | None = None) -> Iterator[None]:

@@ -13,7 +13,6 @@ again.
 import dataclasses
 import json
 import re
-import threading
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 from absl import logging
 
+from tflearn import background
 from tflearn.errors import UserValueError, check_at_least
 from tflearn.external import descriptions
 from tflearn.external.slots import Busy, Gone, OutOfTurn, Result, Slots, check_secs
@@ -100,7 +100,7 @@ class Server:
         self._server = http_server.listen(*given, tls, 'ExternalOptions.ports')
         scheme = 'https' if options.tls else 'http'
         self.address = f'{scheme}://{options.host}:{self._server.server_address[1]}'
-        self._thread = threading.Thread(target=self._server.serve_forever, name='external_server', daemon=True)
+        self._thread = background.Thread(target=self._server.serve_forever, name='external_server')
         self._thread.start()
         logging.info('external simulators can connect to %s', self.address)
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from absl import logging
 
+from tflearn import background
 from tflearn.errors import UserValueError
 from tflearn.feed import table_counts
 from tflearn.replay import connection
@@ -96,7 +97,7 @@ class RelayServer:
         handler = type('Handler', (_Handler,), {'relay': self})
         self._server = http_server.listen(host, [port], handler, _MAX_CONNECTIONS, setting='--feed_address', held=True)
         self.port = int(self._server.server_address[1])
-        self._thread = threading.Thread(target=self._server.serve_forever, name='feed_relay', daemon=True)
+        self._thread = background.Thread(target=self._server.serve_forever, name='feed_relay')
         self._thread.start()
 
     def state(self) -> dict[str, Any]:

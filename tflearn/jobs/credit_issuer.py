@@ -7,7 +7,7 @@ import time
 import tensorflow as tf
 from absl import logging
 
-from tflearn import control
+from tflearn import background, control
 from tflearn.distribute import strategies
 from tflearn.experience import Experience
 from tflearn.jobs import batch_source
@@ -49,7 +49,7 @@ class CreditIssuer:
         self._sent: control.Credits | None = None
         self._sent_at = 0.0
         self._closed, self._wake = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name='credit_issuer', daemon=True)
+        self._thread = background.Thread(target=self._run, name='credit_issuer')
 
     @staticmethod
     def make(

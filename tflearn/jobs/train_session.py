@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from tflearn import train_step
+from tflearn import background, train_step
 from tflearn.checkpoints.manifests import LEARNER, Manifests
 from tflearn.distribute import strategies, workers
 from tflearn.distribute.replica_check import ReplicaConsistency
@@ -171,7 +171,7 @@ class TrainSession:
           PeerStopped: if another worker was asked to stop; the checkpoint is saved.
         """
         over = threading.Event()
-        monitor = threading.Thread(target=self._monitor, args=(stop, over), name='train_monitor', daemon=True)
+        monitor = background.Thread(target=self._monitor, args=(stop, over), name='train_monitor')
         monitor.start()
         try:
             try:

@@ -17,6 +17,7 @@ from typing import Any
 
 from absl import logging
 
+from tflearn import background
 from tflearn.errors import UserRuntimeError
 from tflearn.remote import layout
 from tflearn.remote.objects import Objects, Version
@@ -48,7 +49,7 @@ class Mirror:
         self._uploaded_at: dict[str, float] = {}
         self._owner_check: Callable[[], None] | None = None if role.owns else lambda: None
         self._closed = threading.Event()
-        self._threads: list[threading.Thread] = []
+        self._threads: list[background.Thread] = []
 
     def restore(self) -> None:
         """Copies what the role restores and follows, of a role that owns no sets all of it. Raises OSError."""
@@ -92,7 +93,7 @@ class Mirror:
     def start(self) -> None:
         """Starts the threads."""
         for work in (self.pass_small, self.pass_large):
-            thread = threading.Thread(target=self._repeat, args=(work,), name='mirror', daemon=True)
+            thread = background.Thread(target=self._repeat, args=(work,), name='mirror')
             thread.start()
             self._threads.append(thread)
 

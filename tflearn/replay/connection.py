@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tflearn import extras
+from tflearn import background, extras
 from tflearn.errors import UserValueError
 from tflearn.replay.storage import Storage
 from tflearn.replay.table_history import TableHistory
@@ -299,7 +299,7 @@ def sample(address: str, table: str, count: int, num_bytes: int = 0) -> list[lis
             logging.warning('could not read %s from the replay server at %s: %s', table, address, error)
 
     # Reverb waits for a lost server, and for items that are gone, without a deadline.
-    thread = threading.Thread(target=read, name='replay_read', daemon=True)
+    thread = background.Thread(target=read, name='replay_read')
     thread.start()
     thread.join(_transfer_secs(num_bytes))
     if thread.is_alive():

@@ -6,7 +6,7 @@ from typing import Any
 
 from absl import logging
 
-from tflearn import control, extras
+from tflearn import background, control, extras
 from tflearn.errors import UserValueError
 from tflearn.replay import connection
 from tflearn.waiting import Jitter
@@ -77,7 +77,7 @@ class CreditReader:
         self._address, self._interval_secs = address, interval_secs
         self._leases, self._jitter = control.Leases(), Jitter(f'{name}/credits')
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._poll, name='credit_reader', daemon=True)
+        self._thread = background.Thread(target=self._poll, name='credit_reader')
         self._thread.start()
 
     @property

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tflearn import extras
+from tflearn import background, extras
 from tflearn.replay import connection
 
 try:
@@ -36,7 +36,7 @@ class Heartbeat:
     def __init__(self, address: str):
         """`address` is the replay server's, 'host:port'."""
         self._address, self._closed = address, threading.Event()
-        self._thread = threading.Thread(target=self._run, name='heartbeat', daemon=True)
+        self._thread = background.Thread(target=self._run, name='heartbeat')
         self._thread.start()
 
     def close(self) -> None:

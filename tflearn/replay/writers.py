@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from tflearn import extras
+from tflearn import background, extras
 from tflearn.experience import Prioritized, Queue
 from tflearn.replay import connection
 from tflearn.replay.chunks import ChunkBuilder, chunk_rows
@@ -76,7 +76,7 @@ class ReplayWriter:
         self._server_timeout_secs = server_timeout_secs
         self._address = self._addresses[0] if len(self._addresses) == 1 else self._find_server()
         self._first_is_back = threading.Event()
-        self._watching: threading.Thread | None = None
+        self._watching: background.Thread | None = None
         if self._address != self._addresses[0]:
             self._watch_first()
         self._tables = tuple(storage.table_names if tables is None else tables)
@@ -272,7 +272,7 @@ class ReplayWriter:
 
         first = self._addresses[0]
         if self._watching is None or not self._watching.is_alive():
-            self._watching = threading.Thread(target=watch, name='replay_first', daemon=True)
+            self._watching = background.Thread(target=watch, name='replay_first')
             self._watching.start()
 
     def _return_to_first(self) -> None:

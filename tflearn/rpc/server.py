@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import dataclasses
 import pathlib
-import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent import futures
@@ -12,7 +11,7 @@ from typing import Any
 
 from absl import logging
 
-from tflearn import extras
+from tflearn import background, extras
 from tflearn.errors import UserValueError, check_at_least
 from tflearn.security import tls
 from tflearn.security.renewed import Renewed
@@ -157,7 +156,7 @@ class Server:
         self._status_of, self._record, self._admit = status_of, record, admit
         self._health = health.aio.HealthServicer()
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name='rpc_server', daemon=True)
+        self._thread = background.Thread(target=self._loop.run_forever, name='rpc_server')
         self._thread.start()
         handlers = {
             name: grpc.unary_unary_rpc_method_handler(self._answering(name.rpartition('/')[2], method))

@@ -14,12 +14,12 @@ import gc
 import os
 import socket
 import ssl
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 from absl import logging
 
+from tflearn import background
 from tflearn.errors import UserValueError, check_at_least
 from tflearn.security import tls
 from tflearn.security.renewed import Renewed
@@ -135,7 +135,7 @@ class Tunnel:
         self._num_ended = 0
         self._loop = asyncio.new_event_loop()
         self._accepting = self._loop.create_task(self._accept())
-        self._thread = threading.Thread(target=self._run, name='tunnel', daemon=True)
+        self._thread = background.Thread(target=self._run, name='tunnel')
         self._thread.start()
 
     @property

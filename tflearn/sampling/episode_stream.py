@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from tflearn import background
 from tflearn.errors import UserValueError
 from tflearn.replay.storage import Storage
 from tflearn.sampling import episode_rows
@@ -114,7 +115,7 @@ class EpisodeStream(tf.train.experimental.PythonState):
         self._limit: int | None = None
         self._error: Exception | None = None
         self._closed = False
-        self._thread: threading.Thread | None = None
+        self._thread: background.Thread | None = None
 
     @property
     def error(self) -> Exception | None:
@@ -163,7 +164,7 @@ class EpisodeStream(tf.train.experimental.PythonState):
         with self._changed:
             if self._thread is None and not self._closed:
                 self._written = drawn
-                self._thread = threading.Thread(target=self._run, name='episode_stream', daemon=True)
+                self._thread = background.Thread(target=self._run, name='episode_stream')
                 self._thread.start()
             self._released = drawn
             self._changed.notify_all()

@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from tflearn import background
 from tflearn.replay import connection
 from tflearn.replay.chunks import chunk_id, chunk_rows
 from tflearn.replay.storage import REPLAY, STREAM, Storage, error_buffer
@@ -166,7 +167,7 @@ class ReplayMirror(tf.train.experimental.PythonState):
         self._inserts_before -= self._ring.num_published
         if self._counts_content:
             self._inserts_before += min(self._ring.size, self._storage.experience.replay.min_size)
-        threading.Thread(target=self._ingest, name='replay_ingest', daemon=True).start()
+        background.Thread(target=self._ingest, name='replay_ingest').start()
 
     def _open_streams(self) -> None:
         for address in self._addresses:

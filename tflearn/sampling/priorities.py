@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tflearn import extras
+from tflearn import background, extras
 from tflearn.experience import Prioritization, Scheduled
 from tflearn.waiting import LOG_EVERY_SECS
 
@@ -82,7 +82,7 @@ class PriorityUpdater:
         self._changed = threading.Condition()
         self._waiting: collections.deque[_Errors] = collections.deque()
         self._closed = False
-        self._thread: threading.Thread | None = None
+        self._thread: background.Thread | None = None
         self._sending_since: float | None = None
         self._error: Exception | None = None
         self._warned_at = 0.0
@@ -110,7 +110,7 @@ class PriorityUpdater:
                 self._counts['priorities_dropped'] += len(self._waiting.popleft().keys)
             self._waiting.append(_Errors(step, keys[finite], errors[finite]))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name='replay_priorities', daemon=True)
+                self._thread = background.Thread(target=self._run, name='replay_priorities')
                 self._thread.start()
             self._changed.notify_all()
         self._warn_if_late()

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tflearn import extras
+from tflearn import background, extras
 from tflearn.errors import UserTimeoutError
 from tflearn.experience import Queue
 from tflearn.replay import connection
@@ -55,7 +55,7 @@ class TableReader:
         self._address, self._storage, self._table = address, storage, table
         self._timeout_secs = timeout_secs
         self._closed = threading.Event()
-        self._threads: list[threading.Thread] = []
+        self._threads: list[background.Thread] = []
         self._waits_since: float | None = None
         self.error: Exception | None = None
         with tf.device('CPU:0'):
@@ -71,8 +71,8 @@ class TableReader:
           num_streams: streams that are read at the same time and divide the items among them; their order may change.
         """
         given = (prepare, in_flight, num_streams)
-        draw = threading.Thread(target=self._draw, args=given, name='replay_draw', daemon=True)
-        watch = threading.Thread(target=self._watch, name='replay_watch', daemon=True)
+        draw = background.Thread(target=self._draw, args=given, name='replay_draw')
+        watch = background.Thread(target=self._watch, name='replay_watch')
         self._threads = [draw, watch]
         for thread in (draw, watch):
             thread.start()
@@ -142,8 +142,7 @@ class TableReader:
             elements.reduce(tf.constant(0, tf.int64), put)
 
         others = [
-            threading.Thread(target=self._repeat, args=(read,), name='replay_draw', daemon=True)
-            for _ in range(num_streams - 1)
+            background.Thread(target=self._repeat, args=(read,), name='replay_draw') for _ in range(num_streams - 1)
         ]
         for thread in others:
             thread.start()
@@ -273,7 +272,7 @@ class ShardedReader:
 
         for reader in self._readers:
             reader.start(lambda samples: samples.batch(together, drop_remainder=True).map(arrange), 2 * together)
-        threading.Thread(target=self._run, name='replay_draw', daemon=True).start()
+        background.Thread(target=self._run, name='replay_draw').start()
 
     @property
     def error(self) -> Exception | None:

@@ -89,7 +89,7 @@ def _recorded(model: pathlib.Path) -> dict[str, str] | None:
         files, signature = recorded[_FILES], str(recorded.get(_SIGNATURE, '')).encode()
         expected = {str(name): str(digest) for name, digest in files.items()}
         if wrong := [name for name in expected if not is_inside(name)]:
-            raise ValueError(f'got the file name {wrong[0]!r}')
+            raise UserValueError(f'got the file name {wrong[0]!r}')
     except FileNotFoundError:
         if key:
             raise UserValueError(f'got {model} without {RECORD}; need a signed one, as {KEY_VARIABLE} is set') from None
@@ -131,8 +131,11 @@ def _copied(model: pathlib.Path, name: str, copy: pathlib.Path) -> str:
 
 
 def _digest(file: pathlib.Path) -> str:
+    digest = hashlib.sha256()
     with file.open('rb') as content:
-        return hashlib.file_digest(content, 'sha256').hexdigest()
+        while block := content.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _key() -> str:

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from tflearn import background
 from tflearn.errors import UserValueError
 from tflearn.finite import FiniteCheck
 from tflearn.weights import channels, contract
@@ -44,7 +45,7 @@ class Publisher:
         self._sent: dict[str, Any] | None = None
         self._wake, self._closing, self._given_up = threading.Event(), threading.Event(), threading.Event()
         self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name='publisher', daemon=True)
+        self._thread = background.Thread(target=self._run, name='publisher')
         self._thread.start()
 
     def newest_version(self) -> int:

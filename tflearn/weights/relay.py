@@ -7,6 +7,7 @@ from typing import Any
 
 from absl import logging
 
+from tflearn import background
 from tflearn.security import tokens
 from tflearn.weights.client import Client, Lost, Refused
 from tflearn.weights.server import Newest, ServerOptions, WeightsServer
@@ -38,7 +39,7 @@ def serve(
             token = tokens.read(options.token, '--weights_token') if options.token else ''
             client = ending.enter_context(contextlib.closing(Client([upstream], 'relay', token)))
             given = (server.newest, client, stop)
-            threading.Thread(target=follow, args=given, name='relay', daemon=True).start()
+            background.Thread(target=follow, args=given, name='relay').start()
         while not stop.wait(_REPORT_SECS):
             report(server.status())
 

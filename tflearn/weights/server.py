@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from absl import logging
 
+from tflearn import background
 from tflearn.errors import UserValueError, check_at_least
 from tflearn.rpc import http_server
 from tflearn.security import tokens
@@ -130,7 +131,7 @@ class WeightsServer:
             options.host, [options.port], handler, options.max_connections, setting='--listen', held=True
         )
         self.port = int(self._server.server_address[1])
-        self._thread = threading.Thread(target=self._server.serve_forever, name='weights_server', daemon=True)
+        self._thread = background.Thread(target=self._server.serve_forever, name='weights_server')
         self._thread.start()
 
     def count(self, **more: int) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from tflearn import background
 from tflearn.errors import UserValueError
 from tflearn.waiting import wait_until
 from tflearn.weights import channels, contract
@@ -68,7 +69,7 @@ class Subscriber:
         self.newest = Publication()
         self._found: list[Mapping[str, Any]] = []
         self._closed, self._news = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._receive, name='subscriber', daemon=True)
+        self._thread = background.Thread(target=self._receive, name='subscriber')
         self._thread.start()
 
     def pull(self) -> bool:
