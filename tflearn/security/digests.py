@@ -110,7 +110,7 @@ def _copied(model: pathlib.Path, name: str, copy: pathlib.Path) -> str:
     digest = hashlib.sha256()
     try:
         if not stat.S_ISREG((model / name).stat().st_mode):  # reading a pipe would not end
-            raise OSError('it is no file')
+            raise UserOSError('it is no file')
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         with (model / name).open('rb') as content, (copy / name).open('xb') as copied:
             while block := content.read(1 << 20):
