@@ -27,7 +27,7 @@ LONGEST = (
     'learner/summarized_loop_test.py',
     'tf_agents_compat/plain_learner_test.py',
     'learner/learner_options_test.py',
-    'agents/observation_matrix_test.py',
+    'conformance_test.py',
     'policies/exporter_test.py',
     'jobs/on_policy_test.py',
     'jobs/demonstrations_test.py',

@@ -11,10 +11,9 @@ import threading
 import gymnasium
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import tflearn
-from tests.testing import forks, jobs, structured
+from tests.testing import forks, jobs
 from tflearn.agents import dqn
 from tflearn.environments import vector_env
 from tflearn.jobs.policy_exports import ExportOptions
@@ -52,19 +51,6 @@ def test_a_run_gives_its_policy_and_its_returns_and_can_be_called_again(tmp_path
     assert (again.evaluations, again.policy.path) == (run.evaluations, run.policy.path)
     same = tflearn.train(**SMALL, root_dir=tmp_path / 'same', seed=1)
     assert same.returns == run.returns
-
-
-def test_trains_on_a_dict_with_an_image_and_a_sequential_layer_of_its_own(tmp_path):
-    """TF-Agents' networks keep the layers that they copied, which are never built."""
-    layer = tf.keras.Sequential([tf.keras.layers.Discretization([0.0]), tf.keras.layers.Embedding(2, 3)])
-    task = 'picture and vector'
-    parts = {
-        'make_environment': functools.partial(structured.make_environment, task),
-        'make_agent': functools.partial(dqn.make_agent, fc_layer_params=(8,), preprocessing_layers={'joints': layer}),
-        'experience': dataclasses.replace(SMALL['experience'], replay=tflearn.Uniform(max_size=64, min_size=1)),
-    }
-    run = tflearn.train(**{**SMALL, **parts, 'num_train_steps': 2}, root_dir=tmp_path)
-    assert run.policy(structured.TASKS[task][0].sample()) in range(3)
 
 
 def test_a_target_return_ends_it(tmp_path):

@@ -1,24 +1,27 @@
-"""The conformance matrix: every agent with every kind of structured observation and action, over every path of data.
+"""The conformance matrix: every agent, kind of observation, of action, and path of the data, as a user's run.
 
-A cell collects from an environment, trains a step, exports the policy, loads it in TensorFlow alone and compares its
-actions. Cells that cannot work are refused in one line when the agent is made.
+A cell is 20 train steps of `tflearn.train` or of the jobs, with their defaults but for small sizes. Then its policy is
+loaded in a process that has TensorFlow alone, whose actions are those of `tflearn.load_policy`, and acts for an episode
+in an environment that takes legal actions only. A cell that cannot work is refused in one line by the run's start.
 """
 
 import contextlib
 import dataclasses
 import functools
 import itertools
+import pathlib
 import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
+from gymnasium import spaces
 
-from tests import streams
-from tests.testing import replay
-from tests.testing.structured import TASKS, make_environment
-from tflearn.action_mask import mask_of
-from tflearn.actors.actor import Actor
-from tflearn.actors.evaluator import Evaluator
+import tflearn
+from tests.testing import jobs, structured
+from tests.testing.plain_loader import PlainLoader
 from tflearn.agents import (
     appo,
     awac,
@@ -39,198 +42,370 @@ from tflearn.agents import (
     v_mpo,
 )
 from tflearn.agents.actor_value import NetworkOptions
-from tflearn.experience import BatchItems, Experience, Prioritized, Queue, Uniform
+from tflearn.data.reader import Dataset
+from tflearn.environments import vector_env
+from tflearn.experience import BatchItems, Experience, Iteration, Prioritized, Queue, Uniform
+from tflearn.jobs.collect import collect
+from tflearn.jobs.policy_exports import ExportOptions
+from tflearn.jobs.record import record
+from tflearn.jobs.train import train
+from tflearn.jobs.train_offline import train_offline
+from tflearn.jobs.train_settings import Initial
+from tflearn.learner.stop_conditions import StopConditions
 from tflearn.networks import sets
-from tflearn.optimization import ppo_loss
+from tflearn.optimization import distributional, ppo_loss
 from tflearn.optimization.ensemble import Truncated
-from tflearn.policies import exporter, loader, plain_nests
-from tflearn.replay.storage import Storage
-from tflearn.replay.writers import ReplayWriter
-from tflearn.sampling.local import LocalReplay
-from tflearn.sampling.mirror import ReplayMirror
-from tflearn.sampling.queue_source import QueueSource
-from tflearn.sampling.sampler import PrioritizedSampler, ReplaySampler
-from tflearn.train_step import create_train_step
-from tflearn.waiting import Stopped
+from tflearn.policies import plain_nests, versions
+from tflearn.run_dir import RunDir
+from tflearn.sampling import reader
+from tflearn.transforms import normalize, transformed
+
+NUM_TRAIN_STEPS = 20
+TIMEOUT_SECS = 600.0
+STORED = {'max_size': 64, 'min_size': 1}
+
+IN_PROCESS = ('synchronous', 'worker processes')
+DRAWN = (*IN_PROCESS, 'mirror', 'server', 'recorded')  # paths of uniform draws
+QUEUED = ('queue', 'worker processes')
+PRIORITIZED = (*DRAWN, 'prioritized')
+STREAMED = (*IN_PROCESS, 'mirror', 'server', 'queue')
+PATHS = ('synchronous', 'worker processes', 'mirror', 'server', 'prioritized', 'queue', 'recorded')
+
+ACTIONS: dict[str, spaces.Space[Any]] = {
+    'discrete': structured.CHOICE,
+    'continuous': structured.CONTINUOUS,
+    'multi-discrete': structured.CATEGORIES,
+    'masked discrete': structured.CHOICE,
+    'masked multi-discrete': structured.CATEGORIES,
+    'nested': spaces.Tuple((structured.CHOICE, spaces.Dict(move=structured.CONTINUOUS, kinds=structured.CATEGORIES))),
+}
+ONE_CHOICE = ('discrete', 'masked discrete')
+ONE_OF_EACH = ('discrete', 'continuous', 'masked discrete')
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """An agent of few weights: its module, arguments, and the tasks and paths that it refuses."""
+    """An agent of few weights: its module, arguments, and the actions and paths that it can have.
 
-    module: object
-    arguments: dict
-    refused_tasks: tuple = ()
-    refused_paths: tuple = ()
+    `length` is that of its sequences; `transforms` makes those of observations with floats.
+    """
+
+    module: Any
+    arguments: dict[str, Any]
+    actions: Sequence[str]
+    paths: Sequence[str]
+    length: int | None = None
+    transforms: Callable[[], list[Any]] | None = None
 
 
 FEW = {'network': NetworkOptions(fc_layer_params=(8,))}
-SEQUENCES = {'sequence_length': 5, 'stride': 4, 'store_policy_state': False}
 SMALL = {'actor_fc_layer_params': (8,), 'critic_fc_layer_params': (8,)}
-NO_FLOATS = ('multi-discrete', 'masked discrete', 'masked multi-discrete', 'nested action')  # tasks
-ONE_ACTION = ('multi-discrete', 'masked multi-discrete', 'nested action')  # tasks that need more
-CONTINUOUS = ('sac', 'td3', 'ddpg', 'tqc', 'droq')  # agents
-FOR_RECORDED = ('bc', 'iql', 'awac')  # agents that are made for recorded data, but train on any
-UNIFORM = ('synchronous', 'mirror', 'server')
+Q = {'fc_layer_params': (8,)}
+RAINBOW = {'dueling': True, 'distribution': distributional.Categorical(11), 'noisy_sigma': 0.5, 'epsilon': 0.0}
+MEMORY = {'network': NetworkOptions(fc_layer_params=(8,), lstm_size=(4,))}
 AGENTS = {
-    'dqn': Kind(dqn, {'fc_layer_params': (8,)}, ONE_ACTION, ('queue',)),
-    'r2d2': Kind(
-        r2d2,
-        {'fc_layer_params': (8,), 'lstm_size': (4,), 'loss': r2d2.LossOptions(burn_in_steps=1)},
-        ONE_ACTION,
-        ('queue',),
+    'dqn': Kind(dqn, Q, ONE_CHOICE, PRIORITIZED),
+    'qr_dqn': Kind(dqn, {**Q, 'distribution': distributional.Quantiles(5)}, ONE_CHOICE, PRIORITIZED),
+    'c51': Kind(dqn, {**Q, 'distribution': distributional.Categorical(11)}, ONE_CHOICE, PRIORITIZED),
+    'rainbow': Kind(dqn, {**Q, **RAINBOW}, ONE_CHOICE, PRIORITIZED, 4),
+    'r2d2': Kind(r2d2, {**Q, 'lstm_size': (4,), 'loss': r2d2.LossOptions(burn_in_steps=1)}, ONE_CHOICE, PRIORITIZED, 5),
+    'sac': Kind(sac, SMALL, ('continuous',), DRAWN),
+    'recurrent_sac': Kind(sac, {**SMALL, 'lstm_size': (4,), 'burn_in_steps': 1}, ('continuous',), DRAWN, 5),
+    'cql': Kind(sac, {**SMALL, 'conservative_weight': 5.0, 'conservative_actions': 2}, ('continuous',), DRAWN),
+    'td3': Kind(td3, SMALL, ('continuous',), DRAWN),
+    'td3_bc': Kind(
+        td3, {**SMALL, 'behavior_cloning_alpha': 2.5}, ('continuous',), DRAWN, None, lambda: [normalize.Observations()]
     ),
-    'sac': Kind(
-        sac,
-        SMALL,
-        NO_FLOATS,
-        ('queue', 'prioritized'),
-    ),
-    'td3': Kind(td3, SMALL, NO_FLOATS, ('queue', 'prioritized')),
-    'ddpg': Kind(ddpg, SMALL, NO_FLOATS, ('queue', 'prioritized')),
-    'tqc': Kind(tqc, {**SMALL, 'truncated': Truncated(3, 1)}, NO_FLOATS, ('queue', 'prioritized')),
-    'droq': Kind(droq, SMALL, NO_FLOATS, ('queue', 'prioritized')),
-    'ppo': Kind(ppo, FEW, (), (*UNIFORM, 'prioritized')),
-    'a2c': Kind(ppo, {**FEW, 'loss': ppo_loss.LossOptions(clip_epsilon=None)}, (), (*UNIFORM, 'prioritized')),
-    'impala': Kind(impala, {'network': NetworkOptions(fc_layer_params=(8,), lstm_size=(4,))}, (), ('prioritized',)),
-    'appo': Kind(appo, FEW, (), ('prioritized',)),
-    'v_mpo': Kind(v_mpo, FEW, (), (*UNIFORM, 'prioritized')),
+    'ddpg': Kind(ddpg, SMALL, ('continuous',), DRAWN),
+    'tqc': Kind(tqc, {**SMALL, 'truncated': Truncated(3, 1)}, ('continuous',), DRAWN),
+    'droq': Kind(droq, SMALL, ('continuous',), DRAWN),
+    'discrete_sac': Kind(discrete_sac, SMALL, ONE_CHOICE, DRAWN),
+    'iql': Kind(iql, {**FEW, 'critic_fc_layer_params': (8,)}, ONE_OF_EACH, DRAWN),
+    'awac': Kind(awac, SMALL, ONE_OF_EACH, DRAWN),
+    'bc': Kind(bc, FEW, tuple(ACTIONS), DRAWN),
+    'ppo': Kind(ppo, FEW, tuple(ACTIONS), QUEUED, 5),
+    'a2c': Kind(ppo, {**FEW, 'loss': ppo_loss.LossOptions(clip_epsilon=None)}, tuple(ACTIONS), QUEUED, 5),
+    'v_mpo': Kind(v_mpo, FEW, tuple(ACTIONS), QUEUED, 5),
     'reinforce': Kind(
         reinforce,
         {'actor_fc_layer_params': (8,), 'value_fc_layer_params': (8,), 'lstm_size': (4,)},
-        (),
-        (*UNIFORM, 'prioritized'),
+        tuple(ACTIONS),
+        QUEUED,
+        5,
     ),
-    'bc': Kind(bc, FEW, (), ('queue', 'prioritized')),
-    'iql': Kind(iql, {**FEW, 'critic_fc_layer_params': (8,)}, ONE_ACTION, ('queue', 'prioritized')),
-    'discrete_sac': Kind(discrete_sac, SMALL, ONE_ACTION, ('queue', 'prioritized')),
-    'linear_bandit': Kind(linear_bandit, {}, ONE_ACTION, ('prioritized',)),
-    'awac': Kind(awac, SMALL, ONE_ACTION, ('queue', 'prioritized')),
+    'impala': Kind(impala, MEMORY, tuple(ACTIONS), STREAMED, 5),
+    'appo': Kind(appo, FEW, tuple(ACTIONS), STREAMED, 5),
+    'linear_bandit': Kind(linear_bandit, {}, ONE_CHOICE, (*STREAMED, 'recorded'), 2),
+    'thompson': Kind(
+        linear_bandit, {'options': linear_bandit.LinearOptions('thompson')}, ONE_CHOICE, (*STREAMED, 'recorded'), 2
+    ),
 }
-STORED = {'max_size': 64, 'min_size': 1}
-PATHS = {
-    'synchronous': (Uniform(**STORED), None),
-    'mirror': (Uniform(**STORED, sampling='learner'), ReplayMirror),
-    'server': (Uniform(**STORED, sampling='server'), ReplaySampler),
-    'prioritized': (Prioritized(**STORED), PrioritizedSampler),
-    'queue': (Queue(max_size=8), QueueSource),
-}
-CELLS = list(itertools.product(AGENTS, TASKS, PATHS))
+BANDITS = ('linear_bandit', 'thompson')  # which have no network
+
+VECTORS, PICTURE = (structured.TASKS[name][0] for name in ('dict of vectors', 'picture and vector'))
+CATEGORY = spaces.Discrete(5)
+IMAGE = spaces.Box(0, 255, (12, 12, 3), np.uint8)
 
 
-def possible(agent, task, path):
+def _joined(parts: Any) -> tf.Tensor:
+    """Returns floats [B, n] of any observation."""
+    flat = [
+        tf.reshape(tf.cast(leaf, tf.float32), (-1, leaf.shape[1:].num_elements())) for leaf in tf.nest.flatten(parts)
+    ]
+    return tf.concat(flat, axis=-1)
+
+
+def _sequential(*layers: Callable[[], tf.keras.layers.Layer]) -> Callable[[Any, str], tf.keras.Model]:
+    dense = functools.partial(tf.keras.layers.Dense, 8, 'relu')
+    chosen = (functools.partial(tf.keras.layers.Lambda, _joined), dense, *layers, dense)
+    return lambda spec, name: tf.keras.Sequential([make() for make in chosen], name=name)
+
+
+def _functional(spec: Any, name: str) -> tf.keras.Model:
+    inputs = tf.nest.map_structure(lambda leaf: tf.keras.Input(leaf.shape, dtype=leaf.dtype), spec)
+    features = tf.keras.layers.Lambda(_joined)(inputs)
+    return tf.keras.Model(inputs, tf.keras.layers.Dense(8, 'relu')(features), name=name)
+
+
+class _Subclassed(tf.keras.Model):
+    """Calls its layers by its own code, another one in training."""
+
+    def __init__(self, name: str):
+        super().__init__(name=name)
+        self.body = [tf.keras.layers.Dense(8, 'relu'), tf.keras.layers.Dense(8, 'tanh')]
+
+    def call(self, parts: Any, training: bool = False) -> tf.Tensor:
+        features = self.body[0](_joined(parts))
+        return self.body[1](features + 0.01 if training else features)
+
+
+_layers = tf.keras.layers
+NO_FLOATS = ('image', 'categories')
+# The space, and what makes the network of one's own, or a layer for the part 'size'; or neither.
+OBSERVATIONS: dict[str, tuple[spaces.Space[Any], Any]] = {
+    'vector': (structured.VECTOR, None),
+    'image': (IMAGE, None),
+    'dict of vectors': (VECTORS, None),
+    'picture and vector': (PICTURE, None),
+    'categories': (spaces.Dict(kind=CATEGORY, parts=structured.CATEGORIES, flags=spaces.MultiBinary(4)), None),
+    'tuple': (spaces.Tuple((structured.VECTOR, CATEGORY)), None),
+    'nested dict': (
+        spaces.Dict(robot=spaces.Dict(arm=structured.VECTOR, tools=spaces.Tuple((CATEGORY, structured.IMAGE)))),
+        None,
+    ),
+    'tuple of images': (spaces.Tuple((IMAGE, structured.FLOAT_IMAGE)), None),
+    'set of nodes': (structured.TASKS['set of nodes'][0], 'set'),
+    'LayerNormalization': (VECTORS, _sequential(_layers.LayerNormalization)),
+    'BatchNormalization': (VECTORS, _sequential(_layers.BatchNormalization)),
+    'Dropout': (VECTORS, _sequential(functools.partial(_layers.Dropout, 0.1))),
+    'functional model': (PICTURE, _functional),
+    'subclassed model': (VECTORS, lambda spec, name: _Subclassed(name)),
+    'preprocessing layers': (spaces.Dict(size=spaces.Box(0.0, 99.0, (1,), np.float32), camera=IMAGE), 'layers'),
+}
+Cell = tuple[str, str, str, str]  # agent, observation, action, path
+FACTORS = (AGENTS, OBSERVATIONS, ACTIONS, PATHS)
+
+
+def possible(agent: str, observation: str, action: str, path: str) -> bool:
+    """Returns whether a cell is trained; else it is refused."""
     kind = AGENTS[agent]
-    return task not in kind.refused_tasks and path not in kind.refused_paths
+    has_network = agent not in BANDITS or OBSERVATIONS[observation][1] in (None, 'set')
+    return action in kind.actions and path in kind.paths and has_network
 
 
-SET = {'nodes': 'graph.nodes', 'mask': 'graph.present', 'units': 8, 'num_heads': 2, 'num_blocks': 1}
+def cover(size: int, chosen: Iterable[Cell] = ()) -> list[Cell]:
+    """Returns possible cells that have every possible choice of `size` factors, beginning with `chosen`."""
+    parts = {
+        cell: set(itertools.combinations(enumerate(cell), size))
+        for cell in itertools.product(*FACTORS)
+        if possible(*cell)
+    }
+    cells = [*chosen]
+    missing = set().union(*parts.values()).difference(*(parts[cell] for cell in cells))
+    while missing:
+        cells.append(max(parts, key=lambda cell: len(missing & parts[cell])))
+        missing -= parts.pop(cells[-1])
+    return cells
 
 
-def with_network(kind, make_network):
-    """Returns the arguments of an agent with a network of one's own."""
-    if 'network' in kind.arguments:
-        return {'network': NetworkOptions(make_network=make_network)}
-    return {'make_network': make_network}
+def refused() -> list[Cell]:
+    """Returns a cell for each action, path and kind of network that an agent refuses, which can work but for that."""
+    cells = []
+    for agent, kind in AGENTS.items():
+        right = (agent, 'vector', kind.actions[0], kind.paths[0])
+        wrong = [(agent, right[1], action, right[3]) for action in ACTIONS]
+        wrong += [(agent, right[1], right[2], path) for path in PATHS]
+        wrong += [(agent, observation, *right[2:]) for observation in OBSERVATIONS]
+        cells += [cell for cell in wrong if not possible(*cell)]
+    return cells
 
 
-def make_agent(agent, task, path, specs):
-    kind, (kept, _) = AGENTS[agent], PATHS[path]
-    slicing = kind.module.EXPERIENCE.slicing
-    if agent not in ('dqn', *CONTINUOUS, *FOR_RECORDED):
-        slicing = dataclasses.replace(slicing, **SEQUENCES)
-    experience = Experience(slicing, kept, BatchItems(2))
-    more = {'action_mask': 'mask'} if task.startswith('masked') and agent not in CONTINUOUS else {}
-    if task == 'set of nodes' and agent != 'linear_bandit':  # which has no network
-        more = with_network(kind, functools.partial(sets.make_network, **SET))
-    made = kind.module.make_agent(specs, create_train_step(), experience, **{**kind.arguments, **more})
-    made.initialize()
-    return made, Storage(experience, made.collect_data_spec)
+def _space(observation: str, action: str) -> spaces.Space[Any]:
+    space = OBSERVATIONS[observation][0]
+    if not action.startswith('masked'):
+        return space
+    size = 3 if action == 'masked discrete' else 5
+    return spaces.Dict(mask=spaces.MultiBinary(size), rest=space)
 
 
-def collected(agent, storage, path, environments, serve):
-    """Returns a batch that an actor collected: a Trajectory [B, T, ...]."""
-    policy, experience = agent.collect_policy, storage.experience
-    if path == 'synchronous':
-        local = LocalReplay(storage, 2, experience.per_replica_batch_size)
-        Actor(environments, policy, [lambda row: local(row, 0)]).run(24)
-        return tf.nest.map_structure(lambda leaf: leaf[0], replay.draw(local)[0])
-    served = serve(experience, data_spec=storage.data_spec)
-
-    def write():
-        writer = ReplayWriter(served.address, served.storage, 2, served.stop)
-        actor = Actor(environments, policy, [lambda row: writer(row, 0)])
-        with contextlib.suppress(Stopped):
-            actor.run(24)
-            writer.flush()
-            while path == 'queue' and not served.stop.is_set():  # a reader of a queue ends with its next item
-                actor.run(4)
-
-    thread = threading.Thread(target=write, daemon=True)
-    thread.start()
-    address = [served.address] if path == 'queue' else served.address
-    source = PATHS[path][1](address, served.storage, experience.per_replica_batch_size, 60.0)
-    with contextlib.closing(source):
-        batch = tf.nest.map_structure(lambda leaf: leaf[0], replay.draw(source)[0])
-    streams.wait_until_ended()
-    served.stop.set()
-    thread.join(30)
-    return batch
-
-
-assert_close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
+def _make_agent(agent: str, observation: str, action: str) -> Callable[..., Any]:
+    """Returns the agent's factory with all of its arguments."""
+    kind, network = AGENTS[agent], OBSERVATIONS[observation][1]
+    arguments, prefix = dict(kind.arguments), ''
+    if action.startswith('masked'):
+        prefix = 'rest.'
+        if 'discrete' in kind.actions:  # others have no such argument
+            arguments['action_mask'] = 'mask'
+    own: dict[str, Any] = {}
+    if network == 'layers':
+        layers = [tf.keras.layers.Discretization([1.0, 8.0, 64.0]), tf.keras.layers.Embedding(4, 3)]
+        own = {'preprocessing_layers': {prefix + 'size': tf.keras.Sequential(layers)}}
+    elif network == 'set' and agent not in BANDITS:
+        names = {'nodes': prefix + 'graph.nodes', 'mask': prefix + 'graph.present'}
+        own = {'make_network': functools.partial(sets.make_network, **names, units=8, num_heads=2, num_blocks=1)}
+    elif callable(network):
+        own = {'make_network': network}
+    if 'network' in arguments:
+        arguments['network'] = dataclasses.replace(arguments['network'], **own)
+    else:
+        arguments |= own
+    if observation == 'image' and kind.module in (ppo, v_mpo):
+        arguments['normalize_observations'] = False  # as for Atari: one image has no floats
+    made = functools.partial(kind.module.make_agent, **arguments)
+    if kind.transforms and observation not in NO_FLOATS:
+        made = functools.partial(transformed.make_agent, make_agent=made, transforms=kind.transforms())
+    return made
 
 
-def check_export(agent, environments, folder):
-    """Compares the greedy policy's actions with those of its export, by nests, and by names in TensorFlow alone."""
-    path = exporter.PolicyExporter(agent.policy, folder).export(1, {})
-    time_step = environments.reset()
-    tensors = tf.nest.map_structure(tf.constant, time_step)
-    live = plain_nests.to_plain(
-        tf.nest.map_structure(
-            lambda leaf: leaf.numpy(), agent.policy.action(tensors, agent.policy.get_initial_state(2)).action
+def _experience(kind: Kind, path: str) -> Experience:
+    """Returns the agent's own, with small sizes, and the replay of the path."""
+    own = kind.module.EXPERIENCE
+    slicing = own.slicing
+    if kind.length:
+        stride = kind.length - 1 if kind.length > 2 else slicing.stride
+        slicing = dataclasses.replace(slicing, sequence_length=kind.length, stride=stride)
+    if path == 'recorded':  # which has no states of a policy's memory
+        slicing = dataclasses.replace(slicing, store_policy_state=False)
+    training = Iteration(2, 8) if isinstance(getattr(own.replay, 'training', None), Iteration) else None
+    replay: Any = Uniform(**STORED)
+    if path in ('mirror', 'server'):
+        replay = Uniform(**STORED, sampling='learner' if path == 'mirror' else 'server')
+    elif path == 'prioritized':
+        replay = Prioritized(**STORED)
+    elif path == 'queue' or (path == 'worker processes' and 'synchronous' not in kind.paths):
+        replay = Queue(max_size=8, training=training)
+    return Experience(slicing, replay, BatchItems(2))
+
+
+class Run:
+    """A cell's run, in a directory of its own."""
+
+    def __init__(self, cell: Cell, folder: pathlib.Path):
+        """Takes an empty folder."""
+        self.agent, self.observation, self.action, self.path = cell
+        self.folder, self.made = folder, []
+        self._space = _space(self.observation, self.action)
+        self._parts = {
+            'make_environment': self._make_environments,
+            'make_agent': _make_agent(self.agent, self.observation, self.action),
+            'experience': _experience(AGENTS[self.agent], self.path),
+        }
+
+    def make_one(self) -> structured.Random:
+        """Makes one environment."""
+        return structured.Random(self._space, ACTIONS[self.action])
+
+    def _make_environments(self, num_environments: int, seed: int) -> vector_env.VectorEnvironment:
+        make = vector_env.in_worker_processes if self.path == 'worker processes' else vector_env.in_process
+        one = functools.partial(structured.Random, self._space, ACTIONS[self.action])
+        self.made.append(make(one, num_environments, seed))
+        return self.made[-1]
+
+    def train(self) -> None:
+        """Trains; a ValueError or TypeError refuses the cell."""
+        root = self.folder / 'run'
+        exports = ExportOptions(('greedy_policy',))
+        if self.path == 'recorded':
+            self._train_recorded(RunDir(root), exports)
+        elif not isinstance(self._parts['experience'].replay, Uniform) or self.path not in IN_PROCESS:
+            self._train_jobs(root, exports)
+        else:
+            tflearn.train(
+                **self._parts,
+                root_dir=root,
+                num_train_steps=NUM_TRAIN_STEPS,
+                num_episodes=1,
+                num_environments=2,
+                export_interval_steps=NUM_TRAIN_STEPS,
+                exports=exports,
+                seed=1,
+            )
+        assert not sum(environment.num_rebuilt for environment in self.made), 'one was given an illegal action'
+
+    def _train_recorded(self, run_dir: RunDir, exports: ExportOptions) -> None:
+        data = self.folder / 'data'
+        record(
+            run_dir=run_dir,
+            stop=threading.Event(),
+            make_environment=self._make_environments,
+            output=str(data),
+            num_episodes=8,
+            num_environments=2,
+            policy='random' if not self.action.startswith('masked') else _legal,
         )
-    )
-    loaded = loader.load(path)
-    mask = mask_of(agent.policy)
-    assert loaded.metadata.get(exporter.ACTION_MASK) == (mask and mask.path)
-    assert Evaluator(environments, 4).run(loaded).mean_return == 4
-    tf.nest.map_structure(assert_close, live, loaded.action(time_step, loaded.initial_state(2))[0])
-    plain = tf.saved_model.load(str(path))
-    named = dict(plain_nests.flat(plain_nests.to_plain(time_step.observation), 'observation'))
-    state = plain.signatures['get_initial_state'](tf.constant(2)) if agent.policy.policy_state_spec else {}
-    served = plain.signatures['serving_default'](**{k: tf.constant(v) for k, v in named.items()}, **state)
-    for name, action in plain_nests.flat(live, 'action'):
-        assert_close(served[name], action)
+        train_offline(
+            run_dir=run_dir,
+            stop=threading.Event(),
+            dataset=Dataset([str(data)]),
+            make_agent=self._parts['make_agent'],
+            experience=self._parts['experience'],
+            stop_conditions=StopConditions(num_train_steps=NUM_TRAIN_STEPS),
+            exports=exports,
+            initial=Initial(seed=1),
+        )
+
+    def _train_jobs(self, root: pathlib.Path, exports: ExportOptions) -> None:
+        run = jobs.SmallRun(root)
+        run.factories = lambda: self._parts  # type: ignore[method-assign]
+        soon = mock.patch.object(reader, '_CHECK_CLOSED_MS', 300)  # so that streams end soon after they are closed
+        with soon, contextlib.closing(run):
+            run.start_replay()
+            collector = run.start(collect, num_environments=2)
+            run.start(train, num_train_steps=NUM_TRAIN_STEPS, exports=exports).join(TIMEOUT_SECS)
+            collector.join(TIMEOUT_SECS)
+
+    def check(self, plain: PlainLoader) -> None:
+        """Loads the policy without tflearn, compares actions, and acts for an episode."""
+        folder = RunDir(self.folder / 'run').policy('greedy_policy')
+        policy = tflearn.load_policy(folder / str(versions.newest_version(folder)))
+        assert policy.train_step >= NUM_TRAIN_STEPS
+        plain.load(policy.path)
+        environment = self.make_one()
+        observation, _ = environment.reset(seed=1)
+        ended, rewards = False, 0.0
+        while not ended:
+            action = policy(observation)
+            inputs = plain_nests.flat(plain_nests.to_plain(observation), 'observation')
+            found = plain.act({name: np.asarray(value)[np.newaxis] for name, value in inputs})
+            for name, value in plain_nests.flat(plain_nests.to_plain(action), 'action'):
+                np.testing.assert_allclose(found[name][0], value, rtol=1e-5, atol=1e-6)
+            observation, reward, ended, _, _ = environment.step(action)
+            rewards += reward
+        assert rewards == structured.EPISODE_STEPS
 
 
-def run(agent, task, path, folder, serve, exports=True):
-    """Collects, trains, and exports if `exports`; raises what differs.
-
-    Args:
-      agent: a key of AGENTS.
-      task: a key of TASKS.
-      path: a key of PATHS.
-      folder: where the policy is exported.
-      serve: starts a replay server; see `replay.serving`.
-      exports: whether to export.
-    """
-    with contextlib.closing(make_environment(task, continuous=agent in CONTINUOUS)) as environments:
-        made, storage = make_agent(agent, task, path, environments.specs)
-        batch = collected(made, storage, path, environments, serve)
-        tf.nest.assert_same_structure(batch, made.collect_data_spec)
-        info = made.train(batch)
-        assert np.isfinite(info.loss)
-        assert all(np.isfinite(variable).all() for variable in made.policy.variables())
-        if exports:
-            check_export(made, environments, folder)
-        assert environments.num_rebuilt == 0, 'one was given an illegal action'
+def _legal(observation: Any) -> Any:
+    """Returns legal actions [B, ...] of masked observations, as data of another system would have them."""
+    mask = np.asarray(observation['mask'], bool)
+    if mask.shape[1] == 3:
+        return mask.argmax(axis=1)
+    return np.stack([mask[:, :2].argmax(axis=1), mask[:, 2:].argmax(axis=1)], axis=1)
 
 
-def refusal(agent, task, path):
-    """Makes the agent of a cell that cannot work; returns the error's message."""
-    with contextlib.closing(make_environment(task, continuous=agent in CONTINUOUS)) as environments:
-        try:
-            make_agent(agent, task, path, environments.specs)
-        except ValueError as error:
-            return str(error)
-    raise AssertionError(f'{agent} took {task} over {path}')
+def refusal(cell: Cell, folder: pathlib.Path) -> str:
+    """Starts a run that cannot work; returns the error."""
+    try:
+        Run(cell, folder).train()
+    except (ValueError, TypeError) as error:
+        return str(error)
+    raise AssertionError(f'{cell} was trained')

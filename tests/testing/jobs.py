@@ -112,7 +112,9 @@ class SmallRun:
         """Starts a replay server on a free port and waits until it serves."""
         self.address = f'localhost:{port or free_port()}'
         job = self.start(replay_server, **arguments)
-        wait_until(lambda: self.status('replay_server').get('state') == 'running' or job.ended, 'the replay server', 60)
+        wait_until(
+            lambda: self.status('replay_server').get('state') == 'running' or job.ended, 'the replay server', 300
+        )
         if job.ended:
             job.join()
         return job

@@ -14,6 +14,8 @@ NODES = spaces.Box(-1.0, 1.0, (4, 2), np.float32)
 CATEGORY, CATEGORIES = spaces.Discrete(5, start=2), spaces.MultiDiscrete([2, 3])
 CHOICE, CONTINUOUS = spaces.Discrete(3), spaces.Box(-1.0, 1.0, (2,), np.float32)
 
+EPISODE_STEPS = 4
+
 # Observation, and action where that is not one choice or one vector.
 TASKS = {
     'dict of vectors': (spaces.Dict(a=VECTOR, b=MATRIX), None),
@@ -50,7 +52,7 @@ class Random(gymnasium.Env):
         first_choices = [0] if isinstance(self.action_space, spaces.Discrete) else [0, 2]
         assert self._mask is None or self._mask[np.add(action, first_choices)].all(), (self._mask, action)
         self._steps += 1
-        return self._observe(), 1.0, self._steps == 4, False, {}
+        return self._observe(), 1.0, self._steps == EPISODE_STEPS, False, {}
 
     def _observe(self):
         """Returns an observation; each number of the action has a legal choice, unless the episode has ended."""
@@ -58,7 +60,7 @@ class Random(gymnasium.Env):
         if isinstance(observation, dict) and 'mask' in observation:
             self._mask = observation['mask']
             self._mask[[1, -1]] = 1
-            self._mask *= self._steps < 4
+            self._mask *= self._steps < EPISODE_STEPS
         return observation
 
 

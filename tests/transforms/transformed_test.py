@@ -2,25 +2,34 @@
 
 import contextlib
 import functools
+import threading
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from gymnasium import spaces
 
-from tests.testing import conformance_cells as matrix
-from tests.testing import structured
+from tests import streams
+from tests.testing import replay, structured
 from tests.testing.replay import serve  # noqa: F401 - a fixture
+from tflearn.action_mask import mask_of
 from tflearn.actors import exploration
 from tflearn.actors.actor import Actor
+from tflearn.actors.evaluator import Evaluator
 from tflearn.agents import dqn, ppo
 from tflearn.agents.actor_value import NetworkOptions
 from tflearn.environments import vector_env
 from tflearn.experience import BatchItems, Experience, Queue, Slicing, Uniform
+from tflearn.policies import exporter, loader, plain_nests
 from tflearn.replay.storage import Storage
+from tflearn.replay.writers import ReplayWriter
+from tflearn.sampling.local import LocalReplay
+from tflearn.sampling.mirror import ReplayMirror
+from tflearn.sampling.queue_source import QueueSource
 from tflearn.train_step import create_train_step
 from tflearn.transforms import image, rewards, transformed
 from tflearn.types import EnvironmentSpecs
+from tflearn.waiting import Stopped
 
 # TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
@@ -28,11 +37,13 @@ pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim
 SPACE = spaces.Dict(camera=spaces.Box(0, 255, (12, 10, 3), np.uint8), joints=structured.VECTOR)
 CONVOLUTIONS = ((4, 3, 2),)
 TRANSFORMS = [image.Grayscale(), image.Resize(6, 5), image.Scale(), rewards.Scale(10.0), rewards.Shift(-2.0)]
+STORED = {'max_size': 64, 'min_size': 1}
 EXPERIENCES = {
-    'synchronous': Experience(replay=Uniform(**matrix.STORED), batch=BatchItems(2)),
-    'mirror': Experience(replay=Uniform(**matrix.STORED, sampling='learner'), batch=BatchItems(2)),
+    'synchronous': Experience(replay=Uniform(**STORED), batch=BatchItems(2)),
+    'mirror': Experience(replay=Uniform(**STORED, sampling='learner'), batch=BatchItems(2)),
     'queue': Experience(Slicing(5, 4, cross_episodes=True), Queue(max_size=8), BatchItems(2)),
 }
+SOURCES = {'mirror': ReplayMirror, 'queue': QueueSource}
 MAKE_DQN = functools.partial(dqn.make_agent, fc_layer_params=(8,), conv_layer_params=CONVOLUTIONS, epsilon=0.5)
 MAKE_PPO = functools.partial(
     ppo.make_agent, network=NetworkOptions(fc_layer_params=(8,), conv_layer_params=CONVOLUTIONS)
@@ -55,19 +66,75 @@ def make_agent(specs, path='synchronous', transforms=TRANSFORMS, make=None):
     return agent
 
 
+def collected(agent, path, environments, start):
+    """Returns a batch that an actor collected: a Trajectory [B, T, ...]."""
+    policy, experience = agent.collect_policy, EXPERIENCES[path]
+    storage = Storage(experience, agent.collect_data_spec)
+    if path == 'synchronous':
+        local = LocalReplay(storage, 2, experience.per_replica_batch_size)
+        Actor(environments, policy, [lambda row: local(row, 0)]).run(24)
+        return tf.nest.map_structure(lambda leaf: leaf[0], replay.draw(local)[0])
+    served = start(experience, data_spec=storage.data_spec)
+
+    def write():
+        writer = ReplayWriter(served.address, served.storage, 2, served.stop)
+        actor = Actor(environments, policy, [lambda row: writer(row, 0)])
+        with contextlib.suppress(Stopped):
+            actor.run(24)
+            writer.flush()
+            while path == 'queue' and not served.stop.is_set():  # a reader of a queue ends with its next item
+                actor.run(4)
+
+    thread = threading.Thread(target=write, daemon=True)
+    thread.start()
+    address = [served.address] if path == 'queue' else served.address
+    source = SOURCES[path](address, served.storage, experience.per_replica_batch_size, 60.0)
+    with contextlib.closing(source):
+        batch = tf.nest.map_structure(lambda leaf: leaf[0], replay.draw(source)[0])
+    streams.wait_until_ended()
+    served.stop.set()
+    thread.join(30)
+    return batch
+
+
+assert_close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
+
+
+def check_export(agent, environments, folder):
+    """Compares the greedy policy's actions with those of its export, by nests, and by names in TensorFlow alone."""
+    path = exporter.PolicyExporter(agent.policy, folder).export(1, {})
+    time_step = environments.reset()
+    tensors = tf.nest.map_structure(tf.constant, time_step)
+    live = plain_nests.to_plain(
+        tf.nest.map_structure(
+            lambda leaf: leaf.numpy(), agent.policy.action(tensors, agent.policy.get_initial_state(2)).action
+        )
+    )
+    loaded = loader.load(path)
+    mask = mask_of(agent.policy)
+    assert loaded.metadata.get(exporter.ACTION_MASK) == (mask and mask.path)
+    assert Evaluator(environments, 4).run(loaded).mean_return == 4
+    tf.nest.map_structure(assert_close, live, loaded.action(time_step, loaded.initial_state(2))[0])
+    plain = tf.saved_model.load(str(path))
+    named = dict(plain_nests.flat(plain_nests.to_plain(time_step.observation), 'observation'))
+    state = plain.signatures['get_initial_state'](tf.constant(2)) if agent.policy.policy_state_spec else {}
+    served = plain.signatures['serving_default'](**{k: tf.constant(v) for k, v in named.items()}, **state)
+    for name, action in plain_nests.flat(live, 'action'):
+        assert_close(served[name], action)
+
+
 @pytest.mark.parametrize('path', EXPERIENCES)
 def test_raw_data_over_every_path_then_exported(path, environments, serve, tmp_path):  # noqa: F811
     """The replay holds what the environment made; the exported policy takes that; evaluations count raw rewards."""
     agent = make_agent(environments.specs, path)
-    storage = Storage(EXPERIENCES[path], agent.collect_data_spec)
-    batch = matrix.collected(agent, storage, path, environments, serve)
+    batch = collected(agent, path, environments, serve)
     assert batch.observation['camera'].shape[2:] == (12, 10, 3) and batch.observation['camera'].dtype == tf.uint8
     np.testing.assert_array_equal(batch.reward, batch.next_step_type != 0)
     before = [variable.numpy() for variable in agent.policy.variables()]
     assert np.isfinite(agent.loss(batch).loss) and np.isfinite(agent.train(batch).loss)
     assert any(np.any(new != old) for new, old in zip(agent.policy.variables(), before, strict=True))
     if path != 'mirror':
-        matrix.check_export(agent, environments, tmp_path)
+        check_export(agent, environments, tmp_path)
 
 
 def test_trains_as_an_agent_of_transformed_data(environments):
@@ -110,7 +177,7 @@ def test_a_mask_stays_legal(tmp_path):
         agent = make_agent(masked.specs, transforms=[rewards.Clip(-1.0, 0.5)], make=make)
         Actor(masked, agent.collect_policy).run(20)
         Actor(masked, exploration.uniform(agent.collect_policy)).run(20)
-        matrix.check_export(agent, masked, tmp_path)
+        check_export(agent, masked, tmp_path)
         assert masked.num_rebuilt == 0
 
 

@@ -1,0 +1,42 @@
+"""Each kind of observation and of action, and each path, in one cell of the conformance matrix at least.
+
+The slow tests have each pair of them and of agents, as `python -m benchmarks.conformance`, which keeps its results.
+"""
+
+import pytest
+
+from tests.testing import conformance_cells, plain_loader
+
+# TF-Agents' CategoricalProjectionNetwork makes an array of one element a number.
+pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
+
+PAIRS = conformance_cells.cover(2, conformance_cells.cover(1))
+REFUSED = conformance_cells.refused()
+
+
+def chosen():
+    """Returns cells, all but the first ones marked as slow, which are different in more than their agents."""
+    seen = set()
+    for cell in PAIRS:
+        yield cell if {*cell[1:]} - seen else pytest.param(cell, marks=pytest.mark.slow)
+        seen |= {*cell[1:]}
+
+
+@pytest.fixture(scope='module')
+def plain():
+    with plain_loader.started() as started:
+        yield started
+
+
+@pytest.mark.parametrize('cell', [*chosen()], ids=' - '.join)
+def test_trains_and_its_policy_acts_in_tensorflow_alone(cell, tmp_path, plain):
+    run = conformance_cells.Run(cell, tmp_path)
+    run.train()
+    run.check(plain)
+
+
+@pytest.mark.parametrize('cells', [REFUSED[::5], pytest.param(REFUSED, marks=pytest.mark.slow)], ids=['some', 'all'])
+def test_what_cannot_work_is_refused_in_one_line(cells, tmp_path):
+    for i, cell in enumerate(cells):
+        message = conformance_cells.refusal(cell, tmp_path / str(i))
+        assert message.startswith('got ') and '\n' not in message and '; ' in message, (cell, message)
