@@ -191,6 +191,13 @@ def test_the_bill_of_materials_lists_the_lock_and_named_extras():
     assert set(needs) == set(references) and {each for found in needs.values() for each in found} <= set(references)
     (reverb,) = [reference for reference in references if '/dm-reverb@' in reference]
     assert any('/portpicker@' in each for each in needs[reverb])
+    hashes = {found['name']: found['hashes'] for found in bill['components']}
+    (line,) = [line for line in locked('lock') if line.name == 'dm-reverb']
+    text = (ROOT / 'requirements' / 'hashed' / 'lock.txt').read_text()
+    assert hashes[line.name] and all(f'sha256:{each["content"]}' in text for each in hashes[line.name])
+    licenses = {found['name']: found.get('licenses') for found in bill['components']}
+    assert licenses['tensorflow'] == [{'license': {'name': 'Apache Software License'}}]
+    assert sum(bool(found) for found in licenses.values()) > 100
     wrong = run(ROOT / 'scripts' / 'sbom', 'none')
     assert wrong.returncode == 2 and wrong.stderr.startswith('scripts/sbom: error: got none; need some of atari')
 
