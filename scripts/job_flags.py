@@ -86,7 +86,7 @@ def define_launch(backends: Sequence[str]) -> None:
         'silent_timeout_secs',
         300.0,
         'A running job that has not reported for so long is killed and started again [s]; 0: never. More than the '
-        'longest step of an environment.',
+        'longest step and the longest reset of an environment.',
     )
 
 

@@ -39,7 +39,7 @@ class UserRuntimeError(UserError, RuntimeError):
     """A call that can no longer succeed."""
 
 
-def check_at_least(least: int, **values: int | None) -> None:
+def check_at_least(least: int, **values: float | None) -> None:
     """Raises ValueError if one of the arguments with these names is below `least`; None is no value."""
     for name, value in values.items():
         if value is not None and value < least:

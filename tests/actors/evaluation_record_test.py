@@ -15,12 +15,12 @@ def test_appended_evaluations_are_read_again(tmp_path):
     path = tmp_path / 'run' / 'evaluations.jsonl'
     record = EvaluationRecord(path)
     assert record.evaluations == []
-    assert record.best_mean_return is None
+    assert record.best() is None
     record.append(entry(1, mean_return=-3.0))
     record.append(entry(2, mean_return=-5.0))
     again = EvaluationRecord(path)
     assert again.evaluations == record.evaluations == [entry(1, mean_return=-3.0), entry(2, mean_return=-5.0)]
-    assert again.best_mean_return == -3.0
+    assert again.best() == -3.0
 
 
 @pytest.mark.parametrize('torn', ['{"train_step": 3, "mean', '{', '\udcff'])

@@ -1,8 +1,10 @@
+import contextlib
 import functools
 import json
 import math
 import threading
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -62,10 +64,98 @@ def test_evaluates_a_tf_agents_policy():
     assert Evaluator(environment, num_episodes=4).run(policy).returns == (1.0, 1.0, 2.0, 2.0)
 
 
-def test_endless_episode_is_an_error():
+def test_an_endless_episode_is_cut_and_the_evaluation_is_incomplete(caplog):
     environment = fakes.CheckedEnvironment(lengths=(2, 10**9))
-    with pytest.raises(ValueError, match='got an episode of more than max_steps_per_episode=50 steps; need episodes'):
-        Evaluator(environment, num_episodes=2, max_steps_per_episode=50).run(AlwaysOne())
+    reports = []
+    evaluator = Evaluator(environment, num_episodes=5, max_steps_per_episode=50, report=reports.append)
+    with caplog.at_level('WARNING'):
+        statistics = evaluator.run(AlwaysOne())
+    assert statistics.lengths == (2, 2, 2, 50)
+    assert statistics.returns == (2.0, 2.0, 2.0, 50.0)
+    assert statistics.incomplete == (
+        '1 of 5 episodes did not end within 50 steps (max_steps_per_episode), 1 of 5 were not played to their end'
+    )
+    assert 'incomplete: 1 of 5 episodes did not end within 50 steps (max_steps_per_episode), 1 of 5' in caplog.text
+    assert (reports[0].episodes, reports[0].num_episodes, reports[0].steps) == (0, 5, 0)
+
+
+class Clock:
+    """A second for each call."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        self.now += 1.0
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ('lengths', 'max_secs', 'kept', 'incomplete'),
+    [
+        # The first call is the beginning, so 7 steps are taken.
+        ((2, 10**9), 7, (2, 2), '7 s (max_secs) were over, 2 of 4 were not played to their end'),
+        ((10**9,), 7, (7,), '7 s (max_secs) were over, 1 of 4 episodes did not end, 3 of 4 were not played'),
+    ],
+)
+def test_an_evaluation_ends_in_time_with_what_it_has(lengths, max_secs, kept, incomplete, caplog):
+    reports = []
+    evaluator = Evaluator(fakes.CheckedEnvironment(lengths), 4, max_secs=max_secs, report=reports.append, clock=Clock())
+    statistics = evaluator.run(AlwaysOne())
+    assert statistics.lengths == kept
+    assert statistics.incomplete.startswith(incomplete)
+    assert [report.steps for report in reports] == sorted(report.steps for report in reports)
+    assert len(reports) == 7
+
+
+def test_progress_estimates_the_seconds_left():
+    reports = []
+    evaluator = Evaluator(fakes.CheckedEnvironment((4,)), 5, report=reports.append, clock=Clock())
+    evaluator.run(AlwaysOne())
+    assert [report.episodes for report in reports][:6] == [0, 0, 0, 0, 1, 1]
+    assert reports[3].secs_left is None
+    assert reports[4].secs_left == pytest.approx(4 * 4)
+    assert str(reports[4]) == '1 of 5 episodes, 4 steps, about 16 s left'
+
+
+def test_an_environment_that_may_have_no_end_is_warned_of_once_and_early(caplog):
+    evaluator = Evaluator(fakes.CheckedEnvironment((10**9,)), 1, 100, clock=Clock())
+    with caplog.at_level('WARNING'):
+        evaluator.run(AlwaysOne())
+    early, late = caplog.messages
+    assert early.startswith('an episode of the evaluation has not ended after 30 steps (30 s); it is cut after')
+    assert 'max_steps_per_episode=100 steps, the evaluation after max_secs=3600' in early
+    assert late.startswith('the evaluation is incomplete: ')
+
+
+class WithInfo(example_environments.TwoStates):
+    """Reports a cost in each step, and whether the second state was reached only at the end."""
+
+    def step(self, action):
+        observation, reward, terminated, truncated, info = super().step(action)
+        ended = {'success': bool(self._steps % 2)} if terminated or truncated else {}
+        return observation, reward, terminated, truncated, {**info, 'cost': 0.5 * self._steps, 'name': 'x', **ended}
+
+
+@pytest.mark.parametrize('make', [vector_env.in_process, vector_env.in_worker_processes])
+def test_numbers_of_the_info_are_metrics_of_the_evaluation(make):
+    with contextlib.closing(make(functools.partial(WithInfo, length=3), 2, seed=0)) as environment:
+        statistics = Evaluator(environment, num_episodes=4).run(AlwaysOne())
+    assert statistics.lengths == (3, 3, 3, 3)
+    means = statistics.means
+    assert (means['info/cost'], means['info_end/cost'], means['info_end/success']) == (1.0, 1.5, 1.0)
+    assert means['reward'] == pytest.approx(statistics.mean_return / 3)
+    assert not {'info/name', 'start_return', 'discounted_return'} & means.keys()
+
+
+def test_numbers_of_the_info_of_a_native_vector_environment_are_metrics():
+    def make_all():
+        make_one = functools.partial(WithInfo, length=3)
+        return gymnasium.vector.SyncVectorEnv([make_one] * 2)
+
+    with contextlib.closing(vector_env.native(make_all, seed=0)) as environment:
+        means = Evaluator(environment, num_episodes=2).run(AlwaysOne()).means
+    assert (means['info/cost'], means['info_end/cost'], means['info_end/success']) == (1.0, 1.5, 1.0)
 
 
 def test_episode_may_take_max_steps():
@@ -119,7 +209,7 @@ def test_stop_event_ends_the_evaluation():
     assert len(policy.states) == 4
 
 
-@pytest.mark.parametrize('name', ['num_episodes', 'max_steps_per_episode'])
+@pytest.mark.parametrize('name', ['num_episodes', 'max_steps_per_episode', 'max_secs'])
 def test_rejects_numbers_below_1(name):
     with pytest.raises(ValueError, match=f'got {name}=0; need at least 1'):
         Evaluator(fakes.CheckedEnvironment(), **{name: 0})
@@ -128,7 +218,7 @@ def test_rejects_numbers_below_1(name):
 @pytest.mark.parametrize(('num_episodes', 't'), [(2, 12.706), (3, 4.303), (4, 3.182), (10, 2.262), (20, 2.093)])
 def test_confidence_interval_is_students_t(num_episodes, t):
     returns = tuple(float(value) for value in range(num_episodes))
-    statistics = EpisodeStatistics(returns, (1,) * num_episodes)
+    statistics = EpisodeStatistics(tuple({'return': each, 'length': 1} for each in returns))
     low, high = statistics.mean_return_interval
     assert (low + high) / 2 == pytest.approx(statistics.mean_return)
     radius = t * np.std(returns, ddof=1) / math.sqrt(num_episodes)
@@ -136,7 +226,7 @@ def test_confidence_interval_is_students_t(num_episodes, t):
 
 
 def test_statistics_of_a_single_episode():
-    statistics = EpisodeStatistics((7.0,), (3,))
+    statistics = EpisodeStatistics(({'return': 7.0, 'length': 3},))
     assert statistics.mean_return == 7.0
     assert statistics.std_return == 0.0
     assert statistics.mean_return_interval == (-math.inf, math.inf)

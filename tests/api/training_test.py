@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 
 import tflearn
-from tests.testing import forks, jobs
+from tests.testing import forks, jobs, written_summaries
 from tflearn.agents import dqn
 from tflearn.environments import vector_env
+from tflearn.jobs.evaluate_settings import EvaluateOptions
 from tflearn.jobs.policy_exports import ExportOptions
+from tflearn.run_dir import read_json
 from tflearn.waiting import wait_until
 
 SMALL = {
@@ -51,6 +53,58 @@ def test_a_run_gives_its_policy_and_its_returns_and_can_be_called_again(tmp_path
     assert (again.evaluations, again.policy.path) == (run.evaluations, run.policy.path)
     same = tflearn.train(**SMALL, root_dir=tmp_path / 'same', seed=1)
     assert same.returns == run.returns
+
+
+class Counter(gymnasium.Env):
+    """Ends after `max_steps`, or never; reports what an action costs."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, max_steps=None):
+        self._max_steps, self._steps = max_steps, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._steps = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self._steps += 1
+        info = {'cost': 2.0 * self._steps, 'success': True}
+        return np.ones(2, np.float32), 1.0, False, self._steps == self._max_steps, info
+
+
+def of_counter(max_steps=None):
+    make_environment = functools.partial(vector_env.in_process, functools.partial(Counter, max_steps))
+    return {**SMALL, 'make_environment': make_environment, 'num_train_steps': 2, 'export_interval_steps': 2}
+
+
+def test_an_environment_without_an_end_ends_the_evaluation_with_a_reason(tmp_path, caplog):
+    options = EvaluateOptions('newest', max_steps_per_episode=40)
+    run = tflearn.train(**of_counter(), root_dir=tmp_path, evaluate_options=options)
+    last = run.evaluations[-1]
+    assert (last['train_step'], last['returns'], last['mean_length']) == (2, [40.0] * 3, 40.0)
+    assert last['incomplete'] == '3 of 3 episodes did not end within 40 steps (max_steps_per_episode)'
+    assert run.policy.metadata['evaluation']['incomplete'] == last['incomplete']
+    written = written_summaries.scalars(run.run_dir.summaries('evaluate'))
+    assert (written['evaluate/mean_info/cost'][2], written['evaluate/mean_info_end/success'][2]) == (41.0, 1.0)
+    assert 'the evaluation is incomplete: 3 of 3 episodes did not end within 40 steps' in caplog.text
+
+
+def test_a_number_of_the_info_chooses_the_best_policy_and_ends_the_run(tmp_path, caplog):
+    caplog.set_level('INFO')
+    options = EvaluateOptions('each', target_metric='info_end/cost', lower_is_better=True)
+    given = {**of_counter(max_steps=5), 'num_train_steps': 10**6, 'target_return': 10.0}
+    run = tflearn.train(**given, root_dir=tmp_path, evaluate_options=options)
+    assert run.reason.startswith('target info_end/cost 10 reached')
+    metrics = {'reward': 1.0, 'info/cost': 6.0, 'info_end/cost': 10.0, 'info/success': 1.0, 'info_end/success': 1.0}
+    assert [evaluation['metrics'] for evaluation in run.evaluations[:2]] == [metrics] * 2
+    assert run.policy.metadata['evaluation']['metrics'] == metrics
+    assert run.best_return == 5.0
+    status = read_json(run.run_dir.status('evaluate'))
+    assert (status['target_value'], status['best_target_value'], status['target']) == (10.0, 10.0, 10.0)
+    assert 'of such means within 5.00 ... 5.00); info/cost 6' in caplog.text
 
 
 def test_a_target_return_ends_it(tmp_path):

@@ -106,6 +106,7 @@ def test_run_ends_with_its_last_policy(run):
             'mean_return': 500.0,
             'num_episodes': 4,
             'returns': [500.0] * 4,
+            'metrics': {'reward': 1.0},
         },
         'best_policy': 'policies/greedy_policy/9',
     }
@@ -266,7 +267,11 @@ def test_video_on_request(run):
 def test_stop_ends_a_running_evaluation(run):
     run.export(3, BALANCES)
     run.start(num_episodes=1_000_000)
-    wait_until(lambda: (read_json(run.dir.status('evaluate')) or {}).get('state') == 'running', 'the evaluation', 60)
+    status = lambda: read_json(run.dir.status('evaluate')) or {}  # noqa: E731
+    first = wait_until(lambda: status().get('evaluation_steps') and status(), 'the evaluation', 60)
+    assert (first['state'], first['episodes_wanted']) == ('running', 1_000_000)
+    then = wait_until(lambda: status()['time'] > first['time'] and status(), 'the next sign of life', 60)
+    assert then['evaluation_steps'] > first['evaluation_steps']
     run.stop.set()
     assert run.join() == []  # a million episodes take hours
     assert run.evaluations() == []
@@ -326,6 +331,10 @@ def test_rejects_invalid_arguments(run, tmp_path):
         EvaluateOptions(follow='served')
     with pytest.raises(ValueError, match="got EvaluateOptions.follow='all'; need one of newest, each, weights, served"):
         EvaluateOptions(follow='all')
+    with pytest.raises(ValueError, match="target_metric='sucess'; need return, length, reward, return_<i>, info/<key>"):
+        EvaluateOptions(target_metric='sucess')
+    with pytest.raises(ValueError, match='got EvaluateOptions.max_secs=0; need at least 1'):
+        EvaluateOptions(max_secs=0)
     with pytest.raises(TimeoutError, match=str(run.dir.greedy_policy)):
         evaluate(**arguments)
     write_json(run.dir.train_result, RESULT)

@@ -55,7 +55,7 @@ def test_weights_change_while_a_run_goes_on(tmp_path):
         stop=threading.Event(),
     )
     (evaluation,) = EvaluationRecord(run.dir.evaluations).evaluations[-1:]
-    assert evaluation['mean_return'] == 4.0 and evaluation['mean_returns'] == [4.0, 0.0]
+    assert evaluation['mean_return'] == 4.0 and [evaluation['metrics'][f'return_{i}'] for i in (0, 1)] == [4.0, 0.0]
     scalars = written_summaries.scalars(run.dir.summaries('collect'))
     (first,) = [values for tag, values in scalars.items() if tag.endswith('mean_return_0')]
     (second,) = [values for tag, values in scalars.items() if tag.endswith('mean_return_1')]

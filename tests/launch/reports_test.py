@@ -1,10 +1,12 @@
 """How the metrics of a run are shown."""
 
+import dataclasses
 import time
 
 import pytest
 
 from tests.launch.example_reports import example_run
+from tflearn.launch.plain_view import metrics_line
 from tflearn.launch.reports import JobReport, RunReport, count, duration, plain, rate
 
 
@@ -122,3 +124,15 @@ def test_failed_saves_of_all_jobs_are_counted():
     assert [job.summary() for job in jobs] == ['failed saves 2', 'failed saves 1']
     none = JobReport('train', 'train', 'running', metrics={'time': time.time(), 'failed_saves': 0})
     assert 'failed saves' not in RunReport((none,), 60.0).metrics()
+
+
+def test_an_evaluation_that_goes_on_shows_how_far_it_is():
+    progress = {'episodes_ended': 3, 'episodes_wanted': 20, 'evaluation_steps': 1234, 'evaluation_secs_left': 75.0}
+    metrics = {**progress, 'target_metric': 'info_end/success', 'target': 0.9, 'target_value': 0.5, 'time': time.time()}
+    job = JobReport('evaluate', 'evaluate', 'running', metrics=metrics)
+    text = 'plays episodes: 3 of 20, 1,234 steps, 1 min 15 s left'
+    assert job.evaluation == job.summary() == text
+    report = RunReport((job,), 1.0)
+    assert report.metrics() == {'target metric': '0.5 (target 0.9)'}
+    assert metrics_line(report) == f'target metric 0.5 (target 0.9) | evaluate: {text}'
+    assert dataclasses.replace(job, metrics=dict.fromkeys(progress)).evaluation == ''

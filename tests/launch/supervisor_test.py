@@ -169,6 +169,10 @@ def test_a_silent_job_writes_its_stacks_and_is_started_again(run_dir):
         process.send_signal(signal.SIGTERM)
         _, out, _ = ended(process)
     assert 'collect_0 has not reported for 11 s: killed; where its threads were is at the end of' in out
+    assert (
+        'collect_0 was killed by launch, since it did not report for 11 s (--silent_timeout_secs=11); restart 1' in out
+    )
+    assert 'memory' not in out
     assert 'in await_file' in run_dir.log('collect_0').read_text()
 
 

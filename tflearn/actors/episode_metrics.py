@@ -96,6 +96,9 @@ class EpisodeMetrics:
       episodes: the number of finished episodes.
       env_steps: the number of environment steps, without boundary rows (LAST -> FIRST) and steps that interrupted an
         episode.
+      ended: the episodes that ended in the newest step, by environment.
+      interrupted: bool [B], where a failure interrupted an episode in the newest step.
+      lengths: int64 [B], the steps of the episodes that run; 1 more where none does.
     """
 
     def __init__(
@@ -119,7 +122,9 @@ class EpisodeMetrics:
         self._sums = np.zeros((3, num_environments))
         self._weights = np.ones((3, num_environments))
         self._factors, self._addends = np.array([[1.0], [gamma], [gamma]]), np.array([[0.0], [0.0], [1.0]])
-        self._lengths = np.zeros(num_environments, np.int64)
+        self.lengths = np.zeros(num_environments, np.int64)
+        self.ended: dict[int, Episode] = {}
+        self.interrupted = self._none = np.zeros(num_environments, bool)
         self._returns: np.ndarray | None = None  # of each of several rewards, [B, n]
         self._was_idle: np.ndarray | bool | None = None  # whether the newest time steps belong to no episode
         self._read_info, self._info = read_info, InfoMetrics(num_environments)
@@ -147,7 +152,7 @@ class EpisodeMetrics:
         self._sums += self._weights * reward
         self._weights *= self._factors
         self._weights += self._addends
-        self._lengths += 1  # at boundaries too, but the next row resets it
+        self.lengths += 1  # at boundaries too, but the next row resets it
         num_steps = np.count_nonzero(next_step_type)  # FIRST is 0; no action leads to it
         self.env_steps += num_steps
         info = self._read_info()
@@ -155,26 +160,31 @@ class EpisodeMetrics:
             self._info.add(info, next_step_type != _FIRST)
         if self._was_idle is None:  # what a reset returned is unknown
             self._was_idle = IDLE in info
+        self.interrupted, self.ended = self._none, {}
         if num_steps < len(step_type):
             failed = (next_step_type == _FIRST) & (step_type != _LAST)
             # One that had no episode, or begins its next one, has lost none.
-            self.dropped_episodes += np.count_nonzero(failed & np.logical_not(self._was_idle))
+            self.interrupted = failed & np.logical_not(self._was_idle)
+            self.dropped_episodes += np.count_nonzero(self.interrupted)
         self._was_idle = info.get(IDLE, False)
         ended = next_step_type == _LAST
         if np.count_nonzero(ended):
-            for i in np.flatnonzero(ended).tolist():
-                self._finish(i)
+            self.ended = {i: self.current(i) for i in np.flatnonzero(ended).tolist()}
+            self.episodes += len(self.ended)
+            self._newest.extend(self.ended.values())
+            self._undrained.extend(self.ended.values())
         if (now := self._clock()) - self._marks[-1][0] >= _RATE_MARK_SECS:
             self._marks.append((now, self.env_steps))
 
     def _begin(self, first: np.ndarray) -> None:
-        self._sums[:, first], self._weights[:, first], self._lengths[first] = 0.0, 1.0, 0
+        self._sums[:, first], self._weights[:, first], self.lengths[first] = 0.0, 1.0, 0
         if self._returns is not None:
             self._returns[first] = 0.0
         self._info.begin(first)
 
-    def _finish(self, i: int) -> None:
-        length = int(self._lengths[i])
+    def current(self, i: int) -> Episode:
+        """Returns the metrics of environment i's episode up to now; it has at least one step."""
+        length = int(self.lengths[i])
         episode_return, start_return, sum_of_returns = self._sums[:, i].tolist()
         episode = {
             'return': episode_return,
@@ -186,9 +196,7 @@ class EpisodeMetrics:
         }
         if self._returns is not None:
             episode |= {f'return_{k}': value for k, value in enumerate(self._returns[i].tolist())}
-        self.episodes += 1
-        self._newest.append(episode)
-        self._undrained.append(episode)
+        return episode
 
     def means(self) -> dict[str, float]:
         """Returns the means over the newest episodes, 'mean_return' and so on; empty before the first has ended."""

@@ -14,14 +14,22 @@ from tflearn.run_dir import write_atomically
 Evaluation = dict[str, Any]
 
 
+def value(evaluation: Evaluation, metric: str) -> float | None:
+    """Returns the mean of a metric of its episodes, named as in `EpisodeMetrics`; None if no episode has it."""
+    if metric in ('return', 'length'):
+        return evaluation.get(f'mean_{metric}')
+    return (evaluation.get('metrics') or {}).get(metric)
+
+
 class EvaluationRecord:
     """Reads, repairs and extends the file. It has one writer.
 
     Attributes:
       evaluations: the evaluations in their order in time; each has train_step, env_steps, mean_return, num_episodes,
-        returns (of each episode), dropped_episodes (interrupted ones, which do not count) and exported_at (of the
-        policy, unix seconds). A step may occur again: evaluated twice, or trained again after an older checkpoint was
-        restored.
+        returns (of each episode), metrics (the means of the other ones, see `EpisodeMetrics`), dropped_episodes
+        (interrupted ones, which do not count), exported_at (of the policy, unix seconds), and incomplete (why it is
+        not of all episodes) if it is. A step may occur again: evaluated twice, or trained again after an older
+        checkpoint was restored.
     """
 
     def __init__(self, path: pathlib.Path):
@@ -65,7 +73,7 @@ class EvaluationRecord:
                 return evaluation
         return None
 
-    @property
-    def best_mean_return(self) -> float | None:
-        """The highest mean return; None before the first evaluation."""
-        return max((each['mean_return'] for each in self.evaluations if 'mean_return' in each), default=None)
+    def best(self, metric: str = 'return', lower_is_better: bool = False) -> float | None:
+        """Returns the best mean of a metric; None before the first evaluation that has it."""
+        values = [found for each in self.evaluations if (found := value(each, metric)) is not None]
+        return (min if lower_is_better else max)(values, default=None)

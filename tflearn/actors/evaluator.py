@@ -1,39 +1,62 @@
-"""Evaluator: measures a policy's returns over complete episodes."""
+"""Evaluator: measures a policy over complete episodes: returns, lengths, and numbers of the info."""
 
+import collections
 import dataclasses
 import math
 import threading
+import time
+from collections.abc import Callable
 
 import numpy as np
+from absl import logging
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.errors import UserValueError, check_at_least
-from tflearn.types import IDLE, BatchedEnvironment, EvaluationPolicy
-from tflearn.waiting import Stopped
+from tflearn.actors.episode_metrics import Episode, EpisodeMetrics
+from tflearn.errors import check_at_least
+from tflearn.types import BatchedEnvironment, EvaluationPolicy
+from tflearn.waiting import LOG_EVERY_SECS, Stopped
+
+MAX_STEPS_PER_EPISODE = 100_000
+MAX_SECS = 3600.0  # of an evaluation
 
 _MAX_DROPPED_IN_A_ROW = 10
+_REPORT_EVERY_SECS = 0.5
+# An environment may have no end if no episode has ended after so long, or one takes so many steps.
+_WARN_SECS, _WARN_STEPS = 30.0, 10_000
+
+_DISCOUNTED = ('start_return', 'discounted_return')
+
+# The columns that `EpisodeMetrics` reads.
+_Row = collections.namedtuple('_Row', 'step_type next_step_type reward')
 
 
 @dataclasses.dataclass(frozen=True)
 class EpisodeStatistics:
-    """Returns and lengths of the episodes of one evaluation.
+    """The episodes of one evaluation.
 
     Attributes:
-      returns: the undiscounted return of each episode, grouped by environment, oldest first; of the sum of several
-        rewards.
-      lengths: the steps of each episode.
+      episodes: the metrics of each episode, see `EpisodeMetrics`; grouped by environment, oldest first.
       dropped_episodes: the number of episodes that a failure interrupted; others replaced them.
-      mean_returns: the mean return of each reward, where there are several; else ().
+      incomplete: why these are not all episodes, or not complete ones; '' if they are.
     """
 
-    returns: tuple[float, ...]
-    lengths: tuple[int, ...]
+    episodes: tuple[Episode, ...]
     dropped_episodes: int = 0
-    mean_returns: tuple[float, ...] = ()
+    incomplete: str = ''
 
     @property
     def num_episodes(self) -> int:
-        return len(self.returns)
+        return len(self.episodes)
+
+    @property
+    def returns(self) -> tuple[float, ...]:
+        """The undiscounted return of each episode; of the sum of several rewards."""
+        return tuple(episode['return'] for episode in self.episodes)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The steps of each episode."""
+        return tuple(int(episode['length']) for episode in self.episodes)
 
     @property
     def mean_return(self) -> float:
@@ -49,12 +72,39 @@ class EpisodeStatistics:
         return float(np.mean(self.lengths))
 
     @property
+    def means(self) -> dict[str, float]:
+        """The mean of each metric over the episodes that have it; an evaluation does not discount."""
+        names = {name: None for episode in self.episodes for name in episode if name not in _DISCOUNTED}
+        return {name: float(np.mean([each[name] for each in self.episodes if name in each])) for name in names}
+
+    @property
     def mean_return_interval(self) -> tuple[float, float]:
         """The mean's 95% confidence interval by Student's t distribution; unbounded for a single episode."""
         if self.num_episodes == 1:
             return -math.inf, math.inf
         radius = _t_975(self.num_episodes - 1) * self.std_return / math.sqrt(self.num_episodes)
         return self.mean_return - radius, self.mean_return + radius
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """How far an evaluation is.
+
+    Attributes:
+      episodes: the episodes that have ended.
+      num_episodes: those that it is to have.
+      steps: the environment steps so far.
+      secs_left: the seconds that it will take, by the lengths of the episodes so far; None before the first has ended.
+    """
+
+    episodes: int
+    num_episodes: int
+    steps: int
+    secs_left: float | None
+
+    def __str__(self) -> str:
+        left = '' if self.secs_left is None else f', about {self.secs_left:.0f} s left'
+        return f'{self.episodes} of {self.num_episodes} episodes, {self.steps:,} steps{left}'
 
 
 def _t_975(dof: int) -> float:
@@ -74,74 +124,184 @@ class Evaluator:
     The number of episodes of each environment is fixed: num_episodes // B, and one more in the first num_episodes % B.
     (To take the first ones that end would favour short episodes.) An episode that a failure interrupts (FIRST after a
     time step that was not LAST) does not count, and another one is played.
+
+    Each evaluation ends. An episode that does not end within `max_steps_per_episode` counts with these steps, and its
+    environment plays no other one. After `max_secs` the complete episodes count; if there is none, those that run do.
     """
 
-    def __init__(self, environment: BatchedEnvironment, num_episodes: int = 20, max_steps_per_episode: int = 100_000):
+    def __init__(
+        self,
+        environment: BatchedEnvironment,
+        num_episodes: int = 20,
+        max_steps_per_episode: int = MAX_STEPS_PER_EPISODE,
+        max_secs: float = MAX_SECS,
+        report: Callable[[Progress], None] = lambda progress: None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
         """Plays nothing yet.
 
         Args:
           num_episodes: the number of episodes of an evaluation; best a multiple of the number of environments.
-          max_steps_per_episode: the longest episode; a longer one is an error, so that an evaluation ends.
+          max_steps_per_episode: the longest episode.
+          max_secs: the longest evaluation [s].
+          report: called with the progress at the beginning, and twice a second unless a step takes longer.
+          clock: returns the time [s].
 
         Raises:
           ValueError: if a number is below 1.
         """
-        check_at_least(1, num_episodes=num_episodes, max_steps_per_episode=max_steps_per_episode)
+        check_at_least(1, num_episodes=num_episodes, max_steps_per_episode=max_steps_per_episode, max_secs=max_secs)
         self._environment = environment
-        self._max_steps_per_episode = max_steps_per_episode
+        self._max_steps, self._max_secs = max_steps_per_episode, max_secs
+        self._report, self._clock = report, clock
         share, rest = divmod(num_episodes, environment.num_environments)
         self._quotas = np.full(environment.num_environments, share)
         self._quotas[:rest] += 1
+        self._has_warned = False
 
     def run(self, policy: EvaluationPolicy, stop: threading.Event | None = None) -> EpisodeStatistics:
         """Resets the environments and plays new episodes.
 
         Raises:
-          ValueError: if an episode does not end.
           RuntimeError: if too many episodes in a row of one environment are interrupted.
           Stopped: when `stop` was set.
         """
-        episodes: list[list[tuple[np.ndarray, int]]] = [[] for _ in self._quotas]
-        missing = self._quotas.copy()
-        returns, lengths = np.zeros((len(missing), 1)), np.zeros(len(missing), np.int64)
-        dropped, dropped_in_a_row = 0, np.zeros(len(missing), np.int64)
-        time_step = self._environment.reset()
-        policy_state = policy.initial_state(len(missing))
-        while missing.any():
+        environment, size = self._environment, len(self._quotas)
+        metrics = EpisodeMetrics(size, read_info=lambda: environment.info)
+        played = _Played(self._quotas, metrics)
+        begun = self._clock()
+        next_report, next_log = begun, begun + LOG_EVERY_SECS
+        self._report(played.progress(0.0))  # a reset may take long
+        time_step = environment.reset()
+        policy_state = policy.initial_state(size)
+        while played.missing.any():
             if stop is not None and stop.is_set():
-                raise Stopped(f'stopped with {missing.sum()} of {self._quotas.sum()} episodes still to play')
-            ended = (time_step.step_type == ts.StepType.LAST) | self._environment.info.get(IDLE, False)
+                raise Stopped(f'stopped with {played.missing.sum()} of {self._quotas.sum()} episodes still to play')
             action, policy_state = policy.action(time_step, policy_state)
-            time_step = self._environment.step(action)
-            first = time_step.step_type == ts.StepType.FIRST
-            interrupted = first & ~ended & (missing > 0)
-            dropped += np.count_nonzero(interrupted)
-            dropped_in_a_row = np.where(ended, 0, dropped_in_a_row) + interrupted
-            rewards = time_step.reward.reshape(len(missing), -1)
-            returns, lengths = np.where(first[:, None], 0.0, returns + rewards), np.where(first, 0, lengths + 1)
-            self._check(lengths[missing > 0], dropped_in_a_row)
-            for i in np.flatnonzero(time_step.step_type == ts.StepType.LAST):
-                if missing[i]:
-                    episodes[i].append((returns[i], int(lengths[i])))
-                    missing[i] -= 1
-        played = [episode for group in episodes for episode in group]
-        of_rewards = np.stack([values for values, _ in played])  # [episodes, rewards]
-        return EpisodeStatistics(
-            tuple(of_rewards.sum(axis=1).tolist()),
-            tuple(length for _, length in played),
-            dropped,
-            tuple(of_rewards.mean(axis=0).tolist()) if time_step.reward.ndim > 1 else (),
-        )
+            before, time_step = time_step.step_type, environment.step(action)
+            metrics(_Row(before, time_step.step_type, time_step.reward))
+            played.add(time_step.step_type)
+            played.cut(played.running >= self._max_steps)
+            now = self._clock()
+            if now - begun >= self._max_secs and played.out_of_time():
+                break
+            if now >= next_report:
+                next_report = now + _REPORT_EVERY_SECS
+                progress = played.progress(now - begun)
+                self._report(progress)
+                self._warn(played, now - begun)
+                if now >= next_log:
+                    next_log = now + LOG_EVERY_SECS
+                    logging.info('evaluation: %s', progress)
+        return self._statistics(played)
 
-    def _check(self, lengths: np.ndarray, dropped_in_a_row: np.ndarray) -> None:
-        """Raises an error if the evaluation might not end; `lengths` are those of the episodes that still count."""
-        if lengths.max() > self._max_steps_per_episode:
-            raise UserValueError(
-                f'got an episode of more than max_steps_per_episode={self._max_steps_per_episode} steps; need episodes '
-                "that end; set the environment's max_episode_steps, or raise the limit"
-            )
-        if dropped_in_a_row.max() > _MAX_DROPPED_IN_A_ROW:
-            raise RuntimeError(
-                f'got {dropped_in_a_row.max()} interrupted episodes in a row of environment '
-                f'{dropped_in_a_row.argmax()}; need complete ones; fix the cause, which is in the log'
-            )
+    def _warn(self, played: '_Played', secs: float) -> None:
+        """Warns of an evaluation that may have no end."""
+        longest = int(played.running.max())
+        is_late = longest and not played.num_episodes and secs >= _WARN_SECS
+        if self._has_warned or not (is_late or longest >= _WARN_STEPS):
+            return
+        self._has_warned = True
+        logging.warning(
+            'an episode of the evaluation has not ended after %d steps (%.0f s); it is cut after '
+            "max_steps_per_episode=%d steps, the evaluation after max_secs=%g; set the environment's max_episode_steps "
+            'if it has no end of its own',
+            longest, secs, self._max_steps, self._max_secs,
+        )  # fmt: skip
+
+    def _statistics(self, played: '_Played') -> EpisodeStatistics:
+        wanted, num_cut = int(self._quotas.sum()), played.num_cut
+        reasons = []
+        if played.is_out_of_time:
+            reasons.append(f'{self._max_secs:g} s (max_secs) were over')
+        if num_cut:
+            limit = '' if played.is_out_of_time else f' within {self._max_steps} steps (max_steps_per_episode)'
+            reasons.append(f'{num_cut} of {wanted} episodes did not end{limit}')
+        if played.num_unplayed:
+            reasons.append(f'{played.num_unplayed} of {wanted} were not played to their end')
+        if reasons:
+            logging.warning("the evaluation is incomplete: %s; set the environment's max_episode_steps, or raise the "
+                            'limits', ', '.join(reasons))  # fmt: skip
+        return EpisodeStatistics(played.all(), played.dropped, ', '.join(reasons))
+
+
+class _Played:
+    """The episodes of an evaluation that goes on.
+
+    Attributes:
+      missing: int [B], the episodes that each environment still has to play.
+      running: int [B], the steps of each episode that runs and counts; 0 where there is none.
+      dropped: the number of interrupted episodes.
+      num_episodes: the number of episodes that have ended.
+      num_cut: the number of those that a limit has ended.
+      num_unplayed: the number of episodes that a limit has left out.
+      is_out_of_time: whether a limit of time has ended the evaluation.
+    """
+
+    def __init__(self, quotas: np.ndarray, metrics: EpisodeMetrics):
+        self.missing, self.running = quotas.copy(), np.zeros(len(quotas), np.int64)
+        self.dropped = self.num_episodes = self.num_cut = self.num_unplayed = 0
+        self.is_out_of_time = False
+        self._metrics, self._wanted = metrics, int(quotas.sum())
+        self._dropped_in_a_row = np.zeros(len(quotas), np.int64)
+        self._episodes: list[list[Episode]] = [[] for _ in quotas]
+        self._steps = self._batched_steps = 0  # of complete episodes; of all environments together
+
+    def add(self, step_type: np.ndarray) -> None:
+        """Adds a step of all environments, which the metrics have got.
+
+        Raises:
+          RuntimeError: if too many episodes in a row are interrupted.
+        """
+        self._batched_steps += 1
+        for i, episode in self._metrics.ended.items():
+            self._dropped_in_a_row[i] = 0
+            if self.missing[i]:
+                self._take(i, episode)
+        if self._metrics.interrupted.any():
+            interrupted = self._metrics.interrupted & (self.missing > 0)
+            self.dropped += np.count_nonzero(interrupted)
+            self._dropped_in_a_row += interrupted
+            if self._dropped_in_a_row.max() > _MAX_DROPPED_IN_A_ROW:
+                raise RuntimeError(
+                    f'got {self._dropped_in_a_row.max()} interrupted episodes in a row of environment '
+                    f'{self._dropped_in_a_row.argmax()}; need complete ones; fix the cause, which is in the log'
+                )
+        self.running = np.where((step_type == ts.StepType.MID) & (self.missing > 0), self._metrics.lengths, 0)
+
+    def cut(self, at: np.ndarray) -> None:
+        """Ends the episodes that run in the environments `at`, bool [B], which play no other ones."""
+        for i in np.flatnonzero(at):
+            self._take(i, self._metrics.current(i))
+            self.num_cut += 1
+            self.num_unplayed += int(self.missing[i])
+            self.missing[i] = self.running[i] = 0
+
+    def out_of_time(self) -> bool:
+        """Ends the evaluation. Returns False if there is no step to judge by: it then goes on."""
+        if not self.num_episodes and not self.running.any():
+            return False
+        self.is_out_of_time = True
+        if not self.num_episodes:
+            self.cut(self.running > 0)
+        self.num_unplayed += int(self.missing.sum())
+        return True
+
+    def progress(self, secs: float) -> Progress:
+        """Returns the progress after so many seconds."""
+        secs_left = None
+        if self.num_episodes:
+            mean_length = self._steps / self.num_episodes
+            # An episode that is longer than the others goes on for an unknown time.
+            left = np.maximum(self.missing * mean_length - self.running, self.missing > 0).max()
+            secs_left = float(left) * secs / self._batched_steps
+        return Progress(self.num_episodes, self._wanted, self._metrics.env_steps, secs_left)
+
+    def all(self) -> tuple[Episode, ...]:
+        return tuple(episode for group in self._episodes for episode in group)
+
+    def _take(self, i: int, episode: Episode) -> None:
+        self._episodes[i].append(episode)
+        self.missing[i] -= 1
+        self.num_episodes += 1
+        self._steps += int(episode['length'])

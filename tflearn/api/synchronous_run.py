@@ -17,7 +17,6 @@ from tflearn.config import files, job_config, names, preview
 from tflearn.environments import registry
 from tflearn.jobs.collect import collect
 from tflearn.jobs.evaluate import evaluate
-from tflearn.jobs.evaluate_settings import EvaluateOptions
 from tflearn.jobs.synchronous import synchronous
 from tflearn.jobs.train import train
 from tflearn.jobs.train_settings import Hooks, Initial, grouped
@@ -30,14 +29,13 @@ _NO_TIMEOUT_SECS = float('inf')
 _EVALUATION_SEED = 1_000_000
 
 
-def of_objects(run_dir: RunDir, arguments: Mapping[str, Any], target_return: float | None, num_episodes: int) -> None:
+def of_objects(run_dir: RunDir, arguments: Mapping[str, Any], evaluation: Mapping[str, Any]) -> None:
     """Runs both jobs with Python objects as arguments.
 
     Args:
       run_dir: the run's directory.
       arguments: those of the synchronous job that this function does not give, or single settings of its groups.
-      target_return: see the evaluate job.
-      num_episodes: episodes of one evaluation.
+      evaluation: those of the evaluate job.
 
     Raises:
       ValueError: if an argument cannot be used.
@@ -53,10 +51,8 @@ def of_objects(run_dir: RunDir, arguments: Mapping[str, Any], target_return: flo
             connect_timeout_secs=_NO_TIMEOUT_SECS,
             idle_timeout_secs=_NO_TIMEOUT_SECS,
             make_environment=arguments['make_environment'],
-            num_episodes=num_episodes,
-            target_return=target_return,
             seed=None if seed is None else seed + _EVALUATION_SEED,
-            options=EvaluateOptions(follow='each'),
+            **evaluation,
         ),
     )
 

@@ -16,6 +16,7 @@ from tflearn.api import process_run, synchronous_run
 from tflearn.config import files
 from tflearn.errors import UserRuntimeError, UserTypeError, UserValueError
 from tflearn.experience import Experience
+from tflearn.jobs.evaluate_settings import EvaluateOptions
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.synchronous import synchronous
 from tflearn.jobs.train_settings import GROUPS
@@ -40,7 +41,7 @@ class TrainedRun:
       train_step: train steps of the run.
       env_steps: environment steps of the run.
       evaluations: all evaluations of the greedy policy in their order: train_step, mean_return, returns (of each
-        episode), mean_length, ...
+        episode), mean_length, metrics (of the other numbers of the episodes), ...
       policy: the best policy by evaluation: `policy(observation)` -> action.
     """
 
@@ -59,7 +60,8 @@ class TrainedRun:
     @property
     def best_return(self) -> float:
         """The mean return of `policy` in its evaluation."""
-        return max(self.returns)
+        evaluation = self.policy.metadata.get('evaluation') or {'mean_return': max(self.returns)}
+        return float(evaluation['mean_return'])
 
 
 def train(
@@ -75,6 +77,7 @@ def train(
     num_train_steps: int | None = None,
     target_return: float | None = None,
     num_episodes: int | None = None,
+    evaluate_options: EvaluateOptions | None = None,
     **settings: Any,
 ) -> TrainedRun:
     """Trains an agent and evaluates its greedy policy, from a script or a notebook.
@@ -94,9 +97,11 @@ def train(
       make_agent: makes the agent.
       experience: the data that the learner consumes; drawn uniformly.
       num_train_steps: train steps at which training ends.
-      target_return: mean return at which training ends: of one evaluation, and of a second one to confirm it. None
-        trains to the end.
-      num_episodes: episodes of one evaluation; 20 by default. Each exported policy is evaluated.
+      target_return: mean return (or `evaluate_options.target_metric`) at which training ends: of one evaluation, and of
+        a second one to confirm it. None trains to the end.
+      num_episodes: episodes of one evaluation; 20 by default.
+      evaluate_options: limits of an evaluation, and another metric than the return for the target and the best policy.
+        By default each exported policy is evaluated.
       **settings: more arguments of `tflearn.jobs.synchronous.synchronous`: num_environments, learner_options, ...; and
         fields of its groups: max_env_steps, max_secs, seed, export_interval_steps, ...
 
@@ -111,7 +116,8 @@ def train(
         'experience': experience,
         'num_train_steps': num_train_steps,
     }
-    more = {'target_return': target_return, 'num_episodes': num_episodes, **settings}
+    evaluation = {'target_return': target_return, 'num_episodes': num_episodes}
+    more = {**evaluation, 'evaluate_options': evaluate_options, **settings}
     mode = mode or ('synchronous' if gin_file is None else 'processes')
     if mode not in get_args(Mode):
         raise UserValueError(f'got mode={mode!r}; need one of {", ".join(get_args(Mode))}')
@@ -125,7 +131,9 @@ def train(
         _check_gin({**parts, **more}, gin_file, gin_bindings)
     run_dir = RunDir(root_dir or pathlib.Path('runs', pathlib.Path(gin_file or '').stem))
     if gin_file is None:
-        synchronous_run.of_objects(run_dir, {**parts, **settings}, target_return, num_episodes or 20)
+        given = {name: each for name, each in evaluation.items() if each is not None}
+        options = evaluate_options or EvaluateOptions('each')
+        synchronous_run.of_objects(run_dir, {**parts, **settings}, {**given, 'options': options})
     elif mode == 'synchronous':
         synchronous_run.of_gin_file(run_dir, gin_file, gin_bindings)
     else:

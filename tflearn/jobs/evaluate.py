@@ -1,6 +1,8 @@
 """The evaluate job: evaluates new policies until the run has ended."""
 
 import contextlib
+import dataclasses
+import math
 import pathlib
 import threading
 from typing import Any
@@ -8,10 +10,10 @@ from typing import Any
 from absl import logging
 
 from tflearn.action_mask import ActionMask
-from tflearn.actors.evaluation_record import Evaluation
-from tflearn.actors.evaluator import Evaluator
+from tflearn.actors.evaluation_record import Evaluation, value
+from tflearn.actors.evaluator import EpisodeStatistics, Evaluator
 from tflearn.actors.exploration import EpsilonPolicy
-from tflearn.errors import UserValueError
+from tflearn.errors import UserValueError, check_at_least
 from tflearn.experience import Experience
 from tflearn.jobs import evaluated_policies
 from tflearn.jobs.evaluate_settings import EvaluateOptions
@@ -34,7 +36,15 @@ from tflearn.waiting import Stopped, wait_until
 from tflearn.weights.channels import Plane
 
 # Metrics of the evaluation that the best policy's metadata holds.
-_IN_METADATA = ('mean_return', 'mean_return_interval', 'num_episodes', 'returns', 'mean_length')
+_IN_METADATA = (
+    'mean_return',
+    'mean_return_interval',
+    'num_episodes',
+    'returns',
+    'mean_length',
+    'metrics',
+    'incomplete',
+)
 
 
 def evaluate(
@@ -68,8 +78,8 @@ def evaluate(
       make_environment: makes the environment; its settings may differ from those of training.
       num_episodes: the number of episodes of an evaluation.
       num_environments: the number of environments stepped together; never more than `num_episodes`.
-      target_return: asks the train job to finish when the mean return reaches this value, and reaches it again in
-        `num_episodes` other episodes of the same policy. None trains to the end.
+      target_return: asks the train job to finish when the mean return, or that of `options.target_metric`, reaches this
+        value, and reaches it again in `num_episodes` other episodes of the same policy. None trains to the end.
       idle_timeout_secs: how long to wait for the next policy, and for the end of training.
       seed: the environment's seed; None draws one.
       options: which policies are evaluated, and how they act.
@@ -87,9 +97,7 @@ def evaluate(
     if line := run_dir.done_line():
         logging.info(line)
         return
-    for name, value in (('num_episodes', num_episodes), ('num_environments', num_environments)):
-        if value < 1:
-            raise UserValueError(f'got {name}={value}; need at least 1')
+    check_at_least(1, num_episodes=num_episodes, num_environments=num_environments)
     control = None if replay_address is None else Shards.parse(replay_address).control
     weights = (control, make_agent, experience, plane)
     _check_weights(options, *weights)
@@ -97,13 +105,14 @@ def evaluate(
         environment = ending.enter_context(
             contextlib.closing(make_environment(num_environments=min(num_environments, num_episodes), seed=seed))
         )
-        report = ending.enter_context(contextlib.closing(EvaluationReport(run_dir, options.policy, target_return)))
+        report = ending.enter_context(contextlib.closing(EvaluationReport(run_dir, options, target_return)))
         try:
             source = _source(run_dir, options, environment.specs, weights, connect_timeout_secs, stop)
             ending.enter_context(contextlib.closing(source))
-            runner = _EpisodeRunner(run_dir, environment, options, num_episodes, record_video, seed, stop)
+            runner = _EpisodeRunner(report, environment, options, num_episodes, record_video, seed, stop)
+            target = _Target(options.target_metric, target_return, options.lower_is_better)
             timeouts = (connect_timeout_secs, idle_timeout_secs)
-            _Evaluation(run_dir, report, source, runner, target_return, stop, *timeouts).run()
+            _Evaluation(run_dir, report, source, runner, target, stop, *timeouts).run()
         except Stopped:
             report.set_state('stopped')
 
@@ -131,12 +140,46 @@ def _source(
     return evaluated_policies.ExportedPolicies(run_dir, options.policy, specs, options.follow == 'each')
 
 
+@dataclasses.dataclass(frozen=True)
+class _Target:
+    """What evaluations are compared by.
+
+    Attributes:
+      metric: see `EvaluateOptions.target_metric`.
+      goal: its value that ends the run; None: none does.
+      lower_is_better: whether less is better.
+    """
+
+    metric: str
+    goal: float | None
+    lower_is_better: bool
+
+    def is_better(self, evaluation: Evaluation, other: Evaluation) -> bool:
+        """Whether the first one is better; one that is incomplete is never better than a complete one."""
+        return self._rank(evaluation) > self._rank(other)
+
+    def is_reached(self, evaluation: Evaluation) -> bool:
+        """Whether a complete evaluation reaches the goal."""
+        complete, score = self._rank(evaluation)
+        return self.goal is not None and complete and score >= (-self.goal if self.lower_is_better else self.goal)
+
+    def _rank(self, evaluation: Evaluation) -> tuple[bool, float]:
+        found = value(evaluation, self.metric)
+        if found is None:  # an evaluation of an earlier version, or without this number in any episode
+            return 'incomplete' not in evaluation, -math.inf
+        return 'incomplete' not in evaluation, -found if self.lower_is_better else found
+
+    def __str__(self) -> str:
+        name = 'target_return' if self.metric == 'return' else f'target {self.metric}'
+        return f'{name} {self.goal:g}'
+
+
 class _EpisodeRunner:
     """Runs the episodes of an evaluation, and records videos of additional ones."""
 
     def __init__(
         self,
-        run_dir: RunDir,
+        report: EvaluationReport,
         environment: BatchedEnvironment,
         options: EvaluateOptions,
         num_episodes: int,
@@ -144,24 +187,28 @@ class _EpisodeRunner:
         seed: int | None,
         stop: threading.Event,
     ):
-        self._run_dir, self._environment, self._options = run_dir, environment, options
-        self._evaluator = Evaluator(environment, num_episodes, options.max_steps_per_episode)
+        self._report, self._environment, self._options = report, environment, options
+        self._evaluator = self._evaluator_of(environment, num_episodes)
         self._record_video, self._seed, self._stop = record_video, seed, stop
         self._num_runs = 0
         self._acting(None)  # fails early if random actions are not possible
 
-    def run(self, candidate: Candidate) -> Any:
+    def run(self, candidate: Candidate, videos: pathlib.Path) -> EpisodeStatistics:
         """Returns the statistics of a policy's episodes."""
         policy = self._acting(candidate.policy, candidate.metadata.get(ACTION_MASK))
         statistics = self._evaluator.run(policy, self._stop)
         if self._record_video and self._num_runs % self._options.video_interval == 0:
-            folder = str(self._run_dir.videos / f'train_step_{candidate.train_step}')
+            folder = str(videos / f'train_step_{candidate.train_step}')
             with contextlib.closing(self._record_video(folder=folder)) as recorded:
-                Evaluator(recorded, self._options.video_episodes, self._options.max_steps_per_episode).run(
-                    policy, self._stop
-                )
+                self._evaluator_of(recorded, self._options.video_episodes).run(policy, self._stop)
         self._num_runs += 1
         return statistics
+
+    def _evaluator_of(self, environment: BatchedEnvironment, num_episodes: int) -> Evaluator:
+        options = self._options
+        return Evaluator(
+            environment, num_episodes, options.max_steps_per_episode, options.max_secs, self._report.progress
+        )
 
     def _acting(self, policy: Any, mask: str | None = None) -> EvaluationPolicy:
         """Returns a policy that acts with `options.epsilon` and the part `mask` of the observation."""
@@ -182,13 +229,13 @@ class _Evaluation:
         report: EvaluationReport,
         source: ExportedPolicies,
         runner: _EpisodeRunner,
-        target_return: float | None,
+        target: _Target,
         stop: threading.Event,
         connect_timeout_secs: float,
         idle_timeout_secs: float,
     ):
         self._run_dir, self._report, self._source, self._runner = run_dir, report, source, runner
-        self._target_return = target_return
+        self._target = target
         self._stop = stop
         self._connect_timeout_secs, self._idle_timeout_secs = connect_timeout_secs, idle_timeout_secs
         self._last: Evaluation | None = None
@@ -200,7 +247,7 @@ class _Evaluation:
         request = self._earlier_request()
         while request is None and (candidate := self._next_candidate()):
             evaluation = self._evaluate(candidate)
-            if evaluation is not None and self._reached(evaluation):
+            if evaluation is not None and self._target.is_reached(evaluation):
                 request = self._confirm(candidate)
         self._finish(request)
 
@@ -232,9 +279,9 @@ class _Evaluation:
             logging.info('the policy of step %d is gone; it is not evaluated', candidate.train_step)
             return None
         try:
-            evaluation = self._report.add(candidate, self._runner.run(candidate))
+            evaluation = self._report.add(candidate, self._runner.run(candidate, self._run_dir.videos))
             if candidate.path and self._is_best(evaluation):
-                facts = {key: evaluation[key] for key in _IN_METADATA}
+                facts = {key: evaluation[key] for key in _IN_METADATA if key in evaluation}
                 if versions.add_metadata(candidate.path, evaluation=facts):
                     versions.point_best(candidate.path)
         except VersionGone as gone:
@@ -252,10 +299,7 @@ class _Evaluation:
         if best is None:
             return True
         known = self._report.record.find(read_json(self._source.directory / str(best) / versions.METADATA) or {})
-        return known is None or evaluation['mean_return'] > known['mean_return']
-
-    def _reached(self, evaluation: Evaluation) -> bool:
-        return self._target_return is not None and evaluation['mean_return'] >= self._target_return
+        return known is None or self._target.is_better(evaluation, known)
 
     def _confirm(self, candidate: Candidate) -> dict[str, Any] | None:
         """Evaluates the policy again. If it reaches the target again, asks the train job to finish; returns that."""
@@ -266,12 +310,12 @@ class _Evaluation:
         try:
             evaluation = self._evaluate(candidate)
         finally:
-            if candidate.path and (evaluation is None or not self._reached(evaluation)):
+            if candidate.path and (evaluation is None or not self._target.is_reached(evaluation)):
                 versions.unkeep(candidate.path)
-        if evaluation is None or not self._reached(evaluation):
-            logging.info('reached the target return of %g only once; training goes on', self._target_return)
+        if evaluation is None or not self._target.is_reached(evaluation):
+            logging.info('reached %s only once; training goes on', self._target)
             return None
-        reason = f'target_return {self._target_return:g} reached at train step {candidate.train_step}'
+        reason = f'{self._target} reached at train step {candidate.train_step}'
         request = {'reason': reason, 'evaluation': evaluation}
         write_json(self._run_dir.stop_request, request)
         return request
@@ -296,12 +340,12 @@ class _Evaluation:
                 f'got a train job that finished without a policy in {self._source.directory}; need one to evaluate'
             )
         self._report.draw()
-        keys = ('train_step', 'env_steps', 'mean_return', 'num_episodes', 'returns')
+        keys = ('train_step', 'env_steps', 'mean_return', 'num_episodes', 'returns', 'metrics', 'incomplete')
         done = {
             'reason': request['reason'] if request else result['reason'],
             **{key: result[key] for key in ('train_step', 'env_steps', 'seconds')},
             'policy': str(self._version(evaluation).relative_to(self._run_dir.root)),
-            'evaluation': {key: evaluation.get(key) for key in keys},
+            'evaluation': {key: evaluation[key] for key in keys if key in evaluation},
             'best_policy': self._best_policy(),
         }
         write_json(self._run_dir.done, done)

@@ -1,9 +1,14 @@
 """Which policies the evaluate job evaluates, and how they act."""
 
 import dataclasses
+import re
 from typing import Literal, get_args
 
-from tflearn.errors import UserValueError
+from tflearn.actors.evaluator import MAX_SECS, MAX_STEPS_PER_EPISODE
+from tflearn.errors import UserValueError, check_at_least
+
+# The names of `EpisodeMetrics` but for discounted returns.
+_METRIC = re.compile(r'return(_\d+)?|length|reward|info(_end)?/.+')
 
 Follow = Literal['newest', 'each', 'weights', 'served']
 
@@ -20,7 +25,13 @@ class EvaluateOptions:
       policy: the name of the exported or served policy.
       served_at: the server's address, 'host:port', for 'served'.
       epsilon: the share of random actions; 0 leaves the policy unchanged.
-      max_steps_per_episode: an episode with more steps is an error.
+      max_steps_per_episode: an episode that does not end within so many steps is cut there; the evaluation is then
+        marked as incomplete, and its environment plays no other one.
+      max_secs: an evaluation that takes longer ends with the episodes that are complete, as an incomplete one [s].
+      target_metric: the metric of an episode whose mean makes a policy the best, and that the job's `target_return` is
+        a value of: 'return', 'length', 'return_<i>' of several rewards, or 'info/<key>' (mean over the steps) or
+        'info_end/<key>' (last value) of a number in the environment's info.
+      lower_is_better: whether less of that metric is better, as of a cost.
       video_interval: the number of evaluations per video, if the job is given `record_video`.
       video_episodes: the number of episodes of a video; they do not count for the mean return.
     """
@@ -29,7 +40,10 @@ class EvaluateOptions:
     policy: str = 'greedy_policy'
     served_at: str | None = None
     epsilon: float = 0.0
-    max_steps_per_episode: int = 100_000
+    max_steps_per_episode: int = MAX_STEPS_PER_EPISODE
+    max_secs: float = MAX_SECS
+    target_metric: str = 'return'
+    lower_is_better: bool = False
     video_interval: int = 10
     video_episodes: int = 1
 
@@ -45,6 +59,10 @@ class EvaluateOptions:
             )
         if not 0 <= self.epsilon <= 1:
             raise UserValueError(f'got EvaluateOptions.epsilon={self.epsilon!r}; need a number in [0, 1]')
-        for name in ('max_steps_per_episode', 'video_interval', 'video_episodes'):
-            if getattr(self, name) < 1:
-                raise UserValueError(f'got EvaluateOptions.{name}={getattr(self, name)}; need at least 1')
+        names = ('max_steps_per_episode', 'max_secs', 'video_interval', 'video_episodes')
+        check_at_least(1, **{f'EvaluateOptions.{name}': getattr(self, name) for name in names})
+        if not _METRIC.fullmatch(self.target_metric):
+            raise UserValueError(
+                f'got EvaluateOptions.target_metric={self.target_metric!r}; need return, length, reward, return_<i>, '
+                'info/<key> or info_end/<key>'
+            )

@@ -50,5 +50,6 @@ def metrics_line(report: RunReport) -> str:
     parts = [f'{label} {text}' for label, text in report.metrics().items()]
     states = report.by_state().items()
     parts += [f'{", ".join(names)}: {state}' for state, names in states if not state.startswith('running')]
+    parts += [f'{job.name}: {job.evaluation}' for job in report.jobs if job.evaluation]
     parts += [f'{job.name}: silent for {duration(job.silent_secs)}' for job in report.jobs if job.silent_secs]
     return ' | '.join(parts)

@@ -100,12 +100,13 @@ class JobProcess:
         self._heard_at = 0.0
         self._log_start = 0
         self._stopping = False
+        self._killed_for = ''
 
     def start(self) -> None:
         """Starts the job, or starts it again."""
         if self._process is not None:
             self.restarts += 1
-        self.has_run, self.start_at = False, None
+        self.has_run, self.start_at, self._killed_for = False, None, ''
         self._old_time = self._heard_time = self._read_status().get('time')
         self._heard_at = time.monotonic()
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -154,9 +155,10 @@ class JobProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGUSR1)
 
-    def kill(self) -> None:
-        """Kills the job and its children."""
+    def kill(self, reason: str) -> None:
+        """Kills the job and its children; `exit_text` then gives the reason."""
         if self.alive:
+            self._killed_for = reason
             self._signal_group(signal.SIGKILL)
 
     def _signal_group(self, number: int) -> None:
@@ -189,6 +191,8 @@ class JobProcess:
             return 'is alive'
         if self.exit_code >= 0:
             return f'ended with exit code {self.exit_code}'
+        if self.exit_code == -signal.SIGKILL and self._killed_for:
+            return f'was killed by launch, since it {self._killed_for}'
         hint = ', as happens when memory runs out' if self.exit_code == -signal.SIGKILL else ''
         return f'was ended by {signal.Signals(-self.exit_code).name}{hint}'
 

@@ -66,6 +66,7 @@ class JobReport:
                 ('train step', count(self.number('train_step'))),
                 ('episodes', count(self.number('num_episodes'))),
                 ('best', plain(self.number('best_mean_return'))),
+                ('best target metric', plain(self.number('best_target_value'))),
                 ('episodes dropped', count(self.number('dropped_episodes') or None)),
             ],
             'collect': [
@@ -78,7 +79,19 @@ class JobReport:
                 ('environments rebuilt', count(self.number('rebuilt_environments') or None)),
             ],
         }
-        return ', '.join(f'{label} {text}'.strip() for label, text in texts.get(self.kind, []) if text)
+        known = [f'{label} {text}'.strip() for label, text in texts.get(self.kind, []) if text]
+        return ', '.join([self.evaluation] * bool(self.evaluation) + known)
+
+    @property
+    def evaluation(self) -> str:
+        """How far the evaluation is that goes on; '' if none does."""
+        ended, wanted, steps = map(self.number, ('episodes_ended', 'episodes_wanted', 'evaluation_steps'))
+        if not self.fresh or ended is None or wanted is None or steps is None:
+            return ''
+        left = self.number('evaluation_secs_left')
+        return f'plays episodes: {ended:.0f} of {wanted:.0f}, {steps:,.0f} steps' + (
+            '' if left is None else f', {duration(left)} left'
+        )
 
     def _unused_share(self) -> str:
         """'3% of the steps'; '' if none is unused."""
@@ -135,7 +148,9 @@ class RunReport:
         # Who samples knows the ratio: the server, or the learner with its mirror.
         ratio = self.newest('replay_server', 'samples_per_insert') or self.newest('train', 'samples_per_insert')
         ratio_target = self.newest('replay_server', 'samples_per_insert_target')
-        greedy, target = (self.newest('evaluate', key) for key in ('mean_return', 'target_return'))
+        greedy, target_return, target = (
+            self.newest('evaluate', key) for key in ('mean_return', 'target_return', 'target')
+        )
         wait_share = self.newest('train', 'data_wait_share', fresh=True)
         texts = {
             'train steps': _words(self._train_steps(), _around('at ', rate(train_rate))),
@@ -144,7 +159,8 @@ class RunReport:
             'samples/insert': _with_target(ratio, ratio_target),
             'collect return': plain(_mean(job.number('mean_return') for job in collectors)),
             'episode length': plain(_mean(job.number('mean_length') for job in collectors)),
-            'greedy return': _with_target(greedy, target),
+            'greedy return': _with_target(greedy, target_return),
+            'target metric': _with_target(self.newest('evaluate', 'target_value'), target),
             'policy lag': _around('', plain(self.newest('train', 'policy_lag', fresh=True)), ' versions'),
             'failed saves': count(_sum(job.number('failed_saves') for job in self.jobs) or None),
             'data wait': '' if wait_share is None else f'{wait_share:.0%}',

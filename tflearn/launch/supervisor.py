@@ -212,15 +212,15 @@ class Supervisor:
                     self._log_exit(process)
             if not killed and (kill() or time.monotonic() > deadline):
                 killed = True
-                self._kill(members, '' if kill() else f' did not stop within {stop_timeout_secs:g} s:')
+                self._kill(members, '' if kill() else f'did not stop within {stop_timeout_secs:g} s')
             self._show()
             self._pause.wait(POLL_SECS)
 
     def _kill(self, members: list[JobProcess], reason: str) -> None:
         for process in members:
             if process.alive:
-                self._log_event(f'{process.job.name}{reason} killed')
-                process.kill()
+                self._log_event(f'{process.job.name} {reason}{": " if reason else ""}killed')
+                process.kill(reason or 'was to end at once')
 
     def _log_exit(self, process: JobProcess, then: str = '') -> None:
         if not self._logs_exits:
@@ -251,12 +251,13 @@ class Supervisor:
         if not 0 < self._silent_timeout_secs < silent_secs:
             return
         process.dump()
+        limit = f'(--silent_timeout_secs={self._silent_timeout_secs:g})'
         self._log_event(
             f'{process.job.name} has not reported for {silent_secs:.0f} s: killed; where its threads were is at the '
-            f'end of {shown(process.log)} (--silent_timeout_secs={self._silent_timeout_secs:g})'
+            f'end of {shown(process.log)} {limit}'
         )
         self._pause.wait(_DUMP_SECS)
-        process.kill()
+        process.kill(f'did not report for {silent_secs:.0f} s {limit}')
 
     def _show_safely(self, show: Callable[[], None]) -> None:
         # A closed terminal or pipe is no reason to end a run.
