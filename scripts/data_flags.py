@@ -16,21 +16,26 @@ FORMATS = ('tflearn', 'minari', 'rlds')
 _FILTERS = ('min_return', 'max_return', 'max_episodes')
 
 
+def define_policy() -> None:
+    """Defines the flags of a policy that acts."""
+    flags.DEFINE_string(
+        'policy',
+        'greedy_policy',
+        "Name of the run's exported policy, or best; or the path, with a /, of a run, or of a SavedModel of tflearn or "
+        "of TF-Agents' PolicySaver; or MODULE:FUNCTION, a Python function of a batch of observations; or random.",
+    )
+    flags.DEFINE_integer(
+        'train_step', None, "Train step of the version; default: the run's result, else the newest.", 0
+    )
+
+
 def define_record() -> None:
     """Defines the flags of `record`."""
     flags.DEFINE_string('output', None, 'Directory of the episodes; those of an earlier call count. Needed.')
     flags.DEFINE_integer('episodes', None, 'Complete episodes in --output; default: 100.', lower_bound=1)
     flags.DEFINE_integer('steps', None, 'Instead: environment steps of the complete episodes in --output.', 1)
     flags.DEFINE_integer('num_environments', 8, 'Environments stepped together.', lower_bound=1)
-    flags.DEFINE_string(
-        'policy',
-        'greedy_policy',
-        "Name of the run's exported policy; or the path, with a /, of a SavedModel of tflearn or of TF-Agents' "
-        'PolicySaver; or MODULE:FUNCTION, a Python function of a batch of observations; or random.',
-    )
-    flags.DEFINE_integer(
-        'train_step', None, "Train step of the version; default: the run's result, else the newest.", 0
-    )
+    define_policy()
     job_flags.define_number('epsilon', 0.0, 'Share of random actions.', 0.0, 1.0)
     flags.DEFINE_integer('seed', 0, 'Seed of the environments and the random actions.')
     flags.DEFINE_bool('compress', False, 'Compresses the files with gzip.')

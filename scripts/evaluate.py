@@ -3,6 +3,10 @@
 When a target return is set and reached, it asks the train job to finish. --replay_address is used only if the published
 weights are evaluated (EvaluateOptions.follow).
 
+With --policy=best (or another name, a path, MODULE:FUNCTION, random) it evaluates that policy once, over --episodes and
+--num_processes, prints the result and keeps it in policy_evaluations/; tflearn-evaluate --policy=best --help lists the
+flags of that.
+
 With --data=DIR it evaluates one exported policy on recorded episodes instead, without an environment and a gin file,
 and prints a table of estimates; tflearn-evaluate --data=DIR --help lists the flags of that.
 """
@@ -10,13 +14,16 @@ and prints a table of estimates; tflearn-evaluate --data=DIR --help lists the fl
 import re
 import sys
 
-from . import data_evaluation_flags, job_setup
+from . import data_evaluation_flags, job_setup, policy_evaluation_flags
 
 
 def main() -> None:
     """Runs the program; see `job_setup.main`."""
-    if any(re.match('--?data(=|$)', argument) for argument in sys.argv[1:]):
+    given = {match[1] for argument in sys.argv[1:] if (match := re.match('--?(data|policy)(=|$)', argument))}
+    if 'data' in given:
         data_evaluation_flags.main(__doc__)
+    elif 'policy' in given:
+        policy_evaluation_flags.main(__doc__)
     else:
         job_setup.main('evaluate', __doc__)
 

@@ -31,7 +31,8 @@ def main(
 ) -> None:
     """Runs the program of a job that a gin file configures; does not return but for --help.
 
-    The function tflearn.jobs.<module>.<job> gets those of the arguments in `given` that it has.
+    The function tflearn.jobs.<module>.<job> gets those of the arguments in `given` that it has. A text that it returns
+    is printed.
 
     Args:
       job: the job's name.
@@ -81,7 +82,8 @@ def main(
         statements = [*flags.FLAGS.gin_bindings, *bindings()]
         configured: job_config.ConfiguredJob = job_config.configure(function, arguments, gin_file, statements, takes())
         was_done = run_dir.done.exists()
-        configured.run()
+        if isinstance(result := configured.run(), str):
+            print(result, flush=True)
         if not stop.is_set() and not was_done and (unused := configured.inoperative()):
             logging.info('bindings that had no effect in this job: %s', ', '.join(unused))
 

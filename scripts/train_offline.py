@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from tflearn.config import job_config
+from tflearn.config import files, job_config, reader
 from tflearn.run_dir import local_path
 
 from . import job_setup, train
@@ -24,10 +24,16 @@ def define_flags() -> None:
     )  # fmt: skip
 
 
+_ENVIRONMENT = 'make_environment'
+
+
 def bindings() -> Sequence[str]:
     """Returns the gin statements that --data and --strategy stand for."""
     paths = [str(local_path(path, '--data')) for path in flags.FLAGS.data]
+    given = reader.read(files.resolve(flags.FLAGS.gin_file), flags.FLAGS.gin_bindings).bindings
+    named = any(binding.written == _ENVIRONMENT and not binding.parameter for binding in given)
     return [
+        *([] if named else [f'{_ENVIRONMENT} = None']),  # gin/jobs.gin has it for the other jobs
         *train.bindings(),
         'from tflearn.jobs import train_offline',
         'train_offline.train_offline.dataset = @train_offline.Dataset()',

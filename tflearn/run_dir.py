@@ -185,6 +185,7 @@ class RunDir:
       config: the run's gin configuration.
       code_snapshot: git revisions and differences of the code that runs, if a program was asked for that.
       evaluations: one JSON object per evaluation.
+      policy_evaluations: the results of evaluations of single policies, a JSON file each.
       learning_curve: the learning curve as an image.
       evaluation_image: another name of the learning curve's image.
       videos: videos of evaluations.
@@ -217,6 +218,7 @@ class RunDir:
         self.config = path / 'config.gin'
         self.code_snapshot = path / 'code_snapshot.md'
         self.evaluations = path / 'evaluations.jsonl'
+        self.policy_evaluations = path / 'policy_evaluations'
         self.learning_curve = path / 'learning_curve.png'
         self.evaluation_image = path / 'evaluation.png'
         self.videos = path / 'videos'

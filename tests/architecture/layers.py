@@ -65,6 +65,7 @@ JOBS = (
     'train_offline',
     'record',
     'evaluate',
+    'policy_evaluation',
     'serve',
     'export',
     'feed',

@@ -12,6 +12,7 @@ from tf_agents.networks import q_network, q_rnn_network
 from tf_agents.policies import greedy_policy, policy_saver, q_policy
 from tf_agents.trajectories import time_step as ts
 
+from tests import fakes
 from tests.testing import jobs
 from tflearn.actors.actor import Actor
 from tflearn.data import columns, writer
@@ -32,8 +33,8 @@ CARTPOLE = functools.partial(gymnasium_env.make, 'CartPole-v1')
 
 
 def run_record(run_dir, output, **settings):
-    settings = {'num_episodes': 6, 'num_environments': 2, **settings}
-    record(run_dir=run_dir, stop=threading.Event(), make_environment=CARTPOLE, output=str(output), **settings)
+    settings = {'num_episodes': 6, 'num_environments': 2, 'make_environment': CARTPOLE, **settings}
+    record(run_dir=run_dir, stop=threading.Event(), output=str(output), **settings)
     return list(EpisodeReader(Dataset([str(output)])).episodes())
 
 
@@ -49,7 +50,7 @@ def run_dir(tmp_path_factory):
 
 def test_the_exported_policy_acts(run_dir, tmp_path):
     episodes = run_record(run_dir, tmp_path / 'data')
-    assert 6 <= len(episodes) <= 7
+    assert len(episodes) == 6
     policy = loader.load(run_dir.policy('greedy_policy') / '20')
     for episode in episodes:
         assert (episode['step_type'][0], episode['step_type'][-1]) == (0, 2)
@@ -83,7 +84,7 @@ def test_random_actions_need_no_run_and_a_second_call_continues(tmp_path):
     assert 0.2 < actions.mean() < 0.8
     assert len(run_record(no_run, tmp_path / 'data', policy='random')) == len(first)
     more = run_record(no_run, tmp_path / 'data', policy='random', num_episodes=12)
-    assert 12 <= len(more) <= 13
+    assert len(more) == 12
     starts = {tuple(episode['observation'][0]) for episode in more}
     assert len(starts) == len(more), 'the second call did not repeat the episodes of the first'
     assert [shard.number for shard in writer.shards(tmp_path / 'data')] == [0, 1]
@@ -94,6 +95,30 @@ def test_epsilon_changes_some_actions(run_dir, tmp_path):
     assert columns.read_metadata(tmp_path / 'data')['epsilon'] == 0.5
     returns = {float(episode['reward'].sum()) for episode in episodes}
     assert len(returns) > 1
+
+
+def test_each_environment_records_its_share(tmp_path):
+    """The first four episodes that end would include three of the short ones."""
+
+    def make_environment(num_environments, seed):
+        return fakes.CheckedEnvironment(lengths=(1, 6, 6)[:num_environments])
+
+    for number, lengths in ((5, [1, 1, 6, 6, 6]), (6, [1, 1, 1, 6, 6, 6]), (7, [1, 1, 1, 1, 6, 6, 6])):
+        given = {'num_episodes': number, 'num_environments': 3, 'policy': 'random'}
+        episodes = run_record(RunDir(tmp_path / 'run'), tmp_path / 'data', make_environment=make_environment, **given)
+        assert sorted(len(episode['reward']) - 1 for episode in episodes) == lengths
+
+
+def test_an_environment_without_an_end_ends_the_recording(tmp_path, caplog):
+    def make_environment(num_environments, seed):
+        return fakes.CheckedEnvironment(lengths=(2, 10**9)[:num_environments])
+
+    with pytest.raises(ValueError, match='got an episode of more than 50 steps; need episodes that end'):
+        run_record(
+            RunDir(tmp_path / 'run'), tmp_path / 'data', make_environment=make_environment, policy='random',
+            max_steps_per_episode=50,
+        )  # fmt: skip
+    assert sum(shard.episodes for shard in writer.shards(tmp_path / 'data')) == 3, 'its share of six'
 
 
 def test_steps_are_a_quota(tmp_path):
@@ -224,8 +249,8 @@ def test_mistakes_are_refused(run_dir, tmp_path):
         (f'{__name__}:RunDir', 'need a function from observations to actions'),
         (of_one, r'got action of .*of_one .*shape \(\), int64; need \(2,\), int64'),
         (as_text, 'got a action of .*as_text of another structure'),
-        ('no/directory', 'got no policy at .*/no/directory; need the directory of a SavedModel'),
-        (str(run_dir.root), 'got no policy at'),
+        ('no/directory', 'got no policy at .*/no/directory, which does not exist; need the directory of a SavedModel'),
+        (str(run_dir.checkpoints), 'got no policy at'),
     ):
         with pytest.raises((ValueError, OSError, ImportError, TypeError), match=message):
             run_record(RunDir(tmp_path / 'none'), tmp_path / 'refused', policy=policy)

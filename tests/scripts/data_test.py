@@ -55,6 +55,15 @@ def test_record_is_called_by_its_name(tmp_path):
     assert ended.stderr.splitlines()[-1].startswith('tflearn-data record: error: got --episodes=3 and --steps=3; need')
 
 
+def test_training_on_files_needs_no_environment(tmp_path):
+    """The packaged algorithms give every job the environment of the run, which is not bound."""
+    data_sets.write(tmp_path / 'data', 60)
+    flags = (f'--root_dir={tmp_path / "run"}', '--gin_file=algorithms/bc', f'--data={tmp_path / "data"}')
+    ended = run('train_offline', *flags, '--gin_bindings=train.StopConditions.num_train_steps=2')
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / 'run' / 'policies' / 'greedy_policy' / '2').is_dir()
+
+
 def test_filter(tmp_path):
     for name in 'ab':
         data_sets.write(tmp_path / name, 60, seed=ord(name))

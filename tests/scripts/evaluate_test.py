@@ -1,12 +1,20 @@
-"""The real program with --data. tests/api/data_evaluation_test.py tests what it runs."""
+"""The real program with --data and --policy. tests/api/data_evaluation_test.py tests what the first one runs."""
 
+import functools
 import json
 import re
+import shutil
 
 import pytest
 
 from tests.data import data_sets
 from tests.scripts.data_test import run
+from tests.testing import example_policies
+from tflearn.environments import gymnasium_env
+from tflearn.policies import versions
+from tflearn.policies.exporter import PolicyExporter
+from tflearn.run_dir import RunDir, write_json
+from tflearn.types import specs_of
 
 
 def test_help_lists_the_flags_of_data():
@@ -33,6 +41,57 @@ def test_user_errors_take_one_line(arguments, message):
     assert ended.returncode == 2
     assert ended.stderr.splitlines()[-1].startswith(f'tflearn-evaluate: error: {message}')
     assert 'Traceback' not in ended.stderr
+
+
+BALANCES = (0.1, 0.2, 1.0, 1.0)  # 500 steps of CartPole, which is all there are
+
+
+@pytest.fixture(scope='module')
+def finished(tmp_path_factory):
+    """A finished run of CartPole, of two versions: the second, which is the newest, falls."""
+    run_dir = RunDir(tmp_path_factory.mktemp('finished') / 'run')
+    specs = specs_of(functools.partial(gymnasium_env.make, 'CartPole-v1'))
+    for name in ('greedy_policy', 'raw_policy'):
+        linear = example_policies.Linear(specs.observation, specs.action)
+        exporter = PolicyExporter(linear.policy, run_dir.policy(name))
+        for step, weights in ((3, BALANCES), (9, (0.0,) * 4)):
+            linear.set(weights)
+            exporter.export(step, {'env_steps': step})
+    versions.point_best(run_dir.greedy_policy / '3')
+    write_json(run_dir.done, {'reason': 'it ended', 'train_step': 9, 'policy': 'policies/greedy_policy/9'})
+    return run_dir
+
+
+def test_evaluates_a_policy_of_a_finished_run_by_several_processes(finished):
+    flags = (f'--root_dir={finished.root}', '--gin_file=dqn_cartpole')
+    again = run('evaluate', *flags)
+    assert (again.returncode, again.stdout) == (0, '')
+    assert 'nothing to do; --policy=best evaluates a policy of it again' in again.stderr
+    for number in (1, 2):
+        ended = run('evaluate', *flags, '--policy=best', '--episodes=5', '--num_environments=2', '--num_processes=2')
+        assert ended.returncode == 0, ended.stderr
+        result, where = ended.stdout.splitlines()
+        assert result.startswith(f'{finished.greedy_policy / "3"}, train step 3: mean return 500.00 of 5 episodes (95%')
+        written = finished.policy_evaluations / f'greedy_policy-3-{number}.json'
+        assert where == f'written to {written}'
+        assert json.loads(written.read_text())['returns'] == [500.0] * 5
+    assert not finished.evaluations.exists()
+
+
+def test_evaluates_copied_policies_of_another_run_at_once(finished, tmp_path):
+    shutil.copytree(finished.policies, tmp_path / 'copy' / 'policies', symlinks=True)
+    flags = (f'--root_dir={tmp_path / "other"}', '--gin_file=dqn_cartpole', '--episodes=4')
+    ended = run('evaluate', *flags, f'--policy={tmp_path / "copy"}', '--sampled', f'--output={tmp_path / "found.json"}')
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads((tmp_path / 'found.json').read_text())
+    assert (found['path'], found['train_step']) == (str(tmp_path / 'copy' / 'policies' / 'raw_policy' / '3'), 3)
+    assert (found['sampled'], found['returns']) == (True, [500.0] * 4)
+    assert 'gymnasium_env.make(' in found['environment'] and "name = 'CartPole-v1'" in found['environment']
+    wrong = run('evaluate', *flags, f'--policy={tmp_path / "nowhere"}', '--num_processes=2')
+    assert wrong.returncode == 2
+    assert wrong.stderr.splitlines()[-1].startswith(
+        f'tflearn-evaluate: error: got no policy at {tmp_path / "nowhere"}, which does not exist; need the directory'
+    )
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ MAX_SECS = 3600.0  # of an evaluation
 _MAX_DROPPED_IN_A_ROW = 10
 _REPORT_EVERY_SECS = 0.5
 # An environment may have no end if no episode has ended after so long, or one takes so many steps.
-_WARN_SECS, _WARN_STEPS = 30.0, 10_000
+_WARN_SECS, WARN_STEPS = 30.0, 10_000
 
 _DISCOUNTED = ('start_return', 'discounted_return')
 
@@ -199,7 +199,7 @@ class Evaluator:
         """Warns of an evaluation that may have no end."""
         longest = int(played.running.max())
         is_late = longest and not played.num_episodes and secs >= _WARN_SECS
-        if self._has_warned or not (is_late or longest >= _WARN_STEPS):
+        if self._has_warned or not (is_late or longest >= WARN_STEPS):
             return
         self._has_warned = True
         logging.warning(

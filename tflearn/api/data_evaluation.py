@@ -15,7 +15,7 @@ from tflearn.actors.exploration import EpsilonPolicy
 from tflearn.data import columns
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.errors import UserValueError
-from tflearn.jobs import record
+from tflearn.jobs import chosen_policy
 from tflearn.ope import evaluation
 from tflearn.ope.evaluation import Evaluation, OpeOptions, RecordedSteps
 from tflearn.ope.features import MAX_INPUTS
@@ -60,7 +60,7 @@ def evaluate_on_data(
         number, or the policy draws actions of unknown probabilities.
     """
     dataset, ope_options = Dataset(paths, **filters), OpeOptions(**options)
-    loaded = record.load_policy(run_dir, policy, train_step)
+    loaded = chosen_policy.load(run_dir, policy, train_step)
     reader = EpisodeReader(dataset)
     specs = columns.read_specs(reader.directories[0])
     loaded.check(specs)

@@ -40,14 +40,14 @@ class ConfiguredJob:
     bindings: Sequence[Binding]
     text: str
 
-    def run(self) -> None:
-        """Runs the job.
+    def run(self) -> Any:
+        """Runs the job, and returns what it returns.
 
         Raises:
           UserValueError: if an argument of the job, or of a function that is bound in it, has no value.
         """
         with _gin_errors_as_user_errors():
-            gin.get_configurable(self.job.function)(**self.arguments)
+            return gin.get_configurable(self.job.function)(**self.arguments)
 
     def texts(self) -> dict[str, str]:
         """Returns the texts for TensorBoard: all of the configuration, what was used so far, and what was not."""

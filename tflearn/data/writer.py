@@ -191,11 +191,13 @@ class EpisodeRecorder:
       num_steps: the same for environment steps, without boundary rows.
     """
 
-    def __init__(self, writer: EpisodeWriter, num_environments: int):
+    def __init__(self, writer: EpisodeWriter, num_environments: int, num_episodes: int | None = None):
         """
         Args:
           writer: gets the episodes.
           num_environments: B.
+          num_episodes: how many are written: the first ones of each environment, as many of each as of any other (one
+            more of the first environments), since the first ones that end are the short ones. None writes all.
         """
         self.num_episodes, self.num_steps = writer.num_episodes, writer.num_steps
         self._writer = writer
@@ -206,6 +208,10 @@ class EpisodeRecorder:
         # Rows are counted from the beginning of the recording.
         self._number, self._offset = 0, 0  # of the next row, of the first one in the columns
         self._begin = np.full(num_environments, -1)  # the first row of each environment's episode
+        self._missing = np.full(num_environments, np.iinfo(np.int64).max)  # episodes of each environment
+        if num_episodes is not None:
+            share, rest = divmod(num_episodes, num_environments)
+            self._missing[:] = share + (np.arange(num_environments) < rest)
         self._ended: list[tuple[np.ndarray, np.ndarray, int]] = []  # environments, their first rows, the row after
         writer.before_close.append(self.flush)
 
@@ -219,7 +225,8 @@ class EpisodeRecorder:
         ends |= step_type == LAST
         if np.count_nonzero(ends):
             # An environment that returned FIRST twice has made no step between.
-            ended = np.flatnonzero(ends & (self._begin >= 0) & (self._begin < self._number))
+            ended = np.flatnonzero(ends & (self._begin >= 0) & (self._begin < self._number) & (self._missing > 0))
+            self._missing[ended] -= 1
             first = self._begin[ended]
             self._begin[ends] = -1
             self._ended.append((ended, first, self._number + 1))
@@ -229,6 +236,12 @@ class EpisodeRecorder:
         self._number += 1
         if len(self._rows) >= self._max_rows:
             self.flush()
+
+    @property
+    def longest(self) -> int:
+        """The steps of the longest episode that is to be written and has not ended."""
+        running = self._begin[(self._begin >= 0) & (self._missing > 0)]
+        return self._number - int(running.min(initial=self._number))
 
     def flush(self) -> None:
         """Writes all episodes that have ended."""

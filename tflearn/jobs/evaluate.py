@@ -95,7 +95,7 @@ def evaluate(
         without a policy.
     """
     if line := run_dir.done_line():
-        logging.info(line)
+        logging.info('%s; --policy=best evaluates a policy of it again', line)
         return
     check_at_least(1, num_episodes=num_episodes, num_environments=num_environments)
     control = None if replay_address is None else Shards.parse(replay_address).control
@@ -266,7 +266,10 @@ class _Evaluation:
             what, timeout_secs = (
                 (what, self._connect_timeout_secs)
                 if newest is None
-                else (f'{what} other than that of step {newest}', self._idle_timeout_secs)
+                else (
+                    f'{what} other than that of step {newest} (--policy evaluates one at once)',
+                    self._idle_timeout_secs,
+                )
             )
             found = wait_until(poll, what, timeout_secs, self._stop)
         return found[0]

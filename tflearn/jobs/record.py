@@ -4,21 +4,18 @@ import contextlib
 import dataclasses
 import os
 import pathlib
-import re
 import threading
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 from absl import logging
 from tf_agents.trajectories import policy_step
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.action_mask import ActionMask
 from tflearn.actors.actor import Actor
-from tflearn.actors.exploration import EpsilonPolicy
+from tflearn.actors.evaluator import MAX_STEPS_PER_EPISODE, WARN_STEPS
 from tflearn.data import columns, conversion, metadata, statistics
 from tflearn.data.minari_format import Spaces
 from tflearn.data.reader import Dataset
@@ -26,21 +23,19 @@ from tflearn.data.writer import EpisodeRecorder, EpisodeWriter, shards
 from tflearn.environments import spaces
 from tflearn.errors import UserValueError, check_at_least
 from tflearn.experience import Experience
-from tflearn.jobs import initial_agent
+from tflearn.jobs import chosen_policy, initial_agent
 from tflearn.jobs.train_settings import Hooks
-from tflearn.policies import external, loader, versions
+from tflearn.policies import external, loader
 from tflearn.policies.action_probabilities import ActionProbabilities
-from tflearn.policies.exporter import ACTION_MASK
 from tflearn.replay import stored_episodes, stored_rows
 from tflearn.replay.shards import Shards
 from tflearn.replay.storage import REPLAY, Storage
-from tflearn.run_dir import RunDir, local_path, read_json
+from tflearn.run_dir import RunDir
 from tflearn.sampling import table_scan
 from tflearn.train_step import create_train_step
-from tflearn.types import AgentFactory, EnvironmentFactory, EnvironmentSpecs, EvaluationPolicy, specs_of
+from tflearn.types import AgentFactory, EnvironmentFactory, EnvironmentSpecs, specs_of
 from tflearn.waiting import LOG_EVERY_SECS
 
-RANDOM = 'random'
 _DEFAULT_EPISODES = 100
 
 
@@ -60,8 +55,11 @@ def record(
     compress: bool = False,
     hooks: Hooks = Hooks(),
     log_probabilities: bool = False,
+    max_steps_per_episode: int = MAX_STEPS_PER_EPISODE,
 ) -> None:
     """Writes complete episodes until there are enough; those of an earlier call with this output count.
+
+    Of a number of episodes each environment plays its share; those of a number of steps are the first ones that end.
 
     Args:
       run_dir: the directory of the run whose policy acts.
@@ -71,26 +69,24 @@ def record(
       num_episodes: complete episodes in the data set; None, without `num_steps`, is 100.
       num_steps: instead, the environment steps of its complete episodes.
       num_environments: the number of environments stepped together.
-      policy: the name of the run's exported policy; or the path, with a '/', of a SavedModel, see `external.load`; or a
-        function of a batch of observations, or its name, 'module:function'; or 'random' for actions drawn uniformly
-        within their bounds.
-      train_step: the train step of the policy's version; None takes the one that a finished run ended with, else the
-        newest.
+      policy: see `chosen_policy.find`.
+      train_step: the train step of the policy's version.
       epsilon: the share of random actions, in [0, 1].
       seed: the seed of the environments and the random actions; a call that continues uses other ones.
       compress: compress the files with gzip.
       hooks: what the program does during the job; its texts describe the environment.
       log_probabilities: whether to record the log-probability of each action, for off-policy evaluation.
+      max_steps_per_episode: an episode that does not end within so many steps is an error.
 
     Raises:
-      ValueError: if there is no such policy, or it is of another environment, or the data set has other columns, or
-        the policy's actions have no probabilities that are known.
+      ValueError: if an episode does not end, there is no such policy, or it is of another environment, or the data set
+        has other columns, or the policy's actions have no probabilities that are known.
     """
     check_at_least(1, num_episodes=num_episodes, num_steps=num_steps, num_environments=num_environments)
     if num_episodes and num_steps:
         raise UserValueError(f'got num_episodes={num_episodes} and num_steps={num_steps}; need one of them')
     quota = _Quota(None if num_steps else num_episodes or _DEFAULT_EPISODES, num_steps)
-    found = _find(run_dir, policy, train_step)
+    found = chosen_policy.find(run_dir, policy, train_step)
     directory = pathlib.Path(output)
     earlier = shards(directory)
     if quota.is_met(sum(shard.episodes for shard in earlier), sum(shard.steps for shard in earlier)):
@@ -98,6 +94,8 @@ def record(
         return
     # Other episodes than those of the calls before.
     num_earlier = sum(shard.episodes for shard in earlier)
+    missing = None if quota.episodes is None else quota.episodes - num_earlier
+    num_environments = min(num_environments, missing or num_environments)
     episodes_seed = int(np.random.SeedSequence([seed, num_earlier]).generate_state(1)[0] >> 1) if num_earlier else seed
     with contextlib.closing(make_environment(num_environments=num_environments, seed=episodes_seed)) as environment:
         acting = _Acting(environment.specs, found, 1.0 if found is None else epsilon, episodes_seed, log_probabilities)
@@ -112,10 +110,10 @@ def record(
         }
         stored = columns.columns_of(columns.data_spec(environment.specs, acting.info_spec))
         writer = EpisodeWriter(directory, environment.specs, stored, metadata=facts, compress=compress)
-        recorder = EpisodeRecorder(writer, num_environments)
+        recorder = EpisodeRecorder(writer, num_environments, missing)
         try:
             with contextlib.closing(writer):
-                _run(Actor(environment, acting, [recorder]), recorder, quota, stop)
+                _run(Actor(environment, acting, [recorder]), recorder, quota, stop, max_steps_per_episode)
         finally:
             metadata.add_recording(directory, facts, writer)
     logging.info('%s has %d episodes, %d environment steps', directory, writer.num_episodes, writer.num_steps)
@@ -240,55 +238,25 @@ class _Quota:
         return f'{self.episodes} episodes' if self.episodes else f'{self.steps} environment steps'
 
 
-def _run(actor: Actor, recorder: EpisodeRecorder, quota: _Quota, stop: threading.Event) -> None:
-    logged_at = time.monotonic()
+def _run(actor: Actor, recorder: EpisodeRecorder, quota: _Quota, stop: threading.Event, max_steps: int) -> None:
+    logged_at, warned = time.monotonic(), False
     while not quota.is_met(recorder.num_episodes, recorder.num_steps) and not stop.is_set():
         actor.run(1)
+        longest = recorder.longest
+        if longest > max_steps:
+            raise UserValueError(
+                f'got an episode of more than {max_steps} steps; need episodes that end, since only complete ones are '
+                "written; set the environment's max_episode_steps, or record.max_steps_per_episode"
+            )
+        if longest >= WARN_STEPS and not warned:
+            warned = True
+            logging.warning(
+                'an episode has not ended after %d steps; only complete ones are written; after '
+                'record.max_steps_per_episode=%d the recording ends', longest, max_steps,
+            )  # fmt: skip
         if time.monotonic() - logged_at > LOG_EVERY_SECS:
             logged_at = time.monotonic()
             logging.info('%d episodes, %d steps of %s', recorder.num_episodes, recorder.num_steps, quota)
-
-
-def _find(run_dir: RunDir, policy: str | external.ActFunction, train_step: int | None) -> Any:
-    """Returns the policy: a loaded one, or a function; None for random actions."""
-    if not isinstance(policy, str):
-        return external.check_function(policy)
-    if policy == RANDOM:
-        return None
-    if '/' in policy:
-        return external.load(local_path(policy, 'policy'), train_step)
-    return external.find_function(policy) if ':' in policy else load_policy(run_dir, policy, train_step)
-
-
-def load_policy(run_dir: RunDir, name: str, train_step: int | None) -> loader.LoadedPolicy:
-    """Returns a version of an exported policy; None as train step takes the run's result, else the newest."""
-    directory = run_dir.policy(name)
-    step = train_step
-    if step is None:  # the policy that the run ended with, which is the best one that was evaluated
-        result = re.fullmatch(rf'policies/{re.escape(name)}/(\d+)', str((read_json(run_dir.done) or {}).get('policy')))
-        step = int(result[1]) if result else versions.newest_version(directory)
-    if step is None:
-        raise UserValueError(
-            f'got no policy in {directory}; need one that the train job has exported, the path of a SavedModel, '
-            f"'module:function', or policy='{RANDOM}'"
-        )
-    return loader.load(directory / str(step))
-
-
-class _Nothing:
-    """A policy whose actions are zeros, for `EpsilonPolicy` with 1."""
-
-    def __init__(self, specs: EnvironmentSpecs):
-        self._spec = specs.action
-
-    def initial_state(self, batch_size: int) -> Any:
-        del batch_size
-        return ()
-
-    def action(self, time_step: ts.TimeStep, policy_state: Any) -> tuple[Any, Any]:
-        batch_size = len(time_step.step_type)
-        zeros = lambda spec: np.zeros((batch_size, *spec.shape), spec.dtype.as_numpy_dtype)  # noqa: E731
-        return tf.nest.map_structure(zeros, self._spec), policy_state
 
 
 class _Acting:
@@ -300,21 +268,12 @@ class _Acting:
     def __init__(
         self, specs: EnvironmentSpecs, policy: Any, epsilon: float, seed: int, log_probabilities: bool = False
     ):
-        mask = None
-        if isinstance(policy, loader.LoadedPolicy | external.SavedPolicy):
-            policy.check(specs)
-            mask = policy.metadata.get(ACTION_MASK) if isinstance(policy, loader.LoadedPolicy) else None
-        elif policy is not None:
-            policy = external.FunctionPolicy(policy, specs)
         if log_probabilities and not isinstance(policy, loader.LoadedPolicy | None):
             raise UserValueError(
                 'got log_probabilities for a policy that is not exported by a run, whose probabilities are not known; '
-                f"need the name of an exported one, or policy='{RANDOM}'"
+                f"need the name of an exported one, or policy='{chosen_policy.RANDOM}'"
             )
-        self._policy: EvaluationPolicy = policy or _Nothing(specs)
-        action_mask = None if mask is None else ActionMask(specs, mask)
-        if epsilon or mask:
-            self._policy = EpsilonPolicy(self._policy, epsilon, specs.action, seed, action_mask)
+        self._policy, action_mask = chosen_policy.acting(policy, specs, epsilon, seed)
         self.info_spec: Any = columns.LOG_PROBABILITY if log_probabilities else ()
         self._probabilities = ActionProbabilities(policy, specs, epsilon, action_mask) if log_probabilities else None
 

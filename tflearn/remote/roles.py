@@ -66,6 +66,7 @@ _ROLES = {
     'synchronous': _TRAIN,
     'train_offline': _TRAIN,
     'evaluate': _EVALUATE,
+    'evaluate_policy': Role(writes=r'policy_evaluations/.*', restores=r'policies/.*|DONE'),
     'launch': _LAUNCH,
     'serve': Role(writes=r'status/serve\.json|serving/.*', follows=r'policies/.*', folders=('policies',)),
     'export': _EXPORT,

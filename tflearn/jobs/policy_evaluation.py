@@ -1,0 +1,219 @@
+"""The job evaluate_policy: evaluates one policy, of any origin, in an environment, and keeps the result."""
+
+import contextlib
+import dataclasses
+import itertools
+import math
+import multiprocessing
+import os
+import pathlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from absl import logging
+
+from tflearn.actors.evaluator import EpisodeStatistics, Evaluator
+from tflearn.data import metadata
+from tflearn.errors import UserError, UserValueError, check_at_least
+from tflearn.jobs import chosen_policy
+from tflearn.jobs.evaluate_settings import EvaluateOptions
+from tflearn.jobs.evaluation_report import describe
+from tflearn.jobs.train_settings import Hooks
+from tflearn.policies import external
+from tflearn.run_dir import RunDir, local_path, write_json
+from tflearn.types import EnvironmentFactory
+from tflearn.waiting import Stopped
+
+_POLL_SECS = 0.5
+_JOIN_SECS = 30.0
+
+
+def evaluate_policy(
+    *,
+    run_dir: RunDir,
+    stop: threading.Event,
+    make_environment: EnvironmentFactory,
+    policy: str | external.ActFunction = 'greedy_policy',
+    train_step: int | None = None,
+    sampled: bool = False,
+    num_episodes: int = 20,
+    num_environments: int = 10,
+    num_processes: int = 1,
+    seed: int = 0,
+    options: EvaluateOptions = EvaluateOptions(),
+    output: str | None = None,
+    hooks: Hooks = Hooks(),
+) -> str:
+    """Evaluates a policy once. The evaluations of the run, and its best policy, stay as they are.
+
+    Args:
+      run_dir: the run's directory.
+      stop: ends the job when set; nothing is written.
+      make_environment: makes the environment.
+      policy: what acts; see `chosen_policy.find`.
+      train_step: the train step of the policy's version.
+      sampled: whether the policy draws its actions from its distribution, instead of taking the mode.
+      num_episodes: the number of episodes, of all processes together.
+      num_environments: environments stepped together by each process; never more than its episodes.
+      num_processes: processes that play; more than one only in a program that has not used TensorFlow yet.
+      seed: the seed of the environments.
+      options: the limits of the evaluation, and the share of random actions.
+      output: a new JSON file for the result; None is the next one in `RunDir.policy_evaluations`.
+      hooks: what the program does during the job; its texts describe the environment.
+
+    Returns:
+      The result as text.
+
+    Raises:
+      ValueError: if there is no such policy, it is of another environment, or the output exists.
+      RuntimeError: if another process died.
+      Stopped: if `stop` was set.
+    """
+    check_at_least(1, num_episodes=num_episodes, num_environments=num_environments, num_processes=num_processes)
+    if num_processes > num_episodes:
+        raise UserValueError(f'got num_processes={num_processes} for num_episodes={num_episodes}; need at most as many')
+    written = None if output is None else local_path(output, 'output')
+    if written is not None and os.path.lexists(written):
+        raise UserValueError(f'got the output {written}, which exists; need a new file')
+
+    def play(index: int) -> tuple[EpisodeStatistics, dict[str, Any]]:
+        """Plays the share of a process; returns what describes its policy, too."""
+        found = chosen_policy.find(run_dir, policy, train_step)
+        found = chosen_policy.sampled(found) if sampled else found
+        episodes = num_episodes // num_processes + (index < num_episodes % num_processes)
+        first_seed = seed + index * num_environments
+        with contextlib.closing(
+            make_environment(num_environments=min(num_environments, episodes), seed=first_seed)
+        ) as environment:
+            acting, _ = chosen_policy.acting(found, environment.specs, options.epsilon, first_seed)
+            evaluator = Evaluator(environment, episodes, options.max_steps_per_episode, options.max_secs)
+            statistics = evaluator.run(acting, stop)
+        path = getattr(found, 'path', None)
+        return statistics, {
+            'policy': policy if isinstance(policy, str) else external.function_name(policy),
+            'path': None if path is None else str(os.path.realpath(path)),
+            'train_step': getattr(found, 'train_step', None),
+        }
+
+    begun = time.monotonic()
+    with _others(play, num_processes - 1) as results_of_others:
+        own, facts = play(0)
+        statistics = _joined([own, *results_of_others(stop)])
+    facts |= {
+        'sampled': sampled,
+        'epsilon': options.epsilon,
+        'seed': seed,
+        'num_processes': num_processes,
+        'seconds': time.monotonic() - begun,
+        'evaluated_at': time.time(),
+        **metadata.environment(make_environment, hooks.describe()),
+        **metadata.versions(),
+    }
+    written = written or _next_file(run_dir.policy_evaluations, facts)
+    write_json(written, facts | _results(statistics))
+    return f'{_label(facts)}: {describe(statistics)}\nwritten to {written}'
+
+
+def _results(statistics: EpisodeStatistics) -> dict[str, Any]:
+    low, high = statistics.mean_return_interval
+    return {
+        'mean_return': statistics.mean_return,
+        'mean_return_interval': [low, high] if math.isfinite(low) else None,
+        'std_return': statistics.std_return,
+        'num_episodes': statistics.num_episodes,
+        'mean_length': statistics.mean_length,
+        'metrics': {name: mean for name, mean in statistics.means.items() if name not in ('return', 'length')},
+        'dropped_episodes': statistics.dropped_episodes,
+        'incomplete': statistics.incomplete or None,
+        'returns': list(statistics.returns),
+        'lengths': list(statistics.lengths),
+    }
+
+
+def _label(facts: dict[str, Any]) -> str:
+    step = '' if facts['train_step'] is None else f', train step {facts["train_step"]}'
+    return f'{facts["path"] or facts["policy"]}{step}{", sampled" if facts["sampled"] else ""}'
+
+
+def _next_file(folder: pathlib.Path, facts: dict[str, Any]) -> pathlib.Path:
+    """Returns a new path, which no other program that runs now chooses."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = pathlib.Path(facts['path'] or facts['policy'])
+    name = '-'.join(path.parts[-2:] if path.name.isdecimal() else path.parts[-1:]).replace(':', '-')
+    for number in itertools.count(1):
+        chosen = folder / f'{name}{"-sampled" if facts["sampled"] else ""}-{number}.json'
+        with contextlib.suppress(FileExistsError):
+            (folder / f'.{chosen.name}').touch(exist_ok=False)  # which stays
+            return chosen
+    raise AssertionError('unreachable')
+
+
+def _joined(parts: list[EpisodeStatistics]) -> EpisodeStatistics:
+    reasons = dict.fromkeys(part.incomplete for part in parts if part.incomplete)
+    return EpisodeStatistics(
+        tuple(itertools.chain.from_iterable(part.episodes for part in parts)),
+        sum(part.dropped_episodes for part in parts),
+        '; '.join(reasons),
+    )
+
+
+@contextlib.contextmanager
+def _others(
+    play: Callable[[int], tuple[EpisodeStatistics, Any]], count: int
+) -> Iterator[Callable[[threading.Event], list[EpisodeStatistics]]]:
+    """Lets other processes play their shares during the block.
+
+    They are forks of this one, which has loaded TensorFlow but not used it, so that they have its configuration.
+
+    Yields:
+      A function that waits for their results.
+    """
+    context = multiprocessing.get_context('fork')
+    others: list[tuple[BaseProcess, Connection]] = []
+    try:
+        for index in range(1, count + 1):
+            ours, theirs = context.Pipe(duplex=False)
+            process: BaseProcess = context.Process(
+                target=_play_share, args=(play, index, theirs), name=f'evaluation_{index}'
+            )
+            process.start()
+            theirs.close()
+            others.append((process, ours))
+        yield lambda stop: [_result_of(*other, stop) for other in others]
+    finally:
+        for process, pipe in others:
+            process.kill()
+            process.join(_JOIN_SECS)
+            pipe.close()
+
+
+def _play_share(play: Callable[[int], tuple[EpisodeStatistics, Any]], index: int, pipe: Connection) -> None:
+    try:
+        pipe.send((dataclasses.asdict(play(index)[0]), None))
+    except UserError as error:
+        pipe.send((None, str(error)))
+    except Exception:
+        logging.exception('process %d of the evaluation failed', index)
+        raise
+    finally:
+        pipe.close()
+
+
+def _result_of(process: BaseProcess, pipe: Connection, stop: threading.Event) -> EpisodeStatistics:
+    while not pipe.poll(_POLL_SECS):
+        if stop.is_set():
+            raise Stopped(f'stopped while {process.name} was playing')
+    try:
+        statistics, user_error = pipe.recv()
+    except EOFError:
+        process.join(_JOIN_SECS)
+        raise RuntimeError(
+            f'got no result of {process.name}, which ended with exit code {process.exitcode}; its error is in the log'
+        ) from None
+    if user_error:
+        raise UserValueError(user_error)
+    return EpisodeStatistics(**statistics)
