@@ -37,7 +37,7 @@ def test_the_regularizer_is_the_papers(target):
     agent, plain = _agent(conservative_weight=5.0, conservative_target_gap=target), _agent()
     data = example_data.sequences(agent, 8, 2)
     generator = np.random.default_rng(1)
-    actions, densities = generator.uniform(-2, 2, (8, 6, 2)), generator.normal(size=(8, 6))
+    actions, densities = generator.uniform(-1, 1, (8, 6, 2)), generator.normal(size=(8, 6))
     agent._draw = lambda steps: (tf.constant(actions, tf.float32), tf.constant(densities, tf.float32))
     weights = np.linspace(0.5, 1.5, 8)
     excess = (weights * (_gaps(agent, data, actions, densities) - 2 * (target or 0.0))).mean()
@@ -61,17 +61,17 @@ def test_actions_are_drawn_from_the_densities_that_are_reported():
     agent._draws.restart()
     actions, log_densities = (part.numpy().astype(np.float64) for part in agent._draw(steps))
     assert actions.shape == (4, 6, 2) and log_densities.shape == (4, 6)
-    np.testing.assert_allclose(log_densities[:, :3], -2 * np.log(4.0), rtol=1e-6)
+    np.testing.assert_allclose(log_densities[:, :3], -2 * np.log(2.0), rtol=1e-6)
     distribution = agent._train_policy.distribution(steps, ()).action.input_distribution
     mean, deviation = distribution.mean().numpy()[:, None], distribution.stddev().numpy()[:, None]
-    shares = actions[:, 3:] / 2
+    shares = actions[:, 3:]
     normal = -0.5 * ((np.arctanh(shares) - mean) / deviation) ** 2 - np.log(deviation * np.sqrt(2 * np.pi))
-    expected = (normal - np.log(1 - shares**2) - np.log(2.0)).sum(axis=2)
+    expected = (normal - np.log(1 - shares**2)).sum(axis=2)
     np.testing.assert_allclose(log_densities[:, 3:], expected, rtol=1e-3, atol=1e-3)
 
 
 def test_the_weight_is_adapted_to_the_target_gap():
-    """The gap of critics without weights is the log of the actions' volume, log 16."""
+    """The gap of critics without weights is the log of the actions' volume, log 4."""
     for target, grows in ((1.0, True), (10.0, False)):
         agent = _agent(conservative_weight=1.0, conservative_target_gap=target, critic_learning_rate=0.01)
         for critic in (agent._critic_network_1, agent._critic_network_2):
@@ -88,13 +88,13 @@ def test_values_of_other_actions_fall():
     for weight in (0.0, 1.0):
         agent = _agent(conservative_weight=weight, critic_learning_rate=1e-2, gamma=0.0)
         data = example_data.sequences(agent, 32, 2)
-        data = data._replace(action=tf.fill(data.action.shape, 1.9), reward=tf.zeros_like(data.reward))
+        data = data._replace(action=tf.fill(data.action.shape, 0.95), reward=tf.zeros_like(data.reward))
         train = tf.function(agent.train, autograph=False)
         for _ in range(60):
             train(data)
         critic, observation = agent._critic_network_1, data.observation[:, 0]
         own, other = (
-            tf.reduce_mean(critic((observation, tf.fill((32, 2), action)), step_type=())[0]) for action in (1.9, -1.9)
+            tf.reduce_mean(critic((observation, tf.fill((32, 2), action)), step_type=())[0]) for action in (0.95, -0.95)
         )
         differences[weight] = float(own - other)
     assert differences[1.0] > differences[0.0] + 0.5

@@ -9,7 +9,7 @@ from tflearn.types import EnvironmentSpecs
 
 CONTINUOUS = EnvironmentSpecs(
     tensor_spec.BoundedTensorSpec((3,), tf.float32, -1.0, 1.0, 'observation'),
-    tensor_spec.BoundedTensorSpec((2,), tf.float32, -2.0, 2.0, 'action'),
+    tensor_spec.BoundedTensorSpec((2,), tf.float32, -1.0, 1.0, 'action'),
 )
 DISCRETE = EnvironmentSpecs(CONTINUOUS.observation, tensor_spec.BoundedTensorSpec((), tf.int64, 0, 1, 'action'))
 

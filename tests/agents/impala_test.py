@@ -256,7 +256,7 @@ def _bandit(agent, specs, size=64):
 
 BANDITS = pytest.mark.parametrize(
     ('specs', 'least'),
-    [(example_data.DISCRETE, 0.85), (example_data.CONTINUOUS, 0.5), (SEVERAL, 0.85)],
+    [(example_data.DISCRETE, 0.85), (example_data.CONTINUOUS, 0.25), (SEVERAL, 0.85)],
     ids=['one', 'floats', 'many'],
 )
 

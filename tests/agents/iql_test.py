@@ -111,7 +111,7 @@ def test_losses_of_awac_are_the_papers(specs):
         if specs is DISCRETE:
             values = np.minimum(*(oracles.critic(critic, observation) for critic in critics))
             return (np.exp(policy.log_probs) * values).sum(-1)
-        return oracles.least(critics, observation, np.clip(policy.mode, -2, 2), False)
+        return oracles.least(critics, observation, np.clip(policy.mode, -1, 1), False)
 
     log_probs = oracles.Policy(agent._actor, rows.observation, activation=oracles.relu).log_prob(rows.action)
     target = 3.0 * np.float64(rows.reward) + 0.9 * rows.discount * value(following, agent._critics._targets)
@@ -166,7 +166,7 @@ BANDIT = {
     'specs', [pytest.param(DISCRETE, marks=pytest.mark.slow), CONTINUOUS], ids=['discrete', 'continuous']
 )
 def test_it_learns_the_best_of_the_recorded_actions(module, specs):
-    """Episodes of one step with random actions; the reward is the nearness to 1. Cloning would choose the mean, 0."""
+    """Episodes of one step; the reward is the nearness of random actions to the best. Cloning would choose the mean."""
     agent = make_agent(
         module,
         specs,
@@ -178,7 +178,7 @@ def test_it_learns_the_best_of_the_recorded_actions(module, specs):
     )
     data = example_data.sequences(agent, 128, 2)
     if specs is CONTINUOUS:
-        data = data._replace(action=2 * data.action, reward=-2 * tf.abs(2 * data.action[..., 0] - 1.0))
+        data = data._replace(reward=-2 * tf.abs(2 * data.action[..., 0] - 1.0))
     else:
         data = data._replace(reward=tf.cast(data.action, tf.float32))
     data = data._replace(discount=tf.zeros_like(data.discount), observation=tf.zeros_like(data.observation))
@@ -186,7 +186,7 @@ def test_it_learns_the_best_of_the_recorded_actions(module, specs):
     for _ in range(250):
         step(data)
     chosen = agent.policy.action(zeros(specs.time_step, (1,))).action.numpy()
-    assert chosen[0] == 1 if specs is DISCRETE else chosen[0, 0] == pytest.approx(1.0, abs=0.35)
+    assert chosen[0] == 1 if specs is DISCRETE else chosen[0, 0] == pytest.approx(0.5, abs=0.175)
 
 
 @BOTH

@@ -30,7 +30,7 @@ class Policy:
       mode: of continuous actions, the mean; of discrete ones the index.
     """
 
-    def __init__(self, network, observation, bounds=(-2.0, 2.0), activation=np.tanh):
+    def __init__(self, network, observation, bounds=(-1.0, 1.0), activation=np.tanh):
         variables = network.variables
         observation = np.asarray(observation, np.float64)
         encoder = [v for v in variables if '/actor/' in v.name or 'EncodingNetwork' in v.name]

@@ -273,7 +273,7 @@ def test_it_learns_discrete_actions():
 
 
 def test_it_learns_continuous_actions():
-    assert _bandit(example_data.CONTINUOUS) > 0.5
+    assert _bandit(example_data.CONTINUOUS) > 0.25
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def test_the_loss_does_not_depend_on_invalid_steps():
 
 @pytest.mark.parametrize(
     ('specs', 'least'),
-    [(example_data.DISCRETE, 0.85), pytest.param(example_data.CONTINUOUS, 0.5, marks=pytest.mark.slow)],
+    [(example_data.DISCRETE, 0.85), pytest.param(example_data.CONTINUOUS, 0.25, marks=pytest.mark.slow)],
     ids=['integers', 'floats'],
 )
 def test_learns_a_bandit(specs, least):

@@ -20,6 +20,7 @@ VOCABULARY = (
     'extras',
     'experience',
     'types',
+    'wrapped_agent',
     'joined_leaves',
     'action_mask',
     'control',

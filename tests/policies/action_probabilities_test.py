@@ -6,15 +6,18 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from tf_agents.policies import greedy_policy
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import time_step as ts
 
 from tflearn.action_mask import ActionMask
 from tflearn.agents import dqn, ppo, sac
 from tflearn.environments import gymnasium_env
 from tflearn.environments.tasks import nim
 from tflearn.policies import loader
-from tflearn.policies.action_probabilities import ActionProbabilities, NoDensityError, _log_cdf
+from tflearn.policies.action_probabilities import ActionProbabilities, NoDensityError, _log_cdf, _log_probability
 from tflearn.policies.exporter import ACTION_MASK, PolicyExporter
 from tflearn.train_step import create_train_step
+from tflearn.types import EnvironmentSpecs
 
 pytestmark = pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
 
@@ -126,3 +129,19 @@ def test_policies_without_probabilities_are_refused(exported):
     _, specs, _ = made('nim')
     with pytest.raises(ValueError, match="exported without their probabilities; need 'greedy_policy' with an epsilon"):
         ActionProbabilities(exported('nim', 'collect_policy')[1], specs, 0.0, None)
+
+
+@pytest.mark.parametrize('kind', ['normal', 'squashed'])
+def test_a_number_with_equal_bounds_is_left_out(kind):
+    spec = tensor_spec.BoundedTensorSpec((2,), tf.float32, [-2.0, 3.0], [2.0, 3.0], 'action')
+    alone = tensor_spec.BoundedTensorSpec((1,), tf.float32, [-2.0], [2.0], 'action')
+    both, one = ({'loc': np.zeros((1, n)), 'scale_diag': np.float64([[0.5, 0.0]])[:, :n]} for n in (2, 1))
+    if kind == 'squashed':
+        both, one = {'distribution': both}, {'distribution': one}
+    found = _log_probability(both, spec, np.float32([[0.5, 3.0]]))
+    assert found == pytest.approx(_log_probability(one, alone, np.float32([[0.5]])))
+    uniform = EnvironmentSpecs(tf.TensorSpec((1,), tf.float32), spec)
+    found, _ = ActionProbabilities(None, uniform, 1.0, None).log_probability(
+        ts.restart(np.zeros((1, 1), np.float32), 1), (), np.float32([[0.5, 3.0]])
+    )
+    assert found == pytest.approx(-np.log(4.0))

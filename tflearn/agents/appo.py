@@ -22,6 +22,7 @@ from tf_agents.utils import common
 from tflearn.action_mask import make_mask
 from tflearn.agents import impala
 from tflearn.agents.actor_value import ActorValueNetwork, NetworkOptions
+from tflearn.agents.rescaled_actions import ActionRescaling
 from tflearn.errors import UserValueError
 from tflearn.experience import Experience
 from tflearn.optimization import optimizers, schedules, vtrace
@@ -103,6 +104,8 @@ def make_agent(
     Raises:
       ValueError: see `impala.make_agent`.
     """
+    rescaling = ActionRescaling(specs)
+    specs = rescaling.specs
     network.check(specs, 'APPO')
     made = impala.make_optimizers(
         train_step,
@@ -115,7 +118,8 @@ def make_agent(
     mask, _ = make_mask(specs, action_mask)
     trained = ActorValueNetwork(specs, network, mask)
     target = ActorValueNetwork(specs, network, mask, name='TargetNetwork')
-    return AppoAgent(specs, train_step, experience, trained, loss, made, target, surrogate)
+    agent = AppoAgent(specs, train_step, experience, trained, loss, made, target, surrogate)
+    return rescaling.wrapped(agent)
 
 
 class AppoAgent(impala.ImpalaAgent):

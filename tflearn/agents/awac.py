@@ -25,6 +25,7 @@ from tf_agents.utils import common
 from tflearn.action_mask import ActionMask, make_mask
 from tflearn.agents import iql
 from tflearn.agents.critics_agent import CriticsAgent
+from tflearn.agents.rescaled_actions import ActionRescaling
 from tflearn.errors import UserValueError
 from tflearn.experience import BatchItems, Experience, Uniform
 from tflearn.networks import encoder, heads, networks, spec_checks, twin_critics
@@ -107,6 +108,8 @@ def make_agent(
     Raises:
       ValueError: if the action is another one, or the experience has another order.
     """
+    rescaling = ActionRescaling(specs)
+    specs = rescaling.specs
     twin_critics.check_action(specs.action, 'AWAC')
     spec_checks.check_observation(specs.observation, 'AWAC', conv_layer_params, preprocessing_layers)
     iql.check_experience(experience, 'AWAC')
@@ -129,7 +132,8 @@ def make_agent(
     actor = networks.actor(observation_spec, specs.action, actor_fc_layer_params, masked=mask is not None, **encoding)
     actor.create_variables()
     critics = TwinCritics(observation_spec, specs.action, critic_fc_layer_params, encoding, target_update_tau)
-    return AWACAgent(specs, train_step, experience, Networks(actor, critics, mask), loss, made)
+    agent = AWACAgent(specs, train_step, experience, Networks(actor, critics, mask), loss, made)
+    return rescaling.wrapped(agent)
 
 
 class Networks(NamedTuple):

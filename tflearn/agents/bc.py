@@ -25,6 +25,7 @@ from tf_agents.utils import common
 from tflearn.action_mask import make_mask
 from tflearn.agents.actor_value import ActorValueNetwork, NetworkOptions
 from tflearn.agents.normalizer import Normalizer, NormalizingPolicy, make_observation_normalizer
+from tflearn.agents.rescaled_actions import ActionRescaling
 from tflearn.errors import UserValueError
 from tflearn.experience import BatchItems, Experience, Uniform
 from tflearn.optimization import offline_loss, optimizers, schedules
@@ -113,6 +114,8 @@ def make_agent(
       ValueError: if the experience has another order or stores the policy's state, the action is not supported, or the
         weight is no column of numbers.
     """
+    rescaling = ActionRescaling(specs)
+    specs = rescaling.specs
     network.check(specs, 'behavioural cloning')
     _check(specs, experience, loss)
     mask, _ = make_mask(specs, action_mask)
@@ -126,9 +129,8 @@ def make_agent(
         name='bc',
     )
     actor_value = ActorValueNetwork(specs, network, mask)
-    return BCAgent(
-        specs, train_step, experience, actor_value, loss, optimizer, Observations(normalizer, normalizer_steps)
-    )
+    observations = Observations(normalizer, normalizer_steps)
+    return rescaling.wrapped(BCAgent(specs, train_step, experience, actor_value, loss, optimizer, observations))
 
 
 def _check(specs: EnvironmentSpecs, experience: Experience, loss: LossOptions) -> None:

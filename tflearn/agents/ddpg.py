@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tflearn.agents import td3
+from tflearn.agents.rescaled_actions import ActionRescaling
 from tflearn.experience import BatchItems, Experience, Uniform
 from tflearn.networks import deterministic, encoder
 from tflearn.optimization import optimizers, schedules
@@ -73,6 +74,8 @@ def make_agent(
       ValueError: if the action is not of floats with bounds, the experience is not uniform, or a number is invalid.
     """
     options = LossOptions(gamma, reward_scale, target_update_tau, policy_delay=1, target_policy_noise=0.0)
+    rescaling = ActionRescaling(specs)
+    specs = rescaling.specs
     td3.check(specs, experience, 'DDPG', conv_layer_params, preprocessing_layers)
     encoding = {
         'conv_layer_params': conv_layer_params,
@@ -82,4 +85,5 @@ def make_agent(
     networks = deterministic.make_networks(specs, actor_fc_layer_params, critic_fc_layer_params, 1, encoding)
     rates = {'critic': critic_learning_rate, 'actor': actor_learning_rate}
     made = td3.make_optimizers(make_optimizer, train_step, experience, gradient_clipping, rates)
-    return td3.DeterministicAgent(specs, train_step, experience, networks, made, options, exploration_noise)
+    agent = td3.DeterministicAgent(specs, train_step, experience, networks, made, options, exploration_noise)
+    return rescaling.wrapped(agent)

@@ -18,6 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from tflearn.agents import td3, tqc
+from tflearn.agents.rescaled_actions import ActionRescaling
 from tflearn.agents.tqc import LossOptions
 from tflearn.experience import BatchItems, Experience, Uniform
 from tflearn.networks import encoder
@@ -85,6 +86,8 @@ def make_agent(
     Raises:
       ValueError: if the action is another one, the experience has another order, or a number is invalid.
     """
+    rescaling = ActionRescaling(specs)
+    specs = rescaling.specs
     tqc.check(specs, experience, 'DroQ', conv_layer_params, preprocessing_layers)
     encoding: Any = {
         'conv_layer_params': conv_layer_params,
@@ -95,6 +98,7 @@ def make_agent(
     networks = tqc.make_networks(specs, actor_fc_layer_params, critics, target_update_tau, encoding)
     rates = {'critic': critic_learning_rate, 'actor': actor_learning_rate, 'alpha': alpha_learning_rate}
     made = td3.make_optimizers(make_optimizer, train_step, experience, gradient_clipping, rates)
-    return tqc.EnsembleSacAgent(
+    agent = tqc.EnsembleSacAgent(
         specs, train_step, experience, networks, least, loss, dict(zip(rates, made, strict=True))
     )
+    return rescaling.wrapped(agent)

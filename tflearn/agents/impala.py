@@ -21,6 +21,7 @@ from tf_agents.utils import common
 
 from tflearn.action_mask import make_mask
 from tflearn.agents.actor_value import ActorValueNetwork, ActorValuePolicy, NetworkOptions
+from tflearn.agents.rescaled_actions import ActionRescaling
 from tflearn.errors import UserValueError
 from tflearn.experience import BatchItems, Experience, Prioritized, Queue, Slicing
 from tflearn.networks import recurrent
@@ -105,6 +106,8 @@ def make_agent(
     Raises:
       ValueError: if the experience is prioritized, or a value has its own optimizer and no network of its own.
     """
+    rescaling = ActionRescaling(specs)
+    specs = rescaling.specs
     network.check(specs, 'IMPALA')
     made = make_optimizers(
         train_step,
@@ -116,7 +119,8 @@ def make_agent(
     )
     mask, _ = make_mask(specs, action_mask)
     networks = ActorValueNetwork(specs, network, mask)
-    return ImpalaAgent(specs, train_step, experience, networks, loss, made, off_policy_correction)
+    agent = ImpalaAgent(specs, train_step, experience, networks, loss, made, off_policy_correction)
+    return rescaling.wrapped(agent)
 
 
 class Optimizers(NamedTuple):

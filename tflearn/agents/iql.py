@@ -26,6 +26,7 @@ from tf_agents.utils import common
 from tflearn.action_mask import make_mask
 from tflearn.agents.actor_value import ActorValueNetwork, ActorValuePolicy, NetworkOptions
 from tflearn.agents.critics_agent import CriticsAgent
+from tflearn.agents.rescaled_actions import ActionRescaling
 from tflearn.errors import UserValueError
 from tflearn.experience import BatchItems, Experience, Uniform
 from tflearn.networks import twin_critics
@@ -110,6 +111,8 @@ def make_agent(
       ValueError: if the action is another one, the experience has another order, or the network has memory or shared
         layers.
     """
+    rescaling = ActionRescaling(specs)
+    specs = rescaling.specs
     twin_critics.check_action(specs.action, 'IQL')
     network.check(specs, 'IQL')
     check_experience(experience, 'IQL')
@@ -136,7 +139,8 @@ def make_agent(
         'make_network': network.make_network,
     }
     critics = TwinCritics(observation_spec, specs.action, critic_fc_layer_params, encoding, target_update_tau)
-    return IQLAgent(specs, train_step, experience, ActorValueNetwork(specs, network, mask), critics, loss, made)
+    actor_value = ActorValueNetwork(specs, network, mask)
+    return rescaling.wrapped(IQLAgent(specs, train_step, experience, actor_value, critics, loss, made))
 
 
 def check_experience(experience: Experience, algorithm: str) -> None:

@@ -21,6 +21,7 @@ from tf_agents.utils import common
 from tflearn.action_mask import make_mask
 from tflearn.agents.actor_value import DIST_PARAMS, ActorValueNetwork, NetworkOptions
 from tflearn.agents.normalizer import Normalizers, NormalizingPolicy, make_normalizers
+from tflearn.agents.rescaled_actions import ActionRescaling
 from tflearn.errors import UserValueError
 from tflearn.experience import BatchItems, Experience, Iteration, Queue, Reuse, Slicing
 from tflearn.networks import recurrent
@@ -110,6 +111,8 @@ def make_agent(
             f'got kl_target={loss.kl_target} without Queue.training=Iteration(...), after which the coefficient adapts '
             'to it; need an iteration, or kl_target=None'
         )
+    rescaling = ActionRescaling(specs)
+    specs = rescaling.specs
     actor_value, normalizers = make_networks(
         specs, experience, network, action_mask, (normalize_observations, normalize_rewards), 'PPO'
     )
@@ -120,7 +123,8 @@ def make_agent(
         per_replica_batch_size=experience.per_replica_batch_size,
         name='ppo',
     )
-    return PPOAgent(specs, train_step, experience, actor_value, loss, optimizer, normalizers)
+    agent = PPOAgent(specs, train_step, experience, actor_value, loss, optimizer, normalizers)
+    return rescaling.wrapped(agent)
 
 
 def make_networks(

@@ -16,6 +16,7 @@ from tf_agents.utils import common, value_ops
 from tflearn.action_mask import make_mask
 from tflearn.agents.actor_value import ActorValueNetwork, NetworkOptions
 from tflearn.agents.normalizer import Normalizers, NormalizingPolicy, make_normalizers
+from tflearn.agents.rescaled_actions import ActionRescaling
 from tflearn.errors import UserValueError
 from tflearn.experience import BatchItems, Experience, Iteration, Queue, Slicing
 from tflearn.networks import encoder
@@ -94,6 +95,8 @@ def make_agent(
         make_network=make_network,
         value_fc_layer_params=value_fc_layer_params,
     )
+    rescaling = ActionRescaling(specs)
+    specs = rescaling.specs
     network.check(specs, 'REINFORCE')
     skipped = {*(preprocessing_layers or ()), action_mask}
     normalizers = make_normalizers(specs, skipped, normalize_observations, normalize_rewards)
@@ -106,7 +109,8 @@ def make_agent(
     )
     loss = Loss(gamma, entropy_coefficient, value_coefficient, normalize_returns, value_fc_layer_params is not None)
     actor_value = ActorValueNetwork(specs, network, make_mask(specs, action_mask)[0])
-    return ReinforceAgent(specs, train_step, experience, actor_value, loss, optimizer, normalizers)
+    agent = ReinforceAgent(specs, train_step, experience, actor_value, loss, optimizer, normalizers)
+    return rescaling.wrapped(agent)
 
 
 def _check(experience: Experience) -> None:

@@ -27,6 +27,7 @@ from tf_agents.typing import types
 from tf_agents.utils import common
 
 from tflearn.agents import recurrent_sac
+from tflearn.agents.rescaled_actions import ActionRescaling
 from tflearn.errors import UserValueError
 from tflearn.experience import BatchItems, Experience, Uniform
 from tflearn.networks import encoder, heads, networks, spec_checks
@@ -94,13 +95,15 @@ def make_agent(
       target_update_tau: the weight of the critics in an update of their targets; 1 copies them.
       target_update_period: train steps between two updates of the targets.
       reward_scale: the factor of the rewards.
-      target_entropy: the entropy [nats] to which the temperature adapts; None is minus the number of action dimensions.
+      target_entropy: the entropy [nats] of actions rescaled to [-1, 1] to which the temperature adapts; None is minus
+        the number of action dimensions.
       initial_log_alpha: the initial log of the temperature.
       gradient_clipping: the bound of the global batch's gradient of the actor, the critics and the temperature each, by
         default of its norm (see `optimizers.make`); None does not clip.
       make_optimizer: makes the three optimizers; Adam by default.
       debug_summaries: whether the steps that are summarized include what TF-Agents' agent writes for debugging.
-      actor_network: observation -> distribution of the action; None makes a tanh-squashed normal one.
+      actor_network: observation -> distribution of the environment's action, with which the agent works on actions in
+        their own unit; None makes a tanh-squashed normal one, of actions in [-1, 1].
       lstm_size: units of the LSTM layers of the actor and of each critic, after a layer of as many units as the first
         of `actor_fc_layer_params`; None is without memory. See `recurrent_sac`.
       burn_in_steps: with `lstm_size`, the first steps of a sequence, which only change the networks' states.
@@ -114,6 +117,9 @@ def make_agent(
       ValueError: if the action is not one vector of floats with bounds, or the experience has another order or
         sequence length.
     """
+    rescaling = ActionRescaling(specs)
+    if actor_network is None:
+        specs = rescaling.specs
     action = _checked_action(specs, experience, lstm_size is not None)
     regularizer = conservative.Options(conservative_weight, conservative_target_gap, conservative_actions)
     spec_checks.check_observation(specs.observation, 'SAC', conv_layer_params, preprocessing_layers)
@@ -128,8 +134,10 @@ def make_agent(
         loss = recurrent_sac.LossOptions(gamma, reward_scale, entropy, initial_log_alpha, burn_in_steps)
         update = recurrent_sac.TargetUpdate(target_update_period, target_update_tau)
         memory = recurrent_sac.make_networks(specs, units, encoding)
-        return recurrent_sac.RecurrentSacAgent(specs, train_step, experience, memory, [*made.values()], loss, update)
-    return _SacAgent(
+        return rescaling.wrapped(
+            recurrent_sac.RecurrentSacAgent(specs, train_step, experience, memory, [*made.values()], loss, update)
+        )
+    agent = _SacAgent(
         specs.time_step,
         specs.action,
         critic_network=networks.CriticNetwork((specs.observation, specs.action), critic_fc_layer_params, **encoding),
@@ -145,6 +153,9 @@ def make_agent(
         debug_summaries=debug_summaries,
         train_step_counter=train_step,
     )
+    if actor_network is not None:
+        return agent
+    return rescaling.wrapped(agent)
 
 
 def _encoding(*layers: Any) -> dict[str, Any]:
@@ -153,8 +164,9 @@ def _encoding(*layers: Any) -> dict[str, Any]:
 
 
 def _papers_entropy(action: types.BoundedTensorSpec) -> float:
-    """Returns the target entropy; TF-Agents' own default is half of the paper's."""
-    return -float(action.shape.num_elements())
+    """Returns the target entropy, in the unit of `action`; TF-Agents' own default is half of the paper's."""
+    half = np.broadcast_to((np.asarray(action.maximum, float) - action.minimum) / 2, action.shape)
+    return float((np.log(half) - 1.0).sum())
 
 
 def _make_actor(specs: EnvironmentSpecs, units: Sequence[int], **encoding: Any) -> network.Network:

@@ -33,6 +33,7 @@ from tf_agents.agents.td3 import td3_agent
 from tf_agents.policies import actor_policy
 from tf_agents.utils import common
 
+from tflearn.agents.rescaled_actions import ActionRescaling
 from tflearn.errors import UserValueError
 from tflearn.experience import BatchItems, Experience, Uniform
 from tflearn.networks import deterministic, encoder, spec_checks
@@ -112,6 +113,8 @@ def make_agent(
         target_policy_noise_clip,
         behavior_cloning_alpha,
     )
+    rescaling = ActionRescaling(specs)
+    specs = rescaling.specs
     check(specs, experience, 'TD3', conv_layer_params, preprocessing_layers)
     encoding = {
         'conv_layer_params': conv_layer_params,
@@ -121,7 +124,8 @@ def make_agent(
     networks = deterministic.make_networks(specs, actor_fc_layer_params, critic_fc_layer_params, 2, encoding)
     rates = {'critic': critic_learning_rate, 'actor': actor_learning_rate}
     made = make_optimizers(make_optimizer, train_step, experience, gradient_clipping, rates)
-    return DeterministicAgent(specs, train_step, experience, networks, made, options, exploration_noise)
+    agent = DeterministicAgent(specs, train_step, experience, networks, made, options, exploration_noise)
+    return rescaling.wrapped(agent)
 
 
 def check(

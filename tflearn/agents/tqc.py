@@ -24,6 +24,7 @@ from tf_agents.utils import common
 
 from tflearn.agents import td3
 from tflearn.agents.critics_agent import EntropyAgent
+from tflearn.agents.rescaled_actions import ActionRescaling
 from tflearn.errors import UserValueError
 from tflearn.experience import BatchItems, Experience, Uniform
 from tflearn.networks import encoder, heads, networks
@@ -44,7 +45,8 @@ class LossOptions:
     Attributes:
       gamma: the discount per environment step, in [0, 1].
       reward_scale: the factor of the rewards.
-      target_entropy: the entropy [nats] to which the temperature adapts; None is minus the number of action dimensions.
+      target_entropy: the entropy [nats] of actions rescaled to [-1, 1] to which the temperature adapts; None is minus
+        the number of action dimensions.
       initial_log_alpha: the initial log of the temperature.
     """
 
@@ -107,6 +109,8 @@ def make_agent(
     Raises:
       ValueError: if the action is another one, the experience has another order, or a number is invalid.
     """
+    rescaling = ActionRescaling(specs)
+    specs = rescaling.specs
     check(specs, experience, 'TQC', conv_layer_params, preprocessing_layers)
     encoding: Any = {
         'conv_layer_params': conv_layer_params,
@@ -117,9 +121,10 @@ def make_agent(
     made = make_networks(specs, actor_fc_layer_params, critics, target_update_tau, encoding)
     rates = {'critic': critic_learning_rate, 'actor': actor_learning_rate, 'alpha': alpha_learning_rate}
     optimizer_of = td3.make_optimizers(make_optimizer, train_step, experience, gradient_clipping, rates)
-    return EnsembleSacAgent(
+    agent = EnsembleSacAgent(
         specs, train_step, experience, made, truncated, loss, dict(zip(rates, optimizer_of, strict=True))
     )
+    return rescaling.wrapped(agent)
 
 
 def check(

@@ -17,6 +17,7 @@ from tf_agents.utils import common
 from tflearn.agents import ppo
 from tflearn.agents.actor_value import ActorValueNetwork, NetworkOptions
 from tflearn.agents.normalizer import Normalizers
+from tflearn.agents.rescaled_actions import ActionRescaling
 from tflearn.experience import Experience
 from tflearn.optimization import optimizers, ppo_loss, schedules, v_mpo_loss
 from tflearn.optimization.v_mpo_loss import LossOptions
@@ -63,6 +64,8 @@ def make_agent(
     Raises:
       ValueError: if the experience is not a queue of new items; see `ppo.make_agent`.
     """
+    rescaling = ActionRescaling(specs)
+    specs = rescaling.specs
     actor_value, normalizers = ppo.make_networks(
         specs, experience, network, action_mask, (normalize_observations, normalize_rewards), 'V-MPO'
     )
@@ -74,7 +77,8 @@ def make_agent(
             ('v_mpo_dual', dual_learning_rate, None),
         )
     ]
-    return VMpoAgent(specs, train_step, experience, actor_value, loss, (made[0], made[1]), normalizers)
+    agent = VMpoAgent(specs, train_step, experience, actor_value, loss, (made[0], made[1]), normalizers)
+    return rescaling.wrapped(agent)
 
 
 class VMpoAgent(ppo.PPOAgent):

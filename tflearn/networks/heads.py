@@ -57,7 +57,10 @@ class _TanhNormal(_Float32Inputs, tanh_normal_projection_network.TanhNormalProje
 
 
 def normal(action_spec: types.BoundedTensorSpec) -> network.Network:
-    """Makes a normal distribution of an action, with a mean within the bounds and an initial deviation of 0.35."""
+    """Makes a normal distribution of an action in [-1, 1], with a mean within the bounds.
+
+    The initial deviation is 0.35, in the unit of `action_spec`.
+    """
     return _Normal(action_spec, std_bias_initializer_value=np.log(np.exp(0.35) - 1), name='NormalProjectionNetwork')
 
 

@@ -7,6 +7,8 @@ SavedModels hold the parameters of distributions, not their classes. The names o
     loc, scale_diag                       normal; an action at or beyond a bound stands for all of them, since the
                                           environment clips: its probability is that of the tail
     distribution: {loc, scale_diag}       normal, squashed by tanh into the bounds (TF-Agents' SquashToSpecNormal)
+
+All are in the environment's unit. A number whose bounds are equal is a constant, and left out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -109,6 +111,8 @@ class ActionProbabilities:
     def _check(self, policy: LoadedPolicy, parameters: Sequence[Mapping[str, Any]]) -> None:
         for found, spec in zip(parameters, self._leaves, strict=True):
             names, integer = found.keys(), spec.dtype.is_integer
+            if not integer and np.all(spec.minimum == spec.maximum):
+                continue
             if names == {'loc'} and not integer:
                 raise NoDensityError(
                     f'got the policy {policy.path}, which always takes the same floats: no action has a density; '
@@ -128,7 +132,8 @@ class ActionProbabilities:
         total = 0.0
         for spec in self._leaves:
             sizes = np.broadcast_to(spec.maximum, spec.shape) - np.broadcast_to(spec.minimum, spec.shape).astype(float)
-            total -= float(np.log(sizes + spec.dtype.is_integer).sum())
+            sizes = sizes + spec.dtype.is_integer
+            total -= float(np.log(sizes[sizes > 0]).sum())
         return np.full(len(actions[0]), total)
 
 
@@ -149,10 +154,13 @@ def _log_probability(parameters: Mapping[str, Any], spec: Any, action: np.ndarra
         logits -= logits.max(axis=-1, keepdims=True)
         chosen = np.take_along_axis(logits, (action - spec.minimum)[..., np.newaxis].astype(int), axis=-1)
         each = chosen[..., 0] - np.log(np.exp(logits).sum(axis=-1))
-    elif 'distribution' in parameters:
-        each = _squashed(parameters['distribution'], spec, np.asarray(action, np.float64))
-    elif 'scale_diag' in parameters:
-        each = _clipped_normal(parameters, spec, np.asarray(action, np.float64))
+    elif 'distribution' in parameters or 'scale_diag' in parameters:
+        density, parameters = (
+            (_squashed, parameters['distribution']) if 'distribution' in parameters else (_clipped_normal, parameters)
+        )
+        with np.errstate(divide='ignore', invalid='ignore'):
+            each = density(parameters, spec, np.asarray(action, np.float64))
+        each = np.where(np.equal(spec.minimum, spec.maximum), 0.0, each)
     else:
         each = np.where(np.equal(action, parameters['loc']), 0.0, -np.inf)
     return each.reshape(len(each), -1).sum(axis=1)

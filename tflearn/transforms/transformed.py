@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-from tf_agents.trajectories import trajectory
 
 from tflearn.action_mask import mask_of
 from tflearn.errors import UserValueError
@@ -18,6 +17,7 @@ from tflearn.transforms.pipeline import Pipeline
 from tflearn.transforms.policy import transformed
 from tflearn.transforms.transform import Transform
 from tflearn.types import Agent, AgentFactory, EnvironmentSpecs
+from tflearn.wrapped_agent import WrappedAgent
 
 
 def make_agent(
@@ -62,11 +62,11 @@ def make_agent(
         )
     if mask := mask_of(agent.policy):
         pipeline.check_unchanged(mask.path)
-    return (_PreparingAgent if hasattr(agent, 'prepare') else TransformedAgent)(agent, specs, pipeline)
+    return TransformedAgent(agent, specs, pipeline)
 
 
-class TransformedAgent(tf.Module):
-    """An `Agent` that transforms what another one gets; see `make_agent`. Checkpoints hold that one as `_agent`.
+class TransformedAgent(WrappedAgent):
+    """A `WrappedAgent` that transforms what another one gets; see `make_agent`.
 
     Attributes:
       extra_steps: the rows of an item before and after its sequence, which the transforms need.
@@ -80,12 +80,9 @@ class TransformedAgent(tf.Module):
           specs: the environment's specs.
           pipeline: the transforms, made for `specs`.
         """
-        super().__init__('transformed_agent')
-        self._agent = agent
+        policy, collect_policy = (transformed(own, specs, pipeline) for own in (agent.policy, agent.collect_policy))
+        super().__init__(agent, policy, collect_policy, 'transformed_agent')
         self._statistics = pipeline.statistics
-        self.policy = transformed(agent.policy, specs, pipeline)
-        self.collect_policy = transformed(agent.collect_policy, specs, pipeline)
-        self.train_step_counter = agent.train_step_counter
         self.extra_steps = pipeline.extra_steps
         self.reward_weights = pipeline.reward_weights
         # In functions, since TensorFlow would wrap lists and dictionaries in attributes.
@@ -94,46 +91,14 @@ class TransformedAgent(tf.Module):
 
     @property
     def collect_data_spec(self) -> Any:
-        """The spec of a Trajectory as the environment and the collect policy make it."""
+        """See `WrappedAgent`."""
         specs = self._specs()
         return self._agent.collect_data_spec._replace(observation=specs.observation, reward=specs.time_step.reward)
 
-    @property
-    def training_data_spec(self) -> Any:
-        """The same: batches are transformed by `train` and `loss`."""
-        return self.collect_data_spec
+    def convert(self, experience: Any) -> tuple[Any, Any]:
+        """See `WrappedAgent`."""
+        return self._pipeline().transform_experience(experience)
 
-    def initialize(self) -> Any:
-        """Prepares the first train step."""
-        return self._agent.initialize()
-
-    def train(self, experience: Any, weights: tf.Tensor | None = None) -> Any:
-        """Takes one gradient step on a Trajectory [B, T, ...]; then updates the transforms' statistics by it."""
-        if not isinstance(experience, trajectory.Trajectory):  # samples of `prepare`
-            return self._agent.train(experience, weights)
-        after, before = self._pipeline().transform_experience(experience)
-        info = self._agent.train(after, weights)
-        self._pipeline().update(before)
-        return info
-
-    def loss(self, experience: Any, weights: tf.Tensor | None = None) -> Any:
-        """Returns the LossInfo without an update."""
-        if isinstance(experience, trajectory.Trajectory):
-            experience, _ = self._pipeline().transform_experience(experience)
-        return self._agent.loss(experience, weights)
-
-
-class _PreparingAgent(TransformedAgent):
-    """One of an algorithm that takes several steps on the same sequences (PPO)."""
-
-    @property
-    def trains_on_sequences(self) -> bool:
-        """Whether minibatches have to be of complete sequences."""
-        return getattr(self._agent, 'trains_on_sequences', False)
-
-    def prepare(self, experience: Any) -> tuple[Any, tf.Tensor]:
-        """Computes samples of new sequences, once, and updates the statistics by them; see the agent's own."""
-        after, before = self._pipeline().transform_experience(experience)
-        prepared = self._agent.prepare(after)  # type: ignore[attr-defined]
-        self._pipeline().update(before)
-        return prepared
+    def after_train(self, converted: Any) -> None:
+        """Updates the transforms' statistics."""
+        self._pipeline().update(converted)

@@ -1,0 +1,164 @@
+"""Whether each agent for continuous actions learns the best action, whatever the unit of actions is.
+
+    python benchmarks/action_units.py --json=action_units.json
+
+Episodes have one step and the reward -(u - 0.5)^2, where u is the action's place within its bounds, from -1 to 1: the
+best action is b / 2 for the bounds -b and b, and 750 for 0 and 1000. A run ends well if its greedy u is within 0.05 of
+0.5: within 25 of the best action for 0 and 1000. What is in the file is not run again.
+"""
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import time_step as ts
+from tf_agents.trajectories import trajectory
+
+from tflearn.agents import appo, awac, bc, ddpg, droq, impala, iql, ppo, reinforce, sac, td3, tqc, v_mpo
+from tflearn.agents.actor_value import NetworkOptions
+from tflearn.optimization import ppo_loss, schedules
+from tflearn.optimization.ensemble import Truncated
+from tflearn.train_step import create_train_step
+from tflearn.types import Agent, EnvironmentSpecs
+
+BATCH, STEPS, TOLERANCE = 64, 1_500, 0.05
+BOUNDS = {'0.01': (-0.01, 0.01), '0.1': (-0.1, 0.1), '1': (-1, 1), '100': (-100, 100), '1000': (0, 1000)}
+OBSERVATION = tf.TensorSpec((1,), tf.float32, 'observation')
+
+_RATE = schedules.linear(1e-2, 1e-4, STEPS)
+_SMALL = {'actor_fc_layer_params': (16,), 'critic_fc_layer_params': (16, 16)}
+_RATES = {'actor_learning_rate': _RATE, 'critic_learning_rate': _RATE}
+_SAC = {**_SMALL, **_RATES, 'alpha_learning_rate': _RATE}
+_ACTOR_VALUE = {'network': NetworkOptions(fc_layer_params=(16,)), 'learning_rate': _RATE}
+_PLAIN = {**_ACTOR_VALUE, 'normalize_observations': False, 'normalize_rewards': False}
+ON_POLICY, REPLAY, RECORDED, EXPERT = 'on policy', 'replay', 'recorded', 'expert'
+AGENTS: dict[str, tuple[Any, str, dict[str, Any]]] = {
+    'SAC': (sac, REPLAY, _SAC),
+    'SAC, memory': (sac, REPLAY, {**_SAC, 'lstm_size': (8,), 'burn_in_steps': 0}),
+    'CQL': (sac, RECORDED, {**_SAC, 'conservative_weight': 0.01}),
+    'TQC': (tqc, REPLAY, {**_SAC, 'truncated': Truncated(5, 1)}),
+    'DroQ': (droq, REPLAY, _SAC),
+    'TD3': (td3, REPLAY, {**_SMALL, **_RATES}),
+    'TD3+BC': (td3, RECORDED, {**_SMALL, **_RATES, 'behavior_cloning_alpha': 50.0}),
+    'DDPG': (ddpg, REPLAY, {**_SMALL, **_RATES}),
+    'PPO': (ppo, ON_POLICY, _PLAIN),
+    'A2C': (ppo, ON_POLICY, {**_PLAIN, 'loss': ppo_loss.LossOptions(clip_epsilon=None)}),
+    'V-MPO': (v_mpo, ON_POLICY, _PLAIN),
+    'IMPALA': (impala, ON_POLICY, _ACTOR_VALUE),
+    'APPO': (appo, ON_POLICY, _ACTOR_VALUE),
+    'REINFORCE': (
+        reinforce,
+        ON_POLICY,
+        {'actor_fc_layer_params': (16,), 'value_fc_layer_params': (16,), 'learning_rate': _RATE},
+    ),
+    'BC': (bc, EXPERT, {**_ACTOR_VALUE, 'normalize_observations': False}),
+    'IQL': (
+        iql,
+        RECORDED,
+        {
+            **_RATES,
+            'network': NetworkOptions(fc_layer_params=(16,)),
+            'critic_fc_layer_params': (16, 16),
+            'value_learning_rate': _RATE,
+            'loss': iql.LossOptions(inverse_temperature=100.0),
+        },
+    ),
+    'AWAC': (awac, RECORDED, {**_SMALL, **_RATES, 'loss': awac.LossOptions(temperature=0.01)}),
+}
+
+
+def main() -> None:
+    """Runs what the file does not have, and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--agents', nargs='*', default=list(AGENTS), choices=list(AGENTS), help='which agents')
+    parser.add_argument('--bounds', nargs='*', default=list(BOUNDS), choices=list(BOUNDS), help='which bounds')
+    parser.add_argument('--seeds', type=int, default=5, help='runs of each, with the seeds 1, 2, ...')
+    parser.add_argument('--json', type=pathlib.Path, default=None, help='the results, which a further call continues')
+    parser.add_argument('--quick', action='store_true', help='one short run each, to see whether this program works')
+    options = parser.parse_args()
+    steps, seeds = (2, 1) if options.quick else (STEPS, options.seeds)
+    tf.get_logger().setLevel('ERROR')
+    found = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
+    print('| agent | bounds | greedy u of each seed | within 0.05 of 0.5 | slowest run [s] |\n|---|---|---|---|---|')
+    for name in options.agents:
+        for bounds in options.bounds:
+            runs = []
+            for seed in range(1, seeds + 1):
+                key = f'{name}/{bounds}/{seed}'
+                if key not in found:
+                    found[key] = _run(name, BOUNDS[bounds], seed, steps)
+                    if options.json:
+                        options.json.write_text(json.dumps(found, indent=1))
+                runs.append(found[key])
+            good = sum(abs(run['greedy'] - 0.5) <= TOLERANCE for run in runs)
+            low, high = BOUNDS[bounds]
+            values = ', '.join(f'{run["greedy"]:.3f}' for run in runs)
+            slowest = max(run['secs'] for run in runs)
+            print(f'| {name} | [{low}, {high}] | {values} | {good} of {len(runs)} | {slowest:.0f} |', flush=True)
+
+
+def _run(name: str, bounds: tuple[float, float], seed: int, steps: int) -> dict[str, float]:
+    """Returns the greedy action's place within its bounds after training, and the seconds that it took."""
+    began, (low, high) = time.monotonic(), bounds
+    tf.keras.utils.set_random_seed(seed)
+    spec = tensor_spec.BoundedTensorSpec((1,), tf.float32, low, high, 'action')
+    agent, length = _make_agent(name, EnvironmentSpecs(OBSERVATION, spec))
+    middle, half = (high + low) / 2, (high - low) / 2
+    act = tf.function(lambda: _act(agent, BATCH), autograph=False)
+    train = tf.function(lambda action, info: agent.train(_rows(agent, length, action, info, spec)), autograph=False)
+    random, kind = np.random.default_rng(seed), AGENTS[name][1]
+    if kind == EXPERT:
+        actions = middle + half * (0.5 + random.normal(0, 0.1, (2_000, 1)))
+    else:
+        actions = random.uniform(low, high, (2_000 if kind == RECORDED else BATCH, 1))
+    for _ in range(steps):
+        if kind == ON_POLICY:
+            step = act()
+            train(step.action, step.info)
+            continue
+        if kind == REPLAY:
+            actions = np.concatenate([actions, act().action.numpy()])
+        train(tf.constant(random.choice(actions, BATCH), tf.float32), ())
+    policy = agent.policy
+    greedy = policy.action(ts.restart(tf.zeros((1, 1)), 1), policy.get_initial_state(1)).action.numpy()[0, 0]
+    return {'greedy': float((greedy - middle) / half), 'secs': time.monotonic() - began}
+
+
+def _make_agent(name: str, specs: EnvironmentSpecs) -> tuple[Agent, int]:
+    """Returns an agent, and the length of its sequences."""
+    module, _, arguments = AGENTS[name]
+    length = 3 if name == 'SAC, memory' else 2
+    slicing = dataclasses.replace(module.EXPERIENCE.slicing, sequence_length=length, stride=1, store_policy_state=False)
+    make: Callable[..., Agent] = module.make_agent
+    experience = dataclasses.replace(module.EXPERIENCE, slicing=slicing)
+    agent = make(specs, create_train_step(), experience, **arguments)
+    agent.initialize()
+    return agent, length
+
+
+def _act(agent: Agent, size: int) -> Any:
+    policy = agent.collect_policy
+    return policy.action(ts.restart(tf.zeros((size, 1)), size), policy.get_initial_state(size))
+
+
+def _rows(agent: Agent, length: int, action: tf.Tensor, info: Any, spec: tensor_spec.BoundedTensorSpec) -> Any:
+    """Returns sequences [B, length] of equal rows: the discount ends each episode after its step."""
+    low, high = float(spec.minimum), float(spec.maximum)
+    reward = -tf.square((action[:, 0] - (high + low) / 2) / ((high - low) / 2) - 0.5)
+    middle = tf.fill(tf.shape(reward), tf.constant(ts.StepType.MID))
+    zeros = tf.zeros_like(reward)
+    if 'episode_return' in (agent.collect_data_spec.policy_info or ()):
+        info = {'episode_return': reward}
+    rows = trajectory.Trajectory(middle, zeros[:, tf.newaxis], action, info, middle, reward, zeros)
+    return tf.nest.map_structure(lambda leaf: tf.repeat(leaf[:, tf.newaxis], length, axis=1), rows)
+
+
+if __name__ == '__main__':
+    main()
