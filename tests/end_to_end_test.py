@@ -305,3 +305,24 @@ def test_what_an_algorithm_cannot_learn_ends_the_launch_before_any_job_runs(tmp_
     assert 'with 2, 3 choices; IMPALA needs equally many in each dimension; wrap' in launch.last_line
     assert 'restart' not in launch.output and 'running' not in launch.output
     assert not saved(RunDir(tmp_path / 'run'))
+
+
+@pytest.mark.slow
+def test_an_evaluation_longer_than_the_silent_timeout_reports_and_ends(tmp_path):
+    """Of an environment without an end: each progress report is a sign of life, and a limit ends the evaluation."""
+    name = 'tests.environments.example_environments:tflearn_tests/Switches-v0'
+    bindings = [
+        f"gymnasium_env.make.name='{name}'",
+        'train.StopConditions.num_train_steps=50',
+        'from tflearn.jobs import evaluate_settings',
+        'evaluate.evaluate.options=@evaluate_settings.EvaluateOptions()',
+        'evaluate_settings.EvaluateOptions.max_secs=20.0',
+    ]
+    flags = [*TINY, '--silent_timeout_secs=12', *(f'--gin_bindings={binding}' for binding in bindings)]
+    with Program('launch', *flags, folder=tmp_path) as launch:
+        assert launch.end() == 0, launch.output
+    assert 'killed' not in launch.output and 'memory' not in launch.output
+    assert re.search(r'evaluate: plays episodes: 0 of 2, [\d,]+ steps, \d+ s left', launch.output)
+    reason = '20 s (max_secs) were over, 2 of 2 episodes did not end'
+    assert f'over 2 episodes (incomplete: {reason}).' in launch.output
+    assert read_json(RunDir(tmp_path / 'run').done)['evaluation']['incomplete'] == reason

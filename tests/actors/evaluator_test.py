@@ -113,7 +113,8 @@ def test_progress_estimates_the_seconds_left():
     evaluator = Evaluator(fakes.CheckedEnvironment((4,)), 5, report=reports.append, clock=Clock())
     evaluator.run(AlwaysOne())
     assert [report.episodes for report in reports][:6] == [0, 0, 0, 0, 1, 1]
-    assert reports[3].secs_left is None
+    assert reports[0].secs_left is None
+    assert str(reports[3]) == '0 of 5 episodes, 3 steps, at most 3597 s left'
     assert reports[4].secs_left == pytest.approx(4 * 4)
     assert str(reports[4]) == '1 of 5 episodes, 4 steps, about 16 s left'
 

@@ -94,7 +94,8 @@ class Progress:
       episodes: the episodes that have ended.
       num_episodes: those that it is to have.
       steps: the environment steps so far.
-      secs_left: the seconds that it will take, by the lengths of the episodes so far; None before the first has ended.
+      secs_left: the seconds that it will take, by the lengths of the episodes so far; before the first has ended, those
+        until a limit ends it. None before the first step.
     """
 
     episodes: int
@@ -103,7 +104,8 @@ class Progress:
     secs_left: float | None
 
     def __str__(self) -> str:
-        left = '' if self.secs_left is None else f', about {self.secs_left:.0f} s left'
+        about = 'about' if self.episodes else 'at most'
+        left = '' if self.secs_left is None else f', {about} {self.secs_left:.0f} s left'
         return f'{self.episodes} of {self.num_episodes} episodes, {self.steps:,} steps{left}'
 
 
@@ -171,7 +173,7 @@ class Evaluator:
         played = _Played(self._quotas, metrics)
         begun = self._clock()
         next_report, next_log = begun, begun + LOG_EVERY_SECS
-        self._report(played.progress(0.0))  # a reset may take long
+        self._report(played.progress(0.0, self._max_secs))  # a reset may take long
         time_step = environment.reset()
         policy_state = policy.initial_state(size)
         while played.missing.any():
@@ -187,9 +189,11 @@ class Evaluator:
                 break
             if now >= next_report:
                 next_report = now + _REPORT_EVERY_SECS
-                progress = played.progress(now - begun)
+                secs = now - begun
+                steps_left = self._max_steps - int(played.running.max())
+                progress = played.progress(secs, min(self._max_secs - secs, steps_left * secs / played.num_steps))
                 self._report(progress)
-                self._warn(played, now - begun)
+                self._warn(played, secs)
                 if now >= next_log:
                     next_log = now + LOG_EVERY_SECS
                     logging.info('evaluation: %s', progress)
@@ -231,6 +235,7 @@ class _Played:
     Attributes:
       missing: int [B], the episodes that each environment still has to play.
       running: int [B], the steps of each episode that runs and counts; 0 where there is none.
+      num_steps: the steps of all environments together.
       dropped: the number of interrupted episodes.
       num_episodes: the number of episodes that have ended.
       num_cut: the number of those that a limit has ended.
@@ -240,12 +245,12 @@ class _Played:
 
     def __init__(self, quotas: np.ndarray, metrics: EpisodeMetrics):
         self.missing, self.running = quotas.copy(), np.zeros(len(quotas), np.int64)
-        self.dropped = self.num_episodes = self.num_cut = self.num_unplayed = 0
+        self.num_steps = self.dropped = self.num_episodes = self.num_cut = self.num_unplayed = 0
         self.is_out_of_time = False
         self._metrics, self._wanted = metrics, int(quotas.sum())
         self._dropped_in_a_row = np.zeros(len(quotas), np.int64)
         self._episodes: list[list[Episode]] = [[] for _ in quotas]
-        self._steps = self._batched_steps = 0  # of complete episodes; of all environments together
+        self._steps = 0  # of the episodes that have ended
 
     def add(self, step_type: np.ndarray) -> None:
         """Adds a step of all environments, which the metrics have got.
@@ -253,7 +258,7 @@ class _Played:
         Raises:
           RuntimeError: if too many episodes in a row are interrupted.
         """
-        self._batched_steps += 1
+        self.num_steps += 1
         for i, episode in self._metrics.ended.items():
             self._dropped_in_a_row[i] = 0
             if self.missing[i]:
@@ -287,14 +292,14 @@ class _Played:
         self.num_unplayed += int(self.missing.sum())
         return True
 
-    def progress(self, secs: float) -> Progress:
-        """Returns the progress after so many seconds."""
-        secs_left = None
+    def progress(self, secs: float, limit_secs: float) -> Progress:
+        """Returns the progress after so many seconds; the limits end the evaluation in `limit_secs`."""
+        secs_left = max(0.0, limit_secs) if self.num_steps else None
         if self.num_episodes:
             mean_length = self._steps / self.num_episodes
             # An episode that is longer than the others goes on for an unknown time.
             left = np.maximum(self.missing * mean_length - self.running, self.missing > 0).max()
-            secs_left = float(left) * secs / self._batched_steps
+            secs_left = float(left) * secs / self.num_steps
         return Progress(self.num_episodes, self._wanted, self._metrics.env_steps, secs_left)
 
     def all(self) -> tuple[Episode, ...]:

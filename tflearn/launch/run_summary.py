@@ -22,11 +22,12 @@ def shown(path: pathlib.Path) -> str:
 def result(done: Mapping[str, Any]) -> str:
     """Returns the content of DONE on one line."""
     evaluation = done.get('evaluation') or {}
+    incomplete = f' (incomplete: {evaluation["incomplete"]})' if evaluation.get('incomplete') else ''
     return (
         f'{done.get("reason", "no reason given")}; train step {count(done.get("train_step")) or "?"}, '
         f'{count(done.get("env_steps")) or "?"} env steps, {duration(done.get("seconds") or 0)}; '
         f'greedy mean return {plain(evaluation.get("mean_return")) or "?"} '
-        f'over {count(evaluation.get("num_episodes")) or "?"} episodes'
+        f'over {count(evaluation.get("num_episodes")) or "?"} episodes{incomplete}'
     )
 
 
