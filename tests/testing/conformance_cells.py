@@ -269,7 +269,7 @@ def _make_agent(agent: str, observation: str, action: str) -> Callable[..., Any]
         arguments['network'] = dataclasses.replace(arguments['network'], **own)
     else:
         arguments |= own
-    if observation == 'image' and kind.module in (ppo, v_mpo):
+    if observation == 'image' and kind.module in (bc, ppo, v_mpo):
         arguments['normalize_observations'] = False  # as for Atari: one image has no floats
     made = functools.partial(kind.module.make_agent, **arguments)
     if kind.transforms and observation not in NO_FLOATS:
