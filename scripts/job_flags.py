@@ -13,7 +13,7 @@ from typing import Any
 from absl import flags, logging
 
 from tflearn.config import files
-from tflearn.errors import UserError, UserValueError
+from tflearn.errors import UserError, UserValueError, as_user_error
 from tflearn.run_dir import is_url, local_path
 from tflearn.waiting import HOST_PORT
 
@@ -176,15 +176,16 @@ def ending(program: str, interrupted: str = 'stopped by SIGINT') -> Iterator[Non
     """
     try:
         yield
-    except UserError as error:
-        print(f'{program}: error: {" ".join(str(error).split())}', file=sys.stderr)
-        sys.exit(2)
     except KeyboardInterrupt:
         print(f'{program}: {interrupted}', file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
     except BrokenPipeError:  # as in `tflearn-data describe ... | head`
         os._exit(128 + signal.SIGPIPE)
     except Exception as error:
+        known = as_user_error(error)
+        if isinstance(known, UserError):
+            print(f'{program}: error: {" ".join(str(known).split())}', file=sys.stderr)
+            sys.exit(2)
         traceback.print_exc()
         print(f'{program}: error: {type(error).__name__}: {" ".join(str(error).split())}', file=sys.stderr)
         sys.exit(1)

@@ -18,7 +18,7 @@ from absl import logging
 
 from tflearn import background
 from tflearn.config import job_config
-from tflearn.errors import TRY_AGAIN_EXIT_STATUS, UserError
+from tflearn.errors import TRY_AGAIN_EXIT_STATUS, UserError, as_user_error
 from tflearn.run_dir import shown
 from tflearn.waiting import PeerStopped, StopEvent, Stopped
 
@@ -91,6 +91,7 @@ def _attempt(program: str, work: Callable[[threading.Event], None], stop: thread
         if isinstance(error, PeerStopped):
             logging.error('%s', error)
             return TRY_AGAIN_EXIT_STATUS
+        error = as_user_error(error)
         text = shown(job_config.plain_message(error))
         if not isinstance(error, UserError):
             logging.error('the job failed', exc_info=error)

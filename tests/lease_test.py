@@ -23,7 +23,7 @@ from tflearn import lease
 lease.RENEW_SECS, lease.LEASE_SECS, lease._CHECK_SECS = 0.1, 1.0, 0.05
 directory, machine = pathlib.Path(sys.argv[1]), sys.argv[2]
 if machine:
-    lease._machine = lambda: machine
+    lease.machine = lambda: machine
 end, pause = time.monotonic() + 30, threading.Event()
 with lease.hold(directory / 'owners', 'train', threading.Event()) as held:
     print('owner', held.epoch, flush=True)
@@ -159,14 +159,74 @@ def test_a_wait_for_a_lease_ends_when_it_is_stopped(tmp_path):
             assert held is None
 
 
-def test_a_file_that_is_being_written_is_waited_for(tmp_path):
+@pytest.mark.parametrize('content', ['', '[]', '\0'])
+def test_a_file_that_cannot_be_read_is_no_proof_of_an_end(tmp_path, content):
+    """A full disk may have emptied it while its owner works; no kill leaves such a file."""
     (tmp_path / 'owners').mkdir()
-    (tmp_path / 'owners' / 'train-000001.json').touch()
+    path = tmp_path / 'owners' / 'train-000001.json'
+    path.write_text(content)
+    with pytest.raises(RuntimeError, match=f'got the lease {path}, which cannot be read; .* remove the file'):
+        hold(tmp_path).__enter__()
+
+
+class _Blocking(lease.Store):
+    """Renewals wait in `write`, as on a disk or a store that does not answer."""
+
+    def __init__(self):
+        self.begun, self.go = threading.Event(), threading.Event()
+
+    def write(self, path, content):
+        if not json.loads(content).get('released'):
+            self.begun.set()
+            assert self.go.wait(DEADLINE_SECS)
+        super().write(path, content)
+
+
+def test_a_renewal_that_is_late_does_not_undo_the_release(tmp_path, monkeypatch):
+    monkeypatch.setattr(lease, 'LEASE_SECS', DEADLINE_SECS)
+    store = _Blocking()
+    with lease.hold(tmp_path, 'train', threading.Event(), store):
+        assert store.begun.wait(DEADLINE_SECS)
+        threading.Timer(0.2, store.go.set).start()
+    assert json.loads((tmp_path / 'train-000001.json').read_text())['released']
+
+
+def test_renewals_need_no_room_on_the_disk(tmp_path, monkeypatch):
     with hold(tmp_path) as held:
-        assert held.epoch == 2
+        path = tmp_path / 'owners' / 'train-000001.json'
+        first = path.stat()
+        for _ in range(20):
+            held.write()
+            assert (path.stat().st_ino, path.stat().st_size) == (first.st_ino, first.st_size)
+            assert json.loads(path.read_text())['epoch'] == 1
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
-@pytest.mark.parametrize('content', ['[]', '{"pid": "x"}', '{"machine": 1, "since": []}', '\0', ''])
+def test_an_owner_looks_again_after_its_machine_was_suspended(tmp_path, monkeypatch):
+    monkeypatch.setattr(lease, '_CHECK_SECS', 3600.0)
+    monkeypatch.setattr(lease, 'RENEW_SECS', 3600.0)
+    boot = time.clock_gettime
+    with hold(tmp_path) as held:
+        (tmp_path / 'owners' / 'train-000002.json').write_text('{}')
+        held.check()
+        monkeypatch.setattr(time, 'clock_gettime', lambda clock: boot(clock) + 7200 * (clock == time.CLOCK_BOOTTIME))
+        with pytest.raises(RuntimeError, match='which took over'):
+            held.check()
+
+
+def test_clones_of_a_machine_are_other_machines(tmp_path, monkeypatch):
+    """They have the same boot id: a process that is not there may run on the other one."""
+    (tmp_path / 'eth0' / 'device').mkdir(parents=True)
+    (tmp_path / 'veth1').mkdir()
+    monkeypatch.setattr(lease, '_CARDS', tmp_path)
+    (tmp_path / 'eth0' / 'address').write_text('02:00:00:00:00:01\n')
+    owner_there = {'machine': lease.machine(), 'pid': 2**22 + 1, 'started': '1'}
+    assert lease._has_died(owner_there)
+    (tmp_path / 'eth0' / 'address').write_text('02:00:00:00:00:02\n')
+    assert not lease._has_died(owner_there)
+
+
+@pytest.mark.parametrize('content', ['{"pid": "x"}', '{"machine": 1, "since": []}'])
 def test_a_damaged_file_is_taken_over(tmp_path, monkeypatch, content):
     monkeypatch.setattr(lease, 'LEASE_SECS', 0.3)
     with lease.hold(tmp_path, 'train', threading.Event()):

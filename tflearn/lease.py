@@ -31,6 +31,8 @@ RENEW_SECS = 3.0
 _POLL_SECS = 0.25
 _CHECK_SECS = 1.0  # an owner that was not stopped for longer than this cannot have lost its lease
 _KEPT_EPOCHS = 3
+_LEAST_BYTES = 1024  # of a lease's file, so that no renewal needs more room than the first
+_CARDS = pathlib.Path('/sys/class/net')
 _BOOT = pathlib.Path('/proc/sys/kernel/random/boot_id')
 
 
@@ -58,23 +60,36 @@ class Store:
         return path.stat().st_size
 
     def write(self, path: pathlib.Path, content: bytes) -> None:
-        """Writes a file without a rename; a reader may see a part of it. Raises OSError."""
-        path.write_bytes(content)
+        """Writes a file in its place, which needs no room on a full disk if it is not longer than before.
+
+        It is not renamed; a reader may see a part of it. Raises OSError.
+        """
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666), 'wb', buffering=0) as file:
+            file.write(content)
+            file.truncate()
 
     def create(self, path: pathlib.Path, content: bytes) -> bool:
         """Creates a file, durably, for one of all that try at once; returns False if it exists. Raises OSError."""
         path.parent.mkdir(parents=True, exist_ok=True)
+        written = path.with_name(f'.{path.name}.{os.getpid()}-{threading.get_ident()}')
         try:
-            file = path.open('xb', buffering=0)
-        except FileExistsError:
-            return False
-        try:
-            with file:
+            with written.open('wb', buffering=0) as file:
                 file.write(content)
                 os.fsync(file.fileno())
-        except OSError:  # a full disk
-            path.unlink()
+            return self._appear(written, path, content)
+        except FileExistsError:
+            return False
+        finally:
+            written.unlink(missing_ok=True)
+
+    def _appear(self, written: pathlib.Path, path: pathlib.Path, content: bytes) -> bool:
+        try:
+            os.link(written, path)  # with its content: no reader, and no kill, finds an empty file
+        except FileExistsError:
             raise
+        except OSError:  # a file system without links
+            with path.open('xb', buffering=0) as file:
+                file.write(content)
         return True
 
     def delete(self, path: pathlib.Path) -> None:
@@ -111,8 +126,8 @@ class Lease:
         self._path = _path(directory, job, epoch)
         self._facts: dict[str, Any] = {'job': job, 'epoch': epoch, **_this_process(), 'since': time.time()}
         self._renewals = 0
-        self._checked_at = time.monotonic()
-        self._released = threading.Event()
+        self._checked_at = _clocks()
+        self._released, self._writing = threading.Event(), threading.Lock()
 
     def check(self) -> None:
         """Checks that no other process has taken the lease. Cheap: it seldom reads the directory.
@@ -120,7 +135,8 @@ class Lease:
         Raises:
           RuntimeError: if one has; it names the new owner.
         """
-        if time.monotonic() - self._checked_at < max(_CHECK_SECS, self._store.check_secs):
+        elapsed = max(now - then for now, then in zip(_clocks(), self._checked_at, strict=True))
+        if elapsed < max(_CHECK_SECS, self._store.check_secs):
             return
         try:
             self._look()
@@ -128,7 +144,7 @@ class Lease:
             logging.warning('could not check the lease in %s: %s', self._directory, error)
 
     def _look(self) -> None:
-        now = time.monotonic()
+        now = _clocks()
         newest = _newest_epoch(self._store, self._directory, self._job)
         if newest > self.epoch:
             owner = _read(self._store, _path(self._directory, self._job, newest)) or {}
@@ -141,9 +157,13 @@ class Lease:
     def renew_until_released(self) -> None:
         """Renews the lease; runs on a thread of its own."""
         while not self._released.wait(RENEW_SECS):
-            with contextlib.suppress(RuntimeError, OSError):  # the job finds out itself, before it writes
-                self._look()
-                self.write()
+            with (
+                contextlib.suppress(RuntimeError, OSError),
+                self._writing,
+            ):  # the job finds out itself, before it writes
+                if not self._released.is_set():
+                    self._look()
+                    self.write()
 
     def write(self, **more: Any) -> None:
         """Writes the file of the lease, without a rename, which not every store has."""
@@ -152,14 +172,19 @@ class Lease:
     def content(self, **more: Any) -> bytes:
         """Returns the content of the next renewal."""
         self._renewals += 1
-        return json.dumps({**self._facts, 'renewals': self._renewals, 'time': time.time(), **more}).encode()
+        text = json.dumps({**self._facts, 'renewals': self._renewals, 'time': time.time(), **more})
+        return text.ljust(_LEAST_BYTES).encode()
 
     def release(self) -> None:
-        """Ends the lease."""
+        """Ends the lease. A renewal that has begun is waited for: it would undo the release."""
         self._released.set()
+        if not self._writing.acquire(timeout=LEASE_SECS):
+            logging.warning('left the lease %s to end by its time: a renewal does not end', self._path)
+            return
         with contextlib.suppress(RuntimeError, OSError):
             self._look()
             self.write(released=True)
+        self._writing.release()
 
 
 @contextlib.contextmanager
@@ -228,6 +253,11 @@ def _wait_for_end(store: Store, path: pathlib.Path, job: str, stop: threading.Ev
                 'need one at a time, since each would overwrite what the other saves; stop it, or choose another '
                 '--root_dir'
             )
+    if _read(store, path) is None and path.name in store.names(path.parent):
+        raise UserRuntimeError(
+            f'got the lease {path}, which cannot be read; need to know whether another {job} job works in '
+            f'{path.parent.parent}; if none does, remove the file'
+        )
     logging.warning('%s did not renew its lease for %g s; taking over', _described(first or {}), LEASE_SECS)
     return True
 
@@ -253,18 +283,32 @@ def _read(store: Store, path: pathlib.Path) -> dict[str, Any] | None:
 
 
 def _this_process() -> dict[str, Any]:
-    return {'host': socket.gethostname(), 'machine': _machine(), 'pid': os.getpid(), 'started': _started(os.getpid())}
+    return {'host': socket.gethostname(), 'machine': machine(), 'pid': os.getpid(), 'started': started(os.getpid())}
 
 
-def _machine() -> str:
-    """Returns what differs between two machines, two starts of one, and two containers on it; '' if that is unknown."""
+def _clocks() -> tuple[float, float]:
+    """Returns the times that go on while this process does not run [s].
+
+    The monotonic clock stands still while a machine is suspended, so an owner would not look whether it has lost its
+    lease. A virtual machine that was paused sees that by its wall clock, once that is set.
+    """
+    return time.clock_gettime(time.CLOCK_BOOTTIME), time.time()
+
+
+def machine() -> str:
+    """Returns what differs between two machines, two starts of one, and two containers on it; '' if that is unknown.
+
+    Clones of a virtual machine's snapshot have the same boot id; their network cards and names differ, mostly.
+    """
     try:
-        return f'{_BOOT.read_text(encoding="utf-8").strip()} {os.readlink("/proc/self/ns/pid")}'
+        boot, processes = _BOOT.read_text(encoding='utf-8').strip(), os.readlink('/proc/self/ns/pid')
+        cards = [(path.parent / 'address').read_text().strip() for path in sorted(_CARDS.glob('*/device'))]
+        return ' '.join([boot, processes, socket.gethostname(), *cards])
     except OSError:
         return ''
 
 
-def _started(pid: int) -> str:
+def started(pid: int) -> str:
     """Returns when a process was started, in ticks since the machine's start; '' if it has ended."""
     try:
         fields = pathlib.Path(f'/proc/{pid}/stat').read_text(encoding='utf-8').rpartition(')')[2].split()
@@ -275,9 +319,9 @@ def _started(pid: int) -> str:
 
 def _has_died(owner: dict[str, Any]) -> bool:
     """Returns whether the owner ran on this machine and has ended."""
-    machine = _machine()
-    same_machine = bool(machine) and owner.get('machine') == machine
-    return same_machine and isinstance(owner.get('pid'), int) and owner.get('started') != _started(owner['pid'])
+    here = machine()
+    same_machine = bool(here) and owner.get('machine') == here
+    return same_machine and isinstance(owner.get('pid'), int) and owner.get('started') != started(owner['pid'])
 
 
 def _described(owner: dict[str, Any]) -> str:

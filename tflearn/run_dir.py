@@ -132,7 +132,7 @@ class Status:
     def __init__(self, path: pathlib.Path, job: str, kept: Collection[str] = ()):
         """`kept` are the names of the metrics that begin with the values that the last process wrote."""
         self._path = path
-        self._metrics: dict[str, Any] = {'job': job, 'pid': os.getpid()}
+        self._metrics: dict[str, Any] = {'job': job, 'pid': os.getpid(), 'started': lease.started(os.getpid())}
         if kept:
             with contextlib.suppress(UserValueError, OSError):  # a damaged file
                 before = read_json(path) or {}
@@ -164,6 +164,22 @@ class Status:
                 if str(error) != self._failure:
                     logging.warning('could not write %s; going on without it: %s', self._path, error.strerror)
                 self._failure = str(error)
+
+
+def living_jobs(directory: pathlib.Path) -> dict[str, int]:
+    """Returns the process numbers of the jobs that run on this machine, by the names of their status files.
+
+    Args:
+      directory: of the status files.
+    """
+    found = {}
+    for path in sorted(directory.glob('[!.]*.json')):
+        with contextlib.suppress(UserValueError):  # a damaged file
+            status = read_json(path) or {}
+            pid = status.get('pid')
+            if isinstance(pid, int) and status.get('started') and lease.started(pid) == status['started']:
+                found[path.stem] = pid
+    return found
 
 
 class RunDir:

@@ -8,6 +8,7 @@ import pty
 import signal
 import socket
 import subprocess
+import sys
 
 import pytest
 
@@ -274,3 +275,20 @@ def test_a_port_that_is_listened_on_is_not_free(monkeypatch):
         monkeypatch.setattr(local, '_FIRST_PORT', port)
         monkeypatch.setattr(local, '_first_outgoing_port', lambda: port + 2)
         assert {local.free_port() for _ in range(5)} == {port + 1}
+
+
+def test_jobs_of_a_launch_that_was_killed_with_its_reaper_are_named(tmp_path, capfd):
+    """Nobody ends them, and the next launch's own would wait for them, or be refused."""
+    run_dir = RunDir(tmp_path)
+    status = f'Status(RunDir({str(tmp_path)!r}).status("train"), "train").update("running")'
+    code = f'from tflearn.run_dir import RunDir, Status; {status}; print(flush=True); input()'
+    command = [sys.executable, '-c', code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as job:
+        job.stdout.readline()
+        local._warn_of_jobs(run_dir)
+        assert f'already: train (pid {job.pid}); if they are of a launch that was killed, end them: kill {job.pid}' in (
+            capfd.readouterr().err
+        )
+        job.communicate(b'\n', timeout=20)
+    local._warn_of_jobs(run_dir)
+    assert capfd.readouterr().err == ''

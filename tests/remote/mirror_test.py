@@ -425,3 +425,34 @@ def test_a_manifest_of_files_elsewhere_is_passed_over(make, part):
     assert manifests.newest_first() == [] and list(manifests.whole()) == []
     manifests.add(None, [])
     assert [each.number for each in manifests.whole()] == [2]
+
+
+def test_jobs_that_start_together_keep_their_copies(tmp_path, monkeypatch):
+    """A second process looks for copies of killed ones between the making of the first one's copy and its lock."""
+    monkeypatch.setattr('tempfile.tempdir', str(tmp_path))
+    made, url = opening.tempfile.mkdtemp, f'memory://{tmp_path.name}/run'
+    threads, go, roots = [], threading.Event(), []
+
+    def second():
+        with opening._scratch(url, 'collect') as root:
+            roots.append(root)
+            go.wait(20)
+
+    def make(**options):
+        folder = made(**options)
+        if not threads:
+            threads.append(threading.Thread(target=second))
+            threads[0].start()
+            threads[0].join(0.3)
+        return folder
+
+    monkeypatch.setattr(opening.tempfile, 'mkdtemp', make)
+    with opening._scratch(url, 'collect') as root:
+        wait_until(lambda: roots, 'the other copy', 20)
+        assert root.is_dir() and roots[0].is_dir() and roots[0] != root
+        go.set()
+        threads[0].join(20)
+    with opening._scratch(url, 'launch') as root:
+        (root / 'status').mkdir()
+        with opening._scratch(url, 'launch') as again:
+            assert again == root and (root / 'status').is_dir(), 'a launch that is refused deletes nothing'

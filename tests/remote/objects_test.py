@@ -74,3 +74,40 @@ def test_a_wrong_url_is_refused_in_one_line(wrong, match):
     with pytest.raises(UserValueError, match=match) as error:
         Objects(wrong)
     assert 'secret' not in str(error.value)
+
+
+def test_calls_that_are_stuck_hold_up_no_leases_and_no_later_calls(url, monkeypatch):
+    monkeypatch.setattr('tflearn.remote.objects._RETRY_SECS', 0.1)
+    objects, stuck, begun = Objects(url), threading.Event(), threading.Semaphore(0)
+    objects.write('DONE', b'content')
+    original = objects._fs.cat_file
+
+    def hang(path, *arguments, **options):
+        if path.endswith('DONE'):
+            begun.release()
+            assert stuck.wait(60)
+        return original(path, *arguments, **options)
+
+    monkeypatch.setattr(objects._fs, 'cat_file', hang)
+    errors = []
+
+    def read():
+        try:
+            objects.read('DONE')
+        except UserOSError as error:
+            errors.append(error)
+
+    monkeypatch.setattr('tflearn.remote.objects._CALL_SECS', 1.0)
+    threads = [threading.Thread(target=read) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    assert all(begun.acquire(timeout=20) for _ in threads)
+    assert objects.create('owners/train-000001.json', b'{}')
+    objects.write('owners/train-000001.json', b'renewed')
+    assert list(objects.list('owners')) == ['owners/train-000001.json'] and not errors, 'before the others ended'
+    for thread in threads:
+        thread.join(20)
+    assert len(errors) == 16
+    monkeypatch.setattr(objects._fs, 'cat_file', original)
+    assert objects.read('DONE') == b'content'
+    stuck.set()

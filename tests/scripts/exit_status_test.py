@@ -1,9 +1,11 @@
 """Every program ends by the exit statuses in docs/operate.md."""
 
+import ctypes
 import importlib
 import pathlib
 import re
 import signal
+import struct
 import sys
 
 import pytest
@@ -88,3 +90,30 @@ def test_a_signal_has_128_and_its_number(error, tmp_path):
     number = {KeyboardInterrupt: signal.SIGINT, BrokenPipeError: signal.SIGPIPE}[error]
     code, output = end(run, tmp_path)
     assert code == 128 + number and output.count('\n') <= 1
+
+
+@pytest.mark.parametrize(
+    'command',
+    [
+        ['data', 'describe', '--data={}/closed'],
+        ['doctor', '{}/closed'],
+        ['serve', '--root_dir={}/closed', '--port=0'],
+        ['export', '--root_dir={}/closed'],
+        ['launch', '--root_dir={}/closed/run', '--gin_file=dqn_cartpole'],
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_directory_without_permission_is_one_line(command, tmp_path):
+    closed = tmp_path / 'closed'
+    (closed / 'policies').mkdir(parents=True)
+
+    def run():
+        closed.chmod(0)
+        header = struct.pack('Ii', 0x20080522, 0)  # the version of the call; this process
+        ctypes.CDLL(None).capset(header, bytes(24))  # root without capabilities may use no more than others
+        program([command[0]], *(each.format(tmp_path) for each in command[1:]))()
+
+    code, output = end(run, tmp_path)
+    closed.chmod(0o700)
+    assert code == 2 and 'Traceback' not in output, output
+    assert re.search(r'tflearn-[a-z -]+: error: got .*closed.*need ', output.splitlines()[-1]), output

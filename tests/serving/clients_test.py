@@ -140,13 +140,13 @@ def test_requests_a_second_are_an_average_of_which_a_second_may_come_at_once(tmp
         ('[]', 'got a damaged file'),
         ('{}', 'got {} in'),
         ('{', 'got a damaged file'),
-        ('{"a": 1}', "got the client 'a': 1; need an object with some of"),
-        ('{"a": {"token": "x"}}', "got the client 'a': "),
+        ('{"a": 1}', "got the client 'a' with a int; need an object with some of"),
+        ('{"a": {"token": "x"}}', "got the client 'a' with other entries; need"),
         ('{"a": {}}', "got the client 'a' without token_sha256 and certificate"),
         ('{"a": {"token_sha256": "secret"}}', "got the client 'a' with another token_sha256; need 64"),
-        ('{"a": {"certificate": "x", "policies": "y"}}', "got the client 'a' with policies=y"),
-        ('{"a": {"certificate": "x", "max_in_flight": 0}}', "got the client 'a' with max_in_flight=0"),
-        ('{"a": {"certificate": "x", "requests_per_sec": true}}', "got the client 'a' with requests_per_sec=True"),
+        ('{"a": {"certificate": "x", "policies": "y"}}', "got the client 'a' with other policies"),
+        ('{"a": {"certificate": "x", "max_in_flight": 0}}', "got the client 'a' with another max_in_flight"),
+        ('{"a": {"certificate": "x", "requests_per_sec": true}}', "got the client 'a' with another requests_per_sec"),
     ],
 )
 def test_wrong_files(tmp_path, text, message):
@@ -155,3 +155,21 @@ def test_wrong_files(tmp_path, text, message):
         file.write_text(text)
     with pytest.raises(ValueError, match=message):
         Clients(file)
+
+
+@pytest.mark.parametrize(
+    'entry',
+    [
+        'THE-TOKEN',
+        ['THE-TOKEN'],
+        {'token': 'THE-TOKEN'},
+        {'token_sha256': 'THE-TOKEN'},
+        {'certificate': 'x', 'policies': 'THE-TOKEN'},
+        {'certificate': 'x', 'max_in_flight': 'THE-TOKEN'},
+    ],
+)
+def test_a_token_in_the_wrong_place_is_not_shown(tmp_path, entry):
+    (tmp_path / 'clients.json').write_text(json.dumps({'a': entry}))
+    with pytest.raises(ValueError, match="got the client 'a'") as error:
+        Clients(tmp_path / 'clients.json')
+    assert 'THE-TOKEN' not in str(error.value)

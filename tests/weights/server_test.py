@@ -211,3 +211,23 @@ def test_a_relay_whose_thread_dies_ends_with_status_1(server_of, monkeypatch, ca
     assert job_process._attempt('tflearn-weights', lambda stop: work(stop), threading.Event()) == 1
     threads[0].join(20)
     assert 'error: RuntimeError: the thread relay died (MemoryError: )' in capsys.readouterr().err
+
+
+def test_an_epoch_far_ahead_is_refused_without_a_token(server_of, client_of):
+    server = server_of()
+    with pytest.raises(Refused, match='403: got epoch 1152921504606846976; need at most 1000 without --weights_token'):
+        client_of(server).put(made([LARGE], epoch=2**60))
+    client_of(server).put(made([LARGE], epoch=3))
+    assert server.status()['train_step'] == 1
+
+
+def test_a_slow_sender_loses_the_place_to_the_learner(server_of, client_of, monkeypatch):
+    monkeypatch.setattr('tflearn.weights.server._SLOW_SECS', 0.2)
+    server = server_of(max_bytes=1 << 30)
+    with socket.create_connection(('localhost', server.port), 20) as slow:
+        slow.sendall(f'PUT {PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: {1 << 30}\r\n\r\nslow'.encode())
+        wait_until(lambda: server._sender, 'its place', 20)
+        threading.Event().wait(0.3)
+        client_of(server).put(made([LARGE]))
+        assert server.status()['train_step'] == 1
+        assert slow.recv(1 << 16) == b'' or b'408' in slow.recv(1) + b'408'

@@ -5,6 +5,7 @@ import dataclasses
 import glob
 import inspect
 import itertools
+import os
 import pathlib
 import shutil
 import struct
@@ -379,7 +380,26 @@ def _read(path: pathlib.Path, offset: int, compressed: bool) -> Iterator[bytes]:
                 shutil.copyfileobj(file, rest)
             rest.flush()
             path = pathlib.Path(rest.name)
-        yield from _read_records(str(path), tf.io.TFRecordOptions('GZIP' if compressed else ''))
+        records = _read_records(str(path), tf.io.TFRecordOptions('GZIP' if compressed else ''))
+        yield from records if compressed else _bounded(records, path)
+
+
+def _bounded(records: Iterator[bytes], path: pathlib.Path) -> Iterator[bytes]:
+    """Yields the records of a file. Raises DataLossError before TensorFlow makes room for more than the file has.
+
+    It would end the process. For compressed files it makes room as it reads.
+    """
+    size, at = path.stat().st_size, 0
+    with path.open('rb') as headers:
+        while True:
+            header = headers.read(_HEADER_BYTES)
+            length = int(struct.unpack('<Q', header[:8])[0]) if len(header) == _HEADER_BYTES else 0
+            if at + length > size:
+                raise tf.errors.DataLossError(None, None, f'corrupted: a record of {length} bytes in a file of {size}')
+            if (record := next(records, None)) is None:
+                return
+            yield record
+            at = headers.seek(length + _FOOTER_BYTES, os.SEEK_CUR)
 
 
 def _end_of_record(path: pathlib.Path, offset: int) -> int:

@@ -23,7 +23,7 @@ from tflearn.launch.processes import OrphanReaper
 from tflearn.launch.supervisor import Failure, Supervisor, View
 from tflearn.launch.topology import Topology, on_one_machine
 from tflearn.launch.warm_parent import WarmParent
-from tflearn.run_dir import RunDir, Status, read_json
+from tflearn.run_dir import RunDir, Status, living_jobs, read_json
 
 STOP_TIMEOUT_SECS = 60.0
 LINE_INTERVAL_SECS = 10.0
@@ -226,8 +226,22 @@ def _locked_log(run_dir: RunDir, stop_timeout_secs: float, signals: 'StopSignals
                 threading.Event().wait(_LOCK_POLL_SECS)
         except OSError as error:  # A file system without locks.
             print(f'tflearn-launch: warning: cannot lock {log.name} ({error.strerror})', file=sys.stderr)
+        _warn_of_jobs(run_dir)
         log.write(f'===== {time.strftime("%F %T")} launch, pid {os.getpid()}\n')
         yield log
+
+
+def _warn_of_jobs(run_dir: RunDir) -> None:
+    """Says how to end what runs already: nobody ends the jobs of a launch that was killed together with its reaper."""
+    jobs = living_jobs(run_dir.status('launch').parent)
+    if jobs.pop('launch', None) != os.getpid() and jobs:
+        named = ', '.join(f'{job} (pid {pid})' for job, pid in jobs.items())
+        print(
+            f'tflearn-launch: warning: got jobs that run in {run_summary.shown(run_dir.root)} already: {named}; if '
+            f'they are of a launch that was killed, end them: kill {" ".join(map(str, jobs.values()))}',
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 class _Log(io.TextIOWrapper):

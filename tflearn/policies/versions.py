@@ -21,6 +21,7 @@ from typing import Any
 
 from absl import logging
 
+from tflearn import lease
 from tflearn.run_dir import read_json
 from tflearn.security import digests
 
@@ -259,10 +260,8 @@ def _process() -> str:
 @functools.cache
 def _machine() -> str:
     """Returns a name for the namespace of the process's number: a machine since its start, or a container."""
-    parts = [socket.gethostname()]
-    with contextlib.suppress(OSError):  # not on every system
-        parts += [pathlib.Path('/proc/sys/kernel/random/boot_id').read_text(), os.readlink('/proc/self/ns/pid')]
-    return hashlib.sha256(' '.join(parts).encode()).hexdigest()[:12]
+    name = lease.machine() or socket.gethostname()
+    return hashlib.sha256(name.encode()).hexdigest()[:12]
 
 
 def drop_newer_than(

@@ -62,6 +62,11 @@ def is_end(name: str) -> bool:
     return _END.fullmatch(name) is not None
 
 
+def is_lease(name: str) -> bool:
+    """Whether a file is a lease, or the folder of all leases, which must be read and written in time."""
+    return name.split('/')[0] == 'owners'
+
+
 def is_growing(name: str) -> bool:
     """Whether a file is written on and on."""
     return _GROWING.fullmatch(name) is not None

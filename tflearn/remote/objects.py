@@ -22,6 +22,7 @@ from absl import logging
 
 from tflearn import extras
 from tflearn.errors import UserOSError, UserValueError
+from tflearn.remote import layout
 from tflearn.run_dir import is_inside
 
 try:
@@ -32,7 +33,7 @@ except ImportError as error:
 _Result = TypeVar('_Result')
 
 _RETRY_SECS = 20.0
-_CALL_SECS = 60.0
+_CALL_SECS, _LEASE_CALL_SECS = 60.0, 10.0
 _BYTES_PER_SEC = 1e6  # of the slowest store that is waited for
 _SETTLE_SECS = 3.0
 _STALE_SETTLES = 4.0  # a bid that is seen for so many times as long is of a process that was killed
@@ -75,7 +76,8 @@ class Objects:
             raise UserValueError(f'got {self.url}, which cannot be used ({_clean(error)}); need another URL') from error
         self._base = self._base.rstrip('/')
         self._is_local = type(self._fs).__name__ == 'LocalFileSystem'
-        self._calls = concurrent.futures.ThreadPoolExecutor(_THREADS, 'store')
+        # Leases have places of their own: they must be renewed while others wait for large objects.
+        self._pools = {urgent: concurrent.futures.ThreadPoolExecutor(_THREADS, 'store') for urgent in (False, True)}
         self._bids_seen: dict[str, float] = {}
         self._creates: bool | None = None  # whether the store can create an object for one of several
 
@@ -97,19 +99,19 @@ class Objects:
 
     def read(self, name: str) -> bytes:
         """Returns an object's content. Raises FileNotFoundError if there is none, OSError if it cannot be read."""
-        content = self._call(f'read {name}', lambda: self._fs.cat_file(self._path(name)))
+        content = self._call('read', name, lambda: self._fs.cat_file(self._path(name)))
         return bytes(content)
 
     def size(self, name: str) -> int:
         """Returns an object's size [bytes]. Raises FileNotFoundError if there is none."""
-        return self._call(f'look at {name}', lambda: int(self._fs.info(self._path(name))['size']))
+        return self._call('look at', name, lambda: int(self._fs.info(self._path(name))['size']))
 
     def write(self, name: str, content: bytes) -> None:
         """Writes an object by one put. Raises OSError."""
         if self._is_local:
-            self._call(f'write {name}', lambda: self._replace(name, content))
+            self._call('write', name, lambda: self._replace(name, content))
         else:
-            self._call(f'write {name}', lambda: self._fs.pipe_file(self._path(name), content), len(content))
+            self._call('write', name, lambda: self._fs.pipe_file(self._path(name), content), len(content))
 
     def upload(self, path: pathlib.Path, name: str) -> None:
         """Writes the content of a file. Raises FileNotFoundError if it is gone, OSError if it cannot be written."""
@@ -117,17 +119,17 @@ class Objects:
         if self._is_local:
             self.write(name, path.read_bytes())
         else:
-            self._call(f'write {name}', lambda: self._fs.put_file(str(path), self._path(name)), size)
+            self._call('write', name, lambda: self._fs.put_file(str(path), self._path(name)), size)
 
     def download(self, name: str, path: pathlib.Path, size: int) -> None:
         """Writes an object's content of `size` bytes to a file. Raises OSError."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._call(f'read {name}', lambda: self._fs.get_file(self._path(name), str(path)), size)
+        self._call('read', name, lambda: self._fs.get_file(self._path(name), str(path)), size)
 
     def delete(self, name: str) -> None:
         """Deletes an object, if it exists. Raises OSError."""
         with contextlib.suppress(FileNotFoundError):
-            self._call(f'delete {name}', lambda: self._fs.rm_file(self._path(name)))
+            self._call('delete', name, lambda: self._fs.rm_file(self._path(name)))
 
     def create(self, name: str, content: bytes) -> bool:
         """Writes an object if there is none of that name; of all that try at once one succeeds.
@@ -143,7 +145,7 @@ class Objects:
           OSError: if the store does not answer.
         """
         if self._creates is None:
-            self._creates = self._can_create()
+            self._creates = self._can_create(name.rpartition('/')[0])
         if self._creates:
             return self._put_new(name, content)
         return self._bid(name, content)
@@ -151,16 +153,16 @@ class Objects:
     def _put_new(self, name: str, content: bytes) -> bool:
         try:
             if self._is_local:
-                self._call(f'create {name}', lambda: self._link(name, content))
+                self._call('create', name, lambda: self._link(name, content))
             else:
-                self._call(f'create {name}', lambda: self._fs.pipe_file(self._path(name), content, mode='create'))
+                self._call('create', name, lambda: self._fs.pipe_file(self._path(name), content, mode='create'))
             return True
         except FileExistsError:
             return self.read(name) == content  # ours, if the answer to an earlier attempt was lost
 
-    def _can_create(self) -> bool:
+    def _can_create(self, folder: str) -> bool:
         """Returns whether the store refuses to create what exists. Some ignore the condition, and overwrite it."""
-        name = f'.probe-{uuid.uuid4().hex}'
+        name = f'{folder}/.probe-{uuid.uuid4().hex}'
         try:
             return self._put_new(name, b'first') and not self._put_new(name, b'second')
         except (NotImplementedError, TypeError, UserOSError) as error:
@@ -202,7 +204,7 @@ class Objects:
             except FileNotFoundError:
                 return []
 
-        infos = self._call(f'list {prefix}', find)
+        infos = self._call('list', prefix, find)
         start = len(self._base) + 1
         named = {info['name'][start:]: info for info in infos if info['type'] == 'file'}
         named = {name: info for name, info in named.items() if name and not name.endswith('.part')}
@@ -233,19 +235,31 @@ class Objects:
         finally:
             written.unlink(missing_ok=True)
 
-    def _call(self, what: str, call: Callable[[], _Result], num_bytes: int = 0) -> _Result:
+    def _call(self, what: str, name: str, call: Callable[[], _Result], num_bytes: int = 0) -> _Result:
         """Returns `call()`; repeats it for a while if the store does not answer."""
         give_up, pause, waiting = time.monotonic() + _RETRY_SECS, 0.25, threading.Event()
         while True:
             try:
-                return self._calls.submit(call).result(_CALL_SECS + num_bytes / _BYTES_PER_SEC)
+                return self._answer(call, layout.is_lease(name), _CALL_SECS + num_bytes / _BYTES_PER_SEC)
             except _FINAL:
                 raise
             except Exception as error:  # the clients raise errors of many libraries
                 if time.monotonic() + pause > give_up or getattr(error, 'errno', None) == errno.ENOSPC:
-                    raise UserOSError(f'could not {what} in {self.url}: {_clean(error)}') from None
+                    raise UserOSError(f'could not {what} {name} in {self.url}: {_clean(error)}') from None
             waiting.wait(pause * random.uniform(0.5, 1.5))
             pause = min(2 * pause, 4.0)
+
+    def _answer(self, call: Callable[[], _Result], urgent: bool, secs: float) -> _Result:
+        """Returns `call()`. Raises TimeoutError after `secs`; its thread, which may never return, is replaced."""
+        pool = self._pools[urgent]
+        future = pool.submit(call)
+        try:
+            return future.result(_LEASE_CALL_SECS if urgent else secs)
+        except TimeoutError:
+            if not future.done() and not future.cancel() and self._pools[urgent] is pool:
+                self._pools[urgent] = concurrent.futures.ThreadPoolExecutor(_THREADS, 'store')
+                pool.shutdown(wait=False)
+            raise
 
 
 def _version(info: dict[str, Any]) -> Version:

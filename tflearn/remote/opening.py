@@ -127,18 +127,23 @@ def _scratch(url: str, job: str) -> Iterator[pathlib.Path]:
     if job == 'launch':
         root = parent / f'{run}-launch'
         root.mkdir(exist_ok=True)
-        for path in root.iterdir():
-            if path.name != 'logs':
-                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
-        yield root
+        with (parent / f'{root.name}.{_LOCK}').open('ab') as lock:
+            with contextlib.suppress(BlockingIOError):  # of another launch, whose log refuses this one
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                for path in root.iterdir():
+                    if path.name != 'logs':
+                        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+            yield root
         return
-    for path in parent.glob('copy-*'):
-        with contextlib.suppress(OSError), (path / _LOCK).open('ab') as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(path, ignore_errors=True)
-    folder = pathlib.Path(tempfile.mkdtemp(prefix=f'copy-{run}-{job}-', dir=parent))
-    with (folder / _LOCK).open('ab') as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with contextlib.ExitStack() as held:
+        with (parent / _LOCK).open('ab') as making:  # a copy that is not locked yet looks like one that was left
+            fcntl.flock(making, fcntl.LOCK_EX)
+            for path in parent.glob('copy-*'):
+                with contextlib.suppress(OSError), (path / _LOCK).open('ab') as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(path, ignore_errors=True)
+            folder = pathlib.Path(tempfile.mkdtemp(prefix=f'copy-{run}-{job}-', dir=parent))
+            fcntl.flock(held.enter_context((folder / _LOCK).open('ab')), fcntl.LOCK_EX)
         root = folder / 'run'
         root.mkdir()
         logging.info('works on a copy of %s in %s', url, root)

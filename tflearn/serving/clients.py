@@ -48,13 +48,14 @@ class Client:
     def parse(cls, name: str, values: object) -> 'Client':
         """Returns the client of an entry of the file. Raises ValueError for an entry of another form."""
         known = {field.name for field in dataclasses.fields(cls)} - {'name'}
-        if not isinstance(values, dict) or not values.keys() <= known:
-            raise UserValueError(f'got the client {name!r}: {values}; need an object with some of {sorted(known)}')
+        if not isinstance(values, dict) or not values.keys() <= known:  # values, and names, may be tokens: not shown
+            kind = 'other entries' if isinstance(values, dict) else f'a {type(values).__name__}'
+            raise UserValueError(f'got the client {name!r} with {kind}; need an object with some of {sorted(known)}')
         policies = values.get('policies')
         if policies is not None and not (
             isinstance(policies, list) and all(isinstance(each, str) for each in policies)
         ):
-            raise UserValueError(f'got the client {name!r} with policies={policies}; need a list of names')
+            raise UserValueError(f'got the client {name!r} with other policies; need a list of names')
         client = cls(name, **{**values, 'policies': None if policies is None else tuple(policies)})
         if client.token_sha256 is None and client.certificate is None:
             raise UserValueError(f'got the client {name!r} without token_sha256 and certificate; need one of them')
@@ -63,7 +64,7 @@ class Client:
         for quota in ('requests_per_sec', 'max_in_flight'):
             value = getattr(client, quota)
             if value is not None and not (type(value) in (int, float) and 0 < value < math.inf):
-                raise UserValueError(f'got the client {name!r} with {quota}={value!r}; need a number above 0')
+                raise UserValueError(f'got the client {name!r} with another {quota}; need a number above 0')
         return client
 
 

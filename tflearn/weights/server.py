@@ -12,8 +12,10 @@ for each relay, and a relay once for each of its collectors.
 """
 
 import collections
+import contextlib
 import dataclasses
 import re
+import socket
 import threading
 import time
 from http import HTTPStatus
@@ -36,6 +38,8 @@ _KEPT = 4  # publications to which a difference can be made
 _BLOCK_BYTES = 1 << 20
 _SLOWEST_BYTES_PER_SEC = 1e6
 _BLOCK_SECS = 30.0
+_SLOW_SECS, _PREFERRED_BYTES_PER_SEC, _END_SECS = 5.0, 1e7, 5.0
+_MAX_EPOCHS_AHEAD = 1000
 _WAIT = re.compile(r'\bwait=(\d{1,6})')
 
 
@@ -126,6 +130,8 @@ class WeightsServer:
         self._counts = {'clients': 0, 'sent_messages': 0, 'sent_bytes': 0, 'received_bytes': 0}
         self._lock, self._putting = threading.Lock(), threading.Lock()
         token = tokens.read(options.token, '--weights_token') if options.token else ''
+        self._has_token = bool(token)
+        self._sender: _Handler | None = None  # who sends a publication now
         handler = type('Handler', (_Handler,), {'server_of': self, 'token': token})
         self._server = http_server.listen(
             options.host, [options.port], handler, options.max_connections, setting='--listen', held=True
@@ -156,9 +162,10 @@ class WeightsServer:
 
     def put(self, handler: '_Handler', length: int) -> tuple[HTTPStatus, dict[str, Any]]:
         """Takes a publication from a client. Returns the answer."""
-        if not self._putting.acquire(blocking=False):  # one at a time, so that the memory is bounded
+        if not self._take_place():
             return HTTPStatus.SERVICE_UNAVAILABLE, {'error': 'another publication is being received; try again'}
         try:
+            self._sender, handler.begun_at = handler, time.monotonic()
             received = handler.read_all(length)
             if received is None:
                 return HTTPStatus.REQUEST_TIMEOUT, {'error': 'got a part of a message; need all of it'}
@@ -166,14 +173,31 @@ class WeightsServer:
         except UserValueError as error:
             return HTTPStatus.BAD_REQUEST, {'error': str(error)}
         finally:
+            self._sender = None
             self._putting.release()
         self.count(received_bytes=length)
+        before = self.newest.message
+        most = (before.epoch if before else 0) + _MAX_EPOCHS_AHEAD
+        if not self._has_token and message.epoch > most:  # it would lock the learner out
+            error = f'got epoch {message.epoch}; need at most {most} without --weights_token'
+            logging.warning('refused a publication: %s', error)
+            return HTTPStatus.FORBIDDEN, {'error': error}
         if not self.newest.put(message):
             newest = self.newest.message
             epochs = f'got epoch {message.epoch}; need at least {newest and newest.epoch}'
             logging.warning('refused a publication of an older learner: %s', epochs)
             return HTTPStatus.CONFLICT, {'error': f'{epochs}: another learner has taken over this run'}
         return HTTPStatus.OK, {'tag': message.tag}
+
+    def _take_place(self) -> bool:
+        """Takes the only place for a publication, so that the memory is bounded; a slow sender loses it to the next."""
+        if self._putting.acquire(blocking=False):
+            return True
+        sender = self._sender
+        if sender is None or not sender.is_slow():
+            return False
+        sender.end()
+        return self._putting.acquire(timeout=_END_SECS)
 
 
 class _Handler(http_server.Handler):
@@ -184,6 +208,19 @@ class _Handler(http_server.Handler):
     """
 
     server_of: WeightsServer
+    begun_at = 0.0
+    num_received = 0
+
+    def is_slow(self) -> bool:
+        """Whether a publication comes so slowly that another one may take its place."""
+        secs = time.monotonic() - self.begun_at
+        return secs > _SLOW_SECS and self.num_received < secs * _PREFERRED_BYTES_PER_SEC
+
+    def end(self) -> None:
+        """Ends the connection from another thread."""
+        logging.warning('gave up a publication of %s for another one: it came too slowly', self.client_address)
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
 
     def answer(self) -> None:
         """See `http_server.Handler`."""
@@ -205,6 +242,7 @@ class _Handler(http_server.Handler):
 
     def read_all(self, length: int) -> memoryview | None:
         """Returns the request's body; None if the client is too slow or gone."""
+        self.num_received = 0
         received, at = np.empty(length, np.uint8).data, 0
         deadline = time.monotonic() + _BLOCK_SECS + length / _SLOWEST_BYTES_PER_SEC
         self.connection.settimeout(_BLOCK_SECS)
@@ -216,6 +254,7 @@ class _Handler(http_server.Handler):
             if not count:
                 return None
             at += count
+            self.num_received = at
         return received if at == length else None
 
     def _answer_put(self, status: HTTPStatus, message: dict[str, Any]) -> None:
