@@ -13,6 +13,8 @@ import sys
 import pytest
 
 import scripts
+from tflearn.api import process_run
+from tflearn.errors import UserError
 from tflearn.run_dir import RunDir
 
 CHECKOUT = pathlib.Path(scripts.__path__[0]).parent
@@ -165,6 +167,10 @@ def test_fewer_replay_servers_than_before_are_refused_before_a_job_starts(tmp_pa
             'train.StopConditions.num_train_steps',
         ),
         (
+            ['--root_dir=run', '--gin_file=dqn_cartpole', '--gin_bindings=evaluate.Nope.x=1', '--render'],
+            "tflearn.jobs.evaluate has no 'Nope'; need a valid name",
+        ),
+        (
             ['--root_dir=run', '--gin_file=dqn_cartpole', '--gin_bindings=gymnasium_env.make.name="CartPol-v1"'],
             'CartPole-v1',
         ),
@@ -228,6 +234,76 @@ def test_user_errors_take_one_line(tmp_path, flags, words):
     assert words in ended.stderr
     assert ended.stderr.count('\n') == 1
     assert [path.name for path in tmp_path.iterdir()] == ['file']
+
+
+_SELECTORS = (
+    *('', '.', 'x', 'é', '\0', '\ud800', '/x', 'a/b/x', 'train', 'train.', 'train..x', 'train.train', 'train.train.x'),
+    *(
+        f'{job}.Nope.x'
+        for job in ('train', 'evaluate', 'collect', 'replay_server', 'dqn', 'experience', 'tflearn.jobs')
+    ),
+    *(f'train.{name}.x' for name in ('_source', '_imported', '_outlines', '__source__', '__class__', '__dict__')),
+    *(f'train.{name}.x' for name in ('__getattr__', '__path__', 'load', 'threading', 'train.__call__')),
+    *('os.system.x', 'gin.x', 'gin.macro.value', 'sac.make_agent.gamma', 'Dataset.paths', 'train.Dataset.paths'),
+    *('train.train.stop', 'train.StopConditions', 'train:', 'include', 'import'),
+)
+_VALUES = (
+    '',
+    '1',
+    '1e999',
+    '@',
+    '%',
+    '@x',
+    '@@',
+    '%%',
+    '@/',
+    '@x(',
+    '((',
+    '[[1',
+    '{[]: 1}',
+    "'",
+    '"""',
+    '\\',
+    '1\n=',
+    'é',
+)
+_DEEP = ('[' * 5000, '(' * 200 + ')' * 200, '-' * 5000 + '1', '1' * 5000)
+
+
+def test_no_binding_ends_in_a_traceback(tmp_path, capsys):
+    bindings = [f'{selector}=1' for selector in _SELECTORS] + [f'train.nope={value}' for value in (*_VALUES, *_DEEP)]
+    bindings += [
+        'from',
+        'from a import',
+        'import a..b',
+        'from . import a',
+        'import .',
+        "include '/dev/null/x'",
+        'include 3',
+    ]
+    for binding in bindings:
+        with pytest.raises(UserError) as raised:
+            process_run.run(
+                RunDir(tmp_path), 'dqn_cartpole', [binding], package='scripts', backend=process_run.Backend(render=True)
+            )
+        assert re.match(r'got [^\n]*; need [^\n]*$', str(raised.value)), (binding, str(raised.value))
+    assert capsys.readouterr().out == ''
+
+
+PROVIDERS = {
+    'sac.make_agent.gamma=1': "'sac' (add --gin_bindings='from tflearn.agents import sac'); need",
+    'make_agent=@sac.make_agent': "'sac' (add --gin_bindings='from tflearn.agents import sac'); need",
+    'Dataset.paths="a"': "'Dataset' (write train.Dataset); need",
+    'Reading.order="epochs"': "'Reading' (add --gin_bindings='from tflearn.jobs import train_settings' and write",
+    'train.Dataset.paths="a"': 'uses train.Dataset (bind a parameter that takes it to @train.Dataset()',
+}
+
+
+@pytest.mark.parametrize('binding', PROVIDERS)
+def test_what_provides_a_name_is_said(tmp_path, binding):
+    with pytest.raises(UserError) as raised:
+        process_run.run(RunDir(tmp_path), 'dqn_cartpole', [binding], package='scripts')
+    assert PROVIDERS[binding] in str(raised.value)
 
 
 EXTRAS = {

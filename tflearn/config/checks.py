@@ -229,7 +229,8 @@ def _unused(binding: Binding, usage: Usage, jobs: Collection[Configurable]) -> s
     elif binding.target in usage:
         why = f'nothing uses {binding.target.name} in the scope {binding.scope!r}'
     else:
-        why = f'no job of this run uses {binding.target.name}'
+        name = binding.target.name
+        why = f'no job of this run uses {name} (bind a parameter that takes it to @{name}())'
     macros = [item for item in usage if isinstance(item, str)]
     return (
         f'got {binding.written} in {binding.place}, but {why}; need a binding that is used: the nearest is '
@@ -238,7 +239,9 @@ def _unused(binding: Binding, usage: Usage, jobs: Collection[Configurable]) -> s
 
 
 def _misspelt(written: str, place: str, why: str, valid: Iterable[str]) -> str:
-    return f'got {written} in {place}, but {why}; need a valid name: the nearest is {nearest(written, valid)}'
+    near = nearest(written, valid)
+    advice = '' if near == written else f': the nearest is {near}'
+    return f'got {written} in {place}, but {why}; need a valid name{advice}'
 
 
 def _names(usage: Usage, jobs: Collection[Configurable], place: str) -> list[str]:

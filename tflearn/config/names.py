@@ -5,21 +5,28 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import pathlib
 import pkgutil
+import re
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tflearn import extras
 from tflearn.config.reader import FLAG, Import, Reference, Statements, leaves
 from tflearn.errors import UserImportError, UserValueError
 
+_SOURCES = pathlib.Path(extras.__file__).parent
 # Imports a module by its name, or makes an outline of it.
 Load = Callable[[str], types.ModuleType]
 
 
 class UnknownNameError(Exception):
     """A name does not exist; the message is a half-sentence that gives the reason."""
+
+
+class NotImportedError(UnknownNameError):
+    """No import provides the first part of a name."""
 
 
 class UnclearNameError(Exception):
@@ -108,7 +115,11 @@ def resolve(statements: Statements, jobs: Iterable[Configurable], load: Load) ->
                     use.target = _find([item for item in binding.imports if item.name == first], use.selector, load)
                 known.add(use.target)
             except UnknownNameError as error:
-                mistakes.append((use.written if use is binding else repr(use), binding.place, str(error)))
+                advice = ''
+                if isinstance(error, NotImportedError):
+                    first = use.selector.partition('.')[0]
+                    advice = _provider(first, binding.imports, statements.imports, binding.place == FLAG, load)
+                mistakes.append((use.written if use is binding else repr(use), binding.place, f'{error}{advice}'))
     return mistakes
 
 
@@ -150,7 +161,7 @@ def _find_from_anywhere(
 def _find(imports: list[Import], selector: str, load: Load) -> Configurable:
     """Looks up a name that begins with the last of `imports`."""
     if not imports:
-        raise UnknownNameError(f'no import provides {selector.partition(".")[0]!r}')
+        raise NotImportedError(f'no import provides {selector.partition(".")[0]!r}')
     item = imports[-1]
     start = item.symbol if f'{selector}.'.startswith(f'{item.symbol}.') else item.name
     value: Any = load(item.symbol)
@@ -167,6 +178,44 @@ def _find(imports: list[Import], selector: str, load: Load) -> Configurable:
     if not callable(value):
         raise UnknownNameError(f'{selector} is no function or class')
     return Configurable(value, module.__name__, '.'.join(attributes))
+
+
+def _provider(first: str, mine: Iterable[Import], imports: Sequence[Import], is_flag: bool, load: Load) -> str:
+    """Returns what would provide the first part of a name, in brackets; '' if nothing does.
+
+    Args:
+      mine: the imports that the place of the name has.
+      imports: those of all files of the run.
+    """
+
+    def line(module: str, name: str) -> str:
+        package, _, last = module.rpartition('.')
+        text = f'from {package} import {last}' if package else f'import {last}'
+        text += f' as {name}' if name != last else ''
+        return f"--gin_bindings='{text}'" if is_flag else f'the line {text}'
+
+    if elsewhere := [item for item in imports if item.name == first]:
+        return f' (add {line(elsewhere[0].symbol, first)})'
+    if written := [f'{item.name}.{first}' for item in mine if _has(load, item.symbol, first)]:
+        return f' (write {written[0]})'
+    if modules := [path for path in _SOURCES.rglob(f'{first}.py') if path.parent != _SOURCES]:
+        return f' (add {line(_module(modules[0]), first)})'
+    definition = re.compile(rf'^(class|def) {first}\b', re.MULTILINE)
+    for path in sorted(_SOURCES.rglob('*.py')):
+        if definition.search(path.read_text(encoding='utf-8')):
+            return f' (add {line(_module(path), path.stem)} and write {path.stem}.{first})'
+    return ''
+
+
+def _has(load: Load, module: str, name: str) -> bool:
+    try:
+        return callable(getattr(load(module), name))
+    except (AttributeError, ImportError, UnclearNameError):
+        return False
+
+
+def _module(path: pathlib.Path) -> str:
+    return '.'.join(path.relative_to(_SOURCES.parent).with_suffix('').parts)
 
 
 def _modules_near(missing: str, load: Load) -> list[str]:

@@ -23,7 +23,7 @@ _ANYTHING = inspect.Signature([inspect.Parameter('anything', inspect.Parameter.V
 _PLAIN_TYPES = re.compile(r'(int|float|str|bool|None)( \| (int|float|str|bool|None))*')
 # Code that may give a module names that are not in its source.
 _DYNAMIC = re.compile(
-    r'\b(globals|locals|vars|setattr|exec)\(|\b(sys\.modules|__dict__|__getattr__|__path__)\b|\bimport \*'
+    r'\b(globals|locals|setattr|exec)\(|\bvars\(\)|\b(sys\.modules|__dict__|__getattr__|__path__)\b|\bimport \*'
 )
 
 
@@ -51,23 +51,24 @@ class Outlines:
 
 
 class _Outline(types.ModuleType):
-    """The names of one module."""
+    """The names of one module. Its own attributes are dunder names, which no function of a module has."""
 
     def __init__(self, name: str, spec: importlib.machinery.ModuleSpec, outlines: Outlines):
         super().__init__(name)
-        self._outlines, self._source = outlines, ''
+        self.__outlines__, self.__source__ = outlines, ''
         if spec.submodule_search_locations is not None:
             self.__path__ = list(spec.submodule_search_locations)
         try:
-            self._source = pathlib.Path(spec.origin).read_text(encoding='utf-8') if spec.origin else ''
-            body = ast.parse(self._source).body
+            self.__source__ = pathlib.Path(spec.origin).read_text(encoding='utf-8') if spec.origin else ''
+            body = ast.parse(self.__source__).body
         except (OSError, SyntaxError, ValueError):  # No source, or an error that the job will report.
-            self._source, body = 'import *', []
-        self._imported = _imported_names(body, name if hasattr(self, '__path__') else name.rpartition('.')[0])
-        for package in {module.partition('.')[0] for module, _ in self._imported.values()} - sys.modules.keys():
+            self.__source__, body = 'import *', []
+        imported = _imported_names(body, name if hasattr(self, '__path__') else name.rpartition('.')[0])
+        self.__imported__ = imported
+        for package in {module.partition('.')[0] for module, _ in imported.values()} - sys.modules.keys():
             _spec(package)
-        has_types = self._imported.get('annotations') != ('__future__', 'annotations')
-        times = collections.Counter(_bound_names(body))
+        has_types = imported.get('annotations') != ('__future__', 'annotations')
+        times = self.__bound__ = collections.Counter(_bound_names(body))
         for node in body:
             # A `__getattr__` of the module would be called for its names.
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith('__'):
@@ -79,16 +80,22 @@ class _Outline(types.ModuleType):
         if not name.startswith('__'):
             module = self.__name__
             try:
-                if self._imported.get(name, (module, name)) != (module, name):
-                    source, symbol = self._imported[name]
-                    origin = self._outlines.load(source)
+                if self.__imported__.get(name, (module, name)) != (module, name):
+                    source, symbol = self.__imported__[name]
+                    origin = self.__outlines__.load(source)
                     return getattr(origin, symbol) if symbol else origin
                 _spec(f'{module}.{name}')
-                return self._outlines.load(f'{module}.{name}')
+                return self.__outlines__.load(f'{module}.{name}')
             except (ModuleNotFoundError, AttributeError):
-                if _DYNAMIC.search(self._source) or re.search(rf'\b{name}\b', self._source):
+                if name in self.__bound__ or _may_make(self, name):
                     raise UnclearNameError(f'{module}.{name}') from None
         raise AttributeError(f'module {self.__name__!r} has no attribute {name!r}')
+
+
+def _may_make(outline: _Outline, name: str) -> bool:
+    """Returns whether code of the module may give it such a name. Our own code makes only names that it writes."""
+    is_own = outline.__name__.partition('.')[0] == __name__.partition('.')[0]
+    return _DYNAMIC.search(outline.__source__) is not None and (not is_own or repr(name) in outline.__source__)
 
 
 class _Stub:
@@ -141,14 +148,17 @@ def _imported_names(body: list[ast.stmt], package: str) -> dict[str, tuple[str, 
 
 
 def _bound_names(body: list[ast.stmt]) -> Iterator[str]:
-    """Yields the names that the module binds by other statements than imports, one as often as it is bound."""
+    """Yields the names that the module binds, but for imports at its top level, one as often as it is bound."""
     for statement in body:
         definition = isinstance(statement, ast.FunctionDef | ast.ClassDef)
+        is_import = isinstance(statement, ast.Import | ast.ImportFrom)
         for node in [statement] if definition else ast.walk(statement):
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 yield node.name
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 yield node.id
+            elif isinstance(node, ast.alias) and not is_import:  # in `if` or `try`
+                yield node.asname or node.name.partition('.')[0]
 
 
 def _signature(node: ast.FunctionDef | ast.ClassDef, has_types: bool) -> inspect.Signature:
