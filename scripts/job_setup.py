@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from absl import flags, logging
 
 from tflearn import waiting
-from tflearn.config import files, job_config, reader
+from tflearn.config import files, going_on, job_config, reader
 from tflearn.launch.code_revision import code_revision, code_snapshot
 from tflearn.run_dir import RunDir, write_atomically
 
@@ -80,6 +80,9 @@ def main(
         }
         arguments = {key: given[key] for key in inspect.signature(function).parameters if key in given}
         statements = [*flags.FLAGS.gin_bindings, *bindings()]
+        if run_dir.done.exists() or run_dir.train_result.exists():
+            for line in going_on.begin(run_dir, gin_file, statements, f'tflearn.jobs.{module or job}'):
+                logging.info('%s', line)
         configured: job_config.ConfiguredJob = job_config.configure(function, arguments, gin_file, statements, takes())
         was_done = run_dir.done.exists()
         if isinstance(result := configured.run(), str):

@@ -148,6 +148,14 @@ def test_the_same_command_continues_to_the_end_and_then_reports_it(orphaned, sta
     assert again.output.count('\n') == 1
     assert saved(run_dir) == before
 
+    steps = NUM_TRAIN_STEPS + 500
+    more = start('launch', *TINY, f'--gin_bindings=train.StopConditions.num_train_steps = {steps}', name='more')
+    assert more.end() == 0, more.output
+    changed = f'stop_conditions.StopConditions.num_train_steps {NUM_TRAIN_STEPS} -> {steps} (takes effect from now'
+    assert changed in more.output
+    assert read_json(run_dir.done)['train_step'] == steps
+    assert read_json(run_dir.root / 'DONE-1')['train_step'] == NUM_TRAIN_STEPS
+
 
 def check_finished(run_dir: RunDir, output: str, folder: pathlib.Path) -> None:
     """Checks the run summary that launch prints, and the files of the run directory."""

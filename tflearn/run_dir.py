@@ -311,7 +311,8 @@ class RunDir:
         if done is None:
             return None
         return (
-            f'the run in {self.location} is finished ({done["reason"]}, train step {done["train_step"]}); nothing to do'
+            f'the run in {self.location} is finished ({done["reason"]}, train step {done["train_step"]}); nothing to '
+            'do, unless the stop condition that ended it is raised'
         )
 
     @contextlib.contextmanager

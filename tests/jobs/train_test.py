@@ -18,7 +18,7 @@ from tflearn.jobs.train import train
 from tflearn.jobs.train_session import Progress
 from tflearn.jobs.train_settings import Device, Hooks, Initial, Intervals, grouped
 from tflearn.learner.learner import LearnerOptions
-from tflearn.learner.stop_conditions import StopConditions
+from tflearn.learner.stop_conditions import Forecast, StopConditions
 from tflearn.learner.summaries import SummaryOptions, SummarySources
 from tflearn.policies import updates, versions
 from tflearn.replay.server import CheckpointDirectory
@@ -237,11 +237,20 @@ def test_blocked_collector_ends_with_training(small_run):
         small_run.start(collect, num_environments=2, name='late', connect_timeout_secs=2.0).join()
 
 
-def test_max_env_steps_of_a_collector(small_run):
+def test_max_env_steps_of_the_collectors_ends_a_run_whose_data_are_used_up(small_run):
     small_run.start_replay()
-    small_run.start(train, num_train_steps=10**6, **FEW)
-    small_run.start(collect, num_environments=2, max_env_steps=100).join()
-    assert 100 <= small_run.status('collect_0')['env_steps'] < 100 + 2 * 16
+    training = small_run.start(train, num_train_steps=10**6, **FEW)
+    collectors = [small_run.start(collect, name=f'collect_{i}', num_environments=2, max_env_steps=200) for i in (0, 1)]
+    for collector in collectors:
+        collector.join()
+    training.join()
+    assert _result(small_run)['reason'] == 'max_env_steps 200 reached, and the data are used up'
+    steps = [small_run.status(f'collect_{i}')['env_steps'] for i in (0, 1)]
+    assert max(steps) < 200 + 2 * 16
+    status = small_run.status('train')
+    assert status['env_steps'] == sum(steps) == _result(small_run)['env_steps'] >= 200
+    # Each draws 8 times an item that is inserted beyond the first 50; batches are of 8.
+    assert status['train_step'] >= 0.7 * (200 - 50)
 
 
 def test_finished_run_is_left_alone(small_run):
@@ -261,6 +270,8 @@ def test_stop_conditions_are_positive(values):
 
 def test_stop_conditions_are_named():
     assert StopConditions(num_train_steps=10) == StopConditions(10, None, None)
+    with pytest.raises(ValueError, match=r'got no stop condition; need one of StopConditions.num_train_steps, max_env'):
+        StopConditions().check()
     conditions = StopConditions(10, 100, 60.0)
     assert conditions.reached(9, 99, 59.0) is None
     assert [conditions.reached(*values) for values in ((10, 0, 0.0), (0, 100, 0.0), (0, 0, 60.0))] == [
@@ -268,6 +279,21 @@ def test_stop_conditions_are_named():
         'max_env_steps 100 reached',
         'max_secs 60 reached',
     ]
+
+
+def test_the_nearest_end_by_the_rates_of_the_last_minute():
+    """Time is left for the condition that is reached first, within a factor of two of what it then takes."""
+    now = [0.0]
+    forecast = Forecast(StopConditions(10**9, 12_000, 3_600.0), clock=lambda: now[0])
+    assert forecast.update(0, 0, 0.0) == {'nearest': 'num_train_steps', 'nearest_share': 0.0, 'secs_left': None}
+    for secs in range(1, 121):  # 10/s, then 50/s
+        now[0] = float(secs)
+        newest = forecast.update(100 * secs, 10 * secs if secs < 60 else 600 + 50 * (secs - 60), float(secs))
+    assert newest == {'nearest': 'max_env_steps', 'nearest_share': 0.3, 'secs_left': pytest.approx(8_400 / 50)}
+    conditions = Forecast(StopConditions(max_secs=100.0), clock=lambda: now[0])
+    conditions.update(0, 0, 10.0)
+    now[0] += 30.0
+    assert conditions.update(0, 0, 40.0) == {'nearest': 'max_secs', 'nearest_share': 0.4, 'secs_left': 60.0}
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from tflearn.launch.topology import (
     replay_servers,
     run_topology,
 )
+from tflearn.learner.stop_conditions import StopConditions
 from tflearn.run_dir import RunDir
 from tflearn.schedulers import kubernetes, options, pods, ray_cluster, slurm
 
@@ -158,6 +159,11 @@ def run(
         gin_files=gin_files,
     )
     _check(path, gin_bindings, topology, len(addresses) > 1)
+    if not backend.render and backend.name != 'kubernetes':
+        from tflearn.config import going_on  # Half a second that a wrong flag need not wait for.
+
+        for line in going_on.begin(run_dir, path, gin_bindings, 'tflearn.jobs.train'):
+            _show(line)
     try:
         return backend.run(topology, run_dir, package)
     finally:
@@ -259,6 +265,8 @@ def _check(path: pathlib.Path, gin_bindings: Sequence[str], topology: Topology, 
 
     def check_factory(name: str, values: Mapping[str, Any]) -> None:
         registry.check_factory(name, values)
+        if name.startswith('tflearn.') and name.endswith('.StopConditions') and not values.keys() - {'name'}:
+            StopConditions().check()
         if fed:
             _check_fed(name, values)
         if shared:

@@ -13,11 +13,12 @@ from typing import Any
 from absl import logging
 
 from tflearn import background, waiting
-from tflearn.config import files, job_config, names, preview
+from tflearn.config import files, going_on, job_config, names, preview
 from tflearn.environments import registry
 from tflearn.jobs.collect import collect
+from tflearn.jobs.collect_settings import CollectOptions
 from tflearn.jobs.evaluate import evaluate
-from tflearn.jobs.synchronous import synchronous
+from tflearn.jobs.synchronous import synchronous, with_limit
 from tflearn.jobs.train import train
 from tflearn.jobs.train_settings import Hooks, Initial, grouped
 from tflearn.launch.code_revision import code_revision
@@ -41,6 +42,9 @@ def of_objects(run_dir: RunDir, arguments: Mapping[str, Any], evaluation: Mappin
       ValueError: if an argument cannot be used.
     """
     arguments = grouped(arguments)
+    stop_conditions = with_limit(arguments['stop_conditions'], arguments.get('collect_options', CollectOptions()))
+    stop_conditions.check()
+    going_on.reopen(run_dir, {**stop_conditions.given(), 'target_return': target_return})
     seed = arguments.get('initial', Initial()).seed
     _run(
         run_dir,
@@ -70,6 +74,8 @@ def of_gin_file(run_dir: RunDir, gin_file: str, gin_bindings: Sequence[str]) -> 
     """
     path = files.resolve(gin_file)
     preview.check(path, gin_bindings, ['tflearn.jobs.evaluate'], registry.check_factory)
+    for line in going_on.begin(run_dir, path, gin_bindings, 'tflearn.jobs.synchronous'):
+        logging.info('%s', line)
     given = dict.fromkeys(('run_dir', 'stop', 'hooks'))
     training = job_config.configure(synchronous, given, path, gin_bindings, taken())
     evaluation = dataclasses.replace(training, job=names.Configurable(evaluate, evaluate.__module__, 'evaluate'))

@@ -96,7 +96,8 @@ def train(
       make_environment: makes the environment.
       make_agent: makes the agent.
       experience: the data that the learner consumes; drawn uniformly.
-      num_train_steps: train steps at which training ends.
+      num_train_steps: train steps at which training ends; None if `max_env_steps` or `max_secs` is given. A run
+        that has ended goes on with a greater number.
       target_return: mean return (or `evaluate_options.target_metric`) at which training ends: of one evaluation, and of
         a second one to confirm it. None trains to the end.
       num_episodes: episodes of one evaluation; 20 by default.
@@ -179,6 +180,7 @@ def _check_call(name: str, function: Callable[..., Any], example: str, **argumen
 
 def _check_parts(parts: Mapping[str, Any], mode: Mode, gin_bindings: Sequence[str]) -> None:
     """Checks the run's parts as Python objects, as far as it can be done before they are used."""
+    parts = {name: value for name, value in parts.items() if name != 'num_train_steps'}
     if missing := [name for name, value in parts.items() if value is None]:
         raise UserTypeError(f'got no {", ".join(missing)}; need {", ".join(parts)}, or a gin file instead')
     if mode != 'synchronous' or gin_bindings:

@@ -47,6 +47,24 @@ def check(
                 check_factory(item.full_name, {**values, 'name': None} if registers else values)
 
 
+def effective(gin_file: pathlib.Path, flag_bindings: Sequence[str], job: str) -> list[Binding]:
+    """Returns the effective bindings of a run, see `checks.final`.
+
+    Args:
+      job: the full name of the module of one of the run's jobs.
+
+    Raises:
+      UnclearNameError: if only an import of its modules shows whether its names exist.
+      ValueError, ImportError: see `check`.
+    """
+    name = job.rpartition('.')[2]
+    load = Outlines().load
+    statements, roots = checks.read_run(
+        gin_file, flag_bindings, Configurable(getattr(load(job), name), job, name), load
+    )
+    return checks.final(statements.bindings, roots)
+
+
 def _plain_value(binding: Binding) -> Any:
     """Returns the value of a binding if it is the same in all scopes and gin need not evaluate it."""
     return None if binding.scope or isinstance(binding.value, Macro | Reference) else binding.value

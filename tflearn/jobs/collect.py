@@ -50,7 +50,7 @@ def collect(
     options: CollectOptions = CollectOptions(),
     plane: Plane = Plane(),
 ) -> None:
-    """Collects until training is over, the job is stopped, or it has taken `options.max_env_steps`.
+    """Collects until training is over, the job is stopped, or the run has `options.max_env_steps`.
 
     Args:
       run_dir: the run's directory, for the job's status.
@@ -106,7 +106,7 @@ def collect(
             writer = ReplayWriter(servers, storage, num_environments, stop, keep_waiting, connect_timeout_secs)
             sender = reports.Reporter(replay_address, name, num_environments, options.lease_secs)
             server = connection.ServerPoll(replay_address, 'collecting waits', storage, options.server_timeout_secs)
-            reporter = _Reporter(sender, server, collection, weights, writer, status, options.reports_metrics(name))
+            reporter = _Reporter(sender, server, collection, weights, writer, status, options)
             ending.callback(reporter.close)
             limit = _limit(options, experience, replay_address, sender.held, ending)
             is_queue = isinstance(experience.replay, Queue)
@@ -198,7 +198,8 @@ def _run(
             if time.monotonic() >= until:
                 break
         reporter.report_if_due('running')
-        if max_env_steps is not None and metrics.env_steps >= max_env_steps:
+        if max_env_steps is not None and max(metrics.env_steps, weights.newest.env_steps) >= max_env_steps:
+            logging.info('the collectors have taken max_env_steps=%d: collection ends', max_env_steps)
             writer.flush()
             return
 
@@ -232,11 +233,12 @@ class _Reporter:
         weights: Subscriber,
         writer: ReplayWriter,
         status: Status,
-        reports_episodes: bool,
+        options: CollectOptions,
     ):
         self._reporter, self._server = reporter, server
         self._collection, self._weights, self._writer, self._status = collection, weights, writer, status
-        self._reports_episodes = reports_episodes
+        self._reports_episodes = options.reports_metrics(reporter.held.lease.name)
+        self._max_env_steps = options.max_env_steps
         self._jitter = Jitter(f'{reporter.held.lease.name}/reports')
         self._logged_at = time.monotonic()
         self._report_at = self._poll_at = -math.inf
@@ -280,7 +282,8 @@ class _Reporter:
         held = self._reporter.held
         held.begin_if_expired(self._writer.num_complete_sequences)
         served = max(0, self._writer.num_confirmed_sequences - held.began_at)
-        self._reporter.report(self._counts(), episodes if self._reports_episodes else [], served)
+        limit = {} if self._max_env_steps is None else {reports.ENV_STEPS_LIMIT: self._max_env_steps}
+        self._reporter.report({**self._counts(), **limit}, episodes if self._reports_episodes else [], served)
         self._status.update(
             state,
             **self._counts(),

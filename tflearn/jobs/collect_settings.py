@@ -56,7 +56,9 @@ class CollectOptions:
         of the run: until this collector has taken that many, or knows that the run has.
       epsilon_ladder: an epsilon for each environment instead of the agent's; for epsilon-greedy agents (DQN).
       episode_limit: how many episodes are finished with the weights of one publication; None is no limit.
-      max_env_steps: the maximum number of environment steps of this collector; None is no limit.
+      max_env_steps: the run's environment steps, over all collectors, after which they end; each knows of the others'
+        steps from the newest weights, so there may be a few more. The learner goes on to its own stop condition, or
+        until the data are used up (`samples_per_insert`, a queue). None is no limit.
       lease_secs: if the learner grants credits (`Queue.versions_ahead`), the credits of a collector that has not
         reported for this long go to the others [seconds]. Must be longer than the environment's slowest step.
       served_at: 'host:port' of a server of the run's 'collect_policy' (`tflearn-serve`), which then acts instead of the

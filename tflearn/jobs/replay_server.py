@@ -339,5 +339,4 @@ def _metrics(replay: ReplayStatistics, storage: Storage) -> dict[str, Any]:
     }
     if storage.mirrored:  # the learner draws from its mirror, and reports the samples
         return metrics
-    ratio = replay.ratio_since_filled(storage.experience.replay.min_size)
-    return {**metrics, 'samples': replay.samples, 'samples_per_insert': ratio}
+    return {**metrics, 'samples': replay.samples, 'samples_per_insert': replay.samples_per_insert}

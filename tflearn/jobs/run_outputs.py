@@ -100,6 +100,12 @@ def reason(
     return stop_conditions.reached(train_step, env_steps, secs)
 
 
+def of_total(train_step: int, stop_conditions: StopConditions) -> str:
+    """Returns the train step, for the log, and the run's number of train steps if it has one."""
+    total = stop_conditions.num_train_steps
+    return f'{train_step}' if total is None else f'{train_step} of {total}'
+
+
 def write_result(run_dir: RunDir, why: str, train_step: int, env_steps: int, secs: float) -> None:
     """Writes the run's result, after which the run writes nothing else."""
     result = {'reason': why, 'train_step': train_step, 'env_steps': env_steps, 'seconds': round(secs, 1)}

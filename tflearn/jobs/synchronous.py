@@ -85,8 +85,8 @@ def synchronous(
     initial.check_no_cloning('the synchronous job')
     local.check(experience)
     settings = Settings.make(intervals, learner_options, exports, initial, experience, stop_conditions)
-    max_env_steps = _least(stop_conditions.max_env_steps, collect_options.max_env_steps)
-    stop_conditions = dataclasses.replace(stop_conditions, max_env_steps=max_env_steps)
+    stop_conditions = with_limit(stop_conditions, collect_options)
+    stop_conditions.check()
     if run_outputs.is_done(run_dir):
         return
     strategies.use_threads(device.inter_op_threads)  # before any other use of TensorFlow
@@ -131,5 +131,7 @@ def _make_replay(
     return batch_source.with_demonstrations(replay, demonstrations, storage, agent, seed)
 
 
-def _least(*limits: int | None) -> int | None:
-    return min((limit for limit in limits if limit is not None), default=None)
+def with_limit(stop_conditions: StopConditions, options: CollectOptions) -> StopConditions:
+    """Returns the stop conditions with the limit of the collectors, where collecting and training end together."""
+    limits = [limit for limit in (stop_conditions.max_env_steps, options.max_env_steps) if limit is not None]
+    return dataclasses.replace(stop_conditions, max_env_steps=min(limits, default=None))

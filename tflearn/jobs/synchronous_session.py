@@ -1,5 +1,6 @@
 """The session of a job that collects and trains alternately in one process."""
 
+import dataclasses
 import json
 import random
 import threading
@@ -20,7 +21,7 @@ from tflearn.jobs.policy_exports import PolicyExports
 from tflearn.jobs.run_outputs import CollectSummaries
 from tflearn.jobs.train_settings import Settings
 from tflearn.learner.learner import Learner
-from tflearn.learner.stop_conditions import StopConditions
+from tflearn.learner.stop_conditions import Forecast, StopConditions
 from tflearn.learner.triggers import IntervalTrigger
 from tflearn.run_dir import RunDir, Status
 from tflearn.sampling import local
@@ -140,7 +141,7 @@ class SynchronousSession:
         self._stop_conditions, self._num_pretrain_steps = stop_conditions, settings.num_pretrain_steps
         self._status = Status(run_dir.status('train'), 'train')
         self._collect_summaries = CollectSummaries(run_dir.summaries('collect'))
-        self._counts = Counts()
+        self._counts, self._forecast = Counts(), Forecast(stop_conditions)
         self._counted_at = time.monotonic()
         self._reported_at = self._logged_at = 0.0
         self._loss: float | None = None
@@ -240,7 +241,7 @@ class SynchronousSession:
         if self._learner.step and not self._collection.state:
             logging.info('the replay is in no checkpoint: it is filled again before training continues')
         self._status.update(
-            'waiting for data', train_step=self._learner.step, num_train_steps=self._stop_conditions.num_train_steps
+            'waiting for data', train_step=self._learner.step, **dataclasses.asdict(self._stop_conditions)
         )
         self._collection.begin()
         self._counted_at = time.monotonic()
@@ -261,7 +262,7 @@ class SynchronousSession:
 
     def _train(self) -> None:
         before = self._learner.step
-        owed = min(self._replay.owed_steps, self._stop_conditions.num_train_steps - before)
+        owed = self._stop_conditions.most_steps(before, self._replay.owed_steps)
         if owed:
             first = self._loss is None
             result = self._learner.run(self._learner.calls(owed))
@@ -332,13 +333,13 @@ class SynchronousSession:
         step, metrics = self._learner.step, self._collection.metrics
         rate = metrics.env_steps_per_sec
         state = 'waiting for data' if self._loss is None else 'running'
-        self._status.update(state, train_step=step, loss=self._loss, env_steps_per_sec=rate, **self._metrics())
+        ends = {} if self._loss is None else self._forecast.update(step, self._counts.env_steps, self._counts.secs)
+        self._status.update(state, train_step=step, loss=self._loss, env_steps_per_sec=rate, **ends, **self._metrics())
         if now - self._logged_at >= LOG_EVERY_SECS:
             self._logged_at = now
             logging.info(
-                'train step %d of %d, %d environment steps (%.0f/s), %d episodes, mean return %s',
-                step,
-                self._stop_conditions.num_train_steps,
+                'train step %s, %d environment steps (%.0f/s), %d episodes, mean return %s',
+                run_outputs.of_total(step, self._stop_conditions),
                 self._counts.env_steps,
                 rate,
                 self._counts.episodes,

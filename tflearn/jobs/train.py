@@ -89,6 +89,7 @@ def train(
         networks, or if no part of the agent computes in `precision`.
     """
     data.check(experience.replay)
+    stop_conditions.check()
     shards = Shards.parse(replay_address)
     control = data.feed_address or shards.control
     settings = Settings.make(intervals, options, exports, initial, experience, stop_conditions)

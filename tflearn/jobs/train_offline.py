@@ -83,6 +83,7 @@ def train_offline(
     """
     _check(experience, initial, validation, data_stop_conditions)
     device.check_no_dry_run('the offline job')
+    stop_conditions.check(data_stop_conditions.max_epochs, data_stop_conditions.patience)
     settings = Settings(intervals, learner_options, exports).over(stop_conditions.num_train_steps)
     if run_outputs.is_done(run_dir):
         return

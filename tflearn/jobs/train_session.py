@@ -1,6 +1,7 @@
 """A session of the train job: everything around the learner's train steps, from a start to a stop."""
 
 import contextlib
+import dataclasses
 import threading
 import time
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from tflearn.jobs.run_outputs import CollectSummaries, Progress
 from tflearn.jobs.train_settings import Settings
 from tflearn.learner.learner import Learner
 from tflearn.learner.metrics import TrainResult
-from tflearn.learner.stop_conditions import StopConditions
+from tflearn.learner.stop_conditions import Forecast, StopConditions
 from tflearn.learner.triggers import IntervalTrigger
 from tflearn.replay import connection, reports
 from tflearn.replay.storage import REPLAY, ReplayStatistics, Storage
@@ -35,6 +36,7 @@ from tflearn.weights.contract import PRETRAINING
 from tflearn.weights.publisher import Publisher
 
 _POLL_SECS = 1.0
+_USED_UP_SECS = 5.0  # data may be on their way so long after the last environment step
 _LAST_POLL_SECS = 5.0
 _LAST_SEND_SECS = 15.0
 
@@ -88,7 +90,7 @@ class TrainSession:
         )
         self._reports = reports.ReportReader(address, self._credits.renew if self._credits else lambda report: None)
         self._collect_summaries = CollectSummaries(run_dir.summaries('collect'))
-        self._progress = Progress()
+        self._progress, self._forecast = Progress(), Forecast(stop_conditions)
         self._metrics: dict[str, Any] = {}
         self._reported_at = self._logged_at = time.monotonic()
         self._trained, self._reason, self._ending = False, '', Ending.NONE
@@ -158,9 +160,7 @@ class TrainSession:
         if self._chief:
             self._exports.begin(learner.step)  # on its thread; the first train steps do not wait for it
         learner.prepare(self._stop_conditions.num_train_steps)  # while collectors gather the first data
-        self._status.update(
-            'waiting for data', train_step=learner.step, num_train_steps=self._stop_conditions.num_train_steps
-        )
+        self._status.update('waiting for data', train_step=learner.step, **dataclasses.asdict(self._stop_conditions))
 
     def run(self, stop: threading.Event, steps_per_call: int) -> None:
         """Trains until a stop condition or a requested stop (then it writes the result), or until `stop` is set.
@@ -213,12 +213,12 @@ class TrainSession:
 
     def _train(self, steps_per_call: int) -> None:
         start = time.monotonic()
-        steps_left = self._stop_conditions.num_train_steps - self._learner.step
+        steps_left = self._stop_conditions.most_steps(self._learner.step, steps_per_call)
         if pretrains := self._pretrains:  # the next call waits for steps that these weights collect
             steps_left = min(steps_left, self._num_pretrain_steps - self._learner.step)
         self._set_env_steps()
         with self._guard(f'a call from train step {self._learner.step}'):
-            result = self._learner.run(self._learner.calls(min(steps_per_call, steps_left)))
+            result = self._learner.run(self._learner.calls(steps_left))
         if self._chief:
             self._exports.raise_failure()
         self._progress.secs += time.monotonic() - start if self._trained else result.waited_secs
@@ -289,6 +289,8 @@ class TrainSession:
             secs = self._progress.secs + more_secs
             step, env_steps = self._learner.step, self._reports.env_steps
             self._reason = run_outputs.reason(self._run_dir, self._stop_conditions, step, env_steps, secs) or ''
+            if not self._reason and self._reports.collection_ended and self._learner.waiting_secs > _USED_UP_SECS:
+                self._reason = f'max_env_steps {self._reports.env_steps_limit} reached, and the data are used up'
         return self._reason or None
 
     def _finish(self, reason: str) -> None:
@@ -334,12 +336,12 @@ class TrainSession:
         now = self._reported_at = time.monotonic()
         lag = self._progress.policy_version - result.info.get('policy_version', 0.0)
         self._metrics = {**self._metrics, 'policy_lag': lag}
-        steps_left = self._stop_conditions.num_train_steps - self._learner.step
+        step, env_steps, secs = self._learner.step, self._reports.env_steps, self._progress.secs
         self._status.update(
             'running',
-            train_step=self._learner.step,
+            train_step=step,
             train_steps_per_sec=result.steps_per_sec,
-            secs_left=steps_left / result.steps_per_sec if result.steps_per_sec else None,
+            **self._forecast.update(step, env_steps, secs),
             loss=result.loss,
             data_wait_share=result.data_wait_share,
             policy_version=self._progress.policy_version,
@@ -363,16 +365,15 @@ class TrainSession:
             **self._reports.metrics(),
             'collectors': self._reports.num_live,
             'replay_size': replay.size,
-            'samples_per_insert': replay.ratio_since_filled(self._storage.experience.replay.min_size),
+            'samples_per_insert': replay.samples_per_insert,
             **self._source.metrics(),
         }
 
     def _log(self, result: TrainResult) -> None:
         mean_return = self._reports.mean_return
         logging.info(
-            'train step %d of %d (%.0f/s, %.0f%% waiting for data), %d environment steps, mean return %s, loss %.4g',
-            self._learner.step,
-            self._stop_conditions.num_train_steps,
+            'train step %s (%.0f/s, %.0f%% waiting for data), %d environment steps, mean return %s, loss %.4g',
+            run_outputs.of_total(self._learner.step, self._stop_conditions),
             result.steps_per_sec,
             100 * result.data_wait_share,
             self._reports.env_steps,

@@ -54,18 +54,23 @@ class Intervals:
         """The most train steps in one call: weights are published between two calls."""
         return min(self.steps_per_call, self.publish_interval_steps)
 
-    def of_total(self, name: str, num_train_steps: int) -> int | None:
+    def of_total(self, name: str, num_train_steps: int | None) -> int | None:
         """Returns the interval [train steps] that a total, such as 'num_exports', gives a run; None without the total.
 
         Raises:
           ValueError: if the run has fewer train steps.
         """
         total = getattr(self, name)
-        if total is not None and total > num_train_steps:
+        if total is not None and num_train_steps is None:
+            raise UserValueError(
+                f'got Intervals.{name}={total} without StopConditions.num_train_steps, of which it is a share; need '
+                'both, or an interval in train steps instead'
+            )
+        if total is not None and num_train_steps is not None and total > num_train_steps:
             raise UserValueError(
                 f'got Intervals.{name}={total} in a run of num_train_steps={num_train_steps}; need at most as many'
             )
-        return None if total is None else -(-num_train_steps // total)
+        return None if total is None or num_train_steps is None else -(-num_train_steps // total)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -346,7 +351,7 @@ class Settings:
         steps = demonstrations.num_pretrain_steps if demonstrations is not None else 0
         return cls(intervals, learner, exports, num_pretrain_steps=steps).over(stop_conditions.num_train_steps)
 
-    def over(self, num_train_steps: int) -> 'Settings':
+    def over(self, num_train_steps: int | None) -> 'Settings':
         """Returns these settings with intervals instead of totals, for a run of so many train steps.
 
         Raises:

@@ -128,8 +128,11 @@ class RunReport:
 
     @property
     def progress(self) -> tuple[float, float] | None:
-        """The train step and the number of train steps; None while they are unknown."""
+        """How much is done of what ends the run first, and all of it; None while they are unknown."""
         step, total = self.newest('train', 'train_step'), self.newest('train', 'num_train_steps')
+        share = self.newest('train', 'nearest_share')
+        if share is not None:
+            return share, 1.0
         return (step, total) if step is not None and total else None
 
     @property
@@ -152,9 +155,11 @@ class RunReport:
             self.newest('evaluate', key) for key in ('mean_return', 'target_return', 'target')
         )
         wait_share = self.newest('train', 'data_wait_share', fresh=True)
+        totals = [count(self.newest('train', key)) for key in ('num_train_steps', 'max_env_steps')]
+        steps = count(self.newest('train', 'train_step'))
         texts = {
-            'train steps': _words(self._train_steps(), _around('at ', rate(train_rate))),
-            'env steps': _words(env_steps, _around('at ', rate(env_rate))),
+            'train steps': _words(steps, _around('of ', totals[0]), _around('at ', rate(train_rate))),
+            'env steps': _words(env_steps, _around('of ', totals[1]), _around('at ', rate(env_rate))),
             'replay': _words(replay_size, _around('of ', max_size)),
             'samples/insert': _with_target(ratio, ratio_target),
             'collect return': plain(_mean(job.number('mean_return') for job in collectors)),
@@ -167,12 +172,6 @@ class RunReport:
             'time left': '' if self.secs_left is None else duration(self.secs_left),
         }
         return {label: text for label, text in texts.items() if text}
-
-    def _train_steps(self) -> str:
-        if self.progress is None:
-            return count(self.newest('train', 'train_step'))
-        step, total = self.progress
-        return f'{step:,.0f} of {total:,.0f}'
 
 
 def count(number: float | None) -> str:

@@ -68,7 +68,8 @@ def already_done_line(run_dir: RunDir, done: Mapping[str, Any]) -> str:
     policy = shown(run_dir.root / str(done.get('policy', '')))
     return (
         f'This run is already finished: {result(done)}. Its policy is in {policy}, its learning curve in '
-        f'{shown(run_dir.learning_curve)}; for a new run choose another --root_dir.'
+        f'{shown(run_dir.learning_curve)}; to go on, raise the stop condition that ended it; for a new run choose '
+        'another --root_dir.'
     )
 
 

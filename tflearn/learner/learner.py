@@ -186,8 +186,11 @@ class Learner:
         """
         return max(1, num_train_steps // self._loop.steps_per_call) if self._loop.steps_per_call else 1
 
-    def prepare(self, num_train_steps: int) -> None:
-        """Compiles what train steps up to `num_train_steps` need, before there are data; only for a `BatchSource`."""
+    def prepare(self, num_train_steps: int | None) -> None:
+        """Compiles what train steps up to `num_train_steps` need, before there are data; only for a `BatchSource`.
+
+        None has no limit.
+        """
         self._loop.prepare(self.step, num_train_steps)
 
     def run(self, num_steps: int) -> TrainResult:
@@ -267,13 +270,14 @@ class Learner:
         """
         check_at_least(1, steps_per_call=steps_per_call)
         start: float | None = None
+        stop_conditions.check()
         try:
             while True:
                 secs = 0.0 if start is None else time.monotonic() - start
                 reason = stop_conditions.reached(self.step, env_steps(), secs)
                 if reason:
                     return reason
-                result = self.run(min(steps_per_call, stop_conditions.num_train_steps - self.step))
+                result = self.run(stop_conditions.most_steps(self.step, steps_per_call))
                 if result.data_ended:
                     return 'the data ended'
                 if start is None:

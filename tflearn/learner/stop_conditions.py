@@ -1,13 +1,22 @@
-"""StopConditions: when training ends; DataStopConditions: when it ends for data that are given beforehand."""
+"""StopConditions: when training ends, and how near that is; DataStopConditions: for data that are given beforehand."""
 
+import collections
 import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
 
 from tflearn.errors import UserValueError
+
+_WINDOW_SECS = 60.0
+_SAMPLE_SECS = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
 class StopConditions:
-    """When training ends: as soon as one of these is reached; None is no condition.
+    """When training ends: as soon as one of these is reached; None is no condition. A job needs one of them.
+
+    A run that has ended goes on if the one that ended it is raised, or removed beside another one.
 
     Attributes:
       num_train_steps: the run's train steps.
@@ -16,7 +25,7 @@ class StopConditions:
         count; waits for data do.
     """
 
-    num_train_steps: int
+    num_train_steps: int | None = None
     max_env_steps: int | None = None
     max_secs: float | None = None
 
@@ -27,13 +36,65 @@ class StopConditions:
 
     def reached(self, train_step: int, env_steps: int, secs: float) -> str | None:
         """Returns the condition that is reached, for the log; None if there is none."""
-        if train_step >= self.num_train_steps:
+        if self.num_train_steps is not None and train_step >= self.num_train_steps:
             return f'num_train_steps {self.num_train_steps} reached'
         if self.max_env_steps is not None and env_steps >= self.max_env_steps:
             return f'max_env_steps {self.max_env_steps} reached'
         if self.max_secs is not None and secs >= self.max_secs:
             return f'max_secs {self.max_secs:.0f} reached'
         return None
+
+    def check(self, *others: object) -> None:
+        """Raises a ValueError if there is neither a condition here nor one of `others`, which may be None."""
+        if all(value is None for value in (*dataclasses.astuple(self), *others)):
+            raise UserValueError(
+                'got no stop condition; need one of StopConditions.num_train_steps, max_env_steps, max_secs (a '
+                'target_return alone may never be reached); bind train.StopConditions.max_secs = 3600, for example'
+            )
+
+    def most_steps(self, train_step: int, wanted: int) -> int:
+        """Returns how many of the `wanted` train steps may be taken."""
+        return wanted if self.num_train_steps is None else min(wanted, self.num_train_steps - train_step)
+
+    def given(self) -> dict[str, float]:
+        """Returns the conditions that there are, by name."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+
+
+class Forecast:
+    """Says which stop condition will be reached first, and when, by the rates of the last minute."""
+
+    def __init__(self, conditions: StopConditions, clock: Callable[[], float] = time.monotonic):
+        """`clock` returns the time [s]."""
+        self._conditions, self._clock = conditions.given(), clock
+        self._seen: collections.deque[tuple[float, dict[str, float]]] = collections.deque()
+
+    def update(self, train_step: int, env_steps: int, secs: float) -> dict[str, Any]:
+        """Returns the metrics 'nearest', a condition's name, 'nearest_share' of it, and 'secs_left' [s].
+
+        They are None as long as they are unknown.
+
+        Args:
+          train_step: the run's train steps now.
+          env_steps: its environment steps.
+          secs: its seconds of training.
+        """
+        now, counts = self._clock(), {'num_train_steps': train_step, 'max_env_steps': env_steps, 'max_secs': secs}
+        while len(self._seen) > 1 and now - self._seen[1][0] >= _WINDOW_SECS:
+            self._seen.popleft()
+        if not self._seen or now - self._seen[-1][0] >= _SAMPLE_SECS:
+            self._seen.append((now, counts))
+        then, before = self._seen[0]
+        left = {}
+        for name, end in self._conditions.items():
+            rate = (counts[name] - before[name]) / (now - then) if now > then else 0.0
+            if rate > 0:
+                left[name] = max(0.0, end - counts[name]) / rate
+        nearest = min(left, key=lambda name: left[name], default=None)
+        if nearest is None:  # no rate yet: that with the greatest share
+            nearest = max(self._conditions, key=lambda name: counts[name] / self._conditions[name], default=None)
+        share = None if nearest is None else min(1.0, counts[nearest] / self._conditions[nearest])
+        return {'nearest': nearest, 'nearest_share': share, 'secs_left': left.get(nearest or '')}
 
 
 @dataclasses.dataclass(frozen=True)

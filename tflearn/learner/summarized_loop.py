@@ -217,7 +217,7 @@ class SummarizedLoop:
             counts.append(self._counter.calls_before(boundary) + 1)
         return min(counts), False
 
-    def prepare(self, before: int, end: int) -> None:
+    def prepare(self, before: int, end: int | None) -> None:
         """Compiles what needs no data: the program, and that of summaries if a step up to `end` is summarized soon.
 
         The first train steps wait for the program, and those of summaries for theirs, which is traced on a thread while
@@ -228,7 +228,8 @@ class SummarizedLoop:
         due = self.summaries.next_step(before)
         if not self._has_summary_program or not isinstance(self._batches, SourceBatches):
             return
-        if due is not None and due <= min(end, before + _SOON_STEPS):
+        last = before + _SOON_STEPS
+        if due is not None and due <= (last if end is None else min(end, last)):
             self._tracing.submit(self._summary_program)
 
     def close(self, step: int) -> None:

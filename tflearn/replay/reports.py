@@ -26,6 +26,7 @@ except ImportError:  # a learner that a feed job feeds
 Episode = Mapping[str, float]
 
 REPORTS = 'reports'
+ENV_STEPS_LIMIT = 'env_steps_limit'  # in a report's counts: `CollectOptions.max_env_steps`
 MAX_EPISODES = 64
 _NEWEST_EPISODES = 100
 _MAX_SIZE = 1000
@@ -88,7 +89,11 @@ def _forget_secs(lease: control.Lease) -> float:
 
 
 class ReportReader(tf.train.experimental.PythonState):
-    """The learner's side. Keeps the run's total counts; belongs in the learner's checkpoint."""
+    """The learner's side. Keeps the run's total counts; belongs in the learner's checkpoint.
+
+    Attributes:
+      env_steps_limit: the run's environment steps after which collectors end; None if they do not.
+    """
 
     def __init__(
         self,
@@ -102,6 +107,7 @@ class ReportReader(tf.train.experimental.PythonState):
           clock: returns the time [s].
         """
         self._address, self._on_report, self._clock = address, on_report, clock
+        self.env_steps_limit: int | None = None
         self._forgotten_at: dict[str, float] = {}  # when a sender will be forgotten, unless it reports
         self._live_until: dict[str, float] = {}  # collectors
         self.poll_secs = _POLL_SECS
@@ -113,6 +119,11 @@ class ReportReader(tf.train.experimental.PythonState):
     def env_steps(self) -> int:
         """The run's environment steps."""
         return self.count('env_steps')
+
+    @property
+    def collection_ended(self) -> bool:
+        """Whether the collectors have taken all the environment steps that they will take."""
+        return self.env_steps_limit is not None and self.env_steps >= self.env_steps_limit
 
     @property
     def mean_return(self) -> float | None:
@@ -136,12 +147,14 @@ class ReportReader(tf.train.experimental.PythonState):
 
     def serialize(self) -> str:
         """Returns the counts by collector and the newest episodes as JSON."""
-        return json.dumps({'counts': self._counts, 'episodes': self._episodes})
+        saved = {'counts': self._counts, 'episodes': self._episodes, ENV_STEPS_LIMIT: self.env_steps_limit}
+        return json.dumps(saved)
 
     def deserialize(self, string_value: str) -> None:
         """Restores the counts and episodes of a checkpoint."""
         saved = json.loads(string_value)
         self._counts, self._episodes = saved['counts'], saved['episodes']
+        self.env_steps_limit = saved.get(ENV_STEPS_LIMIT)
         self._forgotten_at = dict.fromkeys(self._counts.keys() - {_FORGOTTEN}, self._clock() + control.FORGET_SECS)
 
     @property
@@ -156,9 +169,10 @@ class ReportReader(tf.train.experimental.PythonState):
             counts, episodes = {**self._counts}, [*self._episodes]  # a checkpoint may be reading the old ones
             reports = self._take(num_reports)
             for report in reports:
-                owner, now = report.lease.owner, self._clock()
+                owner, now, own = report.lease.owner, self._clock(), {**report.counts}
+                self.env_steps_limit = own.pop(ENV_STEPS_LIMIT, 0) or self.env_steps_limit
                 known = counts.get(owner, {})
-                counts[owner] = {name: max(known.get(name, 0), count) for name, count in report.counts.items()}
+                counts[owner] = {name: max(known.get(name, 0), count) for name, count in own.items()}
                 episodes += report.episodes
                 self._forgotten_at[owner] = now + _forget_secs(report.lease)
                 if 'env_steps' in report.counts:

@@ -249,6 +249,7 @@ class ReplayStatistics:
     max_size: int
     inserts: int
     samples: int
+    min_size: int
 
     @classmethod
     def of(cls, info: Any, storage: Storage) -> 'ReplayStatistics':
@@ -260,19 +261,16 @@ class ReplayStatistics:
             round(info.max_size * per_item),
             round(limiter.insert_stats.completed * per_item),
             round(limiter.sample_stats.completed * storage.sequences_per_draw),
+            storage.experience.replay.min_size,
         )
 
     @property
-    def samples_per_insert(self) -> float:
-        return self.samples / self.inserts if self.inserts else 0.0
-
-    def ratio_since_filled(self, min_size: int) -> float | None:
-        """Returns the samples per insert beyond `min_size`, which the rate limiter limits; None before that."""
-        beyond = self.inserts - min_size
+    def samples_per_insert(self) -> float | None:
+        """Samples per insert beyond the items that the first draw needs, as it is limited; None before that."""
+        beyond = self.inserts - self.min_size
         return self.samples / beyond if beyond > 0 else None
 
     def __str__(self) -> str:
-        return (
-            f'{self.size} of {self.max_size} sequences, {self.inserts} inserts, {self.samples} samples '
-            f'({self.samples_per_insert:.2f} samples per insert)'
-        )
+        ratio = self.samples_per_insert
+        text = f'none beyond the first {self.min_size}' if ratio is None else f'{ratio:.2f} samples per insert'
+        return f'{self.size} of {self.max_size} sequences, {self.inserts} inserts, {self.samples} samples ({text})'
