@@ -75,6 +75,6 @@ def test_the_last_state_of_the_tables_is_described(serve):
     now[0] = 10.0
     history.update(served.server.info())
     now[0] = 12.0
-    assert 'table replay: 3 of 100000 sequences, 3 inserts, 2 samples (0.67 samples per insert)' in str(history)
+    assert 'table replay: 3 of 100000 sequences, 3 inserts, 2 samples (2.00 samples per insert)' in str(history)
     assert 'limiter at 10 within [' in str(history)
     assert 'last insert 2 s ago, last sample 2 s ago' in str(history)
