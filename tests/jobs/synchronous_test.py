@@ -10,7 +10,7 @@ import tensorflow as tf
 from tests.testing import jobs, written_summaries
 from tflearn.agents import dqn
 from tflearn.experience import Experience, Prioritized, Queue
-from tflearn.jobs.collect_settings import CollectOptions
+from tflearn.jobs.collect_settings import CollectOptions, EpisodeLimit
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.synchronous import synchronous
 from tflearn.jobs.train_settings import Hooks
@@ -208,6 +208,11 @@ def test_failed_last_export_is_in_the_status(tmp_path, monkeypatch):
         ({'strategy': 'mirrored:2'}, "got strategy='mirrored:2'; need 'default'"),
         ({'num_environments': 0}, 'got num_environments=0'),
         ({'num_train_steps': 0}, 'got num_train_steps=0'),
+        ({'num_train_steps': None}, 'got no stop condition; need one of StopConditions.num_train_steps'),
+        (
+            {'collect_options': CollectOptions(episode_limit=EpisodeLimit(1))},
+            r'got EpisodeLimit\(.* in the synchronous',
+        ),
     ],
 )
 def test_rejects_unsupported_arguments(tmp_path, arguments, message):

@@ -1,5 +1,6 @@
 """The train, collect and replay server jobs together, each in a thread of this process."""
 
+import dataclasses
 import functools
 import json
 import re
@@ -12,6 +13,7 @@ import tensorflow as tf
 from tests.testing import written_summaries
 from tflearn.checkpoints.manifests import Manifests
 from tflearn.environments import pacing
+from tflearn.jobs import agreed_settings
 from tflearn.jobs.collect import collect
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.train import train
@@ -23,6 +25,9 @@ from tflearn.learner.summaries import SummaryOptions, SummarySources
 from tflearn.policies import updates, versions
 from tflearn.replay.server import CheckpointDirectory
 from tflearn.run_dir import read_json, write_json
+from tflearn.train_step import create_train_step
+from tflearn.transforms import rewards, transformed
+from tflearn.types import specs_of
 from tflearn.waiting import wait_until
 
 FEW = {'steps_per_call': 20, 'checkpoint_interval_steps': 50, 'export_interval_steps': 50, 'publish_interval_steps': 20}
@@ -235,6 +240,28 @@ def test_blocked_collector_ends_with_training(small_run):
     # A collector that starts after the end waits for training to continue.
     with pytest.raises(TimeoutError, match='weights from a learner that trains'):
         small_run.start(collect, num_environments=2, name='late', connect_timeout_secs=2.0).join()
+
+
+def test_a_collector_with_another_discount_is_refused(small_run):
+    small_run.start_replay()
+    factories = small_run.factories()
+    other = functools.partial(factories['make_agent'], gamma=0.5)
+    for job in (collect, train):
+        arguments = {'num_train_steps': 5} if job is train else {}
+        with pytest.raises(ValueError, match=r'got gamma=0.5 \(there 0.99\) in a job whose replay server .* gin file'):
+            small_run.start(job, make_agent=other, **arguments).join()
+    replay = dataclasses.replace(small_run.experience.replay, samples_per_insert=9.0)
+    experience = dataclasses.replace(small_run.experience, replay=replay)
+    with pytest.raises(ValueError, match=r'got Experience.replay.samples_per_insert=9.0 \(there 8.0\) in a job'):
+        small_run.start(collect, experience=experience).join()
+    scaled = functools.partial(
+        transformed.make_agent, make_agent=factories['make_agent'], transforms=[rewards.Scale(2.0)]
+    )
+    assert agreed_settings.of(_agent(scaled, factories), small_run.experience)['transforms'] == 'Scale(factor=2.0)'
+
+
+def _agent(make_agent, factories):
+    return make_agent(specs_of(factories['make_environment']), create_train_step(), factories['experience'])
 
 
 def test_max_env_steps_of_the_collectors_ends_a_run_whose_data_are_used_up(small_run):

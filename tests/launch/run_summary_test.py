@@ -40,7 +40,8 @@ def test_done_lines_can_be_pasted(here):
 def test_finished_run_takes_one_line(here):
     assert run_summary.already_done_line(here, DONE) == (
         f"This run is already finished: {RESULT}. Its policy is in 'runs/my run/policies/greedy_policy/12000', its "
-        "learning curve in 'runs/my run/learning_curve.png'; to go on, raise the stop condition that ended it; for a new run choose another --root_dir."
+        "learning curve in 'runs/my run/learning_curve.png'; to go on, raise the stop condition that ended it; "
+        'for a new run choose another --root_dir.'
     )
 
 

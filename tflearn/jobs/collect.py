@@ -13,7 +13,7 @@ from absl import logging
 from tflearn.control import HeldLease
 from tflearn.errors import UserValueError
 from tflearn.experience import Experience, Queue
-from tflearn.jobs import initial_agent
+from tflearn.jobs import agreed_settings, initial_agent
 from tflearn.jobs.collect_settings import REPORT_SECS, CollectOptions, check_counts, own_address
 from tflearn.jobs.collection import Collection, CreditLimit, VersionLimit
 from tflearn.replay import connection, credits, reports
@@ -96,6 +96,7 @@ def collect(
             stores = experience.slicing.store_policy_state
             collection = Collection(environment, agent.collect_policy, options, name, stores, served)
             servers = _servers(shards, own_address(data_addresses, name), storage, name, connect_timeout_secs, stop)
+            agreed_settings.check(replay_address, agreed_settings.of(agent, experience), stop)
             variables = contract.published(agent.collect_policy)
             weights = Subscriber(replay_address, variables, train_step, refresh_interval_secs, plane, name)
             ending.callback(weights.close)

@@ -9,7 +9,7 @@ from absl import logging
 
 from tflearn.actors.evaluation_record import EvaluationRecord
 from tflearn.experience import Experience
-from tflearn.jobs import initial_agent
+from tflearn.jobs import agreed_settings, initial_agent
 from tflearn.jobs.evaluate_settings import EvaluateOptions
 from tflearn.policies import loader, versions
 from tflearn.policies.exporter import PolicyExporter
@@ -124,6 +124,7 @@ class PublishedWeights(ExportedPolicies):
         agent = make_agent(specs, train_step, experience)
         storage = Storage(experience, initial_agent.data_spec(agent, experience))
         connection.wait_for_table(address, REPLAY, storage.signature, connect_timeout_secs, stop)
+        agreed_settings.check(address, agreed_settings.of(agent, experience), stop)
         self._exporter = PolicyExporter(agent.policy, self.directory, keep_last=1)
         variables = contract.published(agent.collect_policy)
         self._weights = Subscriber(address, variables, train_step, plane=plane, name='evaluate')

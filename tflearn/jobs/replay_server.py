@@ -16,7 +16,7 @@ from tflearn.data.reader import EpisodeReader
 from tflearn.distribute import machine
 from tflearn.errors import UserValueError
 from tflearn.experience import Experience
-from tflearn.jobs import initial_agent
+from tflearn.jobs import agreed_settings, initial_agent
 from tflearn.learner import agent_data
 from tflearn.replay import connection, credits, heartbeat, reports
 from tflearn.replay.heartbeat import HeartbeatWatch
@@ -108,6 +108,7 @@ def replay_server(
         jobs = [LEARNER, *map(_name, range(len(shards.addresses)))]
         server = _restore(storage, agent, port, checkpoints, manifests, jobs)
         logging.info('replay server on port %d', server.port)
+        agreed_settings.publish(f'localhost:{server.port}', agreed_settings.of(agent, experience))
         _log_shield(server.port, shield)
         with contextlib.closing(server):
             saver = _Saver(server, storage, checkpoints, manifests, stop_timeout_secs)
@@ -146,9 +147,9 @@ def _start(
 ) -> ReplayServer:
     """Starts a server with the run's tables, and with the content of a checkpoint; None is the newest."""
     variables = contract.table(contract.published(agent.collect_policy))
-    run_tables = [*storage.make_tables(), reports.table(), heartbeat.table(), variables]
+    run_tables = [*storage.make_tables(), reports.table(), heartbeat.table(), agreed_settings.table(), variables]
     # Weights start empty: collectors should act with the weights that the learner restored, not with older ones.
-    fresh = [contract.VARIABLES, heartbeat.HEARTBEATS]
+    fresh = [contract.VARIABLES, heartbeat.HEARTBEATS, agreed_settings.SETTINGS]
     if storage.experience.versions_ahead is not None:
         run_tables.append(credits.table())
         fresh.append(credits.CREDITS)

@@ -9,6 +9,7 @@ from absl import logging
 from tflearn import waiting
 from tflearn.data.reader import EpisodeReader
 from tflearn.distribute import strategies
+from tflearn.errors import UserValueError
 from tflearn.experience import Experience
 from tflearn.jobs import batch_source, collection, initial_agent, run_outputs
 from tflearn.jobs.collect_settings import CollectOptions, check_counts
@@ -54,8 +55,8 @@ def synchronous(
     is deterministic too. This excludes everything that depends on the clock (`max_secs`, rates), and resumed runs: they
     begin new episodes and fill the replay again, since neither is in the checkpoint.
 
-    Other settings of the train and the collect job have no meaning here: no weights are published, no job waits for
-    another one, and `collect_options.version_limit` would wait forever.
+    Other settings of the train and the collect job have no meaning here: no weights are published, and no job waits for
+    another one. `collect_options.episode_limit` is refused, since there are no publications.
 
     Args:
       run_dir: the run's directory, for the files that the train job writes.
@@ -84,6 +85,11 @@ def synchronous(
     device.check_no_dry_run('the synchronous job')
     initial.check_no_cloning('the synchronous job')
     local.check(experience)
+    if collect_options.episode_limit is not None:
+        raise UserValueError(
+            f'got {collect_options.episode_limit} in the synchronous job, which collects with the newest weights at '
+            'each step; need CollectOptions.episode_limit=None, or separate jobs (tflearn-launch)'
+        )
     settings = Settings.make(intervals, learner_options, exports, initial, experience, stop_conditions)
     stop_conditions = with_limit(stop_conditions, collect_options)
     stop_conditions.check()

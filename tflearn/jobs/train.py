@@ -19,7 +19,7 @@ from tflearn.distribute.watchdog import Watchdog
 from tflearn.experience import Experience
 from tflearn.feed.client import FeedClient
 from tflearn.feed.source import wait_for_feed
-from tflearn.jobs import batch_source, initial_agent, run_outputs
+from tflearn.jobs import agreed_settings, batch_source, initial_agent, run_outputs
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.train_session import TrainSession
 from tflearn.jobs.train_settings import Data, Device, Hooks, Initial, Intervals, Settings
@@ -118,6 +118,8 @@ def train(
             storage = Storage(experience, initial_agent.data_spec(agent, experience))
             _check_machine(run_dir, agent, storage)
             ending.enter_context(_connected(run_dir, shards, data, storage, connect_timeout_secs, stop, placement))
+            if not data.feed_address:
+                agreed_settings.check(control, agreed_settings.of(agent, experience), stop)
             _clone(agent, initial, specs, run_dir, (control, plane), placement, device, seed, stop, watchdog)
             with watchdog.guard('the construction of the learner'):
                 initial_agent.load(agent, initial, run_dir)

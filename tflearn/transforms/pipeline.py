@@ -51,6 +51,11 @@ class Pipeline:
         self.statistics = [transform.statistics for transform in self._transforms if transform.statistics is not None]
 
     @property
+    def description(self) -> str:
+        """The transforms and their numbers, in one line."""
+        return ', '.join(map(_described, self._transforms))
+
+    @property
     def reward_weights(self) -> tf.Variable | None:
         """The weights of several rewards; None if there are none."""
         return next((item.weights for item in self._transforms if isinstance(item, rewards.Weighted)), None)
@@ -131,3 +136,10 @@ def _check_rows(transforms: Sequence[Transform], slicing: Slicing) -> None:
             f'got Slicing.history_steps={slicing.history_steps} with store_policy_state=True; need a network with '
             'memory or a stack of frames, not both'
         )
+
+
+def _described(transform: Transform) -> str:
+    values = {
+        name.lstrip('_'): value for name, value in vars(transform).items() if isinstance(value, int | float | str)
+    }
+    return f'{type(transform).__name__}({", ".join(f"{name}={value!r}" for name, value in values.items())})'

@@ -71,6 +71,7 @@ class TransformedAgent(WrappedAgent):
     Attributes:
       extra_steps: the rows of an item before and after its sequence, which the transforms need.
       reward_weights: the weights of several rewards, float32 variable [n]; None if there is one reward.
+      description: the transforms and their numbers, in one line.
     """
 
     def __init__(self, agent: Agent, specs: EnvironmentSpecs, pipeline: Pipeline):
@@ -84,7 +85,7 @@ class TransformedAgent(WrappedAgent):
         super().__init__(agent, policy, collect_policy, 'transformed_agent')
         self._statistics = pipeline.statistics
         self.extra_steps = pipeline.extra_steps
-        self.reward_weights = pipeline.reward_weights
+        self.reward_weights, self.description = pipeline.reward_weights, pipeline.description
         # In functions, since TensorFlow would wrap lists and dictionaries in attributes.
         self._pipeline = lambda: pipeline
         self._specs = lambda: specs
