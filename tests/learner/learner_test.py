@@ -1,5 +1,7 @@
+import sys
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
@@ -175,6 +177,46 @@ def test_resumed_run_equals_uninterrupted_run(tmp_path, make_agent, make_dataset
     assert second.step == 10
     second.run(10)
     _assert_equal(resumed, straight)
+
+
+def test_a_changed_learning_rate_counts_after_a_restore(tmp_path, make_agent, make_dataset_fn, caplog):
+    def learner(rate):
+        agent = make_agent()
+        agent.own_optimizer = tf.keras.optimizers.Adam(rate)  # as an agent of one's own has it
+        agent.own_optimizer.build(agent.policy.variables())
+        return Learner(agent, make_dataset_fn(), RunDir(tmp_path), options=LearnerOptions(summaries=None))
+
+    with learner(0.125) as first:
+        first.run(2)
+        first.agent.own_optimizer.learning_rate.assign(0.0625)  # as a trigger does
+    with learner(0.125) as same:
+        assert float(same.agent.own_optimizer.learning_rate) == 0.0625
+        same.run(1)
+    caplog.clear()
+    with learner(0.25) as changed:
+        assert float(changed.agent.own_optimizer.learning_rate) == 0.25
+    assert [line for line in caplog.messages if 'as the program says' in line] == [
+        'learning_rate of optimizer 0 (Adam) is 0.25, as the program says; the checkpoint has 0.0625'
+    ]
+
+
+@pytest.mark.parametrize(('rule', 'terminal', 'answer', 'saved'), [
+    ('always', True, 'n', True), ('never', True, 'y', False), ('ask', True, 'n', False), ('ask', True, 'y', True),
+    ('ask', False, 'n', True),
+])  # fmt: skip
+def test_an_error_is_followed_by_a_checkpoint_if_that_is_wanted(
+    tmp_path, make_agent, make_dataset_fn, monkeypatch, rule, terminal, answer, saved
+):
+    monkeypatch.setattr('builtins.input', lambda question: answer)
+    monkeypatch.setattr(sys, 'stdin', types.SimpleNamespace(isatty=lambda: terminal))
+    options = LearnerOptions(summaries=None, checkpoint_on_error=rule)
+    with (
+        pytest.raises(ZeroDivisionError),
+        Learner(make_agent(), make_dataset_fn(), RunDir(tmp_path), options=options) as learner,
+    ):
+        learner.run(3)
+        raise ZeroDivisionError
+    assert (learner.checkpoints.newest is not None) == saved
 
 
 def test_steps_before_the_data_end_count(tmp_path, make_agent, make_dataset_fn, caplog):

@@ -1,9 +1,10 @@
 """Learner: many train steps per call as one compiled program, in a strategy; checkpoints, summaries and triggers."""
 
 import dataclasses
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
@@ -16,6 +17,7 @@ from tflearn.errors import UserOSError, UserRuntimeError, UserValueError, check_
 from tflearn.learner import agent_data, batches
 from tflearn.learner.batches import DatasetBatches, DatasetFn
 from tflearn.learner.metrics import Metrics, TrainResult
+from tflearn.learner.optimizer_numbers import OptimizerNumbers
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.learner.summaries import SummaryOptions
 from tflearn.learner.summarized_loop import SummarizedLoop
@@ -42,6 +44,8 @@ class LearnerOptions:
       after_run: called on the host after every call of `run`, with its result, before the triggers.
       make_triggers: called with the learner when it is made, on each worker; returns triggers of one's own, which are
         called after all others (see `learner.triggers`). They can use its `agent`, `step`, `summarize` and `save`.
+      checkpoint_on_error: whether the last whole train step is saved if an error ends training: 'always', 'never' or
+        'ask', at the terminal; without one it is saved.
     """
 
     checkpoint_interval_steps: int | None = 5_000
@@ -52,8 +56,13 @@ class LearnerOptions:
     loop: LoopOptions = dataclasses.field(default_factory=LoopOptions)
     after_run: Callable[[TrainResult], object] | None = None
     make_triggers: Callable[['Learner'], Sequence[Trigger]] | None = None
+    checkpoint_on_error: Literal['always', 'never', 'ask'] = 'always'
 
     def __post_init__(self) -> None:
+        if self.checkpoint_on_error not in ('always', 'never', 'ask'):
+            raise UserValueError(
+                f'got checkpoint_on_error={self.checkpoint_on_error!r}; need one of always, never, ask'
+            )
         value = self.checkpoint_interval_steps
         if value is not None and value < 1:
             raise UserValueError(
@@ -120,6 +129,7 @@ class Learner:
             own_state = {'data': data} if isinstance(data, tf.train.experimental.PythonState) else {}
             self.checkpoints = self._checkpoints(run_dir, {**own_state, **(state or {})}, manifests)
             self.restored_from = self.checkpoints.restore_newest()
+            self._numbers.keep()
         Agreement(self._strategy).check_same(self.step, 'the train step that was restored')
         replicas, source = self._strategy.num_replicas_in_sync, self.restored_from or 'from scratch'
         logging.info('learner: %d replica(s), train step %d, %s', replicas, self.step, source)
@@ -127,7 +137,8 @@ class Learner:
     def _checkpoints(self, run_dir: RunDir, state: Mapping[str, Any], manifests: Manifests | None) -> Checkpoints:
         kind = tf.train.experimental.PythonState
         phases = {f'trigger_{i}': each for i, each in enumerate(self._triggers) if isinstance(each, kind)}
-        more = {'random': RandomState(), **phases, **state}
+        self._numbers = OptimizerNumbers(self._agent)
+        more = {'random': RandomState(), 'optimizer_numbers': self._numbers, **phases, **state}
         checkpoints = Checkpoints(
             run_dir.checkpoints,
             {'agent': self._agent, 'train_step': self.train_step, **more},
@@ -309,12 +320,27 @@ class Learner:
             if hasattr(trigger, 'end'):
                 trigger.end(self.step)
         self._batches.close()
-        self.save()
+        if self._saves_now():
+            self.save()
         try:
             self._wait_for_checkpoints()
         finally:
             self._loop.close(self.step)
         self._closed_at = self.step
+
+    def _saves_now(self) -> bool:
+        """Returns whether to save where training ends: if it is by an error, as the options say."""
+        error, rule = sys.exc_info()[1], self._options.checkpoint_on_error
+        if not isinstance(error, Exception) or rule == 'always' or self.checkpoints.saved_step == self.step:
+            return True
+        if rule == 'ask' and not sys.stdin.isatty():  # nobody is there
+            return True
+        question = f'{type(error).__name__}: {error}\nSave a checkpoint of train step {self.step}? [y/n] '
+        if rule == 'ask' and input(question).strip().lower().startswith('y'):
+            return True
+        newest = self.checkpoints.newest or 'the beginning'
+        logging.info('train step %d is not saved after the error: the run goes on from %s', self.step, newest)
+        return False
 
     def summarize(self, values: Mapping[str, float], group: str = 'train') -> None:
         """Adds the caller's metrics to the summaries of this train step, under the tags `<group>/<name>`."""
