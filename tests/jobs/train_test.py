@@ -308,7 +308,7 @@ def test_stop_conditions_are_named():
     ]
 
 
-def test_the_nearest_end_by_the_rates_of_the_last_minute():
+def test_the_nearest_end_by_the_newest_rates():
     """Time is left for the condition that is reached first, within a factor of two of what it then takes."""
     now = [0.0]
     forecast = Forecast(StopConditions(10**9, 12_000, 3_600.0), clock=lambda: now[0])
@@ -317,6 +317,10 @@ def test_the_nearest_end_by_the_rates_of_the_last_minute():
         now[0] = float(secs)
         newest = forecast.update(100 * secs, 10 * secs if secs < 60 else 600 + 50 * (secs - 60), float(secs))
     assert newest == {'nearest': 'max_env_steps', 'nearest_share': 0.3, 'secs_left': pytest.approx(8_400 / 50)}
+    now[0] += 40.0  # a stall
+    assert forecast.update(12_000, 3_600, 120.0)['secs_left'] is None
+    now[0] += 1.0
+    assert forecast.update(12_100, 3_650, 121.0)['secs_left'] == 8_350 / 50
     conditions = Forecast(StopConditions(max_secs=100.0), clock=lambda: now[0])
     conditions.update(0, 0, 10.0)
     now[0] += 30.0

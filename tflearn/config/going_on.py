@@ -65,7 +65,8 @@ def reopen(run_dir: RunDir, conditions: Conditions) -> bool:
     """
     done = read_json(run_dir.done, 'reason') or read_json(run_dir.train_result, 'reason')
     request = read_json(run_dir.stop_request)
-    if done is None or not _has_moved(request or done, done, conditions):
+    is_remote = run_dir.location != str(run_dir.root)  # whose objects another job would bring back
+    if done is None or is_remote or not _has_moved(request or done, done, conditions):
         return False
     # DONE last: a process that is killed in between decides in the same way when it is started again.
     run_dir.stop_request.unlink(missing_ok=True)

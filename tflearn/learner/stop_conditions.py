@@ -8,8 +8,11 @@ from typing import Any
 
 from tflearn.errors import UserValueError
 
-_WINDOW_SECS = 60.0
+_WINDOW_SECS = 30.0
 _SAMPLE_SECS = 0.5
+_STALL_SECS = 5.0
+_FEW = 3
+_STALL_FACTOR = 5  # times the usual time between two updates
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,12 +65,17 @@ class StopConditions:
 
 
 class Forecast:
-    """Says which stop condition will be reached first, and when, by the rates of the last minute."""
+    """Says which stop condition will be reached first, and when, by the rates of the last half minute.
+
+    A stall, such as the compilation of a program, begins the measurement of the rates anew.
+    """
 
     def __init__(self, conditions: StopConditions, clock: Callable[[], float] = time.monotonic):
         """`clock` returns the time [s]."""
         self._conditions, self._clock = conditions.given(), clock
         self._seen: collections.deque[tuple[float, dict[str, float]]] = collections.deque()
+        self._updated_at: float | None = None
+        self._gaps: collections.deque[float] = collections.deque(maxlen=10)  # between two updates [s]
 
     def update(self, train_step: int, env_steps: int, secs: float) -> dict[str, Any]:
         """Returns the metrics 'nearest', a condition's name, 'nearest_share' of it, and 'secs_left' [s].
@@ -80,6 +88,12 @@ class Forecast:
           secs: its seconds of training.
         """
         now, counts = self._clock(), {'num_train_steps': train_step, 'max_env_steps': env_steps, 'max_secs': secs}
+        if self._updated_at is not None:
+            gap = now - self._updated_at
+            if len(self._gaps) >= _FEW and gap > max(_STALL_SECS, _STALL_FACTOR * sum(self._gaps) / len(self._gaps)):
+                self._seen.clear()
+            self._gaps.append(gap)
+        self._updated_at = now
         while len(self._seen) > 1 and now - self._seen[1][0] >= _WINDOW_SECS:
             self._seen.popleft()
         if not self._seen or now - self._seen[-1][0] >= _SAMPLE_SECS:
@@ -90,11 +104,12 @@ class Forecast:
             rate = (counts[name] - before[name]) / (now - then) if now > then else 0.0
             if rate > 0:
                 left[name] = max(0.0, end - counts[name]) / rate
-        nearest = min(left, key=lambda name: left[name], default=None)
-        if nearest is None:  # no rate yet: that with the greatest share
-            nearest = max(self._conditions, key=lambda name: counts[name] / self._conditions[name], default=None)
-        share = None if nearest is None else min(1.0, counts[nearest] / self._conditions[nearest])
-        return {'nearest': nearest, 'nearest_share': share, 'secs_left': left.get(nearest or '')}
+        if not self._conditions:
+            return {'nearest': None, 'nearest_share': None, 'secs_left': None}
+        shares = {name: min(1.0, counts[name] / end) for name, end in self._conditions.items()}
+        # Without a rate that with the greatest share.
+        nearest = min(left, key=left.__getitem__) if left else max(shares, key=shares.__getitem__)
+        return {'nearest': nearest, 'nearest_share': shares[nearest], 'secs_left': left.get(nearest)}
 
 
 @dataclasses.dataclass(frozen=True)
