@@ -80,9 +80,7 @@ def main(
         }
         arguments = {key: given[key] for key in inspect.signature(function).parameters if key in given}
         statements = [*flags.FLAGS.gin_bindings, *bindings()]
-        if run_dir.done.exists() or run_dir.train_result.exists():
-            for line in going_on.begin(run_dir, gin_file, statements, f'tflearn.jobs.{module or job}'):
-                logging.info('%s', line)
+        _go_on(run_dir, gin_file, statements, f'tflearn.jobs.{module or job}')
         configured: job_config.ConfiguredJob = job_config.configure(function, arguments, gin_file, statements, takes())
         was_done = run_dir.done.exists()
         if isinstance(result := configured.run(), str):
@@ -121,6 +119,13 @@ def plain_main(
     define_flags()
     if job_flags.read(f'tflearn-{job}', description, check_flags, example):
         job_process.run(f'tflearn-{job}', job, run, flags.FLAGS.stop_timeout_secs)
+
+
+def _go_on(run_dir: RunDir, gin_file: pathlib.Path, statements: Sequence[str], job: str) -> None:
+    """Lets a finished run go on if its end has moved, and logs what changed."""
+    if run_dir.done.exists() or run_dir.train_result.exists():
+        for line in going_on.begin(run_dir, gin_file, statements, job):
+            logging.info('%s', line)
 
 
 def _save(run_dir: RunDir, configured: job_config.ConfiguredJob) -> None:

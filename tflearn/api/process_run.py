@@ -160,14 +160,19 @@ def run(
     )
     _check(path, gin_bindings, topology, len(addresses) > 1)
     if not backend.render and backend.name != 'kubernetes':
-        from tflearn.config import going_on  # Half a second that a wrong flag need not wait for.
-
-        for line in going_on.begin(run_dir, path, gin_bindings, 'tflearn.jobs.train'):
-            _show(line)
+        _go_on(run_dir, path, gin_bindings)
     try:
         return backend.run(topology, run_dir, package)
     finally:
         held.close()
+
+
+def _go_on(run_dir: RunDir, path: pathlib.Path, gin_bindings: Sequence[str]) -> None:
+    """Lets a finished run go on if its end has moved, and shows what changed."""
+    from tflearn.config import going_on  # Half a second that a wrong flag need not wait for.
+
+    for line in going_on.begin(run_dir, path, gin_bindings, 'tflearn.jobs.train'):
+        _show(line)
 
 
 def _in_image(gin_file: str, path: pathlib.Path) -> tuple[str, dict[str, str]]:

@@ -56,12 +56,12 @@ def publish(address: str, settings: dict[str, str]) -> None:
 
 
 def check(address: str, settings: dict[str, str], stop: threading.Event) -> None:
-    """Compares a job's settings with those of the replay server at `address`, which answers.
+    """Compares a job's settings with those of the replay server at `address`, which answers; '' is none.
 
     Raises:
       ValueError: that names the first settings that differ, with both values.
     """
-    info = connection.server_info(address) or {}
+    info = (connection.server_info(address) or {}) if address else {}
     if SETTINGS not in info:  # of an older version, or one that another program started
         return
 

@@ -89,11 +89,10 @@ def collect(
     try:
         with contextlib.ExitStack() as ending:
             ending.callback(environment.close)
-            train_step = create_train_step()
+            train_step, stores = create_train_step(), experience.slicing.store_policy_state
             agent = make_agent(environment.specs, train_step, experience)
             storage = Storage(experience, initial_agent.data_spec(agent, experience))
             served = _served(agent, options, connect_timeout_secs, stop, ending)
-            stores = experience.slicing.store_policy_state
             collection = Collection(environment, agent.collect_policy, options, name, stores, served)
             servers = _servers(shards, own_address(data_addresses, name), storage, name, connect_timeout_secs, stop)
             agreed_settings.check(replay_address, agreed_settings.of(agent, experience), stop)

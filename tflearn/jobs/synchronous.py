@@ -90,9 +90,8 @@ def synchronous(
             f'got {collect_options.episode_limit} in the synchronous job, which collects with the newest weights at '
             'each step; need CollectOptions.episode_limit=None, or separate jobs (tflearn-launch)'
         )
-    settings = Settings.make(intervals, learner_options, exports, initial, experience, stop_conditions)
     stop_conditions = with_limit(stop_conditions, collect_options)
-    stop_conditions.check()
+    settings = Settings.make(intervals, learner_options, exports, initial, experience, stop_conditions)
     if run_outputs.is_done(run_dir):
         return
     strategies.use_threads(device.inter_op_threads)  # before any other use of TensorFlow

@@ -89,7 +89,6 @@ def train(
         networks, or if no part of the agent computes in `precision`.
     """
     data.check(experience.replay)
-    stop_conditions.check()
     shards = Shards.parse(replay_address)
     control = data.feed_address or shards.control
     settings = Settings.make(intervals, options, exports, initial, experience, stop_conditions)
@@ -112,14 +111,12 @@ def train(
     ):
         with waiting.may_exit(stop, stopped):
             with watchdog.guard('the construction of the agent'):
-                seed = _seed(initial.seed, placement)
-                specs = specs_of(make_environment)
+                seed, specs = _seed(initial.seed, placement), specs_of(make_environment)
                 agent = initial_agent.make(make_agent, specs, experience, placement, device.precision)
             storage = Storage(experience, initial_agent.data_spec(agent, experience))
             _check_machine(run_dir, agent, storage)
             ending.enter_context(_connected(run_dir, shards, data, storage, connect_timeout_secs, stop, placement))
-            if not data.feed_address:
-                agreed_settings.check(control, agreed_settings.of(agent, experience), stop)
+            agreed_settings.check('' if data.feed_address else control, agreed_settings.of(agent, experience), stop)
             _clone(agent, initial, specs, run_dir, (control, plane), placement, device, seed, stop, watchdog)
             with watchdog.guard('the construction of the learner'):
                 initial_agent.load(agent, initial, run_dir)

@@ -345,6 +345,7 @@ class Settings:
         stop_conditions: StopConditions,
     ) -> 'Settings':
         """Returns the settings of a job with these groups of arguments; raises ValueError if they do not fit."""
+        stop_conditions.check()
         demonstrations = initial.demonstrations
         if demonstrations is not None:
             demonstrations.check(experience)
