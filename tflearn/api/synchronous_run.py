@@ -44,7 +44,7 @@ def of_objects(run_dir: RunDir, arguments: Mapping[str, Any], evaluation: Mappin
     arguments = grouped(arguments)
     stop_conditions = with_limit(arguments['stop_conditions'], arguments.get('collect_options', CollectOptions()))
     stop_conditions.check()
-    going_on.reopen(run_dir, {**stop_conditions.given(), 'target_return': target_return})
+    going_on.reopen(run_dir, {**stop_conditions.given(), 'target_return': evaluation.get('target_return')})
     seed = arguments.get('initial', Initial()).seed
     _run(
         run_dir,
