@@ -55,9 +55,9 @@ def test_a_run_gives_its_policy_and_its_returns_and_can_be_called_again(tmp_path
     same = tflearn.train(**SMALL, root_dir=tmp_path / 'same', seed=1)
     assert same.returns == run.returns
 
-    ends = {'num_train_steps': None, 'max_env_steps': run.env_steps + 40}  # which another condition replaces
+    ends = {'num_train_steps': None, 'max_env_steps': run.env_steps + 120}  # the replay is filled again first
     more = tflearn.train(**{**SMALL, **ends}, root_dir=tmp_path, seed=1)
-    assert more.reason == f'max_env_steps {run.env_steps + 40} reached'
+    assert more.reason == f'max_env_steps {run.env_steps + 120} reached'
     assert more.train_step > 60
     assert more.evaluations[:3] == run.evaluations, 'nothing that was there is lost'
     assert more.evaluations[-1]['train_step'] == more.train_step
