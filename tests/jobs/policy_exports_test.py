@@ -16,6 +16,7 @@ import tflearn
 from tests.testing import example_policies
 from tflearn.agents import dqn, sac
 from tflearn.environments import gymnasium_env
+from tflearn.errors import UserRuntimeError
 from tflearn.experience import Experience
 from tflearn.jobs.policy_exports import ExportOptions, PolicyExports
 from tflearn.policies import loader, updates, versions
@@ -101,21 +102,37 @@ def test_wait_raises_failed_first_export_unless_a_later_one_succeeds(tmp_path):
     assert (versions.versions(directory), updates.steps(directory)) == ([3], [3])
 
 
-def test_first_export_that_acts_differently_fails_immediately(tmp_path):
+def test_exports_that_act_differently_are_not_published_and_end_a_run_after_three_in_a_row(tmp_path, caplog):
     specs = specs_of(functools.partial(gymnasium_env.make, 'CartPole-v1'))
     agent = dqn.make_agent(specs, create_train_step(), Experience(), fc_layer_params=(8,))
     agent.policy.variables()[-1].assign([0.0, 1e4])  # always 1; without weights it is always 0
+    directory = RunDir(tmp_path).greedy_policy
     exports = PolicyExports(agent, RunDir(tmp_path), ExportOptions(('greedy_policy', 'raw_policy')), dict)
     read = exports._exporters[0]._read_all
     exports._exporters[0]._read_all = lambda: [tf.zeros_like(weight) for weight in read()]
     exports.begin(1)
-    exports.raise_failure()  # not yet
-    with pytest.raises(RuntimeError, match='as from the live policy'):
-        exports.check()
-    exports.export(1)
-    with pytest.raises(RuntimeError, match='as from the live policy'):
-        exports.check()
-    assert versions.versions(RunDir(tmp_path).greedy_policy) == []
+    exports.check()
+    exports.export(2)
+    exports.check()
+    assert (exports.num_failed, versions.versions(directory)) == (2, [])
+    exports._exporters[0]._read_all = read
+    exports.export(3)
+    exports.wait()
+    assert (exports.num_failed, versions.versions(directory)) == (0, [3])
+    exports._exporters[0]._read_all = lambda: [tf.zeros_like(weight) for weight in read()]
+    for step in (4, 5):
+        exports.export(step)
+        exports.settle()
+        exports.raise_failure()
+    with pytest.raises(UserRuntimeError, match='as from the live policy.*; 2 exports in a row were not published'):
+        exports.wait()
+    exports.export(6)
+    exports.settle()
+    with pytest.raises(UserRuntimeError, match='3 exports in a row'):
+        exports.raise_failure()
+    assert versions.versions(directory) == [3]
+    assert 'training goes on; it ends after 3 in a row (this is number 2)' in caplog.text
+    assert versions.versions(RunDir(tmp_path).policy('raw_policy')) == [2, 3, 4, 5, 6]
 
 
 def test_first_export_is_of_its_snapshot_while_training_goes_on(tmp_path):

@@ -9,13 +9,16 @@ import tensorflow as tf
 
 from tests.testing import jobs, written_summaries
 from tflearn.agents import dqn
+from tflearn.errors import UserRuntimeError
 from tflearn.experience import Experience, Prioritized, Queue
 from tflearn.jobs.collect_settings import CollectOptions, EpisodeLimit
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.synchronous import synchronous
 from tflearn.jobs.train_settings import Hooks
+from tflearn.networks import mlp
 from tflearn.optimization import schedules
 from tflearn.policies import versions
+from tflearn.policies.model_files import ModelFiles
 from tflearn.run_dir import RunDir, read_json, write_json
 
 # Batches of 8, 2 environments, 8 draws of each sequence: two train steps for a batched step.
@@ -200,6 +203,35 @@ def test_failed_last_export_is_in_the_status(tmp_path, monkeypatch):
         run_synchronously(tmp_path, num_train_steps=5, exports=GREEDY)
     assert read_json(RunDir(tmp_path).status('train'))['state'] == 'failed: the disk is full'
     assert not RunDir(tmp_path).train_result.exists()
+
+
+@pytest.mark.parametrize('last_is_wrong', [False, True])
+def test_a_wrong_export_is_not_published_and_ends_a_run_only_as_its_last(tmp_path, monkeypatch, caplog, last_is_wrong):
+    """The run is of a network whose layers TensorFlow rounds differently in an export, where oneDNN computes."""
+    write = ModelFiles.write_weights
+
+    def write_one_wrong(self, path, weights):
+        step = path.name.split('-')[1]
+        is_wrong = path.parent.name == 'greedy_policy' and step != '0' and (step == '20') == last_is_wrong
+        write(self, path, [1.01 * weight for weight in weights] if is_wrong else weights)
+
+    monkeypatch.setattr(ModelFiles, 'write_weights', write_one_wrong)
+    make_agent = functools.partial(
+        dqn.make_agent, make_network=functools.partial(mlp.make_network, layer_norm=True, fc_layer_params=(8, 8))
+    )
+    arguments = {'num_train_steps': 20, 'export_interval_steps': 10, 'make_agent': make_agent, 'exports': GREEDY}
+    run_dir = RunDir(tmp_path)
+    if not last_is_wrong:
+        run_synchronously(tmp_path, **arguments)
+        assert run_dir.train_result.exists()
+        assert 'exported already' not in caplog.text
+    else:
+        with pytest.raises(UserRuntimeError, match='; need .*; 2 exports in a row were not published: the version'):
+            run_synchronously(tmp_path, **arguments)
+        assert read_json(run_dir.status('train'))['state'].startswith('failed: got')
+    exported = versions.versions(run_dir.greedy_policy)
+    assert (len(exported), exported[0], exported[1] == 20) == (2, 0, not last_is_wrong)
+    assert tf.train.latest_checkpoint(str(run_dir.checkpoints)).endswith('-20')
 
 
 @pytest.mark.parametrize(

@@ -117,11 +117,12 @@ def test_rates_of_a_silent_job_are_not_shown():
 
 def test_failed_saves_of_all_jobs_are_counted():
     jobs = (
-        JobReport('train', 'train', 'running', metrics={'time': time.time(), 'failed_saves': 2}),
+        JobReport('train', 'train', 'running', metrics={'time': time.time(), 'failed_saves': 2, 'failed_exports': 1}),
         JobReport('replay_server', 'replay_server', 'running', metrics={'time': time.time(), 'failed_saves': 1}),
     )
     assert RunReport(jobs, 60.0).metrics()['failed saves'] == '3'
-    assert [job.summary() for job in jobs] == ['failed saves 2', 'failed saves 1']
+    assert RunReport(jobs, 60.0).metrics()['failed exports'] == '1'
+    assert [job.summary() for job in jobs] == ['failed saves 2, failed exports 1', 'failed saves 1']
     none = JobReport('train', 'train', 'running', metrics={'time': time.time(), 'failed_saves': 0})
     assert 'failed saves' not in RunReport((none,), 60.0).metrics()
 

@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -14,6 +14,7 @@ from tf_agents.policies import greedy_policy, tf_policy
 from tflearn.background import Background
 from tflearn.errors import UserValueError
 from tflearn.policies import products, versions
+from tflearn.policies.export_check import ExportMismatch
 from tflearn.policies.exporter import PolicyExporter
 from tflearn.policies.products import ProductOptions
 from tflearn.run_dir import RunDir
@@ -23,6 +24,7 @@ _WAIT_SECS = 600.0
 _MAX_WAITING = 8  # exports until the first one is checked
 _FIRST_DELAY_SECS = 5.0  # it takes one to three seconds of Python, which the first train steps would share
 _FAILURES = (OSError, RuntimeError, FloatingPointError, tf.errors.OpError)
+_MAX_MISMATCHES = 3  # exports in a row that act differently from the live policy, after which training ends
 _RAW = 'raw_policy'
 _TEXTS = ('run/config_hash', 'run/code_revision')
 
@@ -108,8 +110,11 @@ class PolicyExports:
         self._run_dir, self._options, self._facts = run_dir, options, facts
         self._texts = functools.cache(lambda: {tag.partition('/')[2]: texts().get(tag) for tag in _TEXTS})
         self._full, self._updates = Background('policy_exports'), Background('policy_updates')
+        # The mismatches since the last good export, of weights alone (True) and of complete versions.
+        self._mismatches: dict[bool, list[ExportMismatch]] = {False: [], True: []}
         self._due = threading.Event()  # the first export, which `begin` has put off
         self._begun = False
+        self._newest: int | None = None  # step of a complete export
         self._waiting = collections.deque[Callable[[], None]]()  # for the first one, which takes seconds
 
     def export(self, step: int) -> None:
@@ -120,9 +125,11 @@ class PolicyExports:
         unless a later export succeeds.
 
         Raises:
-          RuntimeError, FloatingPointError, TimeoutError: see `check`.
+          FloatingPointError, TimeoutError, UserError: see `check`.
         """
         self._due.set()
+        if step == self._newest and not (self._full.failed or self._mismatches[False]):
+            return  # the run ends at a step that is exported
         if len(self._waiting) >= _MAX_WAITING:
             self.check()
         self._submit(self._full, step, update=False)
@@ -137,22 +144,34 @@ class PolicyExports:
         self._begun = True
         self._submit(self._full, step, update=False, delay_secs=_FIRST_DELAY_SECS)
 
+    @property
+    def num_failed(self) -> int:
+        """The exports in a row that were not published, because they act differently from the live policy."""
+        return max(map(len, self._mismatches.values()))
+
     def check(self) -> None:
         """Waits for the first export, in which the entire model is compared with the live policy.
 
         Raises:
-          RuntimeError: if it acts differently from the live policy.
           FloatingPointError: if its weights are not finite.
           TimeoutError: if it takes longer than ten minutes.
+          UserError: see `raise_failure`.
         """
         self._due.set()
         self._full.join(_WAIT_SECS)
-        self._full.raise_failure(but=(OSError, tf.errors.OpError))
+        self.raise_failure()
 
     def raise_failure(self) -> None:
-        """Like `check`, but does not wait: raises a failure of the first exports, if there is one by now."""
-        if not self._checked:
-            self._full.raise_failure(but=(OSError, tf.errors.OpError))
+        """Raises what no later export can cure: does not wait.
+
+        Raises:
+          ExportMismatch: if three exports in a row acted differently from the live policy.
+          ValueError: if the policy cannot be exported as the options say.
+          FloatingPointError: if the first weights are not finite.
+        """
+        if self.num_failed >= _MAX_MISMATCHES:
+            self._raise_mismatch()
+        self._full.raise_failure(but=_FAILURES if self._checked else (OSError, tf.errors.OpError))
 
     def export_update(self, step: int) -> None:
         """Like `export`, for weights only; skipped with a warning if the first full export has failed."""
@@ -165,8 +184,13 @@ class PolicyExports:
 
         Raises:
           TimeoutError: if it takes longer than ten minutes.
-          OSError, RuntimeError, FloatingPointError, tf.errors.OpError: if the newest export failed.
+          OSError, ExportMismatch, FloatingPointError, tf.errors.OpError: if the newest export failed.
         """
+        self._wait()
+        if self.num_failed:
+            self._raise_mismatch()
+
+    def _wait(self) -> None:
         self._due.set()
         backgrounds = (self._full, self._updates)
         for background in backgrounds:
@@ -174,10 +198,17 @@ class PolicyExports:
         for background in backgrounds:
             background.raise_failure()
 
+    def _raise_mismatch(self) -> None:
+        error = max(self._mismatches.values(), key=len)[-1]
+        raise ExportMismatch(
+            f'{error}; {self.num_failed} exports in a row were not published: the version before and the checkpoint '
+            'stay'
+        ) from error
+
     def settle(self) -> None:
         """Like `wait`, for a job that is being stopped: failures are logged, so that they hide no other error."""
         try:
-            self.wait()
+            self._wait()
         except _FAILURES as error:
             logging.warning('the newest export failed: %s', error)
 
@@ -189,6 +220,7 @@ class PolicyExports:
     def _submit(self, background: Background, step: int, update: bool, delay_secs: float = 0.0) -> None:
         facts = {**self._facts(), **self._texts()}
         works = [exporter.snapshot(step, facts, update) for exporter in self._exporters]
+        self._newest = self._newest if update else step
         if self._options.products and not update:
             works += [
                 functools.partial(self._make_product, name, step) for name in self._options.policies if name != _RAW
@@ -197,13 +229,26 @@ class PolicyExports:
         def write() -> None:
             if delay_secs:
                 self._due.wait(delay_secs)
-            _all(works)
+            self._write(works, update)
 
         if update or (self._checked and not self._waiting):
             background.submit(write)
         else:
             self._waiting.append(write)
             background.submit(self._write_waiting)
+
+    def _write(self, works: Sequence[Callable[[], None]], update: bool) -> None:
+        try:
+            _all(works)
+            self._mismatches[update].clear()
+        except ExportMismatch as error:
+            self._mismatches[update].append(error)
+            logging.warning(
+                '%s; the export was not published, and training goes on; it ends after %d in a row (this is number %d)',
+                error,
+                _MAX_MISMATCHES,
+                len(self._mismatches[update]),
+            )
 
     def _write_waiting(self) -> None:
         _all([self._waiting.popleft() for _ in range(len(self._waiting))])
@@ -222,13 +267,13 @@ class PolicyExports:
             versions.prune(output.parent, self._options.keep_last)
 
 
-def _all(works: list[Callable[[], None]]) -> None:
-    """Runs all of them, even if some fail; then raises a failed comparison, otherwise the last failure."""
+def _all(works: Sequence[Callable[[], None]]) -> None:
+    """Runs all of them, even if some fail; then raises the first failed comparison, otherwise the last failure."""
     failure: Exception | None = None
     for work in works:
         try:
             work()
         except _FAILURES as error:
-            failure = failure if isinstance(failure, RuntimeError) else error
+            failure = failure if isinstance(failure, ExportMismatch) else error
     if failure:
         raise failure

@@ -289,6 +289,7 @@ class SynchronousSession:
         if self._chief:
             self._exports.export(step)
             self._exports.settle()  # so that it does not depend on the clock which exports replace others
+            self._exports.raise_failure()
 
     def _export_update(self, step: int) -> None:
         if self._chief:
@@ -320,6 +321,7 @@ class SynchronousSession:
             'dropped_episodes': self._collection.metrics.dropped_episodes,
             'rebuilt_environments': self._collection.num_rebuilt,
             'failed_saves': self._learner.checkpoints.num_failed,
+            'failed_exports': self._exports.num_failed,
             **({'replica_difference': self._consistency.difference} if self._consistency else {}),
             **self._collection.metrics.means(),
             **self._replay.metrics(),

@@ -346,6 +346,7 @@ class TrainSession:
             data_wait_share=result.data_wait_share,
             policy_version=self._progress.policy_version,
             failed_saves=self._learner.checkpoints.num_failed,
+            failed_exports=self._exports.num_failed,
             **self._metrics,
         )
         if now - self._logged_at >= LOG_EVERY_SECS:

@@ -61,6 +61,7 @@ class JobReport:
                 ('loss', plain(self.number('loss'))),
                 ('policy version', count(self.number('policy_version'))),
                 ('failed saves', count(self.number('failed_saves') or None)),
+                ('failed exports', count(self.number('failed_exports') or None)),
             ],
             'evaluate': [
                 ('train step', count(self.number('train_step'))),
@@ -168,6 +169,7 @@ class RunReport:
             'target metric': _with_target(self.newest('evaluate', 'target_value'), target),
             'policy lag': _around('', plain(self.newest('train', 'policy_lag', fresh=True)), ' versions'),
             'failed saves': count(_sum(job.number('failed_saves') for job in self.jobs) or None),
+            'failed exports': count(self.newest('train', 'failed_exports') or None),
             'data wait': '' if wait_share is None else f'{wait_share:.0%}',
             'time left': '' if self.secs_left is None else duration(self.secs_left),
         }

@@ -8,16 +8,18 @@ import numpy as np
 import tensorflow as tf
 
 from tflearn.action_mask import mask_of
-from tflearn.policies import plain_nests
+from tflearn.errors import UserRuntimeError
+from tflearn.policies import plain_nests, rounding
 from tflearn.policies.model_files import ModelFiles
 from tflearn.policies.signatures import action_program
 from tflearn.types import leaf_paths
 
 _BATCH_SIZE = 16
-# The largest difference of a policy with memory, or of a nested observation: TensorFlow's graph optimizer fuses layers
-# in one of the two graphs and not in the other, which rounds differently.
-_ROUNDING = 1e-5
 _RANDOM_OPS = ('Random', 'Multinomial', 'Normal', 'StatefulUniform', 'Rng')
+
+
+class ExportMismatch(UserRuntimeError):
+    """An exported policy acts differently from the live one."""
 
 
 class Live(NamedTuple):
@@ -35,12 +37,11 @@ class Live(NamedTuple):
 class ExportCheck:
     """Compares the actions of the exported policy with those of the live one, on a random batch.
 
-    The results must be equal bit by bit, floats of a policy with memory or of a nested observation but for their
-    rounding; those of a stochastic policy in shape and dtype. The first version is loaded
-    with `tf.saved_model.load`, and each of its signatures is compared. Later versions have the same graph, so only
-    their weights are read, into the loaded first version: they must equal the snapshot, and the actions must equal
-    those of the live policy at the snapshot. Training may go on during both: the live policy's programs are called on
-    copies of its variables.
+    Results are compared but for their rounding, see `rounding`; those of a stochastic policy in shape and dtype. The
+    first version is loaded with `tf.saved_model.load`, and each of its signatures is compared. Later versions have the
+    same graph, so only their weights are read, into the loaded first version: they must equal the snapshot bit by bit,
+    and the actions must be those of the live policy at the snapshot. Training may go on during both: the live policy's
+    programs are called on copies of its variables.
     """
 
     def __init__(self, live: Any, policy: Any, signatures: Mapping[str, Any]):
@@ -54,8 +55,6 @@ class ExportCheck:
         self._live, self._signatures = live, signatures
         self._program = action_program(live)
         self._exact = not is_stochastic(self._program)
-        nested = tf.nest.is_nested(policy.time_step_spec.observation)
-        self._rounding = _ROUNDING if nested or tf.nest.flatten(policy.policy_state_spec) else 0.0
         self._inputs = _inputs(live, policy)
         leaves = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten([*self._inputs.values()])]
         placeholders = self._program.inputs[: len(leaves)]
@@ -71,7 +70,7 @@ class ExportCheck:
         """Returns what the live policy is compared by, as it is now. Not during a train step."""
         if not self.has_compared:
             return Live([variable.read_value() for variable in self._live.model_variables], None)
-        return Live(None, _call(self._program, self._leaves) if self._exact else [])
+        return Live(None, rounding.call(self._program, self._leaves) if self._exact else [])
 
     def compare_first(self, path: pathlib.Path, values: Sequence[tf.Tensor]) -> None:
         """Compares a complete version with the live policy as it was at the snapshot. Any thread may call it.
@@ -80,29 +79,20 @@ class ExportCheck:
           values: of the live policy's variables, see `Live`.
 
         Raises:
-          RuntimeError: if they differ.
+          ExportMismatch: if they differ.
         """
         exported = tf.saved_model.load(str(path))
-        copies = self._copies(values)
-        handles = {id(live.handle): copy.handle for live, copy in zip(self._live.model_variables, copies, strict=True)}
-        expected = _structured(self._program, self._leaves, handles)
-        self._check_same('the exported policy', expected, exported.action(*self._inputs.values()), self._exact)
+        live = rounding.Program(self._program, self._leaves, self._live.model_variables, values)
+        _compare('the exported policy', live, exported.action(*self._inputs.values()), self._exact)
         leaves = {'batch_size': _BATCH_SIZE, **plain_nests.flat_dict(self._inputs)}
         for name, function in self._signatures.items():
             program = function.get_concrete_function()
             flat, _ = program.structured_input_signature
             named = {spec.name: tf.constant(leaves[spec.name], spec.dtype) for spec in tf.nest.flatten(flat)}
-            expected = _structured(program, [*named.values()], handles)
+            live = rounding.Program(program, [*named.values()], self._live.model_variables, values)
             got = exported.signatures[name](**named)
-            self._check_same(f'the signature {name}', expected, got, not is_stochastic(program))
+            _compare(f'the signature {name}', live, got, not is_stochastic(program))
         self._loaded = exported
-
-    def _copies(self, values: Sequence[tf.Tensor]) -> list[tf.Variable]:
-        copies = []
-        for live, value in zip(self._live.model_variables, values, strict=True):
-            with tf.device(live.device):
-                copies.append(tf.Variable(value, trainable=False, shape=live.shape))
-        return copies
 
     def compare_later(
         self, path: pathlib.Path, files: ModelFiles, weights: Sequence[tf.Tensor], actions: Sequence[tf.Tensor]
@@ -116,43 +106,53 @@ class ExportCheck:
           actions: of the live policy at the snapshot, see `Live`.
 
         Raises:
-          RuntimeError: if they differ.
+          ExportMismatch: if they differ.
         """
         read = files.read_weights(path)
-        for key, expected, got in zip(files.keys, weights, read, strict=True):
-            _check_leaf(f'the file of the weights, {key}', expected, got, exact=True)
+        for key, expected, value in zip(files.keys, weights, read, strict=True):
+            if expected.numpy().tobytes() != value.numpy().tobytes():  # bytes, because a NaN does not equal itself
+                raise ExportMismatch(
+                    f'got {_text(value)} from the file of the weights, {key}; need {_text(expected)}, as in the live '
+                    "policy; look at the machine's disk and memory"
+                )
         for variable, value in zip(self._loaded.model_variables, read, strict=True):
             variable.assign(value)
-        program = action_program(self._loaded)
-        answers = _call(program, self._leaves)
-        for expected, got in zip(actions, answers, strict=self._exact):
-            _check_leaf('the exported policy', expected, got, exact=True, rounding=self._rounding)
+        answers = rounding.call(action_program(self._loaded), self._leaves)
+        if self._exact:
+            live = rounding.Program(self._program, self._leaves, self._live.model_variables, weights)
+            got, expected = (self._named(results) for results in (answers, actions))
+            check_results('the exported policy', live, got, expected, exact=True)
 
-    def _check_same(self, where: str, live: Any, exported: Any, exact: bool) -> None:
-        flat = [plain_nests.flat_dict(result) for result in (live, exported)]
-        if set(flat[0]) != set(flat[1]):
-            raise RuntimeError(
-                f'got the results {sorted(flat[1])} from {where}; need {sorted(flat[0])}, as from the live policy'
-            )
-        for name, expected in flat[0].items():
-            _check_leaf(f'{where}, {name}', expected, flat[1][name], exact, self._rounding)
+    def _named(self, results: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
+        return plain_nests.flat_dict(tf.nest.pack_sequence_as(self._program.structured_outputs, results))
 
 
-def _call(program: Any, leaves: Sequence[tf.Tensor], handles: Mapping[int, tf.Tensor] | None = None) -> list[tf.Tensor]:
-    """Calls a traced function by its operation, which avoids the binding of arguments in Python.
+def _compare(where: str, live: rounding.Program, got: Any, exact: bool) -> None:
+    check_results(where, live, plain_nests.flat_dict(got), plain_nests.flat_dict(live.structured_results()), exact)
 
-    `handles` are other variables' handles for it to use, by the identities of its own ones.
+
+def check_results(
+    where: str, live: rounding.Program, got: Mapping[str, Any], expected: Mapping[str, Any], exact: bool
+) -> None:
+    """Compares flat results by their names, `expected` in the order of those of `live`; if not `exact`, only specs.
+
+    Raises:
+      ExportMismatch: if they differ by more than rounding.
     """
-    captured = [(handles or {}).get(id(handle), handle) for handle in program.captured_inputs]
-    outputs: list[tf.Tensor] = tf.raw_ops.StatefulPartitionedCall(
-        args=[*leaves, *captured], Tout=[output.dtype for output in program.outputs], f=program
-    )
-    return outputs
-
-
-def _structured(program: Any, leaves: Sequence[tf.Tensor], handles: Mapping[int, tf.Tensor]) -> Any:
-    """Returns the results of `_call` as the traced function returns them."""
-    return tf.nest.pack_sequence_as(program.structured_outputs, _call(program, leaves, handles))
+    if set(expected) != set(got):
+        raise ExportMismatch(
+            f'got the results {sorted(got)} from {where}; need {sorted(expected)}, as from the live policy'
+        )
+    specs = [{name: (leaf.dtype.name, tuple(leaf.shape)) for name, leaf in each.items()} for each in (got, expected)]
+    if specs[0] != specs[1]:
+        raise ExportMismatch(f'got results of {specs[0]} from {where}; need {specs[1]}, as from the live policy')
+    differing = live.differing([got[name] for name in expected], [*expected.values()]) if exact else []
+    for name in [list(expected)[i] for i in differing]:
+        raise ExportMismatch(
+            f'got {_text(got[name])} as {name} from {where}; need {_text(expected[name])} within {live.tolerance:g} of '
+            "its magnitude, as from the live policy; let the network's layers compute with TensorFlow's operations and "
+            'variables alone: what they keep in Python is not exported'
+        )
 
 
 def _inputs(live: Any, policy: Any) -> dict[str, Any]:
@@ -170,21 +170,9 @@ def _inputs(live: Any, policy: Any) -> dict[str, Any]:
     }
 
 
-def _check_leaf(where: str, expected: tf.Tensor, got: tf.Tensor, exact: bool, rounding: float = 0.0) -> None:
-    same = expected.dtype == got.dtype and expected.shape == got.shape
-    if not same or (exact and not _are_equal(expected, got, rounding)):
-        raise RuntimeError(f'got {_text(got)} from {where}; need {_text(expected)}, as from the live policy')
-
-
-def _are_equal(expected: tf.Tensor, got: tf.Tensor, rounding: float) -> bool:
-    if rounding and expected.dtype.is_floating:
-        return np.allclose(got, expected, rounding, rounding, equal_nan=True)
-    return bool(expected.numpy().tobytes() == got.numpy().tobytes())  # bytes, because a NaN does not equal itself
-
-
-def _text(tensor: tf.Tensor) -> str:
+def _text(tensor: Any) -> str:
     with np.printoptions(threshold=4, edgeitems=2):
-        return ' '.join(repr(tensor.numpy()).split())
+        return ' '.join(repr(np.asarray(tensor)).split())
 
 
 def draw(spec: Any, rng: np.random.Generator, batch_size: int) -> np.ndarray:

@@ -96,7 +96,7 @@ class PolicyExporter:
           The version's path. An existing version is not overwritten, but a first export is compared nevertheless.
 
         Raises:
-          RuntimeError: if the exported policy's actions differ from the live one's; the version is not published.
+          ExportMismatch: if the exported policy acts differently from the live one; the version is not published.
           OSError: if the version cannot be written.
           FloatingPointError: if the weights are not finite; the version is not published.
           ValueError: inside the scope of a distribution strategy.

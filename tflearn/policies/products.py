@@ -25,8 +25,8 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
 from tflearn.errors import UserValueError, check_at_least
-from tflearn.policies import loaded_model, plain_nests, signatures, tflite, versions
-from tflearn.policies.export_check import draw, is_stochastic
+from tflearn.policies import loaded_model, plain_nests, rounding, signatures, tflite, versions
+from tflearn.policies.export_check import check_results, draw, is_stochastic
 from tflearn.policies.exporter import ACTION_MASK
 from tflearn.run_dir import read_json
 
@@ -35,7 +35,6 @@ TFLITE = 'model.tflite'
 
 _NAME = re.compile(r'[A-Za-z][A-Za-z0-9_]*')
 _NUM_COMPARED = 16
-_TOLERANCE = 1e-5
 # LLVM's names of the types of tensors.
 _TYPES = {
     tf.float32: 'float',
@@ -87,7 +86,7 @@ def save(version: pathlib.Path, output: pathlib.Path, options: ProductOptions, r
     Raises:
       ValueError: if `output` exists, a name in the options is none of the model's or is given twice, the policy has no
         such parameters, or TFLite lacks an operation.
-      RuntimeError: if the model acts otherwise than the version; nothing is written then.
+      ExportMismatch: if the model acts otherwise than the version; nothing is written then.
     """
     if output.exists():
         raise UserValueError(f'got output={output}, which exists; need a new path; choose another')
@@ -154,21 +153,29 @@ class _Product:
         """Compares a model's function with the version, on random observations.
 
         Raises:
-          RuntimeError: if they act differently; for a stochastic policy, if shapes or dtypes differ.
+          ExportMismatch: if they act differently; for a stochastic policy, if shapes or dtypes differ.
         """
         rng = np.random.default_rng(0)
         size = self._options.batch_size
+        batches = []
         for _ in range(-(-_NUM_COMPARED // size)):
             given = {name: draw(spec, rng, size) for name, spec in self._inputs.items()}
             if self._mask:  # a policy fails where nothing is legal
                 given[self._mask][:] = 1
-            got = function(**{name: tf.constant(array) for name, array in given.items()})
-            step = self._step(given)
-            for name, expected in plain_nests.flat_dict({'action': step['action']}).items():
-                action, need = np.asarray(got[self._name(name)]), expected.numpy()
-                same = (action.shape, action.dtype) == (need.shape, need.dtype)
-                if not same or (self.exact and not np.allclose(action, need, rtol=_TOLERANCE, atol=_TOLERANCE)):
-                    raise RuntimeError(f'got {action!r} as {name} of the model of {self._version}; need {need!r}')
+            tensors = {name: tf.constant(array) for name, array in given.items()}
+            outputs = function(**tensors)
+            got = [tf.constant(outputs[self._name(name)]) for name in self._action_specs]
+            batches.append((got, tf.nest.flatten(self._fields(tensors))))
+        # One batch of all: a float is compared by its magnitude in the batch.
+        got, leaves = (
+            [tf.concat(parts, 0) for parts in zip(*each, strict=True)] for each in zip(*batches, strict=True)
+        )
+        variables = self._policy.model_variables
+        values = [variable.read_value() for variable in variables]
+        version = rounding.Program(signatures.action_program(self._policy), leaves, variables, values)
+        expected = plain_nests.flat_dict({'action': version.structured_results()['action']})
+        where = f'the model of {self._version}'
+        check_results(where, version, dict(zip(self._action_specs, got, strict=True)), expected, self.exact)
 
     def _parameters_function(self, raw: pathlib.Path | None) -> Any:
         """Returns the model with the distribution from which actions are made; None if actions are the version's."""
