@@ -179,9 +179,9 @@ class WeightsServer:
         before = self.newest.message
         most = (before.epoch if before else 0) + _MAX_EPOCHS_AHEAD
         if not self._has_token and message.epoch > most:  # it would lock the learner out
-            error = f'got epoch {message.epoch}; need at most {most} without --weights_token'
-            logging.warning('refused a publication: %s', error)
-            return HTTPStatus.FORBIDDEN, {'error': error}
+            refusal = f'got epoch {message.epoch}; need at most {most} without --weights_token'
+            logging.warning('refused a publication: %s', refusal)
+            return HTTPStatus.FORBIDDEN, {'error': refusal}
         if not self.newest.put(message):
             newest = self.newest.message
             epochs = f'got epoch {message.epoch}; need at least {newest and newest.epoch}'
