@@ -36,17 +36,18 @@ class ActionRescaling:
       specs: the environment's specs, with the agent's actions: float32 in [-1, 1]; () is a tensor of constants only.
     """
 
-    def __init__(self, specs: EnvironmentSpecs):
+    def __init__(self, specs: EnvironmentSpecs, rescales: bool = True):
         """
         Args:
           specs: the environment's specs.
+          rescales: False leaves all actions as they are.
 
         Raises:
           ValueError: if all numbers of the action are constants.
         """
         leaves = tf.nest.flatten(specs.action)
         self._environment_specs = specs
-        self._leaves = [_Rescaled(spec) if _needs_rescaling(spec) else _Unchanged(spec) for spec in leaves]
+        self._leaves = [_Rescaled(spec) if rescales and _needs_rescaling(spec) else _Unchanged(spec) for spec in leaves]
         if leaves and not any(leaf.agent_spec for leaf in self._leaves):
             raise UserValueError(
                 f'got the action {specs.action}, whose bounds are equal: all its numbers are constants; need at least '

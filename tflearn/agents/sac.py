@@ -117,13 +117,9 @@ def make_agent(
       ValueError: if the action is not one vector of floats with bounds, or the experience has another order or
         sequence length.
     """
-    rescaling = ActionRescaling(specs)
-    if actor_network is None:
-        specs = rescaling.specs
+    specs = (rescaling := ActionRescaling(specs, rescales=actor_network is None)).specs
     action = _checked_action(specs, experience, lstm_size is not None)
-    regularizer = conservative.Options(conservative_weight, conservative_target_gap, conservative_actions)
-    spec_checks.check_observation(specs.observation, 'SAC', conv_layer_params, preprocessing_layers)
-    encoding = _encoding(conv_layer_params, preprocessing_layers, make_network)
+    encoding = _encoding(specs, conv_layer_params, preprocessing_layers, make_network)
     rates = {'critic': critic_learning_rate, 'actor': actor_learning_rate, 'alpha': alpha_learning_rate}
     rates |= {} if conservative_target_gap is None else {'conservative': critic_learning_rate}
     made = _make_optimizers(make_optimizer, train_step, experience, gradient_clipping, rates)
@@ -133,17 +129,15 @@ def make_agent(
         units = recurrent_sac.Units(tuple(lstm_size), actor_fc_layer_params, critic_fc_layer_params)
         loss = recurrent_sac.LossOptions(gamma, reward_scale, entropy, initial_log_alpha, burn_in_steps)
         update = recurrent_sac.TargetUpdate(target_update_period, target_update_tau)
-        memory = recurrent_sac.make_networks(specs, units, encoding)
-        return rescaling.wrapped(
-            recurrent_sac.RecurrentSacAgent(specs, train_step, experience, memory, [*made.values()], loss, update)
-        )
-    agent = _SacAgent(
-        specs.time_step,
-        specs.action,
+        memory, optimizer_of = recurrent_sac.make_networks(specs, units, encoding), [*made.values()]
+        agent = recurrent_sac.RecurrentSacAgent(specs, train_step, experience, memory, optimizer_of, loss, update)
+        return rescaling.wrapped(agent)
+    made_agent = _SacAgent(
+        specs,
         critic_network=networks.CriticNetwork((specs.observation, specs.action), critic_fc_layer_params, **encoding),
         actor_network=actor_network or _make_actor(specs, actor_fc_layer_params, **encoding),
         **made,
-        conservative_options=regularizer,
+        conservative_options=conservative.Options(conservative_weight, conservative_target_gap, conservative_actions),
         target_update_tau=target_update_tau,
         target_update_period=target_update_period,
         gamma=gamma,
@@ -153,13 +147,12 @@ def make_agent(
         debug_summaries=debug_summaries,
         train_step_counter=train_step,
     )
-    if actor_network is not None:
-        return agent
-    return rescaling.wrapped(agent)
+    return rescaling.wrapped(made_agent)
 
 
-def _encoding(*layers: Any) -> dict[str, Any]:
-    """Returns how observations enter the networks, as their arguments."""
+def _encoding(specs: EnvironmentSpecs, *layers: Any) -> dict[str, Any]:
+    """Checks the observation. Returns how it enters the networks, as their arguments."""
+    spec_checks.check_observation(specs.observation, 'SAC', *layers[:2])
     return dict(zip(('conv_layer_params', 'preprocessing_layers', 'make_network'), layers, strict=True))
 
 
@@ -217,10 +210,14 @@ class _SacAgent(sac_agent.SacAgent):
     """
 
     def __init__(
-        self, *args: Any, conservative_options: conservative.Options, conservative_optimizer: Any = None, **kwargs: Any
+        self,
+        specs: EnvironmentSpecs,
+        conservative_options: conservative.Options,
+        conservative_optimizer: Any = None,
+        **kwargs: Any,
     ):
-        """Takes SacAgent's arguments, CQL's settings, and the optimizer of its weight if that is adapted."""
-        super().__init__(*args, **kwargs)
+        """Takes the specs, CQL's settings with the optimizer of an adapted weight, and SacAgent's other arguments."""
+        super().__init__(specs.time_step, specs.action, **kwargs)
         self._mean_policy = greedy_policy.GreedyPolicy(self._policy)
         self._draws = Draws(self.train_step_counter)
         self._conservative = conservative_options
