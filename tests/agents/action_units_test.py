@@ -34,7 +34,11 @@ AGENTS = {
     'ddpg': (ddpg, SMALL, {}),
     'ppo': (ppo, FEW, {}),
     'a2c': (ppo, {**FEW, 'loss': ppo_loss.LossOptions(clip_epsilon=None)}, {}),
-    'v-mpo': (v_mpo, FEW, {}),
+    'v-mpo': (
+        v_mpo,
+        {**FEW, 'learning_rate': 1e-5, 'normalize_observations': False, 'normalize_rewards': False},
+        {},
+    ),  # so that the rounding of parallel sums does not grow
     'impala': (impala, FEW, {'store_policy_state': False}),
     'appo': (appo, FEW, {'store_policy_state': False}),
     'reinforce': (reinforce, {'actor_fc_layer_params': (4,), 'value_fc_layer_params': (4,)}, {}),
