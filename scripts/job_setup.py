@@ -80,9 +80,8 @@ def main(
         }
         arguments = {key: given[key] for key in inspect.signature(function).parameters if key in given}
         statements = [*flags.FLAGS.gin_bindings, *bindings()]
-        _go_on(run_dir, gin_file, statements, f'tflearn.jobs.{module or job}')
+        was_done = _go_on(run_dir, gin_file, statements, f'tflearn.jobs.{module or job}')
         configured: job_config.ConfiguredJob = job_config.configure(function, arguments, gin_file, statements, takes())
-        was_done = run_dir.done.exists()
         if isinstance(result := configured.run(), str):
             print(result, flush=True)
         if not stop.is_set() and not was_done and (unused := configured.inoperative()):
@@ -121,11 +120,12 @@ def plain_main(
         job_process.run(f'tflearn-{job}', job, run, flags.FLAGS.stop_timeout_secs)
 
 
-def _go_on(run_dir: RunDir, gin_file: pathlib.Path, statements: Sequence[str], job: str) -> None:
-    """Lets a finished run go on if its end has moved, and logs what changed."""
+def _go_on(run_dir: RunDir, gin_file: pathlib.Path, statements: Sequence[str], job: str) -> bool:
+    """Lets a finished run go on if its end has moved, and logs what changed. Returns whether it is finished."""
     if run_dir.done.exists() or run_dir.train_result.exists():
         for line in going_on.begin(run_dir, gin_file, statements, job):
             logging.info('%s', line)
+    return run_dir.done.exists()
 
 
 def _save(run_dir: RunDir, configured: job_config.ConfiguredJob) -> None:
