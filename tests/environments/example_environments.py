@@ -177,3 +177,83 @@ class Modules(TwoStates):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict]:
         return int('tensorflow' in sys.modules), {}
+
+
+class Returning(gymnasium.Env):
+    """Returns what it is given: an observation, and from the third step on other results than it should."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, space: spaces.Space, good: Any, at_step: int = 2, **wrong: Any):
+        """Makes it; `wrong` has an observation, reward, terminated, truncated or info, or a whole `step` or `reset`."""
+        self.observation_space, self._good, self._at_step, self._wrong = space, good, at_step, wrong
+        self._steps = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self._steps = 0
+        return self._wrong.get('reset', (self._good, {}))
+
+    def step(self, action: int) -> Any:
+        self._steps += 1
+        now = self._wrong if self._steps >= self._at_step else {}
+        names = {'observation': self._good, 'reward': 1.0, 'terminated': False, 'truncated': False, 'info': {}}
+        return now.get('step', tuple(now.get(name, value) for name, value in names.items()))
+
+
+class ReturningVector(gymnasium.vector.VectorEnv):
+    """The same for two environments, of which each returns the same, as another library's vector environment."""
+
+    metadata = {'autoreset_mode': gymnasium.vector.AutoresetMode.NEXT_STEP}  # noqa: RUF012 (gymnasium's)
+    num_envs = 2
+
+    def __init__(self, space: spaces.Space, good: Any, **wrong: Any):
+        self._one = Returning(space, good, **wrong)
+        self.single_observation_space, self.single_action_space = space, self._one.action_space
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        result = self._one.reset(seed=seed)
+        return result if 'reset' in self._one._wrong else (_twice(result[0]), result[1])
+
+    def step(self, actions: Any) -> Any:
+        result = self._one.step(0)
+        if len(result) != 5:
+            return result
+        observation, reward, terminated, truncated, info = result
+        return _twice(observation), _pair(reward), _pair(terminated), _pair(truncated), info
+
+
+def _pair(value: Any) -> Any:
+    return np.array([value, value])
+
+
+def _twice(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _twice(part) for key, part in value.items()}
+    return tuple(map(_twice, value)) if isinstance(value, tuple) else _pair(value)
+
+
+class Course(gymnasium.Env):
+    """Its observation is its progress, (train step, environment steps), and its `reset` option 'level'."""
+
+    observation_space = spaces.Box(-1e9, 1e9, (3,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self._progress, self._level, self._steps = (0, 0), 0.0, 0
+
+    def set_progress(self, train_step: int, env_steps: int) -> None:
+        """Takes the run's progress."""
+        self._progress = train_step, env_steps
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self._level, self._steps = (options or {}).get('level', 0.0), 0
+        return self._observation(), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self._steps += 1
+        return self._observation(), 1.0, self._steps == 4, False, {'robot': {'speed': 0.5}}
+
+    def _observation(self) -> np.ndarray:
+        return np.array([*self._progress, self._level], np.float32)

@@ -14,7 +14,7 @@ SPACE = spaces.Dict(
 
 def gathered(items):
     batch = create_empty_array(SPACE, len(items))
-    gatherer(SPACE, batch)(items)
+    gatherer(SPACE, batch, [f'environment {i}' for i in range(len(items))])(items)
     return batch
 
 
@@ -33,7 +33,7 @@ def test_gathers_as_gymnasium_does():
             np.testing.assert_array_equal(one, other)
 
 
-def test_what_does_not_fit_is_gymnasiums_error():
+def test_what_does_not_fit_is_an_error():
     SPACE.seed(1)
     items = [SPACE.sample() for _ in range(2)]
     for wrong in ({'vector': np.zeros(2, np.float32)}, {'vector': np.zeros((3, 2), np.float32)}, {'number': 'a'}):

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.environments import conformance
-from tflearn.environments import gymnasium_env, sync_vector_env
+from tests.environments import conformance, example_environments
+from tflearn.environments import gymnasium_env, native_vector_env, sync_vector_env
 
 BOTH = pytest.mark.parametrize('vectorization', ['in_process', 'worker_processes'])
 
@@ -64,7 +64,7 @@ def test_native_and_single_environments_are_the_same_task():
 @pytest.mark.parametrize(
     ('name', 'arguments', 'kind'),
     [
-        ('CartPole-v1', {}, sync_vector_env.NativeVectorEnv),
+        ('CartPole-v1', {}, native_vector_env.NativeVectorEnv),
         ('CartPole-v1', {'max_episode_steps': 9}, sync_vector_env.SyncVectorEnv),
         ('CartPole-v1', {'kwargs': {'sutton_barto_reward': True}}, sync_vector_env.SyncVectorEnv),
         ('Acrobot-v1', {}, sync_vector_env.SyncVectorEnv),
@@ -219,7 +219,7 @@ def test_a_mask_in_info_becomes_a_part_of_the_observation(vectorization):
 def test_rejects_a_mask_that_is_not_in_info():
     with pytest.raises(ValueError, match="got mask_in_info='legal' for the actions Box.*; need Discrete or Multi"):
         gymnasium_env.make('Pendulum-v1', 1, seed=1, mask_in_info='legal')
-    with pytest.raises(ValueError, match="vectorization='native' with mask_in_info='legal'; choose"):
+    with pytest.raises(ValueError, match="vectorization='native' with mask_in_info; choose"):
         gymnasium_env.make('CartPole-v1', 1, seed=1, vectorization='native', mask_in_info='legal')
 
 
@@ -264,9 +264,28 @@ def test_an_episode_ends_in_between():
     ('settings', 'message'),
     [
         ({'action_repeat': 0}, 'got action_repeat=0; need at least 1'),
-        ({'action_repeat': 2, 'vectorization': 'native'}, "'native' with action_repeat=2"),
+        ({'action_repeat': 2, 'vectorization': 'native'}, "'native' with action_repeat; choose"),
     ],
 )
 def test_refuses_action_repeats(settings, message):
     with pytest.raises(ValueError, match=message):
         gymnasium_env.make('CartPole-v1', 2, 0, **settings)
+
+
+def test_reset_options_and_nonfinite_reach_the_environments():
+    gymnasium.register('tflearn_tests/Course-v0', example_environments.Course)
+    try:
+        environment = gymnasium_env.make('tflearn_tests/Course-v0', 2, 1, reset_options={'level': 3.0})
+        assert environment.reset().observation.tolist() == [[0, 0, 3]] * 2
+        environment.set_progress(4, 9)
+        observations = [environment.step(np.zeros(2, np.int64)).observation[0].tolist() for _ in range(6)]
+        assert observations == [[4, 9, 3]] * 6
+        assert environment.info['robot/speed'].tolist() == [0.5, 0.5]
+        environment.close()
+        with pytest.raises(ValueError, match="got vectorization='native' with reset_options; choose 'in_process'"):
+            gymnasium_env.make('CartPole-v1', 1, 1, vectorization='native', reset_options={'low': 0.0})
+        for vectorization in ('native', 'in_process', 'worker_processes'):
+            with pytest.raises(ValueError, match="got on_nonfinite='no'; need one of rebuild, stop, keep"):
+                gymnasium_env.make('CartPole-v1', 1, 1, vectorization=vectorization, on_nonfinite='no')
+    finally:
+        del gymnasium.registry['tflearn_tests/Course-v0']

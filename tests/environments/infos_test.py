@@ -16,7 +16,7 @@ def test_only_numbers_are_kept():
         'i': np.array(['x']),
         'j': [1, 2],
     }
-    assert sorted(numeric_info(info)) == ['a', 'b', 'c', 'd', 'e']
+    assert sorted(numeric_info(info)) == ['a', 'b', 'c', 'd', 'e', 'h/nested']
 
 
 def test_columns_of_single_infos():
@@ -52,6 +52,8 @@ def test_columns_of_a_vector_environment():
     np.testing.assert_array_equal(first['x'], np.array([0.5, np.nan], np.float32))
     assert first['n'].dtype == np.int32
     assert np.isnan(columns.take({})['x']).all()
+    nested = {'robot': {'speed': np.array([1.0, 2.0]), '_speed': np.array([False, True])}}
+    np.testing.assert_array_equal(columns.take(nested)['robot/speed'], np.array([np.nan, 2.0], np.float32))
 
 
 def test_executed_action_defaults_to_the_given_action():

@@ -7,6 +7,7 @@ from tf_agents.specs import tensor_spec
 
 from tests.environments import example_environments
 from tflearn.environments import spaces
+from tflearn.types import integer_bounds
 
 Rover = example_environments.Rover
 
@@ -132,3 +133,54 @@ def test_rejects_floats_that_are_not_finite(wrong, bound):
 def test_rejects_integers_out_of_bounds(space, wrong, message):
     with pytest.raises(ValueError, match=message):
         spaces.writer(space, 2)(np.array(wrong))
+
+
+@pytest.mark.parametrize(
+    ('given', 'dtype', 'bounds'),
+    [
+        ('int8', 'int32', (-7, 7)),
+        ('uint16', 'int32', (0, 7)),
+        ('uint32', 'int64', (0, 7)),
+        ('uint64', 'int64', (0, 7)),
+        ('float16', 'float32', (-7, 7)),
+        ('bool', 'int64', (0, 1)),
+    ],
+)
+def test_dtypes_without_operations_become_larger_ones(given, dtype, bounds):
+    space = gym_spaces.Box(*bounds, (2,), np.dtype(given).type)
+    spec = spaces.to_spec(space, 'observation')
+    assert spec.dtype.name == dtype
+    np.testing.assert_array_equal(np.stack([spec.minimum, spec.maximum]).reshape(2, -1)[:, 0], bounds)
+    values = np.array([[0, 1]], given)
+    read = spaces.reader(space)(values)
+    assert (read.dtype.name, read.tolist()) == (dtype, [[0, 1]])
+    written = spaces.writer(space, 1)(read)
+    assert written.dtype == values.dtype
+    np.testing.assert_array_equal(written, values)
+
+
+@pytest.mark.parametrize('dtype', [np.int8, np.int16, np.uint16, np.uint32, np.uint64])
+def test_the_limits_of_such_a_dtype_are_no_bounds(dtype):
+    limits = np.iinfo(dtype)
+    spec = spaces.to_spec(gym_spaces.Box(limits.min, limits.max, (2,), dtype), 'observation')
+    assert integer_bounds(spec) is None
+
+
+def test_large_uint64_are_refused():
+    space = gym_spaces.Box(0, 2**64 - 1, (1,), np.uint64)
+    with pytest.raises(ValueError, match='got 9223372036854775808 of an environment; need at most 2.63 - 1'):
+        spaces.reader(space)(np.array([[2**63]], np.uint64))
+
+
+@pytest.mark.parametrize(
+    ('space', 'message'),
+    [
+        (gym_spaces.Box(0, 1, (0,)), 'got the observation space Box.* without numbers; need at least one'),
+        (gym_spaces.Dict({'a': gym_spaces.Box(0, 1, (3, 0))}), 'got the observation/a space Box.* without numbers'),
+        (gym_spaces.Dict({1: gym_spaces.Discrete(2)}), 'got the key 1 in the observation space; need names'),
+        (gym_spaces.Dict({1: gym_spaces.Discrete(2), 'a': gym_spaces.Discrete(2)}), 'got the key 1 in the obs'),
+    ],
+)
+def test_refuses_spaces_without_numbers_or_names(space, message):
+    with pytest.raises(ValueError, match=message):
+        spaces.to_spec(space, 'observation')

@@ -3,7 +3,7 @@ import functools
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import SyncVectorEnv
 
 from tests import fakes
 from tests.environments import conformance, example_environments
@@ -111,12 +111,6 @@ def test_step_requires_a_reset(vectorize):
     environment.close()
     with pytest.raises(RuntimeError, match='after close'):
         environment.step(np.zeros(2, np.int64))
-
-
-def test_requires_next_step_autoreset():
-    env = SyncVectorEnv([TwoStates], autoreset_mode=AutoresetMode.SAME_STEP)
-    with pytest.raises(ValueError, match='got a vector environment with autoreset mode .*; need .*NEXT_STEP'):
-        vector_env.native(lambda: env, seed=None)
 
 
 @pytest.mark.parametrize('worker_processes', [False, True])

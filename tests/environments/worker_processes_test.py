@@ -191,6 +191,7 @@ def test_infos_come_from_workers():
     assert {key: value.tolist() for key, value in environment.info.items()} == {
         'count': [1, 1],
         'executed_action': [0, 0],
+        'nested/x': [1, 1],
         'position': [[0.0, 1.0]] * 2,
         'speed': [0.5, 0.5],
     }

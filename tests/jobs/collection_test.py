@@ -1,8 +1,10 @@
 import dataclasses
 
 from tests import fakes
+from tests.environments import example_environments
 from tflearn.agents import dqn
 from tflearn.control import Credits, HeldLease, Lease, Share
+from tflearn.environments import vector_env
 from tflearn.experience import Experience
 from tflearn.jobs.collect_settings import CollectOptions
 from tflearn.jobs.collection import Collection, CreditLimit, VersionLimit
@@ -63,6 +65,17 @@ def test_skips_random_steps_that_the_run_already_has():
     collection = Collection(environment, agent.collect_policy, CollectOptions(initial_random_steps=40))
     collection.run(1, lambda row: None, env_steps_of_run=40)
     assert not collection.random
+
+
+def test_environments_see_the_progress_of_the_run():
+    environment = vector_env.in_process(example_environments.Course, 2, seed=0)
+    agent = dqn.make_agent(environment.specs, create_train_step(), Experience(), fc_layer_params=(4,))
+    collection = Collection(environment, agent.collect_policy, CollectOptions())
+    rows = []
+    for env_steps, train_step in ((0, 0), (10, 3), (10, 3), (40, 5)):
+        collection.run(1, rows.append, env_steps, train_step)
+    environment.close()
+    assert [row.observation[0].tolist() for row in rows[1:]] == [[0, 0, 0], [3, 10, 0], [3, 10, 0]]
 
 
 def test_credits_apply_to_the_acting_weights():

@@ -1,7 +1,7 @@
 """The DeepMind control suite, and any other dm_env environment (extra `dm-control`)."""
 
 import functools
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tflearn.environments import registry, vector_env
 from tflearn.errors import UserValueError, check_at_least
@@ -21,6 +21,7 @@ def make(
     vectorization: Vectorization = 'in_process',
     flatten_observations: bool = True,
     step_timeout_secs: float = vector_env.STEP_TIMEOUT_SECS,
+    on_nonfinite: vector_env.OnNonfinite = 'rebuild',
 ) -> BatchedEnvironment:
     """Makes a batch of a task of the control suite.
 
@@ -32,6 +33,7 @@ def make(
       vectorization: 'in_process' steps them one after the other, 'worker_processes' in one process each.
       flatten_observations: whether to flatten an observation, a dict, to one vector.
       step_timeout_secs: the longest step or reset; a worker process that takes longer is replaced.
+      on_nonfinite: what happens to an environment whose observation or reward is not finite, see `gymnasium_env.make`.
 
     Returns:
       The batch; see `BatchedEnvironment`. Close it when done.
@@ -52,7 +54,8 @@ def make(
             f'got domain={domain!r}, task={task!r}; need a task of the control suite; choose from {names}'
         )
     make_one = functools.partial(load, domain, task)
-    return from_dm_env(make_one, num_environments, seed, vectorization, flatten_observations, step_timeout_secs)
+    options: Any = (vectorization, flatten_observations, step_timeout_secs, on_nonfinite)
+    return from_dm_env(make_one, num_environments, seed, *options)
 
 
 def from_dm_env(
@@ -62,6 +65,7 @@ def from_dm_env(
     vectorization: Vectorization = 'in_process',
     flatten_observations: bool = True,
     step_timeout_secs: float = vector_env.STEP_TIMEOUT_SECS,
+    on_nonfinite: vector_env.OnNonfinite = 'rebuild',
 ) -> BatchedEnvironment:
     """Makes a batch of a dm_env environment; `make_one` makes one from a seed (None draws it). See `make`."""
     try:
@@ -73,5 +77,5 @@ def from_dm_env(
         raise UserValueError(f'got vectorization={vectorization!r}; need one of {", ".join(get_args(Vectorization))}')
     make_env = functools.partial(adapt, make_one, flatten_observations)
     if vectorization == 'in_process':
-        return vector_env.in_process(make_env, num_environments, seed)
-    return vector_env.in_worker_processes(make_env, num_environments, seed, step_timeout_secs)
+        return vector_env.in_process(make_env, num_environments, seed, on_nonfinite)
+    return vector_env.in_worker_processes(make_env, num_environments, seed, step_timeout_secs, on_nonfinite)

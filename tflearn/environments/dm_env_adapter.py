@@ -53,6 +53,10 @@ class DmEnvironment(gymnasium.Env):
         terminated = time_step.last() and time_step.discount == 0.0
         return time_step.observation, time_step.reward, terminated, time_step.last() and not terminated, {}
 
+    def set_progress(self, train_step: int, env_steps: int) -> None:
+        if setter := getattr(self._environment, 'set_progress', None):
+            setter(train_step, env_steps)
+
     def close(self) -> None:
         self._environment.close()
 

@@ -20,6 +20,7 @@ def make(
     max_episode_steps: int | None = None,
     num_threads: int = 0,
     kwargs: dict[str, Any] | None = None,
+    on_nonfinite: vector_env.OnNonfinite = 'rebuild',
 ) -> BatchedEnvironment:
     """Makes a batch of an EnvPool environment. Unlike gymnasium, EnvPool truncates an episode that terminates at the
     time limit.
@@ -31,6 +32,7 @@ def make(
       max_episode_steps: the number of steps after which an episode is truncated; None keeps EnvPool's limit.
       num_threads: the number of threads; 0 is the number of processors.
       kwargs: further arguments of the environment's configuration.
+      on_nonfinite: what happens if an observation or a reward is not finite, see `gymnasium_env.make`.
 
     Returns:
       The batch; see `BatchedEnvironment`. Close it when done.
@@ -48,7 +50,7 @@ def make(
     arguments = {'num_envs': num_environments, 'num_threads': num_threads, **(kwargs or {})}
     if max_episode_steps is not None:
         arguments['max_episode_steps'] = max_episode_steps
-    return vector_env.native(functools.partial(_EnvPool, name, arguments), seed)
+    return vector_env.native(functools.partial(_EnvPool, name, arguments), seed, on_nonfinite)
 
 
 class _EnvPool(VectorEnv):

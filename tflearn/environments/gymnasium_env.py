@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
 import gymnasium
@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.wrappers import RecordVideo
 
 from tflearn.environments import registry, sync_vector_env, vector_env
-from tflearn.errors import UserValueError, check_at_least
+from tflearn.errors import UserError, UserValueError, check_at_least
 from tflearn.types import BatchedEnvironment
 
 Vectorization = Literal['auto', 'native', 'in_process', 'worker_processes']
@@ -29,6 +29,8 @@ def make(
     register: Callable[[], object] | None = None,
     mask_in_info: str | None = None,
     action_repeat: int = 1,
+    reset_options: Mapping[str, Any] | None = None,
+    on_nonfinite: vector_env.OnNonfinite = 'rebuild',
 ) -> BatchedEnvironment:
     """Makes a batch of a gymnasium environment.
 
@@ -53,6 +55,9 @@ def make(
         'observation' and 'action_mask', for `make_agent.action_mask`; None leaves it as it is.
       action_repeat: how often the environment is stepped with each action: their rewards are added, and the episode may
         end in between. `max_episode_steps` counts the environment's own steps.
+      reset_options: what each `reset(options=...)` gets; None passes no options.
+      on_nonfinite: what happens to an environment whose observation or reward is not finite: 'rebuild' treats it as one
+        that raises an error, 'stop' ends the job, 'keep' passes the number on.
 
     Returns:
       The batch; see `BatchedEnvironment`. Close it when done.
@@ -64,9 +69,9 @@ def make(
     _check(num_environments, seed, vectorization, max_episode_steps, step_timeout_secs)
     check_at_least(1, action_repeat=action_repeat)
     spec = registry.find(name, register)
-    if vectorization == 'native' and (mask_in_info is not None or action_repeat > 1):
-        changed = f'action_repeat={action_repeat}' if action_repeat > 1 else f'mask_in_info={mask_in_info!r}'
-        raise UserValueError(f"got vectorization='native' with {changed}; choose 'in_process'")
+    wrapped = {'action_repeat': action_repeat > 1, 'mask_in_info': mask_in_info, 'reset_options': reset_options}
+    if vectorization == 'native' and (changed := [name for name, value in wrapped.items() if value]):
+        raise UserValueError(f"got vectorization='native' with {', '.join(changed)}; choose 'in_process'")
     if vectorization == 'native' and spec.vector_entry_point is None:
         raise UserValueError(f"got vectorization='native' of name={name!r}, which has none registered; choose 'auto'")
     try:
@@ -75,6 +80,8 @@ def make(
         make_one = functools.partial(
             gymnasium.make, spec, max_episode_steps=max_episode_steps, disable_env_checker=True, **more
         )
+        if reset_options:
+            make_one = functools.partial(sync_vector_env.ResetOptions, make_one, reset_options)
         if action_repeat > 1:
             make_one = functools.partial(ActionRepeat, make_one, action_repeat)
         if mask_in_info is not None:
@@ -83,13 +90,15 @@ def make(
             more = {**more, 'max_episode_steps': max_episode_steps}
         make_all = functools.partial(gymnasium.make_vec, spec, vectorization_mode='vector_entry_point', **more)
         if vectorization == 'auto':
-            plain = not more and mask_in_info is None and action_repeat == 1 and spec.vector_entry_point is not None
+            plain = not more and not any(wrapped.values()) and spec.vector_entry_point is not None
             vectorization = 'native' if plain and _are_same_task(make_one, make_all) else 'in_process'
         if vectorization == 'native':
-            return vector_env.native(functools.partial(make_all, num_envs=num_environments), seed)
+            return vector_env.native(functools.partial(make_all, num_envs=num_environments), seed, on_nonfinite)
         if vectorization == 'in_process':
-            return vector_env.in_process(make_one, num_environments, seed)
-        return vector_env.in_worker_processes(make_one, num_environments, seed, step_timeout_secs)
+            return vector_env.in_process(make_one, num_environments, seed, on_nonfinite)
+        return vector_env.in_worker_processes(make_one, num_environments, seed, step_timeout_secs, on_nonfinite)
+    except UserError:
+        raise
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
         raise registry.missing(name, error) from error
     except TypeError as error:

@@ -1,7 +1,8 @@
 """gymnasium spaces as TF-Agents specs, and the conversion of batches of their elements.
 
 Every discrete space becomes int64 counted from 0, whatever its dtype and start; a Box keeps its dtype, except that
-float64 becomes float32. Dict and Tuple become nests.
+float64 and float16 become float32, and integers that TensorFlow draws and computes little with a larger one. Dict and
+Tuple become nests.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,6 +19,20 @@ from tflearn.types import integer_bounds
 
 Convert = Callable[[Any], Any]
 
+_DTYPES = {
+    np.dtype(one): np.dtype(other)
+    for one, other in {
+        'float64': 'float32',
+        'float16': 'float32',
+        'bool': 'int64',
+        'int8': 'int32',
+        'int16': 'int32',
+        'uint16': 'int32',
+        'uint32': 'int64',
+        'uint64': 'int64',
+    }.items()
+}
+
 
 def to_spec(space: spaces.Space, name: str) -> types.NestedTensorSpec:
     """Returns the spec of one element of `space`: bounded tensor specs in the space's nest.
@@ -29,6 +44,11 @@ def to_spec(space: spaces.Space, name: str) -> types.NestedTensorSpec:
       ValueError: if the space is of another kind.
     """
     if isinstance(space, spaces.Dict):
+        if wrong := [key for key in space if not isinstance(key, str) or not key]:
+            raise UserValueError(
+                f'got the key {wrong[0]!r} in the {name} space; need names: strings that are not empty; rename it in '
+                'the environment'
+            )
         return {key: to_spec(part, f'{name}/{key}') for key, part in space.items()}
     if isinstance(space, spaces.Tuple):
         return tuple(to_spec(part, f'{name}/{i}') for i, part in enumerate(space))
@@ -43,10 +63,18 @@ def _bounds(space: Any, name: str) -> tuple[Any, Any, tf.DType]:
         return np.zeros_like(space.nvec), space.nvec - 1, tf.int64  # TF-Agents needs both in one shape
     if isinstance(space, spaces.MultiBinary):
         return 0, 1, tf.int64
-    if isinstance(space, spaces.Box) and np.dtype(space.dtype).kind in 'iuf':
-        dtype = np.dtype(np.float32 if space.dtype == np.float64 else space.dtype)
+    if isinstance(space, spaces.Box) and 0 in space.shape:
+        raise UserValueError(f'got the {name} space {space} without numbers; need at least one; leave the part out')
+    if isinstance(space, spaces.Box) and np.dtype(space.dtype).kind in 'iufb':
+        dtype = _DTYPES.get(np.dtype(space.dtype), np.dtype(space.dtype))
+        high = np.minimum(space.high, np.iinfo(np.int64).max) if space.dtype == np.uint64 else space.high
         with np.errstate(over='ignore'):  # a bound beyond float32 becomes infinity: no bound
-            low, high = space.low.astype(dtype), space.high.astype(dtype)
+            low, high = space.low.astype(dtype), high.astype(dtype)
+        if dtype.kind == 'i' and dtype != space.dtype and name.startswith('observation'):
+            # The dtype's own limits are no bounds, so they stay none.
+            wide, own = np.iinfo(dtype), np.iinfo(np.uint8 if space.dtype == bool else space.dtype)
+            low = np.where((space.low == own.min) & (own.min < 0), wide.min, low)
+            high = np.where(space.high == own.max, wide.max, high)
         if low.size and (low == low.flat[0]).all() and (high == high.flat[0]).all():
             low, high = low.flat[0], high.flat[0]  # easier to read than 28224 equal numbers
         return low, high, tf.as_dtype(dtype)
@@ -86,9 +114,17 @@ def reader(space: spaces.Space) -> Convert:
         parts = tuple(reader(part) for part in space)
         return lambda batch: tuple(read(value) for read, value in zip(parts, batch, strict=True))
     dtype = _bounds(space, 'observation')[2].as_numpy_dtype
+    if space.dtype == np.uint64:
+        return _read_uint64
     if (start := _start(space)) is not None:
         return lambda batch: np.subtract(batch, start, dtype=dtype)
     return lambda batch: np.array(batch, dtype, order='C')
+
+
+def _read_uint64(batch: Any) -> np.ndarray:
+    if np.any(batch > np.uint64(np.iinfo(np.int64).max)):
+        raise UserValueError(f'got {np.max(batch)} of an environment; need at most 2^63 - 1 in uint64; return floats')
+    return np.array(batch, np.int64, order='C')
 
 
 def writer(space: spaces.Space, num_environments: int, name: str = 'action') -> Convert:

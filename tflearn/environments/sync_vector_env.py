@@ -1,4 +1,4 @@
-"""N environments that are stepped together in this process: one after the other, or as one vector environment.
+"""N environments that are stepped one after the other in this process, and what all kinds of vectorization share.
 
 Environments that raise an error are rebuilt. Those that may hang need their own processes (`worker_processes`).
 The workers import this file, so it must stay importable without TensorFlow.
@@ -13,11 +13,10 @@ import gymnasium
 import numpy as np
 from absl import logging
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, create_empty_array, iterate
 
 from tflearn.environments import gathering
-from tflearn.errors import UserValueError
+from tflearn.errors import UserError, UserValueError
 
 MAX_IN_A_ROW = 5
 
@@ -57,6 +56,19 @@ class MaskFromInfo(gymnasium.Wrapper):
         if self._key not in info:
             raise UserValueError(f'got mask_in_info={self._key!r} and an info with {sorted(info)}; need the mask there')
         return {'observation': observation, 'action_mask': np.asarray(info[self._key], np.int8)}
+
+
+class ResetOptions(gymnasium.Wrapper):
+    """Another environment whose `reset` gets options."""
+
+    def __init__(self, make_one: Callable[[], gymnasium.Env], options: Mapping[str, Any]):
+        """Makes the environment; `options` go to each `reset`."""
+        super().__init__(make_one())
+        self._options = dict(options)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """See `gymnasium.Env`."""
+        return self.env.reset(seed=seed, options={**self._options, **(options or {})})
 
 
 class Failures:
@@ -112,12 +124,23 @@ def seed_of(seed: int | None, index: int, num_rebuilt: int) -> int | None:
 
 
 def numeric_info(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the entries of one environment's info that are numbers or arrays of numbers."""
-    return {
-        key: value
-        for key, value in info.items()
-        if isinstance(value, bool | int | float) or getattr(getattr(value, 'dtype', None), 'kind', None) in _NUMBERS
-    }
+    """Returns the entries of one environment's info that are numbers or arrays of numbers.
+
+    Those of a dict within it are named by the path of their keys, such as 'robot/speed'.
+    """
+    numbers: dict[str, Any] = {}
+    for key, value in info.items():
+        if isinstance(value, bool | int | float) or getattr(getattr(value, 'dtype', None), 'kind', None) in _NUMBERS:
+            numbers[key] = value
+        elif isinstance(value, Mapping):
+            numbers |= {f'{key}/{name}': number for name, number in numeric_info(value).items()}
+    return numbers
+
+
+def mask_name(key: str) -> str:
+    """Returns the name of the mask of a vector environment's info: '_speed', 'robot/_speed'."""
+    head, slash, name = key.rpartition('/')
+    return f'{head}{slash}_{name}'
 
 
 class InfoColumns:
@@ -157,13 +180,14 @@ class InfoColumns:
         """Returns the same for the info of a gymnasium vector environment: arrays [B, ...], with masks '_key'."""
         if not info and not self._missing:
             return {}
+        numbers = numeric_info(info)
         batch = {
             key: np.asarray(value)
-            for key, value in numeric_info(info).items()
-            if not key.startswith('_') and np.shape(value)[:1] == (self._num_environments,)
+            for key, value in numbers.items()
+            if not key.rpartition('/')[2].startswith('_') and np.shape(value)[:1] == (self._num_environments,)
         }
         everywhere = np.ones(self._num_environments, bool)
-        return self._complete(batch, {key: info.get(f'_{key}', everywhere) for key in batch}, action)
+        return self._complete(batch, {key: numbers.get(mask_name(key), everywhere) for key in batch}, action)
 
     def _complete(self, batch: dict[str, np.ndarray], masks: dict[str, np.ndarray], action: Any) -> dict[str, Any]:
         """Returns `batch` with all keys that have appeared, and fills in missing values."""
@@ -184,6 +208,25 @@ class InfoColumns:
         if known is None or known.dtype != dtype:
             shape = values.shape if known is None else known.shape
             self._missing[key] = np.full(shape, np.nan if dtype.kind == 'f' else 0, dtype)
+
+
+def name_of(environment: Any) -> str:
+    """Returns what errors call an environment: its registered name, or else its class."""
+    spec = getattr(environment, 'spec', None)
+    return str(getattr(spec, 'id', None) or type(getattr(environment, 'unwrapped', environment)).__name__)
+
+
+def origin_of(index: int, name: str) -> str:
+    """Returns what errors call environment `index`."""
+    return f'environment {index} ({name})'
+
+
+def progress_setter(environment: Any) -> Callable[[int, int], None] | None:
+    """Returns the environment's method `set_progress`, which may be a wrapper's; None if it has none."""
+    try:
+        return environment.get_wrapper_attr('set_progress')
+    except AttributeError:
+        return getattr(environment, 'set_progress', None)
 
 
 def reward_shape(environment: gymnasium.Env) -> tuple[int, ...]:
@@ -216,6 +259,7 @@ class RebuildingVectorEnv(Protocol):
     """N environments with next-step autoreset that are rebuilt when they fail."""
 
     num_envs: int
+    name: str
     single_observation_space: spaces.Space
     single_action_space: spaces.Space
     reward_shape: tuple[int, ...]
@@ -229,7 +273,21 @@ class RebuildingVectorEnv(Protocol):
 
         Raises:
           RuntimeError: if one fails too often in a row.
+          UserError: if one returns what its spaces or gymnasium's interface do not allow, or raises a UserError.
         """
+
+    def rebuild(self, causes: Mapping[int, str]) -> tuple[Any, np.ndarray]:
+        """Rebuilds environments whose observations or rewards cannot be used.
+
+        Args:
+          causes: why, for each of them.
+
+        Returns:
+          All environments' observations, and which of them begin a new episode, bool [B].
+        """
+
+    def set_progress(self, train_step: int, env_steps: int) -> None:
+        """Passes the run's progress to the environments that have a method `set_progress`, before their next step."""
 
     def close(self) -> None:
         """Closes all environments."""
@@ -253,14 +311,16 @@ class SyncVectorEnv:
         self.single_observation_space = self._environments[0].observation_space
         self.single_action_space = self._environments[0].action_space
         self.reward_shape = reward_shape(self._environments[0])
-        self._to_reward: Any = float if not self.reward_shape else np.float32
-        self._no_reward = self._to_reward(np.zeros(self.reward_shape))
+        self.name = name_of(self._environments[0])
+        self._origins = [origin_of(i, self.name) for i in range(num_environments)]
+        self._no_reward: Any = np.zeros(self.reward_shape, np.float32) if self.reward_shape else 0.0
         self._action_space = batch_space(self.single_action_space, num_environments)
         self._batch = create_empty_array(self.single_observation_space, num_environments)
-        self._gather = gathering.gatherer(self.single_observation_space, self._batch)
+        self._gather = gathering.gatherer(self.single_observation_space, self._batch, self._origins)
         self._columns = InfoColumns(num_environments)
         self._ended = [False] * num_environments
         self._seed: int | None = None
+        self._progress: tuple[int, int] | None = None
 
     def reset(self, seed: int | None) -> Any:
         """See `RebuildingVectorEnv`."""
@@ -269,9 +329,12 @@ class SyncVectorEnv:
         observations = []
         for i, environment in enumerate(self._environments):
             try:
-                observations.append(environment.reset(seed=seed_of(seed, i, num_rebuilt=0))[0])
+                result = environment.reset(seed=seed_of(seed, i, num_rebuilt=0))
+                observations.append(gathering.reset_result(result, self._origins[i])[0])
+            except UserError:
+                raise
             except Exception as error:
-                observations.append(self._rebuild(i, error))
+                observations.append(self._rebuild(i, cause_of(error)))
         return self._concatenate(observations)
 
     def step(self, action: Any) -> Step:
@@ -281,15 +344,16 @@ class SyncVectorEnv:
             environment = self._environments[i]
             try:
                 if self._ended[i]:
-                    observation, info = environment.reset()
+                    observation, info = gathering.reset_result(environment.reset(), self._origins[i])
                     results.append((observation, self._no_reward, False, False, info))
                 else:
-                    observation, reward, terminated, truncated, info = environment.step(own_action)
-                    results.append((observation, self._to_reward(reward), terminated, truncated, info))
+                    result = environment.step(own_action)
+                    results.append(gathering.step_result(result, self.reward_shape, self._origins[i]))
+            except UserError:
+                raise
             except Exception as error:
-                results.append((self._rebuild(i, error), self._no_reward, False, False, {}))
+                results.append((self._rebuild(i, cause_of(error)), self._no_reward, False, False, {}))
                 failed.append(i)
-        self.failures.record_step(failed)
         observations, rewards, all_terminated, all_truncated, all_infos = zip(*results, strict=True)
         self._ended = [a or b for a, b in zip(all_terminated, all_truncated, strict=True)]
         return Step(
@@ -306,79 +370,49 @@ class SyncVectorEnv:
         for environment in self._environments:
             environment.close()
 
+    def rebuild(self, causes: Mapping[int, str]) -> tuple[Any, np.ndarray]:
+        """See `RebuildingVectorEnv`."""
+        for i, cause in causes.items():
+            assign(self.single_observation_space, self._batch, i, self._rebuild(i, cause), self._origins[i])
+            self._ended[i] = False
+        return self._batch, np.isin(np.arange(self.num_envs), list(causes))
+
+    def set_progress(self, train_step: int, env_steps: int) -> None:
+        """See `RebuildingVectorEnv`."""
+        self._progress = train_step, env_steps
+        for environment in self._environments:
+            if setter := progress_setter(environment):
+                setter(train_step, env_steps)
+
     def _concatenate(self, observations: Any) -> Any:
         self._gather(observations)
         return self._batch
 
-    def _rebuild(self, i: int, error: Exception) -> Any:
+    def _rebuild(self, i: int, cause: str) -> Any:
         """Makes a new environment `i` until one can be reset. Returns its first observation."""
         while True:
-            self.failures.add([i], cause_of(error))
+            self.failures.add([i], cause)
             with contextlib.suppress(Exception):  # it is broken
                 self._environments[i].close()
             try:
                 self._environments[i] = self._make_one()
-                return self._environments[i].reset(seed=seed_of(self._seed, i, self.failures.num_rebuilt))[0]
-            except Exception as next_error:
-                error = next_error
+                if self._progress and (setter := progress_setter(self._environments[i])):
+                    setter(*self._progress)
+                result = self._environments[i].reset(seed=seed_of(self._seed, i, self.failures.num_rebuilt))
+                return gathering.reset_result(result, self._origins[i])[0]
+            except UserError:
+                raise
+            except Exception as error:
+                cause = cause_of(error)
 
 
-class NativeVectorEnv:
-    """A `RebuildingVectorEnv` over a gymnasium vector environment, which is rebuilt as one if it raises an error.
+def assign(space: spaces.Space, batch: Any, i: int, observation: Any, origin: str) -> None:
+    """Writes one observation to row `i` of a batch."""
+    gathering.gatherer(space, row_of(batch, i), [origin])([observation])
 
-    Its environments may share a random number generator.
-    """
 
-    def __init__(self, make_all: Callable[[], VectorEnv]):
-        """Makes the vector environment; errors of `make_all` propagate.
-
-        Raises:
-          ValueError: if its autoreset mode is not NEXT_STEP.
-        """
-        self._make_all = make_all
-        self._vector_env = make_all()
-        mode = self._vector_env.metadata.get('autoreset_mode')
-        if mode != AutoresetMode.NEXT_STEP:
-            self.close()
-            raise UserValueError(f'got a vector environment with autoreset mode {mode}; need {AutoresetMode.NEXT_STEP}')
-        self.num_envs = self._vector_env.num_envs
-        self.single_observation_space = self._vector_env.single_observation_space
-        self.single_action_space = self._vector_env.single_action_space
-        self.reward_shape: tuple[int, ...] = ()
-        self.failures = Failures(self.num_envs)
-        self._columns = InfoColumns(self.num_envs)
-        self._seed: int | None = None
-
-    def reset(self, seed: int | None) -> Any:
-        """See `RebuildingVectorEnv`."""
-        self._seed = seed if seed is not None else self._seed
-        try:
-            return self._vector_env.reset(seed=seed)[0]
-        except Exception as error:
-            return self._rebuild(error)
-
-    def step(self, action: Any) -> Step:
-        """See `RebuildingVectorEnv`."""
-        try:
-            observation, reward, terminated, truncated, info = self._vector_env.step(action)
-        except Exception as error:
-            zeros = np.zeros(self.num_envs, np.float32)
-            no, yes = np.zeros(self.num_envs, bool), np.ones(self.num_envs, bool)
-            return Step(self._rebuild(error), zeros, no, no, self._columns.take({}, action), yes)
-        self.failures.record_step()
-        return Step(observation, reward, terminated, truncated, self._columns.take(info, action))
-
-    def close(self) -> None:
-        """See `RebuildingVectorEnv`."""
-        self._vector_env.close()
-
-    def _rebuild(self, error: Exception) -> Any:
-        while True:
-            self.failures.add(range(self.num_envs), cause_of(error))
-            with contextlib.suppress(Exception):  # it is broken
-                self._vector_env.close()
-            try:
-                self._vector_env = self._make_all()
-                return self._vector_env.reset(seed=seed_of(self._seed, 0, self.failures.num_rebuilt))[0]
-            except Exception as next_error:
-                error = next_error
+def row_of(batch: Any, i: int) -> Any:
+    """Returns row `i` of a nest of arrays [B, ...], as a batch of one that shares their memory."""
+    if isinstance(batch, Mapping):
+        return {key: row_of(part, i) for key, part in batch.items()}
+    return tuple(row_of(part, i) for part in batch) if isinstance(batch, tuple) else batch[i : i + 1]

@@ -1,7 +1,7 @@
 """N gymnasium environments stepped together: in this process, in one process each, or as one vector environment."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal, get_args
 
 import gymnasium
 import numpy as np
@@ -9,11 +9,16 @@ import tensorflow as tf
 from gymnasium.vector import VectorEnv
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.environments import spaces, sync_vector_env, worker_processes
+from tflearn.environments import gathering, native_vector_env, spaces, sync_vector_env, worker_processes
+from tflearn.errors import UserValueError
 from tflearn.types import EnvironmentSpecs, check_batch
 
 # Some environments think for a while; one that hangs is to be noticed all the same.
 STEP_TIMEOUT_SECS = 120.0
+
+# What happens to an environment that returns a number that is not finite: it is rebuilt, as one that raises; the job
+# ends; or it is passed on, to transforms or layers of one's own that take it.
+OnNonfinite = Literal['rebuild', 'stop', 'keep']
 
 _FIRST, _MID = np.int32(ts.StepType.FIRST), np.int32(ts.StepType.MID)
 
@@ -24,11 +29,17 @@ class VectorEnvironment:
     Later steps do not change the arrays of a time step.
     """
 
-    def __init__(self, environments: sync_vector_env.RebuildingVectorEnv, seed: int | None):
+    def __init__(
+        self,
+        environments: sync_vector_env.RebuildingVectorEnv,
+        seed: int | None,
+        on_nonfinite: OnNonfinite = 'rebuild',
+    ):
         """Takes over `environments`.
 
         Args:
           seed: the first `reset` seeds the environments with seed, seed + 1, ...; None draws the seeds.
+          on_nonfinite: what happens to an environment whose observation or reward is not finite.
 
         Raises:
           ValueError: for an unsupported space; `environments` are then closed.
@@ -41,6 +52,10 @@ class VectorEnvironment:
                 action=spaces.to_spec(environments.single_action_space, 'action'),
                 reward=tf.TensorSpec(environments.reward_shape, tf.float32, 'reward'),
             )
+            if on_nonfinite not in get_args(OnNonfinite):
+                raise UserValueError(
+                    f'got on_nonfinite={on_nonfinite!r}; need one of {", ".join(get_args(OnNonfinite))}'
+                )
         except ValueError:
             environments.close()
             raise
@@ -52,6 +67,11 @@ class VectorEnvironment:
         self._write = spaces.writer(environments.single_action_space, self.num_environments)
         self._checked_action = False
         self._ended: np.ndarray | None = None
+        self._on_nonfinite = on_nonfinite
+        leaves = gathering.float_leaves(environments.single_observation_space)
+        self._floats = [] if on_nonfinite == 'keep' else leaves
+        self._num_steps = 0
+        self._began = np.zeros(self.num_environments, np.int64)  # the number of the step that began the episode
 
     @property
     def num_rebuilt(self) -> int:
@@ -60,15 +80,18 @@ class VectorEnvironment:
 
     def reset(self) -> ts.TimeStep:
         """Starts new episodes everywhere. Returns FIRST time steps [B]."""
-        observation = self._vector_env.reset(self._seed)
+        observation = self._observation(self._vector_env.reset(self._seed))
         self._seed = None  # later episodes continue the environments' random numbers
         self._ended = np.zeros(self.num_environments, bool)
+        self._began[:] = self._num_steps
         self.info = {}
+        if causes := self._not_finite(observation):
+            observation, _ = self._replaced(causes)
         return ts.TimeStep(
             step_type=np.full(self.num_environments, _FIRST),
             reward=np.zeros((self.num_environments, *self.specs.reward.shape), np.float32),
             discount=np.ones(self.num_environments, np.float32),
-            observation=self._observation(observation),
+            observation=observation,
         )
 
     def step(self, action: Any) -> ts.TimeStep:
@@ -82,7 +105,7 @@ class VectorEnvironment:
 
         Raises:
           ValueError: if the action does not match its spec (no environment was stepped then), or an environment
-            returns a category out of its bounds.
+            returns what its spaces do not have, or numbers that are not finite if these stop the job.
           RuntimeError: before `reset` and after `close`, and if an environment fails too often in a row.
         """
         if self._ended is None:
@@ -91,18 +114,65 @@ class VectorEnvironment:
             check_batch(action, self.specs.action, self.num_environments, 'action')
             self._checked_action = True
         given = self._write(action)
-        observation, reward, terminated, truncated, info, rebuilt = self._vector_env.step(given)
+        batch, reward, terminated, truncated, info, rebuilt = self._vector_env.step(given)
+        self._num_steps += 1
+        observation, reward = self._observation(batch), reward.astype(np.float32)
+        if causes := self._not_finite(observation, reward):
+            observation, replaced = self._replaced(causes)
+            rebuilt = replaced if rebuilt is None else rebuilt | replaced
+            reward[replaced] = 0.0
+            terminated, truncated = terminated & ~replaced, truncated & ~replaced
+        self._vector_env.failures.record_step(() if rebuilt is None else np.flatnonzero(rebuilt).tolist())
         first = self._ended if rebuilt is None else self._ended | rebuilt
+        if np.count_nonzero(first):
+            self._began[first] = self._num_steps
         self._ended = ended = terminated | truncated
         if sync_vector_env.EXECUTED_ACTION in info:
             info[sync_vector_env.EXECUTED_ACTION] = self._executed(info[sync_vector_env.EXECUTED_ACTION], given, action)
         self.info = info
         return ts.TimeStep(
             step_type=np.where(first, _FIRST, _MID + ended),  # LAST is MID + 1
-            reward=reward.astype(np.float32),
+            reward=reward,
             discount=np.subtract(1, terminated, dtype=np.float32),
-            observation=self._observation(observation),
+            observation=observation,
         )
+
+    def set_progress(self, train_step: int, env_steps: int) -> None:
+        """Passes the run's progress to environments that have a method `set_progress`, for curricula."""
+        self._vector_env.set_progress(train_step, env_steps)
+
+    def _not_finite(self, observation: Any, reward: np.ndarray | None = None) -> dict[int, str]:
+        """Returns why the environments' observations or rewards cannot be used, if they are not finite."""
+        if self._on_nonfinite == 'keep':
+            return {}
+        arrays = [(name, read(observation)) for name, read in self._floats]
+        if reward is not None:
+            arrays.append(('the reward', reward))
+        found: dict[int, str] = {}
+        for name, array in arrays:
+            if not gathering.is_finite(array):
+                found = {**gathering.not_finite(array, name), **found}
+        return {i: self._cause(i, what) for i, what in found.items()}
+
+    def _cause(self, i: int, what: str) -> str:
+        origin = sync_vector_env.origin_of(i, self._vector_env.name)
+        return (
+            f'got {what} of {origin} at step {self._num_steps - self._began[i]} of its episode; need finite numbers; '
+            "correct the environment, or clip or replace them there (on_nonfinite: 'rebuild', 'stop' or 'keep')"
+        )
+
+    def _replaced(self, causes: dict[int, str]) -> tuple[Any, np.ndarray]:
+        """Rebuilds environments until all observations are finite. Returns these, and which begin a new episode."""
+        replaced = np.zeros(self.num_environments, bool)
+        while causes:
+            if self._on_nonfinite == 'stop':
+                raise UserValueError(next(iter(causes.values())))
+            batch, rebuilt = self._vector_env.rebuild(causes)
+            replaced |= rebuilt
+            self._began[rebuilt] = self._num_steps
+            observation = self._observation(batch)
+            causes = self._not_finite(observation)
+        return observation, replaced
 
     def _observation(self, batch: Any) -> Any:
         observation = self._read(batch)
@@ -122,12 +192,17 @@ class VectorEnvironment:
         return np.where(other.reshape(-1, *[1] * (read.ndim - 1)), read, action)
 
 
-def in_process(make_one: Callable[[], gymnasium.Env], num_environments: int, seed: int | None) -> VectorEnvironment:
+def in_process(
+    make_one: Callable[[], gymnasium.Env],
+    num_environments: int,
+    seed: int | None,
+    on_nonfinite: OnNonfinite = 'rebuild',
+) -> VectorEnvironment:
     """Returns `num_environments` of `make_one()`, stepped one after the other in this process.
 
     One that raises an error is rebuilt; one that hangs blocks the others.
     """
-    return VectorEnvironment(sync_vector_env.SyncVectorEnv(make_one, num_environments), seed)
+    return VectorEnvironment(sync_vector_env.SyncVectorEnv(make_one, num_environments), seed, on_nonfinite)
 
 
 def in_worker_processes(
@@ -135,6 +210,7 @@ def in_worker_processes(
     num_environments: int,
     seed: int | None,
     step_timeout_secs: float = STEP_TIMEOUT_SECS,
+    on_nonfinite: OnNonfinite = 'rebuild',
 ) -> VectorEnvironment:
     """Returns `num_environments` of `make_one()`, each in its own process.
 
@@ -144,20 +220,26 @@ def in_worker_processes(
     Args:
       make_one: makes an environment; it is sent to the workers with cloudpickle, which import the modules it needs.
       step_timeout_secs: the longest step or reset; an environment that takes longer counts as hanging.
+      on_nonfinite: what happens to an environment whose observation or reward is not finite.
 
     Raises:
       RuntimeError: if a worker could not make its environment.
     """
-    return VectorEnvironment(worker_processes.WorkerVectorEnv(make_one, num_environments, step_timeout_secs), seed)
+    workers = worker_processes.WorkerVectorEnv(make_one, num_environments, step_timeout_secs)
+    return VectorEnvironment(workers, seed, on_nonfinite)
 
 
-def native(make_all: Callable[[], VectorEnv], seed: int | None) -> VectorEnvironment:
+def native(
+    make_all: Callable[[], VectorEnv], seed: int | None, on_nonfinite: OnNonfinite = 'rebuild'
+) -> VectorEnvironment:
     """Returns a vector environment of gymnasium or another library, which is rebuilt if it raises an error.
 
     Args:
-      make_all: makes the vector environment; its autoreset mode is NEXT_STEP.
+      make_all: makes the vector environment; its autoreset mode is NEXT_STEP or SAME_STEP. With SAME_STEP the first
+        step of each episode, whose action was chosen before the reset, is in no data.
+      on_nonfinite: what happens if an observation or a reward is not finite.
 
     Raises:
       ValueError: for another autoreset mode.
     """
-    return VectorEnvironment(sync_vector_env.NativeVectorEnv(make_all), seed)
+    return VectorEnvironment(native_vector_env.NativeVectorEnv(make_all), seed, on_nonfinite)

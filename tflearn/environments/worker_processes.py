@@ -10,23 +10,17 @@ import signal
 import sys
 import time
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing import connection, util
 from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.vector.utils import (
-    CloudpickleWrapper,
-    batch_space,
-    create_shared_memory,
-    iterate,
-    read_from_shared_memory,
-    write_to_shared_memory,
-)
+from gymnasium.vector.utils import CloudpickleWrapper, batch_space, create_empty_array, iterate
 
-from tflearn.environments import sync_vector_env
+from tflearn.environments import gathering, sync_vector_env
 from tflearn.environments.sync_vector_env import Failures, cause_of, seed_of
+from tflearn.errors import UserError
 
 _START_TIMEOUT_SECS = 600.0  # some environments load for minutes
 _CLOSE_SECS = 5.0
@@ -38,7 +32,7 @@ def run_worker(index: int, make_one: CloudpickleWrapper, pipe: connection.Connec
 
     Args:
       pipe: the connection to the parent: it receives commands (name, argument) and sends replies (True, result); the
-        last reply may be (False, cause).
+        last reply may be (False, cause), a string or a UserError.
       shared_memory: the memory of the observations, where the worker writes observation `index`.
     """
     # Both are often sent to a process group. The parent handles them, and ends its workers through the pipe.
@@ -47,6 +41,8 @@ def run_worker(index: int, make_one: CloudpickleWrapper, pipe: connection.Connec
     try:
         with contextlib.closing(make_one.fn()) as environment:
             _serve(environment, index, pipe, shared_memory)
+    except UserError as error:
+        _reply(pipe, (False, type(error)(str(error))))
     except Exception as error:
         _reply(pipe, (False, cause_of(error)))
     pipe.close()
@@ -55,21 +51,57 @@ def run_worker(index: int, make_one: CloudpickleWrapper, pipe: connection.Connec
 def _serve(environment: gymnasium.Env, index: int, pipe: connection.Connection, shared_memory: Any) -> None:
     ended = False
     shape = sync_vector_env.reward_shape(environment)
-    to_reward: Any = np.float32 if shape else float
+    no_reward: Any = np.zeros(shape, np.float32) if shape else 0.0
+    origin = sync_vector_env.origin_of(index, sync_vector_env.name_of(environment))
+    batch = sync_vector_env.row_of(_arrays(environment.observation_space, shared_memory), index)
+    gather = gathering.gatherer(environment.observation_space, batch, [origin])
     for command, argument in _commands(pipe):
         if command == 'start':
-            _reply(pipe, (True, None))
+            _reply(pipe, (True, sync_vector_env.progress_setter(environment) is not None))
+            continue
+        if command == 'progress':
+            if setter := sync_vector_env.progress_setter(environment):
+                setter(*argument)
             continue
         if command == 'step' and not ended:
-            observation, reward, terminated, truncated, info = environment.step(argument)
-            ended = bool(terminated or truncated)
-            result = (to_reward(reward), bool(terminated), bool(truncated), sync_vector_env.numeric_info(info))
+            stepped = gathering.step_result(environment.step(argument), shape, origin)
+            observation, reward, terminated, truncated, info = stepped
+            ended = terminated or truncated
+            answer = (reward, terminated, truncated, sync_vector_env.numeric_info(info))
         else:
-            observation, info = environment.reset(seed=argument if command == 'reset' else None)
+            seed = argument if command == 'reset' else None
+            observation, info = gathering.reset_result(environment.reset(seed=seed), origin)
             ended = False
-            result = (to_reward(np.zeros(shape)), False, False, sync_vector_env.numeric_info(info))
-        write_to_shared_memory(environment.observation_space, index, observation, shared_memory)
-        _reply(pipe, (True, result))
+            answer = (no_reward, False, False, sync_vector_env.numeric_info(info))
+        gather([observation])
+        _reply(pipe, (True, answer))
+
+
+def _memory(space: Any, num_environments: int, context: Any) -> Any:
+    """Returns shared memory for observations [B, ...]: for each part as many bytes as it needs, and B."""
+
+    def share(batch: Any) -> Any:
+        if isinstance(batch, dict):
+            return {key: share(part) for key, part in batch.items()}
+        if isinstance(batch, np.ndarray):
+            return context.RawArray('b', max(1, batch.nbytes))
+        return tuple(map(share, batch))
+
+    return num_environments, share(create_empty_array(space, num_environments))
+
+
+def _arrays(space: Any, memory: Any) -> Any:
+    """Returns the observations [B, ...] in shared memory."""
+    num_environments, shared = memory
+
+    def view(batch: Any, part: Any) -> Any:
+        if isinstance(batch, dict):
+            return {key: view(batch[key], part[key]) for key in batch}
+        if isinstance(batch, np.ndarray):
+            return np.frombuffer(part, batch.dtype, batch.size).reshape(batch.shape)
+        return tuple(map(view, batch, part))
+
+    return view(create_empty_array(space, num_environments), shared)
 
 
 def _commands(pipe: connection.Connection) -> Iterator[tuple[str, Any]]:
@@ -143,6 +175,7 @@ class WorkerVectorEnv:
             self.single_observation_space = example.observation_space
             self.single_action_space = example.action_space
             self.reward_shape = sync_vector_env.reward_shape(example)
+            self.name = sync_vector_env.name_of(example)
         self.num_envs = num_environments
         self.failures = Failures(num_environments)
         self._make_one = CloudpickleWrapper(make_one)
@@ -154,17 +187,19 @@ class WorkerVectorEnv:
         self._context = multiprocessing.get_context('forkserver')
         self._context.set_forkserver_preload([__name__])
         self._action_space = batch_space(self.single_action_space, num_environments)
-        self._memory = create_shared_memory(self.single_observation_space, num_environments, self._context)
-        self._batch = read_from_shared_memory(self.single_observation_space, self._memory, num_environments)
+        self._memory = _memory(self.single_observation_space, num_environments, self._context)
+        self._batch = _arrays(self.single_observation_space, self._memory)
+        self._progress: tuple[int, int] | None = None
         self._workers: list[_Worker] = []
         # It also runs at exit, before multiprocessing joins the remaining processes.
         self._end = util.Finalize(self, _end_workers, args=(self._workers,), exitpriority=100)
         with self._closed_after_errors():
             for i in range(num_environments):
                 self._workers.append(self._start(i))
-            _, failed = self._ask(dict.fromkeys(range(num_environments), ('start', None)), _START_TIMEOUT_SECS)
+            started, failed = self._ask(dict.fromkeys(range(num_environments), ('start', None)), _START_TIMEOUT_SECS)
             for i, cause in failed.items():
                 raise RuntimeError(f'environment {i} failed in its worker process: {cause}')
+        self._takes_progress = all(started.values())
 
     def reset(self, seed: int | None) -> Any:
         """See `sync_vector_env.RebuildingVectorEnv`."""
@@ -180,10 +215,8 @@ class WorkerVectorEnv:
         with self._closed_after_errors():
             commands = {i: ('step', own) for i, own in enumerate(iterate(self._action_space, action))}
             results, failed = self._ask(commands, self._timeout_secs)
-            self.failures.record_step(failed)
-            if failed:
-                self._rebuild(failed)
-        of_failed: tuple[Any, bool, bool, dict[str, Any]] = (np.zeros(self.reward_shape), False, False, {})
+            self._rebuild(failed)
+        of_failed: tuple[Any, bool, bool, dict[str, Any]] = (np.zeros(self.reward_shape, np.float32), False, False, {})
         all_results = [results.get(i, of_failed) for i in range(self.num_envs)]
         rewards, terminated, truncated, all_infos = zip(*all_results, strict=True)
         return sync_vector_env.Step(
@@ -194,6 +227,19 @@ class WorkerVectorEnv:
             self._columns.gather(all_infos, action),
             np.isin(np.arange(self.num_envs), list(failed)) if failed else None,
         )
+
+    def rebuild(self, causes: Mapping[int, str]) -> tuple[Any, np.ndarray]:
+        """See `sync_vector_env.RebuildingVectorEnv`."""
+        with self._closed_after_errors():
+            self._rebuild(dict(causes))
+        return self._batch, np.isin(np.arange(self.num_envs), list(causes))
+
+    def set_progress(self, train_step: int, env_steps: int) -> None:
+        """See `sync_vector_env.RebuildingVectorEnv`."""
+        self._progress = train_step, env_steps
+        if self._takes_progress:
+            for worker in self._workers:
+                worker.ask('progress', self._progress)
 
     def close(self) -> None:
         """Ends the workers; kills those that do not end within a few seconds."""
@@ -231,6 +277,8 @@ class WorkerVectorEnv:
         failed: dict[int, Any] = {}
         for i in commands:
             good, value = self._workers[i].answer(deadline)
+            if isinstance(value, UserError):  # another one would do the same
+                raise value
             (results if good else failed)[i] = value
         return results, failed
 
@@ -242,6 +290,8 @@ class WorkerVectorEnv:
                 self._workers[i].process.kill()
                 _end_workers([self._workers[i]])
                 self._workers[i] = self._start(i)
+                if self._progress and self._takes_progress:
+                    self._workers[i].ask('progress', self._progress)
             commands = {i: ('reset', seed_of(self._seed, i, self.failures.num_rebuilt)) for i in failed}
             _, failed = self._ask(commands, max(_START_TIMEOUT_SECS, self._timeout_secs))
 

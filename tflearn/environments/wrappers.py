@@ -36,6 +36,11 @@ class Wrapper:
         """Applies `action`. Returns time steps [B]."""
         return self._environment.step(action)
 
+    def set_progress(self, train_step: int, env_steps: int) -> None:
+        """Passes the run's progress to the environment, if it takes it."""
+        if setter := getattr(self._environment, 'set_progress', None):
+            setter(train_step, env_steps)
+
     def close(self) -> None:
         """Closes the environments. A second call does nothing."""
         self._environment.close()

@@ -194,7 +194,7 @@ def _run(
         # Simulators may be slow: weights are to be refreshed, and leases renewed, all the same.
         until = time.monotonic() + REPORT_SECS
         for _ in range(1 if limit or is_queue else _STEPS_PER_RUN):
-            collection.run(1, write, weights.newest.env_steps)
+            collection.run(1, write, weights.newest.env_steps, weights.newest.train_step)
             if time.monotonic() >= until:
                 break
         reporter.report_if_due('running')

@@ -49,6 +49,8 @@ class Collection:
             num_environments, options.metrics_buffer_size, options.metrics_gamma, lambda: environment.info
         )
         self._environment = environment
+        self._set_progress: Callable[[int, int], None] | None = getattr(environment, 'set_progress', None)
+        self._progress = (0, 0)
         self._num_random_steps = options.initial_random_steps
         self._policy = acting_policy or options.explore(policy, name, num_environments)
         self.random = self._num_random_steps > 0
@@ -74,15 +76,20 @@ class Collection:
         """None: an environment never ends."""
         return None
 
-    def run(self, num_steps: int, write: Callable[[Any], None], env_steps_of_run: int = 0) -> None:
+    def run(self, num_steps: int, write: Callable[[Any], None], env_steps_of_run: int = 0, train_step: int = 0) -> None:
         """Takes `num_steps` batched steps; fewer if the random actions end before.
 
         Args:
           num_steps: the maximum number of batched steps.
           write: called with the Trajectory of every step, see `Actor`.
           env_steps_of_run: the environment steps that all collectors are known to have taken.
+          train_step: the learner's train step, as far as it is known; for environments that follow it.
         """
         self._write = write
+        progress = (train_step, max(env_steps_of_run, self.metrics.env_steps))
+        if self._set_progress and progress != self._progress:
+            self._progress = progress
+            self._set_progress(*progress)
         if self.random:
             left = self._num_random_steps - max(self.metrics.env_steps, env_steps_of_run)
             if left > 0:

@@ -72,7 +72,7 @@ class Acting(Protocol):
     def num_rebuilt(self) -> int:
         """See `Collection`."""
 
-    def run(self, num_steps: int, write: Callable[[Any], None], env_steps_of_run: int = 0) -> None:
+    def run(self, num_steps: int, write: Callable[[Any], None], env_steps_of_run: int = 0, train_step: int = 0) -> None:
         """See `Collection.run`."""
 
     def begin(self) -> None:
@@ -249,7 +249,7 @@ class SynchronousSession:
     def _collect(self) -> None:
         step = self._learner.step
         train_step.set_env_steps(self._counts.env_steps)
-        self._collection.run(1, lambda row: self._replay(row, step), self._counts.env_steps)
+        self._collection.run(1, lambda row: self._replay(row, step), self._counts.env_steps, step)
         metrics = self._collection.metrics
         self._counts.env_steps = self._earlier['env_steps'] + metrics.env_steps
         self._counts.episodes = self._earlier['episodes'] + metrics.episodes

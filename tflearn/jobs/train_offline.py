@@ -214,7 +214,7 @@ class _FileSteps:
         if self._validator:
             self._validator.validate_if_due()
 
-    def run(self, num_steps: int, write: Callable[[Any], None], env_steps_of_run: int = 0) -> None:
+    def run(self, num_steps: int, write: Callable[[Any], None], env_steps_of_run: int = 0, train_step: int = 0) -> None:
         """Nothing; there are no environments."""
 
     def end_reason(self) -> str | None:
