@@ -138,7 +138,7 @@ def test_readers_skip_what_an_older_owner_wrote_later(jobs, tmp_path):
 def test_writers_at_the_same_time_lose_nothing(jobs, tmp_path):
     def write(job):
         for i in range(20):
-            _save(jobs(job), tmp_path, f'{job}-{i}')
+            _save(jobs(job), tmp_path, f'{i:08}')
 
     threads = [threading.Thread(target=write, args=(f'server{i}',)) for i in range(4)]
     for thread in threads:
@@ -147,7 +147,7 @@ def test_writers_at_the_same_time_lose_nothing(jobs, tmp_path):
         thread.join(60.0)
     newest = jobs('server0').newest_first()[0]
     assert newest.number >= 80
-    assert newest.replay == {f'server{i}': f'server{i}-19' for i in range(4)}
+    assert newest.replay == {f'server{i}': '00000019' for i in range(4)}
 
 
 def test_a_reader_adds_nothing(jobs, tmp_path):
