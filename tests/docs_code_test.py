@@ -74,6 +74,11 @@ transform = Logarithm()
 assert transform.transform_specs(specs).observation.shape == (2,)
 assert tf.reduce_all(transform.transform_observation(tf.exp([1.0, 2.0]) - 1.0) == [1.0, 2.0])
 """,
+    'your-environment.md': """
+course = Course(gymnasium.make('CartPole-v1'))
+course.set_progress(0, 50_000)
+assert course.unwrapped.difficulty == 0.5
+""",
     'your-network.md': """
 from tf_agents.specs import tensor_spec
 from tflearn import train_step, types
