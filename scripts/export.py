@@ -21,7 +21,7 @@ def define() -> None:
     """Defines the flags of this job."""
     flags.DEFINE_string('policy', 'greedy_policy', 'Name of the exported policy.')
     flags.DEFINE_integer(
-        'train_step', None, 'Train step of the version or the weights; the newest version by default.', 0
+        'train_step', None, 'Train step of the version or the weights; the best version by default.', 0
     )
     flags.DEFINE_string('output', None, 'Where to write: a new directory, or a file for TFLite; in the run by default.')
     flags.DEFINE_integer('batch_size', None, 'For compilers: a model of this batch size only, at --output.', 1)
@@ -31,6 +31,7 @@ def define() -> None:
     flags.DEFINE_bool('product_time_step', False, 'Whether step_type, reward and discount are inputs too.')
     flags.DEFINE_bool('product_parameters', False, "Whether the distribution's parameters are outputs too.")
     flags.DEFINE_string('observations', None, 'npz file with arrays [N, ...] by the names of the inputs.')
+    flags.DEFINE_integer('num_observations', 2000, 'The maximum number of observations for TFLite.', 1)
 
 
 def check() -> None:
@@ -47,14 +48,13 @@ def run(stop: threading.Event) -> None:
         preflight.import_quietly('tensorflow', 'gym')
         from tflearn.jobs import export  # After the flags are parsed: it loads TensorFlow.
 
-    names = ('policy', 'train_step', 'output', 'batch_size', 'tflite', 'observations')
+    names = ('policy', 'train_step', 'output', 'batch_size', 'tflite', 'observations', 'num_observations')
     arguments: dict[str, Any] = {name: flags.FLAGS[name].value for name in names}
     if flags.FLAGS.product:
         given: dict[str, Any] = {name: flags.FLAGS[f'product_{name}'].value for name in _PRODUCT}
         arguments['product'] = export.product_options(arguments.pop('batch_size'), **given)
     with run_directory.opened(flags.FLAGS.root_dir, 'export_tflite' if flags.FLAGS.tflite else 'export') as run_dir:
-        path = shown(str(export.export(run_dir=run_dir, **arguments)))
-    print(path)
+        print(shown(str(export.export(run_dir=run_dir, **arguments))))
 
 
 def main() -> None:

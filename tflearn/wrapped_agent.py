@@ -48,6 +48,13 @@ class WrappedAgent(tf.Module):
     def after_train(self, converted: Any) -> None:
         """Is called after a train step, and after `prepare`, with what `convert` returned."""
 
+    def post_process_policy(self) -> Any:
+        """Returns the policy for use, of the one that the other agent makes."""
+        process = getattr(self._agent, 'post_process_policy', None)
+        processed = process() if process else self._agent.policy
+        same = processed is self._agent.policy or not hasattr(self.policy, 'with_wrapped')
+        return self.policy if same else self.policy.with_wrapped(processed)
+
     def initialize(self) -> Any:
         """Prepares the first train step."""
         return self._agent.initialize()

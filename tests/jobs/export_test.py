@@ -18,7 +18,7 @@ from tflearn.jobs.collect import collect
 from tflearn.jobs.export import export
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.jobs.train import train
-from tflearn.policies import loader, tflite, updates
+from tflearn.policies import loader, tflite, updates, versions
 from tflearn.policies.exporter import PolicyExporter
 from tflearn.policies.products import ProductOptions
 from tflearn.replay import stored_rows
@@ -71,6 +71,12 @@ def test_exports_a_quantized_actor(tmp_path):
     given = {'run_dir': run_dir, 'observations': str(tmp_path / 'seen.npz')}
     exact = export(**given, tflite='float32', output=str(tmp_path / 'exact.tflite'))
     quantised = export(**given, tflite='int8').read_bytes()
+    example_policies.reweigh(policy, seed=2)
+    PolicyExporter(policy, run_dir.greedy_policy).export(4, {})
+    assert export(**given, tflite='float32') == run_dir.tflite('greedy_policy', 4, 'float32')  # none was evaluated
+    versions.point_best(run_dir.greedy_policy / '3')
+    assert export(**given, tflite='float32') == run_dir.tflite('greedy_policy', 3, 'float32')
+    example_policies.reweigh(policy, seed=1)
     details = tf.lite.Interpreter(model_content=quantised).get_tensor_details()
     assert any(tensor['dtype'] == np.int8 for tensor in details)
     shuffled = {'observation': observation[::-1].copy()}
@@ -144,7 +150,9 @@ def test_named_tuple_fields_keep_their_names(tmp_path):
         server.checkpoint()
     finally:
         server.close()
+    assert len(stored_rows.read(run_dir.replay_checkpoints, 500)[0][1]) >= 9  # each step, not one of each draw
     given = export_job._observations(run_dir, version, None, 5)
+    assert {len(values) for values in given.values()} == {5}
     assert {name: set(values.ravel()) for name, values in given.items()} == {
         'observation_velocity': {1},
         'observation_position': {2},

@@ -71,6 +71,27 @@ def test_makes_a_product_of_each_version_but_the_raw_ones(tmp_path):
     assert np.argmax(got['q_values'], axis=-1) == got['action']
 
 
+def test_exports_what_the_agent_makes_of_its_policy(tmp_path):
+    """An agent of TF-Agents may make another policy for use than it trains, at each time."""
+    specs = specs_of(functools.partial(gymnasium_env.make, 'CartPole-v1'))
+    agent = dqn.make_agent(specs, create_train_step(), Experience(), fc_layer_params=(8,))
+
+    def process():
+        made = example_policies.Linear(specs.observation, specs.action)
+        made.set([0.0] * 4, bias=1.0 if int(agent.train_step_counter) else -1.0)
+        return made.policy
+
+    agent.post_process_policy = process
+    exports = PolicyExports(agent, RunDir(tmp_path), ExportOptions(('greedy_policy', 'raw_policy')), dict)
+    time_step = example_policies.time_step(agent.policy, 4)
+    for step in (0, 5):
+        agent.train_step_counter.assign(step)
+        exports.export(step)
+        exports.wait()
+        loaded = loader.load(RunDir(tmp_path).greedy_policy / str(step))
+        assert set(loaded.action(time_step)[0]) == {int(step > 0)}
+
+
 def test_rejects_invalid_options():
     for policies in ((), ('best_policy',), 'greedy_policy'):
         with pytest.raises(ValueError, match='need a list of one or more of greedy_policy, collect_policy, raw_policy'):

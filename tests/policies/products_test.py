@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 import tensorflow as tf
-from tf_agents.networks import actor_distribution_network
-from tf_agents.policies import actor_policy, greedy_policy
+from tf_agents.networks import actor_distribution_network, sequential
+from tf_agents.policies import actor_policy, greedy_policy, q_policy
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
@@ -36,6 +36,27 @@ def stochastic_policy():
     policy = actor_policy.ActorPolicy(ts.time_step_spec(FEATURES), ACTION, actor_network=network)
     example_policies.reweigh(policy)
     return policy
+
+
+def test_a_policy_that_computes_in_bfloat16_is_a_product_without_a_tflite_model(tmp_path):
+    observation = example_policies.OBSERVATION
+    layers = [
+        tf.keras.layers.Dense(8, 'relu', dtype='mixed_bfloat16'),
+        tf.keras.layers.Dense(4, dtype='mixed_bfloat16'),
+        tf.keras.layers.Lambda(lambda values: tf.cast(values, tf.float32)),
+    ]
+    network = sequential.Sequential(layers, input_spec=observation)
+    network.create_variables()
+    policy = q_policy.QPolicy(ts.time_step_spec(observation), example_policies.DISCRETE, network)
+    version = PolicyExporter(greedy_policy.GreedyPolicy(policy), tmp_path / 'policy').export(1, {})
+    products.save(version, tmp_path / 'product', ProductOptions(batch_size=4))
+    assert not (tmp_path / 'product' / products.TFLITE).exists()
+    rows = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
+    saved = tf.saved_model.load(str(tmp_path / 'product'))
+    expected = tf.saved_model.load(str(version)).signatures['serving_default'](observation=tf.constant(rows))['action']
+    assert saved.signatures['action'](observation=tf.constant(rows))['action'].shape == expected.shape
+    with pytest.raises(ValueError, match='computes in bfloat16 or float16; TFLite needs float32; train with precision'):
+        tflite.convert(version)
 
 
 @pytest.fixture(scope='module')
@@ -164,7 +185,7 @@ def test_rejects_what_does_not_fit(exported, tmp_path):
         ProductOptions(names={'action': '1st', 'node_count': 'a.b'})
     with pytest.raises(ValueError, match='got ProductOptions.batch_size=0; need at least 1'):
         ProductOptions(0)
-    with pytest.raises(RuntimeError, match='as action of the model of .*; need'):
+    with pytest.raises(RuntimeError, match='as action from the model of .*; need'):
         other = PolicyExporter(stochastic_policy_of_seed(), tmp_path / 'other').export(7, {})
         save(other, parameters=True)
     assert not list(tmp_path.glob('product*')) and not list(tmp_path.glob('.*'))

@@ -19,6 +19,7 @@ from tflearn.security import digests
 
 # Columns of a stored row before the observation: the sequence flag, the policy's version, the step type.
 _BEFORE_OBSERVATION = 3
+_FEW_OBSERVATIONS = 100
 
 
 def export(
@@ -30,7 +31,7 @@ def export(
     batch_size: int | None = None,
     tflite: str | None = None,
     observations: str | None = None,
-    num_observations: int = 500,
+    num_observations: int = 2000,
     product: ProductOptions | None = None,
 ) -> pathlib.Path:
     """Writes a model of one train step; for an update (see `policies.updates`) it makes the full model first.
@@ -38,14 +39,15 @@ def export(
     Args:
       run_dir: the run's directory.
       policy: the exported policy's name.
-      train_step: the train step of the version or update; None takes the newest version.
+      train_step: the train step of the version or update; None takes the best version by evaluation, or the newest if
+        none was evaluated.
       output: the path of the model: a directory that must not exist, or a file for TFLite. None leaves a full model
         among the exported versions, exempt from pruning, and a TFLite model in `RunDir.tflite`.
       batch_size: writes 'serving_default' for this batch size only, to `output`; None for any size.
       tflite: 'float32' or 'int8' converts to TFLite; None writes a full model.
       observations: npz file with arrays [N, ...] by the names of the inputs, to calibrate int8 and to compare with the
-        SavedModel; None takes them from the newest checkpoint of the replay.
-      num_observations: the maximum number of observations to use.
+        SavedModel; None draws them from the newest checkpoint of the replay.
+      num_observations: the maximum number of observations to use; a warning says if there are fewer than 100.
       product: writes a model for products, see `policies.products`, to `output`; None as `output` puts it in
         `RunDir.product`.
 
@@ -69,7 +71,9 @@ def export(
             'product alone; set ProductOptions.batch_size'
         )
     directory = run_dir.policy(policy)
-    step = versions.newest_version(directory) if train_step is None else train_step
+    step = train_step
+    if step is None and (step := versions.best_version(directory)) is None:
+        step = versions.newest_version(directory)
     if step is None:
         raise UserValueError(f'got no policy in {directory}; need one that the train job has exported')
     version = directory / str(step)
@@ -152,6 +156,14 @@ def _observations(run_dir: RunDir, version: pathlib.Path, file: str | None, limi
     need = {name: f'{spec.dtype.name}{list(spec.shape[1:])}' for name, spec in wanted.items()}
     if got != need or not _len(found):
         raise UserValueError(f'got observations of {got} in {file or run_dir.replay_checkpoints}; need {need}')
+    if _len(found) < _FEW_OBSERVATIONS:
+        logging.warning(
+            'got %d observations in %s; int8 needs %d or more to fit its ranges to what the policy sees; pass more by '
+            '--observations',
+            _len(found),
+            file or run_dir.replay_checkpoints,
+            _FEW_OBSERVATIONS,
+        )
     return found
 
 

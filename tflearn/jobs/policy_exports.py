@@ -64,22 +64,26 @@ class ExportOptions:
             )
 
 
-def _greedy(agent: Agent) -> tf_policy.TFPolicy:
-    is_greedy = isinstance(agent.policy, greedy_policy.GreedyPolicy)
-    return agent.policy if is_greedy else greedy_policy.GreedyPolicy(agent.policy)
+def _processed(agent: Agent) -> tf_policy.TFPolicy:
+    """Returns the policy as a TF-Agents agent makes it for use; most return their own one."""
+    process = getattr(agent, 'post_process_policy', None)
+    return process() if process else agent.policy
 
 
-def _raw(agent: Agent) -> tf_policy.TFPolicy:
-    policy = agent.policy
+def _greedy(policy: tf_policy.TFPolicy) -> tf_policy.TFPolicy:
+    return policy if isinstance(policy, greedy_policy.GreedyPolicy) else greedy_policy.GreedyPolicy(policy)
+
+
+def _raw(policy: tf_policy.TFPolicy) -> tf_policy.TFPolicy:
     while isinstance(policy, greedy_policy.GreedyPolicy):
         policy = policy.wrapped_policy
     return policy
 
 
-_POLICIES: dict[str, Callable[[Agent], tf_policy.TFPolicy]] = {
-    'greedy_policy': _greedy,
-    'collect_policy': lambda agent: agent.collect_policy,
-    'raw_policy': _raw,
+_POLICIES: dict[str, Callable[[Agent, tf_policy.TFPolicy], tf_policy.TFPolicy]] = {
+    'greedy_policy': lambda agent, processed: _greedy(processed),
+    'collect_policy': lambda agent, processed: agent.collect_policy,
+    'raw_policy': lambda agent, processed: _raw(processed),
 }
 
 
@@ -103,8 +107,11 @@ class PolicyExports:
           facts: returns the metadata of the current step: env_steps, policy_version, mean_return.
           texts: returns the run's texts by tag; the metadata include its configuration's hash and the code's revision.
         """
+        self._agent, self._policy = agent, _processed(agent)
         self._exporters = [
-            PolicyExporter(_POLICIES[name](agent), run_dir.policy(name), options.keep_last, options.keep_updates)
+            PolicyExporter(
+                _POLICIES[name](agent, self._policy), run_dir.policy(name), options.keep_last, options.keep_updates
+            )
             for name in options.policies
         ]
         self._run_dir, self._options, self._facts = run_dir, options, facts
@@ -218,6 +225,7 @@ class PolicyExports:
             exporter.drop_newer_than(step)
 
     def _submit(self, background: Background, step: int, update: bool, delay_secs: float = 0.0) -> None:
+        self._process()
         facts = {**self._facts(), **self._texts()}
         works = [exporter.snapshot(step, facts, update) for exporter in self._exporters]
         self._newest = self._newest if update else step
@@ -236,6 +244,14 @@ class PolicyExports:
         else:
             self._waiting.append(write)
             background.submit(self._write_waiting)
+
+    def _process(self) -> None:
+        """Brings the exported policy up to date if the agent makes another one at each time."""
+        processed = _processed(self._agent)
+        if processed is not self._policy:
+            for own, value in zip(self._policy.variables(), processed.variables(), strict=True):
+                if own is not value:
+                    own.assign(value)
 
     def _write(self, works: Sequence[Callable[[], None]], update: bool) -> None:
         try:

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 from tensorflow.core.protobuf import saved_model_pb2
 from tf_agents.policies import policy_saver
 from tf_agents.specs import tensor_spec
@@ -55,7 +56,7 @@ class ProductOptions:
         Those of a greedy policy are the parameters of the raw policy at the same train step, whose mode it takes.
       names: names of one's own for inputs and outputs, by their default names: the path of an input in the observation,
         joined with '_' ('observation' for a single tensor), 'step_type', 'reward', 'discount', 'action', 'logits', ...
-      tflite: whether to write a TFLite model too.
+      tflite: whether to write a TFLite model too, unless the policy computes in bfloat16 or float16.
     """
 
     batch_size: int = 1
@@ -97,7 +98,11 @@ def save(version: pathlib.Path, output: pathlib.Path, options: ProductOptions, r
         product.compare(tf.saved_model.load(str(written)).signatures[options.signature])
         outputs = _output_spec(written, options.signature, product.outputs)
         (written / OUTPUT_SPEC).write_text(json.dumps(outputs, indent=2) + '\n')
-        if options.tflite:
+        if options.tflite and rounding.has_low_precision(product.function.get_concrete_function()):
+            logging.warning(
+                '%s gets no %s: the policy computes in bfloat16 or float16, TFLite in float32', output, TFLITE
+            )
+        elif options.tflite:
             model = tflite.convert(written, signature=options.signature)
             _check_names(model, outputs)
             if product.exact:

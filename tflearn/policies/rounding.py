@@ -29,10 +29,7 @@ class Rounding(NamedTuple):
     @classmethod
     def of(cls, program: Any) -> 'Rounding':
         """Returns that of a concrete function, by the coarsest floats that it computes with."""
-        graph = program.graph.as_graph_def()
-        nodes = [*graph.node, *(node for definition in graph.library.function for node in definition.node_def)]
-        types = {value.type for node in nodes for value in node.attr.values()}
-        return cls(3e-2, 1e-2) if types & _LOW_PRECISION else cls(1e-4, 1e-5)
+        return cls(3e-2, 1e-2) if has_low_precision(program) else cls(1e-4, 1e-5)
 
 
 class Program:
@@ -106,6 +103,13 @@ class Program:
 
     def _call(self, leaves: Sequence[tf.Tensor], values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         return call(self._program, leaves, _copies(self._variables, values))
+
+
+def has_low_precision(program: Any) -> bool:
+    """Returns whether a concrete function computes with floats of 16 bits."""
+    graph = program.graph.as_graph_def()
+    nodes = [*graph.node, *(node for definition in graph.library.function for node in definition.node_def)]
+    return any(value.type in _LOW_PRECISION for node in nodes for value in node.attr.values())
 
 
 def call(program: Any, leaves: Sequence[tf.Tensor], copies: Mapping[int, tf.Variable] | None = None) -> list[tf.Tensor]:

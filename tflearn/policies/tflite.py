@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tflearn.errors import UserValueError
-from tflearn.policies import loaded_model, signatures
+from tflearn.policies import loaded_model, rounding, signatures
 
 # The tolerances of a model: the least share of equal discrete actions, and the greatest difference of continuous ones,
 # as a share of their range.
@@ -39,6 +39,11 @@ def convert(version: pathlib.Path, calibration: Arrays | None = None, signature:
     Raises:
       ValueError: if TFLite lacks an operation of the policy.
     """
+    if rounding.has_low_precision(_load(version).signatures[signature]):
+        raise UserValueError(
+            f'got the policy {version}, which computes in bfloat16 or float16; TFLite needs float32; train with '
+            "precision='float32'"
+        )
     converter = tf.lite.TFLiteConverter.from_saved_model(str(version), [signature])
     if calibration is not None:
         converter.optimizations = [tf.lite.Optimize.DEFAULT]

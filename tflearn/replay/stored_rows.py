@@ -30,11 +30,11 @@ _TABLES, _ITEMS, _COMPRESSION = 'tables.tfrecord', 'items.tfrecord', 'ZLIB'  # a
 
 
 def read(checkpoints: pathlib.Path, num_rows: int) -> list[tuple[str, np.ndarray]]:
-    """Draws items of the newest checkpoint, as its table draws them, and returns the first row of each.
+    """Draws rows of the newest checkpoint in which sequences begin, each at most once, from as many items as there are.
 
     Args:
       checkpoints: the directory of the replay server's checkpoints. Nothing is written there.
-      num_rows: the maximum number of rows; there are fewer if the table's limits allow no more.
+      num_rows: the maximum number of rows.
 
     Returns:
       The columns of the rows in the order of `Storage.layout`: name and array [num_rows, ...].
@@ -43,19 +43,25 @@ def read(checkpoints: pathlib.Path, num_rows: int) -> list[tuple[str, np.ndarray
       ValueError: if there is no checkpoint, or if it is empty.
     """
     settings, newest = _newest(checkpoints, 'pass your own observations')
-    chunks = _draw(newest, list(settings), num_rows)
+    chunks = _draw_once(newest, list(settings), num_rows)
     if not chunks:
         raise UserValueError(f'got an empty replay in {checkpoints}; need steps in it')
-    begin = ID_BYTES if CHUNK_FORMAT in settings[REPLAY]['signature']['chunk'] else 0
-    rows, columns, offset = np.stack([chunk.reshape(-1) for chunk in chunks]), [], begin
-    for name, dtype_name, dims in _COLUMN.findall(settings[REPLAY]['signature']['chunk']):
-        dtype = np.dtype(dtype_name)
-        shape = [int(size) for size in dims.split(',') if size]
-        size = dtype.itemsize * int(np.prod(shape))
-        column = np.ascontiguousarray(rows[:, offset : offset + size]).view(dtype)
-        columns.append((name, column.reshape(len(rows), *shape)))
-        offset += size
-    return columns
+    signature = settings[REPLAY]['signature']['chunk']
+    layout = [
+        (name, np.dtype(dtype), [int(size) for size in dims.split(',') if size])
+        for name, dtype, dims in _COLUMN.findall(signature)
+    ]
+    widths = [dtype.itemsize * int(np.prod(shape)) for _, dtype, shape in layout]
+    begin = ID_BYTES if CHUNK_FORMAT in signature else 0
+    rows = np.concatenate([chunk.reshape(-1)[begin:].reshape(-1, sum(widths)) for chunk in chunks])
+    # Where a sequence begins, as the first column marks: neither what fills a chunk up, nor what the next one repeats.
+    rows = rows[rows[:, 0] != 0]
+    rows = rows[np.sort(np.random.default_rng(0).permutation(len(rows))[:num_rows])]
+    columns = np.split(rows, np.cumsum(widths)[:-1], axis=1)
+    return [
+        (name, np.ascontiguousarray(column).view(dtype).reshape(len(rows), *shape))
+        for (name, dtype, shape), column in zip(layout, columns, strict=True)
+    ]
 
 
 def read_chunks(checkpoints: pathlib.Path, storage: Storage) -> list[np.ndarray]:
@@ -74,14 +80,20 @@ def read_chunks(checkpoints: pathlib.Path, storage: Storage) -> list[np.ndarray]
         raise UserValueError(
             f'got the replay checkpoint {newest} with {theirs}; need {ours}; use the gin file of its run'
         )
+    return _draw_once(newest, list(settings))
+
+
+def _draw_once(checkpoint: pathlib.Path, names: list[str], at_most: int | None = None) -> list[np.ndarray]:
+    """Returns items of a checkpoint's replay table once: all, the oldest first, or a number of them at random."""
     with tempfile.TemporaryDirectory() as scratch:
-        queue = pathlib.Path(scratch) / newest.name
+        queue = pathlib.Path(scratch) / checkpoint.name
         queue.mkdir()
-        for path in newest.iterdir():
+        for path in checkpoint.iterdir():
             if path.name not in (_TABLES, _ITEMS):
                 (queue / path.name).symlink_to(path.resolve())
-        num_items = _write_as_queue(newest, queue)
-        return _draw(queue, list(settings), num_items) if num_items else []
+        num_items = _write_as_queue(checkpoint, queue, is_random=at_most is not None)
+        num_items = num_items if at_most is None else min(num_items, at_most)
+        return _draw(queue, names, num_items) if num_items else []
 
 
 def _newest(checkpoints: pathlib.Path, otherwise: str) -> tuple[dict[str, Any], pathlib.Path]:
@@ -103,7 +115,7 @@ def _newest(checkpoints: pathlib.Path, otherwise: str) -> tuple[dict[str, Any], 
     return settings, newest
 
 
-def _write_as_queue(checkpoint: pathlib.Path, target: pathlib.Path) -> int:
+def _write_as_queue(checkpoint: pathlib.Path, target: pathlib.Path, is_random: bool) -> int:
     """Writes a checkpoint's tables with settings by which each item of the replay table is drawn once.
 
     Returns:
@@ -124,7 +136,8 @@ def _write_as_queue(checkpoint: pathlib.Path, target: pathlib.Path) -> int:
                 limiter.samples_per_insert, limiter.min_size_to_sample = 1.0, 1
                 limiter.min_diff, limiter.max_diff = -sys.float_info.max, sys.float_info.max
                 table.max_times_sampled = 1
-                table.sampler.CopyFrom(schema_pb2.KeyDistributionOptions(fifo=True, is_deterministic=True))
+                order = {'uniform': True} if is_random else {'fifo': True}
+                table.sampler.CopyFrom(schema_pb2.KeyDistributionOptions(**order, is_deterministic=not is_random))
             file.write(table.SerializeToString())
     return num_items
 
