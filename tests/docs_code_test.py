@@ -1,4 +1,7 @@
-"""Every block of code in the documents: Python is executed, gin is read. docs_commands_test.py: commands."""
+"""Every block of code in the documents: Python and complete gin files run, other gin is read.
+
+docs_commands_test.py: commands.
+"""
 
 import pathlib
 import re
@@ -7,9 +10,12 @@ from collections.abc import Iterator
 
 import pytest
 
+import tflearn
+from tests.data import data_sets
 from tests.testing import docs_blocks, served_policies
 from tests.testing.docs_blocks import BLOCKS, DOCS, JOBS, PAGES, ROOT, SMALL
 from tflearn.config import preview
+from tflearn.environments import gymnasium_env
 from tflearn.run_dir import RunDir
 
 LANGUAGES = {'bash', 'gin', 'mermaid', 'python', 'text'}
@@ -104,6 +110,21 @@ assert [step // 50 for step in scalars['train/own/weights']] == [1, 2] and own_h
 # The run whose bindings a page's gin blocks change; blocks that include files are complete themselves.
 GIN_RUNS = {'from-circuit-training.md': 'ppo_floorplan', 'your-network.md': 'impala_cartpole'}
 
+# Complete gin files that are not run by test_a_complete_gin_block_runs_to_its_end, and why.
+NOT_RUN = {
+    'own_task.gin': "the page's Python runs it",
+    'own_hooks.gin': "the page's Python runs it",
+    'transformed_pong.gin': 'needs the games of the extra atari',
+}
+SLOW = ('data/expert', 'Queue', 'dqn_rnd')  # several processes; or what tests/transforms trains, too
+FEW_STEPS = [
+    'train.StopConditions.num_train_steps = 20',
+    'train.Intervals.export_interval_steps = 20',
+    'evaluate.evaluate.target_return = None',
+    'evaluate.evaluate.num_episodes = 1',
+]
+PRETRAIN_STEPS = ('train.Demonstrations.num_pretrain_steps', 'train.Cloning.num_train_steps')
+
 
 def test_every_block_has_a_language():
     assert [str(block) for block in BLOCKS if block.language not in LANGUAGES] == []
@@ -195,9 +216,8 @@ def test_the_library_example(tmp_path, capsys):
     assert len([line for line in text.splitlines() if line.strip()]) <= 35
 
 
-@pytest.mark.parametrize('block', docs_blocks.of('gin'), ids=str)
-def test_gin(block, tmp_path):
-    """A block is read with a run that it changes, unless it includes one; it may leave out what it imports."""
+def _write_run(block: docs_blocks.Block, folder: pathlib.Path) -> pathlib.Path:
+    """Writes a gin file of the block, which may leave out imports, and of the run that it changes or includes."""
     modules = {path.stem: path.relative_to(ROOT).with_suffix('') for path in (ROOT / 'tflearn').rglob('*.py')}
     used = {name for name in re.findall(r'(?:^|[@/(])(\w+)\.\w+', block.text, re.MULTILINE) if name in modules}
     text, header = block.text, 'from __gin__ import dynamic_registration'
@@ -206,9 +226,42 @@ def test_gin(block, tmp_path):
         text = '\n'.join([header, *(f'from {line}' for line in imports), text])
     for other in BLOCKS:
         if other.page == block.page and other.file_name:
-            (tmp_path / other.file_name).write_text(other.text, encoding='utf-8')
-    (tmp_path / 'block.gin').write_text(text, encoding='utf-8')
+            (folder / other.file_name).write_text(other.text, encoding='utf-8')
+    (folder / 'block.gin').write_text(text, encoding='utf-8')
     run = '' if 'include ' in text else f"include '{GIN_RUNS.get(block.page.name, 'dqn_cartpole')}.gin'\n"
-    (tmp_path / 'run.gin').write_text(f"{header}\n{run}include 'block.gin'\n", encoding='utf-8')
+    (folder / 'run.gin').write_text(f"{header}\n{run}include 'block.gin'\n", encoding='utf-8')
+    return folder / 'run.gin'
+
+
+@pytest.mark.parametrize('block', docs_blocks.of('gin'), ids=str)
+def test_gin(block, tmp_path):
     with docs_blocks.working_in(tmp_path):
-        preview.check(tmp_path / 'run.gin', [], JOBS)
+        preview.check(_write_run(block, tmp_path), [], JOBS)
+
+
+def _complete() -> Iterator[object]:
+    """Yields the gin blocks that are a run's whole file; those that take long are marked as slow."""
+    for block in docs_blocks.of('gin'):
+        if 'include ' in block.text and block.file_name not in NOT_RUN:
+            slow = any(text in block.text for text in SLOW)
+            yield pytest.param(block, marks=[pytest.mark.slow] if slow else [], id=str(block))
+
+
+@pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')  # as in test_python
+@pytest.mark.parametrize('block', [*_complete()])
+def test_a_complete_gin_block_runs_to_its_end(block, tmp_path):
+    bindings = [*FEW_STEPS]
+    in_processes = 'Queue' in block.text or 'ppo' in block.text
+    if not in_processes:
+        bindings.append('experience.Uniform.min_size = 100')
+    bindings += [f'{name} = 5' for name in PRETRAIN_STEPS if f'{name} =' in block.text]
+    with docs_blocks.working_in(tmp_path):
+        if 'data/expert' in block.text:
+            data_sets.write(tmp_path / 'data' / 'expert', 100, gymnasium_env.make('CartPole-v1', 2, 1))
+        mode = 'processes' if in_processes else 'synchronous'
+        run = tflearn.train(_write_run(block, tmp_path), root_dir='run', mode=mode, gin_bindings=bindings)
+    assert run.train_step >= 20 and run.evaluations[-1]['num_episodes'] == 1
+
+
+def test_exceptions_are_needed():
+    assert NOT_RUN.keys() <= {block.file_name for block in docs_blocks.of('gin') if 'include ' in block.text}
