@@ -8,7 +8,7 @@ from tf_agents.trajectories import time_step as ts
 from tf_agents.typing import types
 
 from tflearn.errors import UserValueError
-from tflearn.types import EnvironmentSpecs, leaf_paths
+from tflearn.types import EnvironmentSpecs, integer_bounds, leaf_paths
 
 
 class ActionMask:
@@ -38,14 +38,14 @@ class ActionMask:
                 f"got action_mask='{path}' and an observation with the parts {', '.join(paths)}; need one of several "
                 'parts'
             )
-        if tf.nest.is_nested(action) or not action.dtype.is_integer or np.any(action.minimum):
+        bounds = None if tf.nest.is_nested(action) else integer_bounds(action)
+        if bounds is None:
             raise UserValueError(
-                f"got action_mask='{path}' for the action {action}; need a Discrete or MultiDiscrete one, counted from "
-                '0'
+                f"got action_mask='{path}' for the action {action}; need a Discrete or MultiDiscrete one"
             )
         self.path, self._paths, self._index = path, paths, paths.index(path)
         self._shape, self._dtype = action.shape, action.dtype.as_numpy_dtype
-        self._sizes = (np.broadcast_to(action.maximum, action.shape).astype(int) + 1).reshape(-1)
+        self._start, self._sizes = bounds[0], (bounds[1] - bounds[0] + 1).reshape(-1)
         mask = leaves[self._index]
         if mask.shape != (self._sizes.sum(),):
             raise UserValueError(
@@ -114,14 +114,14 @@ class ActionMask:
         drawn = np.where(mask, 1.0, 0.0) + random.random(mask.shape)
         parts = np.split(drawn, np.cumsum(self._sizes)[:-1], axis=1)
         chosen = np.stack([part.argmax(axis=1) for part in parts], axis=1)
-        return chosen.reshape(len(mask), *self._shape).astype(self._dtype)
+        return (chosen.reshape(len(mask), *self._shape) + self._start).astype(self._dtype)
 
     def log_probability(self, observation: Any, action: np.ndarray) -> np.ndarray:
         """Returns the log-probabilities with which `sample` draws the actions [B, *shape], float64 [B]."""
         mask = np.asarray(tf.nest.flatten(observation)[self._index]) != 0
         ends = np.cumsum(self._sizes)
         num_legal = np.stack([part.sum(axis=1) for part in np.split(mask, ends[:-1], axis=1)], axis=1)
-        places = np.reshape(action, (len(mask), -1)).astype(int) + ends - self._sizes
+        places = np.reshape(action - self._start, (len(mask), -1)).astype(int) + ends - self._sizes
         legal = np.take_along_axis(mask, places, axis=1)
         return np.where(legal, -np.log(np.maximum(num_legal, 1.0)), -np.inf).sum(axis=1)
 

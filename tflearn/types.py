@@ -260,6 +260,15 @@ def integer_bounds(spec: types.TensorSpec) -> tuple[np.ndarray, np.ndarray] | No
     return None if unbounded else (minimum, maximum)
 
 
+def differ_in_start(one: types.TensorSpec, other: types.TensorSpec) -> bool:
+    """Returns whether two tensors of integers have as many choices each, counted from other numbers."""
+    bounds, others = integer_bounds(one), integer_bounds(other)
+    if bounds is None or others is None or bounds[0].shape != others[0].shape:
+        return False
+    offsets = [bound - of_other for bound, of_other in zip(bounds, others, strict=True)]
+    return bool(offsets[0].any() and (offsets[0] == offsets[1]).all())
+
+
 def leaf_paths(nest: Any, prefix: str = '') -> list[str]:
     """Returns the paths of the leaves of a nest, such as 'arm.position' or '0', in the order of `tf.nest.flatten`.
 

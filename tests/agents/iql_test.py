@@ -204,6 +204,7 @@ def test_a_mask_of_legal_actions_holds_in_the_losses(module):
     assert not agent.collect_policy.action(steps).action.numpy().any()
 
 
+UNBOUNDED_CHOICE = tensor_spec.BoundedTensorSpec((), tf.int64, tf.int64.min, tf.int64.max)
 UNBOUNDED = tensor_spec.BoundedTensorSpec((1,), tf.float32, -np.inf, 1)
 NESTED = {'push': CONTINUOUS.action, 'which': DISCRETE.action}
 
@@ -212,10 +213,13 @@ NESTED = {'push': CONTINUOUS.action, 'which': DISCRETE.action}
 @pytest.mark.parametrize(
     ('changes', 'message'),
     [
-        ({'specs': EnvironmentSpecs(CONTINUOUS.observation, NESTED)}, 'needs one discrete action, .* or one vector'),
         (
-            {'specs': EnvironmentSpecs(CONTINUOUS.observation, tensor_spec.BoundedTensorSpec((), tf.int64, 1, 2))},
-            'needs one discrete action, counted from 0',
+            {'specs': EnvironmentSpecs(CONTINUOUS.observation, NESTED)},
+            'needs one discrete action with bounds, or one vector',
+        ),
+        (
+            {'specs': EnvironmentSpecs(CONTINUOUS.observation, UNBOUNDED_CHOICE)},
+            'needs one discrete action with bounds',
         ),
         (
             {

@@ -206,12 +206,13 @@ def test_data_of_another_program(tmp_path, other):
     assert convert(tmp_path / 'in', tmp_path / 'data', 'tflearn') == 2
     for i, episode in enumerate(episodes_of(tmp_path / 'data')):
         np.testing.assert_array_equal(episode['observation'], np.arange(10, dtype=np.float32).reshape(5, 2))
-        np.testing.assert_array_equal(episode['action'], [0, 2, 1, 0, 0])
+        np.testing.assert_array_equal(episode['action'], [1, 3, 2, 1, 0] if other == 'minari' else [0, 2, 1, 0, 0])
         np.testing.assert_array_equal(episode['reward'], [0, 1, 2, 3, 0])
         np.testing.assert_array_equal(episode['discount'], [1, 1, 1, float(i), 1])
         np.testing.assert_array_equal(episode['step_type'], [0, 1, 1, 1, 2])
     specs = columns.read_specs(tmp_path / 'data')
-    assert (specs.action.dtype, int(specs.action.minimum), int(specs.action.maximum)) == (tf.int64, 0, 2)
+    start = 1 if other == 'minari' else 0
+    assert (specs.action.dtype, specs.action.minimum, specs.action.maximum) == (tf.int64, start, start + 2)
 
 
 def test_mistakes_are_refused(tmp_path, other):

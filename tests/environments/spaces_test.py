@@ -20,8 +20,8 @@ def _batch(space, elements):
     ('space', 'shape', 'dtype', 'minimum', 'maximum'),
     [
         (gym_spaces.Discrete(4), (), tf.int64, 0, 3),
-        (gym_spaces.Discrete(4, start=-2), (), tf.int64, 0, 3),
-        (gym_spaces.MultiDiscrete([2, 5], start=[1, 1]), (2,), tf.int64, 0, [1, 4]),
+        (gym_spaces.Discrete(4, start=-2), (), tf.int64, -2, 1),
+        (gym_spaces.MultiDiscrete([2, 5], start=[1, -3]), (2,), tf.int64, [1, -3], [2, 1]),
         (gym_spaces.MultiBinary((2, 3)), (2, 3), tf.int64, 0, 1),
         (gym_spaces.Box(-1.0, 2.0, (3,), np.float32), (3,), tf.float32, -1, 2),
         (gym_spaces.Box(np.array([0.0, -np.inf]), np.array([1e300, 5.0]), dtype=np.float64), (2,), tf.float32,
@@ -61,7 +61,7 @@ def test_rejects_unsupported_spaces(space):
         spaces.to_spec(space, 'observation')
 
 
-def test_read_shifts_and_casts_into_new_arrays():
+def test_read_casts_into_new_arrays():
     space = Rover.observation_space
     position = np.array([0.25, 0.5])
     wheels = (np.array([1, 0], np.int8), -1)
@@ -71,7 +71,7 @@ def test_read_shifts_and_casts_into_new_arrays():
         leaf[...] = 0
     np.testing.assert_array_equal(read['position'], np.array([position, position], np.float32))
     np.testing.assert_array_equal(read['wheels'][0], [[1, 0], [1, 0]])
-    np.testing.assert_array_equal(read['wheels'][1], [0, 0])
+    np.testing.assert_array_equal(read['wheels'][1], [-1, -1])
     assert (read['camera'] == 9).all()
     spec = spaces.to_spec(space, 'observation')
     assert [leaf.dtype for leaf in tf.nest.flatten(read)] == [
@@ -124,7 +124,7 @@ def test_rejects_floats_that_are_not_finite(wrong, bound):
 @pytest.mark.parametrize(
     ('space', 'wrong', 'message'),
     [
-        (gym_spaces.Discrete(3, start=5), [0, 3], 'got 3 in action; need values from 0 to 2'),
+        (gym_spaces.Discrete(3, start=5), [5, 3], 'got 3 in action; need values from 5 to 7'),
         (gym_spaces.Discrete(3), [-1, 0], 'got -1 in action; need values from 0 to 2'),
         (gym_spaces.MultiDiscrete([2, 3]), [[0, 2], [1, 3]], r'got 3 in action; need values from \[0 0\] to \[1 2\]'),
         (gym_spaces.MultiBinary(1), [[0], [2]], 'got 2 in action; need values from 0 to 1'),

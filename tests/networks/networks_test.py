@@ -216,7 +216,7 @@ def bounded(shape, dtype, low, high):
 
 MODULES = {'dqn': dqn, 'sac': sac, 'ppo': ppo, 'impala': impala, 'appo': appo, 'reinforce': reinforce}
 UNEQUAL = bounded((2,), tf.int64, [0, 0], [1, 2])
-FROM_1 = bounded((), tf.int64, 1, 3)
+UNBOUNDED_CHOICE = bounded((), tf.int64, tf.int64.min, tf.int64.max)
 UNBOUNDED = bounded((2,), tf.float32, -np.inf, np.inf)
 TOO_WIDE = bounded((2,), tf.float32, np.finfo(np.float32).min, np.finfo(np.float32).max)
 POLICY_GRADIENT = ('ppo', 'impala', 'appo', 'reinforce')
@@ -230,18 +230,18 @@ def make_agent(name, observation, action, **changes):
 @pytest.mark.parametrize(
     ('names', 'action', 'need'),
     [
-        (('dqn',), UNEQUAL, 'DQN needs one discrete action, counted from 0; '),
-        (('dqn',), FROM_1, 'DQN needs one discrete action, counted from 0; '),
-        (('dqn',), {'a': DISCRETE}, 'DQN needs one discrete action, counted from 0; '),
-        (('dqn',), (DISCRETE, DISCRETE), 'DQN needs one discrete action, counted from 0; '),
-        (('dqn',), CONTINUOUS, 'DQN needs one discrete action, counted from 0; '),
+        (('dqn',), UNEQUAL, 'DQN needs one discrete action with bounds; '),
+        (('dqn',), UNBOUNDED_CHOICE, 'DQN needs one discrete action with bounds; '),
+        (('dqn',), {'a': DISCRETE}, 'DQN needs one discrete action with bounds; '),
+        (('dqn',), (DISCRETE, DISCRETE), 'DQN needs one discrete action with bounds; '),
+        (('dqn',), CONTINUOUS, 'DQN needs one discrete action with bounds; '),
         (('sac',), DISCRETE, 'SAC needs one vector of continuous actions; '),
         (('sac',), {'a': CONTINUOUS, 'b': CONTINUOUS}, 'SAC needs one vector of continuous actions; '),
         (('sac',), bounded((), tf.float32, -1, 1), 'SAC needs one vector of continuous actions; '),
         (('sac',), bounded((2, 2), tf.float32, -1, 1), 'SAC needs one vector of continuous actions; '),
         (('sac', *POLICY_GRADIENT), UNBOUNDED, 'needs bounded actions; rescale them'),
         (('sac', *POLICY_GRADIENT), TOO_WIDE, 'needs bounded actions; rescale them'),
-        (POLICY_GRADIENT, FROM_1, 'needs discrete actions counted from 0; wrap the environment'),
+        (POLICY_GRADIENT, UNBOUNDED_CHOICE, 'needs bounded discrete actions; wrap the environment'),
     ],
 )
 def test_rejects_actions(names, action, need):

@@ -24,6 +24,7 @@ from tf_agents.trajectories import time_step as ts
 from tflearn.action_mask import make_mask
 from tflearn.agents import awac, iql
 from tflearn.agents.critics_agent import EntropyAgent
+from tflearn.agents.rescaled_actions import ActionRescaling
 from tflearn.errors import UserValueError
 from tflearn.experience import BatchItems, Experience, Uniform
 from tflearn.networks import encoder, networks, spec_checks
@@ -106,6 +107,8 @@ def make_agent(
     Raises:
       ValueError: if the action is another one, the experience has another order.
     """
+    rescaling = ActionRescaling(specs)
+    specs = rescaling.specs
     spec_checks.check_one_discrete_action(specs.action, 'discrete SAC')
     spec_checks.check_observation(specs.observation, 'discrete SAC', conv_layer_params, preprocessing_layers)
     iql.check_experience(experience, 'discrete SAC')
@@ -129,7 +132,8 @@ def make_agent(
     actor = networks.actor(observation_spec, specs.action, actor_fc_layer_params, masked=mask is not None, **encoding)
     actor.create_variables()
     critics = TwinCritics(observation_spec, specs.action, critic_fc_layer_params, encoding, target_update_tau)
-    return DiscreteSacAgent(specs, train_step, experience, awac.Networks(actor, critics, mask), loss, made)
+    agent = DiscreteSacAgent(specs, train_step, experience, awac.Networks(actor, critics, mask), loss, made)
+    return rescaling.wrapped(agent)
 
 
 class DiscreteSacAgent(EntropyAgent):

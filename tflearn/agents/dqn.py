@@ -19,6 +19,7 @@ from tf_agents.typing import types
 from tf_agents.utils import common
 
 from tflearn.action_mask import make_mask
+from tflearn.agents.rescaled_actions import ActionRescaling
 from tflearn.errors import UserValueError
 from tflearn.experience import Experience, Queue, Uniform
 from tflearn.joined_leaves import JoinedLeaves
@@ -105,7 +106,7 @@ def make_agent(
       ValueError: if the action is not one discrete number, the experience is a queue, there are convolutions and the
         observation has no image, or the embeddings do not fit the actions.
     """
-    _check(specs, experience, conv_layer_params, preprocessing_layers)
+    specs = (rescaling := _checked(specs, experience, conv_layer_params, preprocessing_layers)).specs
     mask, observation_spec = make_mask(specs, action_mask)
     encoding: Any = {
         'conv_layer_params': conv_layer_params,
@@ -120,9 +121,8 @@ def make_agent(
     optimizer = make_optimizer(
         train_step, learning_rate, gradient_clipping=gradient_clipping, per_replica_batch_size=batch_size, name='dqn'
     )
-    return made(
-        specs.time_step,
-        specs.action,
+    agent = made(
+        *(specs.time_step, specs.action),
         q_network=q_network,
         optimizer=optimizer,
         conservative_weight=conservative_weight,
@@ -138,20 +138,24 @@ def make_agent(
         debug_summaries=debug_summaries,
         train_step_counter=train_step,
     )
+    return rescaling.wrapped(agent)
 
 
-def _check(
+def _checked(
     specs: EnvironmentSpecs,
     experience: Experience,
     conv_layer_params: encoder.ConvLayerParams | None,
     preprocessing_layers: encoder.Layers | None,
-) -> None:
+) -> ActionRescaling:
+    """Checks the arguments of `make_agent`; returns how actions are counted."""
+    rescaling = ActionRescaling(specs)
     spec_checks.check_observation(specs.observation, 'DQN', conv_layer_params, preprocessing_layers)
-    spec_checks.check_one_discrete_action(specs.action, 'DQN')
+    spec_checks.check_one_discrete_action(rescaling.specs.action, 'DQN')
     if isinstance(experience.replay, Queue):
         raise UserValueError(
             'got a Queue as Experience.replay; DQN needs Uniform or Prioritized: it learns from old items'
         )
+    return rescaling
 
 
 def _parts(

@@ -34,6 +34,7 @@ from tf_agents.trajectories import policy_step
 from tf_agents.trajectories import time_step as ts
 
 from tflearn.action_mask import ActionMask, make_mask
+from tflearn.agents.rescaled_actions import ActionRescaling
 from tflearn.errors import UserValueError
 from tflearn.experience import BatchItems, Experience, Prioritized, Queue
 from tflearn.networks import encoder, spec_checks
@@ -100,6 +101,8 @@ def make_agent(
       ValueError: if the action is another one, the experience prefers items or trains on them several times, or the
         observation does not have the features.
     """
+    rescaling = ActionRescaling(specs)
+    specs = rescaling.specs
     spec_checks.check_one_discrete_action(specs.action, 'a linear bandit')
     spec_checks.check_observation(specs.observation, 'a linear bandit')
     replay = experience.replay
@@ -110,7 +113,7 @@ def make_agent(
         )
     mask, observation_spec = make_mask(specs, action_mask)
     contexts = _Contexts(observation_spec, int(specs.action.maximum) + 1, arm_features, options.bias)
-    return LinearBanditAgent(specs, train_step, experience, contexts, mask, options)
+    return rescaling.wrapped(LinearBanditAgent(specs, train_step, experience, contexts, mask, options))
 
 
 class _Contexts:

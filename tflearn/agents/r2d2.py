@@ -31,6 +31,7 @@ from tf_agents.policies import epsilon_greedy_policy, greedy_policy, q_policy
 from tf_agents.trajectories import time_step as ts
 
 from tflearn.action_mask import ActionMask, make_mask
+from tflearn.agents.rescaled_actions import ActionRescaling
 from tflearn.errors import UserValueError
 from tflearn.experience import BatchItems, Experience, Queue, Slicing, Uniform
 from tflearn.networks import encoder, recurrent, spec_checks
@@ -129,6 +130,8 @@ def make_agent(
     Raises:
       ValueError: if the action is not one discrete number, the experience is a queue, or its sequences are too short.
     """
+    rescaling = ActionRescaling(specs)
+    specs = rescaling.specs
     spec_checks.check_one_discrete_action(specs.action, 'R2D2')
     spec_checks.check_observation(specs.observation, 'R2D2', conv_layer_params, preprocessing_layers)
     _check(experience, loss, target_update_period, target_update_tau)
@@ -155,7 +158,7 @@ def make_agent(
     made = Networks(q_network('QNetwork'), q_network('TargetNetwork'), mask)
     update = TargetUpdate(target_update_period, target_update_tau)
     explored = (lambda: epsilon(train_step)) if callable(epsilon) else epsilon
-    return R2d2Agent(specs, train_step, experience, made, loss, optimizer, update, explored)
+    return rescaling.wrapped(R2d2Agent(specs, train_step, experience, made, loss, optimizer, update, explored))
 
 
 def _check(experience: Experience, loss: LossOptions, period: int, tau: float) -> None:

@@ -6,8 +6,8 @@ environment's actions. An agent's factory makes the agent for `ActionRescaling.s
 `ActionRescaling.wrapped`: policies convert the actions that they return, and batches are converted when they are
 trained on. Where all bounds are -1 and 1 already, the agent stays as it is.
 
-A number whose bounds are equal is a constant: the agent does not see it, and policies add it. Tensors of integers, and
-floats without finite bounds, stay as they are.
+A float whose bounds are equal is a constant: the agent does not see it, and policies add it. Integers are counted from
+0 for the agent, whatever their minimum is. Integers and floats without finite bounds stay as they are.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
+from tf_agents.distributions import shifted_categorical
 from tf_agents.distributions import utils as distribution_utils
 from tf_agents.policies import greedy_policy, tf_policy
 from tf_agents.specs import tensor_spec
@@ -25,7 +26,7 @@ from tf_agents.typing import types
 
 from tflearn.agents.actor_value import DIST_PARAMS
 from tflearn.errors import UserValueError
-from tflearn.types import Agent, EnvironmentSpecs
+from tflearn.types import Agent, EnvironmentSpecs, integer_bounds
 from tflearn.wrapped_agent import WrappedAgent
 
 
@@ -33,28 +34,29 @@ class ActionRescaling:
     """Converts actions between an environment's unit and [-1, 1].
 
     Attributes:
-      specs: the environment's specs, with the agent's actions: float32 in [-1, 1]; () is a tensor of constants only.
+      specs: the environment's specs, with the agent's actions: float32 in [-1, 1], and integers from 0 on; () is a
+        tensor of constants only.
     """
 
     def __init__(self, specs: EnvironmentSpecs, rescales: bool = True):
         """
         Args:
           specs: the environment's specs.
-          rescales: False leaves all actions as they are.
+          rescales: False leaves floats as they are.
 
         Raises:
           ValueError: if all numbers of the action are constants.
         """
         leaves = tf.nest.flatten(specs.action)
         self._environment_specs = specs
-        self._leaves = [_Rescaled(spec) if rescales and _needs_rescaling(spec) else _Unchanged(spec) for spec in leaves]
+        self._leaves = [_leaf(spec, rescales) for spec in leaves]
         if leaves and not any(leaf.agent_spec for leaf in self._leaves):
             raise UserValueError(
                 f'got the action {specs.action}, whose bounds are equal: all its numbers are constants; need at least '
                 'one to choose; correct the bounds of the action space'
             )
         action = tf.nest.pack_sequence_as(specs.action, [leaf.agent_spec or () for leaf in self._leaves])
-        self._is_identity = not any(isinstance(leaf, _Rescaled) for leaf in self._leaves)
+        self._is_identity = not any(isinstance(leaf, _Rescaled | _Counted) for leaf in self._leaves)
         self.specs = specs if self._is_identity else EnvironmentSpecs(specs.observation, action, specs.reward)
 
     def wrapped(self, agent: Agent) -> Agent:
@@ -320,6 +322,39 @@ class _Rescaled(_Unchanged):
         outer = tf.shape(values)[: values.shape.rank - self._spec.shape.rank]
         flat = tf.reshape(values, tf.concat([outer, [self._places.size]], axis=0))
         return tf.gather(flat, self._varying, axis=-1)
+
+
+class _Counted(_Unchanged):
+    """A tensor of integers: their minimum + the agent's, which are counted from 0."""
+
+    def __init__(self, spec: types.BoundedTensorSpec, minimum: np.ndarray, maximum: np.ndarray):
+        self._minimum, self._last = (each.astype(spec.dtype.as_numpy_dtype) for each in (minimum, maximum - minimum))
+        self.agent_spec = tensor_spec.BoundedTensorSpec(
+            spec.shape, spec.dtype, np.zeros_like(minimum), maximum - minimum, spec.name
+        )
+
+    def to_environment(self, values: Any, like: Any) -> tf.Tensor:
+        return values + self._minimum
+
+    def to_agent(self, values: Any) -> tf.Tensor:
+        # Zeros pad data; where 0 is no choice, they become the first one, so that no index is out of bounds.
+        counted = values - self._minimum
+        return tf.where(values == 0, tf.clip_by_value(counted, 0, self._last), counted)
+
+    def distribution(self, distribution: Any, like: Any) -> tfp.distributions.Distribution:
+        if isinstance(distribution, tfp.distributions.Deterministic):
+            return tfp.distributions.Deterministic(self.to_environment(distribution.mode(), like))
+        if isinstance(distribution, tfp.distributions.Categorical):
+            logits, dtype = distribution.logits_parameter(), distribution.dtype
+            return shifted_categorical.ShiftedCategorical(logits, dtype=dtype, shift=self._minimum)
+        raise NotImplementedError(f'got a {type(distribution).__name__}; need one of the distributions above')
+
+
+def _leaf(spec: types.TensorSpec, rescales: bool) -> _Unchanged:
+    if rescales and _needs_rescaling(spec):
+        return _Rescaled(spec)
+    bounds = integer_bounds(spec)
+    return _Unchanged(spec) if bounds is None or not bounds[0].any() else _Counted(spec, *bounds)
 
 
 def _needs_rescaling(spec: types.TensorSpec) -> bool:

@@ -25,6 +25,7 @@ from tflearn.data.columns import Column
 from tflearn.data.records import RETURN, Decoder, Features
 from tflearn.errors import UserOSError, UserRuntimeError, UserValueError
 from tflearn.run_dir import local_path
+from tflearn.types import differ_in_start, integer_bounds, leaf_paths
 
 _HEADER_BYTES, _FOOTER_BYTES = 12, 4  # of a record: its length and two checksums
 _MAX_AT_ONCE, _BYTES_AT_ONCE = 64, 4 << 20  # of records that are decoded together
@@ -161,6 +162,8 @@ class EpisodeReader:
         stored = [column for column in self.columns if column not in computed]
         for directory in self.directories:
             _check_columns(directory, columns.read_columns(directory), stored)
+            if not described:
+                _check_starts(directory, data_spec)
         self._decode = Decoder(self.columns, computed, need_finite)
         self._shards = [shard for directory in self.directories for shard in writer.shards(directory)]
         if not self._shards:
@@ -346,6 +349,22 @@ def _with_format(path: pathlib.Path) -> str:
         if path.match(pattern) or (path.is_dir() and any(path.rglob(pattern))):
             return f'{path} ({name})'
     return str(path)
+
+
+def _check_starts(directory: pathlib.Path, data_spec: types.NestedTensorSpec) -> None:
+    """Checks that choices are counted from the same numbers: from 0 in data from before `start` was heeded."""
+    needed = dict(zip(leaf_paths(data_spec), tf.nest.flatten(data_spec), strict=True))
+    needed = {path: leaf for path, leaf in needed.items() if integer_bounds(leaf) is not None}
+    if not needed:
+        return
+    given = columns.data_spec(columns.read_specs(directory))
+    for path, leaf in zip(leaf_paths(given), tf.nest.flatten(given), strict=True):
+        if path in needed and differ_in_start(leaf, needed[path]):
+            starts = [np.asarray(each.minimum).tolist() for each in (leaf, needed[path])]
+            raise UserValueError(
+                f'got {directory}, which counts {path} from {starts[0]}; need {starts[1]}, the start of its '
+                'space; record them again'
+            )
 
 
 def _check_columns(directory: pathlib.Path, found: Sequence[Column], needed: Sequence[Column]) -> None:

@@ -35,7 +35,7 @@ def make(
     """Makes a batch of a gymnasium environment.
 
     Terminated is LAST with discount 0, truncated is LAST with discount 1. Observations and actions of dtype float64
-    become float32, discrete ones int64 counted from 0.
+    become float32, discrete ones int64, counted from their start.
 
     Args:
       name: a registered name such as 'CartPole-v1', or 'module:Name-v0' to import `module` first.

@@ -1,6 +1,6 @@
 """gymnasium spaces as TF-Agents specs, and the conversion of batches of their elements.
 
-Every discrete space becomes int64 counted from 0, whatever its dtype and start; a Box keeps its dtype, except that
+Every discrete space becomes int64, counted from its start, whatever its dtype; a Box keeps its dtype, except that
 float64 and float16 become float32, and integers that TensorFlow draws and computes little with a larger one. Dict and
 Tuple become nests.
 """
@@ -58,9 +58,10 @@ def to_spec(space: spaces.Space, name: str) -> types.NestedTensorSpec:
 
 def _bounds(space: Any, name: str) -> tuple[Any, Any, tf.DType]:
     if isinstance(space, spaces.Discrete):
-        return 0, np.asarray(space.n) - 1, tf.int64
+        return int(space.start), int(space.start) + int(space.n) - 1, tf.int64
     if isinstance(space, spaces.MultiDiscrete):
-        return np.zeros_like(space.nvec), space.nvec - 1, tf.int64  # TF-Agents needs both in one shape
+        start = np.asarray(space.start)
+        return start, start + space.nvec - 1, tf.int64  # TF-Agents needs both in one shape
     if isinstance(space, spaces.MultiBinary):
         return 0, 1, tf.int64
     if isinstance(space, spaces.Box) and 0 in space.shape:
@@ -85,7 +86,7 @@ def _bounds(space: Any, name: str) -> tuple[Any, Any, tf.DType]:
 
 
 def to_space(spec: types.NestedTensorSpec) -> spaces.Space:
-    """Returns a space whose elements have the spec; integers that are bounded from 0 are categories."""
+    """Returns a space whose elements have the spec; bounded integers are categories."""
     if isinstance(spec, Mapping):
         return spaces.Dict({key: to_space(part) for key, part in spec.items()})
     if isinstance(spec, list | tuple):
@@ -93,8 +94,12 @@ def to_space(spec: types.NestedTensorSpec) -> spaces.Space:
     shape = tuple(spec.shape)
     dtype: Any = np.dtype(spec.dtype.as_numpy_dtype)
     bounds = integer_bounds(spec)
-    if dtype == np.int64 and bounds is not None and not bounds[0].any():
-        return spaces.MultiDiscrete(bounds[1] + 1) if shape else spaces.Discrete(int(bounds[1]) + 1)
+    if dtype == np.int64 and bounds is not None:
+        with np.errstate(over='ignore'):
+            sizes = bounds[1] - bounds[0] + 1
+        if (sizes > 0).all():
+            start = bounds[0]
+            return spaces.MultiDiscrete(sizes, start=start) if shape else spaces.Discrete(int(sizes), start=int(start))
     bounded = tensor_spec.BoundedTensorSpec.from_spec(spec)
     if dtype.kind == 'b':
         return spaces.Box(0, 1, shape, dtype)
@@ -116,8 +121,6 @@ def reader(space: spaces.Space) -> Convert:
     dtype = _bounds(space, 'observation')[2].as_numpy_dtype
     if space.dtype == np.uint64:
         return _read_uint64
-    if (start := _start(space)) is not None:
-        return lambda batch: np.subtract(batch, start, dtype=dtype)
     return lambda batch: np.array(batch, dtype, order='C')
 
 
@@ -168,21 +171,14 @@ def _clipped(space: Any, name: str) -> Convert:
 
 
 def _checked(space: Any, minimum: Any, maximum: Any, name: str) -> Convert:
-    """Returns a function that checks integers [B, ...] and adds the space's start."""
-    start = _start(space)
+    """Returns a function that checks integers [B, ...]."""
 
     def check(batch: np.ndarray) -> np.ndarray:
         if not (within := (batch >= minimum) & (batch <= maximum)).all():
             raise UserValueError(f'got {batch[~within][0]} in {name}; need values from {minimum} to {maximum}')
-        return batch.astype(space.dtype, copy=False) if start is None else batch + start
+        return batch.astype(space.dtype, copy=False)
 
     return check
-
-
-def _start(space: spaces.Space) -> Any | None:
-    """Returns the start of a discrete space, or None if that is 0."""
-    start = getattr(space, 'start', None)
-    return start if start is not None and np.any(start) else None
 
 
 def category_check(spec: types.NestedTensorSpec) -> Callable[[Any], None] | None:

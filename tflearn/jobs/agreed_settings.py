@@ -15,6 +15,7 @@ from tflearn.replay import connection
 from tflearn.transforms.transformed import TransformedAgent
 from tflearn.types import Agent
 from tflearn.waiting import wait_until
+from tflearn.wrapped_agent import WrappedAgent
 
 SETTINGS = 'settings'
 _COLUMN = 'text'
@@ -41,7 +42,9 @@ def of(agent: Agent, experience: Experience) -> dict[str, str]:
     settings['Experience.replay'] = type(experience.replay).__name__
     inner: Any = agent
     if isinstance(agent, TransformedAgent):
-        settings['transforms'], inner = agent.description, vars(agent)['_agent']
+        settings['transforms'] = agent.description
+    while isinstance(inner, WrappedAgent):
+        inner = vars(inner)['_agent']
     holders = [inner, *(value for value in vars(inner).values() if dataclasses.is_dataclass(value))]
     for name in _NAMES:
         values = [getattr(holder, key) for holder in holders for key in (name, f'_{name}') if hasattr(holder, key)]

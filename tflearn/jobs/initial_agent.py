@@ -56,6 +56,7 @@ def make(
         agent_data.check(agent, train_step, experience)
         if not agent_data.is_packaged(agent):
             agent_data.make_policy_variables(agent)
+            agent_data.check_counting(agent)
     precisions.check_agent(agent, precision)
     return agent
 

@@ -4,6 +4,7 @@
 (`training_data_spec`): TF-Agents' PPO agents compute returns and advantages there.
 """
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from tf_agents.trajectories import time_step as ts
 
 from tflearn.errors import UserTypeError, UserValueError
 from tflearn.experience import Experience, Iteration, Queue
-from tflearn.types import Agent, zeros
+from tflearn.types import Agent, integer_bounds, zeros
 
 _NEEDED = (
     'policy',
@@ -79,6 +80,28 @@ def make_policy_variables(agent: Agent) -> None:
     """
     policy = agent.collect_policy
     policy.action(zeros(policy.time_step_spec, (1,)), policy.get_initial_state(1))
+
+
+def check_counting(agent: Agent) -> None:
+    """Checks that a policy that draws integers counts them from their minimum, which not all of TF-Agents' do.
+
+    Raises:
+      ValueError: if it counts from 0.
+    """
+    policy = agent.collect_policy
+    bounds = [integer_bounds(leaf) for leaf in tf.nest.flatten(policy.action_spec)]
+    if not any(bound is not None and bound[0].any() for bound in bounds):
+        return
+    with contextlib.suppress(NotImplementedError):  # of policies that have no distribution
+        step = policy.distribution(zeros(policy.time_step_spec, (1,)), policy.get_initial_state(1))
+        for leaf, bound in zip(tf.nest.flatten(step.action), bounds, strict=True):
+            counted = hasattr(leaf, 'logits') and not hasattr(leaf, 'shift')
+            if counted and bound is not None and bound[0].any():
+                raise UserValueError(
+                    f'got a {type(agent).__name__} that counts from 0 for the action {policy.action_spec}; need an '
+                    'agent that counts from its minimum; make it for ActionRescaling(specs).specs, and return '
+                    'ActionRescaling(specs).wrapped(agent)'
+                )
 
 
 def make_slots(agent: Any) -> None:

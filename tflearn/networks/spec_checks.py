@@ -60,7 +60,7 @@ def check_policy_gradient_action(spec: types.NestedTensorSpec, algorithm: str) -
             check_bounded(leaf, algorithm)
         elif np.any(leaf.minimum):
             raise UserValueError(
-                f'got the action {leaf}; {algorithm} needs discrete actions counted from 0; wrap the environment so '
+                f'got the action {leaf}; {algorithm} needs bounded discrete actions; wrap the environment so '
                 'that it has them'
             )
 
@@ -77,7 +77,7 @@ def check_one_discrete_action(spec: types.NestedTensorSpec, algorithm: str) -> N
     """
     if tf.nest.is_nested(spec) or not spec.dtype.is_integer or spec.shape.rank != 0 or spec.minimum != 0:
         raise UserValueError(
-            f'got the action {spec}; {algorithm} needs one discrete action, counted from 0; choose another algorithm, '
+            f'got the action {spec}; {algorithm} needs one discrete action with bounds; choose another algorithm, '
             'or wrap the environment so that it has one'
         )
 

@@ -22,7 +22,7 @@ def check_action(spec: types.NestedTensorSpec, algorithm: str) -> None:
       algorithm: the algorithm's name, for the message.
 
     Raises:
-      ValueError: if it is neither one discrete action, counted from 0, nor one vector of floats with bounds.
+      ValueError: if it is neither one discrete action with bounds, nor one vector of floats with bounds.
     """
     leaves = tf.nest.flatten(spec)
     one = len(leaves) == 1
@@ -30,7 +30,7 @@ def check_action(spec: types.NestedTensorSpec, algorithm: str) -> None:
         spec_checks.check_bounded(leaves[0], algorithm)
     elif not one or not leaves[0].dtype.is_integer or leaves[0].shape.rank != 0 or leaves[0].minimum != 0:
         raise UserValueError(
-            f'got the action {spec}; {algorithm} needs one discrete action, counted from 0, or one vector of '
+            f'got the action {spec}; {algorithm} needs one discrete action with bounds, or one vector of '
             'continuous actions; choose another algorithm, or wrap the environment so that it has one'
         )
 

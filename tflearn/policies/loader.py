@@ -1,9 +1,12 @@
 """Finds, loads and runs exported policies. Incomplete versions are ignored."""
 
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
 from tflearn.errors import UserFileNotFoundError, UserOSError, UserValueError
@@ -12,7 +15,7 @@ from tflearn.policies.export_check import is_stochastic
 from tflearn.policies.loaded_model import LoadedModel
 from tflearn.run_dir import read_json
 from tflearn.security import digests
-from tflearn.types import EnvironmentSpecs
+from tflearn.types import EnvironmentSpecs, differ_in_start
 
 
 class VersionGone(LookupError):
@@ -58,6 +61,25 @@ class LoadedPolicy:
                     f'got the policy {self.path} of {_texts(got)}; the environment has {_texts(need)}; use the '
                     'configuration that it was trained with'
                 )
+            self._check_start(name, self.metadata.get('specs', {}).get(name), plain_nests.to_plain(other))
+
+    def _check_start(self, name: str, described: Any, spec: Any) -> None:
+        """Checks that choices are counted from the same number: from 0 in versions before `start` was heeded."""
+        if described is None:
+            return
+        if isinstance(spec, Mapping | list | tuple):
+            for key in spec if isinstance(spec, Mapping) else range(len(spec)):
+                self._check_start(f'{name}_{key}', described[str(key) if isinstance(spec, Mapping) else key], spec[key])
+            return
+        bounds = [described.get(bound) for bound in ('minimum', 'maximum')]
+        if not spec.dtype.is_integer or None in bounds:
+            return
+        own = tensor_spec.BoundedTensorSpec(spec.shape, spec.dtype, *bounds)
+        if differ_in_start(own, spec):
+            raise UserValueError(
+                f'got the policy {self.path}, which counts {name} from {bounds[0]}; the environment counts from '
+                f"{np.asarray(spec.minimum).tolist()}, its space's start; train and export the policy again"
+            )
 
     def initial_state(self, batch_size: int) -> Any:
         """Returns the policy state with which `batch_size` episodes start; () for a policy without one."""

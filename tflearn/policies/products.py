@@ -293,7 +293,7 @@ def _leaves(distribution: Any) -> list[dict[str, Any]]:
 def _mode(parameters: Mapping[str, tf.Tensor], spec: Any) -> tf.Tensor:
     if 'loc' in parameters:
         return parameters['loc']
-    return tf.argmax(parameters['logits'], axis=-1, output_type=spec.dtype) + tf.cast(spec.minimum.min(), spec.dtype)
+    return tf.argmax(parameters['logits'], axis=-1, output_type=spec.dtype) + tf.cast(spec.minimum, spec.dtype)
 
 
 def _sample(parameters: Mapping[str, tf.Tensor], spec: Any) -> tf.Tensor:
@@ -303,7 +303,7 @@ def _sample(parameters: Mapping[str, tf.Tensor], spec: Any) -> tf.Tensor:
     logits = parameters['logits']
     flat = tf.reshape(logits, [-1, logits.shape[-1]])
     drawn = tf.reshape(tf.random.categorical(flat, 1, spec.dtype), tf.shape(logits)[:-1])
-    return drawn + tf.cast(spec.minimum.min(), spec.dtype)
+    return drawn + tf.cast(spec.minimum, spec.dtype)
 
 
 def _output_spec(path: pathlib.Path, signature: str, names: list[str]) -> list[dict[str, Any]]:

@@ -111,7 +111,8 @@ def _check_categories(observation: Any, spec: Any) -> None:
         bounds = integer_bounds(leaf)
         if bounds is None:
             continue
-        low, high = (tf.constant(bound, values.dtype) for bound in (np.minimum(bounds[0], 0), bounds[1]))
+        accepted = np.minimum(bounds[0], 0), np.maximum(bounds[1], 0)
+        low, high = (tf.constant(bound, values.dtype) for bound in accepted)
         found = [f'got {name} from', tf.reduce_min(values), 'to', tf.reduce_max(values)]
         needed = f'need {np.asarray(leaf.minimum).tolist()} to {np.asarray(leaf.maximum).tolist()}'
         tf.debugging.Assert(tf.reduce_all((values >= low) & (values <= high)), [*found, needed])
