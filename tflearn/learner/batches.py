@@ -26,6 +26,33 @@ _MAX_TOGETHER = 128
 _MAX_TOGETHER_BYTES = 16 << 20
 
 
+class NonfiniteColumns:
+    """The columns with numbers that are not finite, of the batch whose loss is not finite; for the error's message."""
+
+    def __init__(self) -> None:
+        """Knows of none."""
+        self._names: list[str] = []
+        self._found: tf.Variable | None = None
+
+    @tf.autograph.experimental.do_not_convert
+    def record(self, element: Any) -> None:
+        """Looks at a batch. For a graph."""
+        data, _ = batch_structure.split(element)
+        columns = [(name, leaf) for name, leaf in batch_structure.flatten_with_names(data) if leaf.dtype.is_floating]
+        if not columns:
+            return
+        with tf.init_scope():
+            self._names = [name for name, _ in columns]
+            if self._found is None:
+                self._found = tf.Variable(tf.zeros([len(columns)], tf.bool), trainable=False)
+        self._found.assign(tf.stack([~tf.reduce_all(tf.math.is_finite(leaf)) for _, leaf in columns]))
+
+    def names(self) -> list[str]:
+        """Returns the columns that were found."""
+        found = [] if self._found is None else self._found.numpy().tolist()
+        return [name for name, bad in zip(self._names, found, strict=False) if bad]
+
+
 class DatasetBatches:
     """Batches of a dataset, as the strategy distributes them.
 
@@ -34,6 +61,7 @@ class DatasetBatches:
       prioritization: how items are drawn, if they are drawn by priority; then `update` receives their errors.
       error: why there are no more batches; None if there are, or they ended.
       has_rounds: whether more batches may come after they have ended.
+      nonfinite: what is known of the batch at whose loss the loop stopped.
     """
 
     last_info: Sequence[str] = ()
@@ -49,7 +77,7 @@ class DatasetBatches:
             batch_structure.check_dataset(dataset, strategy)
             return dataset
 
-        self._strategy = strategy
+        self._strategy, self.nonfinite = strategy, NonfiniteColumns()
         self._iterator = datasets.iterate(strategy.distribute_datasets_from_function(checked))
 
     @functools.cached_property
@@ -86,6 +114,8 @@ class DatasetBatches:
             if going_on and taken < num_steps:
                 element, secs = _next(self._iterator, sums)
                 waited_secs += secs
+        if self._strategy.num_replicas_in_sync == 1 and not going_on:
+            self.nonfinite.record(element.get_value())
         return taken, waited_secs, sums, ()
 
     def update(self, step: int, errors: np.ndarray) -> None:
@@ -102,6 +132,7 @@ class SourceBatches:
         """Draws nothing yet; the train step is the seed of draws."""
         layout = strategies.layout(strategy)
         self._source, self._train_step, self._strategy = source, train_step, strategy
+        self.nonfinite = NonfiniteColumns()
         self._replicas_here = layout.replicas // layout.workers
         # The next batch is made and divided while the replicas take a step, unless that would be one for each draw.
         self._makes_ahead = self._replicas_here > 1 and source.max_draw_steps > 1
@@ -168,6 +199,8 @@ class SourceBatches:
                     arrays = _write(arrays, tf.cast(taken + i, tf.int32), errors)
                     i += 1
             taken += i
+            if not going_on:
+                self.nonfinite.record(self._source.batch(drawn, i - 1))
             if self.last_info:  # of each step they would cost more than the step's own metrics
                 means = self._means(drawn, i - 1)
         stacked = tuple(array.stack() for array in arrays)
@@ -190,6 +223,8 @@ class SourceBatches:
             steps = tf.cast(tf.range(taken, taken + i), tf.int32)
             arrays = tuple(array.scatter(steps, part[:i]) for array, part in zip(arrays, errors, strict=True))
             taken += i
+            if not going_on:
+                self.nonfinite.record(self._source.batch(drawn, i - 1))
             if self.last_info:
                 means = self._means(drawn, i - 1)
         stacked = tuple(array.stack() for array in arrays)

@@ -425,6 +425,12 @@ class Learner:
 
     def _not_finite(self, more: str = '') -> FloatingPointError:
         self._wait_for_checkpoints()
+        if columns := self._batches.nonfinite.names():
+            return FloatingPointError(
+                f'got a loss that is not finite at train step {self.step}; {more}its batch has numbers that are not '
+                f'finite in {", ".join(columns)}; need finite data; correct what they come from: the environment, a '
+                f'transform, or recorded episodes; then continue from {self.checkpoints.newest or "the beginning"}'
+            )
         return FloatingPointError(
             f'got a loss that is not finite at train step {self.step}; {more}'
             f'continue from {self.checkpoints.newest or "the beginning"} with a smaller learning rate or with clipped '
