@@ -290,3 +290,48 @@ def test_a_run_ends_in_one_line_at_what_does_not_fit(tmp_path, make):
             num_train_steps=10,
             num_environments=1,
         )
+
+
+@pytest.mark.parametrize(
+    ('space', 'message'),
+    [
+        (spaces.Dict({'a_b': NUMBERS, 'a': spaces.Dict(b=NUMBERS)}), 'several tensors named observation_a_b.*rename'),
+        (spaces.Dict({'größe': NUMBERS, 'gräße': NUMBERS}), 'several tensors named observation_gr__e'),
+        (spaces.Dict({1: NUMBERS}), 'got the key 1 in the observation space'),
+        (spaces.Dict(a=NUMBERS, b=spaces.Box(0, 1, (0,))), 'got the observation/b space Box.* without numbers'),
+        (spaces.Text(4), 'got the observation space Text'),
+        (spaces.Sequence(COUNT), 'got the observation space Sequence'),
+        (spaces.Graph(NUMBERS, None), 'got the observation space Graph'),
+        (spaces.OneOf([COUNT, NUMBERS]), 'got the observation space OneOf'),
+    ],
+)
+@pytest.mark.parametrize('make', [vector_env.in_process, vector_env.in_worker_processes])
+def test_a_run_refuses_spaces_before_it_starts(tmp_path, make, space, message):
+    with pytest.raises(UserError, match=message):
+        tflearn.train(
+            root_dir=tmp_path,
+            make_environment=functools.partial(make, functools.partial(example_environments.Returning, space, None)),
+            make_agent=dqn.make_agent,
+            experience=dqn.EXPERIENCE,
+            num_train_steps=10,
+            num_environments=1,
+        )
+
+
+@pytest.mark.parametrize('make', [vector_env.in_process, vector_env.in_worker_processes])
+def test_a_run_takes_keys_and_dtypes_of_all_kinds(tmp_path, make):
+    parts = {'größe': np.float16, 'a b': np.uint16, 'c/d': np.int8, 'e': np.uint64, 'f': np.bool_, 'g': np.uint32}
+    space = spaces.Dict({key: spaces.Box(0, 1, (2,), dtype) for key, dtype in parts.items()})
+    good = {key: np.ones(2, dtype) for key, dtype in parts.items()}
+    run = tflearn.train(
+        root_dir=tmp_path,
+        make_environment=functools.partial(
+            make, functools.partial(example_environments.Returning, space, good, at_step=3, terminated=True)
+        ),
+        make_agent=functools.partial(dqn.make_agent, fc_layer_params=(4,)),
+        experience=tflearn.Experience(replay=tflearn.Uniform(min_size=8), batch=tflearn.BatchItems(4)),
+        num_train_steps=4,
+        num_episodes=1,
+        num_environments=1,
+    )
+    assert run.policy(good) in (0, 1)

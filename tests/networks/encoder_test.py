@@ -224,3 +224,40 @@ def test_a_discrete_environment_is_solved():
     states = np.arange(example_environments.Switches.NUM_STATES)
     right = agent.policy.action(ts.restart(tf.constant(states), len(states))).action.numpy()
     assert np.mean(right == [example_environments.Switches.right(state) for state in states]) > 0.95
+
+
+@pytest.mark.parametrize(
+    ('layer', 'message'),
+    [
+        (lambda: tf.keras.layers.CategoryEncoding(5), r'which returns \(5,\) for 2 of them; need a row for each'),
+        (
+            lambda: tf.keras.layers.IntegerLookup(vocabulary=[0], output_mode='multi_hot'),
+            'need a row for each; a scalar',
+        ),
+        (
+            lambda: tf.keras.layers.StringLookup(vocabulary=['a']),
+            'which does not take it; need a layer that does: .*Cast',
+        ),
+        (
+            lambda: _WithoutConfig(lambda x: x),
+            'which cannot be copied; need a method get_config that returns the constr',
+        ),
+    ],
+)
+def test_checks_layers_of_a_scalar_with_more_than_one_row(layer, message):
+    spec = {'k': tensor_spec.BoundedTensorSpec((), tf.int64, 0, 4)}
+    with pytest.raises(ValueError, match=message) as caught:
+        encoder.check_layers(spec, {'k': layer()})
+    assert '\n' not in str(caught.value)
+    taken = [tf.keras.layers.CategoryEncoding(5, 'one_hot'), tf.keras.layers.Embedding(5, 3)]
+    for good in (*taken, tf.keras.Sequential([tf.keras.layers.Reshape((1,)), tf.keras.layers.CategoryEncoding(5)])):
+        encoder.check_layers(spec, {'k': good})
+
+
+class _WithoutConfig(tf.keras.layers.Layer):
+    def __init__(self, function):
+        super().__init__()
+        self._function = function
+
+    def call(self, inputs):
+        return self._function(inputs)

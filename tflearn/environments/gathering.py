@@ -22,6 +22,34 @@ _STEP = '(observation, reward, terminated, truncated, info)'
 Gather = Callable[[Sequence[Any]], None]
 
 
+def check_space(space: spaces.Space, name: str) -> None:
+    """Checks that a space, and each part of it, is of a kind that becomes tensors.
+
+    Raises:
+      ValueError: if one is not; it begins with the part's path `name/key`.
+    """
+    if isinstance(space, spaces.Dict):
+        if wrong := [key for key in space if not isinstance(key, str) or not key]:
+            raise UserValueError(
+                f'got the key {wrong[0]!r} in the {name} space; need names: strings that are not empty; rename it in '
+                'the environment'
+            )
+        for key, part in space.items():
+            check_space(part, f'{name}/{key}')
+    elif isinstance(space, spaces.Tuple):
+        for i, part in enumerate(space):
+            check_space(part, f'{name}/{i}')
+    elif isinstance(space, spaces.Box) and 0 in space.shape:
+        raise UserValueError(f'got the {name} space {space} without numbers; need at least one; leave the part out')
+    elif not isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary) and not (
+        isinstance(space, spaces.Box) and np.dtype(space.dtype).kind in 'iufb'
+    ):
+        raise UserValueError(
+            f'got the {name} space {space}; need a Box of numbers, Discrete, MultiDiscrete or MultiBinary, or a Dict '
+            'or Tuple of these; wrap the environment so that it has one'
+        )
+
+
 def gatherer(space: spaces.Space, batch: Any, origins: Sequence[str], name: str = 'observation') -> Gather:
     """Returns a function that writes elements of `space`, one of each environment, to `batch`, their batched form.
 

@@ -14,6 +14,7 @@ from gymnasium import spaces
 from tf_agents.specs import tensor_spec
 from tf_agents.typing import types
 
+from tflearn.environments import gathering
 from tflearn.errors import UserValueError
 from tflearn.types import integer_bounds
 
@@ -43,12 +44,8 @@ def to_spec(space: spaces.Space, name: str) -> types.NestedTensorSpec:
     Raises:
       ValueError: if the space is of another kind.
     """
+    gathering.check_space(space, name)
     if isinstance(space, spaces.Dict):
-        if wrong := [key for key in space if not isinstance(key, str) or not key]:
-            raise UserValueError(
-                f'got the key {wrong[0]!r} in the {name} space; need names: strings that are not empty; rename it in '
-                'the environment'
-            )
         return {key: to_spec(part, f'{name}/{key}') for key, part in space.items()}
     if isinstance(space, spaces.Tuple):
         return tuple(to_spec(part, f'{name}/{i}') for i, part in enumerate(space))
@@ -57,6 +54,7 @@ def to_spec(space: spaces.Space, name: str) -> types.NestedTensorSpec:
 
 
 def _bounds(space: Any, name: str) -> tuple[Any, Any, tf.DType]:
+    gathering.check_space(space, name)
     if isinstance(space, spaces.Discrete):
         return int(space.start), int(space.start) + int(space.n) - 1, tf.int64
     if isinstance(space, spaces.MultiDiscrete):
@@ -64,25 +62,18 @@ def _bounds(space: Any, name: str) -> tuple[Any, Any, tf.DType]:
         return start, start + space.nvec - 1, tf.int64  # TF-Agents needs both in one shape
     if isinstance(space, spaces.MultiBinary):
         return 0, 1, tf.int64
-    if isinstance(space, spaces.Box) and 0 in space.shape:
-        raise UserValueError(f'got the {name} space {space} without numbers; need at least one; leave the part out')
-    if isinstance(space, spaces.Box) and np.dtype(space.dtype).kind in 'iufb':
-        dtype = _DTYPES.get(np.dtype(space.dtype), np.dtype(space.dtype))
-        high = np.minimum(space.high, np.iinfo(np.int64).max) if space.dtype == np.uint64 else space.high
-        with np.errstate(over='ignore'):  # a bound beyond float32 becomes infinity: no bound
-            low, high = space.low.astype(dtype), high.astype(dtype)
-        if dtype.kind == 'i' and dtype != space.dtype and name.startswith('observation'):
-            # The dtype's own limits are no bounds, so they stay none.
-            wide, own = np.iinfo(dtype), np.iinfo(np.uint8 if space.dtype == bool else space.dtype)
-            low = np.where((space.low == own.min) & (own.min < 0), wide.min, low)
-            high = np.where(space.high == own.max, wide.max, high)
-        if low.size and (low == low.flat[0]).all() and (high == high.flat[0]).all():
-            low, high = low.flat[0], high.flat[0]  # easier to read than 28224 equal numbers
-        return low, high, tf.as_dtype(dtype)
-    raise UserValueError(
-        f'got the {name} space {space}; need a Box of numbers, Discrete, MultiDiscrete or MultiBinary, or a Dict or '
-        'Tuple of these; wrap the environment so that it has one'
-    )
+    dtype = _DTYPES.get(np.dtype(space.dtype), np.dtype(space.dtype))
+    high = np.minimum(space.high, np.iinfo(np.int64).max) if space.dtype == np.uint64 else space.high
+    with np.errstate(over='ignore'):  # a bound beyond float32 becomes infinity: no bound
+        low, high = space.low.astype(dtype), high.astype(dtype)
+    if dtype.kind == 'i' and dtype != space.dtype and name.startswith('observation'):
+        # The dtype's own limits are no bounds, so they stay none.
+        wide, own = np.iinfo(dtype), np.iinfo(np.uint8 if space.dtype == bool else space.dtype)
+        low = np.where((space.low == own.min) & (own.min < 0), wide.min, low)
+        high = np.where(space.high == own.max, wide.max, high)
+    if low.size and (low == low.flat[0]).all() and (high == high.flat[0]).all():
+        low, high = low.flat[0], high.flat[0]  # easier to read than 28224 equal numbers
+    return low, high, tf.as_dtype(dtype)
 
 
 def to_space(spec: types.NestedTensorSpec) -> spaces.Space:

@@ -315,6 +315,7 @@ class SyncVectorEnv:
         self._origins = [origin_of(i, self.name) for i in range(num_environments)]
         self._no_reward: Any = np.zeros(self.reward_shape, np.float32) if self.reward_shape else 0.0
         self._action_space = batch_space(self.single_action_space, num_environments)
+        gathering.check_space(self.single_observation_space, 'observation')
         self._batch = create_empty_array(self.single_observation_space, num_environments)
         self._gather = gathering.gatherer(self.single_observation_space, self._batch, self._origins)
         self._columns = InfoColumns(num_environments)

@@ -176,6 +176,8 @@ class WorkerVectorEnv:
             self.single_action_space = example.action_space
             self.reward_shape = sync_vector_env.reward_shape(example)
             self.name = sync_vector_env.name_of(example)
+        gathering.check_space(self.single_observation_space, 'observation')
+        gathering.check_space(self.single_action_space, 'action')
         self.num_envs = num_environments
         self.failures = Failures(num_environments)
         self._make_one = CloudpickleWrapper(make_one)

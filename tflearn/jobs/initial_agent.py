@@ -23,7 +23,7 @@ from tflearn.learner import agent_data
 from tflearn.learner.learner import Learner, LearnerOptions
 from tflearn.learner.summaries import SummaryOptions
 from tflearn.learner.train_loop import LoopOptions
-from tflearn.policies import versions
+from tflearn.policies import plain_nests, versions
 from tflearn.replay.storage import Storage
 from tflearn.run_dir import RunDir, local_path
 from tflearn.train_step import create_train_step
@@ -47,8 +47,11 @@ def make(
 
     Raises:
       TypeError: if the factory returns no agent.
-      ValueError: if the agent cannot train on such data, or no part of it computes in `precision`.
+      ValueError: if the agent cannot train on such data, two parts of the observation or action would be exported
+        under one name, or no part of the agent computes in `precision`.
     """
+    nests = {'observation': specs.observation, 'action': specs.action}
+    plain_nests.flat_dict(plain_nests.to_plain(nests))  # the names of an export's tensors, checked before there is one
     logging.info(strategies.describe_devices(placement))
     with placement.scope(), precisions.use(precision):
         train_step = create_train_step()

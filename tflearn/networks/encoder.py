@@ -33,6 +33,7 @@ from tflearn.types import integer_bounds, leaf_paths
 ONE_HOT_SIZE = 1_000
 EMBEDDING_SIZE = 64
 MAX_CATEGORIES = 100_000
+_CHECKED_ROWS = (2, 3)  # of one row a layer may take it all; two numbers, as one may be that of categories
 # (filters, kernel size, stride) for an image in a nest, with zeros around it, so that any size fits.
 CONVOLUTIONS = ((16, 3, 2), (32, 3, 2))
 
@@ -252,13 +253,26 @@ def check_layers(observation_spec: types.NestedTensorSpec, layers: Layers) -> No
         if path not in leaves:
             raise UserValueError(f"got preprocessing_layers for '{path}'; need one of: {', '.join(leaves)}")
         leaf = leaves[path]
+        got = f"got the observation '{path}' of shape {leaf.shape}, {leaf.dtype.name} for the layer '{layer.name}'"
         try:
-            _copy(layer)(tf.zeros([1, *leaf.shape], leaf.dtype))
-        except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
+            copied = _copy(layer)
+        except (NotImplementedError, TypeError) as error:
             raise UserValueError(
-                f"got the observation '{path}' of shape {leaf.shape}, {leaf.dtype.name} for the layer '{layer.name}', "
-                f'which does not take it; need a layer that does: {_reason(error)}'
+                f"got the layer '{layer.name}' for the observation '{path}', which cannot be copied; need a method "
+                "get_config that returns the constructor's arguments, since each network has a layer of its own"
             ) from error
+        for rows in _CHECKED_ROWS:
+            try:
+                features = copied(tf.zeros([rows, *leaf.shape], leaf.dtype))
+            except (ValueError, TypeError, NotImplementedError, tf.errors.OpError) as error:
+                raise UserValueError(
+                    f'{got}, which does not take it; need a layer that does: {_reason(error)}'
+                ) from error
+            if not (isinstance(features, tf.Tensor) and features.shape[:1] == [rows]):
+                raise UserValueError(
+                    f'{got}, which returns {getattr(features, "shape", type(features).__name__)} for {rows} of them; '
+                    'need a row for each; a scalar may need tf.keras.layers.Reshape((1,)) before it'
+                )
 
 
 def _reason(error: Exception) -> str:

@@ -48,7 +48,8 @@ def flat(plain: Any, name: str = '') -> Iterator[tuple[str, Any]]:
     """Yields (name, leaf) in the order of `tf.nest.flatten`.
 
     Names are the keys of the path joined with '_': 'observation' for a single leaf, 'observation_position' and
-    'observation_velocity' for those of a dict, 'policy_state_0' for the first of a list. All are valid keywords.
+    'observation_velocity' for those of a dict, 'policy_state_0' for the first of a list. All are valid keywords
+    of ASCII, as TensorFlow's signatures need them.
     """
     if isinstance(plain, Mapping):
         children = [(str(key), plain[key]) for key in sorted(plain)]
@@ -58,7 +59,7 @@ def flat(plain: Any, name: str = '') -> Iterator[tuple[str, Any]]:
         yield name, plain
         return
     for key, value in children:
-        key = re.sub(r'\W', '_', key)
+        key = re.sub(r'\W', '_', key, flags=re.ASCII)
         yield from flat(value, f'{name}_{key}' if name else key)
 
 
