@@ -245,6 +245,15 @@ def test_limit_without_versions_ahead_gets_its_default(old):
     assert migrate.migrate(path)[0] == f'{imports}experience.Queue.versions_ahead = 0\n'
 
 
+def test_metrics_of_collectors_move(old):
+    path = old / 'mine.gin'
+    imports = 'from __gin__ import dynamic_registration\nfrom tflearn.jobs import collect_settings\n'
+    path.write_text(f'{imports}collect_settings.CollectOptions.metrics_gamma = 0.9\n')
+    text = migrate.migrate(path)[0]
+    assert 'collect_settings.CollectOptions.episode_metrics = @collect_settings.EpisodeMetricsOptions()\n' in text
+    assert 'collect_settings.EpisodeMetricsOptions.gamma = 0.9\n' in text
+
+
 def test_rejects_a_block_that_cannot_be_rewritten(old):
     path = old / 'own.gin'
     path.write_text(

@@ -12,7 +12,7 @@ from tflearn.agents import sac
 from tflearn.environments import gymnasium_env
 from tflearn.experience import Experience, Slicing, Uniform
 from tflearn.jobs.collect import collect
-from tflearn.jobs.collect_settings import CollectOptions, EpisodeLimit
+from tflearn.jobs.collect_settings import CollectOptions, EpisodeLimit, EpisodeMetricsOptions
 from tflearn.replay import connection, reports
 from tflearn.train_step import create_train_step
 from tflearn.waiting import wait_until
@@ -163,7 +163,7 @@ def test_equal_seeds_collect_equal_data(small_run, learner):
     returns = []
     for _ in range(2):
         learner.reader = reports.ReportReader(small_run.address)
-        options = CollectOptions(metrics_buffer_size=100)
+        options = CollectOptions(episode_metrics=EpisodeMetricsOptions(buffer_size=100))
         job = small_run.start(
             collect, num_environments=2, max_env_steps=150, seed=7, options=options, stop=threading.Event()
         )

@@ -1,12 +1,15 @@
 import dataclasses
 
+import numpy as np
+import pytest
+
 from tests import fakes
 from tests.environments import example_environments
 from tflearn.agents import dqn
 from tflearn.control import Credits, HeldLease, Lease, Share
 from tflearn.environments import vector_env
 from tflearn.experience import Experience
-from tflearn.jobs.collect_settings import CollectOptions
+from tflearn.jobs.collect_settings import CollectOptions, EpisodeMetricsOptions
 from tflearn.jobs.collection import Collection, CreditLimit, VersionLimit
 from tflearn.train_step import create_train_step
 
@@ -76,6 +79,36 @@ def test_environments_see_the_progress_of_the_run():
         collection.run(1, rows.append, env_steps, train_step)
     environment.close()
     assert [row.observation[0].tolist() for row in rows[1:]] == [[0, 0, 0], [3, 10, 0], [3, 10, 0]]
+
+
+@pytest.mark.parametrize('make', [vector_env.in_process, vector_env.in_worker_processes])
+def test_calls_back_with_each_episode(make):
+    """An episode has four steps; the row after its last one is no step."""
+    environment = make(example_environments.Course, 2, seed=0)
+    agent = dqn.make_agent(environment.specs, create_train_step(), Experience(), fc_layer_params=(4,))
+    episodes = []
+
+    def on_episode(episode):
+        episodes.append(episode)
+        return {'first': episode.observation[0, 1]}
+
+    options = CollectOptions(episode_metrics=EpisodeMetricsOptions(on_episode=on_episode))
+    collection, rows = Collection(environment, agent.collect_policy, options, 'collect_3'), []
+    for step in range(9):
+        collection.run(1, rows.append, 10 * step)
+    environment.close()
+    assert [(episode.collector, episode.environment) for episode in episodes] == [('collect_3', i) for i in (0, 1)] * 2
+    for episode, start in zip(episodes, (0, 0, 5, 5), strict=True):
+        assert episode.observation.shape == (5, 3)
+        assert episode.observation[:, 1].tolist() == [10 * max(0, start - 1), *(10 * (start + i) for i in range(4))]
+        np.testing.assert_array_equal(
+            episode.action, [row.action[episode.environment] for row in rows[start : start + 4]]
+        )
+        assert episode.reward.tolist() == [1.0] * 4
+        assert episode.terminated
+        assert episode.metrics['return'] == 4.0
+        assert episode.metrics['info/robot/speed'] == 0.5
+    assert collection.metrics.means()['mean_custom/first'] == np.mean([0, 0, 40, 40])
 
 
 def test_credits_apply_to_the_acting_weights():

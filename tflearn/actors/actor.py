@@ -57,6 +57,11 @@ class Actor:
         self._action_mask = mask_of(policy)
         self._policy = self._compiled(policy)
 
+    @property
+    def time_step(self) -> ts.TimeStep | None:
+        """The newest time step [B], that after the newest row; None before the first."""
+        return self._time_step
+
     def set_policy(self, policy: tf_policy.TFPolicy | ActingPolicy) -> None:
         """Replaces the policy by one of the same specs, which continues with the policy state."""
         self._action_mask = mask_of(policy) or self._action_mask

@@ -96,7 +96,7 @@ class EpisodeMetrics:
       episodes: the number of finished episodes.
       env_steps: the number of environment steps, without boundary rows (LAST -> FIRST) and steps that interrupted an
         episode.
-      ended: the episodes that ended in the newest step, by environment.
+      ended: the episodes that ended in the newest step, by environment; an observer after this one may add metrics.
       interrupted: bool [B], where a failure interrupted an episode in the newest step.
       lengths: int64 [B], the steps of the episodes that run; 1 more where none does.
     """
@@ -123,7 +123,7 @@ class EpisodeMetrics:
         self._weights = np.ones((3, num_environments))
         self._factors, self._addends = np.array([[1.0], [gamma], [gamma]]), np.array([[0.0], [0.0], [1.0]])
         self.lengths = np.zeros(num_environments, np.int64)
-        self.ended: dict[int, Episode] = {}
+        self.ended: dict[int, dict[str, float]] = {}
         self.interrupted = self._none = np.zeros(num_environments, bool)
         self._returns: np.ndarray | None = None  # of each of several rewards, [B, n]
         self._was_idle: np.ndarray | bool | None = None  # whether the newest time steps belong to no episode
@@ -182,7 +182,7 @@ class EpisodeMetrics:
             self._returns[first] = 0.0
         self._info.begin(first)
 
-    def current(self, i: int) -> Episode:
+    def current(self, i: int) -> dict[str, float]:
         """Returns the metrics of environment i's episode up to now; it has at least one step."""
         length = int(self.lengths[i])
         episode_return, start_return, sum_of_returns = self._sums[:, i].tolist()

@@ -24,6 +24,7 @@ _REPLAY_ARGUMENTS = {
 }
 _SLICING = _same('sequence_length', 'stride', 'pad_episodes', 'cross_episodes', 'store_policy_state')
 _BATCHES = {'per_replica_batch_size': 'BatchItems', 'per_replica_batch_steps': 'BatchSteps'}
+_EPISODE_METRICS = {'metrics_buffer_size': 'buffer_size', 'metrics_gamma': 'gamma'}
 _EPISODE_LIMIT = ('max_episodes_per_version', 'versions_ahead', 'collect_at_least_every_secs')
 _INTERVALS = ('publish_interval_steps', 'export_interval_steps', 'replica_check_interval_steps', 'steps_per_call')
 # By argument of the jobs train and synchronous: its group, and the arguments that the jobs had -> the group's own.
@@ -101,6 +102,10 @@ def replacement(setting: Setting, run: Sequence[Setting]) -> Replacement | None:
     if owner == f'{_COLLECT}.CollectOptions' and name in _EPISODE_LIMIT:
         limit = Setting(f'{_COLLECT}.CollectOptions.episode_limit', _call(f'{_COLLECT}.EpisodeLimit'))
         return Replacement([Setting(f'{_COLLECT}.EpisodeLimit.{name}', setting.value)], [limit])
+    if owner == f'{_COLLECT}.CollectOptions' and name in _EPISODE_METRICS:
+        measured = Setting(f'{_COLLECT}.CollectOptions.episode_metrics', _call(f'{_COLLECT}.EpisodeMetricsOptions'))
+        new = f'{_COLLECT}.EpisodeMetricsOptions.{_EPISODE_METRICS[name]}'
+        return Replacement([Setting(new, setting.value)], [measured])
     if owner == f'{_SUMMARIES}.SummaryOptions' and name in ('policy_version', 'metrics', 'texts'):
         sources = Setting(f'{owner}.sources', _call(f'{_SUMMARIES}.SummarySources'))
         return Replacement([Setting(f'{_SUMMARIES}.SummarySources.{name}', setting.value)], [sources])

@@ -8,11 +8,23 @@ from collections.abc import Collection, Sequence
 from tf_agents.policies import tf_policy
 
 from tflearn.actors import exploration
+from tflearn.actors.episode_recorder import OnEpisode
 from tflearn.control import LEASE_SECS
 from tflearn.errors import UserValueError
 from tflearn.replay.connection import SERVER_TIMEOUT_SECS
 
 REPORT_SECS = 1.0
+
+
+def check_counts(prefix: str, counts: dict[str, tuple[int | None, int]]) -> None:
+    """Checks that values are None or integers of at least a minimum.
+
+    Raises:
+      ValueError: if one is not; it names the first one.
+    """
+    for name, (value, least) in counts.items():
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+            raise UserValueError(f'got {prefix}{name}={value!r}; need an integer of at least {least}')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +60,31 @@ class EpisodeLimit:
 
 
 @dataclasses.dataclass(frozen=True)
+class EpisodeMetricsOptions:
+    """What a collector measures of its episodes.
+
+    Attributes:
+      buffer_size: the number of episodes that means are taken over; at least one for each environment.
+      gamma: the discount of the discounted returns per environment step, in [0, 1].
+      on_episode: called with each finished episode, an `episode_recorder.CollectedEpisode` with its data. It returns
+        numbers by name, which become metrics 'custom/<name>', or None. A collector waits for it.
+    """
+
+    buffer_size: int = 10
+    gamma: float = 0.99
+    on_episode: OnEpisode | None = None
+
+    def __post_init__(self) -> None:
+        check_counts('EpisodeMetricsOptions.', {'buffer_size': (self.buffer_size, 1)})
+        if not 0 <= self.gamma <= 1:
+            raise UserValueError(f'got EpisodeMetricsOptions.gamma={self.gamma!r}; need a number in [0, 1]')
+        if self.on_episode is not None and not callable(self.on_episode):
+            raise UserValueError(
+                f'got EpisodeMetricsOptions.on_episode={self.on_episode!r}; need a function of an episode'
+            )
+
+
+@dataclasses.dataclass(frozen=True)
 class CollectOptions:
     """Additional settings of the collect job. All collectors of a run can have the same ones.
 
@@ -68,8 +105,7 @@ class CollectOptions:
         server that is down on a machine that answers is waited for as long as `--connect_timeout_secs`.
       report_metrics: whether this collector reports its episodes to the learner, for its summaries; or the names of the
         collectors that do. Environment steps are always reported.
-      metrics_buffer_size: the number of episodes that means are taken over; at least one for each environment.
-      metrics_gamma: the discount of the discounted returns per environment step, in [0, 1].
+      episode_metrics: what is measured of episodes, and what is called at their end.
     """
 
     initial_random_steps: int = 0
@@ -80,8 +116,7 @@ class CollectOptions:
     served_at: str | None = None
     server_timeout_secs: float = SERVER_TIMEOUT_SECS
     report_metrics: bool | Collection[str] = True
-    metrics_buffer_size: int = 10
-    metrics_gamma: float = 0.99
+    episode_metrics: EpisodeMetricsOptions = EpisodeMetricsOptions()
 
     def __post_init__(self) -> None:
         check_counts(
@@ -89,7 +124,6 @@ class CollectOptions:
             {
                 'initial_random_steps': (self.initial_random_steps, 0),
                 'max_env_steps': (self.max_env_steps, 1),
-                'metrics_buffer_size': (self.metrics_buffer_size, 1),
             },
         )
         if not 2 * REPORT_SECS <= self.lease_secs < math.inf:
@@ -111,8 +145,6 @@ class CollectOptions:
                 f'got CollectOptions.report_metrics={self.report_metrics!r}; need True, False or a list of names: '
                 f'[{self.report_metrics!r}]'
             )
-        if not 0 <= self.metrics_gamma <= 1:
-            raise UserValueError(f'got CollectOptions.metrics_gamma={self.metrics_gamma!r}; need a number in [0, 1]')
 
     def reports_metrics(self, name: str) -> bool:
         """Returns whether the collector `name` reports its episodes to the learner."""
@@ -157,14 +189,3 @@ def _number(name: str, reason: str) -> int:
             'collect_0'
         )
     return int(digits[0])
-
-
-def check_counts(prefix: str, counts: dict[str, tuple[int | None, int]]) -> None:
-    """Checks that values are None or integers of at least a minimum.
-
-    Raises:
-      ValueError: if one is not; it names the first one.
-    """
-    for name, (value, least) in counts.items():
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-            raise UserValueError(f'got {prefix}{name}={value!r}; need an integer of at least {least}')

@@ -9,6 +9,7 @@ from tf_agents.policies import tf_policy
 from tflearn.actors import exploration
 from tflearn.actors.actor import Actor, Observer
 from tflearn.actors.episode_metrics import EpisodeMetrics
+from tflearn.actors.episode_recorder import EpisodeRecorder
 from tflearn.control import Credits, HeldLease
 from tflearn.jobs.collect_settings import CollectOptions
 from tflearn.types import ActingPolicy, BatchedEnvironment
@@ -45,9 +46,8 @@ class Collection:
           ValueError: if the policy cannot explore as the options say.
         """
         num_environments = environment.num_environments
-        self.metrics = EpisodeMetrics(
-            num_environments, options.metrics_buffer_size, options.metrics_gamma, lambda: environment.info
-        )
+        measured = options.episode_metrics
+        self.metrics = EpisodeMetrics(num_environments, measured.buffer_size, measured.gamma, lambda: environment.info)
         self._environment = environment
         self._set_progress: Callable[[int, int], None] | None = getattr(environment, 'set_progress', None)
         self._progress = (0, 0)
@@ -57,7 +57,10 @@ class Collection:
         first = exploration.uniform(policy) if self.random else self._policy
         self._write: Callable[[Any], None] = lambda row: None
         observers: list[Observer] = [self.metrics, lambda row: self._write(row)]
-        self._actor = Actor(environment, first, observers, stores_policy_state)
+        if measured.on_episode:
+            newest: Callable[[], Any] = lambda: self._actor.time_step  # noqa: E731
+            observers.append(EpisodeRecorder(self.metrics, num_environments, name, measured.on_episode, newest))
+        self._actor: Actor = Actor(environment, first, observers, stores_policy_state)
 
     @property
     def num_rebuilt(self) -> int:
