@@ -56,7 +56,7 @@ def to_spec(space: spaces.Space, name: str) -> types.NestedTensorSpec:
 def _bounds(space: Any, name: str) -> tuple[Any, Any, tf.DType]:
     gathering.check_space(space, name)
     if isinstance(space, spaces.Discrete):
-        return int(space.start), int(space.start) + int(space.n) - 1, tf.int64
+        return space.start, np.asarray(space.start) + np.asarray(space.n) - 1, tf.int64
     if isinstance(space, spaces.MultiDiscrete):
         start = np.asarray(space.start)
         return start, start + space.nvec - 1, tf.int64  # TF-Agents needs both in one shape
