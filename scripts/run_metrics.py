@@ -3,14 +3,15 @@
 The manifests of --backend=kubernetes start it beside the replay server.
 """
 
+import functools
 import signal
 import sys
 import types
 
 from absl import flags
 
-from tflearn.run_dir import RunDir
-from tflearn.schedulers.run_metrics import MetricsServer
+from tflearn.jobs import run_metrics
+from tflearn.launch.topology import KINDS
 
 from . import job_flags, run_directory
 
@@ -26,20 +27,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _exit)
     signal.signal(signal.SIGINT, _exit)
     with job_flags.ending('tflearn-run-metrics'), run_directory.opened(flags.FLAGS.root_dir, 'run_metrics') as run_dir:
-        _serve(run_dir)
-
-
-def _serve(run_dir: RunDir) -> None:
-    try:
-        server = MetricsServer(
-            run_dir, flags.FLAGS.run or run_dir.location.rpartition('/')[2], flags.FLAGS.host, flags.FLAGS.port
-        )
-    except (OSError, UnicodeError) as error:  # the latter one for a name that cannot be looked up
-        address = f'{flags.FLAGS.host}:{flags.FLAGS.port}'
-        print(f'tflearn-run-metrics: error: got {address}; need a free port of this machine ({error})', file=sys.stderr)
-        sys.exit(2)
-    print(f'http://{flags.FLAGS.host}:{server.server_port}/metrics', flush=True)
-    server.serve_forever()
+        run = flags.FLAGS.run or run_dir.location.rpartition('/')[2]
+        report = functools.partial(print, flush=True)
+        run_metrics.serve(run_dir, run, KINDS, flags.FLAGS.host, flags.FLAGS.port, report)
 
 
 def _exit(number: int, frame: types.FrameType | None) -> None:

@@ -47,6 +47,7 @@ def define() -> None:
     )
     flags.DEFINE_integer('max_concurrent_requests', 1024, 'Concurrent requests; further ones are refused.', 1)
     flags.DEFINE_integer('max_request_bytes', 4 * 1024 * 1024, 'Size of one request.', 1)
+    flags.DEFINE_integer('max_connections', 512, 'Connections at the same time; the idlest beyond are ended.', 1)
     flags.DEFINE_integer('max_rows', 1024, 'Largest batch in one request.', 1)
     job_flags.define_secs('poll_secs', 1.0, 'Seconds between two checks for new versions.', 0.01)
     flags.DEFINE_string('tls_certificate', None, 'PEM file of the server certificate; encrypts, with --tls_key.')
@@ -96,7 +97,7 @@ def server_options() -> serve.ServerOptions:
     from tflearn.jobs import serve
 
     values = flags.FLAGS
-    limits = _values('host', 'port', 'max_concurrent_requests', 'max_request_bytes')
+    limits = _values('host', 'port', 'max_concurrent_requests', 'max_request_bytes', 'max_connections')
     files = [pathlib.Path(name) for name in (values.tls_certificate, values.tls_key, values.tls_client_ca) if name]
     return serve.ServerOptions(**limits, num_threads=_num_threads(), tls=serve.TlsFiles(*files) if files else None)
 

@@ -33,7 +33,7 @@ def test_metrics_of_a_run(tmp_path, capsys, protocol):
                 sys.stdout.write(f'\n{protocol}: {before} -> {after}\n')
             assert before.growth(after) is None
             answer = fuzzing.send(address, b'GET /metrics HTTP/1.0\r\n\r\n')
-            assert b'tflearn_train_train_step{' in answer
+            assert b'tflearn_train_train_step_total{' in answer
         finally:
             server.kill()
 

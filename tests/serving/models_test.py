@@ -7,7 +7,7 @@ import pytest
 from tests.testing import example_policies
 from tflearn.policies import versions
 from tflearn.policies.exporter import PolicyExporter
-from tflearn.serving.models import ModelHolder, Models, NotServed
+from tflearn.serving.models import ModelHolder, Models, NotReady, NotServed
 from tflearn.serving.served_version import ServedVersion
 
 
@@ -98,5 +98,5 @@ def test_each_directory_is_a_model(exporter, directory):
     named = Models(directory.parent, ServedVersion, names=['other'])
     assert not named.refresh() and named.missing == ['other']
     assert not models.missing
-    with pytest.raises(NotServed, match='waits for a version in'):
+    with pytest.raises(NotReady, match="the model 'other' waits for a version in"):
         named.get('other').get()

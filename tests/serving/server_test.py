@@ -1,5 +1,6 @@
 """A real server on a free port answers clients of TensorFlow Serving."""
 
+import errno
 import json
 import os
 import pathlib
@@ -15,11 +16,17 @@ import tensorflow as tf
 pytest.importorskip('tensorflow_serving', reason='needs pip install ".[serving]"')
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tf_agents.policies import random_tf_policy
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import time_step as ts
 
+from benchmarks import attacks
 from tests.testing import example_policies, served_policies
 from tflearn.launch.local import free_port
+from tflearn.policies import loader, versions
 from tflearn.policies.exporter import PolicyExporter
 from tflearn.rpc import server as rpc_server
+from tflearn.rpc.server import connect
 from tflearn.serving.batching import BatchOptions
 from tflearn.serving.client import PolicyClient
 from tflearn.serving.metrics import ServingMetrics
@@ -232,3 +239,73 @@ def test_config_files_make_tensorflow_serving_serve_the_same(root):
     (model,) = parsed.model_config_list.config
     assert (model.name, model.base_path) == ('greedy_policy', str(root / 'greedy_policy'))
     assert list(model.model_version_policy.specific.versions) == [3, 4]
+
+
+def test_no_version_yet_is_unavailable_and_a_failing_directory_is_looked_at_again(tmp_path, monkeypatch):
+    publisher = served_policies.Publisher(tmp_path)
+    with served_policies.serving(tmp_path) as (server, models), connect(f'localhost:{server.port}') as connected:
+        stub = prediction_service_pb2_grpc.PredictionServiceStub(connected)
+        for version in ({}, {'version': 8}):
+            with pytest.raises(grpc.RpcError) as raised:
+                stub.Predict(predict_request(**version), DEADLINE_SECS)
+            assert raised.value.code().name == 'UNAVAILABLE'
+        publisher.publish(1)
+        with monkeypatch.context() as patched:
+            patched.setattr(versions.os, 'listdir', _no_handles)
+            assert not models.refresh()
+        with monkeypatch.context() as patched:
+            patched.setattr(loader, 'read_json', _no_handles)  # of the load
+            assert not models.refresh()
+        assert models.refresh()
+        assert stub.Predict(predict_request(), DEADLINE_SECS).model_spec.version.value == 1
+        with pytest.raises(grpc.RpcError) as raised:
+            stub.Predict(predict_request(version=8), DEADLINE_SECS)
+        assert raised.value.code().name == 'NOT_FOUND'
+
+
+def _no_handles(*unused):
+    raise OSError(errno.EMFILE, 'Too many open files')
+
+
+def test_few_bytes_do_not_stand_for_many(tmp_path):
+    attacks.save_sequence_policy(tmp_path / 'greedy_policy' / '1')
+    with (
+        served_policies.serving(tmp_path, BatchOptions()) as (server, _),
+        connect(f'localhost:{server.port}') as connected,
+    ):
+        stub = prediction_service_pb2_grpc.PredictionServiceStub(connected)
+        request = predict_request(inputs={})
+        few = request.inputs['observation']
+        few.dtype = tf.float32.as_datatype_enum
+        few.float_val.append(1.0)
+        few.tensor_shape.dim.add().size = 1024
+        few.tensor_shape.dim.add().size = 500_000
+        with pytest.raises(grpc.RpcError) as raised:
+            stub.Predict(request, DEADLINE_SECS)
+        assert raised.value.code().name == 'INVALID_ARGUMENT'
+        assert raised.value.details() == (
+            'got inputs of 2048000000 bytes, observation [1024, 500000]; need at most 4194304'
+        )
+        # Those of different lengths are computed, though they come at the same time.
+        asked = []
+        for length in (3, 5, 7):
+            few.tensor_shape.dim[0].size, few.tensor_shape.dim[1].size = 2, length
+            asked.append(stub.Predict.future(request, DEADLINE_SECS))
+        assert [tf.make_ndarray(each.result().outputs['action']).tolist() for each in asked] == [[True, True]] * 3
+
+
+def test_a_category_out_of_bounds_is_named(tmp_path):
+    spec = {'kind': tensor_spec.BoundedTensorSpec((2,), tf.int32, 1, 4), 'x': tf.TensorSpec((3,), tf.float32)}
+    policy = random_tf_policy.RandomTFPolicy(ts.time_step_spec(spec), tensor_spec.BoundedTensorSpec((), tf.int64, 0, 1))
+    PolicyExporter(policy, tmp_path / 'greedy_policy').export(1, {})
+    with served_policies.serving(tmp_path) as (server, _), connect(f'localhost:{server.port}') as connected:
+        stub = prediction_service_pb2_grpc.PredictionServiceStub(connected)
+        for kind in ([[1, 4]], [[0, 0]], [[2, 5]], [[-1, 2]]):
+            inputs = {'observation_kind': np.array(kind, np.int32), 'observation_x': np.zeros((1, 3), np.float32)}
+            asked = stub.Predict.future(predict_request(inputs=inputs), DEADLINE_SECS)
+            wrong = [value for value in kind[0] if not 0 <= value <= 4]
+            if not wrong:
+                assert asked.result().outputs['action']
+                continue
+            assert asked.code().name == 'INVALID_ARGUMENT'
+            assert asked.details() == f'got observation_kind with the value {wrong[0]}; need 0 to 4'

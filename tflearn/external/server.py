@@ -25,7 +25,6 @@ from tflearn.errors import UserValueError, check_at_least
 from tflearn.external import descriptions
 from tflearn.external.slots import Busy, Gone, OutOfTurn, Result, Slots, check_secs
 from tflearn.rpc import http_server
-from tflearn.rpc.http_server import IDLE_SECS, Handler
 from tflearn.security import tokens
 from tflearn.security.renewed import Renewed
 from tflearn.security.tls import TlsFiles
@@ -164,13 +163,11 @@ class Server:
         return {'step': answer.num_steps, 'action': descriptions.to_json(answer.action, self._specs.action)}
 
     def _handler(self) -> type['_Handler']:
-        # Who has shown nothing, as everybody at first, keeps the place of a connection for a short time only.
-        secs = Handler.timeout if self._options.token or self._options.tls else IDLE_SECS
-        attributes = {'server_of': self, 'max_bytes': self._options.max_request_bytes, 'timeout': secs}
+        attributes = {'server_of': self, 'max_bytes': self._options.max_request_bytes}
         return type('Handler', (_Handler,), {**attributes, 'token': self._token})
 
 
-class _Handler(Handler):
+class _Handler(http_server.Handler):
     """Handles the requests of one connection.
 
     Attributes:
@@ -182,11 +179,13 @@ class _Handler(Handler):
     max_bytes: int
 
     def answer(self) -> None:
-        """See `Handler`."""
+        """See `http_server.Handler`."""
         if self.command != 'POST':
             self._respond(b'')
         elif (length := self.length_of_body(self.max_bytes)) is not None:
-            self._respond(self.rfile.read(length))
+            body = self.read_body(length)
+            if body is not None:
+                self._respond(bytes(body))
 
     def _respond(self, body: bytes) -> None:
         try:

@@ -163,7 +163,10 @@ class _Handler(http_server.Handler):
         length = self.length_of_body(_MAX_BODY)
         if length is None:
             return HTTPStatus.BAD_REQUEST, None
-        return self._change(self.rfile.read(length).decode())
+        body = self.read_body(length)
+        if body is None:
+            return HTTPStatus.REQUEST_TIMEOUT, None
+        return self._change(bytes(body).decode())
 
     def _change(self, body: str) -> tuple[HTTPStatus, dict[str, Any]]:
         if (self.command, self.path) == ('PUT', FEED):

@@ -17,6 +17,7 @@ from tflearn.feed.client import FeedClient
 from tflearn.jobs import batch_source, initial_agent
 from tflearn.replay.shards import Shards
 from tflearn.replay.storage import REPLAY, Storage
+from tflearn.rpc import interfaces
 from tflearn.run_dir import RunDir, Status, read_json, write_json
 from tflearn.sampling.reader import TableReader
 from tflearn.train_step import create_train_step
@@ -27,6 +28,7 @@ _REPORT_SECS = 1.0
 # TensorFlow's destructor of a server waits for calls of Python that wait for Python's lock, which it holds itself: a
 # worker lasts until its process ends.
 _SERVERS: list[Any] = []
+_WHY_SHIELD = 'who reaches it may send reports, and can run any operation of TensorFlow'
 _LOCAL = ('localhost', '127.0.0.1', '[::1]')
 
 
@@ -44,6 +46,7 @@ def feed(
     host: str | None = None,
     port: int = 0,
     timeout_secs: float = 600.0,
+    shield: str | None = None,
 ) -> None:
     """Feeds learners until it is stopped.
 
@@ -62,6 +65,8 @@ def feed(
       port: where tf.data service listens; 0 is any free port. A dispatcher that is started again in the same run
         directory takes the one that it had.
       timeout_secs: how long a worker that a learner waits for may wait for data before it ends with an error.
+      shield: what keeps strangers from its ports, such as 'firewall', for the log. None logs a warning, unless no other
+        machine can reach this one.
 
     Raises:
       TimeoutError: if a server is not found, or no data arrive in time.
@@ -71,7 +76,7 @@ def feed(
     shards = Shards.parse(replay_address)
     own = host or ('localhost' if feed_address.rpartition(':')[0] in _LOCAL else socket.gethostname())
     if index is None:
-        _dispatch(run_dir, shards, feed_address, own, port, stop)
+        _dispatch(run_dir, shards, feed_address, own, port, stop, shield)
         return
     storage = Storage(experience, _data_spec(make_environment, make_agent, experience))
     shards.check(storage)
@@ -84,6 +89,7 @@ def feed(
         client = FeedClient(feed_address)
         state = wait_until(client.state, f'the feed at {feed_address}', connect_timeout_secs, stop)
         _SERVERS.append(worker.start_server(state['dispatcher'], own, port))
+        interfaces.log_shield((port or 'of the worker',), shield, _WHY_SHIELD, 'feed.shield')
         dataset.register(state['dispatcher'])
         logging.info('feeds elements of %.2f MB, %d at most in each', layout.num_bytes / 1e6, layout.num_steps)
         owner = f'{name} {socket.gethostname()}:{os.getpid()}'
@@ -101,7 +107,15 @@ def _data_spec(make_environment: EnvironmentFactory, make_agent: AgentFactory, e
     return initial_agent.data_spec(agent, experience)
 
 
-def _dispatch(run_dir: RunDir, shards: Shards, feed_address: str, own: str, port: int, stop: threading.Event) -> None:
+def _dispatch(
+    run_dir: RunDir,
+    shards: Shards,
+    feed_address: str,
+    own: str,
+    port: int,
+    stop: threading.Event,
+    shield: str | None,
+) -> None:
     published = run_dir.address('feed')
     known = read_json(published) or {}
     before = str(known.get('dispatcher', '')).rpartition(':')
@@ -111,6 +125,7 @@ def _dispatch(run_dir: RunDir, shards: Shards, feed_address: str, own: str, port
     if not listen[2].isdecimal():
         raise UserValueError(f'got feed_address={feed_address!r}; need HOST:PORT')
     with run_dir.own('feed', stop), dispatcher.dispatching(run_dir.feed, port) as port:
+        interfaces.log_shield((int(listen[2]), port), shield, _WHY_SHIELD, 'feed.shield')
         found = {'address': feed_address, 'dispatcher': f'{own}:{port}'}
         write_json(published, found)
         status = Status(run_dir.status('feed'), 'feed')

@@ -109,7 +109,7 @@ def replay_server(
         server = _restore(storage, agent, port, checkpoints, manifests, jobs)
         logging.info('replay server on port %d', server.port)
         agreed_settings.publish(f'localhost:{server.port}', agreed_settings.of(agent, experience))
-        _log_shield(server.port, shield)
+        interfaces.log_shield((server.port,), shield, 'Reverb has no authentication', 'replay_server.shield')
         with contextlib.closing(server):
             saver = _Saver(server, storage, checkpoints, manifests, stop_timeout_secs)
             saver.log_expected(checkpoint_interval_secs)
@@ -124,17 +124,6 @@ def replay_server(
 
 def _name(shard: int) -> str:
     return f'replay_server_{shard}' if shard else 'replay_server'
-
-
-def _log_shield(port: int, shield: str | None) -> None:
-    if shield is not None:
-        logging.info('strangers are kept from port %d by: %s', port, shield)
-    elif networks := interfaces.reachable():
-        logging.warning(
-            'port %d is open to everybody who reaches %s: Reverb has no authentication; shield it as docs/security.md '
-            'says (a firewall rule, tflearn-tunnel, a network namespace), and set replay_server.shield = "firewall"',
-            port, ', '.join(networks),
-        )  # fmt: skip
 
 
 def _start(

@@ -143,7 +143,10 @@ def _hold_port(port: int) -> socket.socket:
 
     Refuses a port in use: gRPC would share it, and each job would reach one of two servers at random.
     """
-    holder = socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET)
+    try:
+        holder = socket.socket(socket.AF_INET6)
+    except OSError:  # Python has IPv6, this kernel has not
+        holder = socket.socket(socket.AF_INET)
     try:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

@@ -3,6 +3,9 @@
 import fcntl
 import socket
 import struct
+from collections.abc import Sequence
+
+from absl import logging
 
 _GET_FLAGS = 0x8913  # SIOCGIFFLAGS of Linux, and the flags of an interface
 _UP, _LOOPBACK = 0x1, 0x8
@@ -13,6 +16,26 @@ def reachable() -> list[str]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         names = [name for _, name in socket.if_nameindex()]
         return [name for name in names if _flags(asking, name) & (_UP | _LOOPBACK) == _UP]
+
+
+def log_shield(ports: Sequence[object], shield: str | None, why: str, setting: str) -> None:
+    """Warns of ports that are open to all networks.
+
+    Args:
+      ports: their numbers, or words.
+      shield: what keeps strangers from them, such as 'firewall'; None warns, unless no other machine can reach them.
+      why: what makes them dangerous.
+      setting: the setting by which a user gives `shield`.
+    """
+    text = f'port {ports[0]} is' if len(ports) == 1 else f'ports {", ".join(map(str, ports))} are'
+    if shield is not None:
+        logging.info('%s kept from strangers by: %s', text, shield)
+    elif networks := reachable():
+        logging.warning(
+            '%s open to everybody who reaches %s: %s; shield it as docs/security.md says (a firewall rule, '
+            'tflearn-tunnel, a network namespace), and set %s = "firewall"',
+            text, ', '.join(networks), why, setting,
+        )  # fmt: skip
 
 
 def _flags(asking: socket.socket, name: str) -> int:

@@ -13,12 +13,15 @@ from absl import logging
 
 from tflearn import background, extras
 from tflearn.errors import UserValueError, check_at_least
+from tflearn.rpc.connection_limit import ConnectionLimit
+from tflearn.rpc.partial_requests import NoMessage, Overloaded, PartialRequests
 from tflearn.security import tls
 from tflearn.security.renewed import Renewed
 
 try:
     import grpc
-    from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+    from google.protobuf.message import DecodeError
+    from grpc_health.v1 import health, health_pb2
 except ImportError as error:
     raise extras.import_error(error, 'a gRPC server') from error
 
@@ -27,17 +30,29 @@ Method = Callable[[bytes], Awaitable[Any]]
 # An exception of a method -> gRPC's status code and the details; None for an error of the server itself.
 StatusOf = Callable[[Exception], tuple[Any, str] | None]
 
+_HEALTH = '/grpc.health.v1.Health'
 # gRPC sends the details in a header, whose size is limited; names in them come from the client.
 _MAX_DETAILS = 1000
 # The work on the event loop takes milliseconds.
 _LOOP_SECS = 10.0
 
+# Bounds what strangers can hold: heads and streams of a connection, the bytes of a request before it is read, and how
+# long a connection without requests lasts. What is compressed could be unpacked to any size.
+_LIMITS = (
+    ('grpc.so_reuseport', 0),
+    ('grpc.server_handshake_timeout_ms', 10_000),
+    ('grpc.max_concurrent_streams', 128),
+    ('grpc.http2.bdp_probe', 0),
+    ('grpc.keepalive_time_ms', 60_000),
+    ('grpc.keepalive_timeout_ms', 20_000),
+    ('grpc.max_connection_idle_ms', 600_000),
+    ('grpc.max_connection_age_ms', 3_600_000),
+    ('grpc.max_connection_age_grace_ms', 60_000),
+)
+_MAX_WATCHES = 64
+
 # A client finds a restarted server within a second; gRPC's own delay grows with each attempt, up to two minutes.
 _OPTIONS = (('grpc.max_reconnect_backoff_ms', 1000),)
-
-
-class Overloaded(RuntimeError):
-    """Too many requests wait; the client gets RESOURCE_EXHAUSTED and this message."""
 
 
 class TlsFiles(tls.TlsFiles):
@@ -81,6 +96,7 @@ class PermissionDenied(RuntimeError):
 
 
 _CODES: dict[type[Exception], Any] = {
+    NoMessage: grpc.StatusCode.INVALID_ARGUMENT,
     Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
     PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
@@ -114,6 +130,7 @@ class ServerOptions:
       max_concurrent_requests: requests accepted at the same time, waiting ones included; the server rejects more with
         RESOURCE_EXHAUSTED.
       max_request_bytes: the size of the largest request; the server rejects larger ones with RESOURCE_EXHAUSTED.
+      max_connections: connections at the same time; of more, those that were not used for the longest time are ended.
       tls: the files for encryption; None listens without it.
     """
 
@@ -121,12 +138,12 @@ class ServerOptions:
     port: int = 8500
     max_concurrent_requests: int = 1024
     max_request_bytes: int = 4 * 1024 * 1024
+    max_connections: int = 512
     tls: TlsFiles | None = None
 
     def __post_init__(self) -> None:
-        check_at_least(
-            1, max_concurrent_requests=self.max_concurrent_requests, max_request_bytes=self.max_request_bytes
-        )
+        names = ('max_concurrent_requests', 'max_request_bytes', 'max_connections')
+        check_at_least(1, **{name: getattr(self, name) for name in names})
 
 
 class Server:
@@ -153,17 +170,25 @@ class Server:
         """
         # gRPC's own limit, maximum_concurrent_rpcs, accepts one more for each request that it rejected.
         self._slots = asyncio.Semaphore(options.max_concurrent_requests)
+        self._partial = PartialRequests(options.max_request_bytes)
         self._status_of, self._record, self._admit = status_of, record, admit
+        self._limit: ConnectionLimit | None = None
+        self._watches = 0
         self._health = health.aio.HealthServicer()
         self._loop = asyncio.new_event_loop()
         self._thread = background.Thread(target=self._loop.run_forever, name='rpc_server')
         self._thread.start()
         handlers = {
-            name: grpc.unary_unary_rpc_method_handler(self._answering(name.rpartition('/')[2], method))
+            name: grpc.stream_unary_rpc_method_handler(self._answering(name.rpartition('/')[2], method))
             for name, method in methods.items()
         }
+        handlers[f'{_HEALTH}/Check'] = grpc.stream_unary_rpc_method_handler(self._check_health)
+        handlers[f'{_HEALTH}/Watch'] = grpc.stream_stream_rpc_method_handler(
+            self._watch_health, response_serializer=health_pb2.HealthCheckResponse.SerializeToString
+        )
         try:
-            self._server, self.port = self._run(_start(options, handlers, self._health))
+            self._server, self.port = self._run(_start(options, handlers))
+            self._limit = ConnectionLimit(self.port, options.max_connections)
         except BaseException:
             self._end()
             raise
@@ -185,7 +210,8 @@ class Server:
             self._end()
 
     def _answering(self, name: str, method: Method) -> Callable[[bytes, Any], Awaitable[bytes]]:
-        async def answer(data: bytes, context: Any) -> bytes:
+        # Read here, not by gRPC: it would take all bytes of a request before anything is known of it.
+        async def answer(unread: Any, context: Any) -> bytes:
             start = time.perf_counter()
             code, response = grpc.StatusCode.CANCELLED, b''  # by the client or its deadline: that is not caught below
             try:
@@ -193,6 +219,9 @@ class Server:
                     if self._slots.locked():
                         raise Overloaded('too many requests at the same time; send less, or try again later')
                     async with self._slots:
+                        data = await self._partial.read(context)
+                        if self._limit:
+                            self._limit.used(context.peer())
                         message = await method(data)
                 code, response = grpc.StatusCode.OK, message.SerializeToString()
             except Exception as error:
@@ -204,6 +233,29 @@ class Server:
             return response
 
         return answer
+
+    async def _check_health(self, unread: Any, context: Any) -> bytes:
+        request = await self._health_request(context)
+        answer = await self._health.Check(request, context) if request else None
+        return answer.SerializeToString() if answer else b''
+
+    async def _watch_health(self, unread: Any, context: Any) -> None:
+        self._watches += 1
+        try:
+            if self._watches > _MAX_WATCHES:
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f'got more than {_MAX_WATCHES} watches')
+            if request := await self._health_request(context):
+                await self._health.Watch(request, context)
+        finally:
+            self._watches -= 1
+
+    async def _health_request(self, context: Any) -> Any:
+        try:
+            return health_pb2.HealthCheckRequest.FromString(await self._partial.read(context))
+        except Overloaded as error:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        except (DecodeError, NoMessage):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, 'got no HealthCheckRequest')
 
     def _status(self, error: Exception) -> tuple[Any, str]:
         if code := _CODES.get(type(error)):
@@ -227,6 +279,8 @@ class Server:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_secs)
 
     def _end(self) -> None:
+        if self._limit:
+            self._limit.close()
         self._loop.call_soon_threadsafe(_stop, self._loop)
         self._thread.join(_LOOP_SECS)
         if not self._thread.is_alive():
@@ -250,13 +304,12 @@ def _caller(context: Any) -> Caller:
     return Caller(metadata, tuple(name.decode(errors='replace') for name in names))
 
 
-async def _start(options: ServerOptions, handlers: Mapping[str, Any], servicer: Any) -> tuple[Any, int]:
+async def _start(options: ServerOptions, handlers: Mapping[str, Any]) -> tuple[Any, int]:
     """Starts gRPC's server; returns it and its port."""
     server = grpc.aio.server(
         handlers=[_Handler(handlers)],
-        options=[('grpc.max_receive_message_length', options.max_request_bytes), ('grpc.so_reuseport', 0)],
+        options=[('grpc.max_receive_message_length', options.max_request_bytes), *_LIMITS],
     )
-    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     address = f'{options.host}:{options.port}'
     credentials = options.tls.credentials() if options.tls else None
     try:

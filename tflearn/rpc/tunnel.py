@@ -10,12 +10,13 @@ import asyncio
 import contextlib
 import dataclasses
 import enum
+import functools
 import gc
 import os
 import socket
 import ssl
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 from absl import logging
 
@@ -89,8 +90,8 @@ class TunnelOptions:
       files: its certificate, the key, and the authority of the other side's certificates (`client_ca`), which is
         needed.
       server_name: the name that the server's certificate must have; None is the host of `to`. CLIENT only.
-      max_connections: connections at the same time, unfinished handshakes included; further ones are closed. Each takes
-        about 0.6 MB.
+      max_connections: connections at the same time, unfinished handshakes included, of which the oldest one ends for
+        a further one; if there is none, that is closed. Each takes about 0.6 MB.
       handshake_timeout_secs: how long a handshake, or a connection to `to`, may take.
     """
 
@@ -132,6 +133,7 @@ class Tunnel:
         self._listener = _listen(options.listen)
         self.port = None if options.listen.port is None else self._listener.getsockname()[1]
         self._connections: set[asyncio.Task[None]] = set()
+        self._unproven: dict[asyncio.Task[None], None] = {}  # without a handshake, the oldest first
         self._num_ended = 0
         self._loop = asyncio.new_event_loop()
         self._accepting = self._loop.create_task(self._accept())
@@ -165,21 +167,33 @@ class Tunnel:
                     logging.log_first_n(logging.WARNING, 'could not accept a connection: %s', 5, error)
                     await asyncio.sleep(_RETRY_SECS)
                     continue
-                if len(self._connections) >= self._options.max_connections:
+                if len(self._connections) >= self._options.max_connections and not self._end_oldest():
                     logging.log_first_n(logging.WARNING, 'refused a connection: too many at the same time', 5)
                     accepted.close()
                     continue
                 task = self._loop.create_task(self._forward(accepted, peer))
                 self._connections.add(task)
+                self._unproven[task] = None
                 task.add_done_callback(self._forget)
+                task.add_done_callback(functools.partial(_close, accepted))  # one that ends before it has begun
         finally:
             self._listener.close()
             if self.port is None:
                 with contextlib.suppress(OSError):
                     os.unlink(self._options.listen.host)
 
+    def _end_oldest(self) -> bool:
+        """Ends the oldest connection that has not been forwarded yet; returns whether there was one."""
+        oldest = next(iter(self._unproven), None)
+        if oldest is None:
+            return False
+        del self._unproven[oldest]
+        oldest.cancel()
+        return True
+
     def _forget(self, ended: asyncio.Task[None]) -> None:
         self._connections.discard(ended)
+        self._unproven.pop(ended, None)
         self._num_ended += 1
         # asyncio's TLS leaves cycles with a buffer of 256 kB each; Python would collect them too late, and the heap
         # would grow with each stranger.
@@ -205,6 +219,7 @@ class Tunnel:
                 reader, writer = await asyncio.wait_for(connecting, secs)
                 readers.append(reader)
                 writers.append(writer)
+            self._unproven.pop(cast(Any, asyncio.current_task()), None)
             await _both_ways(readers, writers)
         except (OSError, asyncio.TimeoutError, ValueError) as error:
             text = 'a connection of %s to %s failed: %s'
@@ -212,11 +227,12 @@ class Tunnel:
         finally:
             for writer in writers:
                 writer.transport.abort()
-            accepted.close()
 
     async def _take(self, accepted: socket.socket, encrypted: bool) -> _Stream:
         accepted.setblocking(False)
         _keep_alive(accepted)
+        if encrypted:  # TLS takes most of a connection's memory: not for one that sends nothing
+            await _readable(self._loop, accepted)
         reader = asyncio.StreamReader(_BUFFER_BYTES, self._loop)
         protocol = asyncio.StreamReaderProtocol(reader, loop=self._loop)
         settings: dict[str, Any] = {'ssl': self._settings.get()} if encrypted else {}
@@ -280,6 +296,24 @@ def _keep_alive(connection: socket.socket) -> None:
         if hasattr(socket, name):  # not on every system
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+async def _readable(loop: asyncio.AbstractEventLoop, connection: socket.socket) -> None:
+    ready = loop.create_future()
+    loop.add_reader(connection, _set, ready)
+    try:
+        await ready
+    finally:
+        loop.remove_reader(connection)
+
+
+def _close(accepted: socket.socket, ended: object) -> None:
+    accepted.close()
+
+
+def _set(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
 
 
 async def _both_ways(readers: list[asyncio.StreamReader], writers: list[asyncio.StreamWriter]) -> None:

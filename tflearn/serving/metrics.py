@@ -1,8 +1,6 @@
 """Metrics of a policy server for Prometheus."""
 
-from typing import Any
-
-from tflearn.errors import UserValueError
+from tflearn.rpc.metrics_server import MetricsServer
 from tflearn.serving.models import Models
 from tflearn.serving.protos import prometheus_client
 
@@ -16,7 +14,7 @@ class ServingMetrics:
     def __init__(self, models: Models):
         self.registry = prometheus_client.CollectorRegistry()
         self._models = models
-        self._http: Any = None
+        self._http: MetricsServer | None = None
         self._requests = prometheus_client.Counter(
             'tflearn_requests', 'Answered requests by their gRPC status', ['method', 'code'], registry=self.registry
         )
@@ -69,12 +67,8 @@ class ServingMetrics:
         Raises:
           ValueError: if it cannot listen on the port.
         """
-        try:
-            self._http, _ = prometheus_client.start_http_server(port, host, self.registry)
-        except OSError as error:
-            raise UserValueError(f'got metrics port {host}:{port} ({error.strerror}); need a free one') from error
+        self._http = MetricsServer(self.registry, host, port, '--metrics_port')
 
     def close(self) -> None:
         if self._http is not None:
-            self._http.shutdown()
-            self._http.server_close()
+            self._http.close()

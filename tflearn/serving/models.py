@@ -10,9 +10,15 @@ from absl import logging
 from tflearn.policies import versions
 from tflearn.serving.served_version import ServedVersion
 
+_LOG_SECS = 30.0
+
 
 class NotServed(LookupError):
     """The requested model or version is not served; the client gets NOT_FOUND and this message."""
+
+
+class NotReady(LookupError):
+    """No version is loaded yet; the client gets UNAVAILABLE and this message, and may try again."""
 
 
 class ModelHolder:
@@ -59,15 +65,20 @@ class ModelHolder:
         return changed
 
     def get(self, version: int | None = None) -> ServedVersion:
-        """Returns the version; without a number, the highest one. Raises NotServed if there is none."""
+        """Returns the version; without a number, the highest one.
+
+        Raises:
+          NotReady: while no version is loaded.
+          NotServed: if there is no such version.
+        """
         served = self._served  # read once: `refresh` may replace it at any time
-        if version is None and served:
+        if not served:
+            raise NotReady(f'the model {self.name!r} waits for a version in {self._directory}; try again later')
+        if version is None:
             return served[max(served)]
-        if version is not None and version in served:
+        if version in served:
             return served[version]
-        have = f'serves {sorted(served)}' if served else f'waits for a version in {self._directory}'
-        wanted = '' if version is None else f' version {version} of'
-        raise NotServed(f'got a request for{wanted} {self.name!r}, which {have}')
+        raise NotServed(f'got a request for version {version} of {self.name!r}, which serves {sorted(served)}')
 
     @property
     def ready(self) -> bool:
@@ -85,6 +96,9 @@ class ModelHolder:
         except FileNotFoundError:
             return False
         except Exception as error:  # a damaged version must not end the service of another one
+            if _is_temporary(error):
+                _log_failure(self.name, f'could not load version {version}', error)
+                return False
             logging.error('%s: version %d is not served: %s', self.name, version, error)
             self._failed[version] = (identity, str(error))
             return False
@@ -131,11 +145,18 @@ class Models:
         found = [] if self._names else [path.name for path in _directories(self._root)]
         new = {name: self._make(name) for name in found if name not in self._holders}
         self._holders = {**self._holders, **new}
-        return sum(holder.refresh() for holder in self._holders.values()) > 0
+        return sum(_refreshed(holder) for holder in self._holders.values()) > 0
 
     def get(self, name: str) -> ModelHolder:
-        """Returns the policy. Raises NotServed if there is none of that name."""
+        """Returns the policy.
+
+        Raises:
+          NotReady: if there is none of that name, while no policy has a version.
+          NotServed: if there is none of that name.
+        """
         holder = self._holders.get(name)
+        if holder is None and not any(each.ready for each in self.holders):
+            raise NotReady(f'the server waits for a version of any policy in {self._root}; try again later')
         if holder is None:
             raise NotServed(f'got the model name {name!r}; need one of {sorted(self._holders)}')
         return holder
@@ -164,8 +185,32 @@ class Models:
         return f'model_config_list {{\n{"".join(configs)}}}\n'
 
 
+def _refreshed(holder: ModelHolder) -> bool:
+    try:
+        return holder.refresh()
+    except OSError as error:
+        _log_failure(holder.name, 'could not look for versions', error)
+        return False
+
+
+def _log_failure(name: str, what: str, error: Exception) -> None:
+    logging.log_every_n_seconds(logging.WARNING, '%s: %s; tries again: %s', _LOG_SECS, name, what, error)
+
+
+def _is_temporary(error: BaseException | None) -> bool:
+    """Returns whether an error, or what caused it, is of the machine: without handles or memory, a lost disk."""
+    while error is not None:
+        if isinstance(error, OSError | tf.errors.ResourceExhaustedError | MemoryError):
+            return not isinstance(error, FileNotFoundError)
+        error = error.__cause__
+    return False
+
+
 def _directories(root: pathlib.Path) -> list[pathlib.Path]:
     try:
         return [path for path in root.iterdir() if path.is_dir() and not path.name.startswith('.')]
     except FileNotFoundError:
+        return []
+    except OSError as error:
+        _log_failure(root.name, 'could not look for policies', error)
         return []

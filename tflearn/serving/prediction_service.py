@@ -3,6 +3,7 @@
 Messages are parsed here, since gRPC does not answer malformed ones with INVALID_ARGUMENT.
 """
 
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -26,14 +27,16 @@ class PredictionService:
         self,
         models: Models,
         requests: RequestQueue,
+        max_bytes: int,
         record_rows: Callable[[str, int], object] = lambda model, rows: None,
     ):
         """
         Args:
+          max_bytes: the size of the values of the largest request; a few bytes may stand for a value that is repeated.
           record_rows: called with the model's name and the number of rows of each request that was computed.
         """
         self._models = models
-        self._requests = requests
+        self._requests, self._max_bytes = requests, max_bytes
         self._predicted = record_rows
         self.methods: Mapping[str, Callable[[bytes], Awaitable[Any]]] = {
             '/tensorflow.serving.PredictionService/Predict': self.predict,
@@ -47,6 +50,7 @@ class PredictionService:
         Raises:
           InvalidRequest: if it is malformed or does not fit the signature.
           NotServed: if the model or the version is not served.
+          NotReady: while no version is loaded.
           Overloaded: if too many requests wait.
           PermissionDenied: if the client may not ask this policy.
         """
@@ -76,7 +80,11 @@ class PredictionService:
         signature.check(shapes)
         rows = next(iter(shapes.values()))[0] if signature.batched else 1
         self._requests.check_room(signature, rows)
+        size = sum(math.prod(shapes[name]) * spec.dtype.size for name, spec in specs.items())
+        if size > self._max_bytes:
+            raise InvalidRequest(f'got inputs of {size} bytes, {_texts(shapes)}; need at most {self._max_bytes}')
         arrays = {name: tensor_protos.to_array(name, tensors[name], spec.dtype) for name, spec in specs.items()}
+        signature.check_values(arrays)
         return await self._requests.run(signature, arrays), rows
 
     async def get_model_metadata(self, data: bytes) -> Any:
@@ -85,6 +93,7 @@ class PredictionService:
         Raises:
           InvalidRequest: if it is malformed or names another field.
           NotServed: if the model or the version is not served.
+          NotReady: while no version is loaded.
         """
         request = _parse(get_model_metadata_pb2.GetModelMetadataRequest, data)
         if not request.metadata_field or set(request.metadata_field) != {_SIGNATURES}:
@@ -134,6 +143,10 @@ class PredictionService:
     def _version(self, spec: Any) -> ServedVersion:
         holder, version = self._holder(spec)
         return holder.get(version)
+
+
+def _texts(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    return ', '.join(f'{name} {list(shape)}' for name, shape in shapes.items())
 
 
 def _parse(message: Any, data: bytes) -> Any:

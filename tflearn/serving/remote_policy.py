@@ -26,8 +26,8 @@ from tflearn.waiting import wait_until
 _Answer = TypeVar('_Answer')
 
 _CALL_SECS = 10.0
-# The codes of a server that starts, restarts or is overloaded for a while. NOT_FOUND is final where a request names a
-# version.
+# The codes of a server that starts, restarts or is overloaded for a while. NOT_FOUND, of a policy that is not there
+# yet, is final where a request names a version.
 _TEMPORARY = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.NOT_FOUND,
@@ -161,7 +161,7 @@ class RemoteModel:
         stub = prediction_service_pb2_grpc.PredictionServiceStub(self._channel)
         try:
             response = stub.GetModelMetadata(request, _CALL_SECS)
-        except grpc.RpcError as error:
+        except grpc.RpcError as error:  # also of a server that restarts: the version is looked for again
             raise VersionGone(f'got no version {version} of {self._model!r} any more') from error
         definitions = get_model_metadata_pb2.SignatureDefMap()
         response.metadata['signature_def'].Unpack(definitions)

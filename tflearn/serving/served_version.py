@@ -1,6 +1,7 @@
 """One loaded version of a policy: its signatures and their limits."""
 
 import pathlib
+import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -8,13 +9,17 @@ import numpy as np
 import tensorflow as tf
 
 from tflearn.errors import UserValueError
-from tflearn.policies import loader
+from tflearn.policies import loader, plain_nests
 from tflearn.policies.loaded_model import ModelFunction
 from tflearn.serving import batching
 from tflearn.serving.batching import BatchOptions
 
 # The number of the largest requests that may wait, without batches.
 _MAX_WAITING = 16
+
+
+# The least and the greatest value of each element; numbers, or arrays of the shape without the batch.
+Bounds = tuple[np.ndarray, np.ndarray]
 
 
 class InvalidRequest(UserValueError):
@@ -33,9 +38,17 @@ class Signature:
         those of 16 of the largest requests.
     """
 
-    def __init__(self, name: str, function: ModelFunction, options: BatchOptions | None, max_rows: int):
+    def __init__(
+        self,
+        name: str,
+        function: ModelFunction,
+        options: BatchOptions | None,
+        max_rows: int,
+        bounds: Mapping[str, Bounds] = types.MappingProxyType({}),
+    ):
         """
         Args:
+          bounds: of integer inputs, by name.
           options: the options of batches; None computes each call separately.
         """
         self.name = name
@@ -45,9 +58,11 @@ class Signature:
         }
         self.outputs = tuple(sorted(function.definition.structured_outputs))  # the order of the function's outputs
         self._shapes = {name: tuple(spec.shape) for name, spec in self.inputs.items()}
+        self._bounds = {name: bound for name, bound in bounds.items() if name in self.inputs}
         self.batched = bool(self._shapes) and all(shape and shape[0] is None for shape in self._shapes.values())
+        alike = all(None not in shape[1:] for shape in self._shapes.values())  # else requests cannot share a call
         self._without_batch: Callable[..., Any] = batching.program(function, None)
-        batches = options if self.batched else None
+        batches = options if self.batched and alike else None
         self._program = batching.program(function, batches) if batches else self._without_batch
         self.rows_per_call = batches.max_batch_size if batches else 0
         self.max_waiting_rows = (
@@ -81,6 +96,20 @@ class Signature:
             raise InvalidRequest(f'got inputs of several batch sizes, {sizes}; need the same for all')
         if not 1 <= next(iter(rows)) <= self.max_rows:
             raise InvalidRequest(f'got a batch of {next(iter(rows))}; need 1 to {self.max_rows} rows')
+
+    def check_values(self, inputs: Mapping[str, np.ndarray]) -> None:
+        """Checks integers of checked shapes against their bounds.
+
+        Raises:
+          InvalidRequest: naming the input, the first value that is out of its bounds, and these.
+        """
+        for name, (low, high) in self._bounds.items():
+            values = inputs[name]
+            wrong = (values < low) | (values > high)
+            if wrong.any():
+                at = np.unravel_index(np.argmax(wrong), wrong.shape)
+                need = [np.broadcast_to(bound, values.shape)[at] for bound in (low, high)]
+                raise InvalidRequest(f'got {name} with the value {values[at]}; need {need[0]} to {need[1]}')
 
     def run(self, inputs: Mapping[str, np.ndarray], in_batch: bool = True) -> dict[str, np.ndarray]:
         """Computes the outputs, by name, from checked inputs.
@@ -129,10 +158,11 @@ class ServedVersion:
         """
         self.path = path
         self.version = int(path.name)
-        model, _ = loader.load_model(path)
+        model, metadata = loader.load_model(path)
+        bounds = _bounds((metadata.get('specs') or {}).get('observation', {}))
         self.signature_defs = model.signature_defs
         self.signatures = {
-            name: Signature(name, function, options, max_rows) for name, function in model.signatures.items()
+            name: Signature(name, function, options, max_rows, bounds) for name, function in model.signatures.items()
         }
         for signature in self.signatures.values():
             signature.warm_up()
@@ -142,6 +172,32 @@ class ServedVersion:
         if name not in self.signatures:
             raise InvalidRequest(f'got signature_name={name!r}; need one of {sorted(self.signatures)}')
         return self.signatures[name]
+
+
+def _bounds(described: Any) -> dict[str, Bounds]:
+    """Returns the bounds of integers in an observation by the names of the inputs.
+
+    Args:
+      described: the spec of the observation as `plain_nests.describe` returns it.
+    """
+    found = {}
+    for name, leaf in plain_nests.flat(_with_leaves(described), 'observation'):
+        dtype = tf.as_dtype(leaf.dtype)
+        if not dtype.is_integer or getattr(leaf, 'minimum', None) is None or getattr(leaf, 'maximum', None) is None:
+            continue
+        low, high = np.asarray(leaf.minimum), np.asarray(leaf.maximum)
+        # 0 is always accepted, as in the export: loaders run a policy once on zeros. A dtype's limits are no bounds.
+        if not (np.any(high == dtype.max) or (dtype.min < 0 and np.any(low == dtype.min))):
+            found[name] = np.minimum(low, 0), high
+    return found
+
+
+def _with_leaves(described: Any) -> Any:
+    if isinstance(described, list):
+        return [_with_leaves(value) for value in described]
+    if isinstance(described.get('dtype'), str):
+        return types.SimpleNamespace(**described)
+    return {key: _with_leaves(value) for key, value in described.items()}
 
 
 def _text(shape: tuple[int | None, ...]) -> str:

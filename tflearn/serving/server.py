@@ -10,7 +10,7 @@ from tflearn.errors import check_at_least
 from tflearn.rpc import server as rpc_server
 from tflearn.serving.clients import Clients
 from tflearn.serving.metrics import ServingMetrics
-from tflearn.serving.models import Models, NotServed
+from tflearn.serving.models import Models, NotReady, NotServed
 from tflearn.serving.prediction_service import PredictionService
 from tflearn.serving.request_queue import RequestQueue
 from tflearn.serving.served_version import InvalidRequest
@@ -55,7 +55,9 @@ class PolicyServer:
         """
         self._models, self._metrics = models, metrics
         self._requests = RequestQueue(options.num_threads)
-        service = PredictionService(models, self._requests, *([metrics.record_rows] if metrics else []))
+        service = PredictionService(
+            models, self._requests, options.max_request_bytes, *([metrics.record_rows] if metrics else [])
+        )
         given: dict[str, Any] = {'record': metrics.record_request} if metrics else {}
         if clients is not None:
             given['admit'] = clients.admit
@@ -82,9 +84,14 @@ def _status_of(error: Exception) -> tuple[Any, str] | None:
     if isinstance(error, InvalidRequest):
         return grpc.StatusCode.INVALID_ARGUMENT, str(error)
     if isinstance(error, tf.errors.InvalidArgumentError):
-        return grpc.StatusCode.INVALID_ARGUMENT, f'the policy cannot compute these values: {error.message}'
+        return (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            f'the policy cannot compute these values: {" ".join(error.message.split())}',
+        )
     if isinstance(error, NotServed):
         return grpc.StatusCode.NOT_FOUND, str(error)
+    if isinstance(error, NotReady):
+        return grpc.StatusCode.UNAVAILABLE, str(error)
     if isinstance(error, tf.errors.UnavailableError):
         return grpc.StatusCode.RESOURCE_EXHAUSTED, 'too many batches wait; send less at a time, or try again later'
     return None

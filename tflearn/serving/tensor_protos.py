@@ -76,9 +76,12 @@ def to_array(name: str, proto: Any, dtype: tf.DType) -> np.ndarray:
     if not (0 < len(given) <= count or len(given) == count):
         raise InvalidRequest(f'got {name} with {len(given)} values in {_FIELDS[dtype]}; need {count} for {list(shape)}')
     values = np.array(given, _READ_AS[_FIELDS[dtype]])
+    values = _cast(name, values, dtype)
+    if len(values) == 1:  # no memory for each of them
+        return np.broadcast_to(values.reshape(()), shape)
     array = np.full(count, values[-1:] if count else 0, values.dtype)
     array[: len(values)] = values
-    return _cast(name, array, dtype).reshape(shape)
+    return array.reshape(shape)
 
 
 def fill(proto: Any, array: np.ndarray, content: bool = False) -> None:

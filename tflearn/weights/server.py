@@ -21,7 +21,6 @@ import time
 from http import HTTPStatus
 from typing import Any
 
-import numpy as np
 from absl import logging
 
 from tflearn import background
@@ -36,8 +35,6 @@ DELTA = 'tflearn-delta'
 MAX_WAIT_SECS = 30.0
 _KEPT = 4  # publications to which a difference can be made
 _BLOCK_BYTES = 1 << 20
-_SLOWEST_BYTES_PER_SEC = 1e6
-_BLOCK_SECS = 30.0
 _SLOW_SECS, _PREFERRED_BYTES_PER_SEC, _END_SECS = 5.0, 1e7, 5.0
 _MAX_EPOCHS_AHEAD = 1000
 _WAIT = re.compile(r'\bwait=(\d{1,6})')
@@ -166,7 +163,7 @@ class WeightsServer:
             return HTTPStatus.SERVICE_UNAVAILABLE, {'error': 'another publication is being received; try again'}
         try:
             self._sender, handler.begun_at = handler, time.monotonic()
-            received = handler.read_all(length)
+            received = handler.read_body(length)
             if received is None:
                 return HTTPStatus.REQUEST_TIMEOUT, {'error': 'got a part of a message; need all of it'}
             message = messages.parse(received).completed(None)
@@ -209,7 +206,6 @@ class _Handler(http_server.Handler):
 
     server_of: WeightsServer
     begun_at = 0.0
-    num_received = 0
 
     def is_slow(self) -> bool:
         """Whether a publication comes so slowly that another one may take its place."""
@@ -240,23 +236,6 @@ class _Handler(http_server.Handler):
         finally:
             self.server_of.count(clients=-1)
 
-    def read_all(self, length: int) -> memoryview | None:
-        """Returns the request's body; None if the client is too slow or gone."""
-        self.num_received = 0
-        received, at = np.empty(length, np.uint8).data, 0
-        deadline = time.monotonic() + _BLOCK_SECS + length / _SLOWEST_BYTES_PER_SEC
-        self.connection.settimeout(_BLOCK_SECS)
-        while at < length and time.monotonic() < deadline:
-            try:
-                count = self.rfile.readinto(received[at : at + _BLOCK_BYTES])  # type: ignore[attr-defined]
-            except OSError:
-                return None
-            if not count:
-                return None
-            at += count
-            self.num_received = at
-        return received if at == length else None
-
     def _answer_put(self, status: HTTPStatus, message: dict[str, Any]) -> None:
         if status in (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.SERVICE_UNAVAILABLE):
             self.close_connection = True  # the body was not read
@@ -283,9 +262,7 @@ class _Handler(http_server.Handler):
         self.send_header('Content-Length', str(length))
         self.end_headers()
         self.wfile.flush()
-        self.connection.settimeout(_BLOCK_SECS)  # a client that is gone, or stands still, is given up
         for part in parts:
             view = memoryview(part)
             for at in range(0, len(view), _BLOCK_BYTES):
                 self.connection.sendall(view[at : at + _BLOCK_BYTES])
-        self.connection.settimeout(http_server.IDLE_SECS)

@@ -8,8 +8,19 @@ import urllib.request
 
 import pytest
 
+pytest.importorskip('prometheus_client', reason='needs pip install ".[serving]"')
+
+import prometheus_client
+
+from tflearn.jobs.run_metrics import RunMetrics
+from tflearn.launch.topology import KINDS
 from tflearn.run_dir import RunDir, write_json
-from tflearn.schedulers import run_metrics
+
+
+def text(run_dir, run):
+    registry = prometheus_client.CollectorRegistry()
+    registry.register(RunMetrics(run_dir, run, KINDS))
+    return prometheus_client.generate_latest(registry).decode()
 
 
 def test_the_fresh_numbers_of_all_jobs(tmp_path):
@@ -22,17 +33,21 @@ def test_the_fresh_numbers_of_all_jobs(tmp_path):
     run_dir.status('replay_server').write_text('{')
     write_json(run_dir.status('pod-a-2'), {'time': now, 'policy_version': 10**400})
     write_json(run_dir.status('pod-a-3'), {'time': 10**400, 'policy_version': 3})
-    assert run_metrics.text(run_dir, 'r').splitlines() == [
+    write_json(run_dir.status('pod-a-4'), {'time': now, 'policy_version': 16_777_217, 'env_steps': 123_456_789})
+    assert [line for line in text(run_dir, 'a "b"\n\\').splitlines() if not line.startswith('# HELP')] == [
         '# TYPE tflearn_collect_policy_version gauge',
-        'tflearn_collect_policy_version{run="r",job="pod-a-1"} 3',
+        r'tflearn_collect_policy_version{job="pod-a-1",run="a \"b\"\n\\"} 3.0',
+        r'tflearn_collect_policy_version{job="pod-a-4",run="a \"b\"\n\\"} 1.6777217e+07',
+        '# TYPE tflearn_collect_env_steps_total counter',
+        r'tflearn_collect_env_steps_total{job="pod-a-4",run="a \"b\"\n\\"} 1.23456789e+08',
         '# TYPE tflearn_replay_server_replay_size gauge',
-        'tflearn_replay_server_replay_size{run="r",job="replay_server_1"} 4',
-        '# TYPE tflearn_train_train_step gauge',
-        'tflearn_train_train_step{run="r",job="train"} 1200',
+        r'tflearn_replay_server_replay_size{job="replay_server_1",run="a \"b\"\n\\"} 4.0',
+        '# TYPE tflearn_train_train_step_total counter',
+        r'tflearn_train_train_step_total{job="train",run="a \"b\"\n\\"} 1200.0',
         '# TYPE tflearn_train_data_wait_share gauge',
-        'tflearn_train_data_wait_share{run="r",job="train"} 0.25',
+        r'tflearn_train_data_wait_share{job="train",run="a \"b\"\n\\"} 0.25',
     ]
-    assert run_metrics.text(RunDir(tmp_path / 'other'), 'r') == ''
+    assert text(RunDir(tmp_path / 'other'), 'r') == ''
 
 
 def test_prometheus_can_ask_the_program(tmp_path):
@@ -43,8 +58,8 @@ def test_prometheus_can_ask_the_program(tmp_path):
         try:
             url = process.stdout.readline().strip()
             with urllib.request.urlopen(url, timeout=20) as answer:
-                assert answer.headers['Content-Type'].startswith('text/plain; version=0.0.4')
-                assert b'tflearn_train_train_step{run="my_run",job="train"} 5\n' in answer.read()
+                assert answer.headers['Content-Type'].startswith('text/plain; version=')
+                assert b'tflearn_train_train_step_total{job="train",run="my_run"} 5.0\n' in answer.read()
             with pytest.raises(urllib.error.HTTPError):
                 urllib.request.urlopen(url.removesuffix('metrics'), timeout=20)
             process.terminate()

@@ -1,0 +1,85 @@
+"""Serves the numbers that a run's jobs report to Prometheus: what autoscalers and dashboards of a cluster see."""
+
+import contextlib
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from tflearn.rpc.metrics_server import MetricsServer, prometheus_client
+from tflearn.run_dir import RunDir, read_json
+
+_FRESH_SECS = 60.0
+_WAIT_SECS = 60.0
+# Fields that count since the run's, or the job's, start: all other numbers may fall.
+_COUNTERS = re.compile(
+    r'(num_)?(train|env|cloning)_steps?|(num_)?episodes|\w*_episodes|(num_)?inserts|\w+_(inserts|bytes)'
+)
+
+
+def serve(
+    run_dir: RunDir, run: str, kinds: Sequence[str], host: str, port: int, listening: Callable[[str], object]
+) -> None:
+    """Serves the metrics of a run at http://HOST:PORT/metrics, without an end.
+
+    Args:
+      run: the value of the label `run`.
+      kinds: the kinds of jobs, by which their status files are named.
+      port: 0 takes a free one.
+      listening: called with the URL.
+
+    Raises:
+      ValueError: if it cannot listen there.
+    """
+    registry = prometheus_client.CollectorRegistry()
+    registry.register(RunMetrics(run_dir, run, kinds))
+    server = MetricsServer(registry, host, port, '--port')
+    listening(f'http://{host}:{server.port}/metrics')
+    while not server.wait(_WAIT_SECS):
+        pass
+
+
+class RunMetrics:
+    """The newest numbers of all jobs, one metric for each kind of job and field, for a registry of Prometheus.
+
+    Jobs that have not reported for a minute are left out, so that nothing acts on what was.
+    """
+
+    def __init__(self, run_dir: RunDir, run: str, kinds: Sequence[str]):
+        """
+        Args:
+          run: the value of the label `run`.
+          kinds: the kinds of jobs, by which their status files are named.
+        """
+        self._run_dir, self._run, self._kinds = run_dir, run, kinds
+
+    def collect(self) -> Iterator[Any]:
+        """Yields the metrics; see `prometheus_client.registry.Collector`."""
+        found: dict[str, Any] = {}
+        for path in sorted(self._run_dir.status('train').parent.glob('[!.]*.json')):
+            status: dict[str, Any] = {}
+            with contextlib.suppress(OSError, ValueError):  # It was removed, or damaged, meanwhile.
+                status = read_json(path) or {}
+            # A collector's name is its pod's on a cluster.
+            kind = next((kind for kind in self._kinds if re.fullmatch(rf'{kind}(_\d+)?', path.stem)), None)
+            kind = kind or ('collect' if 'policy_version' in status else None)
+            reported_at = _number(status.get('time'))
+            if kind is None or reported_at is None or time.time() - reported_at > _FRESH_SECS:
+                continue
+            for field, value in status.items():
+                if (number := _number(value)) is None or field in ('pid', 'time'):
+                    continue
+                name = f'tflearn_{kind}_{re.sub(r"[^a-zA-Z0-9_]", "_", field)}'
+                if name not in found:
+                    families = prometheus_client.metrics_core
+                    counts = _COUNTERS.fullmatch(field)
+                    family = families.CounterMetricFamily if counts else families.GaugeMetricFamily
+                    found[name] = family(name, f'{field}, as {kind} reports it', labels=['run', 'job'])
+                found[name].add_metric([self._run, path.stem], number)
+        yield from found.values()
+
+
+def _number(value: object) -> float | None:
+    with contextlib.suppress(OverflowError):  # of an integer with hundreds of digits, in a damaged file
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return None
