@@ -42,7 +42,7 @@ def main(
       bindings: returns gin statements that those flags make; they come last.
       takes: returns the arguments that other jobs' bindings set, see `job_config.configure`; called with TensorFlow.
       program: the program's name; None is tflearn-<job>.
-      module: None is the job's name.
+      module: None is the job's name, of a job of the run itself.
     """
 
     def is_dry() -> bool:
@@ -80,7 +80,7 @@ def main(
         }
         arguments = {key: given[key] for key in inspect.signature(function).parameters if key in given}
         statements = [*flags.FLAGS.gin_bindings, *bindings()]
-        was_done = _go_on(run_dir, gin_file, statements, f'tflearn.jobs.{module or job}')
+        was_done = module is None and _go_on(run_dir, gin_file, statements, f'tflearn.jobs.{job}')
         configured: job_config.ConfiguredJob = job_config.configure(function, arguments, gin_file, statements, takes())
         if isinstance(result := configured.run(), str):
             print(result, flush=True)

@@ -102,7 +102,7 @@ def test_infos():
     environment.close()
 
 
-def test_the_executed_action_counts_from_0_as_all_actions_do():
+def test_the_executed_action_is_the_environments_as_all_actions_are():
     class Started(example_environments.Talkative):
         action_space = gymnasium.spaces.Discrete(2, start=3)
 
@@ -112,6 +112,6 @@ def test_the_executed_action_counts_from_0_as_all_actions_do():
 
     environment = vector_env.in_process(Started, 1, seed=0)
     environment.reset()
-    environment.step(np.array([0]))
-    assert environment.info['executed_action'].tolist() == [1]
+    environment.step(np.array([3]))
+    assert environment.info['executed_action'].tolist() == [4]
     environment.close()

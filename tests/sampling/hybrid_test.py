@@ -76,6 +76,7 @@ def test_only_own_items_count_as_samples():
     assert source.grant(1) == 0
     assert source.metrics() == {
         'replay_size': own.metrics()['replay_size'],
+        'unused_steps': 0,
         'samples_per_insert': 4.0,
         'demonstration_share': 0.75,
     }
