@@ -6,6 +6,7 @@ docs_commands_test.py: commands.
 import pathlib
 import re
 import runpy
+import shutil
 from collections.abc import Iterator
 
 import pytest
@@ -185,6 +186,7 @@ PROGRAMS = sorted(AFTER.keys() - {'python.md', 'serving.md'})  # which have test
 @pytest.mark.filterwarnings('ignore:Conversion of an array with ndim > 0:DeprecationWarning')
 @pytest.mark.parametrize('page', PROGRAMS)
 def test_python(user, page):
+    shutil.rmtree('runs/inliner', ignore_errors=True)  # which two pages make
     _execute(page)
 
 
