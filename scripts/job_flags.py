@@ -15,6 +15,7 @@ from absl import flags, logging
 from tflearn.config import files
 from tflearn.errors import UserError, UserValueError, as_user_error
 from tflearn.run_dir import is_url, local_path
+from tflearn.security import tokens
 from tflearn.waiting import HOST_PORT
 
 DEFAULT_REPLAY_ADDRESS = 'localhost:8008'
@@ -250,9 +251,11 @@ def weights() -> tuple[tuple[str, ...], str | None, str]:
     """Returns the addresses of the weights servers, where their token is, and the type that weights are sent as.
 
     Raises:
-      ValueError: if an address is wrong.
+      ValueError: if an address is wrong, or there is no token; on a cluster the jobs look for theirs.
     """
     values = flags.FLAGS
+    if values.weights_token and ('backend' not in values or values.backend == 'local'):
+        tokens.read(values.weights_token, '--weights_token')
     addresses = check_address(values.weights_address, 'weights_address') if values.weights_address else ()
     if addresses and 'weights_server' in values and values.weights_server:
         raise UserValueError(f'got --weights_address={values.weights_address} and --weights_server; need one of them')

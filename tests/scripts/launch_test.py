@@ -189,6 +189,10 @@ def test_fewer_replay_servers_than_before_are_refused_before_a_job_starts(tmp_pa
         (['--root_dir=run', '--gin_file=file', '--weights_address=a'], 'got --weights_address=a; need HOST:PORT'),
         (['--root_dir=run', '--gin_file=file', '--weights_address=a:1', '--weights_server'], 'need one of them'),
         (
+            ['--root_dir=run', '--gin_file=file', '--weights_server', '--weights_token=0123456789abcdef'],
+            'got a --weights_token that cannot be read (No such file or directory), and is not shown',
+        ),
+        (
             ['--root_dir=run', '--gin_file=dqn_cartpole', '--num_relays=2', '--backend=slurm'],
             'got --num_relays=2 without --weights_server; need one that they relay',
         ),
@@ -231,7 +235,7 @@ def test_user_errors_take_one_line(tmp_path, flags, words):
     ended = launch(*flags, cwd=tmp_path)
     assert (ended.returncode, ended.stdout) == (2, '')
     assert ended.stderr.startswith('tflearn-launch: error: got ')
-    assert words in ended.stderr
+    assert words in ended.stderr and '0123456789abcdef' not in ended.stderr
     assert ended.stderr.count('\n') == 1
     assert [path.name for path in tmp_path.iterdir()] == ['file']
 

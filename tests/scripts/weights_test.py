@@ -70,7 +70,8 @@ def status_of(client):
     [
         (['--listen=8010'], 'got --listen=8010; need HOST:PORT'),
         (['--upstream=nowhere'], 'got --upstream=nowhere; need HOST:PORT with a port from 1 to 65535'),
-        (['--weights_token=env:NO_SUCH'], 'got --weights_token=env:NO_SUCH, which holds 0 characters'),
+        (['--weights_token=env:NO_SUCH'], 'got a --weights_token that cannot be read (no such variable)'),
+        ([f'--weights_token={TOKEN}'], 'got a --weights_token that cannot be read (No such file or directory)'),
         (['--listen=no.such.machine.invalid:8010'], 'which cannot be listened at'),
     ],
 )
@@ -78,5 +79,6 @@ def test_wrong_flags_take_one_line(flags, words):
     process = start(*flags)
     _, errors = process.communicate(timeout=DEADLINE_SECS)
     assert process.returncode == 2, errors
+    assert TOKEN not in errors
     line = errors.strip().splitlines()[-1]
     assert line.startswith('tflearn-weights: error: got ') and words in line

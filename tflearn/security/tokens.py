@@ -22,15 +22,21 @@ def read(source: str, name: str) -> str:
       name: the flag's or setting's name, for the error.
 
     Raises:
-      ValueError: if there is none, or one that could be guessed. The message does not quote it.
+      ValueError: if there is none, or one that could be guessed. The message quotes neither it nor what could be it.
     """
-    if source.startswith('env:'):
-        token = os.environ.get(source.removeprefix('env:'), '')
-    else:
-        try:
-            token = pathlib.Path(source).expanduser().read_text(encoding='ascii')
-        except (OSError, UnicodeError) as error:
-            raise UserValueError(f'got {name}={source} ({error}); need a file with a token, or env:NAME') from error
+    is_variable = source.startswith('env:')
+    try:
+        token = (
+            os.environ[source.removeprefix('env:')]
+            if is_variable
+            else pathlib.Path(source).expanduser().read_text(encoding='ascii', errors='replace')
+        )
+    except (KeyError, OSError, ValueError, RuntimeError) as error:  # each of them quotes the source
+        reason = 'no such variable' if is_variable else getattr(error, 'strerror', None) or 'no path'
+        raise UserValueError(
+            f'got a {name} that cannot be read ({reason}), and is not shown, since it could be the token itself; need '
+            'the path of a file with a token, or env:NAME'
+        ) from None
     token = token.strip()
     if len(token) < MIN_CHARACTERS or not token.isascii() or not token.isprintable() or ' ' in token:
         raise UserValueError(
