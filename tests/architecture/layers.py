@@ -15,6 +15,7 @@ VOCABULARY = (
     'stderr',
     'histograms',
     'finite',
+    'record_files',
     'lease',
     'run_dir',
     'extras',

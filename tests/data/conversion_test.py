@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tests import fakes
 from tests.data import data_sets
-from tests.testing import structured, two_rewards
+from tests.testing import forged, structured, two_rewards
 from tflearn.data import columns, conversion, minari_format, writer
 from tflearn.data.reader import Dataset, EpisodeReader
 from tflearn.environments import spaces
@@ -113,6 +113,17 @@ def test_round_trip_of_several_rewards_and_of_a_failed_environment(tmp_path, oth
         reward, ones = np.array([1, 2, 9], np.float32), np.ones(3, np.float32)
         failed.write([step_type, np.ones((3, 2), np.float32), np.ones(3, np.int64), next_step_type, reward, ones])
     assert_round_trip(tmp_path / 'failed', other)
+
+
+@pytest.mark.parametrize('frame', [forged.header(1 << 40), b'torn'], ids=['length', 'header'])
+def test_a_damaged_file_of_rlds_is_named(tmp_path, frame):
+    pytest.importorskip(PACKAGES['rlds'])
+    data_sets.write(tmp_path / 'data', 60)
+    convert(tmp_path / 'data', tmp_path / 'other', 'rlds')
+    (file,) = (tmp_path / 'other').glob('*.tfrecord*')
+    file.write_bytes(frame + file.read_bytes()[12:])
+    with pytest.raises(ValueError, match='got a damaged file of the split train in .*other .*; need what its program'):
+        convert(tmp_path / 'other', tmp_path / 'back', 'tflearn')
 
 
 READ_MINARI = """

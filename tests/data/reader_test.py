@@ -3,7 +3,6 @@
 import gzip
 import itertools
 import json
-import struct
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ import tensorflow as tf
 
 from tests import fakes
 from tests.data import data_sets
-from tests.testing import structured
+from tests.testing import forged, structured
 from tflearn.data import columns, writer
 from tflearn.data import reader as reader_module
 from tflearn.data.reader import Dataset, EpisodeReader, Part
@@ -267,23 +266,11 @@ def test_a_damaged_record_among_others_is_skipped_and_named(tmp_path, caplog):
         list(own(tmp_path, 1)[0].shuffled(0, 0))
 
 
-def _crc(data):
-    value = 0xFFFFFFFF
-    for byte in data:
-        value ^= byte
-        for _ in range(8):
-            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
-    value ^= 0xFFFFFFFF
-    return ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
 @pytest.mark.parametrize('length', [1 << 40, 2**63 - 1, 2**64 - 16])
 def test_a_forged_length_is_a_damaged_record(tmp_path, length):
     """Its checksum is right, and TensorFlow would make room for it: a segmentation fault."""
     data_sets.write(tmp_path, 60)
     (shard,) = writer.shards(tmp_path)
-    header = struct.pack('<Q', length)
-    content = shard.path.read_bytes()
-    shard.path.write_bytes(header + struct.pack('<I', _crc(header)) + content[12:])
+    shard.path.write_bytes(forged.header(length) + shard.path.read_bytes()[12:])
     with pytest.raises(RuntimeError, match='got 1 damaged records, the last one in .*corrupted: a record of'):
         read(tmp_path)

@@ -1,6 +1,7 @@
 """Episodes that are complete in the replay are found there, field by field; of others no row gets in."""
 
 import threading
+import zlib
 
 import numpy as np
 import pytest
@@ -8,8 +9,9 @@ import reverb
 import tensorflow as tf
 
 from tests import fakes
-from tests.testing import replay
+from tests.testing import forged, replay
 from tflearn.data.writer import EpisodeRecorder
+from tflearn.errors import UserError
 from tflearn.experience import Experience, Prioritized, Queue, Slicing, Uniform
 from tflearn.replay import stored_episodes, stored_rows
 from tflearn.replay.storage import REPLAY
@@ -156,3 +158,17 @@ def test_wrong_checkpoints_are_refused(serve, tmp_path):
         (tmp_path / 'replay' / 'tables.json').write_text(text)
         with pytest.raises(ValueError, match='got a damaged .*tables.json, without the chunks of replay; need the one'):
             stored_rows.read_chunks(checkpoints, served.storage)
+
+
+@pytest.mark.parametrize('content', [b'no record', forged.header(1 << 40), zlib.compress(forged.header(1 << 40))])
+@pytest.mark.parametrize('name', ['tables', 'items', 'chunks'])
+def test_a_damaged_file_of_a_checkpoint_is_an_error_in_one_line(serve, tmp_path, name, content):
+    served = serve(EXPERIENCES['mirrored'])
+    collect(served, Numbers((3, 5)), 12)
+    served.server.checkpoint()
+    (file,) = tmp_path.glob(f'replay/checkpoints/*/{name}.tfrecord')
+    for damage in (lambda: file.write_bytes(content), file.unlink):
+        damage()
+        with pytest.raises(UserError, match='got the replay checkpoint .*, which cannot be read .*; need') as raised:
+            stored_rows.read(tmp_path / 'replay' / 'checkpoints', 50)
+        assert '\n' not in str(raised.value)

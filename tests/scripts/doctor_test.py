@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from scripts import doctor
+from tests.testing import forged
 from tflearn.run_dir import RunDir
 from tflearn.tools import checks
 
@@ -43,6 +44,13 @@ def test_it_says_what_looks_wrong_with_figure_and_link(run, bad_run, capsys):
         'train/extra/clipped_share is 0.8; a usual share is at most 0.3',
     ]
     assert lines[4].split() == ['see', 'docs/diagnosis.md#clipped-share']
+
+
+def test_a_forged_length_in_an_event_file_does_not_end_it(run, bad_run, capsys):
+    (file,) = RunDir(bad_run).summaries('train').iterdir()
+    file.write_bytes(file.read_bytes() + forged.header(1 << 40))
+    assert run(bad_run) == 0
+    assert capsys.readouterr().out.startswith(f'{bad_run}: 2 of ')
 
 
 def test_programs_read_json_and_the_exit_status(run, bad_run, capsys):

@@ -3,13 +3,8 @@
 import contextlib
 import dataclasses
 import glob
-import inspect
 import itertools
-import os
 import pathlib
-import shutil
-import struct
-import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -20,6 +15,7 @@ from absl import logging
 from google.protobuf import message
 from tf_agents.typing import types
 
+from tflearn import record_files
 from tflearn.data import columns, derived, writer
 from tflearn.data.columns import Column
 from tflearn.data.records import RETURN, Decoder, Features
@@ -27,14 +23,10 @@ from tflearn.errors import UserOSError, UserRuntimeError, UserValueError
 from tflearn.run_dir import local_path
 from tflearn.types import differ_in_start, integer_bounds, leaf_paths
 
-_HEADER_BYTES, _FOOTER_BYTES = 12, 4  # of a record: its length and two checksums
 _MAX_AT_ONCE, _BYTES_AT_ONCE = 64, 4 << 20  # of records that are decoded together
 _MAX_NAMED = 10  # damaged records that are logged one by one
 _DAMAGES = (ValueError, IndexError, message.DecodeError)
 _OTHER_FORMATS = {'Minari': 'main_data.hdf5', 'RLDS': 'features.json', 'Parquet': '*.parquet', 'HDF5': '*.hdf5'}
-
-# A tf.data.TFRecordDataset takes several times as long. The function itself logs nothing, its wrapper that it is old.
-_read_records = inspect.unwrap(tf.compat.v1.io.tf_record_iterator)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -284,9 +276,9 @@ class EpisodeReader:
         compressed = path.suffix == '.gz'
         while offset < size:
             try:
-                for record in _read(path, offset, compressed):
+                for record in record_files.read(path, offset, 'GZIP' if compressed else ''):
                     where = f'{path} at byte {offset}'
-                    offset += _HEADER_BYTES + len(record) + _FOOTER_BYTES
+                    offset += len(record) + record_files.FRAME_BYTES
                     yield record, where
                 return
             except tf.errors.OpError as error:
@@ -389,43 +381,9 @@ def _size(path: pathlib.Path) -> int:
         raise UserOSError(f'got {path}, which cannot be read ({error.strerror}); need a readable file') from error
 
 
-def _read(path: pathlib.Path, offset: int, compressed: bool) -> Iterator[bytes]:
-    """Yields the records of a file from `offset` on [bytes]. Raises OpError at a damaged one."""
-    with contextlib.ExitStack() as opened:
-        if offset:  # TensorFlow reads from the beginning of a file only
-            rest: Any = opened.enter_context(tempfile.NamedTemporaryFile())
-            with path.open('rb') as file:
-                file.seek(offset)
-                shutil.copyfileobj(file, rest)
-            rest.flush()
-            path = pathlib.Path(rest.name)
-        records = _read_records(str(path), tf.io.TFRecordOptions('GZIP' if compressed else ''))
-        yield from records if compressed else _bounded(records, path)
-
-
-def _bounded(records: Iterator[bytes], path: pathlib.Path) -> Iterator[bytes]:
-    """Yields the records of a file. Raises DataLossError before TensorFlow makes room for more than the file has.
-
-    It would end the process. For compressed files it makes room as it reads.
-    """
-    size, at = path.stat().st_size, 0
-    with path.open('rb') as headers:
-        while True:
-            header = headers.read(_HEADER_BYTES)
-            length = int(struct.unpack('<Q', header[:8])[0]) if len(header) == _HEADER_BYTES else 0
-            if at + length > size:
-                raise tf.errors.DataLossError(None, None, f'corrupted: a record of {length} bytes in a file of {size}')
-            if (record := next(records, None)) is None:
-                return
-            yield record
-            at = headers.seek(length + _FOOTER_BYTES, os.SEEK_CUR)
-
-
 def _end_of_record(path: pathlib.Path, offset: int) -> int:
-    """Returns where the record ends that begins at `offset`, by its header."""
-    with path.open('rb') as file:
-        file.seek(offset)
-        header = file.read(_HEADER_BYTES)
-    if len(header) < _HEADER_BYTES:
-        return -1
-    return offset + _HEADER_BYTES + int(struct.unpack('<Q', header[:8])[0]) + _FOOTER_BYTES
+    """Returns where the record ends that begins at `offset`, by its header; -1 if the file ends before."""
+    with contextlib.suppress(tf.errors.DataLossError):
+        for length in record_files.lengths(path, offset):
+            return offset + length + record_files.FRAME_BYTES
+    return -1

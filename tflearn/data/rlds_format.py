@@ -5,6 +5,7 @@ has only an observation. A nest is a nest of dicts, with the keys '0', '1', ... 
 has no place, such as policy_info, are further fields of a step.
 """
 
+import collections
 import importlib
 import json
 import pathlib
@@ -16,7 +17,7 @@ import tensorflow as tf
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
-from tflearn import extras
+from tflearn import extras, record_files
 from tflearn.data import columns
 from tflearn.data.columns import Column
 from tflearn.errors import UserValueError
@@ -118,13 +119,22 @@ def read(path: pathlib.Path) -> tuple[EnvironmentSpecs, tuple[Column, ...], dict
 
 
 def _raw_episodes(tfds: Any, builder: Any) -> Iterator[dict[str, np.ndarray]]:
-    """Yields episodes in their order in the files: arrays [T, ...] by column."""
+    """Yields episodes in their order in the files: arrays [T, ...] by column. Raises ValueError for a damaged file."""
     config = tfds.ReadConfig(interleave_cycle_length=1)
-    for split in builder.info.splits:
-        for episode in builder.as_dataset(split=split, shuffle_files=False, read_config=config):
-            parts = [_flat(batch) for batch in episode['steps'].batch(_BATCH).as_numpy_iterator()]
-            if parts:
-                yield {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    for split, info in builder.info.splits.items():
+        try:
+            for path in map(pathlib.Path, info.filepaths):
+                if '.tfrecord' in path.name:
+                    collections.deque(record_files.lengths(path), maxlen=0)
+            for episode in builder.as_dataset(split=split, shuffle_files=False, read_config=config):
+                parts = [_flat(batch) for batch in episode['steps'].batch(_BATCH).as_numpy_iterator()]
+                if parts:
+                    yield {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        except tf.errors.DataLossError as error:
+            raise UserValueError(
+                f'got a damaged file of the split {split} in {builder.data_path} ({" ".join(str(error).split())}); '
+                'need what its program wrote; restore it'
+            ) from error
 
 
 def _row_leaves(episode: Mapping[str, np.ndarray], stored: Sequence[Column]) -> list[np.ndarray]:

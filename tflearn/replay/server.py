@@ -171,7 +171,8 @@ class DamagedCheckpoint(UserValueError):
     """A checkpoint that cannot be read."""
 
 
-def _damaged(checkpoint: pathlib.Path, reason: str) -> DamagedCheckpoint:
+def damaged(checkpoint: pathlib.Path, reason: str) -> DamagedCheckpoint:
+    """Returns the error for a checkpoint that cannot be read."""
     return DamagedCheckpoint(
         f'got the replay checkpoint {checkpoint}, which cannot be read ({reason}); need a complete one; remove this '
         'directory to continue with an older one, or with an empty replay if there is none'
@@ -242,7 +243,7 @@ class ReplayServer:
                 'same settings; change them back, or start another --root_dir'
             )
         if missing := missing_files(checkpoint):
-            raise _damaged(checkpoint, f'no {", ".join(missing)}')
+            raise damaged(checkpoint, f'no {", ".join(missing)}')
 
     def _start(self, tables: Sequence[reverb.Table], port: int, restored: pathlib.Path | None) -> reverb.Server:
         try:
@@ -255,7 +256,7 @@ class ReplayServer:
             self._port_holder.close()
             if restored is None:
                 raise
-            raise _damaged(restored, str(error)) from error
+            raise damaged(restored, str(error)) from error
 
     def _client(self) -> reverb.Client:
         # A new one each time: a client of an earlier server on the same port would have a dead connection.

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from google.protobuf import message
 
-from tflearn import extras, stderr
+from tflearn import extras, record_files, stderr
 from tflearn.errors import UserValueError
 from tflearn.replay.chunks import ID_BYTES
 from tflearn.replay.connection import signature_text
-from tflearn.replay.server import READING, CheckpointDirectory
+from tflearn.replay.server import READING, CheckpointDirectory, damaged, missing_files
 from tflearn.replay.storage import CHUNK_FORMAT, REPLAY, Storage
 from tflearn.run_dir import read_json
 
@@ -40,7 +41,7 @@ def read(checkpoints: pathlib.Path, num_rows: int) -> list[tuple[str, np.ndarray
       The columns of the rows in the order of `Storage.layout`: name and array [num_rows, ...].
 
     Raises:
-      ValueError: if there is no checkpoint, or if it is empty.
+      ValueError: if there is no checkpoint, or if it is empty or damaged.
     """
     settings, newest = _newest(checkpoints, 'pass your own observations')
     chunks = _draw_once(newest, list(settings), num_rows)
@@ -72,7 +73,7 @@ def read_chunks(checkpoints: pathlib.Path, storage: Storage) -> list[np.ndarray]
       storage: the layout of the run's tables.
 
     Raises:
-      ValueError: if there is no checkpoint, or one with other tables.
+      ValueError: if there is no checkpoint, or one with other tables, or a damaged one.
     """
     settings, newest = _newest(checkpoints, 'name the running server')
     theirs, ours = settings[REPLAY]['signature']['chunk'], signature_text(storage.signature['chunk'])
@@ -85,15 +86,20 @@ def read_chunks(checkpoints: pathlib.Path, storage: Storage) -> list[np.ndarray]
 
 def _draw_once(checkpoint: pathlib.Path, names: list[str], at_most: int | None = None) -> list[np.ndarray]:
     """Returns items of a checkpoint's replay table once: all, the oldest first, or a number of them at random."""
+    if missing := missing_files(checkpoint):
+        raise damaged(checkpoint, f'no {", ".join(missing)}')
     with tempfile.TemporaryDirectory() as scratch:
         queue = pathlib.Path(scratch) / checkpoint.name
         queue.mkdir()
         for path in checkpoint.iterdir():
             if path.name not in (_TABLES, _ITEMS):
                 (queue / path.name).symlink_to(path.resolve())
-        num_items = _write_as_queue(checkpoint, queue, is_random=at_most is not None)
-        num_items = num_items if at_most is None else min(num_items, at_most)
-        return _draw(queue, names, num_items) if num_items else []
+        try:
+            num_items = _write_as_queue(checkpoint, queue, is_random=at_most is not None)
+            num_items = num_items if at_most is None else min(num_items, at_most)
+            return _draw(queue, names, num_items) if num_items else []
+        except (tf.errors.DataLossError, message.DecodeError, RuntimeError) as error:  # the last one is Reverb's
+            raise damaged(checkpoint, ' '.join(str(error).split())) from error
 
 
 def _newest(checkpoints: pathlib.Path, otherwise: str) -> tuple[dict[str, Any], pathlib.Path]:
@@ -123,13 +129,13 @@ def _write_as_queue(checkpoint: pathlib.Path, target: pathlib.Path, is_random: b
     """
     num_items = 0
     with tf.io.TFRecordWriter(str(target / _ITEMS), _COMPRESSION) as file:
-        for record in tf.data.TFRecordDataset(str(checkpoint / _ITEMS), _COMPRESSION).as_numpy_iterator():
+        for record in record_files.read(checkpoint / _ITEMS, compression=_COMPRESSION):
             item = schema_pb2.PrioritizedItem.FromString(record)
             num_items += item.table == REPLAY
             item.times_sampled = 0  # Reverb removes an item when this is equal to the maximum
             file.write(item.SerializeToString())
     with tf.io.TFRecordWriter(str(target / _TABLES), _COMPRESSION) as file:
-        for record in tf.data.TFRecordDataset(str(checkpoint / _TABLES), _COMPRESSION).as_numpy_iterator():
+        for record in record_files.read(checkpoint / _TABLES, compression=_COMPRESSION):
             table = checkpoint_pb2.PriorityTableCheckpoint.FromString(record)
             if table.table_name == REPLAY:
                 limiter = table.rate_limiter

@@ -1,13 +1,14 @@
 """Reads what a run has recorded: TensorBoard's event files of all its jobs."""
 
+import contextlib
 import pathlib
-import struct
 from collections.abc import Iterator
 
 import numpy as np
 import tensorflow as tf
 from google.protobuf import message
 
+from tflearn import record_files
 from tflearn.errors import UserValueError
 from tflearn.run_dir import RunDir
 from tflearn.tools.checks import Points, Series
@@ -38,7 +39,7 @@ def read(run_dir: RunDir) -> Series:
 def _read_file(file: pathlib.Path, found: dict[str, dict[int, tuple[float, float]]]) -> None:
     """Adds a file's scalars, tag -> step -> (time, value); of several at one step the newest counts."""
     try:
-        for record in tf.data.TFRecordDataset(str(file)).as_numpy_iterator():
+        for record in record_files.read(file):
             event = tf.compat.v1.Event.FromString(record)
             for tag, number in _scalars(event):
                 at = found.setdefault(tag, {})
@@ -46,7 +47,7 @@ def _read_file(file: pathlib.Path, found: dict[str, dict[int, tuple[float, float
                     at[event.step] = event.wall_time, number
     except tf.errors.DataLossError:
         return  # the end of a file that is being written, or whose writer was killed
-    except (tf.errors.OpError, message.DecodeError) as error:
+    except (OSError, tf.errors.OpError, message.DecodeError) as error:
         raise UserValueError(f'got {file}, which cannot be read ({error}); need an event file; remove it') from error
 
 
@@ -89,15 +90,11 @@ class NewScalars:
                     yield tag, event.step, number
 
     def _records(self, file: pathlib.Path) -> Iterator[bytes]:
-        """Yields a file's new records: each has its length, a checksum of that, the content and a checksum of that."""
-        with file.open('rb') as opened:
-            start = opened.seek(self._offsets.get(file, 0))
-            content = opened.read()
-        at = 0
-        while at + 12 <= len(content):
-            end = at + 12 + struct.unpack_from('<Q', content, at)[0]
-            if end + 4 > len(content):
-                break  # the end of it is being written
-            yield content[at + 12 : end]
-            at = end + 4
-            self._offsets[file] = start + at
+        """Yields a file's new records."""
+        at = self._offsets.get(file, 0)
+        if file.stat().st_size == at:
+            return
+        with contextlib.suppress(tf.errors.DataLossError):  # the end of it is being written
+            for record in record_files.read(file, at):
+                self._offsets[file] = at = at + len(record) + record_files.FRAME_BYTES
+                yield record
