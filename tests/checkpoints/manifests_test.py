@@ -4,6 +4,7 @@ import threading
 import pytest
 
 from tflearn.checkpoints.manifests import Manifest, Manifests
+from tflearn.errors import UserValueError
 
 
 @pytest.fixture
@@ -36,6 +37,20 @@ def test_joins_the_newest_checkpoints_of_all_jobs(jobs, tmp_path):
     content = json.loads((tmp_path / 'manifests' / '00000004.json').read_bytes().partition(b'\n')[2])
     assert content['epoch'] == 3 and content['train_step'] == 200 and content['replay'] == newest.replay
     assert content['time'].endswith('Z')
+
+
+@pytest.mark.parametrize('name', ['../ckpt-1', '/ckpt-1', 'other', ''])
+def test_adds_no_name_that_leads_elsewhere(jobs, tmp_path, name):
+    outside = tmp_path.parent / f'{tmp_path.name}-outside'
+    outside.write_text('content')
+    (tmp_path / 'train').mkdir()
+    learner = jobs('train')
+    with pytest.raises(UserValueError, match='got the checkpoint .*; need its name'):
+        learner.add(name, [])
+    for path in (outside, tmp_path / '..' / outside.name, tmp_path / 'train' / '..' / '..' / outside.name):
+        with pytest.raises(UserValueError, match='got the file .*; need files of the run directory'):
+            learner.add('ckpt-1', [path])
+    assert not (tmp_path / 'manifests').exists()
 
 
 def test_a_torn_manifest_is_skipped_wherever_it_is_cut(jobs, tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ import datetime
 import hashlib
 import itertools
 import json
+import os
 import pathlib
 import re
 import threading
@@ -203,13 +204,14 @@ class Manifests:
           base: the manifest with the checkpoints of the other jobs; None is the newest one.
 
         Raises:
+          ValueError: for a name that no checkpoint has, or a file outside of the run directory.
           RuntimeError: if another process has taken over this job.
           OSError: if it cannot be written.
         """
         if self._read_only:
             return
-        identities = {str(path.relative_to(self._root)): _identity(LOCAL, path) for path in files}
-        mine = Part(self._epoch, checkpoint, {name: each for name, each in identities.items() if each})
+        identities = {os.path.relpath(path, self._root): _identity(LOCAL, path) for path in files}
+        mine = Part.of(self._epoch, checkpoint, {name: each for name, each in identities.items() if each})
         self._store.upload()
         while not self._create(mine, base):
             pass  # another job was faster; its part belongs into this one
