@@ -1,11 +1,12 @@
 import collections
+import functools
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests import fakes
-from tflearn.types import EnvironmentSpecs, check_batch, leaf_paths, specs_of, zeros
+from tflearn.types import EnvironmentSpecs, check_agent_factory, check_batch, leaf_paths, specs_of, zeros
 
 SPEC = {'a': tf.TensorSpec((2,), tf.float32, 'a'), 'b': tf.TensorSpec((), tf.int64, 'b')}
 
@@ -51,3 +52,14 @@ def test_specs_of_closes_the_environment():
     environment = fakes.CheckedEnvironment()
     assert specs_of(lambda num_environments, seed: environment) is environment.specs
     assert environment.closed
+
+
+def test_what_wraps_a_factory_may_add_its_arguments():
+    def factory(specs, train_step, experience, *, size):
+        return specs, train_step, experience, size
+
+    with pytest.raises(TypeError, match="missing a required argument: 'size'"):
+        check_agent_factory('make_agent', factory)
+    check_agent_factory('make_agent', functools.wraps(factory)(lambda *given: factory(*given, size=8)))  # as gin does
+    with pytest.raises(TypeError, match='too many positional arguments'):
+        check_agent_factory('make_agent', functools.wraps(specs_of)(lambda *given: None))

@@ -1,7 +1,10 @@
 """The interfaces that packages share: environments, policies, agents, batch sources, and their factories."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -11,7 +14,7 @@ from tf_agents.trajectories import policy_step
 from tf_agents.trajectories import time_step as ts
 from tf_agents.typing import types
 
-from tflearn.errors import UserValueError
+from tflearn.errors import UserTypeError, UserValueError
 from tflearn.experience import Experience, Prioritization
 
 WEIGHTS = 'weights'  # importance weights in the info of a batch
@@ -216,6 +219,58 @@ class AgentFactory(Protocol):
 
     def __call__(self, specs: EnvironmentSpecs, train_step: tf.Variable, experience: Experience) -> Agent:
         """Makes the agent. Settings of the data, such as the sequence length, come from `experience`."""
+
+
+def check_agent(agent: Any) -> None:
+    """Raises TypeError if what a factory returned is no agent."""
+    needed = ('policy', 'collect_policy', 'collect_data_spec', 'train_step_counter', 'initialize', 'train', 'loss')
+    if missing := [name for name in needed if not hasattr(agent, name)]:
+        raise UserTypeError(
+            f'got make_agent that returned a {type(agent).__name__} without {", ".join(missing)}; need a TF-Agents '
+            'agent, or an object with the attributes of tflearn.types.Agent'
+        )
+
+
+def check_agent_factory(name: str, factory: Callable[..., Any]) -> None:
+    """Raises TypeError for an `AgentFactory` that cannot be called as one; `name` is that of the argument."""
+    check_call(name, factory, 'functools.partial(dqn.make_agent, gamma=0.99)', 'specs', 'train_step', 'experience')
+
+
+def check_call(name: str, function: Callable[..., Any], example: str, *positional: str, **named: Any) -> None:
+    """Checks that a function can be called with the arguments that it will get.
+
+    Args:
+      name: the name of the argument that it is, for the error.
+      function: the function.
+      example: one that can be.
+      positional: what its arguments without a name are.
+      named: its arguments with a name.
+
+    Raises:
+      TypeError: if it cannot, or is no function.
+    """
+    if not callable(function):
+        raise UserTypeError(f'got {name}={function!r}; need a function, such as {example}; see docs/python.md')
+    bound: tuple[tuple[Any, ...], Mapping[str, Any]] = (), {}
+    called: Any = function
+    while isinstance(called, functools.partial):
+        bound, called = ((*called.args, *bound[0]), {**called.keywords, **bound[1]}), called.func
+    try:
+        signature = inspect.signature(called)
+    except ValueError:  # Some classes of C have none.
+        return
+    # What wraps a function, as gin does, may add arguments.
+    bind = signature.bind_partial if hasattr(called, '__wrapped__') else signature.bind
+    try:
+        bind(*bound[0], *positional, **{**bound[1], **named})
+    except TypeError as error:
+        unknown = next((other for other in bound[1] if repr(other) in str(error)), '')
+        near = difflib.get_close_matches(unknown, signature.parameters, 1)
+        raise UserTypeError(
+            f'got {name}={getattr(called, "__name__", called)}, which cannot be called with '
+            f'{", ".join((*positional, *named))}: {error}{f" (did you mean {near[0]}?)" if near else ""}; need a '
+            f'function that does, such as {example}'
+        ) from None
 
 
 def specs_of(make_environment: EnvironmentFactory) -> EnvironmentSpecs:

@@ -17,9 +17,11 @@ import tflearn
 from tests.testing import forks, jobs, written_summaries
 from tflearn.agents import dqn
 from tflearn.environments import vector_env
+from tflearn.errors import UserError
 from tflearn.jobs.evaluate_settings import EvaluateOptions
 from tflearn.jobs.policy_exports import ExportOptions
 from tflearn.run_dir import read_json
+from tflearn.transforms import rewards, transformed
 from tflearn.waiting import wait_until
 
 SMALL = {
@@ -158,6 +160,23 @@ def test_bad_input_is_refused_before_any_work(tmp_path, changes, error, message)
     with pytest.raises(error, match=message):
         tflearn.train(**given)
     assert not list(tmp_path.rglob('*.*'))
+
+
+@pytest.mark.parametrize(
+    ('inner', 'message'),
+    [
+        (functools.partial(dqn.make_agent, fc_layers=(8,)), r"'fc_layers' \(did you mean fc_layer_params\?\); need a"),
+        (lambda specs, train_step, experience, *, size: None, "missing a required argument: 'size'; need a function"),
+        (lambda specs: None, 'too many positional arguments; need a function'),
+        ('dqn', 'need a function, such as functools.partial'),
+        (lambda *_: 3, 'that returned a int without policy, .*; need a TF-Agents agent'),
+    ],
+)
+def test_a_factory_within_another_is_refused_in_one_line(tmp_path, inner, message):
+    make_agent = functools.partial(transformed.make_agent, make_agent=inner, transforms=[rewards.Scale(2.0)])
+    with pytest.raises(UserError, match=f'got (transformed.make_agent.)?make_agent.*{message}') as raised:
+        tflearn.train(**{**SMALL, 'make_agent': make_agent}, root_dir=tmp_path)
+    assert '\n' not in str(raised.value)
 
 
 def test_an_error_in_an_evaluation_ends_the_run(tmp_path):

@@ -2,13 +2,12 @@
 
 import dataclasses
 import difflib
-import functools
 import inspect
 import os
 import pathlib
 import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from tflearn.actors.evaluation_record import EvaluationRecord
@@ -23,7 +22,7 @@ from tflearn.jobs.train_settings import GROUPS
 from tflearn.learner.stop_conditions import StopConditions
 from tflearn.policies.policy_function import PolicyFunction, load_policy
 from tflearn.run_dir import RunDir, read_json
-from tflearn.types import AgentFactory, EnvironmentFactory
+from tflearn.types import AgentFactory, EnvironmentFactory, check_agent_factory, check_call
 
 Mode = Literal['synchronous', 'processes']
 
@@ -154,30 +153,6 @@ def _check_gin(others: Mapping[str, Any], gin_file: str, gin_bindings: Sequence[
     files.resolve(gin_file)
 
 
-def _check_call(name: str, function: Callable[..., Any], example: str, **arguments: Any) -> None:
-    """Raises UserTypeError for a factory that does not take the arguments with which it will be called."""
-    bound: tuple[tuple[Any, ...], Mapping[str, Any]] = (), {}
-    called = function
-    while isinstance(called, functools.partial):
-        bound, called = ((*called.args, *bound[0]), {**called.keywords, **bound[1]}), called.func
-    try:
-        signature = inspect.signature(called)
-    except ValueError:  # Some classes of C have none.
-        return
-    try:
-        if name == 'make_agent':
-            signature.bind(*bound[0], *arguments.values(), **bound[1])
-        else:
-            signature.bind(*bound[0], **{**bound[1], **arguments})
-    except TypeError as error:
-        unknown = next((other for other in bound[1] if repr(other) in str(error)), '')
-        near = difflib.get_close_matches(unknown, signature.parameters, 1)
-        raise UserTypeError(
-            f'got {name}={getattr(called, "__name__", called)}, which cannot be called with {", ".join(arguments)}: '
-            f'{error}{f" (did you mean {near[0]}?)" if near else ""}; need a function that does, such as {example}'
-        ) from None
-
-
 def _check_parts(parts: Mapping[str, Any], mode: Mode, gin_bindings: Sequence[str]) -> None:
     """Checks the run's parts as Python objects, as far as it can be done before they are used."""
     parts = {name: value for name, value in parts.items() if name != 'num_train_steps'}
@@ -188,13 +163,9 @@ def _check_parts(parts: Mapping[str, Any], mode: Mode, gin_bindings: Sequence[st
             f'got mode={mode!r}, gin_bindings={list(gin_bindings)} without a gin file; need a gin file for both: '
             "processes get no Python objects; use mode='synchronous' without gin_bindings"
         )
-    for name in ('make_environment', 'make_agent'):
-        if not callable(parts[name]):
-            raise UserTypeError(f'got {name}={parts[name]!r}; need a function; see docs/python.md')
     example = 'functools.partial(vector_env.in_process, MyEnvironment)'
-    _check_call('make_environment', parts['make_environment'], example, num_environments=1, seed=0)
-    example = 'functools.partial(dqn.make_agent, gamma=0.99)'
-    _check_call('make_agent', parts['make_agent'], example, specs=None, train_step=None, experience=None)
+    check_call('make_environment', parts['make_environment'], example, num_environments=1, seed=0)
+    check_agent_factory('make_agent', parts['make_agent'])
     if not isinstance(parts['experience'], Experience):
         raise UserTypeError(f'got experience={parts["experience"]!r}; need a tflearn.Experience')
 

@@ -11,19 +11,9 @@ from typing import Any
 import tensorflow as tf
 from tf_agents.trajectories import time_step as ts
 
-from tflearn.errors import UserTypeError, UserValueError
+from tflearn.errors import UserValueError
 from tflearn.experience import Experience, Iteration, Queue
-from tflearn.types import Agent, integer_bounds, zeros
-
-_NEEDED = (
-    'policy',
-    'collect_policy',
-    'collect_data_spec',
-    'train_step_counter',
-    'initialize',
-    'train',
-    'loss',
-)
+from tflearn.types import Agent, check_agent, integer_bounds, zeros
 
 
 def check(agent: Any, train_step: tf.Variable, experience: Experience) -> None:
@@ -40,11 +30,7 @@ def check(agent: Any, train_step: tf.Variable, experience: Experience) -> None:
         collects data of an unknown shape.
     """
     kind = type(agent).__name__
-    if missing := [name for name in _NEEDED if not hasattr(agent, name)]:
-        raise UserTypeError(
-            f'got make_agent that returned a {kind} without {", ".join(missing)}; need a TF-Agents agent, or an object '
-            'with the attributes of tflearn.types.Agent'
-        )
+    check_agent(agent)
     if agent.train_step_counter is not train_step:
         raise UserValueError(
             f'got a {kind} with a train step of its own; need the train step that make_agent is given; make the agent '

@@ -16,7 +16,7 @@ from tflearn.transforms.hindsight import Hindsight
 from tflearn.transforms.pipeline import Pipeline
 from tflearn.transforms.policy import transformed
 from tflearn.transforms.transform import Transform
-from tflearn.types import Agent, AgentFactory, EnvironmentSpecs
+from tflearn.types import Agent, AgentFactory, EnvironmentSpecs, check_agent, check_agent_factory
 from tflearn.wrapped_agent import WrappedAgent
 
 
@@ -53,7 +53,9 @@ def make_agent(
         raise UserValueError(
             f'got the reward {pipeline.specs.reward} after all transforms; need one number; add rewards.Weighted'
         )
+    check_agent_factory('transformed.make_agent.make_agent', make_agent)
     agent = make_agent(pipeline.specs, train_step, experience)
+    check_agent(agent)
     collected = agent.collect_data_spec
     if tf.nest.flatten(getattr(agent, 'training_data_spec', collected)) != tf.nest.flatten(collected):
         raise UserValueError(
