@@ -13,10 +13,12 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
 from tests.testing import example_policies
+from tflearn.checkpoints import warm_start
 from tflearn.jobs import export
-from tflearn.policies import loaded_model, loader, signatures, updates, versions
+from tflearn.policies import external, loaded_model, loader, signatures, updates, versions
 from tflearn.policies.exporter import PolicyExporter
 from tflearn.policies.policy_function import load_policy
+from tflearn.policies.products import ProductOptions
 from tflearn.run_dir import RunDir, write_json
 from tflearn.serving.served_version import ServedVersion
 from tflearn.types import EnvironmentSpecs
@@ -145,8 +147,30 @@ def _of_update(version, observations):
     return load_policy(updates.materialise(version.parent, 5))(observations)
 
 
+def _of_product(version, observations):
+    run_dir, options = RunDir(version.parents[2]), ProductOptions(len(observations), tflite=False)
+    model = export.export(run_dir=run_dir, train_step=4, product=options)
+    return tf.saved_model.load(str(model)).signatures['action'](observation=tf.constant(observations))['action'].numpy()
+
+
+def _of_saved_policy(version, observations):
+    size = len(observations)
+    step = ts.TimeStep(np.ones(size, np.int32), np.zeros(size, np.float32), np.ones(size, np.float32), observations)
+    return external.SavedPolicy(version).action(step, ())[0]
+
+
+def _of_warm_start(version, observations):
+    policy = example_policies.greedy()
+    warm_start.load_policy(version, policy.variables())
+    return policy.action(ts.restart(tf.constant(observations), len(observations))).action.numpy()
+
+
 @pytest.mark.parametrize(
-    'act', [lambda *given: load_policy(given[0])(given[1]), _served, _of_one_batch_size, _of_update]
+    'act',
+    [
+        lambda *given: load_policy(given[0])(given[1]),
+        *(_served, _of_one_batch_size, _of_update, _of_product, _of_saved_policy, _of_warm_start),
+    ],
 )
 def test_files_exchanged_after_the_check_are_not_loaded(tmp_path, monkeypatch, act):
     """Somebody exchanges a model for another one at the moment in which TensorFlow begins to load it."""
