@@ -1,8 +1,9 @@
 """The learning curve: a plot of evaluations."""
 
-import gc
+import functools
 import os
 import pathlib
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 Evaluation = Mapping[str, Any]
 
 _MOST_MARKERS = 60
+_drawing = threading.Lock()
 
 
 def draw(
@@ -31,34 +33,27 @@ def draw(
     curves = {label: current(evaluations) for label, evaluations in curves.items() if evaluations}
     if not curves:
         return
-    # Imported here, since it takes a second. pyplot has global state and needs a display.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import StrMethodFormatter
-
-    figure = Figure(figsize=(8, 5), dpi=120, layout='constrained')
-    axes = figure.add_subplot()
-    _plot(axes, curves)
-    if target_return is not None:
-        axes.axhline(target_return, color='0.35', linestyle='--', linewidth=1, label=f'target {target_return:g}')
-    axes.set_ylabel('return')
-    axes.grid(alpha=0.3)
-    axes.spines[['right']].set_visible(False)
-    axes.legend(loc='best', frameon=False)
-    axes.locator_params(axis='x', nbins=6, steps=[1, 2, 5, 10])
-    axes.xaxis.set_major_formatter(StrMethodFormatter('{x:,.0f}'))
-    if len(curves) == 1:
-        _add_train_steps(axes, next(iter(curves.values())))
-    axes.set_title(title)
     temporary = path.with_name(f'.{path.name}.{os.getpid()}')
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        FigureCanvasAgg(figure).print_png(temporary)
+        with _drawing:
+            canvas = _canvas()
+            canvas.figure.clear()
+            _plot_all(canvas.figure.add_subplot(), curves, title, target_return)
+            canvas.print_png(temporary)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-        # A figure has reference cycles, which would take memory until the next garbage collection.
-        gc.collect()
+
+
+@functools.cache
+def _canvas() -> Any:
+    """Returns the canvas of all plots: each figure would take its memory until the next garbage collection."""
+    # Imported here, since it takes a second. pyplot has global state and needs a display.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    return FigureCanvasAgg(Figure(figsize=(8, 5), dpi=120, layout='constrained'))
 
 
 def current(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
@@ -72,6 +67,23 @@ def current(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
         if not kept or evaluation['train_step'] < kept[-1]['train_step']:
             kept.append(evaluation)
     return kept[::-1]
+
+
+def _plot_all(axes: Any, curves: Mapping[str, Sequence[Evaluation]], title: str, target_return: float | None) -> None:
+    from matplotlib.ticker import StrMethodFormatter
+
+    _plot(axes, curves)
+    if target_return is not None:
+        axes.axhline(target_return, color='0.35', linestyle='--', linewidth=1, label=f'target {target_return:g}')
+    axes.set_ylabel('return')
+    axes.grid(alpha=0.3)
+    axes.spines[['right']].set_visible(False)
+    axes.legend(loc='best', frameon=False)
+    axes.locator_params(axis='x', nbins=6, steps=[1, 2, 5, 10])
+    axes.xaxis.set_major_formatter(StrMethodFormatter('{x:,.0f}'))
+    if len(curves) == 1:
+        _add_train_steps(axes, next(iter(curves.values())))
+    axes.set_title(title)
 
 
 def _plot(axes: Any, curves: Mapping[str, Sequence[Evaluation]]) -> None:
