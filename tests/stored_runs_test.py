@@ -1,0 +1,38 @@
+"""Run directories of an earlier commit: the same command goes on with them, and their policies act."""
+
+import numpy as np
+import pytest
+
+import tflearn
+from tests.end_to_end.programs import Program, metric
+from tests.stored_runs import store
+from tflearn.policies import versions
+from tflearn.run_dir import read_json
+
+STEPS = store.NUM_TRAIN_STEPS
+
+
+@pytest.mark.parametrize('name', store.RUNS)
+def test_the_same_command_goes_on_with_a_stored_run(name, tmp_path):
+    run, run_dir = store.RUNS[name], store.unpack(name, tmp_path)
+    saved, inserts = read_json(run_dir.train_result), metric(run_dir, 'replay_server', 'inserts')
+    launched = run.program == 'launch'
+    with Program(run.program, *run.flags(2 * STEPS), folder=tmp_path, forked=not launched) as program:
+        assert program.end() == 0, program.output
+    logs = ''.join(path.read_text() for path in run_dir.root.glob('logs/*.log')) or program.output
+    assert f'train step {STEPS}, {run_dir.checkpoints}/ckpt-{STEPS}\n' in logs
+    result = read_json(run_dir.train_result)
+    assert result['train_step'] == 2 * STEPS and result['env_steps'] > saved['env_steps']
+    for policy in ('greedy_policy', 'collect_policy', 'raw_policy'):
+        assert versions.versions(run_dir.policy(policy)) == [0, STEPS, 2 * STEPS]
+    if launched:
+        assert f'restored the replay from {run_dir.replay_checkpoints}' in logs
+        assert metric(run_dir, 'replay_server', 'inserts') > inserts
+
+
+@pytest.mark.parametrize('name', ['synchronous', 'queue'])
+def test_stored_policies_act(name, tmp_path):
+    run_dir = store.unpack(name, tmp_path)
+    policy = tflearn.load_policy(run_dir.greedy_policy / str(STEPS))
+    actions = policy(np.linspace(-1, 1, 20, dtype=np.float32).reshape(5, 4))
+    assert actions.shape == (5,) and set(actions) <= {0, 1}
