@@ -37,11 +37,12 @@ Info = collections.namedtuple('Info', ['key', 'priority'])
 
 def take_over() -> None:
     """Puts our learner in the place of TF-Agents', for modules that are imported later."""
-    from tflearn.learner import tf_agents_learner
+    from tflearn.tf_agents_compat import learner, ppo_learner
 
-    for name in ('learner', 'ppo_learner'):
-        sys.modules[f'tf_agents.train.{name}'] = tf_agents_learner
-        setattr(tf_agents.train, name, tf_agents_learner)
+    for module in (learner, ppo_learner):
+        name = module.__name__.rpartition('.')[2]
+        sys.modules[f'tf_agents.train.{name}'] = module
+        setattr(tf_agents.train, name, module)
 
 
 def main() -> int:

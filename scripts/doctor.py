@@ -6,19 +6,20 @@ figure that was seen and the section of the documentation that says what it mean
 """
 
 import json
-from collections.abc import Mapping
+import sys
 
 from absl import flags
 
+from tflearn.errors import UserValueError
 from tflearn.tools import checks
 
-from . import file_program, preflight, run_directory
+from . import job_flags, preflight, run_directory
 
 _STATES = {True: 'LOOK', False: 'ok', None: 'unknown'}
 
 
-def report(roots: list[str], switches: Mapping[str, bool]) -> int:
-    """Prints what the checks say of each run; returns the exit status."""
+def report(roots: list[str], as_json: bool) -> int:
+    """Prints what the checks say of each run; returns how many look wrong."""
     preflight.import_quietly('tensorflow')
     from tflearn.tools import series
 
@@ -27,7 +28,7 @@ def report(roots: list[str], switches: Mapping[str, bool]) -> int:
         with run_directory.opened(root, 'doctor') as run_dir:
             findings = checks.run_all(series.read(run_dir))
         num_wrong += sum(finding.wrong is True for finding in findings)
-        if switches['json']:
+        if as_json:
             print(json.dumps([{'run': root, **vars(finding), 'link': finding.link} for finding in findings]))
             continue
         print(f'{root}: {sum(finding.wrong is True for finding in findings)} of {len(findings)} checks look wrong')
@@ -35,7 +36,7 @@ def report(roots: list[str], switches: Mapping[str, bool]) -> int:
             print(f'  {_STATES[finding.wrong]:8}{finding.check:20}{finding.text}')
             if finding.wrong:
                 print(f'{"":30}see {finding.link}')
-    return int(switches['strict'] and num_wrong > 0)
+    return num_wrong
 
 
 def main() -> None:
@@ -43,7 +44,17 @@ def main() -> None:
     switches = flags.FlagValues()
     flags.DEFINE_bool('json', False, 'Prints a JSON list for each run, a line each.', flag_values=switches)
     flags.DEFINE_bool('strict', False, 'Exit status 1 if a check looks wrong.', flag_values=switches)
-    file_program.run('tflearn-doctor', __doc__ or '', switches, "a run's --root_dir", report)
+    own = list(switches)
+    flags.DEFINE_bool('help', False, 'Shows this.', flag_values=switches)
+    with job_flags.ending('tflearn-doctor'):
+        roots = job_flags.parse(sys.argv, switches)
+        if switches.help:
+            shown = '\n'.join(f'  --{flag}\n      {switches[flag].help}' for flag in own)
+            print(f'tflearn-doctor: {__doc__}\nFlags:\n\n{shown}')
+            return
+        if not roots:
+            raise UserValueError("got no argument; need a run's --root_dir; see --help")
+        sys.exit(int(report(roots, switches.json) > 0 and switches.strict))
 
 
 if __name__ == '__main__':

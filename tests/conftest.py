@@ -25,7 +25,7 @@ LONGEST = (
     'distribute/replicas_test.py',
     'jobs/multi_worker_train_test.py',
     'learner/summarized_loop_test.py',
-    'tf_agents_compat/plain_learner_test.py',
+    'tf_agents_compat/learner_test.py',
     'learner/learner_options_test.py',
     'conformance_test.py',
     'policies/exporter_test.py',

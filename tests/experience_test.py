@@ -1,15 +1,12 @@
 import dataclasses
-import inspect
 import pickle
 
 import pytest
 
-from tflearn import experience, types
 from tflearn.experience import (
     BatchItems,
     BatchSteps,
     Experience,
-    Iteration,
     Prioritization,
     Prioritized,
     Queue,
@@ -72,28 +69,6 @@ def test_rejects_other_parts(change, message):
         Experience(**change)
 
 
-@pytest.mark.parametrize(
-    ('change', 'part'),
-    [
-        ({'order': 'queue'}, r'got Experience\(order=...\); need its parts: slicing=Slicing\(...\), replay=Uniform'),
-        ({'sequence_length': 5}, r'got Experience\(sequence_length=...\); need Slicing.sequence_length: slicing='),
-        ({'min_size': 5}, 'need Uniform.min_size or Prioritized.min_size: '),
-        ({'iteration': Iteration()}, r'need its parts: .* Queue\(..., training=Iteration\(...\)'),
-        ({'per_replica_batch_steps': 500}, r'batch=BatchItems\(...\) or BatchSteps'),
-    ],
-)
-def test_names_the_parts_for_another_argument(change, part):
-    with pytest.raises(TypeError, match=part) as raised:
-        Experience(**change)
-    assert '\n' not in str(raised.value)
-    with pytest.raises(TypeError, match=part):
-        dataclasses.replace(Experience(), **change)
-
-
-def test_its_signature_is_that_of_its_fields():
-    assert list(inspect.signature(Experience).parameters) == ['slicing', 'replay', 'batch', 'chunk_steps']
-
-
 def test_is_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         Experience().chunk_steps = 1
@@ -118,9 +93,3 @@ def test_batch_size_can_be_given_in_steps():
 def test_only_a_queue_limits_versions():
     assert Experience(replay=Queue(versions_ahead=1)).versions_ahead == 1
     assert Experience().versions_ahead is None
-
-
-def test_protocols_keep_their_old_names():
-    for name in ('Agent', 'AgentFactory', 'BatchSource', 'WEIGHTS'):
-        assert getattr(experience, name) is getattr(types, name)
-    assert not hasattr(experience, 'Batch')

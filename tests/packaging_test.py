@@ -112,12 +112,11 @@ def test_hints_name_what_setup_py_requires(wheel):
     assert extras.install_command('numpy') is None
 
 
-@pytest.mark.parametrize('job', [*JOBS, 'migrate'])
+@pytest.mark.parametrize('job', JOBS)
 def test_console_commands_work_outside_the_checkout(installed, tmp_path, job):
     command = installed / 'bin' / f'tflearn-{job.replace("_", "-")}'
     result = run(command, '--help', cwd=tmp_path, env={**os.environ, 'PYTHONPATH': str(installed)})
-    flag = '--in_place' if job == 'migrate' else '--root_dir'
-    assert flag in result.stdout, result.stdout + result.stderr
+    assert '--root_dir' in result.stdout, result.stdout + result.stderr
 
 
 def test_gin_files_are_found_outside_the_checkout(installed, tmp_path):

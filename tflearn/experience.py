@@ -1,9 +1,6 @@
 """Experience: the data that a learner consumes. Tables, writers, rate limiters and batches are derived from it."""
 
 import dataclasses
-import functools
-import importlib
-import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal, get_args
 
@@ -368,33 +365,3 @@ class Experience:
     def versions_ahead(self) -> int | None:
         """See `Queue`; None for another replay."""
         return self.replay.versions_ahead if isinstance(self.replay, Queue) else None
-
-
-def _explained(init: Callable[..., None]) -> Callable[..., None]:
-    """Returns the constructor with an error that names the parts for other arguments, such as those of version 0.1."""
-    signature = inspect.signature(init)
-
-    @functools.wraps(init)
-    def explaining(self: Experience, *args: Any, **kwargs: Any) -> None:
-        if other := kwargs.keys() - signature.parameters.keys():
-            name, kinds = min(other), (Slicing, Uniform, Prioritized, Queue)
-            having = [f'{kind.__name__}.{name}' for kind in kinds if name in inspect.signature(kind).parameters]
-            raise UserTypeError(
-                f'got Experience({name}=...); need {" or ".join(having) or "its parts"}: slicing=Slicing(...), '
-                'replay=Uniform(...), Prioritized(...) or Queue(..., training=Iteration(...) or Reuse(...)), '
-                'batch=BatchItems(...) or BatchSteps(...)'
-            )
-        init(self, *args, **kwargs)
-
-    explaining.__signature__ = signature  # type: ignore[attr-defined]  # which gin reads
-    return explaining
-
-
-Experience.__init__ = _explained(Experience.__init__)  # type: ignore[method-assign]
-
-
-def __getattr__(name: str) -> Any:
-    """Returns names that version 0.1 had here and that are now in `tflearn.types`."""
-    if name in ('Agent', 'AgentFactory', 'BatchSource', 'WEIGHTS'):
-        return getattr(importlib.import_module('tflearn.types'), name)
-    raise AttributeError(f'module tflearn.experience has no attribute {name!r}')

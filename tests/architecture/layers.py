@@ -55,7 +55,6 @@ PACKAGES = {
 }
 # File -> what it may import besides, and why the rule does not fit.
 EXCEPTIONS = {
-    'tflearn/learner/tf_agents_learner.py': ('tflearn.tf_agents_compat',),  # its documented name in version 0.1
     'scripts/job_flags.py': ('tflearn.security.tokens',),  # before a job is started, without TensorFlow
     'scripts/weights.py': ('tflearn.weights',),  # no job, and without TensorFlow
     'scripts/tunnel.py': ('tflearn.rpc.tunnel', 'tflearn.security'),  # no job, and without TensorFlow

@@ -53,12 +53,11 @@ PROGRAMS: dict[str, tuple[str, tuple[str, ...]]] = {
     'filter': ('data', ('filter', '--data=data', *_NEW, '--min_return=1')),
     'copy': ('data', ('copy', '--data=data', *_NEW)),
     'convert': ('data', ('convert', '--data=data', *_NEW)),
-    'migrate': ('migrate', ('old.gin',)),
     'doctor': ('doctor', ('run',)),
     'tunnel': ('tunnel', ('--side=server', '--listen=localhost:0', '--to=localhost:1', *_CERTIFICATES)),
 }
 CONFIGURED = ('replay_server', 'collect', 'train', 'evaluate', 'synchronous', 'train_offline', 'record', 'extract')
-PLAIN = ('launch', 'migrate', 'tunnel')  # these load no TensorFlow
+PLAIN = ('launch', 'tunnel')  # these load no TensorFlow
 # Jobs that would begin to work: they end as soon as gin has made their arguments.
 _JOBS = (
     *('replay_server', 'collect', 'train', 'evaluate', 'synchronous', 'train_offline', 'serve'),
@@ -221,7 +220,6 @@ class Maker:
                 ('train', 'run.gin', ('--gin_file=run.gin',)),
                 ('train', 'run/DONE', ()),
                 ('train', 'run/config.gin', ()),
-                ('migrate', 'old.gin', ()),
                 ('doctor', 'run/summaries/train/*', ()),
                 ('tunnel', 'tls/*', ()),
                 ('serve', 'tls/*', ('--tls_certificate=tls/a.pem', '--tls_key=tls/a.key', '--tls_client_ca=tls/a.pem')),
@@ -263,7 +261,6 @@ def fixture(directory: pathlib.Path, with_tensorflow: bool) -> None:
     certificates.make(directory / 'tls', 'a')
     (run / 'config.gin').write_text('train.train.x = 1\n')
     (directory / 'run.gin').write_text((pathlib.Path('gin') / 'dqn_cartpole.gin').read_text())
-    (directory / 'old.gin').write_text((pathlib.Path('gin') / 'algorithms' / 'dqn.gin').read_text())
     if with_tensorflow:
         _tensorflow_fixture(directory)
 
@@ -330,7 +327,7 @@ def main() -> int:
     parser.add_argument('--first', type=int, default=0, help='the number of the first case')
     parser.add_argument('--only', type=int, default=None)
     parser.add_argument('--families', default='flags,flags,bindings,bindings,addresses,files,functions')
-    parser.add_argument('--programs', default=','.join(PROGRAMS), help='launch,migrate load no TensorFlow')
+    parser.add_argument('--programs', default=','.join(PROGRAMS), help='launch,tunnel load no TensorFlow')
     options = parser.parse_args()
     programs = options.programs.split(',')
     with_tensorflow = bool(set(programs) - set(PLAIN))

@@ -81,7 +81,7 @@ REAL = {
         ('record --root_dir=run --gin_file=dqn_cartpole', 'got no --output; need'),
         ('convert --data=data --output=new --format=x', 'got a wrong flag: '),
     ],
-    'migrate': [('', 'got no argument; need'), ('nothing.gin', 'got the gin file nothing.gin, which cannot be read')],
+    'doctor': [('', "got no argument; need a run's --root_dir"), ('nothing', 'got ')],
 }
 CASES = [(program, *case) for program, cases in REAL.items() for case in cases]
 
@@ -95,7 +95,7 @@ def random_cases(*flags, secs=DEADLINE_SECS):
 
 
 def test_random_flags_and_bindings_without_tensorflow():
-    programs = '--programs=launch,migrate,tunnel'
+    programs = '--programs=launch,tunnel'
     counts = random_cases('--cases=50', programs, '--families=flags,bindings,files', secs=200.0)
     assert counts['cases'] == 50 and counts['refused'] > 20
 

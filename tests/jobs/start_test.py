@@ -207,8 +207,7 @@ def test_agents_of_others_count_too_or_are_refused(tmp_path):
     assert {5, 6, 7} >= set(np.ravel(run.policy(observations()['size'])).tolist())
 
 
-def test_policies_and_data_that_count_from_0_are_refused(tmp_path):
-    """Those of versions that left the start out."""
+def test_policies_and_data_that_count_from_another_number_are_refused(tmp_path):
     run = train(dqn, FEW, tmp_path / 'run', environment(spaces.Discrete(3)))
     other = environment(GEAR)(num_environments=1, seed=0)
     data = {'make_environment': environment(GEAR), 'num_episodes': 1, 'num_environments': 1}

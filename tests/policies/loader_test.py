@@ -93,20 +93,6 @@ def test_an_unknown_dimension_fits_any(tmp_path):
     assert policy.action(example_policies.time_step(agent.policy, 3))[0].shape == (3, 1)
 
 
-def test_exports_of_version_0_1_are_loaded(tmp_path):
-    """Their `action` takes only the fields of a time step."""
-    policy = example_policies.recurrent()
-    module = signatures.traced(policy)
-    module.action = module.action_of_fields
-    del module.action_of_fields
-    tf.saved_model.save(module, str(tmp_path / '1'), signatures=signatures.named(policy, signatures.traced(policy)))
-    write_json(tmp_path / '1' / versions.METADATA, {'train_step': 1})
-    loaded, time_step = loader.load(tmp_path / '1'), example_policies.time_step(policy, 3)
-    loaded.check(EnvironmentSpecs(example_policies.OBSERVATION, example_policies.DISCRETE))
-    live = policy.action(tf.nest.map_structure(tf.constant, time_step), policy.get_initial_state(3)).action
-    np.testing.assert_array_equal(loaded.action(time_step, loaded.initial_state(3))[0], live)
-
-
 def test_missing_and_damaged_versions_raise_different_errors(exported, tmp_path):
     with pytest.raises(FileNotFoundError, match='still there'):
         loader.load(tmp_path / '7')

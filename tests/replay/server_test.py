@@ -1,6 +1,5 @@
 import pathlib
 import resource
-import shutil
 import socket
 import threading
 
@@ -112,26 +111,6 @@ def _save(serve, checkpoints, num_fills):
     return path, size
 
 
-def test_restores_newest_checkpoint_of_version_0_1(serve, tmp_path):
-    """Those have Reverb's names: here the newer one's is less, and a greater one was never completed."""
-    checkpoints = tmp_path / 'replay' / 'checkpoints'
-    for name, num_fills in (('2026-10-25T02:59:00+02:00', 1), ('2026-10-25T02:01:00+01:00', 2)):
-        path, size = _save(serve, tmp_path / 'replay' / 'other', num_fills)
-        checkpoints.mkdir(exist_ok=True)
-        path.rename(checkpoints / name)
-    partial = checkpoints / '2099-01-01T00:00:00+00:00'
-    partial.mkdir()
-    (partial / 'tables.tfrecord').write_bytes(b'')
-    served = serve(UNLIMITED)
-    assert served.table().current_size == size
-    assert len(list(checkpoints.iterdir())) == 3, 'nothing is removed before something newer was saved'
-    _fill(served, UNLIMITED)
-    size, path = served.table().current_size, pathlib.Path(served.server.checkpoint())
-    served.server.close()
-    assert list(checkpoints.iterdir()) == [path]
-    assert serve(UNLIMITED).table().current_size == size
-
-
 def test_checkpoint_survives_if_its_server_dies_right_after_it(serve, tmp_path):
     """Reverb has completed it, and it was not renamed yet; the one before and an incomplete one are there too."""
     checkpoints = tmp_path / 'replay' / 'checkpoints'
@@ -190,28 +169,13 @@ def test_checkpoint_may_lack_a_table_that_starts_empty(tmp_path):
         server.close()
 
 
-def test_rejects_checkpoint_of_an_older_format_that_can_still_be_read(serve, tmp_path):
-    """The files were written before chunks had ids: 12 steps of two environments, episodes of 3 and of 5 steps."""
-    shutil.copytree(pathlib.Path(__file__).parent / 'format_1', tmp_path / 'replay')
-    checkpoints = tmp_path / 'replay' / 'checkpoints'
-    before = {path: path.read_bytes() for path in checkpoints.rglob('*') if path.is_file()}
-    with pytest.raises(ValueError, match=r'which an earlier version of tflearn wrote: .*; move the directory away'):
-        serve(Experience(replay=Uniform(min_size=1), chunk_steps=4))
-    columns = dict(stored_rows.read(checkpoints, 50))
-    assert {path: path.read_bytes() for path in checkpoints.rglob('*') if path.is_file()} == before
-    _check_rows(columns)
-
-
-def test_reads_rows_from_checkpoint_of_a_mirrored_replay(serve, tmp_path):
-    served = serve(Experience(replay=Uniform(min_size=1), chunk_steps=4))
-    write_steps(
-        ReplayWriter(served.address, served.storage, 2, threading.Event()), fakes.CheckedEnvironment((3, 5)), 12
-    )
+@pytest.mark.parametrize('sampling', ['learner', 'server'])
+def test_reads_rows_from_a_checkpoint(serve, tmp_path, sampling):
+    served = serve(Experience(replay=Uniform(min_size=1, sampling=sampling), chunk_steps=4))
+    writer = ReplayWriter(served.address, served.storage, 2, threading.Event())
+    write_steps(writer, fakes.CheckedEnvironment((3, 5)), 12)
     served.server.checkpoint()
-    _check_rows(dict(stored_rows.read(tmp_path / 'replay' / 'checkpoints', 50)))
-
-
-def _check_rows(columns):
+    columns = dict(stored_rows.read(tmp_path / 'replay' / 'checkpoints', 50))
     assert (columns['policy_version'] == 7).all()
     assert columns['observation'].shape == (19, 2)  # each row in which a sequence begins, once
     assert set(map(tuple, columns['observation'].tolist())) <= {(i, step) for i in range(3) for step in range(6)}

@@ -10,7 +10,9 @@ from tf_agents.train import ppo_learner_test_utils as test_agents
 
 from tests.testing import ppo_agents, recording_agent
 from tflearn.distribute import strategies
-from tflearn.learner import tf_agents_learner
+from tflearn.tf_agents_compat import ppo_learner
+from tflearn.tf_agents_compat.learner import Learner
+from tflearn.tf_agents_compat.ppo_learner import PPOLearner
 
 # Python's warning is about code in TF-Agents and TensorFlow.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings('ignore')]
@@ -35,18 +37,18 @@ def build(tmp_path, make_agent, make_dataset_fn):
 
 def test_triggers_of_the_caller(build):
     triggers = []
-    build(tf_agents_learner.Learner, triggers=triggers)
+    build(Learner, triggers=triggers)
     build(peer.Learner, triggers=triggers)
     assert triggers == []  # an empty list is replaced; one with a trigger is not
     triggers.append(lambda step: None)
-    build(tf_agents_learner.Learner, triggers=triggers)
+    build(Learner, triggers=triggers)
     assert len(triggers) == 1
     build(peer.Learner, triggers=triggers)
     assert len(triggers) == 2
 
 
 def test_patched_agent(build, make_agent):
-    for learner_class, patched in ((tf_agents_learner.Learner, False), (peer.Learner, True)):
+    for learner_class, patched in ((Learner, False), (peer.Learner, True)):
         agent = make_agent()
         train = agent.train
         build(learner_class, agent=agent)
@@ -55,7 +57,7 @@ def test_patched_agent(build, make_agent):
 
 def test_traces(build, make_agent):
     """The first call traces once more, which makes the optimizer's slots."""
-    for learner_class, expected in ((tf_agents_learner.Learner, [2, 2, 2]), (peer.Learner, [2, 4, 6])):
+    for learner_class, expected in ((Learner, [2, 2, 2]), (peer.Learner, [2, 4, 6])):
         agent, traces = make_agent(), []
         train = agent.train
         agent.train = lambda *args, train=train, traces=traces: (traces.append(1), train(*args))[1]
@@ -79,13 +81,13 @@ def test_no_data(build):
     with pytest.raises(AttributeError, match='_experience_iterator'):
         build(peer.Learner, experience_dataset_fn=None).run()
     with pytest.raises(ValueError, match='need one of them'):
-        build(tf_agents_learner.Learner, experience_dataset_fn=None).run()
+        build(Learner, experience_dataset_fn=None).run()
 
 
 def test_summary_interval_none(build):
     with pytest.raises(ValueError, match='None'):
         build(peer.Learner, summary_interval=None)
-    build(tf_agents_learner.Learner, summary_interval=None).run(1)
+    build(Learner, summary_interval=None).run(1)
 
 
 def test_without_summaries(build, tmp_path):
@@ -93,14 +95,14 @@ def test_without_summaries(build, tmp_path):
     with tf.summary.create_file_writer(str(tmp_path / 'mine')).as_default():
         with pytest.raises(tf.errors.InvalidArgumentError):
             build(peer.Learner, agent=recording_agent.make(), summary_interval=0).loss()
-        build(tf_agents_learner.Learner, agent=recording_agent.make(), summary_interval=0).loss()
+        build(Learner, agent=recording_agent.make(), summary_interval=0).loss()
 
 
 def test_direct_sampling(build):
     only_data = {'change': lambda data, info: data, 'direct_sampling': True}
     with pytest.raises(ValueError, match='too many values to unpack'):
         build(peer.Learner, **only_data)
-    build(tf_agents_learner.Learner, **only_data).run(1)
+    build(Learner, **only_data).run(1)
 
 
 def test_keywords(build):
@@ -110,12 +112,12 @@ def test_keywords(build):
     }
     with pytest.raises((TypeError, ValueError)):
         build(peer.Learner, **keywords)
-    build(tf_agents_learner.Learner, **keywords).run(1)
+    build(Learner, **keywords).run(1)
 
 
 def test_extras(build):
     """An extra metric of TF-Agents' DQN is the loss of each item, [8]; its mean is the loss."""
-    summed, mean = build(peer.Learner).run(1), build(tf_agents_learner.Learner).run(1)
+    summed, mean = build(peer.Learner).run(1), build(Learner).run(1)
     np.testing.assert_allclose(summed.loss, mean.loss, rtol=1e-4)
     np.testing.assert_allclose(summed.extra.td_loss, 8 * mean.extra.td_loss, rtol=1e-4)
 
@@ -124,14 +126,14 @@ def test_extras_of_ppo_on_two_replicas(tmp_path):
     """Losses are the same sums of the replicas' shares; TF-Agents' also adds up the share of clipped ratios."""
     found, strategy = {}, strategies.make('mirrored:2')
     data = lambda: tf.data.Dataset.from_tensors((ppo_agents.trajectory(20), ())).repeat(4)  # noqa: E731
-    for module in (peer_ppo, tf_agents_learner):
+    for module in (peer_ppo, ppo_learner):
         with strategy.scope():
             agent = ppo_agents.make()
         arguments = {'minibatch_size': 10, 'shuffle_buffer_size': 1, 'strategy': strategy}
         directory = str(tmp_path / module.__name__)
         learner = module.PPOLearner(directory, agent.train_step_counter, agent, data, data, 4, **arguments)
         found[module] = tf.nest.map_structure(float, learner.run())
-    theirs, ours = found[peer_ppo], found[tf_agents_learner]
+    theirs, ours = found[peer_ppo], found[ppo_learner]
     assert ours.loss == pytest.approx(theirs.loss, rel=1e-4)
     expected = theirs.extra._replace(clip_fraction=theirs.extra.clip_fraction / 2)
     np.testing.assert_allclose(ours.extra, expected, rtol=1e-4, atol=1e-6)
@@ -140,14 +142,14 @@ def test_extras_of_ppo_on_two_replicas(tmp_path):
 
 def test_mean_loss_on_two_replicas(build):
     losses = {}
-    for learner_class in (peer.Learner, tf_agents_learner.Learner):
+    for learner_class in (peer.Learner, Learner):
         learner = build(learner_class, strategy=strategies.make('mirrored:2'))
         losses[learner_class] = learner.loss(reduce_op=tf.distribute.ReduceOp.MEAN).loss.numpy()
-    np.testing.assert_allclose(2 * losses[peer.Learner], losses[tf_agents_learner.Learner], rtol=1e-4)
+    np.testing.assert_allclose(2 * losses[peer.Learner], losses[Learner], rtol=1e-4)
 
 
 def test_loss_calls_the_callback(build):
-    for learner_class, expected in ((tf_agents_learner.Learner, 0), (peer.Learner, 1)):
+    for learner_class, expected in ((Learner, 0), (peer.Learner, 1)):
         count = tf.Variable(0)
         learner = build(learner_class, after_train_strategy_step_fn=lambda *_, count=count: count.assign_add(1))
         learner.loss()
@@ -156,7 +158,7 @@ def test_loss_calls_the_callback(build):
 
 def test_the_end_of_the_data(build, make_dataset_fn):
     seven = lambda: make_dataset_fn(0, 7)(tf.distribute.InputContext())  # noqa: E731
-    for learner_class in (tf_agents_learner.Learner, peer.Learner):
+    for learner_class in (Learner, peer.Learner):
         called = []
         learner = build(learner_class, experience_dataset_fn=seven, triggers=[called.append])
         if learner_class is peer.Learner:
@@ -169,9 +171,7 @@ def test_the_end_of_the_data(build, make_dataset_fn):
         assert learner.train_step_numpy == 7
 
 
-@pytest.mark.parametrize(
-    ('learner_class', 'runs_of_second_run'), [(peer_ppo.PPOLearner, {1, 2}), (tf_agents_learner.PPOLearner, {2})]
-)
+@pytest.mark.parametrize(('learner_class', 'runs_of_second_run'), [(peer_ppo.PPOLearner, {1, 2}), (PPOLearner, {2})])
 def test_what_is_left_over(tmp_path, learner_class, runs_of_second_run):
     """25 steps, 2 epochs, minibatches of 10: 5 of them. TF-Agents' trains on 4 and keeps one for the next run."""
     run = tf.Variable(0, dtype=tf.int64)

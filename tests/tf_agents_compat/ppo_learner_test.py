@@ -9,8 +9,8 @@ from tf_agents.train import ppo_learner_test_utils as test_agents
 
 from tests.testing import ppo_agents
 from tflearn.distribute import strategies
-from tflearn.learner.tf_agents_learner import Learner, PPOLearner
-from tflearn.tf_agents_compat.ppo_learner import Minibatches
+from tflearn.tf_agents_compat.learner import Learner
+from tflearn.tf_agents_compat.ppo_learner import Minibatches, PPOLearner
 
 
 def _sequences(first, lengths):

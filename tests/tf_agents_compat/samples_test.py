@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tflearn.distribute import strategies
-from tflearn.learner.tf_agents_learner import Learner
+from tflearn.tf_agents_compat.learner import Learner
 
 
 def _learner(directory, agent, dataset_fn, **arguments):

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tests.agents import event_files
 from tests.testing import recording_agent
-from tflearn.learner.tf_agents_learner import Learner
+from tflearn.tf_agents_compat.learner import Learner
 
 
 def _learner(directory, agent, dataset_fn, **arguments):

@@ -10,7 +10,7 @@ import typing
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
-from tflearn.config import moved, names, reader
+from tflearn.config import names, reader
 from tflearn.config.names import Configurable, nearest
 from tflearn.config.reader import FLAG, Binding, Macro, Reference, join_scope, leaves
 from tflearn.errors import UserValueError
@@ -47,7 +47,6 @@ def read_run(
       ImportError: if an imported module needs a package that is not installed.
     """
     statements = reader.read(gin_file, flag_bindings)
-    moved.check(statements)
     names.import_modules(statements.imports, load)
     jobs = _jobs(job, statements.imports, load)
     mistakes = names.resolve(statements, jobs, load)

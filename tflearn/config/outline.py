@@ -111,15 +111,6 @@ class _Stub:
         raise AttributeError(name) if name.startswith('__') else UnclearNameError(name)
 
 
-def module_of(name: str) -> str:
-    """Returns the module that the function, class or argument with this full name is in."""
-    try:
-        _spec(name)
-    except ModuleNotFoundError:
-        return module_of(name.rpartition('.')[0])
-    return name
-
-
 def _spec(name: str) -> importlib.machinery.ModuleSpec:
     """Finds a module as `import` does, without importing its packages."""
     path: Any = None

@@ -344,7 +344,7 @@ def _with_format(path: pathlib.Path) -> str:
 
 
 def _check_starts(directory: pathlib.Path, data_spec: types.NestedTensorSpec) -> None:
-    """Checks that choices are counted from the same numbers: from 0 in data from before `start` was heeded."""
+    """Checks that choices are counted from the same numbers."""
     needed = dict(zip(leaf_paths(data_spec), tf.nest.flatten(data_spec), strict=True))
     needed = {path: leaf for path, leaf in needed.items() if integer_bounds(leaf) is not None}
     if not needed:

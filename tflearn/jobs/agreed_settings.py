@@ -65,7 +65,7 @@ def check(address: str, settings: dict[str, str], stop: threading.Event) -> None
       ValueError: that names the first settings that differ, with both values.
     """
     info = (connection.server_info(address) or {}) if address else {}
-    if SETTINGS not in info:  # of an older version, or one that another program started
+    if SETTINGS not in info:  # another program started the server
         return
 
     def size() -> int:

@@ -165,7 +165,7 @@ class _Target:
 
     def _rank(self, evaluation: Evaluation) -> tuple[bool, float]:
         found = value(evaluation, self.metric)
-        if found is None:  # an evaluation of an earlier version, or without this number in any episode
+        if found is None:  # no episode has this number
             return 'incomplete' not in evaluation, -math.inf
         return 'incomplete' not in evaluation, -found if self.lower_is_better else found
 

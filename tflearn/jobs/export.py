@@ -185,8 +185,8 @@ def _names(version: pathlib.Path) -> list[str]:
     names: list[str] | None = (read_json(version / versions.METADATA) or {}).get(OBSERVATION_NAMES)
     if names is None:
         raise UserValueError(
-            f'got the policy {version} without {OBSERVATION_NAMES} in its metadata, of an earlier version of tflearn; '
-            'need them for observations from the replay; pass your own observations'
+            f'got the policy {version} without {OBSERVATION_NAMES} in its metadata; need them for observations from '
+            'the replay; pass your own observations'
         )
     return names
 

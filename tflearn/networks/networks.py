@@ -20,8 +20,6 @@ from tflearn.errors import UserValueError
 from tflearn.networks import encoder, heads, noisy
 from tflearn.types import leaf_paths
 
-ConvLayerParams = encoder.ConvLayerParams
-
 
 @dataclasses.dataclass(frozen=True)
 class LastLayers:
@@ -45,7 +43,7 @@ class QNetwork(q_network.QNetwork):
         self,
         input_tensor_spec: types.TensorSpec,
         action_spec: types.BoundedTensorSpec,
-        conv_layer_params: ConvLayerParams | None = None,
+        conv_layer_params: encoder.ConvLayerParams | None = None,
         fc_layer_params: Sequence[int] = (),
         preprocessing_layers: encoder.Layers | None = None,
         make_network: encoder.MakeNetwork | None = None,
@@ -237,7 +235,7 @@ class CriticNetwork(critic_network.CriticNetwork):
         self,
         input_tensor_spec: tuple[types.NestedTensorSpec, types.TensorSpec],
         fc_layer_params: Sequence[int],
-        conv_layer_params: ConvLayerParams | None = None,
+        conv_layer_params: encoder.ConvLayerParams | None = None,
         preprocessing_layers: encoder.Layers | None = None,
         make_network: encoder.MakeNetwork | None = None,
         name: str = 'CriticNetwork',
@@ -289,7 +287,7 @@ def actor(
     action_spec: types.NestedTensorSpec,
     fc_layer_params: Sequence[int],
     *,
-    conv_layer_params: ConvLayerParams | None = None,
+    conv_layer_params: encoder.ConvLayerParams | None = None,
     preprocessing_layers: encoder.Layers | None = None,
     make_network: encoder.MakeNetwork | None = None,
     continuous: heads.MakeProjection = heads.normal,

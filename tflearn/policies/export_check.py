@@ -11,7 +11,6 @@ from tflearn.action_mask import mask_of
 from tflearn.errors import UserRuntimeError
 from tflearn.policies import plain_nests, rounding
 from tflearn.policies.model_files import ModelFiles
-from tflearn.policies.signatures import action_program
 from tflearn.types import leaf_paths
 
 _BATCH_SIZE = 16
@@ -53,7 +52,7 @@ class ExportCheck:
           signatures: the live policy's functions of named tensors, by the names of the exported signatures.
         """
         self._live, self._signatures = live, signatures
-        self._program = action_program(live)
+        self._program = live.action_of_fields.get_concrete_function()
         self._exact = not is_stochastic(self._program)
         self._inputs = _inputs(live, policy)
         leaves = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten([*self._inputs.values()])]
@@ -117,7 +116,7 @@ class ExportCheck:
                 )
         for variable, value in zip(self._loaded.model_variables, read, strict=True):
             variable.assign(value)
-        answers = rounding.call(action_program(self._loaded), self._leaves)
+        answers = rounding.call(self._loaded.action_of_fields.get_concrete_function(), self._leaves)
         if self._exact:
             live = rounding.Program(self._program, self._leaves, self._live.model_variables, weights)
             got, expected = (self._named(results) for results in (answers, actions))

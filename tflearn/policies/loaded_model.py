@@ -146,16 +146,15 @@ class LoadedModel:
         """The names of the functions that were traced once."""
         return self._graph.functions.keys()
 
-    def function(self, *names: str) -> ModelFunction:
-        """Returns the first of the named functions that the SavedModel has, traced once.
+    def function(self, name: str) -> ModelFunction:
+        """Returns a function that was traced once.
 
         Raises:
-          ValueError: if it has none of them.
+          ValueError: if the SavedModel has none of that name.
         """
-        for name in names:
-            if name in self._graph.functions:
-                return self._bound(self._graph.functions[name])
-        raise UserValueError(f'got a SavedModel with the functions {sorted(self._graph.functions)}; need {names[-1]}')
+        if name not in self._graph.functions:
+            raise UserValueError(f'got a SavedModel with the functions {sorted(self._graph.functions)}; need {name}')
+        return self._bound(self._graph.functions[name])
 
     def _bound(self, definition: Any) -> ModelFunction:
         weights = [self._weights.get(id(each), each) for each in definition.captured_inputs]

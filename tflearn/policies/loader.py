@@ -28,7 +28,7 @@ class LoadedPolicy:
     def __init__(self, path: pathlib.Path, model: LoadedModel, metadata: dict[str, Any]):
         self.path = path
         self.metadata = metadata
-        self._action = model.function('action_of_fields', 'action')  # version 0.1 has only the latter
+        self._action = model.function('action_of_fields')
         self._initial_state = model.function('get_initial_state')
         self._distribution = model.function('distribution') if 'distribution' in model.functions else None
         self._input_dtypes = [argument.dtype for argument in self._action.inputs]
@@ -64,7 +64,7 @@ class LoadedPolicy:
             self._check_start(name, self.metadata.get('specs', {}).get(name), plain_nests.to_plain(other))
 
     def _check_start(self, name: str, described: Any, spec: Any) -> None:
-        """Checks that choices are counted from the same number: from 0 in versions before `start` was heeded."""
+        """Checks that choices are counted from the same number."""
         if described is None:
             return
         if isinstance(spec, Mapping | list | tuple):

@@ -26,7 +26,7 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
 from tflearn.errors import UserValueError, check_at_least
-from tflearn.policies import loaded_model, plain_nests, rounding, signatures, tflite, versions
+from tflearn.policies import loaded_model, plain_nests, rounding, tflite, versions
 from tflearn.policies.export_check import check_results, draw, is_stochastic
 from tflearn.policies.exporter import ACTION_MASK
 from tflearn.run_dir import read_json
@@ -134,7 +134,7 @@ class _Product:
             specs = tensor_spec.from_pbtxt_file(str(specs_file))
             data, state = specs['collect_data_spec'], specs['policy_state_spec']
             self._version, self._policy, self._options = version, tf.saved_model.load(str(version)), options
-        self.exact = not is_stochastic(signatures.action_program(self._policy))
+        self.exact = not is_stochastic(self._policy.action_of_fields.get_concrete_function())
         self._parameters = self._parameters_function(raw)
         self.module = tf.Module(name='policy')
         self.module.policies = [self._policy if self._parameters is None else self._parameters]
@@ -177,7 +177,7 @@ class _Product:
         )
         variables = self._policy.model_variables
         values = [variable.read_value() for variable in variables]
-        version = rounding.Program(signatures.action_program(self._policy), leaves, variables, values)
+        version = rounding.Program(self._policy.action_of_fields.get_concrete_function(), leaves, variables, values)
         expected = plain_nests.flat_dict({'action': version.structured_results()['action']})
         where = f'the model of {self._version}'
         check_results(where, version, dict(zip(self._action_specs, got, strict=True)), expected, self.exact)

@@ -43,12 +43,6 @@ def traced(policy: Any) -> tf.Module:
     return module
 
 
-def action_program(module: Any) -> Any:
-    """Returns the concrete function that acts on the fields of a time step, of a module of `traced`, live or loaded."""
-    # In version 0.1 `action` took only fields.
-    return getattr(module, 'action_of_fields', module.action).get_concrete_function()
-
-
 def named(policy: Any, module: tf.Module) -> Mapping[str, Callable[..., Any]]:
     """Returns the functions of `traced` as functions of named tensors, by the names of their signatures.
 

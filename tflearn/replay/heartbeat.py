@@ -51,7 +51,7 @@ class Heartbeat:
             self._closed.wait(_INTERVAL_SECS)
 
     def _send(self, state: str) -> None:
-        with contextlib.suppress(ValueError, RuntimeError):  # a server of an older version has no such table
+        with contextlib.suppress(ValueError, RuntimeError):  # another program started the server, without this table
             connection.send(self._address, HEARTBEATS, _COLUMN, state)
 
 

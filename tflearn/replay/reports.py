@@ -154,7 +154,7 @@ class ReportReader(tf.train.experimental.PythonState):
         """Restores the counts and episodes of a checkpoint."""
         saved = json.loads(string_value)
         self._counts, self._episodes = saved['counts'], saved['episodes']
-        self.env_steps_limit = saved.get(ENV_STEPS_LIMIT)
+        self.env_steps_limit = saved[ENV_STEPS_LIMIT]
         self._forgotten_at = dict.fromkeys(self._counts.keys() - {_FORGOTTEN}, self._clock() + control.FORGET_SECS)
 
     @property
@@ -202,7 +202,7 @@ class ReportReader(tf.train.experimental.PythonState):
 def _decoded(text: bytes) -> control.Report | None:
     try:
         message = control.decode(text)
-    except ValueError as error:  # from another version of tflearn
+    except ValueError as error:  # not from a job of this version
         logging.warning('ignored a report: %s', error)
         return None
     return message if isinstance(message, control.Report) else None

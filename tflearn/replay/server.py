@@ -17,7 +17,6 @@ from absl import logging
 
 from tflearn import extras, stderr
 from tflearn.errors import UserTimeoutError, UserValueError
-from tflearn.replay.storage import is_older_format
 from tflearn.run_dir import read_json, write_json
 from tflearn.waiting import is_listening
 
@@ -28,7 +27,6 @@ except ImportError:  # a learner that a feed job feeds
 
 _UNFINISHED = '.unfinished'
 _FILES = ('tables.tfrecord', 'items.tfrecord', 'chunks.tfrecord')
-_NAME = re.compile(r'\d+(-\d\d-\d\dT\d\d:\d\d:.*)?')  # a number; version 0.1 kept Reverb's name, a time
 
 # Reverb's log of a checkpoint that it reads, a line for every hundred chunks. (Reverb has no log level.)
 READING = re.compile(r'tfrecord_checkpointer\.cc:\d+\] +(Initializ|Load|Metadata|Success|Still read|Complet|Table )')
@@ -52,8 +50,17 @@ class CheckpointDirectory:
 
     def newest(self) -> pathlib.Path | None:
         """Returns the newest complete checkpoint; None if there is none."""
-        found = [path for directory in (self._path, self.reverb_root) for path in _complete(directory)]
-        return max(found, key=self._order) if found else None
+        found = [*self._numbered(), *self._not_yet_numbered()]
+        return found[-1] if found else None
+
+    def _numbered(self) -> list[pathlib.Path]:
+        """Returns the complete checkpoints with their numbers as names, by age."""
+        numbered = (path for path in _complete(self._path) if path.name.isdecimal())
+        return sorted(numbered, key=lambda path: int(path.name))
+
+    def _not_yet_numbered(self) -> list[pathlib.Path]:
+        """Returns the complete checkpoints that Reverb has saved, by age."""
+        return sorted(_complete(self.reverb_root), key=lambda path: (path / 'DONE').stat().st_mtime_ns)
 
     def clean(self) -> None:
         """Takes over what Reverb has saved; call it before Reverb starts and after it has saved.
@@ -65,36 +72,27 @@ class CheckpointDirectory:
           OSError: if the directory cannot be written to.
         """
         self._path.mkdir(parents=True, exist_ok=True)
-        for path in sorted(_complete(self.reverb_root), key=self._order):
+        for path in self._not_yet_numbered():
             self._replace_others(path)
         if self.reverb_root.exists():
             shutil.rmtree(self.reverb_root)
 
     def _replace_others(self, saved: pathlib.Path) -> None:
-        others = [path for path in self._path.iterdir() if path.is_dir() and _NAME.fullmatch(path.name)]
-        numbers = [int(path.name) for path in others if path.name.isdigit()]
-        saved.rename(self._path / f'{max(numbers, default=0) + 1:08d}')
+        others = [path for path in self._path.iterdir() if path.is_dir() and path.name.isdecimal()]
+        number = max((int(path.name) for path in others), default=0) + 1
+        saved.rename(self._path / f'{number:08d}')
         self._remove(others)
 
     def prune(self) -> None:
         """Removes all checkpoints but the newest one and those that are needed."""
         newest = self.newest()
-        self._remove([path for path in _complete(self._path) if path != newest and _NAME.fullmatch(path.name)])
+        self._remove([path for path in self._numbered() if path != newest])
 
     def _remove(self, checkpoints: Iterable[pathlib.Path]) -> None:
         needed = self._needed()
         for path in checkpoints:
             if path.name not in needed:
                 shutil.rmtree(path, ignore_errors=True)
-
-    def _order(self, checkpoint: pathlib.Path) -> tuple[int, int, int]:
-        """Returns the sort key by age: Reverb's names of version 0.1, then numbers, then those not yet renamed."""
-        written_at = (checkpoint / 'DONE').stat().st_mtime_ns
-        if checkpoint.parent == self.reverb_root:
-            return 2, 0, written_at
-        if checkpoint.name.isdigit():
-            return 1, int(checkpoint.name), written_at
-        return 0, 0, written_at
 
 
 def missing_files(checkpoint: pathlib.Path) -> list[str]:
@@ -230,12 +228,6 @@ class ReplayServer:
     def _refuse_differences(self, checkpoint: pathlib.Path, fresh: Sequence[str]) -> None:
         saved = read_json(self._settings) or {}
         wanted = {name: table for name, table in self._wanted.items() if name in saved or name not in fresh}
-        if is_older_format(saved, self._wanted):
-            raise UserValueError(
-                f'got the replay checkpoint {checkpoint}, which an earlier version of tflearn wrote: its chunks '
-                'have no ids; need one of this version; move the directory away to continue with an empty replay, or '
-                'finish the run with the version that wrote it'
-            )
         found = _differences(saved, wanted, 'table')
         if found:
             raise UserValueError(

@@ -6,7 +6,6 @@ Rate limiters: when collectors and learner wait for each other, without a deadlo
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -27,7 +26,7 @@ _SPARE_BATCHES = 4
 
 REPLAY = 'replay'
 STREAM = 'stream'
-CHUNK_FORMAT = 'format=2'  # of mirrored tables; before, chunks had no id
+CHUNK_FORMAT = 'format=2'  # of mirrored tables, whose chunks begin with an id
 MIRROR_SPARE_CHUNKS = 64  # chunks that a mirror has room for besides those that are drawn from
 _MAX_CHUNK_BYTES = 512 * 1024
 _MAX_DRAWN_CHUNK_BYTES = 128 * 1024  # the server draws a chunk for a few of its sequences
@@ -71,12 +70,6 @@ def rate_limiter(
         min_size_to_sample=min_chunks,
         error_buffer=max(1.0, error_buffer(experience, sequences_per_chunk) / sequences_per_draw),
     )
-
-
-def is_older_format(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Returns whether saved settings of tables, by name, are of a mirrored replay whose chunks have no ids yet."""
-    is_mirrored = STREAM in saved and STREAM in wanted
-    return is_mirrored and CHUNK_FORMAT not in saved[REPLAY]['signature']['chunk']
 
 
 @dataclasses.dataclass(frozen=True)

@@ -50,7 +50,7 @@ def checked(model: pathlib.Path) -> Iterator[pathlib.Path]:
     """Gives a private copy of a model whose files are those that were recorded, for the time of the block.
 
     What is loaded is the copy: the model's own files could be exchanged between the check and the load. A model without
-    a record, which is older or another program's, is given as it is; that is logged.
+    a record, which another program wrote, is given as it is; that is logged.
 
     Raises:
       ValueError: if a file differs, is missing or was added, or the record is not signed as `TFLEARN_MODEL_KEY` asks.
@@ -93,7 +93,7 @@ def _recorded(model: pathlib.Path) -> dict[str, str] | None:
     except FileNotFoundError:
         if key:
             raise UserValueError(f'got {model} without {RECORD}; need a signed one, as {KEY_VARIABLE} is set') from None
-        text = '%s has no %s, so its files are not checked: an earlier version of tflearn, or another program, wrote it'
+        text = '%s has no %s, so its files are not checked: another program wrote it'
         logging.log_first_n(logging.INFO, text, 1, model, RECORD)
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tflearn.errors import UserValueError
-from tflearn.tf_agents_compat.plain_learner import DatasetFn, Learner, Trigger, call_dataset_fn, check_subclass
+from tflearn.tf_agents_compat.learner import DatasetFn, Learner, Trigger, call_dataset_fn, check_subclass
 
 _NO_LIMIT = 1 << 62  # train steps; the end of the data ends the call
 

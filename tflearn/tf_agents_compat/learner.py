@@ -1,4 +1,4 @@
-"""Drop-in for `tf_agents.train.learner.Learner`: its constructor, methods, files and returned values, over our core.
+"""Drop-in for `tf_agents.train.learner`: its constants, and its Learner with the same files and values, over our core.
 
 docs/from-tf-agents.md lists the deliberate differences and the defects that are fixed. It is for existing programs; new
 ones use `tflearn.Learner`.
@@ -22,6 +22,14 @@ from tflearn.run_dir import RunDir
 from tflearn.tf_agents_compat.checkpointer import Checkpointer
 from tflearn.tf_agents_compat.loop import SampleFormat, Steps, TFAgentsLoop
 from tflearn.train_step import crossed
+
+TRAIN_DIR = 'train'
+POLICY_SAVED_MODEL_DIR = 'policies'
+COLLECT_POLICY_SAVED_MODEL_DIR = 'collect_policy'
+GREEDY_POLICY_SAVED_MODEL_DIR = 'greedy_policy'
+RAW_POLICY_SAVED_MODEL_DIR = 'policy'
+POLICY_CHECKPOINT_DIR = 'checkpoints'
+REPLAY_BUFFER_CHECKPOINT_DIR = 'replay_buffer_checkpoints'
 
 DatasetFn = Callable[..., tf.data.Dataset]
 Trigger = Callable[..., Any]

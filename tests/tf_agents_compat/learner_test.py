@@ -9,8 +9,8 @@ from tf_agents.train import triggers as peer_triggers
 
 from tests.agents import event_files
 from tflearn.distribute import strategies
-from tflearn.learner.tf_agents_learner import Learner
 from tflearn.learner.triggers import IntervalTrigger
+from tflearn.tf_agents_compat.learner import Learner
 
 
 def _learner(directory, agent, dataset_fn, learner_class=Learner, **arguments):
