@@ -15,11 +15,11 @@ from tf_agents.trajectories import time_step as ts
 from tests.testing import example_policies
 from tflearn.checkpoints import warm_start
 from tflearn.jobs import export
-from tflearn.policies import external, loaded_model, loader, signatures, updates, versions
+from tflearn.policies import external, loaded_model, loader, updates
 from tflearn.policies.exporter import PolicyExporter
 from tflearn.policies.policy_function import load_policy
 from tflearn.policies.products import ProductOptions
-from tflearn.run_dir import RunDir, write_json
+from tflearn.run_dir import RunDir
 from tflearn.serving.served_version import ServedVersion
 from tflearn.types import EnvironmentSpecs
 

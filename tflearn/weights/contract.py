@@ -24,7 +24,7 @@ except ImportError:  # a learner that a feed job feeds
     reverb = extras.Absent('reverb')
 
 VARIABLES = 'variables'
-_CHECK_SECS = 60.0
+_CHECK_SECS = 60
 PRETRAINING = -1  # as the policy version: the learner trains on data that are there already; nobody should act yet
 _COUNTED = re.compile(r'_\d+(?=[/:])')
 
